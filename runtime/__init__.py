@@ -1,0 +1,62 @@
+"""The language model as an async library: the only names other packages may use."""
+
+from runtime.errors import (
+    AdapterError,
+    BackendUnavailableError,
+    ContextOverflowError,
+    EngineDiedError,
+    FullVocabUnavailableError,
+    GrammarError,
+    InvalidRequestError,
+    ManifestMismatchError,
+    MemoryBudgetError,
+    ModelLoadError,
+    NonFiniteLogitsError,
+    RuntimeFault,
+    SessionClosedError,
+    SessionFatalError,
+    SnapshotFormatError,
+    SnapshotMismatchError,
+    ToolCallError,
+    UnknownBackendError,
+    UnsupportedFeatureError,
+)
+from runtime.info import CacheReport, EdgeReport, Metrics, ModelInfo
+from runtime.options import GenerationOptions, LoadOptions, SamplingOptions
+from runtime.records import Finish, Origin, Scores, TokenRecord, TokenRun
+from runtime.version import __version__
+
+__all__ = [
+    "AdapterError",
+    "BackendUnavailableError",
+    "CacheReport",
+    "ContextOverflowError",
+    "EdgeReport",
+    "EngineDiedError",
+    "Finish",
+    "FullVocabUnavailableError",
+    "GenerationOptions",
+    "GrammarError",
+    "InvalidRequestError",
+    "LoadOptions",
+    "ManifestMismatchError",
+    "MemoryBudgetError",
+    "Metrics",
+    "ModelInfo",
+    "ModelLoadError",
+    "NonFiniteLogitsError",
+    "Origin",
+    "RuntimeFault",
+    "SamplingOptions",
+    "Scores",
+    "SessionClosedError",
+    "SessionFatalError",
+    "SnapshotFormatError",
+    "SnapshotMismatchError",
+    "TokenRecord",
+    "TokenRun",
+    "ToolCallError",
+    "UnknownBackendError",
+    "UnsupportedFeatureError",
+    "__version__",
+]

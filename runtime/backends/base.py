@@ -1,0 +1,90 @@
+"""What the runtime asks of a backend, and nothing more.
+
+A backend owns a loaded model. It works on *packs*: a pack is a growing tree of tokens (*slots*) whose keys and values
+sit in working buffers with room to grow. One chat is a chain of slots; many queries over one prefix are a tree; so is a
+batch of unrelated rows (a forest: several slots with parent -1).
+Everything here runs on the engine's owner thread, in and out go numpy arrays and plain Python.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from runtime.info import ModelInfo
+
+Payload = Any  # immutable, contiguous, evaluated KV of consecutive tokens; only its backend looks inside
+Pack = Any  # a backend's working tree; only its backend looks inside
+ROOT = -1  # the parent of a first token
+
+
+class Backend(Protocol):
+    """A model behind the runtime. Not thread-safe: one owner thread calls everything."""
+
+    info: ModelInfo
+
+    def open_pack(self) -> Pack:
+        """An empty pack."""
+
+    def load(self, pack: Pack, payload: Payload, parent: int) -> npt.NDArray[np.int64]:
+        """Copies cached tokens into the pack, as a chain hanging under slot `parent` (or ROOT).
+
+        Returns:
+            Their slots, ``(n,) int64``, in order. For recurrent layers only the last is resumable.
+        """
+
+    def forward(
+        self, pack: Pack, tokens: npt.NDArray[np.int64], parents: npt.NDArray[np.int64], want: npt.NDArray[np.int64]
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
+        """Pushes new tokens through the model, all in one go where the architecture allows it.
+
+        Args:
+            pack: Where they are appended.
+            tokens: ``(n,)`` ids, parents before children.
+            parents: ``(n,)`` the slot each follows: ROOT, a slot of the pack, or ``pack size before the call + j``
+                for the j-th token of this call.
+            want: Ascending indices into `tokens`: the rows whose logits are needed.
+
+        Returns:
+            The new slots ``(n,)`` (always ``size before + arange(n)``) and the raw logits
+            ``(len(want), vocab) float32``.
+        """
+
+    def size(self, pack: Pack) -> int:
+        """Slots in use."""
+
+    def resumable(self, pack: Pack, slot: int) -> bool:
+        """Whether a token may be appended under `slot` (always, but for recurrent state that was not kept there)."""
+
+    def take(self, pack: Pack, slots: npt.NDArray[np.int64]) -> Payload:
+        """An immutable copy of a chain of slots, with no reference to the pack's buffers."""
+
+    def split(self, payload: Payload, n: int) -> tuple[Payload, Payload]:
+        """The first `n` tokens and the rest, each contiguous and on its own."""
+
+    def payload_bytes(self, payload: Payload) -> int:
+        """Bytes the payload holds."""
+
+    def payload_resumable(self, payload: Payload) -> bool:
+        """Whether generation can go on after the payload's last token (False: recurrent state is missing there)."""
+
+    def pack_bytes(self, pack: Pack) -> int:
+        """Bytes the pack's buffers hold."""
+
+    def close(self, pack: Pack) -> None:
+        """Frees the pack."""
+
+    def export(self, payload: Payload) -> dict[str, npt.NDArray[np.generic]]:
+        """The payload as plain arrays (bfloat16 as uint16), for disk."""
+
+    def restore(self, tensors: dict[str, npt.NDArray[np.generic]]) -> Payload:
+        """The inverse of `export`."""
+
+    def logits_uncached(self, ids: Sequence[int]) -> npt.NDArray[np.float32]:
+        """``(vocab,)`` raw logits after `ids`, computed by the library's own plain forward, no cache of ours."""
+
+    def unload(self) -> None:
+        """Frees the model."""

@@ -1,0 +1,117 @@
+"""Every error the runtime raises on purpose.
+
+    RuntimeFault
+    ├── InvalidRequestError (ValueError)        what was asked makes no sense
+    │   └── ContextOverflowError                longer than the model can hold
+    ├── UnknownBackendError (ValueError)        no backend has that name
+    ├── BackendUnavailableError (ImportError)   known, but its libraries are not installed
+    ├── GrammarError, AdapterError, ToolCallError
+    ├── ModelLoadError                          the model is missing, incomplete or not supported
+    ├── ManifestMismatchError                   the session belongs to another model or setting
+    ├── SnapshotFormatError                     not ours, damaged, or newer than this version
+    ├── SnapshotMismatchError                   made by another model
+    ├── UnsupportedFeatureError                 this model or backend cannot do it
+    ├── SessionClosedError, SessionFatalError
+    ├── MemoryBudgetError                       does not fit into the KV budget
+    ├── NonFiniteLogitsError                    the model answered NaN or infinity
+    ├── FullVocabUnavailableError               the engine gives only the top of the distribution
+    └── EngineDiedError                         the engine process ended
+
+Each message says what was wrong, with numbers, and what to do.
+"""
+
+from __future__ import annotations
+
+
+class RuntimeFault(Exception):
+    """Root of the tree: catch this for "anything the runtime refuses or fails at"."""
+
+
+class InvalidRequestError(RuntimeFault, ValueError):
+    """The request itself is wrong; nothing was computed."""
+
+
+class ContextOverflowError(InvalidRequestError):
+    """The tokens do not fit into the context; nothing was computed.
+
+    Args:
+        stage: What was being done ("prompt", "prefix", "suffix", "decode").
+        resident: Tokens that were already held.
+        additional: Tokens that were to be added.
+        limit: The context length in tokens.
+    """
+
+    def __init__(self, stage: str, resident: int, additional: int, limit: int) -> None:
+        self.stage, self.resident, self.additional, self.limit = stage, resident, additional, limit
+        over = resident + additional - limit
+        super().__init__(
+            f"{stage}: {resident + additional:,} tokens do not fit into the context of {limit:,} "
+            f"({over:,} too many); shorten the text or load the model with a larger context_length"
+        )
+
+    def __reduce__(self) -> tuple[type[ContextOverflowError], tuple[str, int, int, int]]:
+        return type(self), (self.stage, self.resident, self.additional, self.limit)
+
+
+class UnknownBackendError(RuntimeFault, ValueError):
+    """No backend is registered under that name."""
+
+
+class BackendUnavailableError(RuntimeFault, ImportError):
+    """The backend exists, but its libraries are missing; the message has the install line."""
+
+
+class GrammarError(RuntimeFault):
+    """The grammar is invalid or allows nothing."""
+
+
+class AdapterError(RuntimeFault):
+    """The adapter is unknown, of the wrong shape, or for another base model."""
+
+
+class ToolCallError(RuntimeFault):
+    """The model's tool call cannot be parsed."""
+
+
+class ModelLoadError(RuntimeFault):
+    """The model is missing, incomplete, damaged or not supported."""
+
+
+class ManifestMismatchError(RuntimeFault):
+    """The session belongs to another model, template or setting."""
+
+
+class SnapshotFormatError(RuntimeFault):
+    """The file is not a snapshot of ours, is damaged, or is newer than this version."""
+
+
+class SnapshotMismatchError(RuntimeFault):
+    """The snapshot was made by another model; the message names the part that differs."""
+
+
+class UnsupportedFeatureError(RuntimeFault):
+    """This model or backend cannot do what was asked."""
+
+
+class SessionClosedError(RuntimeFault):
+    """The session or model was closed."""
+
+
+class SessionFatalError(RuntimeFault):
+    """The session met a fault it cannot recover from; the message has the first cause."""
+
+
+class MemoryBudgetError(RuntimeFault):
+    """The request does not fit into the KV budget; the message says what to free."""
+
+
+class NonFiniteLogitsError(RuntimeFault):
+    """The model's logits hold NaN or infinity; the answer would be meaningless."""
+
+
+class FullVocabUnavailableError(RuntimeFault):
+    """The engine gives only the top of the distribution."""
+
+
+class EngineDiedError(RuntimeFault):
+    """The engine process ended; text that was received is kept."""

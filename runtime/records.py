@@ -1,0 +1,241 @@
+"""Tokens and their numbers: `TokenRun` holds columns for many, `TokenRecord` is a view of one row."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from enum import IntEnum
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from runtime.errors import InvalidRequestError
+
+Int32 = npt.NDArray[np.int32]
+Float32 = npt.NDArray[np.float32]
+UInt8 = npt.NDArray[np.uint8]
+
+NO_TOKEN = -1  # fills unused places of top_ids; the logprob beside it is -inf
+
+
+class Origin(IntEnum):
+    """How a token came into the text."""
+
+    TEMPLATE = 0
+    TYPED = 1
+    SAMPLED = 2
+    PICKED = 3
+    GRAMMAR = 4
+    IMPORTED = 5
+
+
+class Finish(IntEnum):
+    """Why a generation ended; NONE on every token but the last."""
+
+    NONE = 0
+    EOS = 1
+    STOP = 2
+    LENGTH = 3
+    CONTEXT = 4
+    CANCELLED = 5
+    GRAMMAR = 6
+    ERROR = 7
+    ENGINE_DIED = 8
+
+    @property
+    def label(self) -> str | None:
+        """The name users and files see ("eos", "length", ...); None for NONE."""
+        return self.name.lower() if self else None
+
+
+@dataclass(frozen=True, slots=True)
+class TokenRecord:
+    """One token and what the model thought of it. Log-probabilities are nats, entropy too.
+
+    `logprob`, `rank`, `entropy` and the top-k are None or empty where nothing precedes the token,
+    or where it was never scored.
+    """
+
+    token_id: int
+    token_bytes: bytes
+    text: str  # the code points this token completes; may be empty
+    logprob: float | None
+    rank: int | None  # 1 = most likely: 1 + entries strictly above
+    entropy: float | None
+    top_ids: tuple[int, ...]
+    top_logprobs: tuple[float, ...]
+    covered_mass: float | None  # probability of the top-k together
+    origin: Origin
+    finish_reason: str | None = None
+    stages: tuple[Mapping[str, float], ...] | None = None
+
+    @property
+    def surprisal_bits(self) -> float | None:
+        """-log2 of the token's probability."""
+        return None if self.logprob is None else -self.logprob / float(np.log(2))
+
+
+@dataclass(frozen=True, slots=True)
+class TokenRun:
+    """Columns for n consecutive tokens.
+
+    Unscored tokens hold NaN in `logprob`, `entropy` and `covered_mass`, 0 in `rank`, `NO_TOKEN` in `top_ids`.
+    """
+
+    ids: Int32  # (n,)
+    token_bytes: tuple[bytes, ...]
+    texts: tuple[str, ...]
+    logprob: Float32  # (n,) nats
+    rank: Int32  # (n,)
+    entropy: Float32  # (n,) nats
+    top_ids: Int32  # (n, k), falling probability
+    top_logprobs: Float32  # (n, k)
+    covered_mass: Float32  # (n,)
+    origin: UInt8  # (n,) of Origin
+    finish: UInt8  # (n,) of Finish
+    draw: Float32  # (n,) the uniform number a sampled token was drawn with; NaN where none
+
+    def __post_init__(self) -> None:
+        n = len(self.ids)
+        for column in fields(self):
+            if len(getattr(self, column.name)) != n:
+                raise InvalidRequestError(f"column {column.name} has {len(getattr(self, column.name))} rows, ids has {n}")
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def __iter__(self) -> Iterator[TokenRecord]:
+        return (self.record(i) for i in range(len(self)))
+
+    def __getitem__(self, index: slice) -> TokenRun:
+        """Some of the rows, as a run of its own; arrays are views."""
+        return TokenRun(**{column.name: getattr(self, column.name)[index] for column in fields(self)})
+
+    @property
+    def text(self) -> str:
+        """The text of all tokens."""
+        return "".join(self.texts)
+
+    @property
+    def top_k(self) -> int:
+        """How many alternatives a row has room for."""
+        return int(self.top_ids.shape[1])
+
+    def record(self, i: int) -> TokenRecord:
+        """Row `i` as a record."""
+        scored = bool(self.rank[i] > 0)
+        held = int((self.top_ids[i] >= 0).sum())
+        return TokenRecord(
+            token_id=int(self.ids[i]),
+            token_bytes=self.token_bytes[i],
+            text=self.texts[i],
+            logprob=float(self.logprob[i]) if scored else None,
+            rank=int(self.rank[i]) if scored else None,
+            entropy=float(self.entropy[i]) if scored else None,
+            top_ids=tuple(int(t) for t in self.top_ids[i, :held]),
+            top_logprobs=tuple(float(p) for p in self.top_logprobs[i, :held]),
+            covered_mass=float(self.covered_mass[i]) if scored else None,
+            origin=Origin(int(self.origin[i])),
+            finish_reason=Finish(int(self.finish[i])).label,
+        )
+
+    def with_origin(self, origin: Origin) -> TokenRun:
+        """The same tokens, all said to come from `origin`."""
+        return replace(self, origin=np.full(len(self), int(origin), np.uint8))
+
+    def to_columns(self) -> dict[str, npt.NDArray[np.generic]]:
+        """Plain arrays for the pipe and the database: bytes become `data` (uint8) and `lengths`; texts are left out."""
+        columns: dict[str, npt.NDArray[np.generic]] = {
+            c.name: getattr(self, c.name) for c in fields(self) if c.name not in ("token_bytes", "texts")
+        }
+        columns["data"] = np.frombuffer(b"".join(self.token_bytes), np.uint8)
+        columns["lengths"] = np.array([len(b) for b in self.token_bytes], np.int32)
+        columns["text_data"] = np.frombuffer("".join(self.texts).encode(), np.uint8)
+        columns["text_lengths"] = np.array([len(t.encode()) for t in self.texts], np.int32)
+        return columns
+
+    @classmethod
+    def from_columns(cls, columns: Mapping[str, npt.NDArray[np.generic]]) -> Self:
+        """The inverse of `to_columns`."""
+        plain = {c.name: columns[c.name] for c in fields(cls) if c.name not in ("token_bytes", "texts")}
+        token_bytes = _cut(columns["data"].tobytes(), columns["lengths"])
+        texts = tuple(t.decode() for t in _cut(columns["text_data"].tobytes(), columns["text_lengths"]))
+        return cls(token_bytes=token_bytes, texts=texts, **plain)  # type: ignore[arg-type]  # dtypes are the writer's
+
+    @classmethod
+    def unscored(cls, ids: Sequence[int], token_bytes: Sequence[bytes], texts: Sequence[str], origin: Origin) -> Self:
+        """Tokens whose numbers are not known (yet)."""
+        n = len(ids)
+        nan = np.full(n, np.nan, np.float32)
+        return cls(
+            ids=np.asarray(ids, np.int32).reshape(n),
+            token_bytes=tuple(token_bytes),
+            texts=tuple(texts),
+            logprob=nan,
+            rank=np.zeros(n, np.int32),
+            entropy=nan,
+            top_ids=np.empty((n, 0), np.int32),
+            top_logprobs=np.empty((n, 0), np.float32),
+            covered_mass=nan,
+            origin=np.full(n, int(origin), np.uint8),
+            finish=np.zeros(n, np.uint8),
+            draw=nan,
+        )
+
+    @classmethod
+    def concat(cls, runs: Sequence[TokenRun]) -> TokenRun:
+        """One run after the other; narrower top-k tables are filled with `NO_TOKEN`."""
+        runs = [r for r in runs if len(r)]
+        if not runs:
+            return cls.unscored([], [], [], Origin.TEMPLATE)
+        if len(runs) == 1:
+            return runs[0]
+        k = max(r.top_k for r in runs)
+        joined: dict[str, object] = {
+            "token_bytes": tuple(b for r in runs for b in r.token_bytes),
+            "texts": tuple(t for r in runs for t in r.texts),
+            "top_ids": np.concatenate([_widen(r.top_ids, k, NO_TOKEN) for r in runs]),
+            "top_logprobs": np.concatenate([_widen(r.top_logprobs, k, -np.inf) for r in runs]),
+        }
+        for column in fields(cls):
+            if column.name not in joined:
+                joined[column.name] = np.concatenate([getattr(r, column.name) for r in runs])
+        return TokenRun(**joined)  # type: ignore[arg-type]  # columns by name
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """What the model thought of n tokens, without the tokens: kept beside the KV in the trie."""
+
+    logprob: Float32  # (n,)
+    rank: Int32  # (n,)
+    entropy: Float32  # (n,)
+    top_ids: Int32  # (n, k)
+    top_logprobs: Float32  # (n, k)
+    covered_mass: Float32 = field(repr=False)  # (n,)
+
+    def __len__(self) -> int:
+        return len(self.logprob)
+
+    def __getitem__(self, index: slice) -> Scores:
+        return Scores(*(getattr(self, c.name)[index].copy() for c in fields(self)))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held by the columns."""
+        return sum(int(getattr(self, c.name).nbytes) for c in fields(self))
+
+    @classmethod
+    def concat(cls, parts: Sequence[Scores]) -> Scores:
+        """One after the other; all must have the same k."""
+        return cls(*(np.concatenate([getattr(p, c.name) for p in parts]) for c in fields(cls)))
+
+
+def _cut(data: bytes, lengths: npt.NDArray[np.generic]) -> tuple[bytes, ...]:
+    ends = np.cumsum(lengths, dtype=np.int64)
+    return tuple(data[int(e) - int(n) : int(e)] for e, n in zip(ends, lengths, strict=True))
+
+
+def _widen(table: npt.NDArray[Any], k: int, fill: float) -> npt.NDArray[Any]:
+    return np.pad(table, ((0, 0), (0, k - table.shape[1])), constant_values=fill)
