@@ -1,0 +1,1 @@
+"""The app itself: command line, settings, use cases."""

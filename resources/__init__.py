@@ -1,0 +1,1 @@
+"""Data files of the app, read by importlib.resources."""

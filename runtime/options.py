@@ -14,7 +14,7 @@ KvDtype = Literal["auto", "f32", "f16", "bf16", "q8", "q4"]
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """ " (did you mean 'x'?)" for a misspelt name, or the list of what there is."""
+    """A hint for a misspelt name: the nearest known one, or the list of what there is."""
     known = sorted(known)
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(known)}"

@@ -1,0 +1,1 @@
+"""Engines behind the runtime, loaded on first use."""

@@ -1,0 +1,19 @@
+"""A model that is ready to load: a checked folder of safetensors, config, tokenizer and template."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFolder:
+    """A model folder whose content was checked. Digests are SHA-256 hex of content, never of paths or times."""
+
+    path: Path
+    name: str  # what users see: "SmolLM2-135M-Instruct"
+    config: Mapping[str, Any]  # config.json, normalised: rope in both spellings
+    weights_digest: str  # weights and config
+    text_digest: str  # tokenizer and chat template

@@ -1,0 +1,1 @@
+"""What the model thought of one token."""

@@ -1,0 +1,1 @@
+"""The conversation, as text and as tokens."""
