@@ -1,5 +1,7 @@
 """The language model as an async library: the only names other packages may use."""
 
+from runtime.backends.registry import available_backends, default_backend, register_backend, unregister_backend
+from runtime.client.start import spawn
 from runtime.errors import (
     AdapterError,
     BackendUnavailableError,
@@ -22,8 +24,17 @@ from runtime.errors import (
     UnsupportedFeatureError,
 )
 from runtime.info import CacheReport, EdgeReport, Metrics, ModelInfo
+from runtime.language_model import LanguageModel, Message, PrefixMatch
+from runtime.loading.embedded import fetch_embedded
+from runtime.loading.importer import import_model
+from runtime.loading.paths import models_dir
+from runtime.loading.progress import Progress
+from runtime.loading.shelf import ShelfEntry, list_models
+from runtime.model import load, load_model_by_name
 from runtime.options import GenerationOptions, LoadOptions, SamplingOptions
 from runtime.records import Finish, Origin, Scores, TokenRecord, TokenRun
+from runtime.sampling.draw import fresh_seed
+from runtime.text.utf8 import clean_text, texts_of
 from runtime.version import __version__
 
 __all__ = [
@@ -38,19 +49,24 @@ __all__ = [
     "GenerationOptions",
     "GrammarError",
     "InvalidRequestError",
+    "LanguageModel",
     "LoadOptions",
     "ManifestMismatchError",
     "MemoryBudgetError",
+    "Message",
     "Metrics",
     "ModelInfo",
     "ModelLoadError",
     "NonFiniteLogitsError",
     "Origin",
+    "PrefixMatch",
+    "Progress",
     "RuntimeFault",
     "SamplingOptions",
     "Scores",
     "SessionClosedError",
     "SessionFatalError",
+    "ShelfEntry",
     "SnapshotFormatError",
     "SnapshotMismatchError",
     "TokenRecord",
@@ -59,4 +75,18 @@ __all__ = [
     "UnknownBackendError",
     "UnsupportedFeatureError",
     "__version__",
+    "available_backends",
+    "clean_text",
+    "default_backend",
+    "fetch_embedded",
+    "fresh_seed",
+    "import_model",
+    "list_models",
+    "load",
+    "load_model_by_name",
+    "models_dir",
+    "register_backend",
+    "spawn",
+    "texts_of",
+    "unregister_backend",
 ]

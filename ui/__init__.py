@@ -1,1 +1,55 @@
-"""The window."""
+"""The window: the only names other packages may use."""
+
+from ui.port import (
+    BranchRow,
+    Composition,
+    EngineState,
+    Event,
+    ModelChoice,
+    Refusal,
+    SessionChanged,
+    SessionsChanged,
+    SessionSummary,
+    SessionView,
+    StatusChanged,
+    StatusView,
+    Tier,
+    TokensArrived,
+    TurnChanged,
+    TurnStats,
+    TurnStatus,
+    TurnView,
+    Workbench,
+)
+from ui.theme import DARK, LIGHT, Palette, Scheme, Theme, apply_theme
+from ui.window import MainWindow, WindowState
+
+__all__ = [
+    "DARK",
+    "LIGHT",
+    "BranchRow",
+    "Composition",
+    "EngineState",
+    "Event",
+    "MainWindow",
+    "ModelChoice",
+    "Palette",
+    "Refusal",
+    "Scheme",
+    "SessionChanged",
+    "SessionSummary",
+    "SessionView",
+    "SessionsChanged",
+    "StatusChanged",
+    "StatusView",
+    "Theme",
+    "Tier",
+    "TokensArrived",
+    "TurnChanged",
+    "TurnStats",
+    "TurnStatus",
+    "TurnView",
+    "WindowState",
+    "Workbench",
+    "apply_theme",
+]

@@ -144,7 +144,7 @@ class ModelChoice:
 class Composition:
     """What the typed text will cost."""
 
-    tokens: int
+    tokens: int | None  # None until an engine runs that can count them
     bits: float | None  # None until scored
     context_used: int  # tokens of path and draft together
     context_length: int | None  # None while no model is known
@@ -218,8 +218,11 @@ class Workbench(Protocol):
     async def restore_session(self, session_id: int) -> None:
         """Back out of the trash."""
 
-    async def send(self, session_id: int, text: str) -> None:
-        """Saves the user's turn, then streams an answer; returns when the answer has ended."""
+    async def send(self, session_id: int, text: str, replaces: int | None = None) -> None:
+        """Saves the user's turn, then streams an answer; returns when the answer has ended.
+
+        With `replaces`, the turn stands beside that earlier user turn as another version of it (edit).
+        """
 
     async def branch(self, session_id: int, node_id: int, index: int, token_id: int) -> None:
         """Makes a sibling that replaces token `index` of the turn (an index into its run) by `token_id` and streams on."""

@@ -1,1 +1,5 @@
-"""What the model thought of one token."""
+"""The numbers behind a token, a path and the cache."""
+
+from ui.inspector.panel import Inspector
+
+__all__ = ["Inspector"]

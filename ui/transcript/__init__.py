@@ -1,1 +1,6 @@
 """The conversation, as text and as tokens."""
+
+from ui.transcript.strip import EntropyStrip
+from ui.transcript.view import Mode, TranscriptView
+
+__all__ = ["EntropyStrip", "Mode", "TranscriptView"]

@@ -1,0 +1,105 @@
+"""The engine process of the window: started when needed, started again after it died."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from runtime import EngineDiedError, LanguageModel, spawn
+from ui import EngineState
+
+log = logging.getLogger(__name__)
+
+
+class Supervisor:
+    """Owns at most one engine process. All members belong to the window's loop.
+
+    Args:
+        source: The model: a folder, a GGUF file or a name on the shelf.
+        backend: Which engine runs it.
+        options: `LoadOptions` by name.
+        log_path: Where the engine's stderr goes.
+    """
+
+    def __init__(self, source: str, backend: str = "auto", *, log_path: Path | None = None, **options: Any) -> None:
+        self.source = source
+        self._backend = backend
+        self._options = options
+        self._log_path = log_path
+        self._model: LanguageModel | None = None
+        self._starting: asyncio.Task[LanguageModel] | None = None
+        self._listeners: list[Callable[[], None]] = []
+        self.state = EngineState.NONE
+        self.reason = ""
+
+    def subscribe(self, listener: Callable[[], None]) -> None:
+        """Calls `listener` after every change of `state` and `reason`."""
+        self._listeners.append(listener)
+
+    @property
+    def running(self) -> LanguageModel | None:
+        """The model, if it is loaded and alive."""
+        return self._model
+
+    async def model(self) -> LanguageModel:
+        """The loaded model; starts the engine if it does not run.
+
+        Raises:
+            ModelLoadError, BackendUnavailableError, EngineDiedError: It cannot be loaded.
+        """
+        if self._model is not None:
+            return self._model
+        if self._starting is None:
+            self._starting = asyncio.create_task(self._start(), name="start engine")
+        return await asyncio.shield(self._starting)
+
+    async def _start(self) -> LanguageModel:
+        self._tell(EngineState.STARTING, f"loading {Path(self.source).name}")
+        try:
+            self._model = await spawn(self.source, self._backend, log_path=self._log_path, **self._options)
+        except EngineDiedError as error:
+            self._tell(EngineState.DIED, str(error))
+            raise
+        except Exception as error:
+            self._tell(EngineState.NONE, str(error))
+            raise
+        finally:
+            self._starting = None
+        self._tell(EngineState.READY, "")
+        return self._model
+
+    def busy(self, busy: bool) -> None:
+        """The engine works for somebody, or does not any more."""
+        if self._model is not None:
+            self._tell(EngineState.BUSY if busy else EngineState.READY, "")
+
+    async def died(self) -> None:
+        """A request met `EngineDiedError`: the next one starts a new process."""
+        dead, self._model = self._model, None
+        self._tell(EngineState.DIED, "engine stopped; your text is kept. Send again to restart it")
+        if dead is not None:
+            await dead.close_async()
+
+    async def change(self, source: str) -> None:
+        """Another model from the next request on; the memory of the old one is given back."""
+        await self.close()
+        self.source = source
+        self._tell(EngineState.NONE, "")
+
+    async def close(self) -> None:
+        """Ends the process, within 2 s."""
+        starting, self._starting = self._starting, None
+        if starting is not None:
+            starting.cancel()
+            await asyncio.wait([starting], timeout=1)
+        model, self._model = self._model, None
+        if model is not None:
+            await model.close_async()
+
+    def _tell(self, state: EngineState, reason: str) -> None:
+        self.state, self.reason = state, reason
+        for listener in self._listeners:
+            listener()

@@ -1,0 +1,107 @@
+"""From a conversation to the ids of its next turn: what stands in the tree stays as it is, only the rest is rendered.
+
+A node stores exactly the ids that entered the model: the header belongs to the turn it opens, the closing eos to the turn
+it ends, and a newline after that to the next header. Concatenating a path gives the prompt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from runtime import LanguageModel, Origin, TokenRun, texts_of
+
+Message = Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class NewIds:
+    """The ids of a turn and of the header that opens the answer; `system` comes before the first turn only."""
+
+    system: list[int]
+    user: list[int]
+    header: list[int]
+
+
+async def render_turn(model: LanguageModel, held: Sequence[int], messages: Sequence[Message]) -> NewIds:
+    """The ids that the last message adds to `held`, and the header after it.
+
+    Where the template does not repeat what is held (it strips or changes history), the last message is rendered alone:
+    what is held stays verbatim, and the model sees exactly what the tree says.
+    """
+    full = await model.render_chat_async(messages, add_generation_prompt=True)
+    closed = await model.render_chat_async(messages, add_generation_prompt=False)
+    split = len(closed) if full[: len(closed)] == closed else len(full)
+    start = _aligned(model, held, full)
+    if start is None or start > split:
+        return await _alone(model, messages)
+    user, header = _close_at_eos(model, full[start:split], full[split:])
+    system: list[int] = []
+    if not held:
+        system, user = _system_part(model, user)
+    return NewIds(system, user, header)
+
+
+async def render_header(model: LanguageModel, messages: Sequence[Message]) -> list[int]:
+    """The header that opens an answer to the last message (with the newline after its eos)."""
+    full = await model.render_chat_async(messages, add_generation_prompt=True)
+    closed = await model.render_chat_async(messages, add_generation_prompt=False)
+    if full[: len(closed)] != closed:
+        return []
+    return _close_at_eos(model, closed, full[len(closed) :])[1]
+
+
+async def _alone(model: LanguageModel, messages: Sequence[Message]) -> NewIds:
+    """The last message's ids without its history."""
+    last = [messages[-1]]
+    full = await model.render_chat_async(last, add_generation_prompt=True)
+    closed = await model.render_chat_async(last, add_generation_prompt=False)
+    user, header = _close_at_eos(model, closed, full[len(closed) :])
+    return NewIds([], _system_part(model, user)[1], header)
+
+
+def _aligned(model: LanguageModel, held: Sequence[int], full: Sequence[int]) -> int | None:
+    """The index in `full` where the bytes of `held` end, if it begins with them and a token ends there."""
+    want = b"".join(model.decode_token(i) for i in held)
+    at, index = 0, 0
+    while at < len(want):
+        if index >= len(full):
+            return None
+        piece = model.decode_token(full[index])
+        if want[at : at + len(piece)] != piece:
+            return None
+        at, index = at + len(piece), index + 1
+    return index
+
+
+def _close_at_eos(model: LanguageModel, turn: list[int], header: list[int]) -> tuple[list[int], list[int]]:
+    """Moves what follows the turn's closing eos (a newline) to the header."""
+    for end in range(len(turn), 0, -1):
+        if model.is_eos(turn[end - 1]):
+            return turn[:end], turn[end:] + header
+        if model.decode_token(turn[end - 1]).strip():
+            break
+    return turn, header
+
+
+def _system_part(model: LanguageModel, ids: list[int]) -> tuple[list[int], list[int]]:
+    """Cuts a first turn after the last eos that comes before its own: before it stands the system prompt."""
+    ends = [at for at, token in enumerate(ids[:-1]) if model.is_eos(token)]
+    cut = ends[-1] + 1 if ends else 0
+    return ids[:cut], ids[cut:]
+
+
+def as_run(model: LanguageModel, ids: Sequence[int], content: str) -> TokenRun:
+    """Unscored tokens of a turn: those that spell `content` are typed, the others the template's."""
+    token_bytes = [model.decode_token(i) for i in ids]
+    run = TokenRun.unscored(ids, token_bytes, texts_of(token_bytes), Origin.TEMPLATE)
+    data = b"".join(token_bytes)
+    start = data.rfind(content.strip().encode()) if content.strip() else -1
+    if start < 0:
+        return run
+    end = start + len(content.strip().encode())
+    edges = np.cumsum([0, *(len(b) for b in token_bytes)])
+    typed = (edges[1:] > start) & (edges[:-1] < end)
+    return replace(run, origin=np.where(typed, int(Origin.TYPED), int(Origin.TEMPLATE)).astype(np.uint8))

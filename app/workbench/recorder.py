@@ -1,0 +1,66 @@
+"""Streamed tokens on their way to the disk: at most a second of an answer can be lost."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+
+from runtime import TokenRun
+from storage import NewChunk, SessionStore
+
+FLUSH_SECONDS = 0.4  # well under the second that is promised, a slow disk included
+
+
+class Recorder:
+    """Appends a node's tokens to the store in the background, in order.
+
+    Args:
+        store: Where to.
+        node_id: The node, still open.
+        fingerprint: Of the model that made the tokens.
+        first: Tokens of the node that are stored already.
+    """
+
+    def __init__(self, store: SessionStore, node_id: int, fingerprint: str, first: int = 0) -> None:
+        self._store = store
+        self._node_id = node_id
+        self._fingerprint = fingerprint
+        self._stored = first
+        self._pending: list[TokenRun] = []
+        self._lock = asyncio.Lock()
+        self._task = asyncio.create_task(self._flush_now_and_then(), name=f"record node {node_id}")
+
+    def add(self, run: TokenRun) -> None:
+        """Tokens that arrived."""
+        self._pending.append(run)
+
+    async def close(self) -> None:
+        """Writes the rest; durable on return."""
+        self._task.cancel()
+        with suppress(asyncio.CancelledError):
+            await self._task
+        await self._flush()
+
+    async def _flush_now_and_then(self) -> None:
+        while True:
+            await asyncio.sleep(FLUSH_SECONDS)
+            await asyncio.shield(self._flush())
+
+    async def _flush(self) -> None:
+        async with self._lock:
+            if not self._pending:
+                return
+            run = TokenRun.concat(self._pending)
+            await self._store.append_chunk(self._node_id, chunk(run, self._fingerprint, self._stored))
+            self._stored += len(run)
+            self._pending = self._pending_after(len(run))
+
+    def _pending_after(self, written: int) -> list[TokenRun]:
+        """What arrived while the write was under way."""
+        rest = TokenRun.concat(self._pending)[written:]
+        return [rest] if len(rest) else []
+
+
+def chunk(run: TokenRun, fingerprint: str, first: int = 0) -> NewChunk:
+    """A run as rows for the store."""
+    return NewChunk(fingerprint, first, len(run), run.to_columns())

@@ -1,0 +1,174 @@
+"""An open session: its tree, the tokens of the path that is shown, and what is going on at its end."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from app.workbench.outline import branch_name, outline
+from app.workbench.tree import Segment, Tree, Turn
+from runtime import Finish, Origin, TokenRun
+from storage import NodeRow, SessionTree, StoredChunk
+from ui import SessionView, Tier, TurnStats, TurnStatus, TurnView
+
+EMPTY = TokenRun.concat([])
+NOTES = {
+    "cancelled": "stopped",
+    "length": "reached the length limit",
+    "context": "the context is full",
+    "engine_died": "engine stopped; your text is kept. Send again to restart it",
+    "error": "failed",
+}
+
+
+class OpenSession:
+    """What the window shows of a session, kept in step with the store."""
+
+    def __init__(self, stored: SessionTree) -> None:
+        self.id = stored.session.id
+        self.title = stored.session.title
+        self.is_sample = stored.session.is_sample
+        self.tree = Tree(stored.nodes)
+        self.tip = stored.session.current_node
+        self.runs: dict[int, TokenRun] = {}
+        self.damaged: set[int] = set()
+        self.notes: dict[int, str] = {}
+        self.states: dict[int, TurnStatus] = {}  # of turns in work
+        self.stats: dict[int, TurnStats] = {}
+        self.warm = 0  # tokens of the path the engine holds
+
+    # ---- tokens -----------------------------------------------------------------------------------------------------
+
+    def missing(self) -> list[int]:
+        """Nodes of the path whose tokens were not read yet."""
+        return [s.node.id for s in self.tree.path(self.tip) if s.node.id not in self.runs]
+
+    def add_tokens(self, chunks: Mapping[int, Sequence[StoredChunk]]) -> None:
+        """Takes in what the store read."""
+        for node_id, stored in chunks.items():
+            whole = [c for c in stored if c.columns]
+            self.runs[node_id] = TokenRun.concat([TokenRun.from_columns(c.columns) for c in whole])
+            if any(c.damaged for c in stored):
+                self.damaged.add(node_id)
+
+    def segment_run(self, segment: Segment) -> TokenRun:
+        """The tokens of a segment; a node without tokens shows its text as one."""
+        run = self.runs.get(segment.node.id, EMPTY)
+        if not len(run) and segment.node.text:
+            run = text_run(segment.node.text)
+        return run if segment.stop is None else run[: segment.stop]
+
+    def turn_run(self, turn: Turn) -> TokenRun:
+        """The tokens of a turn along the path."""
+        return TokenRun.concat([self.segment_run(segment) for segment in turn.segments])
+
+    def path_ids(self, segments: Sequence[Segment]) -> list[int]:
+        """The ids along segments: what entered the model."""
+        ids: list[int] = []
+        for segment in segments:
+            ids.extend(self.runs.get(segment.node.id, EMPTY).ids.tolist()[: segment.stop])
+        return ids
+
+    def messages(self, turns: Sequence[Turn]) -> list[dict[str, str]]:
+        """Role and content of turns, as templates take them; a system prompt that the template brought is left out."""
+        found = [{"role": turn.role, "content": self.content(turn)} for turn in turns]
+        return [m for m in found if m["content"] or m["role"] == "assistant"]
+
+    def content(self, turn: Turn) -> str:
+        """What was said, without the template's own tokens."""
+        run = self.turn_run(turn)
+        return content_of(run) if len(run) else turn.tip.text
+
+    def locate(self, node_id: int, index: int) -> tuple[NodeRow, int]:
+        """The node and the offset in it of token `index` of the turn that `node_id` ends."""
+        turn = next(t for t in self.tree.turns(node_id) if t.tip.id == node_id)
+        for segment in turn.segments:
+            length = len(self.segment_run(segment))
+            if index < length:
+                return segment.node, index
+            index -= length
+        raise IndexError(index)
+
+    # ---- what is shown ----------------------------------------------------------------------------------------------
+
+    def view(self) -> SessionView:
+        """The path and the outline."""
+        rows = outline(self.tree, self.tip)
+        turns = self.turn_views()
+        return SessionView(
+            session_id=self.id,
+            title=self.title,
+            turns=turns,
+            branches=rows,
+            branch_name=branch_name(rows),
+            is_sample=self.is_sample,
+            context_used=sum(len(turn.run) for turn in turns),
+        )
+
+    def turn_views(self) -> tuple[TurnView, ...]:
+        """The turns of the path."""
+        views: list[TurnView] = []
+        start = 0
+        for turn in self.tree.turns(self.tip):
+            view = self.turn_view(turn, start)
+            start += len(view.run)
+            views.append(view)
+        return tuple(views)
+
+    def last_turn(self) -> TurnView:
+        """The turn at the end of the path."""
+        return self.turn_views()[-1]
+
+    def turn_view(self, turn: Turn, start: int) -> TurnView:
+        """One turn; `start` is the path's tokens before it."""
+        node, run = turn.tip, self.turn_run(turn)
+        warm = bool(len(run)) and start + len(run) <= self.warm + 1  # the last token's KV follows with the next turn
+        return TurnView(
+            node_id=node.id,
+            role=turn.role,
+            run=run,
+            status=self._status(node),
+            variants=self.tree.variants(node) or (node.id,),
+            note=self.notes.get(node.id, self._note(node)),
+            tier=Tier.WARM if warm else Tier.COLD,
+            stats=self.stats.get(node.id) or stored_stats(node),
+        )
+
+    def _status(self, node: NodeRow) -> TurnStatus:
+        if node.id in self.states:
+            return self.states[node.id]
+        if node.damaged or node.id in self.damaged:
+            return TurnStatus.DAMAGED
+        return TurnStatus.PARTIAL if node.status == "partial" and node.role == "assistant" else TurnStatus.COMPLETE
+
+    def _note(self, node: NodeRow) -> str:
+        if node.damaged or node.id in self.damaged:
+            return "some of this turn's stored rows are damaged; what could be read is shown"
+        if node.role != "assistant":
+            return ""
+        message = node.stats.get("message")
+        return message if isinstance(message, str) else NOTES.get(node.finish_reason or "", "")
+
+
+def text_run(text: str) -> TokenRun:
+    """Text that has no tokens yet (no model has seen it), as a run of one."""
+    return TokenRun.unscored([0], [text.encode()], [text], Origin.TYPED)
+
+
+def content_of(run: TokenRun) -> str:
+    """The text of a run without the template's tokens and the closing eos."""
+    kept = (run.origin != int(Origin.TEMPLATE)) & (run.finish != int(Finish.EOS))
+    return "".join(text for text, keep in zip(run.texts, kept.tolist(), strict=True) if keep)
+
+
+def stored_stats(node: NodeRow) -> TurnStats | None:
+    """How a stored answer was made."""
+    stats = node.stats
+    if "reused" not in stats:
+        return None
+    return TurnStats(
+        reused=int(stats["reused"]),
+        computed=int(stats["computed"]),
+        first_token_seconds=stats.get("first_token_seconds"),
+        tokens_per_second=stats.get("tokens_per_second"),
+        logprob=stats.get("logprob"),
+    )

@@ -1,0 +1,114 @@
+"""A session as a tree of runs: paths, turns and their variants. Plain data, no tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from storage import NodeRow
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """The first `stop` tokens of a node, on a path; None: all of them."""
+
+    node: NodeRow
+    stop: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """The segments of one speaker in a row; the last one's node names the turn."""
+
+    segments: tuple[Segment, ...]
+
+    @property
+    def tip(self) -> NodeRow:
+        """The node that names the turn on this path."""
+        return self.segments[-1].node
+
+    @property
+    def role(self) -> str:
+        """Who speaks."""
+        return self.segments[0].node.role
+
+
+class Tree:
+    """Nodes of a session by id, kept in the order in which they were made."""
+
+    def __init__(self, nodes: Iterable[NodeRow] = ()) -> None:
+        self.nodes: dict[int, NodeRow] = {}
+        self._children: dict[int | None, list[int]] = {}
+        for node in nodes:
+            self.put(node)
+
+    def put(self, node: NodeRow) -> None:
+        """Adds a node, or replaces what is known of it."""
+        if node.id not in self.nodes:
+            self._children.setdefault(node.parent_id, []).append(node.id)
+        self.nodes[node.id] = node
+
+    def children(self, node_id: int | None) -> list[NodeRow]:
+        """Nodes that leave `node_id`, oldest first."""
+        return [self.nodes[i] for i in self._children.get(node_id, ())]
+
+    def path(self, tip: int | None) -> list[Segment]:
+        """From the root to the end of `tip`."""
+        segments: list[Segment] = []
+        stop: int | None = None
+        node = self.nodes.get(tip) if tip is not None else None
+        while node is not None and len(segments) <= len(self.nodes):
+            segments.append(Segment(node, stop))
+            stop = node.at_token
+            node = self.nodes.get(node.parent_id) if node.parent_id is not None else None
+        segments.reverse()
+        return segments
+
+    def turns(self, tip: int | None) -> list[Turn]:
+        """The path to `tip` by speaker."""
+        turns: list[list[Segment]] = []
+        for segment in self.path(tip):
+            if segment.node.turn_start or not turns:
+                turns.append([segment])
+            else:
+                turns[-1].append(segment)
+        return [Turn(tuple(segments)) for segments in turns]
+
+    def opening(self, node: NodeRow) -> NodeRow:
+        """The node that opened the turn `node` belongs to."""
+        while not node.turn_start and node.parent_id in self.nodes:
+            node = self.nodes[node.parent_id]
+        return node
+
+    def variants(self, node: NodeRow) -> tuple[int, ...]:
+        """The last nodes of every version of the turn: siblings of its opening, and runs that leave inside them."""
+        opening = self.opening(node)
+        versions: list[int] = []
+        for sibling in self.children(opening.parent_id):
+            if sibling.turn_start and sibling.role == opening.role and sibling.at_token == opening.at_token:
+                versions.extend(self._versions(sibling))
+        return tuple(sorted(versions, key=lambda i: self.nodes[i].seq))
+
+    def _versions(self, node: NodeRow) -> list[int]:
+        found, stack = [], [node]
+        while stack:
+            each = stack.pop()
+            runs = [child for child in self.children(each.id) if not child.turn_start]
+            if not any(self.leaves_at_end(child) for child in runs):
+                found.append(each.id)  # nothing goes on with it: it is a version of its own
+            stack.extend(runs)
+        return found
+
+    def leaves_at_end(self, child: NodeRow) -> bool:
+        """Whether a child goes on from the end of its parent."""
+        parent = self.nodes.get(child.parent_id) if child.parent_id is not None else None
+        return child.at_token is None or (parent is not None and child.at_token >= parent.token_count > 0)
+
+    def leaf(self, node_id: int, shown: Sequence[int] = ()) -> int:
+        """The tip under a node: along what was shown last, else the newest."""
+        seen = set(shown)
+        while True:
+            after = [child for child in self.children(node_id) if self.leaves_at_end(child)]
+            if not after:
+                return node_id
+            node_id = next((child.id for child in after if child.id in seen), after[-1].id)

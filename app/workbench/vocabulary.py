@@ -1,0 +1,41 @@
+"""The bytes of every token, kept in the store so that alternatives can be shown without an engine."""
+
+from __future__ import annotations
+
+import hashlib
+
+from runtime import LanguageModel
+from storage import SessionStore
+
+SETTING = "vocabulary"  # the digest of the one used last
+
+
+class Vocabulary:
+    """Bytes by id, of the model that was used last."""
+
+    def __init__(self, store: SessionStore) -> None:
+        self._store = store
+        self._tokens: list[bytes] = []
+        self._of: str | None = None
+
+    def bytes_of(self, token_id: int) -> bytes:
+        """Empty where the vocabulary is not known."""
+        return self._tokens[token_id] if 0 <= token_id < len(self._tokens) else b""
+
+    async def load(self) -> None:
+        """Reads the one that was used last, if none is there yet."""
+        if not self._tokens:
+            digest = await self._store.setting(SETTING)
+            self._tokens = (await self._store.vocabulary(digest) if isinstance(digest, str) else None) or []
+
+    async def learn(self, model: LanguageModel) -> None:
+        """Takes the model's, and saves it for later."""
+        if self._of == model.info.model_fingerprint:
+            return
+        self._tokens = model.byte_vocab
+        self._of = model.info.model_fingerprint
+        lengths = ",".join(str(len(token)) for token in self._tokens)
+        digest = hashlib.sha256(lengths.encode() + b"".join(self._tokens)).hexdigest()
+        if await self._store.vocabulary(digest) is None:
+            await self._store.save_vocabulary(digest, self._tokens)
+        await self._store.set_setting(SETTING, digest)

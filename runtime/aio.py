@@ -1,0 +1,89 @@
+"""Event loops and threads: a loop on a thread of its own, and callbacks carried to a loop from another thread."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+class LoopThread:
+    """A daemon thread that runs an event loop until it is told to stop. `post` and `submit` may be called from any thread."""
+
+    def __init__(self, name: str) -> None:
+        self._gate = threading.RLock()  # reentrant: a finaliser may post while this thread posts
+        self._open = True
+        self._stop = asyncio.Event()
+        started: Future[asyncio.AbstractEventLoop] = Future()
+        self._thread = threading.Thread(target=self._run, args=(started,), name=name, daemon=True)
+        self._thread.start()
+        self.loop = started.result()
+
+    def post(self, callback: Callable[..., object], *arguments: Any) -> bool:
+        """Runs `callback` on the loop soon. False if the loop has been stopped: it never runs then."""
+        with self._gate:
+            if self._open:
+                self.loop.call_soon_threadsafe(callback, *arguments)
+            return self._open
+
+    def submit(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
+        """Runs a coroutine on the loop; a future for any thread.
+
+        Raises:
+            RuntimeError: The loop has been stopped.
+        """
+        with self._gate:
+            if not self._open:
+                coroutine.close()
+                raise RuntimeError(f"the thread {self._thread.name} has ended")
+            return asyncio.run_coroutine_threadsafe(coroutine, self.loop)
+
+    def stop(self) -> None:
+        """Lets the thread end after what was posted before; tasks that still run are cancelled. Does not wait."""
+        with self._gate:
+            if self._open:
+                self._open = False
+                self.loop.call_soon_threadsafe(self._stop.set)
+
+    def join(self) -> None:
+        """Waits for the thread's end (not on that thread itself)."""
+        self._thread.join()
+
+    def _run(self, started: Future[asyncio.AbstractEventLoop]) -> None:
+        with asyncio.Runner() as runner:
+            started.set_result(runner.get_loop())
+            runner.run(self._until_stopped())
+
+    async def _until_stopped(self) -> None:
+        await self._stop.wait()
+
+
+class Mailbox:
+    """Callbacks for a loop, posted from one other thread; all that wait run in one wake-up, in order."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self._waiting: deque[Callable[[], object]] = deque()
+        self._woken = False
+
+    def post(self, callback: Callable[[], object]) -> None:
+        """Runs `callback` on the loop soon; if the loop is closed, nobody is left to hear it."""
+        self._waiting.append(callback)
+        if self._woken:
+            return  # the reader lowers the flag before it empties the queue: it will see this one
+        self._woken = True
+        try:
+            self.loop.call_soon_threadsafe(self._run)
+        except RuntimeError:  # closed
+            self._waiting.clear()
+            self._woken = False
+
+    def _run(self) -> None:
+        self._woken = False
+        while self._waiting:
+            self._waiting.popleft()()

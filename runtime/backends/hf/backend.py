@@ -1,0 +1,228 @@
+"""Any causal language model of transformers, behind the runtime's Protocol."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+
+from runtime.backends import facts
+from runtime.backends.hf import payload as payloads
+from runtime.backends.hf.cache import Shape, SlotLayer, Tensors, TorchPack, make_layers
+from runtime.backends.hf.loading import LoadedModel, attention_of, load_model
+from runtime.backends.hf.payload import Arrays, TorchPayload
+from runtime.backends.packed import Float32, PackedBackend, State, Step, as_ids, chain_parents
+from runtime.backends.selftest import self_test
+from runtime.backends.tree import ROOT, Bool, Int64
+from runtime.errors import MemoryBudgetError, UnsupportedFeatureError
+from runtime.info import ModelInfo
+from runtime.loading.folder import ModelFolder
+from runtime.options import LoadOptions
+
+
+def load(source: ModelFolder | tuple[Any, Any], options: LoadOptions) -> HfBackend:
+    """The registry's factory.
+
+    Args:
+        source: A checked model folder, or a ready (model, tokenizer) pair, whose model is used where it is.
+        options: How; `device`, `dtype`, `attention`, `threads`, `context_length` and `kv_dtype` are honoured here.
+    """
+    return HfBackend(load_model(source, options), options)
+
+
+class HfBackend(PackedBackend[TorchPack]):
+    """A torch model and its packs. Owner thread only."""
+
+    def __init__(self, loaded: LoadedModel, options: LoadOptions) -> None:
+        self._loaded = loaded
+        self._model = loaded.model
+        accepted = inspect.signature(self._model.forward).parameters
+        self._takes = frozenset(accepted)
+        if not self._takes & {"past_key_values", "cache_params"}:
+            raise UnsupportedFeatureError(f"{type(self._model).__name__} takes no cache, so its tokens cannot be reused")
+        self._device: torch.device = self._model.device
+        self._dtype: torch.dtype = self._model.dtype
+        self._kv_dtype: torch.dtype = getattr(torch, facts.payload_dtype(options, _name(self._dtype)))
+        self._eager = attention_of(self._model) == "eager"
+        self._shapes: tuple[Shape, ...] = ()
+        layers = make_layers(loaded.config)
+        self.recurrent = any(hasattr(layer, "recurrent_states") for layer in layers)
+        self._windows = {layer.window for layer in layers if isinstance(layer, SlotLayer)}
+        self.tree = not self.recurrent and "position_ids" in self._takes
+        self.info = self._describe(options, warnings=())
+        warnings = self_test(self)
+        self.info = self._describe(options, warnings)
+
+    def open_pack(self) -> TorchPack:
+        return TorchPack(make_layers(self._loaded.config), self._shapes, torch.empty(0, dtype=self._dtype, device=self._device))
+
+    def load(self, pack: TorchPack, payload: TorchPayload, parent: int) -> Int64:
+        base = pack.tree.size
+        undo = pack.tree.append(chain_parents(base, payload.n, parent))
+        try:
+            with _computing():
+                payloads.put(pack, payload, base)
+        except BaseException:
+            pack.tree.rollback(undo)
+            raise
+        slots = np.arange(base, base + payload.n)
+        self._adopt(pack, slots, payload.state)
+        return slots
+
+    def push(self, pack: TorchPack, step: Step) -> tuple[Float32, State | None]:
+        with _computing():
+            pack.begin(step, self._device)
+            if self.recurrent:
+                pack.put_state(step.state)
+            logits = self._model(**self._arguments(pack, step)).logits[0]  # (rows, vocab)
+            if "logits_to_keep" not in self._takes:
+                logits = logits[torch.from_numpy(step.want).to(self._device)]
+            if self._shapes == ():
+                self._shapes = pack.shapes
+            state: Tensors | None = None
+            if self.recurrent:
+                state = pack.get_state()
+                pack.clear_state()
+            return logits.float().cpu().numpy(), state
+
+    def take(self, pack: TorchPack, slots: Int64) -> TorchPayload:
+        slots = np.asarray(slots, np.int64)
+        pack.tree.check_chain(slots)
+        state = self._checkpoint(pack, slots)
+        with _computing():
+            return payloads.take(pack, slots, state, self._kv_dtype, self._device)
+
+    def split(self, payload: TorchPayload, n: int) -> tuple[TorchPayload, TorchPayload]:
+        with _computing():
+            return payloads.split(payload, n)
+
+    def payload_bytes(self, payload: TorchPayload) -> int:
+        return payload.nbytes
+
+    def payload_resumable(self, payload: TorchPayload) -> bool:
+        return not self.recurrent or payload.state is not None
+
+    def pack_bytes(self, pack: TorchPack) -> int:
+        held = (t for state in pack.states.values() for t in state if t is not None)
+        return sum(layer.nbytes for layer in pack.attention) + sum(int(t.nbytes) for t in held)
+
+    def close(self, pack: TorchPack) -> None:
+        pack.cache.layers.clear()
+        pack.attention.clear()
+        pack.states.clear()
+
+    def export(self, payload: TorchPayload) -> Arrays:
+        return payloads.export(payload)
+
+    def restore(self, tensors: Arrays) -> TorchPayload:
+        return payloads.restore(tensors, self._kv_dtype, self._dtype, self._device)
+
+    def logits_uncached(self, ids: Sequence[int]) -> Float32:
+        with _computing():
+            tokens = torch.from_numpy(as_ids(ids)).to(self._device)[None]
+            logits: Float32 = self._model(input_ids=tokens, use_cache=False).logits[0, -1].float().cpu().numpy()
+            return logits
+
+    def unload(self) -> None:
+        if self._loaded.attention_before is not None:
+            self._model.set_attn_implementation(self._loaded.attention_before)
+        del self._model, self._loaded
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+        elif self._device.type == "mps":
+            torch.mps.empty_cache()
+
+    def _arguments(self, pack: TorchPack, step: Step) -> dict[str, Any]:
+        """What the model's forward is called with."""
+        arguments: dict[str, Any] = {"input_ids": torch.from_numpy(step.tokens).to(self._device)[None], "use_cache": True}
+        arguments["past_key_values" if "past_key_values" in self._takes else "cache_params"] = pack.cache
+        if "position_ids" in self._takes:
+            arguments["position_ids"] = torch.from_numpy(step.positions).to(self._device)[None]
+        if "logits_to_keep" in self._takes:
+            arguments["logits_to_keep"] = self._kept(step)
+        if step.mask is not None:
+            arguments["attention_mask"] = self._masks(pack, step.mask)
+        return arguments
+
+    def _kept(self, step: Step) -> int | torch.Tensor:
+        if len(step.want) == len(step.tokens):
+            return 0  # all
+        if len(step.want) == 1 and step.want[0] == len(step.tokens) - 1:
+            return 1  # the last
+        return torch.from_numpy(step.want).to(self._device)
+
+    def _masks(self, pack: TorchPack, visible: Bool) -> torch.Tensor | dict[str, torch.Tensor]:
+        """A tree's 4-D mask; where full and sliding layers alternate, one for each kind."""
+        first = visible.shape[1] - visible.shape[0]
+        by_window = {w: visible if w is None else pack.tree.within(visible, first, w) for w in self._windows}
+        tensors = {w: self._mask(mask) for w, mask in by_window.items()}
+        if len(tensors) == 1:
+            return next(iter(tensors.values()))
+        return {"full_attention" if w is None else "sliding_attention": mask for w, mask in tensors.items()}
+
+    def _mask(self, mask: Bool) -> torch.Tensor:
+        seen = torch.from_numpy(mask).to(self._device)[None, None]  # (1, 1, n, slots)
+        if not self._eager:
+            return seen
+        return torch.zeros(seen.shape, dtype=self._dtype, device=self._device).masked_fill(~seen, torch.finfo(self._dtype).min)
+
+    def _describe(self, options: LoadOptions, warnings: tuple[str, ...]) -> ModelInfo:
+        loaded, config = self._loaded, self._loaded.config
+        geometry = {"shapes": self._shapes, "layers": config.num_hidden_layers}
+        dtype, kv_dtype = _name(self._dtype), _name(self._kv_dtype)
+        kv_print = facts.kv_fingerprint(loaded.weights_digest, "hf", dtype, kv_dtype, geometry)
+        heads = int(getattr(config, "num_attention_heads", 0) or 0)
+        quantisation = getattr(loaded.model.config, "quantization_config", None)
+        return ModelInfo(
+            name=loaded.name,
+            backend="hf",
+            device=str(self._device),
+            dtype=dtype,
+            architecture=str(config.model_type),
+            layers=int(config.num_hidden_layers),
+            heads=heads,
+            kv_heads=int(getattr(config, "num_key_value_heads", None) or heads),
+            hidden_size=int(config.hidden_size),
+            vocab_size=int(self._model.get_output_embeddings().weight.shape[0]),
+            parameters=sum(p.numel() for p in self._model.parameters()),
+            quantisation=None if quantisation is None else str(quantisation),
+            attention_kinds=self._kinds(),
+            context_length=facts.context_length(config.to_dict(), options),
+            has_template=loaded.has_template,
+            kv_bytes_per_token=sum(h * (k + v) for h, k, v in self._shapes) * self._kv_dtype.itemsize,
+            kv_fingerprint=kv_print,
+            model_fingerprint=facts.model_fingerprint(kv_print, loaded.text_digest),
+            options=facts.options_in_force(
+                options, device=str(self._device), dtype=dtype, kv_dtype=kv_dtype, attention=attention_of(self._model)
+            ),
+            capabilities=("tree",) if self.tree else (),
+            warnings=warnings,
+        )
+
+    def _kinds(self) -> tuple[str, ...]:
+        kinds = {"full" if window is None else "sliding" for window in self._windows}
+        return tuple(sorted(kinds | ({"recurrent"} if self.recurrent else set())))
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+@contextmanager
+def _computing() -> Iterator[None]:
+    """No autograd, and the device's out-of-memory errors as ours."""
+    try:
+        with torch.inference_mode():
+            yield
+    except RuntimeError as error:  # torch.OutOfMemoryError is one; MPS and the CPU allocator raise it bare
+        text = str(error)
+        if isinstance(error, torch.OutOfMemoryError) or "out of memory" in text or "can't allocate memory" in text:
+            raise MemoryBudgetError(f"the device ran out of memory: free KV or load a smaller model ({text[:200]})") from error
+        raise
+
+
+__all__ = ["ROOT", "HfBackend", "load"]

@@ -1,0 +1,246 @@
+"""The cache object that transformers' models write into: growing buffers that belong to a pack.
+
+Subclasses of transformers' own cache classes, so that its models and mask functions treat them as any cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from transformers.cache_utils import (
+    Cache,
+    CacheLayerMixin,
+    DummyLayer,
+    DynamicCache,
+    DynamicLayer,
+    DynamicSlidingWindowLayer,
+    LinearAttentionLayer,
+)
+
+from runtime.backends.packed import Step, WorkingPack
+from runtime.backends.tree import Int64
+from runtime.errors import UnsupportedFeatureError
+
+FIRST_CAPACITY = 64  # slots
+
+Tensors = tuple[torch.Tensor | None, ...]
+Shape = tuple[int, int, int]  # heads, width of a key, width of a value
+
+
+class SlotLayer(CacheLayerMixin):
+    """Keys and values of one attention layer, one place per slot: ``(1, kv_heads, capacity, head_dim)``.
+
+    Args:
+        window: Positions a sliding layer sees, the token itself included; None for a full layer. The whole past is
+            kept all the same: the window is a mask, so that branches can start anywhere.
+    """
+
+    is_compileable = False
+    is_croppable = False
+
+    def __init__(self, window: int | None = None) -> None:
+        super().__init__()
+        self.window = window
+        self.is_sliding = window is not None
+        self.start = self.end = 0  # the places from the first to after the last new token
+        self.past = 0  # tokens the model sees before the new ones
+        self.tree = False
+        self.path: torch.Tensor | None = None  # slots to gather before the new ones
+        self.slots: torch.Tensor | None = None  # places of the new ones, when not side by side
+
+    def begin(self, step: Step, path: torch.Tensor | None, slots: torch.Tensor | None) -> None:
+        """Says where the next `update` writes and what it answers with."""
+        self.start, self.end = int(step.slots[0]), int(step.slots[-1]) + 1
+        self.past, self.tree = step.past, step.mask is not None
+        self.path, self.slots = path, slots
+
+    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        self.dtype, self.device = key_states.dtype, key_states.device
+        self.keys = _room(key_states, 0)
+        self.values = _room(value_states, 0)
+        self.is_initialized = True
+
+    def reserve(self, slots: int) -> None:
+        """Makes room for `slots` in all, doubling the buffers when they are too small."""
+        held = self.keys.shape[2]
+        if slots > held:
+            capacity = max(slots, 2 * held, FIRST_CAPACITY)
+            self.keys = _grown(self.keys, capacity)
+            self.values = _grown(self.values, capacity)
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Writes the new keys and values ``(1, kv_heads, n, head_dim)``; answers with all that the model may see."""
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        end = self.end
+        self.reserve(end)
+        if self.path is not None:
+            return self._gathered(self.path, key_states, value_states)
+        self.keys[:, :, self.start : end] = key_states
+        self.values[:, :, self.start : end] = value_states
+        first = self._first_seen()
+        return self.keys[:, :, first:end], self.values[:, :, first:end]
+
+    def _gathered(
+        self, path: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self.keys.index_copy_(2, self.slots, keys)
+        self.values.index_copy_(2, self.slots, values)
+        past = path[self._first_seen() :]
+        return (
+            torch.cat([self.keys.index_select(2, past), keys], dim=2),
+            torch.cat([self.values.index_select(2, past), values], dim=2),
+        )
+
+    def _first_seen(self) -> int:
+        """Sliding layers of a chain need only the window before the first new token."""
+        return 0 if self.window is None or self.tree else max(self.past - self.window + 1, 0)
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        first = self._first_seen()
+        return self.past - first + query_length, first
+
+    def get_seq_length(self) -> int:
+        return self.past
+
+    def get_max_length(self) -> int:
+        return -1
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of both buffers."""
+        return int(self.keys.nbytes + self.values.nbytes) if self.is_initialized else 0
+
+
+class HybridSlotLayer(LinearAttentionLayer, SlotLayer):
+    """A layer with attention and a recurrent state side by side."""
+
+    is_compileable = False
+
+    def __init__(self, window: int | None = None, number_of_states: int = 1) -> None:
+        SlotLayer.__init__(self, window)
+        LinearAttentionLayer.__init__(self, number_of_states=number_of_states)
+
+    def lazy_initialization(self, *args: Any, **kwargs: Any) -> None:
+        owner = SlotLayer if args else LinearAttentionLayer  # attention passes its tensors by position
+        owner.lazy_initialization(self, *args, **kwargs)
+
+
+class TorchPack(WorkingPack):
+    """A pack's buffers: one cache layer per model layer.
+
+    Args:
+        layers: From `make_layers`.
+        shapes: Of the attention layers, once known.
+        like: An empty tensor of the model's dtype and device.
+    """
+
+    def __init__(self, layers: list[Any], shapes: Sequence[Shape], like: torch.Tensor) -> None:
+        super().__init__()
+        self.cache = Cache(layers=layers)
+        self.attention: list[SlotLayer] = [layer for layer in layers if isinstance(layer, SlotLayer)]
+        for layer, (heads, key_dim, value_dim) in zip(self.attention, shapes, strict=False):
+            layer.lazy_initialization(like.new_empty(1, heads, 0, key_dim), like.new_empty(1, heads, 0, value_dim))
+
+    @property
+    def shapes(self) -> tuple[Shape, ...]:
+        """Of the attention layers that have computed."""
+        return tuple(
+            (layer.keys.shape[1], layer.keys.shape[3], layer.values.shape[3])
+            for layer in self.attention
+            if layer.is_initialized
+        )
+
+    def begin(self, step: Step, device: torch.device) -> None:
+        """Prepares every layer for one forward."""
+        path = slots = None
+        if step.path is not None:
+            path = torch.from_numpy(step.path).to(device)
+            slots = torch.from_numpy(step.slots).to(device)
+        for layer in self.attention:
+            layer.begin(step, path, slots)
+
+    def put_state(self, state: Tensors | None) -> None:
+        """Sets every recurrent layer to a kept state, or to nothing."""
+        values = iter(state) if state is not None else None
+        for layer in self.cache.layers:
+            if isinstance(layer, LinearAttentionLayer):
+                for i in range(layer.number_of_states):
+                    conv, recurrent = (next(values), next(values)) if values is not None else (None, None)
+                    _set_state(layer, i, conv, recurrent)
+
+    def get_state(self) -> Tensors:
+        """Copies of the recurrent layers' states, in a fixed order."""
+        found: list[torch.Tensor | None] = []
+        for layer in self.cache.layers:
+            if isinstance(layer, LinearAttentionLayer):
+                for i in range(layer.number_of_states):
+                    found += [_copied(layer.conv_states[i]), _copied(layer.recurrent_states[i])]
+        return tuple(found)
+
+    def clear_state(self) -> None:
+        """Lets the working copies of the states go."""
+        self.put_state(None)
+
+
+def make_layers(config: Any) -> list[Any]:
+    """Our cache layers for a model, after the layers that transformers itself would take.
+
+    Raises:
+        UnsupportedFeatureError: A kind of layer that our buffers cannot hold.
+    """
+    if "chunked_attention" in (getattr(config, "layer_types", None) or ()):
+        raise UnsupportedFeatureError("chunked attention is not supported; use another model")
+    return [_ours(layer) for layer in DynamicCache(config=config).layers] or [
+        SlotLayer() for _ in range(config.num_hidden_layers)
+    ]
+
+
+def _ours(layer: Any) -> Any:
+    window = getattr(layer, "sliding_window", None)
+    if isinstance(layer, LinearAttentionLayer) and isinstance(layer, DynamicLayer):
+        return HybridSlotLayer(window, layer.number_of_states)
+    if type(layer) is LinearAttentionLayer:
+        return LinearAttentionLayer(number_of_states=layer.number_of_states)
+    if type(layer) in (DynamicLayer, DynamicSlidingWindowLayer):
+        return SlotLayer(window)
+    if isinstance(layer, DummyLayer):
+        return DummyLayer()
+    raise UnsupportedFeatureError(f"this model's {type(layer).__name__} cannot be kept in a token tree; use another model")
+
+
+def _set_state(layer: Any, i: int, conv: torch.Tensor | None, recurrent: torch.Tensor | None) -> None:
+    """The library updates states in place, so it gets copies."""
+    layer.conv_states[i], layer.recurrent_states[i] = _copied(conv), _copied(recurrent)
+    layer.is_conv_states_initialized[i] = conv is not None
+    layer.is_recurrent_states_initialized[i] = recurrent is not None
+    layer.has_previous_state[i] = conv is not None or recurrent is not None
+    if conv is not None:
+        layer.conv_kernel_size[i] = conv.shape[-1]
+        layer.dtype, layer.device = conv.dtype, conv.device
+
+
+def _copied(tensor: torch.Tensor | None) -> torch.Tensor | None:
+    return None if tensor is None else tensor.clone()
+
+
+def _room(like: torch.Tensor, capacity: int) -> torch.Tensor:
+    return like.new_empty((1, like.shape[1], capacity, like.shape[3]))
+
+
+def _grown(buffer: torch.Tensor, capacity: int) -> torch.Tensor:
+    grown = _room(buffer, capacity)
+    grown[:, :, : buffer.shape[2]] = buffer
+    return grown
+
+
+def to_index(slots: Int64, device: torch.device) -> slice | torch.Tensor:
+    """Side-by-side slots as a slice, others as a tensor of indices."""
+    if len(slots) and int(slots[-1]) - int(slots[0]) == len(slots) - 1 and (np.diff(slots) == 1).all():
+        return slice(int(slots[0]), int(slots[-1]) + 1)
+    return torch.from_numpy(slots).to(device)

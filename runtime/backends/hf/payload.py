@@ -1,0 +1,124 @@
+"""Cached tokens as torch tensors: what leaves a pack, rests in the trie and goes to disk."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from runtime.backends.hf.cache import Shape, SlotLayer, Tensors, TorchPack, to_index
+from runtime.backends.tree import Int64
+from runtime.errors import SnapshotFormatError
+
+Arrays = dict[str, npt.NDArray[np.generic]]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TorchPayload:
+    """KV of `n` consecutive tokens. Layers of one shape are stacked: ``(layers, kv_heads, n, head_dim)``."""
+
+    n: int
+    keys: tuple[torch.Tensor, ...]  # one per shape, in order of first appearance
+    values: tuple[torch.Tensor, ...]
+    state: Tensors | None  # recurrent state after the last token
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held."""
+        return sum(int(t.nbytes) for t in (*self.keys, *self.values, *(self.state or ())) if t is not None)
+
+
+def groups(pack: TorchPack) -> list[list[SlotLayer]]:
+    """Attention layers of equal shape together, in order of first appearance."""
+    found: dict[Shape, list[SlotLayer]] = {}
+    for layer, shape in zip(pack.attention, pack.shapes, strict=True):
+        found.setdefault(shape, []).append(layer)
+    return list(found.values())
+
+
+def take(pack: TorchPack, slots: Int64, state: Tensors | None, dtype: torch.dtype, device: torch.device) -> TorchPayload:
+    """An immutable copy of a chain of slots, in the dtype of cached KV."""
+    index = to_index(slots, device)
+    keys, values = [], []
+    for group in groups(pack):
+        keys.append(torch.stack([_rows(layer.keys, index) for layer in group]).to(dtype))
+        values.append(torch.stack([_rows(layer.values, index) for layer in group]).to(dtype))
+    return TorchPayload(len(slots), tuple(keys), tuple(values), state)
+
+
+def put(pack: TorchPack, payload: TorchPayload, start: int) -> None:
+    """Writes a payload into the buffers at `start`."""
+    end = start + payload.n
+    for group, keys, values in zip(groups(pack), payload.keys, payload.values, strict=True):
+        for i, layer in enumerate(group):
+            layer.reserve(end)
+            layer.keys[0, :, start:end] = keys[i]
+            layer.values[0, :, start:end] = values[i]
+
+
+def split(payload: TorchPayload, n: int) -> tuple[TorchPayload, TorchPayload]:
+    """The first `n` tokens and the rest, copied; the recurrent state belongs to the rest's end."""
+
+    def cut(tensors: tuple[torch.Tensor, ...], part: slice) -> tuple[torch.Tensor, ...]:
+        return tuple(t[:, :, part].clone() for t in tensors)
+
+    head, tail = slice(0, n), slice(n, payload.n)
+    return (
+        TorchPayload(n, cut(payload.keys, head), cut(payload.values, head), None),
+        TorchPayload(payload.n - n, cut(payload.keys, tail), cut(payload.values, tail), payload.state),
+    )
+
+
+def export(payload: TorchPayload) -> Arrays:
+    """Plain arrays by name; bfloat16 as uint16."""
+    arrays: Arrays = {"n": np.array(payload.n)}
+    for i, (keys, values) in enumerate(zip(payload.keys, payload.values, strict=True)):
+        arrays[f"keys.{i}"], arrays[f"values.{i}"] = _numpy(keys), _numpy(values)
+    if payload.state is not None:
+        arrays["states"] = np.array(len(payload.state))
+        arrays |= {f"state.{i}": _numpy(t) for i, t in enumerate(payload.state) if t is not None}
+    return arrays
+
+
+def restore(arrays: Arrays, dtype: torch.dtype, state_dtype: torch.dtype, device: torch.device) -> TorchPayload:
+    """The inverse of `export`.
+
+    Raises:
+        SnapshotFormatError: Arrays that are missing or of another shape or dtype.
+    """
+    try:
+        n = int(arrays["n"])
+        count = sum(name.startswith("keys.") for name in arrays)
+        keys = tuple(_tensor(arrays[f"keys.{i}"], dtype, device) for i in range(count))
+        values = tuple(_tensor(arrays[f"values.{i}"], dtype, device) for i in range(count))
+        state: Tensors | None = None
+        if "states" in arrays:
+            names = [f"state.{i}" for i in range(int(arrays["states"]))]
+            state = tuple(_tensor(arrays[name], state_dtype, device) if name in arrays else None for name in names)
+    except (KeyError, TypeError, ValueError) as error:
+        raise SnapshotFormatError(f"stored KV is not what this backend writes: {error}") from error
+    if any(t.ndim != 4 or t.shape[2] != n for t in (*keys, *values)):
+        raise SnapshotFormatError(f"stored KV says {n} tokens, but its arrays have other shapes")
+    return TorchPayload(n, keys, values, state)
+
+
+def _rows(buffer: torch.Tensor, index: slice | torch.Tensor) -> torch.Tensor:
+    return buffer[0, :, index]  # (kv_heads, n, head_dim)
+
+
+def _numpy(tensor: torch.Tensor) -> npt.NDArray[np.generic]:
+    tensor = tensor.detach().cpu().contiguous()
+    array: npt.NDArray[Any] = tensor.view(torch.uint16).numpy() if tensor.dtype == torch.bfloat16 else tensor.numpy()
+    return array.copy()
+
+
+def _tensor(array: npt.NDArray[Any], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    tensor = torch.from_numpy(np.array(array))
+    if dtype == torch.bfloat16 and tensor.dtype == torch.uint16:
+        tensor = tensor.view(torch.bfloat16)
+    if tensor.dtype != dtype and tensor.dtype != torch.float32:  # some recurrent states are float32 in any model
+        raise ValueError(f"dtype {tensor.dtype} where {dtype} was written")
+    return tensor.to(device)

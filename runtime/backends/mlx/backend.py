@@ -1,0 +1,263 @@
+"""mlx-lm's models behind the runtime's Protocol. Everything is evaluated before a call returns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+from mlx.utils import tree_flatten
+
+from runtime.backends import facts
+from runtime.backends.mlx import payload as payloads
+from runtime.backends.mlx.cache import Arrays, MlxPack, Shape, make_caches
+from runtime.backends.mlx.corrections import PROVEN, SelectRows, hidden_window
+from runtime.backends.mlx.loading import LoadedModel, load_model
+from runtime.backends.mlx.memory import DeviceLimits
+from runtime.backends.mlx.payload import MlxPayload, Stored
+from runtime.backends.packed import Float32, PackedBackend, State, Step, as_ids, chain_parents
+from runtime.backends.selftest import self_test
+from runtime.backends.tree import ROOT, Int64
+from runtime.errors import MemoryBudgetError, UnsupportedFeatureError
+from runtime.info import ModelInfo
+from runtime.loading.folder import ModelFolder
+from runtime.options import LoadOptions
+
+LONG_RUN = 32  # tokens; a longer chain within a tree goes as one row of its own rather than as rows of width 1
+
+
+def load(source: ModelFolder | tuple[Any, Any], options: LoadOptions) -> MlxBackend:
+    """The registry's factory.
+
+    Args:
+        source: A checked model folder, or a ready (model, tokenizer) pair.
+        options: How; `device`, `dtype`, `context_length`, `kv_dtype` and `kv_cache_bytes` are honoured here.
+
+    Raises:
+        UnsupportedFeatureError: `attention="eager"`: MLX has one kernel.
+    """
+    if options.attention == "eager":
+        raise UnsupportedFeatureError("attention='eager' is not something MLX has; leave it on auto")
+    return MlxBackend(load_model(source, options), options)
+
+
+class MlxBackend(PackedBackend[MlxPack]):
+    """An mlx-lm model and its packs. Owner thread only: arrays belong to the thread that made them."""
+
+    def __init__(self, loaded: LoadedModel, options: LoadOptions) -> None:
+        self._loaded = loaded
+        self._model = loaded.model
+        self._window = hidden_window(loaded.config)
+        self._select = SelectRows(self._model)
+        self._kv_dtype: mx.Dtype = getattr(mx, facts.payload_dtype(options, _name(loaded.dtype)))
+        self._shapes: tuple[Shape, ...] = ()
+        self._kinds: tuple[str, ...] = ()
+        probe = self.open_pack()
+        self.recurrent = bool(probe.recurrent)
+        self.tree = not self.recurrent
+        self._vocabulary = int(self._model(mx.zeros((1, 1), mx.int32)).shape[-1])
+        self.info = self._describe(options, warnings=())
+        warnings = self_test(self)
+        if loaded.config.get("model_type") not in PROVEN:
+            warnings += ("mlx-lm's version of this architecture was not compared with transformers; backend='hf' was",)
+        if options.threads is not None:
+            warnings += ("threads has no meaning with MLX",)
+        self.info = self._describe(options, warnings)
+        self._limits = DeviceLimits()
+        self._limits.apply(sum(a.nbytes for _, a in tree_flatten(self._model.parameters())), options.kv_cache_bytes or 0)
+
+    def open_pack(self) -> MlxPack:
+        return MlxPack(make_caches(self._model, self._window))
+
+    def load(self, pack: MlxPack, payload: MlxPayload, parent: int) -> Int64:
+        base = pack.tree.size
+        undo = pack.tree.append(chain_parents(base, payload.n, parent))
+        try:
+            with _memory():
+                payloads.put(pack, self._shapes, payload, base, self._loaded.dtype)
+        except BaseException:
+            pack.tree.rollback(undo)
+            raise
+        slots = np.arange(base, base + payload.n)
+        self._adopt(pack, slots, payload.state)
+        return slots
+
+    def push(self, pack: MlxPack, step: Step) -> tuple[Float32, State | None]:
+        with _memory():
+            if step.mask is None:
+                return self._forward(pack, step, rows=False)
+            got = [self._forward(pack, part, rows=rows)[0] for part, rows in _parts(step)]
+            return np.concatenate(got), None
+
+    def take(self, pack: MlxPack, slots: Int64) -> MlxPayload:
+        slots = np.asarray(slots, np.int64)
+        pack.tree.check_chain(slots)
+        state = self._checkpoint(pack, slots)
+        with _memory():
+            return payloads.take(pack, self._shapes, slots, state, self._kv_dtype)
+
+    def split(self, payload: MlxPayload, n: int) -> tuple[MlxPayload, MlxPayload]:
+        with _memory():
+            return payloads.split(payload, n)
+
+    def payload_bytes(self, payload: MlxPayload) -> int:
+        return payload.nbytes
+
+    def payload_resumable(self, payload: MlxPayload) -> bool:
+        return not self.recurrent or payload.state is not None
+
+    def pack_bytes(self, pack: MlxPack) -> int:
+        held = (a for state in pack.states.values() for a in state if a is not None)
+        return sum(cache.nbytes for cache in pack.attention) + sum(int(a.nbytes) for a in held)
+
+    def close(self, pack: MlxPack) -> None:
+        pack.caches.clear()
+        pack.attention.clear()
+        pack.recurrent.clear()
+        pack.states.clear()
+
+    def export(self, payload: MlxPayload) -> Stored:
+        return payloads.export(payload)
+
+    def restore(self, tensors: Stored) -> MlxPayload:
+        return payloads.restore(tensors, self._kv_dtype, self._loaded.dtype)
+
+    def logits_uncached(self, ids: Sequence[int]) -> Float32:
+        with _memory():
+            self._select.rows = None
+            caches = None if self._window is None else self._fresh(len(ids))
+            out = self._model(mx.array(as_ids(ids).astype(np.int32))[None], cache=caches)
+            return np.array(out[0, -1].astype(mx.float32))
+
+    def unload(self) -> None:
+        self._limits.reset()
+        del self._model, self._loaded, self._select
+        mx.clear_cache()
+
+    def _fresh(self, n: int) -> list[Any]:
+        """Empty caches for one plain forward: the only way to tell mlx-lm's mistral of its window."""
+        pack = self.open_pack()
+        everything = np.arange(n)
+        pack.begin(Step(everything, everything, everything, everything), rows=False)
+        return pack.caches
+
+    def _forward(self, pack: MlxPack, step: Step, *, rows: bool) -> tuple[Float32, State | None]:
+        """One call of the model; with `rows` each token is a batch row of width 1."""
+        pack.begin(step, rows=rows)
+        if self.recurrent:
+            pack.put_state(step.state)
+        tokens = mx.array(step.tokens.astype(np.int32))
+        want = mx.array(step.want.astype(np.int32))
+        chosen = bool(self._select) and not rows
+        self._select.rows = want if chosen and len(step.want) < len(step.tokens) else None
+        out = self._model(tokens[:, None] if rows else tokens[None], cache=pack.caches)
+        out = out[:, 0] if rows else out[0]  # (n or wanted, vocab)
+        if self._select.rows is None and len(step.want) < len(step.tokens):
+            out = out[want]
+        logits = out.astype(mx.float32)
+        state: Arrays | None = None
+        if self.recurrent:
+            state = pack.get_state()
+            pack.put_state(None)
+        wanted = [logits] if len(step.want) else []
+        mx.eval(wanted, pack.arrays(), [a for a in state or () if a is not None])
+        if not self._shapes:
+            self._learn(pack)
+        return (np.array(logits) if wanted else np.empty((0, self._vocabulary), np.float32)), state
+
+    def _learn(self, pack: MlxPack) -> None:
+        """After a first forward the layers know their shapes and windows."""
+        self._shapes = tuple(cache.shape for cache in pack.attention if cache.shape is not None)
+        kinds = {"full" if cache.window is None else "sliding" for cache in pack.attention}
+        self._kinds = tuple(sorted(kinds | ({"recurrent"} if self.recurrent else set())))
+
+    def _describe(self, options: LoadOptions, warnings: tuple[str, ...]) -> ModelInfo:
+        loaded, config = self._loaded, self._loaded.config
+        layers = len(self._model.layers)
+        dtype, kv_dtype = _name(loaded.dtype), _name(self._kv_dtype)
+        geometry = {"shapes": self._shapes, "layers": layers}
+        kv_print = facts.kv_fingerprint(loaded.weights_digest, "mlx", dtype, kv_dtype, geometry)
+        heads = int(config.get("num_attention_heads") or config.get("n_head") or 0)
+        device = "cpu" if mx.default_device() == mx.cpu else "gpu"
+        return ModelInfo(
+            name=loaded.name,
+            backend="mlx",
+            device=device,
+            dtype=dtype,
+            architecture=str(config.get("model_type", "")),
+            layers=layers,
+            heads=heads,
+            kv_heads=int(config.get("num_key_value_heads") or heads),
+            hidden_size=int(config.get("hidden_size") or config.get("n_embd") or 0),
+            vocab_size=self._vocabulary,
+            parameters=sum(int(a.size) for _, a in tree_flatten(self._model.parameters())),
+            quantisation=loaded.quantisation,
+            attention_kinds=self._kinds,
+            context_length=facts.context_length(config, options),
+            has_template=loaded.has_template,
+            kv_bytes_per_token=sum(h * (k + v) for h, k, v in self._shapes) * self._kv_dtype.size,
+            kv_fingerprint=kv_print,
+            model_fingerprint=facts.model_fingerprint(kv_print, loaded.text_digest),
+            options=facts.options_in_force(options, device=device, dtype=dtype, kv_dtype=kv_dtype, attention="sdpa"),
+            capabilities=("tree",) if self.tree else (),
+            warnings=warnings,
+        )
+
+
+def _parts(step: Step) -> Iterator[tuple[Step, bool]]:
+    """Cuts a tree call: long chains each as one row, what lies between as rows of width 1. In order, so that a later
+    part finds the keys of an earlier one."""
+    assert step.mask is not None
+    base = int(step.slots[0])
+    breaks = np.flatnonzero(~_follows(step.mask, base)) + 1
+    edges = [0, *breaks.tolist(), len(step.tokens)]
+    pending = 0
+    for start, stop in zip(edges, edges[1:], strict=False):
+        if stop - start >= LONG_RUN or (start == 0 and stop == len(step.tokens)):
+            if pending < start:
+                yield _part(step, pending, start), True
+            yield _part(step, start, stop), False
+            pending = stop
+    if pending < len(step.tokens):
+        yield _part(step, pending, len(step.tokens)), True
+
+
+def _follows(mask: Any, base: int) -> Any:
+    """``(n - 1,)``: whether token j + 1 sees token j, which as its neighbour must be its parent."""
+    j = np.arange(len(mask) - 1)
+    return mask[j + 1, base + j]
+
+
+def _part(step: Step, start: int, stop: int) -> Step:
+    assert step.mask is not None
+    inside = (step.want >= start) & (step.want < stop)
+    end = int(step.slots[stop - 1]) + 1
+    return replace(
+        step,
+        tokens=step.tokens[start:stop],
+        slots=step.slots[start:stop],
+        positions=step.positions[start:stop],
+        want=step.want[inside] - start,
+        mask=step.mask[start:stop, :end],
+    )
+
+
+def _name(dtype: mx.Dtype) -> str:
+    return str(dtype).removeprefix("mlx.core.")
+
+
+@contextmanager
+def _memory() -> Iterator[None]:
+    """Turns MLX's out-of-memory errors into ours, where it raises instead of ending the process."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if isinstance(error, MemoryError) or "memory" in str(error).lower():
+            raise MemoryBudgetError(f"the device ran out of memory: free KV or load a smaller model ({error})") from error
+        raise
+
+
+__all__ = ["ROOT", "MlxBackend", "load"]

@@ -1,0 +1,217 @@
+"""The cache objects that mlx-lm's models write into: growing buffers that belong to a pack.
+
+A tree of new tokens goes through the model as batch rows of width 1 that share one K/V array: `offset` holds one depth
+per row (rope takes them so), `make_mask` says who sees whom, and `update_and_fetch` puts the new keys side by side into
+the one buffer and hands it out broadcast over the rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+from mlx_lm.models.base import create_causal_mask
+from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, RotatingKVCache, make_prompt_cache
+
+from runtime.backends.packed import Step, WorkingPack
+from runtime.backends.tree import Int64
+from runtime.errors import UnsupportedFeatureError
+
+FIRST_CAPACITY = 64  # slots
+
+Arrays = tuple[mx.array | None, ...]
+Shape = tuple[int, int, int]  # heads, width of a key, width of a value
+
+
+class SlotCache:
+    """Keys and values of one attention layer, one place per slot: ``(1, kv_heads, capacity, head_dim)``.
+
+    Args:
+        window: Positions a sliding layer sees, the token itself included; None where the model's own call of
+            `make_mask` says it, or for a full layer.
+    """
+
+    def __init__(self, window: int | None = None) -> None:
+        self.window = window
+        self.keys: mx.array | None = None
+        self.values: mx.array | None = None
+        self.offset: int | mx.array = 0  # positions of the new tokens: of the first, or one per row
+        self._start = self._end = self._past = 0
+        self._path: mx.array | None = None
+        self._slots: mx.array | None = None
+        self._masks: TreeMasks | None = None
+
+    def begin(self, step: Step, rows: bool, path: mx.array | None, slots: mx.array | None, masks: TreeMasks | None) -> None:
+        """Says where the next keys go, at which positions, and what they see; `rows`: each token is a batch row."""
+        self._start, self._end, self._past = int(step.slots[0]), int(step.slots[-1]) + 1, step.past
+        self._path, self._slots, self._masks = path, slots, masks
+        self.offset = mx.array(step.positions.astype(np.int32)) if rows else int(step.positions[0])
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        """Writes new keys and values, ``(1, kv_heads, n, head_dim)`` or one row each; answers with all that is seen."""
+        rows = keys.shape[0]
+        if rows > 1:
+            keys, values = keys.transpose(2, 1, 0, 3), values.transpose(2, 1, 0, 3)  # (1, kv_heads, rows, head_dim)
+        self.reserve(self._end, keys, values)
+        assert self.keys is not None
+        assert self.values is not None
+        if self._path is not None:
+            return self._gathered(self._path, keys, values)
+        self.keys[..., self._start : self._end, :] = keys
+        self.values[..., self._start : self._end, :] = values
+        first = self._first_seen()
+        seen = self.keys[..., first : self._end, :], self.values[..., first : self._end, :]
+        return (_over_rows(seen[0], rows), _over_rows(seen[1], rows)) if rows > 1 else seen
+
+    def make_mask(
+        self, N: int, return_array: bool = False, window_size: int | None = None  # noqa: N803  # mlx-lm's own name
+    ) -> mx.array | str | None:
+        """What mlx-lm's attention takes: a bool array, "causal", or None where one token sees everything."""
+        window = self.window or window_size
+        if self._masks is not None:
+            return self._masks.of(window)
+        self.window = window  # a sliding layer is known for one from its first call on
+        first = self._first_seen()
+        if window is not None and N > 1 and self._past - first + N > window:
+            return create_causal_mask(N, self._past - first, window_size=window)
+        if N == 1:
+            return None
+        return create_causal_mask(N, self._past - first) if return_array else "causal"
+
+    def reserve(self, slots: int, keys: mx.array, values: mx.array) -> None:
+        """Makes room for `slots` in all, doubling the buffers when they are too small; shapes after `keys`, `values`."""
+        held = 0 if self.keys is None else self.keys.shape[2]
+        if slots > held:
+            capacity = max(slots, 2 * held, FIRST_CAPACITY)
+            self.keys = _grown(self.keys, keys, capacity)
+            self.values = _grown(self.values, values, capacity)
+
+    @property
+    def shape(self) -> Shape | None:
+        """Heads and widths, once known."""
+        if self.keys is None or self.values is None:
+            return None
+        return self.keys.shape[1], self.keys.shape[3], self.values.shape[3]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of both buffers."""
+        return 0 if self.keys is None or self.values is None else self.keys.nbytes + self.values.nbytes
+
+    def _gathered(self, path: mx.array, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        assert self.keys is not None
+        assert self.values is not None
+        self.keys[:, :, self._slots] = keys
+        self.values[:, :, self._slots] = values
+        past = path[self._first_seen() :]
+        return (
+            mx.concatenate([mx.take(self.keys, past, axis=2), keys], axis=2),
+            mx.concatenate([mx.take(self.values, past, axis=2), values], axis=2),
+        )
+
+    def _first_seen(self) -> int:
+        """Sliding layers of a chain need only the window before the first new token."""
+        return 0 if self.window is None or self._masks is not None else max(self._past - self.window + 1, 0)
+
+
+class TreeMasks:
+    """Bool masks of one tree call, one per window, made when a layer first asks.
+
+    Args:
+        visible: ``(n, slots)`` who sees whom.
+        depths: ``(slots,)``.
+        rows: Whether each token is a batch row (else all are one row).
+    """
+
+    def __init__(self, visible: Any, depths: Int64, *, rows: bool) -> None:
+        self._visible, self._depths, self._rows = visible, depths, rows
+        self._made: dict[int | None, mx.array] = {}
+
+    def of(self, window: int | None) -> mx.array:
+        """``(rows, 1, 1, slots)``, or ``(1, 1, n, slots)`` for one row."""
+        if window not in self._made:
+            mask = self._visible
+            if window is not None:
+                new = self._depths[len(self._depths) - len(mask) :]
+                mask = mask & (new[:, None] - self._depths < window)
+            axes = (1, 2) if self._rows else (0, 1)
+            self._made[window] = mx.array(np.expand_dims(mask, axes))
+        return self._made[window]
+
+
+class MlxPack(WorkingPack):
+    """A pack's buffers: what `make_cache` gave, one entry per model layer."""
+
+    def __init__(self, caches: list[Any]) -> None:
+        super().__init__()
+        self.caches = caches
+        self.attention = [c for c in _flat(caches) if isinstance(c, SlotCache)]
+        self.recurrent = [c for c in _flat(caches) if isinstance(c, ArraysCache)]
+
+    def begin(self, step: Step, *, rows: bool) -> None:
+        """Prepares every layer for one forward."""
+        path = slots = None
+        if step.path is not None:
+            path, slots = mx.array(step.path.astype(np.int32)), mx.array(step.slots.astype(np.int32))
+        masks = None if step.mask is None else TreeMasks(step.mask, self.tree.depths[: step.mask.shape[1]], rows=rows)
+        for cache in self.attention:
+            cache.begin(step, rows, path, slots, masks)
+
+    def put_state(self, state: Arrays | None) -> None:
+        """Sets every recurrent layer to a kept state, or to nothing."""
+        values = iter(state) if state is not None else None
+        for cache in self.recurrent:
+            cache.cache = [None if values is None else next(values) for _ in cache.cache]
+
+    def get_state(self) -> Arrays:
+        """The recurrent layers' states, contiguous and on their own."""
+        return tuple(None if a is None else mx.contiguous(a) for cache in self.recurrent for a in cache.cache)
+
+    def arrays(self) -> list[mx.array]:
+        """All buffers, for one evaluation."""
+        return [a for c in self.attention for a in (c.keys, c.values) if a is not None]
+
+
+def make_caches(model: Any, window: int | None) -> list[Any]:
+    """Our caches for a model, after those that mlx-lm itself would take.
+
+    Args:
+        model: An mlx-lm model.
+        window: A sliding window in all layers that mlx-lm does not know of.
+
+    Raises:
+        UnsupportedFeatureError: A kind of cache that our buffers cannot replace.
+    """
+    return [_ours(cache, window) for cache in make_prompt_cache(model)]
+
+
+def _ours(cache: Any, window: int | None) -> Any:
+    if type(cache) is KVCache:
+        return SlotCache(window)
+    if type(cache) is RotatingKVCache and not cache.keep:
+        return SlotCache(cache.max_size)
+    if type(cache) is ArraysCache:
+        return ArraysCache(size=len(cache.cache))
+    if type(cache) is CacheList:
+        return CacheList(*(_ours(part, window) for part in cache.caches))
+    raise UnsupportedFeatureError(f"this model's {type(cache).__name__} cannot be kept in a token tree; use another model")
+
+
+def _flat(caches: Sequence[Any]) -> Iterator[Any]:
+    for cache in caches:
+        if isinstance(cache, CacheList):
+            yield from _flat(cache.caches)
+        else:
+            yield cache
+
+
+def _over_rows(array: mx.array, rows: int) -> mx.array:
+    return mx.broadcast_to(array, (rows, *array.shape[1:]))
+
+
+def _grown(buffer: mx.array | None, like: mx.array, capacity: int) -> mx.array:
+    held = 0 if buffer is None else buffer.shape[2]
+    room = mx.zeros((1, like.shape[1], capacity - held, like.shape[3]), like.dtype)
+    return room if buffer is None else mx.concatenate([buffer, room], axis=2)

@@ -1,0 +1,123 @@
+"""Where mlx-lm's numbers differ from transformers': put right on the loaded model, or refused.
+
+Each line was measured (mlx-lm 0.32.2 against transformers 5.23, float32).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from runtime.errors import UnsupportedFeatureError
+
+PROVEN = frozenset({"llama", "qwen3", "gpt2", "gemma3_text", "mistral", "mamba", "lfm2", "falcon_h1"})  # by our own tests
+
+
+def completed(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A config.json with what mlx-lm's model classes read and transformers 5 writes elsewhere or not at all.
+
+    Raises:
+        UnsupportedFeatureError: Layers in an order that mlx-lm's class cannot express.
+    """
+    full = dict(config)
+    kind = full.get("model_type")
+    if kind == "lfm2":
+        full.setdefault("block_dim", full["hidden_size"])
+    if kind == "gpt2":
+        full.setdefault("n_ctx", full["n_positions"])
+    if kind == "gemma3_text":
+        _gemma3(full)
+    rope = full.get("rope_parameters") or {}
+    if "rope_theta" in rope:
+        full.setdefault("rope_theta", rope["rope_theta"])
+        if rope.get("rope_type", "default") != "default":
+            full.setdefault("rope_scaling", rope)
+    return full
+
+
+def hidden_window(config: Mapping[str, Any]) -> int | None:
+    """A sliding window in all layers that mlx-lm ignores: its llama class, which serves mistral, knows none."""
+    return config.get("sliding_window") if config.get("model_type") == "mistral" else None
+
+
+def class_lookup(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments for mlx-lm's `load_model`: its gpt2 cannot read weights under transformers' names, so ours renames them."""
+    if config.get("model_type") != "gpt2":
+        return {}
+    from mlx_lm.models import gpt2
+
+    def sanitize(self: Any, weights: dict[str, mx.array]) -> Any:
+        return gpt2.Model.sanitize(self, {name.removeprefix("transformer."): a for name, a in weights.items()})
+
+    renaming = type("Model", (gpt2.Model,), {"sanitize": sanitize})
+    return {"get_model_classes": lambda config: (renaming, gpt2.ModelArgs)}
+
+
+def correct(model: Any, config: Mapping[str, Any]) -> None:
+    """Changes a loaded model in place where its class rounds what transformers does not."""
+    if config.get("model_type") == "gemma3_text":
+        _exact_embedding_scale(model.model, int(config["hidden_size"]))
+
+
+class SelectRows:
+    """Lets only the wanted positions through a model's head: logits of a long prefill are large and mostly unused.
+
+    Args:
+        model: An mlx-lm model; the module below its head gets a subclass of its own class.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self.rows: mx.array | None = None
+        self._body = next((getattr(model, n) for n in ("model", "backbone", "transformer") if hasattr(model, n)), None)
+        if isinstance(self._body, nn.Module):
+            _override_call(self._body, lambda out: out if self.rows is None else out[:, self.rows])
+        else:
+            self._body = None
+
+    def __bool__(self) -> bool:
+        """Whether the model could be fitted with it."""
+        return self._body is not None
+
+
+def _gemma3(config: dict[str, Any]) -> None:
+    rope = config.get("rope_parameters") or {}
+    if isinstance(full := rope.get("full_attention"), Mapping):
+        config.setdefault("rope_theta", full["rope_theta"])
+        if full.get("rope_type", "default") != "default":
+            config.setdefault("rope_scaling", dict(full))
+    if isinstance(sliding := rope.get("sliding_attention"), Mapping):
+        config.setdefault("rope_local_base_freq", sliding["rope_theta"])
+    config["rope_parameters"] = None
+    kinds = config.get("layer_types")
+    if not kinds:
+        return
+    pattern = next((i + 1 for i, kind in enumerate(kinds) if kind == "full_attention"), len(kinds) + 1)
+    expected = ["sliding_attention" if (i + 1) % pattern else "full_attention" for i in range(len(kinds))]
+    if kinds != expected or pattern > len(kinds):
+        raise UnsupportedFeatureError(f"mlx-lm's gemma3 needs every n-th layer full, not {kinds}; use backend='hf'")
+    config["sliding_window_pattern"] = pattern
+
+
+def _exact_embedding_scale(body: Any, hidden_size: int) -> None:
+    """mlx-lm rounds sqrt(hidden_size) to bfloat16 whatever the dtype (0.015 nat off at hidden size 80)."""
+    rounded = mx.array(hidden_size**0.5, mx.bfloat16).astype(mx.float32).item()
+
+    def rescale(embedded: mx.array) -> mx.array:
+        exact = mx.array(hidden_size**0.5, embedded.dtype).astype(mx.float32).item()
+        ratio = exact / rounded
+        return embedded if ratio == 1.0 else embedded * mx.array(ratio, embedded.dtype)
+
+    _override_call(body.embed_tokens, rescale)
+
+
+def _override_call(module: Any, after: Any) -> None:
+    """Gives one module object a subclass whose call passes its result through `after`."""
+    base = type(module)
+
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return after(base.__call__(self, *args, **kwargs))
+
+    module.__class__ = type(base.__name__, (base,), {"__call__": call})

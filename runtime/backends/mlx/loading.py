@@ -1,0 +1,144 @@
+"""From a model folder, or a ready model, to an mlx-lm model: safetensors only, no foreign code, corrected config."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+from mlx.utils import tree_flatten
+from mlx_lm.utils import load_model as load_mlx_model
+from safetensors import SafetensorError, safe_open
+
+from runtime.backends import facts
+from runtime.backends.mlx.corrections import class_lookup, completed, correct
+from runtime.errors import ModelLoadError
+from runtime.loading.folder import ModelFolder
+from runtime.options import LoadOptions
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """An mlx-lm model and what only its source knows."""
+
+    model: Any
+    config: Mapping[str, Any]
+    name: str
+    dtype: mx.Dtype
+    weights_digest: str
+    text_digest: str
+    has_template: bool
+    quantisation: str | None
+
+
+def load_model(source: ModelFolder | tuple[Any, Any], options: LoadOptions) -> LoadedModel:
+    """The evaluated model.
+
+    Raises:
+        ModelLoadError: No such device, damaged weights, or an architecture that mlx-lm does not have.
+    """
+    os.environ.pop("MLX_LM_TRUST_REMOTE_CODE", None)
+    _set_device(options.device)
+    if isinstance(source, tuple):
+        return _adopted(*source)
+    check_weights(source.path)
+    config = completed(source.config)
+    try:
+        model, config = load_mlx_model(source.path, model_config=config, lazy=True, **class_lookup(config))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ModelLoadError(f"mlx-lm cannot load {source.name}: {error}") from error
+    dtype = _cast(model, options.dtype)
+    mx.eval(model.parameters())
+    correct(model, config)
+    quantisation = _quantisation(config)
+    if quantisation is not None:
+        log.info("%s is quantised: %s", source.name, quantisation)
+    return LoadedModel(
+        model=model,
+        config=config,
+        name=source.name,
+        dtype=dtype,
+        weights_digest=source.weights_digest,
+        text_digest=source.text_digest,
+        has_template=facts.has_template(source),
+        quantisation=quantisation,
+    )
+
+
+def check_weights(path: Path) -> None:
+    """Opens every weight file with the strict reader first: `mx.load` accepts kinds of damage that it rejects.
+
+    Raises:
+        ModelLoadError: A file that is not sound safetensors, or none at all.
+    """
+    files = sorted(path.glob("model*.safetensors"))
+    if not files:
+        raise ModelLoadError(f"{path} holds no model*.safetensors")
+    for file in files:
+        try:
+            with safe_open(file, framework="numpy"):
+                pass
+        except (SafetensorError, OSError) as error:
+            raise ModelLoadError(f"{file.name} is damaged: {error}") from error
+
+
+def _set_device(wanted: str) -> None:
+    """MLX has one default device per process: the GPU where there is one."""
+    if wanted == "cpu":
+        mx.set_default_device(mx.cpu)
+    elif wanted in ("mps", "gpu"):
+        if not mx.metal.is_available():
+            raise ModelLoadError(f"device {wanted!r} needs Metal, which is not here; use device='cpu'")
+        mx.set_default_device(mx.gpu)
+    elif wanted != "auto":
+        raise ModelLoadError(f"device {wanted!r} is not one MLX has: use auto, cpu or mps")
+
+
+def _cast(model: Any, wanted: str) -> mx.Dtype:
+    """Weights in the wanted dtype. Auto: float32 on the CPU, where 16 bits are slower by orders; as stored on a GPU."""
+    if wanted != "auto":
+        model.set_dtype(getattr(mx, wanted))
+    elif mx.default_device() == mx.cpu:
+        model.set_dtype(mx.float32)
+    return _dtype_of(model)
+
+
+def _dtype_of(model: Any) -> mx.Dtype:
+    """The dtype of the norms and scales: what activations are computed in."""
+    floats = [a for _, a in tree_flatten(model.parameters()) if mx.issubdtype(a.dtype, mx.floating)]
+    kinds = [a.dtype for a in floats if a.ndim == 1] or [a.dtype for a in floats]
+    return kinds[0]
+
+
+def _quantisation(config: Mapping[str, Any]) -> str | None:
+    """As mlx-lm's own config says it: "4 bits, groups of 64"."""
+    found = config.get("quantization")
+    return None if not found else f"{found['bits']} bits, groups of {found['group_size']}"
+
+
+def _adopted(model: Any, tokenizer: Any) -> LoadedModel:
+    config = {k: v for k, v in vars(model.args).items() if not k.startswith("_")}
+    mx.eval(model.parameters())
+    correct(model, config)
+    found = hashlib.sha256(facts.digest(config).encode())
+    for name, array in sorted(tree_flatten(model.parameters())):
+        found.update(f"{name}{array.shape}{array.dtype}".encode())
+        found.update(np.array(mx.contiguous(array).view(mx.uint8)).tobytes())
+    return LoadedModel(
+        model=model,
+        config=config,
+        name=str(config.get("model_type", type(model).__name__)),
+        dtype=_dtype_of(model),
+        weights_digest=found.hexdigest(),
+        text_digest=facts.text_digest_of(tokenizer),
+        has_template=bool(getattr(tokenizer, "chat_template", None)),
+        quantisation=None,
+    )

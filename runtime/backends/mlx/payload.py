@@ -1,0 +1,130 @@
+"""Cached tokens as mlx arrays: what leaves a pack, rests in the trie and goes to disk."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import numpy.typing as npt
+
+from runtime.backends.mlx.cache import Arrays, MlxPack, Shape, SlotCache
+from runtime.backends.tree import Int64
+from runtime.errors import SnapshotFormatError
+
+Stored = dict[str, npt.NDArray[np.generic]]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MlxPayload:
+    """KV of `n` consecutive tokens, evaluated. Layers of one shape are stacked: ``(layers, kv_heads, n, head_dim)``."""
+
+    n: int
+    keys: tuple[mx.array, ...]  # one per shape, in order of first appearance
+    values: tuple[mx.array, ...]
+    state: Arrays | None  # recurrent state after the last token
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held."""
+        return sum(a.nbytes for a in (*self.keys, *self.values, *(self.state or ())) if a is not None)
+
+
+def groups(layers: list[SlotCache], shapes: tuple[Shape, ...]) -> list[list[SlotCache]]:
+    """Attention layers of equal shape together, in order of first appearance."""
+    found: dict[Shape, list[SlotCache]] = {}
+    for layer, shape in zip(layers, shapes, strict=True):
+        found.setdefault(shape, []).append(layer)
+    return list(found.values())
+
+
+def take(pack: MlxPack, shapes: tuple[Shape, ...], slots: Int64, state: Arrays | None, dtype: mx.Dtype) -> MlxPayload:
+    """An immutable copy of a chain of slots, in the dtype of cached KV."""
+    first, last = int(slots[0]), int(slots[-1])
+    index = slice(first, last + 1) if last - first == len(slots) - 1 else mx.array(slots.astype(np.int32))
+    keys, values = [], []
+    for group in groups(pack.attention, shapes):
+        keys.append(_stacked([layer.keys for layer in group], index).astype(dtype))
+        values.append(_stacked([layer.values for layer in group], index).astype(dtype))
+    mx.eval(keys, values)
+    return MlxPayload(len(slots), tuple(keys), tuple(values), state)
+
+
+def put(pack: MlxPack, shapes: tuple[Shape, ...], payload: MlxPayload, start: int, dtype: mx.Dtype) -> None:
+    """Writes a payload into the buffers at `start`."""
+    end = start + payload.n
+    for group, keys, values in zip(groups(pack.attention, shapes), payload.keys, payload.values, strict=True):
+        for i, layer in enumerate(group):
+            new_keys, new_values = keys[i : i + 1].astype(dtype), values[i : i + 1].astype(dtype)
+            layer.reserve(end, new_keys, new_values)
+            assert layer.keys is not None
+            assert layer.values is not None
+            layer.keys[..., start:end, :] = new_keys
+            layer.values[..., start:end, :] = new_values
+    mx.eval(pack.arrays())
+
+
+def split(payload: MlxPayload, n: int) -> tuple[MlxPayload, MlxPayload]:
+    """The first `n` tokens and the rest, copied; the recurrent state belongs to the rest's end."""
+    parts = [[mx.contiguous(a[:, :, s]) for a in (*payload.keys, *payload.values)] for s in (slice(0, n), slice(n, None))]
+    mx.eval(parts)
+    (head, tail), count = parts, len(payload.keys)
+    return (
+        MlxPayload(n, tuple(head[:count]), tuple(head[count:]), None),
+        MlxPayload(payload.n - n, tuple(tail[:count]), tuple(tail[count:]), payload.state),
+    )
+
+
+def export(payload: MlxPayload) -> Stored:
+    """Plain arrays by name; bfloat16 as uint16."""
+    arrays: Stored = {"n": np.array(payload.n)}
+    for i, (keys, values) in enumerate(zip(payload.keys, payload.values, strict=True)):
+        arrays[f"keys.{i}"], arrays[f"values.{i}"] = _numpy(keys), _numpy(values)
+    if payload.state is not None:
+        arrays["states"] = np.array(len(payload.state))
+        arrays |= {f"state.{i}": _numpy(a) for i, a in enumerate(payload.state) if a is not None}
+    return arrays
+
+
+def restore(arrays: Stored, dtype: mx.Dtype, state_dtype: mx.Dtype) -> MlxPayload:
+    """The inverse of `export`.
+
+    Raises:
+        SnapshotFormatError: Arrays that are missing or of another shape or dtype.
+    """
+    try:
+        n = int(arrays["n"])
+        count = sum(name.startswith("keys.") for name in arrays)
+        keys = tuple(_array(arrays[f"keys.{i}"], dtype) for i in range(count))
+        values = tuple(_array(arrays[f"values.{i}"], dtype) for i in range(count))
+        state: Arrays | None = None
+        if "states" in arrays:
+            names = [f"state.{i}" for i in range(int(arrays["states"]))]
+            state = tuple(_array(arrays[name], state_dtype) if name in arrays else None for name in names)
+    except (KeyError, TypeError, ValueError) as error:
+        raise SnapshotFormatError(f"stored KV is not what this backend writes: {error}") from error
+    if any(a.ndim != 4 or a.shape[2] != n for a in (*keys, *values)):
+        raise SnapshotFormatError(f"stored KV says {n} tokens, but its arrays have other shapes")
+    mx.eval(keys, values, [a for a in state or () if a is not None])
+    return MlxPayload(n, keys, values, state)
+
+
+def _stacked(buffers: list[Any], index: slice | mx.array) -> mx.array:
+    """``(layers, kv_heads, n, head_dim)``. A stack of one would keep the buffer alive, so it is copied first."""
+    rows = [buffer[0, :, index] if isinstance(index, slice) else mx.take(buffer[0], index, axis=1) for buffer in buffers]
+    return mx.stack(rows) if len(rows) > 1 else mx.contiguous(rows[0])[None]
+
+
+def _numpy(array: mx.array) -> npt.NDArray[np.generic]:
+    plain = array.view(mx.uint16) if array.dtype == mx.bfloat16 else array
+    return np.array(plain)
+
+
+def _array(array: npt.NDArray[Any], dtype: mx.Dtype) -> mx.array:
+    found = mx.array(np.asarray(array))
+    if dtype == mx.bfloat16 and found.dtype == mx.uint16:
+        found = found.view(mx.bfloat16)
+    if found.dtype not in (dtype, mx.float32):  # some recurrent states are float32 in any model
+        raise ValueError(f"dtype {found.dtype} where {dtype} was written")
+    return found

@@ -1,0 +1,144 @@
+"""Which backends there are, whether they can run here, and how a name becomes a factory.
+
+A backend is a factory ``(source, options) -> Backend``, known by a name and a dotted "module:function", so that another
+process can be told about it. Backends come from three places: built in, `register_backend`, and the entry-point group
+`elsewise.backends`; a registered name wins over an entry point, both over a built-in one.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import importlib.util
+import platform
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from runtime.backends.base import Backend
+from runtime.errors import BackendUnavailableError, InvalidRequestError, UnknownBackendError
+from runtime.loading.folder import ModelFolder
+from runtime.options import LoadOptions, nearest
+
+Source = ModelFolder | tuple[Any, Any]
+Factory = Callable[[Source, LoadOptions], Backend]
+
+ENTRY_POINTS = "elsewise.backends"
+
+
+@dataclass(frozen=True, slots=True)
+class _BuiltIn:
+    dotted: str
+    needs: tuple[str, ...] = ()  # top-level modules
+    install: str = ""
+
+
+_BUILT_IN = {
+    "hf": _BuiltIn("runtime.backends.hf.backend:load", ("torch", "transformers"), "pip install 'elsewise[hf]'"),
+    "mlx": _BuiltIn("runtime.backends.mlx.backend:load", ("mlx", "mlx_lm"), "pip install mlx mlx-lm   (Linux: 'mlx[cpu]')"),
+    "mock": _BuiltIn("runtime.backends.mock:load"),
+    "fake": _BuiltIn("runtime.backends.fake:load"),
+}
+_PLANNED = {"vllm": "the vllm backend is not built yet; use hf or mlx on this machine"}
+
+_registered: dict[str, str | Factory] = {}
+
+
+def register_backend(name: str, factory: str | Factory) -> None:
+    """Makes a backend known to `load`, `spawn` and the window under `name`.
+
+    Args:
+        name: What users write.
+        factory: ``factory(source, options) -> Backend``, or where to import it from: "package.module:function".
+
+    Raises:
+        InvalidRequestError: No name, "auto", or neither a callable nor a dotted name.
+    """
+    if not name or name == "auto":
+        raise InvalidRequestError(f"a backend needs a name of its own, not {name!r}")
+    if not callable(factory) and not (isinstance(factory, str) and factory.count(":") == 1):
+        raise InvalidRequestError(f"backend {name!r}: give a callable or 'module:function', not {factory!r}")
+    _registered[name] = factory
+
+
+def unregister_backend(name: str) -> None:
+    """Forgets a registered backend; unknown names are no error."""
+    _registered.pop(name, None)
+
+
+def available_backends() -> dict[str, str | bool]:
+    """Every known name: True, or why it cannot run here, with the install line. Imports none of them."""
+    answer: dict[str, str | bool] = dict(_PLANNED)
+    for name, built_in in _BUILT_IN.items():
+        missing = [module for module in built_in.needs if importlib.util.find_spec(module) is None]
+        answer[name] = f"{' and '.join(missing)} not installed: {built_in.install}" if missing else True
+    for name, dotted in dotted_backends().items():
+        if name not in _BUILT_IN:
+            answer[name] = _module_is_there(dotted)
+    answer |= {name: True for name, factory in _registered.items() if callable(factory)}
+    return answer
+
+
+def dotted_backends() -> dict[str, str]:
+    """The import name of every backend that has one: what another process needs to `register_backend` the same."""
+    answer = {name: built_in.dotted for name, built_in in _BUILT_IN.items()}
+    answer |= {point.name: point.value for point in importlib.metadata.entry_points(group=ENTRY_POINTS)}
+    for name, factory in _registered.items():
+        dotted = factory if isinstance(factory, str) else _dotted(factory)
+        if dotted is not None:
+            answer[name] = dotted
+        else:
+            answer.pop(name, None)
+    return answer
+
+
+def default_backend() -> str:
+    """What "auto" means here: mlx on Apple silicon where it is installed, hf elsewhere."""
+    apple = sys.platform == "darwin" and platform.machine() == "arm64"
+    return "mlx" if apple and available_backends()["mlx"] is True else "hf"
+
+
+def resolve_backend(name: str | None = None) -> Factory:
+    """The factory behind a name; None and "auto" mean `default_backend()`.
+
+    Raises:
+        UnknownBackendError: No such backend; the message names the nearest.
+        BackendUnavailableError: Known, but it cannot run here; the message has the install line.
+    """
+    chosen = default_backend() if name in (None, "auto") else str(name)
+    known = available_backends()
+    if chosen not in known:
+        raise UnknownBackendError(f"unknown backend {chosen!r}: {nearest(chosen, known)}")
+    if known[chosen] is not True:
+        raise BackendUnavailableError(f"backend {chosen!r} cannot run here: {known[chosen]}")
+    factory = _registered.get(chosen)
+    if callable(factory):
+        return factory
+    return _imported(chosen, dotted_backends()[chosen])
+
+
+def _imported(name: str, dotted: str) -> Factory:
+    module, _, function = dotted.partition(":")
+    try:
+        factory: Factory = getattr(importlib.import_module(module), function)
+    except (ImportError, AttributeError) as error:
+        raise BackendUnavailableError(f"backend {name!r} cannot be imported from {dotted}: {error}") from error
+    return factory
+
+
+def _dotted(factory: Factory) -> str | None:
+    """Where a callable can be imported from again; None for one that cannot (a lambda, a method, a local function)."""
+    module, qualified = getattr(factory, "__module__", None), getattr(factory, "__qualname__", "<>")
+    if module is None or "<" in qualified or "." in qualified:
+        return None
+    return f"{module}:{qualified}"
+
+
+def _module_is_there(dotted: str) -> str | bool:
+    module = dotted.partition(":")[0]
+    try:
+        found = importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:
+        found = False
+    return found or f"module {module} is not installed"

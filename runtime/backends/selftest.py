@@ -1,0 +1,88 @@
+"""Checks at load that a model's numbers do not depend on how its tokens are pushed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from runtime.backends.packed import Float32, PackedBackend, chain_parents
+from runtime.backends.tree import ROOT, Int64
+from runtime.errors import ModelLoadError
+
+TOLERANCES = {"float32": 1e-3, "float16": 6e-2, "bfloat16": 4e-1}  # nats between log-probabilities
+_TRUNK = 9  # tokens
+_TAILS = (5, 1, 3)  # tokens of the branches: ragged on purpose
+
+
+def self_test(backend: PackedBackend[Any]) -> tuple[str, ...]:
+    """Pushes a small tree in every way and switches off the ways that disagree with plain single runs.
+
+    Sets `backend.tree` and `backend.stepwise`. About 60 tokens.
+
+    Returns:
+        Warnings for `ModelInfo.warnings`, empty when all is well.
+
+    Raises:
+        ModelLoadError: Even a single chain disagrees with the library's own uncached forward.
+    """
+    rng = np.random.default_rng(20_260_101)
+    ids = rng.integers(0, backend.info.vocab_size, _TRUNK + sum(_TAILS))
+    tolerance = TOLERANCES[backend.info.dtype]
+    trunk, tails = ids[:_TRUNK], np.split(ids[_TRUNK:], np.cumsum(_TAILS)[:-1])
+    plain = np.stack([backend.logits_uncached([*trunk, *tail]) for tail in tails])
+    warnings = []
+    off = [_gap(_alone(backend, trunk, tail), row) for tail, row in zip(tails, plain, strict=True)]
+    if max(off) > tolerance and backend.recurrent:
+        backend.stepwise = True
+        off = [_gap(_alone(backend, trunk, tail), row) for tail, row in zip(tails, plain, strict=True)]
+        warnings.append("this library carries recurrent state over one token at a time: long prompts are slow to continue")
+    if not max(off) <= tolerance:
+        raise ModelLoadError(
+            f"{backend.info.name}: {backend.info.backend} answers {max(off):.3g} nats apart with and without a cache "
+            f"(allowed: {tolerance:g}); this architecture is not supported"
+        )
+    if backend.tree:
+        gap = max(_gap(a, b) for a, b in zip(_branching(backend, trunk, tails), plain, strict=True))
+        if not gap <= tolerance:
+            backend.tree = False
+            warnings.append(f"branches are computed one by one: as one batch they came out {gap:.3g} nats apart")
+    return tuple(warnings)
+
+
+def _alone(backend: PackedBackend[Any], trunk: Int64, tail: Int64) -> Float32:
+    """The last row of trunk + tail, pushed as one chain in two pieces."""
+    pack = backend.open_pack()
+    try:
+        nothing = np.empty(0, np.int64)
+        backend.forward(pack, trunk, chain_parents(0, len(trunk), ROOT), nothing)
+        parents = chain_parents(len(trunk), len(tail), len(trunk) - 1)
+        return backend.forward(pack, tail, parents, np.array([len(tail) - 1]))[1][0]
+    finally:
+        backend.close(pack)
+
+
+def _branching(backend: PackedBackend[Any], trunk: Int64, tails: list[Int64]) -> Float32:
+    """The last rows of all tails, pushed as one tree over the trunk."""
+    pack = backend.open_pack()
+    try:
+        base = len(trunk)
+        backend.forward(pack, trunk, chain_parents(0, base, ROOT), np.empty(0, np.int64))
+        starts = base + np.cumsum([0, *map(len, tails[:-1])])
+        parents = [chain_parents(int(start), len(tail), base - 1) for start, tail in zip(starts, tails, strict=True)]
+        want = np.cumsum([len(tail) for tail in tails]) - 1
+        return backend.forward(pack, np.concatenate(tails), np.concatenate(parents), want)[1]
+    finally:
+        backend.close(pack)
+
+
+def _gap(a: Float32, b: Float32) -> float:
+    """The largest difference of two rows' log-probabilities; infinite where one is not finite."""
+    gap = float(np.abs(_log_softmax(a) - _log_softmax(b)).max())
+    return gap if np.isfinite(gap) else float("inf")
+
+
+def _log_softmax(logits: Float32) -> Float32:
+    wide = logits.astype(np.float64)
+    wide -= wide.max()
+    return (wide - np.log(np.exp(wide).sum())).astype(np.float32)

@@ -1,0 +1,179 @@
+"""Who follows whom in a pack: parents, depths and branches of its slots, in numpy.
+
+A *branch* is a chain of slots; a token opens a new one unless it follows the newest slot of its parent's branch.
+What a slot sees is then a handful of branches, each up to some slot, which numpy compares over the whole pack at
+once: no walk over single ancestors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from runtime.errors import InvalidRequestError
+
+Int64 = npt.NDArray[np.int64]
+Bool = npt.NDArray[np.bool_]
+
+ROOT = -1
+_NO_BRANCH = -1
+
+
+@dataclass(frozen=True, slots=True)
+class _Undo:
+    """What `SlotTree.append` changed, for `SlotTree.rollback`."""
+
+    size: int
+    linear: bool
+    branches: int
+    tips: tuple[tuple[int, int], ...]  # (branch, its newest slot before)
+
+
+class SlotTree:
+    """The shape of a pack. Slots are numbered as they come; a parent always comes before its children."""
+
+    __slots__ = ("_branch", "_depth", "_forks", "_parent", "_tips", "linear", "size")
+
+    def __init__(self) -> None:
+        self.size = 0
+        self.linear = True  # all slots form one chain 0, 1, 2, ...
+        self._parent = np.empty(64, np.int64)
+        self._depth = np.empty(64, np.int64)
+        self._branch = np.empty(64, np.int64)
+        self._forks: list[tuple[int, int]] = []  # per branch: the branch it leaves and the slot it leaves at
+        self._tips: list[int] = []  # per branch: its newest slot
+
+    @property
+    def depths(self) -> Int64:
+        """``(size,)`` how many tokens precede each slot on its path; a view."""
+        return self._depth[: self.size]
+
+    def parent(self, slot: int) -> int:
+        """The slot that `slot` follows, or ROOT."""
+        return int(self._parent[slot])
+
+    def append(self, parents: Int64) -> _Undo:
+        """Adds ``len(parents)`` slots; the answer undoes it.
+
+        Raises:
+            InvalidRequestError: A parent that does not exist yet.
+        """
+        base, n = self.size, len(parents)
+        if n == 0 or parents.min() < ROOT or (parents >= base + np.arange(n)).any():
+            raise InvalidRequestError(f"parents must be ROOT or earlier slots of a pack of {base}: {parents[:8].tolist()}")
+        undo_tips: dict[int, int] = {}
+        undo = (base, self.linear, len(self._forks))
+        self._reserve(base + n)
+        self._parent[base : base + n] = parents
+        for start, stop in runs(parents, base):
+            self._append_run(base + start, base + stop, int(parents[start]), undo_tips)
+        self.size = base + n
+        return _Undo(*undo, tuple(undo_tips.items()))
+
+    def rollback(self, undo: _Undo) -> None:
+        """Takes the newest `append` back."""
+        self.size, self.linear = undo.size, undo.linear
+        del self._forks[undo.branches :], self._tips[undo.branches :]
+        for branch, tip in undo.tips:
+            if branch < undo.branches:
+                self._tips[branch] = tip
+
+    def visible(self, first: int) -> Bool:
+        """``(size - first, size)``: which slots each slot from `first` on sees: its ancestors and itself."""
+        slots = np.arange(self.size)
+        mask = np.empty((self.size - first, self.size), np.bool_)
+        new = self._branch[first : self.size]
+        for branch in np.unique(new):
+            rows = np.flatnonzero(new == branch)
+            lineage = self._lineage(int(branch))
+            mask[rows] = lineage & (slots <= (rows + first)[:, None])
+        return mask
+
+    def within(self, mask: Bool, first: int, window: int) -> Bool:
+        """The part of a `visible` mask that lies within a sliding window of `window` positions, itself included."""
+        depths = self.depths
+        return mask & (depths[first:, None] - depths < window)
+
+    def path(self, slot: int) -> Int64:
+        """The slots from the root down to `slot`, ascending; empty for ROOT."""
+        if slot == ROOT:
+            return np.empty(0, np.int64)
+        if self.linear:
+            return np.arange(slot + 1)
+        return np.flatnonzero(self._lineage(int(self._branch[slot]))[: slot + 1])
+
+    def extends(self, parents: Int64) -> bool:
+        """Whether the pack is one chain and `parents` only lengthens it."""
+        base = self.size
+        return self.linear and np.array_equal(parents, np.arange(base - 1, base - 1 + len(parents)))
+
+    def check_chain(self, slots: Int64) -> None:
+        """Raises InvalidRequestError unless each of `slots` is the parent of the next."""
+        held = len(slots) > 0 and slots.min() >= 0 and slots.max() < self.size
+        if not held or not np.array_equal(self._parent[slots[1:]], slots[:-1]):
+            raise InvalidRequestError(f"not a chain of slots of a pack of {self.size}: {slots[:8].tolist()}")
+
+    def _append_run(self, start: int, stop: int, parent: int, undo_tips: dict[int, int]) -> None:
+        """Slots start..stop, each following the one before it, the first following `parent`."""
+        self.linear = self.linear and parent == start - 1
+        above = _NO_BRANCH if parent == ROOT else int(self._branch[parent])
+        if above != _NO_BRANCH and self._tips[above] == parent:
+            branch = above
+            undo_tips.setdefault(branch, parent)
+            self._tips[branch] = stop - 1
+        else:
+            branch = len(self._forks)
+            self._forks.append((above, parent))
+            self._tips.append(stop - 1)
+        depth = 0 if parent == ROOT else int(self._depth[parent]) + 1
+        self._branch[start:stop] = branch
+        self._depth[start:stop] = np.arange(depth, depth + stop - start)
+
+    def _lineage(self, branch: int) -> Bool:
+        """``(size,)``: the slots on the way to the newest slot of `branch`."""
+        limits = np.full(len(self._forks), -1)  # per branch: the last slot of it on the way
+        limits[branch] = self.size
+        above, slot = self._forks[branch]
+        while above != _NO_BRANCH:
+            limits[above] = slot
+            above, slot = self._forks[above]
+        return limits[self._branch[: self.size]] >= np.arange(self.size)
+
+    def _reserve(self, size: int) -> None:
+        if size > len(self._parent):
+            capacity = max(size, 2 * len(self._parent))
+            for name in ("_parent", "_depth", "_branch"):
+                grown: npt.NDArray[Any] = np.empty(capacity, np.int64)
+                grown[: self.size] = getattr(self, name)[: self.size]
+                setattr(self, name, grown)
+
+
+def runs(parents: Int64, base: int) -> Iterator[tuple[int, int]]:
+    """Cuts a call of `forward` into runs (start, stop), in which each token follows the one just before it."""
+    breaks = np.flatnonzero(parents[1:] != base + np.arange(len(parents) - 1)) + 1
+    edges = [0, *breaks.tolist(), len(parents)]
+    yield from zip(edges, edges[1:], strict=False)
+
+
+def segments(parents: Int64, base: int) -> list[Int64]:
+    """Cuts a call into chains of token indices, such that a token with two children ends its chain.
+
+    Each chain follows a slot that is complete before it starts: chains are in order of their first token.
+    """
+    inside = parents[parents >= base] - base
+    children = np.bincount(inside, minlength=len(parents)) if len(inside) else np.zeros(len(parents), np.int64)
+    chain_of: dict[int, list[int]] = {}  # by newest token
+    chains: list[list[int]] = []
+    for j, parent in enumerate((parents - base).tolist()):
+        if parent >= 0 and children[parent] == 1:
+            chain = chain_of.pop(parent)
+        else:
+            chain = []
+            chains.append(chain)
+        chain.append(j)
+        chain_of[j] = chain
+    return [np.asarray(chain, np.int64) for chain in chains]

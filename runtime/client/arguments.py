@@ -1,0 +1,60 @@
+"""What callers give, as plain values that cross the pipe."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from runtime.errors import InvalidRequestError
+from runtime.language_model import Message
+from runtime.text.utf8 import clean_text
+
+
+def plain_ids(ids: Sequence[int]) -> list[int]:
+    """Token ids as a list of ints; an array of them is taken too.
+
+    Raises:
+        InvalidRequestError: Something that is no whole number; its place is named.
+    """
+    if isinstance(ids, np.ndarray):
+        if ids.ndim != 1 or ids.dtype.kind not in "iu":
+            raise InvalidRequestError(f"token ids are one row of whole numbers, not {ids.dtype} of shape {ids.shape}")
+        numbers: list[int] = ids.tolist()
+        return numbers
+    try:
+        return list(map(operator.index, ids))
+    except TypeError:
+        for place, value in enumerate(ids):
+            if not hasattr(value, "__index__"):
+                kind = type(value).__name__
+                raise InvalidRequestError(
+                    f"token ids are whole numbers; at place {place:,} stands {value!r} ({kind})"
+                ) from None
+        raise
+
+
+def plain_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """Messages or tools as dictionaries of plain values.
+
+    Raises:
+        InvalidRequestError: Something that is no mapping.
+    """
+    for place, message in enumerate(messages):
+        if not isinstance(message, Mapping):
+            raise InvalidRequestError(f"message {place} is a mapping with role and content, not {message!r:.60}")
+    return [_plain(message) for message in messages]
+
+
+def _plain(value: Any) -> Any:
+    match value:
+        case str():
+            return clean_text(value)
+        case Mapping():
+            return {_plain(key): _plain(item) for key, item in value.items()}
+        case list() | tuple():
+            return [_plain(item) for item in value]
+        case _:
+            return value

@@ -1,0 +1,120 @@
+"""Calls from any loop and any thread onto one link."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Generator
+from typing import Any
+
+import msgspec
+
+from runtime.aio import Mailbox
+from runtime.client.link import EngineLink, Ticket
+from runtime.client.waiters import LoopCall, LoopStream, ThreadCall, ThreadStream, Waiter
+from runtime.records import TokenRun
+from runtime.wire.messages import Call, encode
+from runtime.wire.methods import METHODS
+
+
+class _Caller:
+    """One loop that calls: its answers come through one mailbox, its calls of one turn leave as one group."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, link: EngineLink) -> None:
+        self.mailbox = Mailbox(loop)
+        self._link = link
+        self._turn: list[Ticket] = []
+
+    def submit(self, ticket: Ticket) -> None:
+        """Sends it at the end of the turn, with what else the turn calls."""
+        if not self._turn:
+            self.mailbox.loop.call_soon(self.flush)
+        self._turn.append(ticket)
+
+    def flush(self) -> None:
+        """Sends what the turn has called so far."""
+        tickets, self._turn = self._turn, []
+        if tickets:
+            self._link.submit(tickets)
+
+
+class Calls:
+    """Makes calls and waits for their answers, as the caller's kind of thread needs it."""
+
+    def __init__(self, link: EngineLink) -> None:
+        self._link = link
+        self._callers: dict[asyncio.AbstractEventLoop, _Caller] = {}
+
+    async def call(self, method: str, **arguments: Any) -> Any:
+        """Awaits the answer; cancelled, it tells the engine."""
+        caller = self._caller()
+        waiter = LoopCall(caller.mailbox)
+        ticket = self._ticket(method, arguments, waiter, waiter.future.done)
+        caller.submit(ticket)
+        try:
+            return await waiter.future
+        except asyncio.CancelledError:
+            self._link.cancel(ticket.id)
+            raise
+
+    async def stream(self, method: str, **arguments: Any) -> AsyncGenerator[TokenRun, None]:
+        """Runs as they arrive; closed early, it tells the engine."""
+        caller = self._caller()
+        waiter = LoopStream(caller.mailbox)
+        ticket = self._ticket(method, arguments, waiter, lambda: waiter.closed)
+        caller.submit(ticket)
+        try:
+            async for run in waiter.runs():
+                yield run
+        finally:
+            waiter.closed = True
+            self._link.cancel(ticket.id)
+
+    def call_sync(self, method: str, **arguments: Any) -> Any:
+        """Blocks until the answer is there."""
+        waiter = ThreadCall()
+        ticket = self._ticket(method, arguments, waiter, _never)
+        self._send_now(ticket)
+        try:
+            return waiter.future.result()
+        except KeyboardInterrupt:
+            self._link.cancel(ticket.id)
+            raise
+
+    def stream_sync(self, method: str, **arguments: Any) -> Generator[TokenRun, None, None]:
+        """Blocks between the runs; closed early, it tells the engine."""
+        waiter = ThreadStream()
+        ticket = self._ticket(method, arguments, waiter, _never)
+        self._send_now(ticket)
+        try:
+            yield from waiter.runs()
+        finally:
+            self._link.cancel(ticket.id)
+
+    def _ticket(self, method: str, arguments: dict[str, Any], waiter: Waiter, abandoned: Callable[[], bool]) -> Ticket:
+        line = METHODS[method]
+        number = self._link.next_id()
+        payload = encode(Call(number, method, msgspec.Raw(encode(arguments))))
+        return Ticket(number, payload, line, waiter, abandoned)
+
+    def _send_now(self, ticket: Ticket) -> None:
+        try:
+            caller = self._callers.get(asyncio.get_running_loop())
+        except RuntimeError:  # no loop in this thread
+            caller = None
+        if caller is not None:
+            caller.flush()  # what this turn called before goes before
+        self._link.submit([ticket])
+
+    def _caller(self) -> _Caller:
+        loop = asyncio.get_running_loop()
+        caller = self._callers.get(loop)
+        if caller is None:
+            for known in list(self._callers):
+                if known.is_closed():
+                    self._callers.pop(known, None)
+            caller = self._callers[loop] = _Caller(loop, self._link)
+        return caller
+
+
+def _never() -> bool:
+    return False

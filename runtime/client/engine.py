@@ -1,0 +1,287 @@
+"""`EngineClient`: a `LanguageModel` whose model lives in an engine process."""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from contextlib import aclosing, closing
+from types import TracebackType
+from typing import Any, Self, cast
+
+from runtime.client.arguments import plain_ids, plain_messages
+from runtime.client.calls import Calls
+from runtime.client.link import EngineLink
+from runtime.errors import InvalidRequestError, RuntimeFault
+from runtime.info import CacheReport, Metrics, ModelInfo
+from runtime.language_model import Message, PrefixMatch
+from runtime.options import GenerationOptions
+from runtime.records import Float32, TokenRecord, TokenRun
+from runtime.text.utf8 import clean_text
+from runtime.wire.arrays import unpack_pieces
+from runtime.wire.messages import Loaded
+
+
+class EngineClient:
+    """A model in an engine process, made by `spawn`. Every member is described by `LanguageModel`.
+
+    Once the process has ended, whoever waits and whoever asks gets `EngineDiedError`; `spawn` makes another one.
+    """
+
+    def __init__(self, link: EngineLink, loaded: Loaded) -> None:
+        self._link = link
+        self._calls = Calls(link)
+        self._first = loaded
+        self._eos = frozenset(loaded.eos_token_ids)
+        self._byte_vocab = unpack_pieces(loaded.byte_vocab)
+        self._str_vocab = [text.decode("utf-8", "surrogatepass") for text in unpack_pieces(loaded.str_vocab)]
+        finaliser = weakref.finalize(self, link.close_soon, grace=0.0)  # forgotten without close: no engine stays behind
+        finaliser.atexit = False  # at exit the pipe closes, which is enough
+
+    # ---- state: the last snapshots that were pushed ----------------------------------------------------------
+
+    @property
+    def _state(self) -> Loaded:
+        return self._link.state or self._first
+
+    @property
+    def info(self) -> ModelInfo:
+        return self._state.info
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        return self._first.eos_token_ids
+
+    @property
+    def chat_template(self) -> str | None:
+        return self._first.chat_template
+
+    @property
+    def byte_vocab(self) -> list[bytes]:
+        return list(self._byte_vocab)
+
+    @property
+    def str_vocab(self) -> list[str]:
+        return list(self._str_vocab)
+
+    @property
+    def pid(self) -> int:
+        """The engine's process id."""
+        assert self._link.pid is not None  # it has loaded a model
+        return self._link.pid
+
+    @property
+    def ended(self) -> RuntimeFault | None:
+        """Why nothing can be asked any more (`EngineDiedError`, or closed); None while the engine lives."""
+        return self._link.ending
+
+    def metrics(self) -> Metrics:
+        return self._state.metrics
+
+    def cache_report(self) -> CacheReport:
+        return self._state.cache
+
+    # ---- next-token log-probabilities ------------------------------------------------------------------------
+
+    async def next_token_logprobs(self, ids: Sequence[int]) -> Float32:
+        return cast("Float32", await self._calls.call("next_token_logprobs", ids=plain_ids(ids)))
+
+    async def batch_next_token_logprobs(self, batch: Sequence[Sequence[int]]) -> Float32:
+        return cast("Float32", await self._calls.call("batch_next_token_logprobs", batch=[plain_ids(ids) for ids in batch]))
+
+    def next_token_logprobs_sync(self, ids: Sequence[int]) -> Float32:
+        return cast("Float32", self._calls.call_sync("next_token_logprobs", ids=plain_ids(ids)))
+
+    def batch_next_token_logprobs_sync(self, batch: Sequence[Sequence[int]]) -> Float32:
+        return cast("Float32", self._calls.call_sync("batch_next_token_logprobs", batch=[plain_ids(ids) for ids in batch]))
+
+    def next_token_logprobs_uncached(self, ids: Sequence[int]) -> Float32:
+        return cast("Float32", self._calls.call_sync("next_token_logprobs_uncached_async", ids=plain_ids(ids)))
+
+    async def next_token_logprobs_uncached_async(self, ids: Sequence[int]) -> Float32:
+        return cast("Float32", await self._calls.call("next_token_logprobs_uncached_async", ids=plain_ids(ids)))
+
+    def prefix_match(self, ids: Sequence[int]) -> PrefixMatch:
+        return cast("PrefixMatch", self._calls.call_sync("prefix_match_async", ids=plain_ids(ids)))
+
+    async def prefix_match_async(self, ids: Sequence[int]) -> PrefixMatch:
+        return cast("PrefixMatch", await self._calls.call("prefix_match_async", ids=plain_ids(ids)))
+
+    # ---- scores ----------------------------------------------------------------------------------------------
+
+    async def score(self, ids: Sequence[int], top_k: int = 10, start: int = 0) -> list[TokenRecord]:
+        return list(await self.score_run(ids, top_k, start))
+
+    async def score_run(self, ids: Sequence[int], top_k: int = 10, start: int = 0) -> TokenRun:
+        return cast("TokenRun", await self._calls.call("score_run", ids=plain_ids(ids), top_k=top_k, start=start))
+
+    # ---- generation ------------------------------------------------------------------------------------------
+
+    async def generate(self, ids: Sequence[int], options: GenerationOptions | None = None) -> AsyncGenerator[TokenRecord, None]:
+        async with aclosing(self.generate_runs(ids, options)) as runs:
+            async for run in runs:
+                for record in run:
+                    yield record
+
+    async def generate_runs(
+        self, ids: Sequence[int], options: GenerationOptions | None = None
+    ) -> AsyncGenerator[TokenRun, None]:
+        async with aclosing(self._calls.stream("generate_runs", ids=plain_ids(ids), options=options)) as runs:
+            async for run in runs:
+                yield run
+
+    def generate_sync(self, ids: Sequence[int], options: GenerationOptions | None = None) -> Iterator[TokenRecord]:
+        with closing(self._calls.stream_sync("generate_runs", ids=plain_ids(ids), options=options)) as runs:
+            for run in runs:
+                yield from run
+
+    async def sample(
+        self,
+        prompt_token_ids: Sequence[int],
+        max_tokens: int,
+        eos_token_ids: Sequence[int],
+        temperature: float = 1.0,
+        seed: int | None = None,
+    ) -> list[int]:
+        answer = await self._calls.call(
+            "sample",
+            prompt_token_ids=plain_ids(prompt_token_ids),
+            max_tokens=max_tokens,
+            eos_token_ids=plain_ids(eos_token_ids),
+            temperature=temperature,
+            seed=seed,
+        )
+        return cast("list[int]", answer)
+
+    async def batch_sample(
+        self,
+        prompts: Sequence[Sequence[int]],
+        max_tokens: int,
+        eos_token_ids: Sequence[int],
+        temperature: float = 1.0,
+        seed: int | None = None,
+    ) -> list[list[int]]:
+        answer = await self._calls.call(
+            "batch_sample",
+            prompts=[plain_ids(ids) for ids in prompts],
+            max_tokens=max_tokens,
+            eos_token_ids=plain_ids(eos_token_ids),
+            temperature=temperature,
+            seed=seed,
+        )
+        return cast("list[list[int]]", answer)
+
+    async def complete(self, prompt: str | Sequence[Message], options: GenerationOptions | None = None) -> str:
+        plain = clean_text(prompt) if isinstance(prompt, str) else plain_messages(prompt)
+        return cast("str", await self._calls.call("complete", prompt=plain, options=options))
+
+    # ---- text ------------------------------------------------------------------------------------------------
+
+    def tokenize(self, text: str) -> list[int]:
+        return cast("list[int]", self._calls.call_sync("tokenize_async", text=clean_text(text)))
+
+    async def tokenize_async(self, text: str) -> list[int]:
+        return cast("list[int]", await self._calls.call("tokenize_async", text=clean_text(text)))
+
+    def detokenize(self, ids: Sequence[int]) -> str:
+        return cast("str", self._calls.call_sync("detokenize_async", ids=plain_ids(ids)))
+
+    async def detokenize_async(self, ids: Sequence[int]) -> str:
+        return cast("str", await self._calls.call("detokenize_async", ids=plain_ids(ids)))
+
+    def decode_token(self, token_id: int) -> bytes:
+        if not 0 <= token_id < len(self._byte_vocab):
+            raise InvalidRequestError(f"token id {token_id} is outside the vocabulary of {len(self._byte_vocab):,}")
+        return self._byte_vocab[token_id]
+
+    def is_eos(self, token_id: int) -> bool:
+        return token_id in self._eos
+
+    def render_chat(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+    ) -> list[int]:
+        return cast("list[int]", self._calls.call_sync("render_chat_async", **_chat(messages, tools, add_generation_prompt)))
+
+    async def render_chat_async(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+    ) -> list[int]:
+        return cast("list[int]", await self._calls.call("render_chat_async", **_chat(messages, tools, add_generation_prompt)))
+
+    # ---- cache -----------------------------------------------------------------------------------------------
+
+    def cache_kv(self, ids: Sequence[int]) -> None:
+        self._calls.call_sync("cache_kv_async", ids=plain_ids(ids))
+
+    async def cache_kv_async(self, ids: Sequence[int]) -> None:
+        await self._calls.call("cache_kv_async", ids=plain_ids(ids))
+
+    def clear_cache(self) -> None:
+        self._calls.call_sync("clear_cache_async")
+
+    async def clear_cache_async(self) -> None:
+        await self._calls.call("clear_cache_async")
+
+    def clear_kv_cache(self) -> None:
+        self._calls.call_sync("clear_kv_cache_async")
+
+    async def clear_kv_cache_async(self) -> None:
+        await self._calls.call("clear_kv_cache_async")
+
+    def reset_async_queries(self) -> None:
+        self._calls.call_sync("reset_async_queries_async")
+
+    async def reset_async_queries_async(self) -> None:
+        await self._calls.call("reset_async_queries_async")
+
+    def set_kv_budget(self, budget_bytes: int) -> None:
+        self._calls.call_sync("set_kv_budget_async", budget_bytes=budget_bytes)
+
+    async def set_kv_budget_async(self, budget_bytes: int) -> None:
+        await self._calls.call("set_kv_budget_async", budget_bytes=budget_bytes)
+
+    # ---- end -------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        self._link.close_soon().result()
+        self._link.join()
+
+    async def close_async(self) -> None:
+        await end_link(self._link)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close_async()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+
+async def end_link(link: EngineLink, *, grace: float | None = None) -> None:
+    """Ends the engine without blocking the loop; cancelled, the ending goes on by itself."""
+    await asyncio.shield(asyncio.wrap_future(link.close_soon(grace=grace)))
+    link.join()  # at once: the thread has nothing left to do
+
+
+def _chat(
+    messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None, add_generation_prompt: bool
+) -> dict[str, Any]:
+    return {
+        "messages": plain_messages(messages),
+        "tools": None if tools is None else plain_messages(tools),
+        "add_generation_prompt": add_generation_prompt,
+    }

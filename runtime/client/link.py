@@ -1,0 +1,299 @@
+"""The way to one engine process: an I/O thread that starts it, talks to it, watches it and ends it."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import threading
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from runtime.aio import LoopThread
+from runtime.client.child import EngineProcess
+from runtime.client.limits import EngineLimits, Vigil
+from runtime.client.waiters import Waiter
+from runtime.errors import EngineDiedError, RuntimeFault, SessionClosedError
+from runtime.wire.arrays import unpack_run
+from runtime.wire.connection import Connection
+from runtime.wire.faults import unpack_fault
+from runtime.wire.messages import (
+    LOAD_ID,
+    Beat,
+    Cancel,
+    Chunk,
+    End,
+    Failure,
+    Load,
+    Loaded,
+    Push,
+    Reply,
+    Result,
+    Shutdown,
+    decode_replies,
+    encode,
+)
+from runtime.wire.methods import Method
+
+_log = logging.getLogger(__name__)
+_POLL_SECONDS = 0.01  # between two looks whether the child has ended
+_LAST_WORDS_SECONDS = 0.5  # for a child whose pipe is closed
+_TERM_SECONDS = 0.2  # between asking the system to end it and ending it
+
+
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """One call: what is sent, and who waits for what."""
+
+    id: int
+    payload: bytes
+    method: Method
+    waiter: Waiter
+    abandoned: Callable[[], bool]  # whether its caller has gone already
+
+
+class EngineLink:
+    """One engine process. `submit`, `cancel`, `close*` from any thread; the rest runs on the I/O thread.
+
+    Args:
+        make_load: The first message; called on the I/O thread, what it raises goes to `loaded`.
+        loaded: Waits for the model.
+        threads: Of the engine's numeric libraries; None leaves the choice to them.
+        log_path: Where the process's standard error goes; None shares ours.
+        limits: When it counts as hung.
+    """
+
+    def __init__(
+        self, make_load: Callable[[], Load], loaded: Waiter, *, threads: int | None, log_path: Path | None, limits: EngineLimits
+    ) -> None:
+        self.state: Loaded | None = None  # the latest snapshots; replaced as a whole, read by any thread
+        self._make_load = make_load
+        self._loaded: Waiter | None = loaded
+        self._threads, self._log_path, self._limits = threads, log_path, limits
+        self._numbers = itertools.count(LOAD_ID + 1)
+        self._waiting: dict[int, Ticket] = {}
+        self._child: EngineProcess | None = None
+        self._connection = Connection(self._on_group, self._on_lost)
+        self._vigil: Vigil | None = None
+        self._verdict: str | None = None  # why we ended the process
+        self._ending: Callable[[], RuntimeFault] | None = None  # makes what later calls get
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._closing = threading.RLock()  # reentrant: a finaliser may run inside
+        self._closed: Future[None] | None = None
+        self._thread = LoopThread("elsewise-engine-io")
+        self._begun = self._thread.submit(self._begin())
+
+    # ---- for any thread --------------------------------------------------------------------------------------
+
+    @property
+    def pid(self) -> int | None:
+        """The engine's process id; None before it was started."""
+        return self._child.pid if self._child else None
+
+    @property
+    def ending(self) -> RuntimeFault | None:
+        """Why nothing can be asked any more; None while the engine lives."""
+        return self._ending() if self._ending else None
+
+    def next_id(self) -> int:
+        """A number for a call."""
+        return next(self._numbers)
+
+    def submit(self, tickets: Sequence[Ticket]) -> None:
+        """Sends calls as one group; each waiter hears of its own."""
+        if not self._thread.post(self._send, tickets):
+            for ticket in tickets:
+                ticket.waiter.fault(_closed_error())
+
+    def cancel(self, number: int) -> None:
+        """Nobody waits for a call any more; one that was answered already is none."""
+        self._thread.post(self._cancel, number)
+
+    def close_soon(self, *, grace: float | None = None) -> Future[None]:
+        """Ends the engine without waiting; the same future every time.
+
+        Args:
+            grace: Seconds for the engine to end by itself; None: as the limits say.
+        """
+        with self._closing:
+            if self._closed is None:
+                self._closed = self._thread.submit(self._close(self._limits.close_seconds if grace is None else grace))
+            return self._closed
+
+    def join(self) -> None:
+        """Waits for the I/O thread, which ends right after the future of `close_soon`."""
+        self._thread.join()
+
+    # ---- the life of the process -----------------------------------------------------------------------------
+
+    async def _begin(self) -> None:
+        try:
+            load = self._make_load()
+            payload = encode(load)
+            child = self._child = EngineProcess(load.backend, self._threads, self._log_path)
+            self._vigil = Vigil(self._limits, self._limits.for_loading(load.source))
+            await asyncio.get_running_loop().create_connection(lambda: self._connection, sock=child.pipe)
+        except Exception as refused:  # noqa: BLE001  # the border: whoever waits for the model hears what went wrong
+            cause = (
+                refused if isinstance(refused, RuntimeFault) else EngineDiedError(f"the engine cannot be started: {refused}")
+            )
+            self._end_all(lambda: cause)
+        else:
+            self._connection.post([payload])
+            self._keep(self._watch(child, self._vigil))
+
+    async def _watch(self, child: EngineProcess, vigil: Vigil) -> None:
+        """Ends a hung engine; notices one whose end the pipe does not show (its own child may hold it open)."""
+        interval, before, gone = self._limits.beat_seconds, time.monotonic(), False
+        while self._ending is None:
+            await asyncio.sleep(interval)
+            now = time.monotonic()
+            elapsed, before = min(now - before, 2 * interval), now  # if we slept longer, so may have the engine
+            if child.ended():
+                if gone:  # since the last look: what it wrote has been read
+                    self._connection.close()
+                gone = True
+            elif (verdict := vigil.elapse(elapsed)) is not None and self._verdict is None:
+                _log.warning("the engine process %d is ended: %s", child.pid, verdict)
+                self._verdict = verdict
+                child.kill()
+
+    def _on_lost(self, fault: RuntimeFault | None) -> None:
+        if fault is not None and self._verdict is None:
+            self._verdict = f"it sent something unreadable ({fault})"
+        self._keep(self._bury())
+
+    async def _bury(self) -> None:
+        child = self._child
+        assert child is not None  # a pipe was lost, so there was one
+        if not await _wait_for_end(child, _LAST_WORDS_SECONDS):
+            self._verdict = self._verdict or "it closed its pipe and went on"
+            child.kill()
+            await _wait_for_end(child, _LAST_WORDS_SECONDS)
+        self._end_all(lambda: EngineDiedError(child.obituary(self._verdict)))
+
+    async def _close(self, grace: float) -> None:
+        self._end_all(_closed_error)
+        await asyncio.wrap_future(self._begun)
+        child = self._child
+        try:
+            if child is not None and not child.ended():
+                self._connection.post([encode(Shutdown())])
+                if not await _wait_for_end(child, grace):
+                    child.terminate()
+                    if not await _wait_for_end(child, min(grace, _TERM_SECONDS)):
+                        child.kill()
+                        await _wait_for_end(child, _LAST_WORDS_SECONDS)
+            self._connection.close()
+            if child is not None:
+                child.pipe.close()  # where it never became a connection
+        finally:
+            self._thread.stop()
+
+    def _end_all(self, make_error: Callable[[], RuntimeFault]) -> None:
+        """Nothing more comes: whoever waits is told, and so is whoever asks later."""
+        self._ending = self._ending or make_error
+        waiting, self._waiting = self._waiting, {}
+        for ticket in waiting.values():
+            ticket.waiter.fault(make_error())
+        if self._loaded is not None:
+            self._loaded.fault(make_error())
+            self._loaded = None
+
+    # ---- messages --------------------------------------------------------------------------------------------
+
+    def _send(self, tickets: Sequence[Ticket]) -> None:
+        wanted = [ticket for ticket in tickets if not ticket.abandoned()]
+        if self._ending is not None:
+            for ticket in wanted:
+                ticket.waiter.fault(self._ending())
+            return
+        self._waiting |= {ticket.id: ticket for ticket in wanted}
+        if wanted:
+            self._connection.post([ticket.payload for ticket in wanted])
+
+    def _cancel(self, number: int) -> None:
+        if self._waiting.pop(number, None) is not None:
+            self._connection.post([encode(Cancel(number))])
+
+    def _on_group(self, payloads: list[bytearray]) -> None:
+        assert self._vigil is not None  # made before the pipe
+        self._vigil.heard()
+        for reply in decode_replies(payloads):
+            self._on_reply(reply, self._vigil)
+
+    def _on_reply(self, reply: Reply, vigil: Vigil) -> None:
+        match reply:
+            case Beat():
+                vigil.beat(reply.steps, reply.phase)
+            case Push():
+                self._on_push(reply)
+            case Loaded():
+                self.state = reply
+                if self._loaded is not None:
+                    self._loaded.result(reply)
+                    self._loaded = None
+            case Failure() if reply.id == LOAD_ID:
+                if self._loaded is not None:
+                    self._loaded.fault(unpack_fault(reply.fault))
+                    self._loaded = None
+            case Chunk():
+                self._on_chunk(reply)
+            case _:
+                self._on_end(reply)
+
+    def _on_push(self, news: Push) -> None:
+        state = self.state
+        if state is not None:
+            changed = {"info": news.info, "metrics": news.metrics, "cache": news.cache}
+            self.state = msgspec.structs.replace(state, **{name: new for name, new in changed.items() if new is not None})
+
+    def _on_chunk(self, chunk: Chunk) -> None:
+        ticket = self._waiting.get(chunk.id)
+        if ticket is None:  # cancelled meanwhile
+            return
+        try:
+            ticket.waiter.chunk(unpack_run(chunk.columns))
+        except RuntimeFault as unreadable:
+            self._cancel(chunk.id)
+            ticket.waiter.fault(unreadable)
+
+    def _on_end(self, reply: Result | End | Failure) -> None:
+        ticket = self._waiting.pop(reply.id, None)
+        if ticket is None:  # cancelled meanwhile
+            return
+        try:
+            match reply:
+                case Result():
+                    ticket.waiter.result(ticket.method.read_answer(reply.value))
+                case End():
+                    ticket.waiter.result(None)
+                case Failure():
+                    ticket.waiter.fault(unpack_fault(reply.fault))
+        except (RuntimeFault, ValueError) as unreadable:  # msgspec's errors are ValueErrors
+            ticket.waiter.fault(RuntimeFault(f"the engine's answer cannot be read: {unreadable}"))
+
+    def _keep(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+async def _wait_for_end(child: EngineProcess, seconds: float) -> bool:
+    """Whether the process ended within that time."""
+    deadline = time.monotonic() + seconds
+    while not child.ended():
+        if time.monotonic() > deadline:
+            return False
+        await asyncio.sleep(_POLL_SECONDS)
+    return True
+
+
+def _closed_error() -> SessionClosedError:
+    return SessionClosedError("the model was closed; load it again")

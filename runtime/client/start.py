@@ -1,0 +1,77 @@
+"""`spawn`: from a source to a model in an engine process."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+from runtime.aio import Mailbox
+from runtime.backends.registry import available_backends, dotted_backends
+from runtime.client.engine import EngineClient, end_link
+from runtime.client.limits import EngineLimits
+from runtime.client.link import EngineLink
+from runtime.client.waiters import LoopCall
+from runtime.errors import InvalidRequestError
+from runtime.wire.messages import Load, Loaded
+
+DEFAULT_LOADER = "runtime.model:load"
+
+
+async def spawn(
+    source: str | Path,
+    backend: str | None = "auto",
+    *,
+    log_path: Path | None = None,
+    limits: EngineLimits | None = None,
+    loader: str = DEFAULT_LOADER,
+    **options: Any,
+) -> EngineClient:
+    """Loads a model into an engine process of its own and returns when it is ready. Cancelled, it ends the process.
+
+    Args:
+        source: A model folder, a GGUF file, an id on the shelf, or "smollm2". A relative path counts from here.
+        backend: "auto" (mlx on Apple silicon, hf elsewhere), "hf", "mlx", "mock", or a registered one.
+        log_path: Where the engine's warnings and native errors are appended (made with mode 0600); None: our own
+            standard error.
+        limits: When the engine counts as hung.
+        loader: "package.module:callable" that makes the model in the engine process.
+        options: See `LoadOptions`.
+
+    Raises:
+        InvalidRequestError: An unknown option, or one that cannot cross a pipe.
+        UnknownBackendError, BackendUnavailableError: No such backend; its libraries are missing.
+        ModelLoadError: The model is not here (the message has the command that fetches it), incomplete or damaged.
+        EngineDiedError: The process ended, or hung, while it loaded.
+    """
+    if not isinstance(source, str | Path):
+        raise InvalidRequestError(f"a {type(source).__name__} cannot be sent to an engine process; load it in this one")
+    limits = limits or EngineLimits()
+    name = backend or "auto"
+
+    def make_load() -> Load:
+        return Load(str(source), name, options, loader, _backends_to_tell(name), limits.beat_seconds)
+
+    loaded = LoopCall(Mailbox(asyncio.get_running_loop()))
+    link = EngineLink(make_load, loaded, threads=options.get("threads"), log_path=log_path, limits=limits)
+    try:
+        answer: Loaded = await loaded.future
+        return EngineClient(link, answer)
+    except BaseException:  # cancelled too
+        await end_link(link, grace=0.0)
+        raise
+
+
+def _backends_to_tell(chosen: str) -> dict[str, str]:
+    """Every backend that another process can import, by name.
+
+    Raises:
+        InvalidRequestError: The chosen one was registered as an object that only this process has.
+    """
+    dotted = dotted_backends()
+    if chosen not in dotted and chosen != "auto" and available_backends().get(chosen) is True:
+        raise InvalidRequestError(
+            f"backend {chosen!r} was registered as an object of this process; register it as 'package.module:function' "
+            "so that the engine process can import it"
+        )
+    return dotted

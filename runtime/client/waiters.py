@@ -1,0 +1,144 @@
+"""Who waits for an answer: a coroutine, a blocked thread, or the reader of a stream.
+
+The I/O thread calls `chunk`, `result` and `fault`; the waiting side is on its own loop or thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+from collections.abc import AsyncGenerator, Generator
+from concurrent.futures import CancelledError, Future
+from functools import partial
+from typing import Any, Protocol
+
+from runtime.aio import Mailbox
+from runtime.records import TokenRun
+
+
+class Waiter(Protocol):
+    """What the I/O thread tells about one call; the last two at most once, and nothing after them."""
+
+    def chunk(self, run: TokenRun) -> None:
+        """Some tokens of a stream."""
+
+    def result(self, value: Any) -> None:
+        """The answer; for a stream its end (None)."""
+
+    def fault(self, error: BaseException) -> None:
+        """It failed. CancelledError: the model dropped it."""
+
+
+class LoopCall:
+    """A coroutine awaits `future`."""
+
+    def __init__(self, mailbox: Mailbox) -> None:
+        self._mailbox = mailbox
+        self.future: asyncio.Future[Any] = mailbox.loop.create_future()
+
+    def chunk(self, run: TokenRun) -> None:
+        """A call has none."""
+
+    def result(self, value: Any) -> None:
+        self._mailbox.post(partial(_settle, self.future, value))
+
+    def fault(self, error: BaseException) -> None:
+        self._mailbox.post(partial(_fail, self.future, error))
+
+
+class ThreadCall:
+    """A blocked thread waits for `future`."""
+
+    def __init__(self) -> None:
+        self.future: Future[Any] = Future()
+
+    def chunk(self, run: TokenRun) -> None:
+        """A call has none."""
+
+    def result(self, value: Any) -> None:
+        self.future.set_result(value)
+
+    def fault(self, error: BaseException) -> None:
+        self.future.set_exception(_for_threads(error))
+
+
+class LoopStream:
+    """An async generator reads; what arrived since it last asked comes as one run."""
+
+    def __init__(self, mailbox: Mailbox) -> None:
+        self._mailbox = mailbox
+        self.closed = False  # the reader has gone
+        self._runs: list[TokenRun] = []
+        self._over = False
+        self._error: BaseException | None = None
+        self._news = asyncio.Event()
+
+    async def runs(self) -> AsyncGenerator[TokenRun, None]:
+        """Runs until the end; an error is raised after everything that arrived before it."""
+        while not (self._over and not self._runs):
+            await self._news.wait()
+            self._news.clear()
+            runs, self._runs = self._runs, []
+            if runs:
+                yield TokenRun.concat(runs)
+        if self._error is not None:
+            raise self._error
+
+    def chunk(self, run: TokenRun) -> None:
+        self._mailbox.post(partial(self._arrive, run))
+
+    def result(self, value: Any) -> None:  # noqa: ARG002  # a stream's end carries none
+        self._mailbox.post(partial(self._end, None))
+
+    def fault(self, error: BaseException) -> None:
+        self._mailbox.post(partial(self._end, error))
+
+    def _arrive(self, run: TokenRun) -> None:
+        self._runs.append(run)
+        self._news.set()
+
+    def _end(self, error: BaseException | None) -> None:
+        self._over, self._error = True, error
+        self._news.set()
+
+
+class ThreadStream:
+    """A blocked thread reads."""
+
+    def __init__(self) -> None:
+        self._arrived: queue.SimpleQueue[TokenRun | BaseException | None] = queue.SimpleQueue()
+
+    def runs(self) -> Generator[TokenRun, None, None]:
+        """Runs until the end; an error is raised after everything that arrived before it."""
+        while (item := self._arrived.get()) is not None:
+            if isinstance(item, BaseException):
+                raise item
+            yield item
+
+    def chunk(self, run: TokenRun) -> None:
+        self._arrived.put(run)
+
+    def result(self, value: Any) -> None:  # noqa: ARG002  # a stream's end carries none
+        self._arrived.put(None)
+
+    def fault(self, error: BaseException) -> None:
+        self._arrived.put(_for_threads(error))
+
+
+def _settle(future: asyncio.Future[Any], value: Any) -> None:
+    if not future.done():  # cancelled meanwhile
+        future.set_result(value)
+
+
+def _fail(future: asyncio.Future[Any], error: BaseException) -> None:
+    if future.done():
+        return
+    if isinstance(error, asyncio.CancelledError):
+        future.cancel()
+    else:
+        future.set_exception(error)
+
+
+def _for_threads(error: BaseException) -> BaseException:
+    """A blocked thread is no task: what asyncio calls cancelled is an ordinary error there."""
+    return CancelledError(*error.args) if isinstance(error, asyncio.CancelledError) else error

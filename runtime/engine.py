@@ -1,0 +1,127 @@
+"""The owner thread: it alone creates, evaluates and destroys arrays, and it runs the scheduler."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import TypeVar
+
+import numpy as np
+
+from runtime.backends.base import Backend
+from runtime.errors import SessionClosedError
+from runtime.info import CacheReport, Metrics
+from runtime.scheduler.jobs import CallJob, Job
+from runtime.scheduler.loop import Scheduler, typed
+
+T = TypeVar("T")
+log = logging.getLogger(__name__)
+REPORT_SECONDS = 0.25  # the cache report is renewed this often while something runs
+
+
+class Engine:
+    """Runs a backend's scheduler on a thread of its own until closed.
+
+    Args:
+        make: Builds backend and scheduler, on the owner thread; what it raises is raised here.
+    """
+
+    def __init__(self, make: Callable[[], tuple[Backend, Scheduler]]) -> None:
+        self._make = make
+        self._wake = threading.Condition()
+        self._inbox: list[Job] = []
+        self._closing = False
+        self._ready: Future[tuple[Backend, Scheduler]] = Future()
+        self.report = CacheReport(0, 0, 0, 0, 0, 0, 0, 0)
+        self._reported = 0.0
+        self._phase = "loading"
+        self._thread = threading.Thread(target=self._run, name="elsewise-owner", daemon=True)
+        self._thread.start()
+        self.backend, self.scheduler = self._ready.result()
+
+    @property
+    def metrics(self) -> Metrics:
+        """The counters as of the last step."""
+        return self.scheduler.counters.latest
+
+    def heartbeat(self) -> tuple[int, str]:
+        """Steps done and what goes on: "loading", "step" or "idle"."""
+        scheduler = getattr(self, "scheduler", None)
+        return (scheduler.steps if scheduler is not None else 0), self._phase
+
+    def submit(self, jobs: Sequence[Job]) -> None:
+        """Hands jobs over as one batch; any thread.
+
+        Raises:
+            SessionClosedError: The model was closed.
+        """
+        with self._wake:
+            if self._closing:
+                raise SessionClosedError("the model is closed; load it again")
+            self._inbox.extend(jobs)
+            self._wake.notify()
+
+    def nudge(self) -> None:
+        """A job was cancelled: look."""
+        with self._wake:
+            self._wake.notify()
+
+    def call(self, function: Callable[[], T]) -> Future[T]:
+        """Runs something on the owner thread between two steps."""
+        job = CallJob(np.empty(0, np.int32), None, call=function)
+        self.submit([job])
+        future: Future[T] = job.future
+        return future
+
+    def close(self) -> None:
+        """Ends the thread and frees the model; who waits gets `SessionClosedError`. Idempotent."""
+        with self._wake:
+            self._closing = True
+            self._wake.notify()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            backend, scheduler = self._make()
+        except BaseException as error:  # noqa: BLE001  # delivered to whoever loads
+            self._ready.set_exception(typed(error))
+            return
+        self._phase = "idle"
+        self._ready.set_result((backend, scheduler))
+        try:
+            while self._collect(scheduler):
+                scheduler.step()
+                if time.monotonic() - self._reported > REPORT_SECONDS or not scheduler.busy:
+                    self._renew_report(scheduler)
+            fault: BaseException = SessionClosedError("the model was closed while this was being worked on")
+        except BaseException as error:  # the loop itself failed: a bug of ours
+            log.exception("the scheduler stopped")
+            fault = typed(error)
+        finally:
+            with self._wake:
+                self._closing = True
+                scheduler.submit(self._inbox)
+                self._inbox = []
+        scheduler.fail_all(fault)
+        scheduler.cache.clear()
+        backend.unload()
+
+    def _collect(self, scheduler: Scheduler) -> bool:
+        """Takes what arrived; waits when there is nothing to do. False: time to end."""
+        with self._wake:
+            while not self._inbox and not scheduler.busy and not self._closing:
+                self._phase = "idle"
+                self._wake.wait()
+            arrived, self._inbox = self._inbox, []
+            closing = self._closing
+        self._phase = "step"
+        scheduler.submit(arrived)
+        return not closing
+
+    def _renew_report(self, scheduler: Scheduler) -> None:
+        self.report = scheduler.cache.report()
+        self._reported = time.monotonic()

@@ -1,0 +1,244 @@
+"""The engine process: requests in, a model's answers out.
+
+The main thread runs the loop that reads, calls and writes; the model computes on threads of its own. So beats go out while
+the model loads or steps, and the end of the pipe is noticed however busy it is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import aclosing
+from typing import NoReturn
+
+import msgspec
+
+from runtime.errors import InvalidRequestError, RuntimeFault
+from runtime.host.loading import describe, make_model
+from runtime.language_model import LanguageModel
+from runtime.options import nearest
+from runtime.wire.arrays import pack_run
+from runtime.wire.connection import Connection
+from runtime.wire.faults import pack_fault
+from runtime.wire.frames import MAX_PAYLOAD
+from runtime.wire.messages import (
+    LOAD_ID,
+    Beat,
+    Call,
+    Cancel,
+    Chunk,
+    End,
+    Failure,
+    Load,
+    MessageError,
+    Push,
+    Result,
+    Shutdown,
+    decode_requests,
+    encode,
+)
+from runtime.wire.methods import METHODS
+
+_log = logging.getLogger(__name__)
+EXIT_PROTOCOL = 76  # the pipe carried something that is not our protocol (EX_PROTOCOL of sysexits.h)
+_PUSH_SECONDS = 0.1  # between two pushes while a call is worked on
+_GROUP_BYTES = 1 << 20  # answers sent as one group
+_ORPHAN_SECONDS = 0.5  # for the model to close when the parent has gone
+_SHUTDOWN_SECONDS = 1.5  # for the model to close when the parent asks; the parent's own limit is shorter
+
+
+async def serve(pipe: socket.socket) -> NoReturn:
+    """Serves one model over a connected socket; ends the process when the pipe closes."""
+    loop = asyncio.get_running_loop()
+    server = Server()
+    await loop.create_connection(lambda: server.connection, sock=pipe)
+    code, grace = await server.over
+    await server.close_model(grace)
+    logging.shutdown()
+    sys.stderr.flush()
+    os._exit(code)  # whatever the owner thread or a native library is doing
+
+
+class Server:
+    """One model, one pipe. All members run on the loop's thread."""
+
+    def __init__(self) -> None:
+        self.connection = Connection(self._on_group, self._on_lost)
+        self.over: asyncio.Future[tuple[int, float]] = asyncio.get_running_loop().create_future()  # exit code, grace
+        self._model: LanguageModel | None = None
+        self._loading = False
+        self._calls: dict[int, asyncio.Task[None]] = {}
+        self._background: set[asyncio.Task[None]] = set()
+        self._outbox: list[bytes] = []
+        self._answered = False  # the outbox holds the end of a request
+        self._pushed: Push | None = None
+        self._pusher: asyncio.Task[None] | None = None
+
+    async def close_model(self, grace: float) -> None:
+        """Closes the model, for `grace` seconds at most."""
+        if self._model is None:
+            return
+        try:
+            await asyncio.wait_for(asyncio.to_thread(self._model.close), grace)
+        except TimeoutError:
+            _log.warning("the model did not close within %.1f s", grace)
+        except Exception:  # noqa: BLE001  # the border: nothing may keep this process alive
+            _log.exception("the model could not be closed")
+
+    # ---- what arrives ----------------------------------------------------------------------------------------
+
+    def _on_group(self, payloads: list[bytearray]) -> None:
+        for request in decode_requests(payloads):
+            match request:
+                case Load():
+                    if self._loading or self._model is not None:
+                        raise MessageError("a second Load: one engine process serves one model")
+                    self._loading = True
+                    self._keep(asyncio.create_task(self._load(request)))
+                    self._keep(asyncio.create_task(self._beat(request.beat_seconds)))
+                case Call():
+                    if request.id in self._calls:
+                        raise MessageError(f"a second call with id {request.id}")
+                    self._calls[request.id] = asyncio.create_task(self._answer(request))
+                    if self._pusher is None:
+                        self._pusher = asyncio.create_task(self._push_while_busy())
+                case Cancel():
+                    if task := self._calls.get(request.id):
+                        task.cancel()
+                case Shutdown():
+                    self._end(0, _SHUTDOWN_SECONDS)
+
+    def _on_lost(self, fault: RuntimeFault | None) -> None:
+        self._end(EXIT_PROTOCOL if fault else 0, _ORPHAN_SECONDS)
+
+    def _end(self, code: int, grace: float) -> None:
+        if not self.over.done():
+            self.over.set_result((code, grace))
+
+    def _keep(self, task: asyncio.Task[None]) -> None:
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+    # ---- work ------------------------------------------------------------------------------------------------
+
+    async def _load(self, request: Load) -> None:
+        try:
+            model = await asyncio.to_thread(make_model, request)
+            loaded = encode(await asyncio.to_thread(describe, model))
+        except BaseException as error:  # noqa: BLE001  # the border: a Rust panic is a BaseException; the caller gets it all
+            _log.warning("loading %r failed", request.source, exc_info=error)
+            self._post(encode(Failure(LOAD_ID, pack_fault(error))))
+        else:
+            self._model = model
+            self._post(loaded)
+        finally:
+            self._loading = False
+
+    async def _answer(self, call: Call) -> None:
+        try:
+            payload = await self._perform(call)
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            assert task is not None  # we run in one
+            if task.cancelling():  # by our caller: nobody waits
+                return
+            payload = encode(Failure(call.id, pack_fault(error)))  # the model's own: `reset_async_queries`
+        except BaseException as error:  # noqa: BLE001  # the border: a Rust panic is a BaseException; the caller gets it all
+            if not isinstance(error, RuntimeFault):
+                _log.warning("%s failed", call.method, exc_info=error)
+            payload = encode(Failure(call.id, pack_fault(error)))
+        finally:
+            del self._calls[call.id]
+        self._post(payload, final=True)
+
+    async def _perform(self, call: Call) -> bytes:
+        method = METHODS.get(call.method)
+        if method is None:
+            raise InvalidRequestError(f"the engine has no method {call.method!r}: {nearest(call.method, METHODS)}")
+        if self._model is None:
+            raise InvalidRequestError(f"{call.method} was called before the model was loaded")
+        try:
+            arguments = method.read_arguments(call.arguments)
+        except msgspec.MsgspecError as mismatch:
+            raise InvalidRequestError(f"{call.method}: {mismatch}") from mismatch
+        if method.streams:
+            async with aclosing(self._model.generate_runs(**arguments)) as runs:
+                async for run in runs:
+                    self._post(encode(Chunk(call.id, pack_run(run))))
+                    await self.connection.drained()
+            return encode(End(call.id))
+        payload = encode(Result(call.id, method.write_answer(await getattr(self._model, call.method)(**arguments))))
+        if len(payload) > MAX_PAYLOAD:
+            raise InvalidRequestError(
+                f"the answer of {call.method} takes {len(payload):,} bytes, more than the {MAX_PAYLOAD:,} that cross the "
+                "pipe at once; ask for fewer rows"
+            )
+        return payload
+
+    # ---- what leaves -----------------------------------------------------------------------------------------
+
+    def _post(self, payload: bytes, *, final: bool = False) -> None:
+        if not self._outbox:
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._outbox.append(payload)
+        self._answered |= final
+
+    def _flush(self) -> None:
+        """Sends what one turn of the loop produced; where a request was answered, the new counters go first."""
+        payloads, self._outbox = self._outbox, []
+        if self._answered:
+            self._answered = False
+            payloads[:0] = self._news()
+        for group in _groups(payloads):
+            self.connection.post(group)
+
+    def _news(self) -> list[bytes]:
+        """The snapshots that changed since they were last pushed, as one message or none."""
+        model = self._model
+        if model is None:
+            return []
+        try:
+            now = Push(model.info, model.metrics(), model.cache_report())
+            before, self._pushed = self._pushed, now
+            changed = {
+                name: getattr(now, name) for name in Push.__struct_fields__ if getattr(now, name) != getattr(before, name, None)
+            }
+            return [encode(Push(**changed))] if changed else []
+        except Exception:  # noqa: BLE001  # the border: counters are no reason to lose an answer
+            _log.exception("the counters could not be read")
+            return []
+
+    async def _push_while_busy(self) -> None:
+        while self._calls:
+            await asyncio.sleep(_PUSH_SECONDS)
+            if news := self._news():
+                self.connection.post(news)
+        self._pusher = None
+
+    async def _beat(self, seconds: float) -> None:
+        while True:
+            self.connection.post([encode(self._sign_of_life())])
+            await asyncio.sleep(seconds)
+
+    def _sign_of_life(self) -> Beat:
+        if self._model is None:
+            return Beat(0, "loading" if self._loading else "idle")
+        heartbeat = getattr(self._model, "heartbeat", None)
+        return Beat(*heartbeat()) if heartbeat else Beat(0, "idle")
+
+
+def _groups(payloads: Sequence[bytes]) -> Iterator[list[bytes]]:
+    """Cuts so that the other side need not hold much before it hands out the first answers."""
+    group: list[bytes] = []
+    held = 0
+    for payload in payloads:
+        if group and held + len(payload) > _GROUP_BYTES:
+            yield group
+            group, held = [], 0
+        group.append(payload)
+        held += len(payload)
+    yield group

@@ -1,0 +1,273 @@
+"""`LanguageModel`: what every model looks like to its callers, in this process or behind the pipe.
+
+Two classes satisfy it: the in-process model that `load` returns and the client of an engine process that `spawn` returns.
+Code written against this Protocol does not notice which one it has.
+
+Rules that hold for all members:
+
+- A token is an int, a log-probability a natural one: float32 log-softmax of the raw logits.
+- Coroutines and async generators work on any running loop, from several loops in several threads, under repeated
+  `asyncio.run`. Cancelling the awaiting task, or closing a generator, stops the work between two steps; what was computed
+  stays in the cache.
+- Blocking members may be called from any thread, also while a loop runs there (they hold it up). Each has a twin
+  `<name>_async` that does not block. A property, `metrics` and `cache_report` never block and never compute.
+- Work queued in one turn of an event loop (a `gather`) reaches the scheduler as one batch.
+- After `close`, and after the engine process ended, every member that needs the model raises.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+from runtime.info import CacheReport, Metrics, ModelInfo
+from runtime.options import GenerationOptions
+from runtime.records import Float32, TokenRecord, TokenRun
+
+Message = Mapping[str, Any]  # {"role": ..., "content": ...}, as chat templates take them
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixMatch:
+    """How much of a token sequence the engine holds already.
+
+    Attributes:
+        tokens: Length of the longest prefix that needs no forward pass.
+        tier: Where it is: "warm" (memory), "disk" (stored blocks) or "cold" (nowhere; `tokens` is 0).
+    """
+
+    tokens: int
+    tier: str
+
+
+class LanguageModel(Protocol):
+    """A loaded model. See the module's text for what holds for all members.
+
+    Raises (any member that takes token ids):
+        InvalidRequestError: An id out of range or of the wrong type, an empty list where a token is needed.
+        ContextOverflowError: More tokens than the context holds; raised before anything is computed.
+        NonFiniteLogitsError: The model answered NaN or infinity.
+        MemoryBudgetError: The KV does not fit into the budget.
+        SessionClosedError: The model was closed.
+        EngineDiedError: The engine process ended (a spawned model only).
+    """
+
+    @property
+    def info(self) -> ModelInfo:
+        """What is known of the model: geometry, fingerprints, options in force, warnings."""
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """Ids that end a text, in the order of the model's configuration."""
+
+    @property
+    def chat_template(self) -> str | None:
+        """The template's source; None for a base model."""
+
+    @property
+    def byte_vocab(self) -> list[bytes]:
+        """The exact bytes of every id, ``vocab_size`` entries; empty bytes where an id has none (padding)."""
+
+    @property
+    def str_vocab(self) -> list[str]:
+        """The text of every id, ``vocab_size`` entries; bytes that are not UTF-8 alone show as U+FFFD."""
+
+    # ---- next-token log-probabilities ------------------------------------------------------------------------
+
+    async def next_token_logprobs(self, ids: Sequence[int]) -> Float32:
+        """Log-probabilities of the token after `ids`, ``(vocab,) float32``."""
+
+    async def batch_next_token_logprobs(self, batch: Sequence[Sequence[int]]) -> Float32:
+        """The same for several sequences at once, ``(n, vocab) float32``, row i for sequence i; duplicates cost nothing."""
+
+    def next_token_logprobs_sync(self, ids: Sequence[int]) -> Float32:
+        """`next_token_logprobs`, blocking."""
+
+    def batch_next_token_logprobs_sync(self, batch: Sequence[Sequence[int]]) -> Float32:
+        """`batch_next_token_logprobs`, blocking."""
+
+    def next_token_logprobs_uncached(self, ids: Sequence[int]) -> Float32:
+        """The same numbers by the library's own plain forward pass, cache neither read nor written. Blocking.
+
+        It is the reference that the cached answers are compared with, ``(vocab,) float32``.
+        """
+
+    async def next_token_logprobs_uncached_async(self, ids: Sequence[int]) -> Float32:
+        """`next_token_logprobs_uncached`, awaited."""
+
+    def prefix_match(self, ids: Sequence[int]) -> PrefixMatch:
+        """How much of `ids` is held already; computes nothing and refreshes nothing. Blocking."""
+
+    async def prefix_match_async(self, ids: Sequence[int]) -> PrefixMatch:
+        """`prefix_match`, awaited."""
+
+    # ---- scores of given tokens ------------------------------------------------------------------------------
+
+    async def score(self, ids: Sequence[int], top_k: int = 10, start: int = 0) -> list[TokenRecord]:
+        """What the model thinks of each given token.
+
+        Args:
+            ids: The whole sequence, from its first token on.
+            top_k: Alternatives recorded per token.
+            start: The first position wanted; those before it are context only.
+
+        Returns:
+            ``len(ids) - start`` records: record i scores ``ids[start + i]`` given everything before it. Where nothing
+            precedes a token, its numbers are None.
+        """
+
+    async def score_run(self, ids: Sequence[int], top_k: int = 10, start: int = 0) -> TokenRun:
+        """`score` as columns, for the pipe and the window."""
+
+    # ---- generation ------------------------------------------------------------------------------------------
+
+    def generate(self, ids: Sequence[int], options: GenerationOptions | None = None) -> AsyncGenerator[TokenRecord, None]:
+        """Draws tokens after `ids`, one record each as soon as it is known; called without await.
+
+        The last record has a `finish_reason` (eos's own record included). Closing the generator early, best with
+        `contextlib.aclosing`, stops the generation. Records that were yielded before an error stay valid.
+        """
+
+    def generate_runs(self, ids: Sequence[int], options: GenerationOptions | None = None) -> AsyncGenerator[TokenRun, None]:
+        """`generate` in chunks of one or more tokens: whatever has arrived since the caller last asked."""
+
+    def generate_sync(self, ids: Sequence[int], options: GenerationOptions | None = None) -> Iterator[TokenRecord]:
+        """`generate`, blocking; closing the iterator stops the generation."""
+
+    async def sample(
+        self,
+        prompt_token_ids: Sequence[int],
+        max_tokens: int,
+        eos_token_ids: Sequence[int],
+        temperature: float = 1.0,
+        seed: int | None = None,
+    ) -> list[int]:
+        """Up to `max_tokens` ids drawn after the prompt, without the eos that ended them (genlm-backend's call)."""
+
+    async def batch_sample(
+        self,
+        prompts: Sequence[Sequence[int]],
+        max_tokens: int,
+        eos_token_ids: Sequence[int],
+        temperature: float = 1.0,
+        seed: int | None = None,
+    ) -> list[list[int]]:
+        """`sample` for several prompts at once; row i answers prompt i and is the same alone or in the batch."""
+
+    async def complete(self, prompt: str | Sequence[Message], options: GenerationOptions | None = None) -> str:
+        """The text that follows `prompt`: a plain text is continued, a list of messages is answered by chat template.
+
+        Raises:
+            UnsupportedFeatureError: Messages, but the model has no chat template.
+        """
+
+    # ---- text ------------------------------------------------------------------------------------------------
+
+    def tokenize(self, text: str) -> list[int]:
+        """The ids of `text`; special strings in it stay plain text. Blocking."""
+
+    async def tokenize_async(self, text: str) -> list[int]:
+        """`tokenize`, awaited."""
+
+    def detokenize(self, ids: Sequence[int]) -> str:
+        """The text of `ids`; bytes that are not UTF-8 become U+FFFD. Blocking."""
+
+    async def detokenize_async(self, ids: Sequence[int]) -> str:
+        """`detokenize`, awaited."""
+
+    def decode_token(self, token_id: int) -> bytes:
+        """The exact bytes of one id; never blocks."""
+
+    def is_eos(self, token_id: int) -> bool:
+        """Whether the id ends a text; never blocks."""
+
+    def render_chat(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+    ) -> list[int]:
+        """The ids of a conversation by the model's chat template. Blocking.
+
+        Content never becomes control tokens, whatever it spells.
+
+        Raises:
+            UnsupportedFeatureError: The model has no chat template.
+            InvalidRequestError: The template refuses the messages, or took too long.
+        """
+
+    async def render_chat_async(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+    ) -> list[int]:
+        """`render_chat`, awaited."""
+
+    # ---- cache -----------------------------------------------------------------------------------------------
+
+    def cache_kv(self, ids: Sequence[int]) -> None:
+        """Computes and keeps the KV of `ids`, for later calls that begin with them. Blocking."""
+
+    async def cache_kv_async(self, ids: Sequence[int]) -> None:
+        """`cache_kv`, awaited."""
+
+    def clear_cache(self) -> None:
+        """Drops kept next-token vectors and KV; what running requests hold goes when they end. Blocking."""
+
+    async def clear_cache_async(self) -> None:
+        """`clear_cache`, awaited."""
+
+    def clear_kv_cache(self) -> None:
+        """Drops kept KV alone; next-token vectors stay. Blocking."""
+
+    async def clear_kv_cache_async(self) -> None:
+        """`clear_kv_cache`, awaited."""
+
+    def reset_async_queries(self) -> None:
+        """Drops log-probability queries that were not answered yet: their waiters get CancelledError. Blocking."""
+
+    async def reset_async_queries_async(self) -> None:
+        """`reset_async_queries`, awaited."""
+
+    def set_kv_budget(self, budget_bytes: int) -> None:
+        """Changes how many bytes of KV are kept; evicts at once if there is more. Blocking.
+
+        Raises:
+            MemoryBudgetError: Running requests hold more than that.
+        """
+
+    async def set_kv_budget_async(self, budget_bytes: int) -> None:
+        """`set_kv_budget`, awaited."""
+
+    # ---- state -----------------------------------------------------------------------------------------------
+
+    def metrics(self) -> Metrics:
+        """The counters, as they stood when the last answer was given (every 100 ms at most while one is worked on)."""
+
+    def cache_report(self) -> CacheReport:
+        """The cache, as it stood when the last answer was given."""
+
+    def close(self) -> None:
+        """Ends the model within 2 s and frees its memory; waiting callers get SessionClosedError. Blocking; idempotent."""
+
+    async def close_async(self) -> None:
+        """`close`, awaited."""
+
+    async def __aenter__(self) -> Self:
+        """Itself."""
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Closes the model."""
+
+    def __enter__(self) -> Self:
+        """Itself."""
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        """Closes the model."""

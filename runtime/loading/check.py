@@ -1,0 +1,209 @@
+"""From a folder on disk to a `ModelFolder`: everything a backend would otherwise find out by crashing."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NoReturn
+
+from safetensors import SafetensorError, safe_open
+
+from runtime.errors import ModelLoadError
+from runtime.loading.config import check_sizes, normalised
+from runtime.loading.digests import digest_of_all, known_sha256
+from runtime.loading.folder import ModelFolder
+from runtime.loading.manifest import Manifest, read_manifest, verify
+
+TEXT_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "chat_template.json",
+)
+SETTINGS_FILES = ("config.json", "generation_config.json")
+INDEX = "model.safetensors.index.json"
+MAX_JSON_BYTES = 32 << 20  # an index of a very large model has a few MB
+_PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+
+
+def open_folder(path: Path, *, name: str | None = None, backend: str = "hf") -> ModelFolder:
+    """Checks a model folder and reads what is small in it; weights are hashed (once) and their headers opened.
+
+    Args:
+        path: The folder; nothing is written into it.
+        name: What users shall see; the manifest's title or the folder's own name by default.
+        backend: "hf" or "mlx": which quantised weights are acceptable.
+
+    Raises:
+        ModelLoadError: Anything missing, broken, absurd or changed since its import; one line that names it.
+    """
+    manifest = read_manifest(path)
+    if manifest is not None:
+        verify(path, manifest)
+    raw = read_json(path / "config.json")
+    if raw is None:
+        raise ModelLoadError(f"{path}: no config.json; this is not a model folder (a GGUF file is given by its own path)")
+    _check_architecture(raw, path)
+    check_sizes(raw, f"{path / 'config.json'}")
+    weights = weight_files(path)
+    for file in weights:
+        check_safetensors(file)
+    hashes = _hashes([*weights, path / "config.json"], manifest)
+    texts = _hashes([path / file for file in TEXT_FILES if (path / file).is_file()], manifest)
+    tokenizer_config = read_json(path / "tokenizer_config.json") or {}
+    return ModelFolder(
+        path=path,
+        name=name or (manifest.title if manifest else path.name),
+        config=normalised(raw),
+        weights_digest=digest_of_all(hashes),
+        text_digest=digest_of_all(texts),
+        weights=weights,
+        tokenizer_config=tokenizer_config,
+        generation_config=read_json(path / "generation_config.json") or {},
+        chat_template=_chat_template(path, tokenizer_config),
+        quantisation=_quantisation(raw, path, backend),
+    )
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """A JSON object from a file; None where there is no such file.
+
+    Raises:
+        ModelLoadError: Too large, no JSON, or no object.
+    """
+    try:
+        size = path.stat().st_size
+        if size > MAX_JSON_BYTES:
+            raise ModelLoadError(f"{path}: {size:,} bytes; at most {MAX_JSON_BYTES:,} are read")
+        value = json.loads(path.read_text("utf-8"), parse_constant=_no_constant)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as fault:
+        raise ModelLoadError(f"{path}: cannot be read ({fault.strerror}); check its permissions") from fault
+    except (ValueError, RecursionError) as fault:
+        raise ModelLoadError(f"{path}: not readable as JSON ({str(fault)[:120]}); fetch the file again") from fault
+    if not isinstance(value, dict):
+        raise ModelLoadError(f"{path}: holds a {type(value).__name__}, not an object; fetch the file again")
+    return value
+
+
+def weight_files(path: Path) -> tuple[Path, ...]:
+    """The safetensors files of a folder, all there.
+
+    Raises:
+        ModelLoadError: None, only pickles (which are never opened), or a part is missing.
+    """
+    index = read_json(path / INDEX)
+    if index is not None:
+        table = index.get("weight_map")
+        shards = sorted({str(shard) for shard in table.values()}) if isinstance(table, Mapping) else []
+        if not shards:
+            raise ModelLoadError(f"{path / INDEX}: names no weights; fetch the file again")
+        for shard in shards:
+            if Path(shard).name != shard or not shard.endswith(".safetensors"):
+                raise ModelLoadError(f"{path / INDEX}: {shard!r} is no safetensors file of this folder")
+            if not (path / shard).is_file():
+                raise ModelLoadError(f"{path / shard} is missing ({len(shards)} parts in all); fetch it again")
+        return tuple(path / shard for shard in shards)
+    found = sorted(file for file in path.glob("model*.safetensors") if file.is_file())
+    if found:
+        return (path / "model.safetensors",) if path / "model.safetensors" in found else tuple(found)
+    raise _no_weights(path)
+
+
+def check_safetensors(path: Path) -> int:
+    """Opens the header with the strict reader (mlx's own accepts malformed files); returns the number of tensors.
+
+    Raises:
+        ModelLoadError: The file is damaged or empty.
+    """
+    try:
+        with safe_open(path, framework="np") as file:
+            count = len(file.keys())
+    except (SafetensorError, OSError, ValueError) as fault:
+        raise ModelLoadError(f"{path}: damaged safetensors file ({fault}); fetch it again") from fault
+    if not count:
+        raise ModelLoadError(f"{path}: holds no tensors; fetch it again")
+    return count
+
+
+def _no_weights(path: Path) -> ModelLoadError:
+    names = sorted(file.name for file in path.iterdir() if file.is_file())
+    pickles = [name for name in names if name.endswith(_PICKLES)]
+    if pickles:
+        return ModelLoadError(
+            f"{path}: only pickled weights ({pickles[0]}), which are never opened because they can run code; "
+            "choose a safetensors version of the model"
+        )
+    if "adapter_model.safetensors" in names:
+        return ModelLoadError(f"{path}: an adapter without its base model; load the base model and add this to it")
+    return ModelLoadError(f"{path}: no weights (model.safetensors or model.safetensors.index.json)")
+
+
+def _check_architecture(config: Mapping[str, Any], path: Path) -> None:
+    kind = config.get("model_type")
+    code = next((key for key in ("auto_map", "model_file") if config.get(key)), None)
+    known = isinstance(kind, str) and kind.replace("_", "").replace("-", "").replace(".", "").isalnum()
+    if code and not (known and _library_knows(str(kind))):
+        raise ModelLoadError(
+            f"{path}: the model needs code of its own ({code} in config.json), which is never run; "
+            "choose a model whose architecture the libraries know"
+        )
+    if not known:
+        raise ModelLoadError(f"{path / 'config.json'}: model_type is {kind!r}; it must name the architecture")
+
+
+def _library_knows(kind: str) -> bool:
+    """Whether transformers or mlx_lm has this architecture, told from their files: importing them takes seconds."""
+    for library, suffix in (("transformers", ""), ("mlx_lm", ".py")):
+        spec = importlib.util.find_spec(library)
+        for place in (spec and spec.submodule_search_locations) or ():
+            if (Path(place) / "models" / f"{kind.replace('-', '_')}{suffix}").exists():
+                return True
+    return False
+
+
+def _quantisation(config: Mapping[str, Any], path: Path, backend: str) -> str | None:
+    mlx, other = config.get("quantization"), config.get("quantization_config")
+    if isinstance(mlx, Mapping) and "group_size" in mlx:
+        if backend == "hf":
+            raise ModelLoadError(f"{path}: weights quantised for MLX; load it with backend='mlx' or choose the plain model")
+        return f"{mlx.get('bits', '?')} bit (mlx)"
+    if isinstance(other, Mapping) and other.get("quant_method"):
+        method = other["quant_method"]
+        raise ModelLoadError(f"{path}: weights quantised with {method}, which needs CUDA libraries; choose the plain model")
+    return None
+
+
+def _hashes(files: list[Path], manifest: Manifest | None) -> dict[str, str]:
+    """SHA-256 by file name: the manifest's (verified before), else computed or remembered."""
+    noted = manifest.files if manifest else {}
+    return {file.name: noted[file.name].sha256 if file.name in noted else known_sha256(file) for file in files}
+
+
+def _chat_template(path: Path, tokenizer_config: Mapping[str, Any]) -> str | None:
+    """The template's source: its own file first, then the configs' ``chat_template`` (a text, or named ones)."""
+    file = path / "chat_template.jinja"
+    if file.is_file():
+        try:
+            if file.stat().st_size > MAX_JSON_BYTES:
+                raise ModelLoadError(f"{file}: {file.stat().st_size:,} bytes; at most {MAX_JSON_BYTES:,} are read")
+            return file.read_text("utf-8")
+        except (OSError, UnicodeDecodeError) as fault:
+            raise ModelLoadError(f"{file}: not readable as text ({fault}); fetch it again") from fault
+    for config in (read_json(path / "chat_template.json") or {}, tokenizer_config):
+        found = config.get("chat_template")
+        if isinstance(found, list):
+            named = {str(t.get("name")): t.get("template") for t in found if isinstance(t, Mapping)}
+            found = named.get("default") or next(iter(named.values()), None)
+        if isinstance(found, str):
+            return found
+    return None
+
+
+def _no_constant(text: str) -> NoReturn:
+    raise ValueError(f"{text} is no JSON number")

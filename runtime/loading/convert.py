@@ -1,0 +1,163 @@
+"""GGUF to a model folder, run as a child process: ``python -m runtime.loading.convert FILE FOLDER``.
+
+Weights are dequantised to float32 one tensor at a time. On standard output: one JSON object a line, ``{"done", "total"}``
+while it works, ``{"parameters"}`` at the end, ``{"error"}`` where it cannot. Ends when its standard input closes, so it
+never outlives the process that asked for it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import resource
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from runtime.errors import ModelLoadError, RuntimeFault
+from runtime.loading.gguf import vocabulary
+from runtime.loading.gguf.dequantise import UNPACKERS, Floats, dequantise
+from runtime.loading.gguf.header import read_header
+from runtime.loading.gguf.layout import GgufHeader
+from runtime.loading.gguf.llama import LlamaShape, Tensor, check_tensors, unpermuted
+
+ARCHITECTURES = ("llama",)
+_BASE_MEMORY = 4 << 30  # bytes of address space: interpreter, numpy, tokenizer, and room
+
+
+def check(path: Path) -> tuple[GgufHeader, LlamaShape, list[Tensor]]:
+    """Everything that can be refused before work begins.
+
+    Raises:
+        ModelLoadError: Damaged, or of a kind that cannot be converted.
+    """
+    header = read_header(path)
+    if header.architecture not in ARCHITECTURES:
+        works = ", ".join(ARCHITECTURES)
+        raise ModelLoadError(f"{path}: the architecture {header.architecture!r} cannot be imported from GGUF; {works} can")
+    shape = LlamaShape.of(header)
+    tensors = check_tensors(header, shape)
+    for tensor in tensors:
+        kind = header.tensors[tensor.source].format.name
+        if kind not in UNPACKERS:
+            raise ModelLoadError(f"{path}: {tensor.source} is packed as {kind}; a file in {', '.join(UNPACKERS)} can be read")
+    return header, shape, tensors
+
+
+def convert(source: Path, target: Path, report: Callable[[int, int], None]) -> int:
+    """Writes the model folder's files into `target`, durably; returns the number of parameters."""
+    header, shape, tensors = check(source)
+    _limit_memory(header)
+    tokenizer = vocabulary.build_tokenizer(header)
+    _write_text(target / "tokenizer.json", tokenizer.to_str())
+    _write_json(target / "tokenizer_config.json", vocabulary.tokenizer_config(header))
+    _write_json(target / "generation_config.json", vocabulary.generation_config(header))
+    _write_json(target / "config.json", {**shape.config(), **vocabulary.generation_config(header)})
+    template = vocabulary.chat_template(header)
+    if template is not None:
+        _write_text(target / "chat_template.jinja", template)
+    _write_weights(target / "model.safetensors", header, tensors, report)
+    return sum(math.prod(tensor.shape) for tensor in tensors)
+
+
+def _write_weights(path: Path, header: GgufHeader, tensors: list[Tensor], report: Callable[[int, int], None]) -> None:
+    """A safetensors file, tensor by tensor: the library's own writer wants all of them in memory at once."""
+    entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    total = 0
+    for tensor in tensors:
+        size = math.prod(tensor.shape) * 4
+        entries[tensor.target] = {"dtype": "F32", "shape": tensor.shape, "data_offsets": [total, total + size]}
+        total += size
+    head = json.dumps(entries).encode()
+    head += b" " * (-len(head) % 8)
+    with path.open("wb") as stream:
+        stream.write(len(head).to_bytes(8, "little") + head)
+        done = 0
+        for tensor in tensors:
+            report(done, total)
+            values = _values(header, tensor)
+            np.ascontiguousarray(values).tofile(stream)
+            done += values.nbytes
+        _sync(stream)
+    report(total, total)
+
+
+def _values(header: GgufHeader, tensor: Tensor) -> Floats:
+    info = header.tensors[tensor.source]
+    data = np.memmap(header.path, np.uint8, "r", info.offset, (info.nbytes,))
+    values = dequantise(info, np.asarray(data))
+    if not np.isfinite(values).all():
+        raise ModelLoadError(f"{header.path}: the tensor {tensor.source} holds NaN or infinity: damaged; fetch the file again")
+    return unpermuted(values, tensor.permuted_heads) if tensor.permuted_heads else values
+
+
+def _limit_memory(header: GgufHeader) -> None:
+    """Bounds this process: the mapped file, and a few copies of the largest tensor."""
+    if sys.platform != "darwin":  # macOS accepts the call and does not enforce it
+        largest = max(info.values for info in header.tensors.values()) * 4
+        limit = _BASE_MEMORY + header.file_bytes + 4 * largest
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+
+
+def _write_json(path: Path, value: Any) -> None:
+    _write_text(path, json.dumps(value, ensure_ascii=False, indent=2) + "\n")
+
+
+def _write_text(path: Path, text: str) -> None:
+    with path.open("wb") as stream:
+        stream.write(text.encode())
+        _sync(stream)
+
+
+def _sync(stream: BinaryIO) -> None:
+    stream.flush()
+    os.fsync(stream.fileno())
+
+
+def _say(**message: object) -> None:
+    sys.stdout.write(json.dumps(message) + "\n")
+    sys.stdout.flush()
+
+
+def _end_with_parent() -> None:
+    """Leaves when standard input closes."""
+
+    def wait() -> None:
+        while sys.stdin.buffer.read(1):
+            pass
+        os._exit(3)
+
+    threading.Thread(target=wait, daemon=True, name="parent-watch").start()
+
+
+def main() -> int:
+    """The child's whole life; 0 done, 1 refused."""
+    parser = argparse.ArgumentParser(description="Convert a GGUF file into a model folder.")
+    parser.add_argument("source", type=Path)
+    parser.add_argument("target", type=Path)
+    arguments = parser.parse_args()
+    _end_with_parent()
+    os.umask(0o077)
+    try:
+        parameters = convert(arguments.source, arguments.target, lambda done, total: _say(done=done, total=total))
+    except RuntimeFault as fault:
+        _say(error=str(fault))
+        return 1
+    except MemoryError:
+        _say(error=f"{arguments.source}: converting it needs more memory than is allowed")
+        return 1
+    except OSError as fault:
+        _say(error=f"{arguments.target}: cannot be written ({fault.strerror}); free some space or choose another folder")
+        return 1
+    _say(parameters=parameters)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

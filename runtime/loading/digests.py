@@ -1,0 +1,91 @@
+"""SHA-256 of files, remembered by path, size and time so that the second look is free."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from runtime.errors import ModelLoadError
+from runtime.loading.paths import models_dir
+
+_CHUNK = 1 << 20
+
+
+def sha256_of(path: Path) -> str:
+    """The file's SHA-256 as hex; reads all of it.
+
+    Raises:
+        ModelLoadError: It cannot be read.
+    """
+    try:
+        with path.open("rb") as stream:
+            digest = hashlib.sha256()
+            while chunk := stream.read(_CHUNK):
+                digest.update(chunk)
+    except OSError as fault:
+        raise ModelLoadError(f"{path}: cannot be read ({fault.strerror}); check the file and its permissions") from fault
+    return digest.hexdigest()
+
+
+def known_sha256(path: Path) -> str:
+    """The same, computed only if the file's size or time is another than when it was last asked for.
+
+    What is remembered lies under the models folder, never beside the file.
+    """
+    try:
+        info = path.stat()
+    except OSError as fault:
+        raise ModelLoadError(f"{path}: cannot be read ({fault.strerror}); check the file and its permissions") from fault
+    name = str(path.absolute())
+    note = {"path": name, "size": info.st_size, "mtime_ns": info.st_mtime_ns}
+    place = models_dir() / ".digests" / f"{hashlib.sha256(os.fsencode(name)).hexdigest()}.json"
+    with contextlib.suppress(OSError, ValueError):
+        kept = json.loads(place.read_text())
+        if isinstance(kept, dict) and isinstance(kept.get("sha256"), str) and note.items() <= kept.items():
+            return str(kept["sha256"])
+    sha256 = sha256_of(path)
+    with contextlib.suppress(OSError):  # a read-only models folder costs time, nothing else
+        place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write_atomically(place, json.dumps({**note, "sha256": sha256}).encode())
+    return sha256
+
+
+def digest_of_all(files: Mapping[str, str]) -> str:
+    """One SHA-256 over several files' names and SHA-256s; independent of their order."""
+    lines = "".join(f"{name} {files[name]}\n" for name in sorted(files))
+    return hashlib.sha256(lines.encode()).hexdigest()
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Writes the whole file or nothing, durably."""
+    handle, temporary = tempfile.mkstemp(prefix=".new-", dir=path.parent)
+    try:
+        with os.fdopen(handle, "wb") as stream:
+            stream.write(data)
+            stream.flush()
+            os.fsync(stream.fileno())
+        Path(temporary).replace(path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def sync_all(folder: Path) -> None:
+    """Makes a folder of files durable: their content, then their names."""
+    for path in folder.iterdir():
+        sync_folder(path)
+    sync_folder(folder)
+
+
+def sync_folder(folder: Path) -> None:
+    """Makes names that were created or renamed in a folder durable (or a file's content)."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

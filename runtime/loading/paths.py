@@ -1,0 +1,51 @@
+"""Where models live, and what their folders are called."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import platformdirs
+
+from runtime.errors import ModelLoadError
+
+_ID = re.compile(r"[A-Za-z0-9][\w.+-]*(/[A-Za-z0-9][\w.+-]*)?(@[\w.+-]+)?", re.ASCII)
+
+
+def models_dir() -> Path:
+    """The one folder of this machine's models: ``ELSEWISE_MODELS``, or ``models`` under the user data folder."""
+    chosen = os.environ.get("ELSEWISE_MODELS")
+    return Path(chosen).expanduser().absolute() if chosen else Path(platformdirs.user_data_dir("elsewise")) / "models"
+
+
+def is_model_id(text: str) -> bool:
+    """Whether the text could name a model: ``name``, ``org/name`` or ``org/name@revision``."""
+    return len(text) <= 200 and _ID.fullmatch(text) is not None and ".." not in text and "--" not in text
+
+
+def shelf_path(model_id: str) -> Path:
+    """The folder of a model on the shelf; it need not exist.
+
+    Raises:
+        ModelLoadError: The id cannot be one.
+    """
+    if not is_model_id(model_id):
+        raise ModelLoadError(f"{model_id!r} cannot be a model's name: org/name@revision, of letters, digits and '._-+'")
+    return models_dir() / model_id.replace("/", "--")
+
+
+def made_models_dir() -> Path:
+    """The models folder, made if need be, readable by its owner alone.
+
+    Raises:
+        ModelLoadError: It cannot be made.
+    """
+    folder = models_dir()
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as fault:
+        raise ModelLoadError(
+            f"the models folder {folder} cannot be made ({fault.strerror}); set ELSEWISE_MODELS to a folder you can write"
+        ) from fault
+    return folder

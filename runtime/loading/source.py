@@ -1,0 +1,73 @@
+"""From what a caller names (a folder, a file, an id) to a checked model folder. Never downloads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from runtime.errors import ModelLoadError
+from runtime.loading.check import open_folder
+from runtime.loading.digests import known_sha256
+from runtime.loading.folder import ModelFolder
+from runtime.loading.importer import find_imported, import_model, shelf_folders
+from runtime.loading.paths import is_model_id, models_dir, shelf_path
+
+EMBEDDED = "smollm2"
+_PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+
+
+def resolve(source: str | Path, *, backend: str = "hf") -> ModelFolder:
+    """The model folder behind a source. Blocks: hashing and converting take seconds the first time.
+
+    Args:
+        source: ``"smollm2"``, an id on the shelf (``name``, ``org/name``, ``org/name@revision``), a model folder, or a
+            GGUF file (converted onto the shelf, or found there by its SHA-256).
+        backend: "hf" or "mlx"; quantised weights that it cannot read are refused.
+
+    Raises:
+        ModelLoadError: Not here (names the command that fetches it), damaged, or not supported.
+    """
+    if isinstance(source, str) and is_model_id(source):
+        shelved = _on_shelf(source)
+        if shelved is not None:
+            return open_folder(shelved, backend=backend)
+    path = Path(source).expanduser()
+    if path.is_dir():
+        return open_folder(path.absolute(), backend=backend)
+    if path.is_file():
+        return _from_file(path.absolute(), backend)
+    raise ModelLoadError(_not_here(source, path))
+
+
+def _on_shelf(model_id: str) -> Path | None:
+    """The shelf's folder of an id; one without a revision finds the only revision there is."""
+    exact = shelf_path(model_id)
+    if exact.is_dir():
+        return exact
+    if "@" in model_id:
+        return None
+    revisions = [folder for folder in shelf_folders() if folder.name.startswith(f"{exact.name}@")]
+    if len(revisions) > 1:
+        names = ", ".join(f"{model_id}@{folder.name.partition('@')[2]}" for folder in revisions)
+        raise ModelLoadError(f"{model_id} is here in {len(revisions)} revisions; choose one: {names}")
+    return revisions[0] if revisions else None
+
+
+def _from_file(path: Path, backend: str) -> ModelFolder:
+    if path.suffix.lower() in _PICKLES:
+        raise ModelLoadError(f"{path}: a pickle, which is never opened because it can run code; choose safetensors or GGUF")
+    if path.suffix.lower() == ".safetensors":
+        raise ModelLoadError(f"{path}: weights alone are no model; give the folder that has them and config.json")
+    found = find_imported(known_sha256(path))
+    if found is not None:
+        return open_folder(found, backend=backend)
+    return import_model(path)
+
+
+def _not_here(source: str | Path, path: Path) -> str:
+    if source == EMBEDDED:
+        return f"smollm2 is not in {models_dir()}; run make setup, or elsewise models get smollm2"
+    if isinstance(source, Path) or path.is_absolute() or path.suffix or not is_model_id(source):
+        return f"{source}: no such file or folder; models are imported with: elsewise models import FILE"
+    if "/" in source:
+        return f"{source} is not in {models_dir()}; fetch it with: elsewise models get {source}"
+    return f"no model is called {source!r} here (elsewise models list shows them); import one with: elsewise models import FILE"

@@ -1,0 +1,74 @@
+"""What all members of the in-process model share: the engine, the text side, checking, submitting."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import TypeVar
+
+from runtime.engine import Engine
+from runtime.errors import InvalidRequestError
+from runtime.info import ModelInfo
+from runtime.model.text import TextSide
+from runtime.options import LoadOptions
+from runtime.records import Int32
+from runtime.scheduler.jobs import Job, check_ids
+
+T = TypeVar("T")
+
+
+class Core:
+    """State of a model in this process, and the way to its owner thread.
+
+    Args:
+        engine: The owner thread with its backend.
+        text: Tokenizer and template.
+        options: What was asked for at load.
+    """
+
+    def __init__(self, engine: Engine, text: TextSide, options: LoadOptions) -> None:
+        self._engine = engine
+        self._text = text
+        self._options = options
+        self._byte_vocab = text.tokenizer.byte_vocab(engine.backend.info.vocab_size)
+        self._eos = frozenset(text.tokenizer.eos_token_ids)
+        self._turns: dict[asyncio.AbstractEventLoop, list[Job]] = {}
+
+    @property
+    def info(self) -> ModelInfo:
+        """What is known of the model."""
+        return self._engine.backend.info
+
+    @property
+    def _namespace(self) -> str:
+        return self.info.kv_fingerprint
+
+    def _check(self, ids: Sequence[int]) -> Int32:
+        return check_ids(ids, vocab=self.info.vocab_size, context=self.info.context_length)
+
+    def _cancel(self, job: Job) -> None:
+        job.cancelled = True
+        self._engine.nudge()
+
+    def _submit_with_turn(self, job: Job) -> None:
+        """What one turn of the event loop asks for reaches the scheduler as one batch."""
+        loop = asyncio.get_running_loop()
+        jobs = self._turns.setdefault(loop, [])
+        jobs.append(job)
+        if len(jobs) == 1:
+            loop.call_soon(self._end_turn, loop)
+
+    def _end_turn(self, loop: asyncio.AbstractEventLoop) -> None:
+        jobs = self._turns.pop(loop, [])
+        try:
+            self._engine.submit(jobs)
+        except Exception as error:  # noqa: BLE001  # closed meanwhile: the waiters are told
+            for job in jobs:
+                job.fail(error)
+
+
+def some(items: Sequence[T]) -> Sequence[T]:
+    """The items; an empty list is a mistake worth a message."""
+    if not len(items):
+        raise InvalidRequestError("an empty batch: give at least one sequence of token ids")
+    return items

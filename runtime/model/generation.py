@@ -1,0 +1,161 @@
+"""Tokens drawn one after the other, as records, runs, ids or text."""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import time
+from collections import deque
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from concurrent.futures import Future
+
+from runtime.language_model import Message
+from runtime.model.core import some
+from runtime.model.texts import TextMembers
+from runtime.options import GenerationOptions, SamplingOptions
+from runtime.records import Finish, TokenRecord, TokenRun
+from runtime.sampling.chain import resolve_sampler
+from runtime.sampling.draw import fresh_seed
+from runtime.scheduler.jobs import GenerateJob, Priority
+
+
+class GenerationMembers(TextMembers):
+    """`generate`, `sample`, `complete` and their kin; see `LanguageModel`."""
+
+    async def generate(self, ids: Sequence[int], options: GenerationOptions | None = None) -> AsyncGenerator[TokenRecord, None]:
+        """Records as they come."""
+        runs = self.generate_runs(ids, options)
+        try:
+            async for run in runs:
+                for record in run:
+                    yield record
+        finally:
+            await runs.aclose()
+
+    async def generate_runs(
+        self, ids: Sequence[int], options: GenerationOptions | None = None
+    ) -> AsyncGenerator[TokenRun, None]:
+        """Whatever has arrived."""
+        job = self._generation(ids, options)
+        loop, arrived, news = asyncio.get_running_loop(), deque[TokenRun | BaseException | None](), asyncio.Event()
+
+        def tell(item: TokenRun | BaseException | None) -> None:
+            arrived.append(item)
+            try:
+                loop.call_soon_threadsafe(news.set)
+            except RuntimeError:  # the caller's loop is closed: nobody listens any more
+                job.cancelled = True
+
+        job.on_run = job.on_end = tell
+        self._submit_with_turn(job)
+        try:
+            while True:
+                await news.wait()
+                news.clear()
+                runs, ended, error = taken(arrived)
+                if runs:
+                    yield TokenRun.concat(runs)
+                if error is not None:
+                    raise error
+                if ended:
+                    return
+        finally:
+            self._cancel(job)
+
+    def generate_sync(self, ids: Sequence[int], options: GenerationOptions | None = None) -> Iterator[TokenRecord]:
+        """Blocking."""
+        job = self._generation(ids, options)
+        arrived: queue.SimpleQueue[TokenRun | BaseException | None] = queue.SimpleQueue()
+        job.on_run = job.on_end = arrived.put
+        self._engine.submit([job])
+        try:
+            while (item := arrived.get()) is not None:
+                if isinstance(item, BaseException):
+                    raise item
+                yield from item
+        finally:
+            self._cancel(job)
+
+    async def sample(
+        self,
+        prompt_token_ids: Sequence[int],
+        max_tokens: int,
+        eos_token_ids: Sequence[int],
+        temperature: float = 1.0,
+        seed: int | None = None,
+    ) -> list[int]:
+        """genlm-backend's call: ids without the eos."""
+        options = GenerationOptions(
+            max_tokens=max_tokens, sampling=SamplingOptions(temperature=temperature), top_k=0, seed=seed, resolve=False
+        )
+        job = self._generation(prompt_token_ids, options)
+        job.eos = frozenset(eos_token_ids)
+        done: Future[list[int]] = Future()
+        ids: list[int] = []
+
+        def on_run(run: TokenRun) -> None:
+            ids.extend(t for t, f in zip(run.ids.tolist(), run.finish.tolist(), strict=True) if f != Finish.EOS)
+
+        def on_end(error: BaseException | None) -> None:
+            if done.set_running_or_notify_cancel():
+                if error is None:
+                    done.set_result(ids)
+                else:
+                    done.set_exception(error)
+
+        job.on_run, job.on_end = on_run, on_end
+        self._submit_with_turn(job)
+        try:
+            return await asyncio.wrap_future(done)
+        finally:
+            self._cancel(job)
+
+    async def batch_sample(
+        self,
+        prompts: Sequence[Sequence[int]],
+        max_tokens: int,
+        eos_token_ids: Sequence[int],
+        temperature: float = 1.0,
+        seed: int | None = None,
+    ) -> list[list[int]]:
+        """Several prompts in one batch."""
+        each = (self.sample(prompt, max_tokens, eos_token_ids, temperature, seed) for prompt in some(prompts))
+        return list(await asyncio.gather(*each))
+
+    async def complete(self, prompt: str | Sequence[Message], options: GenerationOptions | None = None) -> str:
+        """Text in, text out."""
+        ids = await (self.tokenize_async(prompt) if isinstance(prompt, str) else self.render_chat_async(prompt))
+        pieces: list[str] = []
+        runs = self.generate_runs(ids, options)
+        try:
+            async for run in runs:
+                pieces.extend(t for t, f in zip(run.texts, run.finish.tolist(), strict=True) if f != Finish.EOS)
+        finally:
+            await runs.aclose()
+        return "".join(pieces)
+
+    def _generation(self, ids: Sequence[int], options: GenerationOptions | None) -> GenerateJob:
+        options = (options or GenerationOptions()).check()
+        seed = fresh_seed() if options.seed is None else options.seed
+        own = self._text.sampling if options.resolve else SamplingOptions()
+        return GenerateJob(
+            self._check(ids),
+            self._namespace,
+            Priority.CHAT,
+            options=options,
+            sampler=resolve_sampler(options.sampling, own, seed, options.branch),
+            submitted=time.monotonic(),
+        )
+
+
+def taken(
+    arrived: deque[TokenRun | BaseException | None],
+) -> tuple[list[TokenRun], bool, BaseException | None]:
+    """Empties the queue: runs, whether the end was among them, and its error."""
+    runs: list[TokenRun] = []
+    while arrived:
+        item = arrived.popleft()
+        if not isinstance(item, TokenRun):
+            return runs, True, item
+        runs.append(item)
+    return runs, False, None

@@ -1,0 +1,73 @@
+"""`load`: from a source to a model in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from runtime.backends.base import Backend
+from runtime.backends.registry import resolve_backend
+from runtime.engine import Engine
+from runtime.loading.folder import ModelFolder
+from runtime.loading.source import resolve
+from runtime.model.local import LocalModel
+from runtime.model.text import TextSide
+from runtime.options import LoadOptions
+from runtime.scheduler.loop import Scheduler
+from runtime.text.utf8 import Utf8Stream
+
+Pair = tuple[Any, Any]  # a transformers (model, tokenizer)
+LEAST_BUDGET = 64 << 20
+GENLM_NAMES = {"batch_size": "max_batch_rows", "prefill_step_size": "prefill_chunk_tokens", "cache_size": "kv_cache_bytes"}
+BUDGET_SHARE = 4  # KV gets this fraction of the memory that is left after the weights
+
+
+def load(source: str | Path | Pair, backend: str | None = "auto", **options: Any) -> LocalModel:
+    """Loads a model into this process and returns when it is ready.
+
+    Args:
+        source: A model folder, a GGUF file, an id on the shelf, "smollm2", or a ready (model, tokenizer) pair.
+        backend: "auto" (mlx on Apple silicon, hf elsewhere), "hf", "mlx", "mock", or a registered one.
+        options: See `LoadOptions`.
+
+    Raises:
+        InvalidRequestError: An unknown option.
+        UnknownBackendError, BackendUnavailableError: No such backend; its libraries are missing.
+        ModelLoadError: The model is not here (the message has the command that fetches it), incomplete or damaged.
+    """
+    checked = LoadOptions.from_mapping(options)
+    factory = resolve_backend(backend)
+    own_text = getattr(factory, "text_side", None)  # backends without a model folder bring their own tokenizer
+    model: ModelFolder | Pair | str
+    if own_text is not None:
+        model, text = str(source), own_text()
+    elif isinstance(source, tuple):
+        model, text = source, TextSide.from_transformers(*source)
+    else:
+        folder = resolve(source, backend=backend or "auto")
+        model, text = folder, TextSide.from_folder(folder)
+
+    def make() -> tuple[Backend, Scheduler]:
+        made = factory(model, checked)
+        token_bytes = text.tokenizer.byte_vocab(made.info.vocab_size)
+        budget = checked.kv_cache_bytes or max(psutil.virtual_memory().available // BUDGET_SHARE, LEAST_BUDGET)
+        eos = frozenset(text.tokenizer.eos_token_ids)
+        return made, Scheduler(made, checked, budget, token_bytes, eos, Utf8Stream)
+
+    return LocalModel(Engine(make), text, checked)
+
+
+def load_model_by_name(name: str, backend: str | None = None, llm_opts: Mapping[str, Any] | None = None) -> LocalModel:
+    """genlm-backend's spelling of `load`.
+
+    Args:
+        name: The model.
+        backend: "mlx", "hf", "vllm" or "mock"; None chooses.
+        llm_opts: Our options, or genlm's names for them: `batch_size` (rows), `prefill_step_size` (tokens per chunk),
+            `cache_size` (bytes). `timeout` is accepted and has no meaning: nothing here waits on a timer.
+    """
+    renamed = {GENLM_NAMES.get(key, key): value for key, value in (llm_opts or {}).items() if key != "timeout"}
+    return load(name, backend, **renamed)

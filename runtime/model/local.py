@@ -1,0 +1,124 @@
+"""The `LanguageModel` in this process."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from concurrent.futures import Future
+from types import TracebackType
+from typing import Self
+
+from runtime.info import CacheReport, Metrics
+from runtime.model.generation import GenerationMembers
+from runtime.model.queries import QueryMembers
+from runtime.options import LoadOptions
+
+
+class LocalModel(QueryMembers, GenerationMembers):
+    """A model loaded in this process, made by `load`. Every member is described by `LanguageModel`."""
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """Ids that end a text."""
+        return self._text.tokenizer.eos_token_ids
+
+    @property
+    def chat_template(self) -> str | None:
+        """The template's source."""
+        return self._text.template.source if self._text.template else None
+
+    @property
+    def byte_vocab(self) -> list[bytes]:
+        """The exact bytes of every id."""
+        return list(self._byte_vocab)
+
+    @property
+    def str_vocab(self) -> list[str]:
+        """The text of every id."""
+        return self._text.tokenizer.str_vocab(self.info.vocab_size)
+
+    def metrics(self) -> Metrics:
+        """The counters."""
+        return self._engine.metrics
+
+    def cache_report(self) -> CacheReport:
+        """The cache."""
+        return self._engine.report
+
+    def heartbeat(self) -> tuple[int, str]:
+        """Steps done and the phase, for a supervisor."""
+        return self._engine.heartbeat()
+
+    def cache_kv(self, ids: Sequence[int]) -> None:
+        """Blocking."""
+        self.next_token_logprobs_sync(ids)
+
+    async def cache_kv_async(self, ids: Sequence[int]) -> None:
+        """Awaited."""
+        await self.next_token_logprobs(ids)
+
+    def clear_cache(self) -> None:
+        """Blocking."""
+        self._clear(vectors=True).result()
+
+    async def clear_cache_async(self) -> None:
+        """Awaited."""
+        await asyncio.wrap_future(self._clear(vectors=True))
+
+    def clear_kv_cache(self) -> None:
+        """Blocking."""
+        self._clear(vectors=False).result()
+
+    async def clear_kv_cache_async(self) -> None:
+        """Awaited."""
+        await asyncio.wrap_future(self._clear(vectors=False))
+
+    def reset_async_queries(self) -> None:
+        """Blocking."""
+        self._reset().result()
+
+    async def reset_async_queries_async(self) -> None:
+        """Awaited."""
+        await asyncio.wrap_future(self._reset())
+
+    def set_kv_budget(self, budget_bytes: int) -> None:
+        """Blocking."""
+        self._set_budget(budget_bytes).result()
+
+    async def set_kv_budget_async(self, budget_bytes: int) -> None:
+        """Awaited."""
+        await asyncio.wrap_future(self._set_budget(budget_bytes))
+
+    def _clear(self, *, vectors: bool) -> Future[None]:
+        return self._engine.call(lambda: self._engine.scheduler.cache.clear(vectors=vectors))
+
+    def _reset(self) -> Future[None]:
+        return self._engine.call(lambda: self._engine.scheduler.cancel_queries(asyncio.CancelledError()))
+
+    def _set_budget(self, budget_bytes: int) -> Future[None]:
+        LoadOptions.from_mapping({"kv_cache_bytes": budget_bytes})
+        return self._engine.call(lambda: self._engine.scheduler.cache.set_budget(budget_bytes))
+
+    def close(self) -> None:
+        """Ends the owner thread."""
+        self._engine.close()
+        if self._text.template is not None:
+            self._text.template.close()
+
+    async def close_async(self) -> None:
+        """Off the loop."""
+        await asyncio.to_thread(self.close)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close_async()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()

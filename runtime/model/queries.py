@@ -1,0 +1,121 @@
+"""Next-token log-probabilities and scores of given tokens."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from concurrent.futures import Future
+
+import numpy as np
+
+from runtime.errors import InvalidRequestError
+from runtime.language_model import PrefixMatch
+from runtime.model.core import Core, some
+from runtime.options import GenerationOptions
+from runtime.records import Float32, Int32, Origin, Scores, TokenRecord, TokenRun
+from runtime.scheduler.jobs import Priority, QueryJob, ScoreJob
+from runtime.scoring import log_softmax
+from runtime.text.utf8 import texts_of
+
+
+class QueryMembers(Core):
+    """`next_token_logprobs` and its kin, `prefix_match`, `score`; see `LanguageModel`."""
+
+    async def next_token_logprobs(self, ids: Sequence[int]) -> Float32:
+        """``(vocab,)``."""
+        return await self._soon(self._query(ids))
+
+    async def batch_next_token_logprobs(self, batch: Sequence[Sequence[int]]) -> Float32:
+        """``(n, vocab)``."""
+        jobs = [self._query(ids) for ids in some(batch)]
+        return np.stack(await asyncio.gather(*(self._soon(job) for job in jobs)))
+
+    def next_token_logprobs_sync(self, ids: Sequence[int]) -> Float32:
+        """Blocking."""
+        job = self._query(ids)
+        self._engine.submit([job])
+        return job.waiters[0].result()
+
+    def batch_next_token_logprobs_sync(self, batch: Sequence[Sequence[int]]) -> Float32:
+        """Blocking."""
+        jobs = [self._query(ids) for ids in some(batch)]
+        self._engine.submit(jobs)
+        return np.stack([job.waiters[0].result() for job in jobs])
+
+    def next_token_logprobs_uncached(self, ids: Sequence[int]) -> Float32:
+        """By the library's own forward, blocking."""
+        return self._uncached(ids).result()
+
+    async def next_token_logprobs_uncached_async(self, ids: Sequence[int]) -> Float32:
+        """By the library's own forward."""
+        return await asyncio.wrap_future(self._uncached(ids))
+
+    def prefix_match(self, ids: Sequence[int]) -> PrefixMatch:
+        """Blocking."""
+        return self._match(ids).result()
+
+    async def prefix_match_async(self, ids: Sequence[int]) -> PrefixMatch:
+        """Awaited."""
+        return await asyncio.wrap_future(self._match(ids))
+
+    def _query(self, ids: Sequence[int]) -> QueryJob:
+        return QueryJob(self._check(ids), self._namespace, waiters=[Future()])
+
+    async def _soon(self, job: QueryJob) -> Float32:
+        self._submit_with_turn(job)
+        try:
+            return await asyncio.wrap_future(job.waiters[0])
+        except asyncio.CancelledError:
+            job.waiters[0].cancel()
+            self._engine.nudge()
+            raise
+
+    def _uncached(self, ids: Sequence[int]) -> Future[Float32]:
+        checked = self._check(ids)
+        return self._engine.call(lambda: log_softmax(self._engine.backend.logits_uncached(checked.tolist())[None])[0])
+
+    def _match(self, ids: Sequence[int]) -> Future[PrefixMatch]:
+        checked = self._check(ids)
+
+        def look() -> PrefixMatch:
+            tokens = self._engine.scheduler.cache.match(self._namespace, checked)
+            return PrefixMatch(tokens, "warm" if tokens else "cold")
+
+        return self._engine.call(look)
+
+    async def score(self, ids: Sequence[int], top_k: int = 10, start: int = 0) -> list[TokenRecord]:
+        """Records."""
+        return list(await self.score_run(ids, top_k, start))
+
+    async def score_run(self, ids: Sequence[int], top_k: int = 10, start: int = 0) -> TokenRun:
+        """Columns."""
+        checked = self._check(ids)
+        if not 0 <= start < len(checked):
+            raise InvalidRequestError(f"start must lie within 0 and {len(checked) - 1}, not {start}")
+        GenerationOptions(top_k=top_k).check()
+        job = ScoreJob(checked, self._namespace, Priority.INSPECTOR, start=start, k=top_k)
+        self._submit_with_turn(job)
+        try:
+            scores = await asyncio.wrap_future(job.future)
+        finally:
+            self._cancel(job)
+        return self._scored_run(checked, start, scores)
+
+    def _scored_run(self, ids: Int32, start: int, scores: Scores) -> TokenRun:
+        own = ids[start:]
+        token_bytes = tuple(self._byte_vocab[t] for t in own.tolist())
+        nan = np.full(len(own), np.nan, np.float32)
+        return TokenRun(
+            ids=own,
+            token_bytes=token_bytes,
+            texts=texts_of(token_bytes),
+            logprob=scores.logprob,
+            rank=scores.rank,
+            entropy=scores.entropy,
+            top_ids=scores.top_ids,
+            top_logprobs=scores.top_logprobs,
+            covered_mass=scores.covered_mass,
+            origin=np.full(len(own), int(Origin.TYPED), np.uint8),
+            finish=np.zeros(len(own), np.uint8),
+            draw=nan,
+        )

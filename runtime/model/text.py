@@ -1,0 +1,46 @@
+"""The text side of a model: tokenizer, template, and what its own files say about generating."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from runtime.loading.folder import ModelFolder
+from runtime.options import SamplingOptions
+from runtime.text.template import ChatTemplate
+from runtime.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class TextSide:
+    """Everything between text and ids; usable from any thread."""
+
+    tokenizer: Tokenizer
+    template: ChatTemplate | None
+    sampling: SamplingOptions  # the model's own, from generation_config.json
+
+    @classmethod
+    def from_folder(cls, folder: ModelFolder) -> TextSide:
+        """Reads what the folder says."""
+        tokenizer = Tokenizer.from_folder(folder)
+        return cls(tokenizer, ChatTemplate.from_folder(folder, tokenizer), own_sampling(folder.generation_config))
+
+    @classmethod
+    def from_transformers(cls, model: Any, tokenizer: Any) -> TextSide:
+        """Takes tokenizer, template and settings from a transformers pair."""
+        settings = getattr(getattr(model, "generation_config", None), "to_dict", dict)()
+        eos = settings.get("eos_token_id")
+        ids = [eos] if isinstance(eos, int) else eos or []
+        ours = Tokenizer.from_transformers(tokenizer, eos_token_ids=ids)
+        source = getattr(tokenizer, "chat_template", None)
+        template = ChatTemplate(source, ours.special_texts) if isinstance(source, str) else None
+        return cls(ours, template, own_sampling(settings))
+
+
+def own_sampling(config: Mapping[str, Any]) -> SamplingOptions:
+    """The sampling a model asks for; only where it says that it wants to be sampled."""
+    if not isinstance(config, Mapping) or not config.get("do_sample"):
+        return SamplingOptions()
+    names = ("temperature", "top_k", "top_p", "min_p")
+    return SamplingOptions(**{name: config[name] for name in names if config.get(name) is not None}).check()

@@ -1,0 +1,73 @@
+"""Between text and ids, for callers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from runtime.errors import InvalidRequestError, UnsupportedFeatureError
+from runtime.language_model import Message
+from runtime.model.core import Core
+from runtime.text.chat import render_chat_ids
+from runtime.text.utf8 import clean_text
+
+
+class TextMembers(Core):
+    """`tokenize`, `detokenize`, `render_chat` and their kin; see `LanguageModel`."""
+
+    def tokenize(self, text: str) -> list[int]:
+        """Ids; a BOS in front where the model (or `add_bos`) asks for it."""
+        tokenizer = self._text.tokenizer
+        ids = tokenizer.encode(clean_text(text))
+        bos = tokenizer.bos_token_id
+        wants = {"model": tokenizer.adds_bos, "yes": True, "no": False}[self._options.add_bos]
+        return [bos, *ids] if wants and bos is not None and ids[:1] != [bos] else ids
+
+    async def tokenize_async(self, text: str) -> list[int]:
+        """Off the loop: a long text takes a while."""
+        return await asyncio.to_thread(self.tokenize, text)
+
+    def detokenize(self, ids: Sequence[int]) -> str:
+        """Text."""
+        return b"".join(self.decode_token(i) for i in ids).decode(errors="replace")
+
+    async def detokenize_async(self, ids: Sequence[int]) -> str:
+        """Text."""
+        return self.detokenize(ids)
+
+    def decode_token(self, token_id: int) -> bytes:
+        """Bytes."""
+        if not 0 <= token_id < len(self._byte_vocab):
+            raise InvalidRequestError(f"token id {token_id} is outside the vocabulary of {len(self._byte_vocab):,}")
+        return self._byte_vocab[token_id]
+
+    def is_eos(self, token_id: int) -> bool:
+        """Whether it ends a text."""
+        return token_id in self._eos
+
+    def render_chat(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+    ) -> list[int]:
+        """Ids of a conversation."""
+        if self._text.template is None:
+            raise UnsupportedFeatureError(
+                f"{self.info.name} has no chat template; continue plain text instead (generate from tokenize(text))"
+            )
+        return render_chat_ids(
+            self._text.tokenizer, self._text.template, messages, tools=tools, add_generation_prompt=add_generation_prompt
+        )
+
+    async def render_chat_async(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+    ) -> list[int]:
+        """Off the loop: the template runs in a child process."""
+        return await asyncio.to_thread(self.render_chat, messages, tools=tools, add_generation_prompt=add_generation_prompt)

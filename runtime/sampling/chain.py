@@ -1,0 +1,118 @@
+"""Temperature, top-k, top-p, min-p, draw: one row at a time, over as little of the vocabulary as settles it.
+
+Semantics follow Hugging Face transformers' logits warpers (top-p keeps the token that crosses the border); min-p is
+Nguyen et al. 2024 (arXiv:2407.01082).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from runtime.options import SamplingOptions
+from runtime.records import Float32
+from runtime.sampling.draw import falling, inverse_cdf, uniform
+
+HEAD = 256  # most distributions are settled among this many
+
+
+@dataclass(frozen=True, slots=True)
+class Sampler:
+    """Resolved settings of one stream.
+
+    Args:
+        temperature: 0 is greedy: the likeliest id, the lowest among equals.
+        top_k: 0 is off.
+        top_p: 1 is off.
+        min_p: 0 is off.
+        seed: Key of the stream's random numbers.
+        branch: Separates streams that share a seed.
+    """
+
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    seed: int
+    branch: int = 0
+
+    def draw(self, logprobs: Float32, position: int) -> tuple[int, float]:
+        """The token for one row ``(vocab,)`` at `position`, and the number it was drawn with (NaN when greedy)."""
+        if self.temperature == 0.0:
+            return int(logprobs.argmax()), float("nan")
+        u = uniform(self.seed, position, self.branch)
+        vocab = len(logprobs)
+        scaled = logprobs.astype(np.float64) / self.temperature
+        scaled -= scaled.max()
+        weights = np.exp(scaled)
+        total = float(weights.sum())
+        head = min(self.top_k or HEAD, vocab)
+        while True:
+            ids = falling(logprobs, head)
+            kept = self._kept(weights[ids], total, whole=head == vocab or head == self.top_k)
+            if kept is not None:
+                break
+            head = min(head * 8, vocab)
+        if self._open_ended and kept == head < vocab:
+            return self._draw_beyond(logprobs, weights, total, ids, u), u
+        return int(ids[inverse_cdf(weights[ids[:kept]], u)]), u
+
+    @property
+    def _open_ended(self) -> bool:
+        return self.top_k == 0 and self.top_p >= 1.0 and self.min_p == 0.0
+
+    def _kept(self, weights: np.ndarray[tuple[int], np.dtype[np.float64]], total: float, *, whole: bool) -> int | None:
+        """How many of the falling weights survive; None when the answer lies beyond them."""
+        n = len(weights)
+        if self._open_ended:
+            return n
+        if self.top_k:
+            total = float(weights.sum())
+        if self.top_p < 1.0:
+            below = np.cumsum(weights) < self.top_p * total
+            crossing = int(below.sum())
+            if crossing >= n and not whole:
+                return None
+            n = min(crossing + 1, n)
+        if self.min_p > 0.0:
+            kept = int((weights[:n] >= self.min_p * weights[0]).sum())
+            if kept == len(weights) and not whole:
+                return None
+            n = max(kept, 1)
+        return n
+
+    def _draw_beyond(
+        self,
+        logprobs: Float32,
+        weights: np.ndarray[tuple[int], np.dtype[np.float64]],
+        total: float,
+        ids: np.ndarray[tuple[int], np.dtype[np.int64]],
+        u: float,
+    ) -> int:
+        """No stage cuts: the head settles most draws, the whole vocabulary is sorted for the rest."""
+        edges = np.cumsum(weights[ids])
+        if u * total < edges[-1]:
+            return int(ids[int(np.searchsorted(edges, u * total, side="right"))])
+        order = falling(logprobs, len(logprobs))
+        return int(order[inverse_cdf(weights[order], u)])
+
+
+def resolve_sampler(options: SamplingOptions, model: SamplingOptions, seed: int, branch: int) -> Sampler:
+    """Call, then the model's own settings, then: temperature 1, no cut."""
+
+    def pick(name: str, default: float) -> float:
+        for source in (options, model):
+            value = getattr(source, name)
+            if value is not None:
+                return float(value)
+        return default
+
+    return Sampler(
+        temperature=pick("temperature", 1.0),
+        top_k=int(pick("top_k", 0)),
+        top_p=pick("top_p", 1.0),
+        min_p=pick("min_p", 0.0),
+        seed=seed,
+        branch=branch,
+    )

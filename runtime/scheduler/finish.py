@@ -1,0 +1,131 @@
+"""The end of a chunk and of a job: publish to the trie, work out scores, answer."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+
+from runtime.records import Float32, Int32, Scores
+from runtime.scheduler.cache import Cache, fill_gaps
+from runtime.scheduler.counters import Counters
+from runtime.scheduler.jobs import Job, QueryJob, ScoreJob, settle
+from runtime.scheduler.prefill import Prefill, stack
+from runtime.scheduler.rows import Row, non_finite, normalise
+from runtime.scoring import empty_scores, summarise
+
+
+def gone(job: Job) -> bool:
+    """Whether nobody waits for the job any more."""
+    return job.abandoned if isinstance(job, QueryJob) else job.cancelled
+
+
+class Finisher:
+    """Turns rows of logits into published KV and answers."""
+
+    def __init__(self, cache: Cache, counters: Counters) -> None:
+        self._cache = cache
+        self._counters = counters
+        self._known: dict[int, Scores] = {}  # of a score job in work, by its identity
+
+    # ---- scores -----------------------------------------------------------------------------------------------------
+
+    def first_unscored(self, job: ScoreJob) -> int:
+        """The first position from `job.start` whose score must be computed; past the end when all are known."""
+        known = self._cache.known_scores(job)
+        first, n = max(job.start, 1), len(job.ids)
+        unknown = np.flatnonzero(known.rank[first:] == 0) if first < n else np.empty(0, np.int64)
+        self._known[id(job)] = known
+        if not unknown.size:
+            return n
+        at = first + int(unknown[0])
+        self._counters.tokens_rescored += max(self._cache.match(job.namespace, job.ids) - at, 0)
+        return at
+
+    def scores_are_known(self, job: ScoreJob) -> None:
+        """Answers from what is remembered."""
+        self._counters.tokens_reused += len(job.ids)
+        settle(job.future, self._known.pop(id(job))[job.start :])
+
+    # ---- chunks -----------------------------------------------------------------------------------------------------
+
+    def publish_chunk(self, prefill: Prefill) -> Float32:
+        """Publishes a chunk's tokens and keeps its scores.
+
+        Returns:
+            The log-probabilities of the chunk's wanted rows ``(rows, vocab)``, in order.
+        """
+        job = prefill.job
+        if not prefill.rows:
+            self._publish(prefill, None)
+            return np.empty((0, 0), np.float32)
+        indices, logits = stack(prefill.rows)
+        prefill.rows.clear()
+        logprobs, finite = normalise(logits)
+        if not finite.all():
+            raise non_finite(int(indices[int((~finite).argmax())]))
+        scores = None
+        if isinstance(job, ScoreJob):
+            scores = self._score_rows(job, indices, logprobs)
+        self._publish(prefill, scores)
+        if prefill.done:
+            self._cache.vectors.put(job.key, logprobs[-1])
+        return logprobs
+
+    def _score_rows(self, job: ScoreJob, indices: np.ndarray[tuple[int], np.dtype[np.int64]], logprobs: Float32) -> Scores:
+        """Scores of the tokens that follow the rows, merged into what the job knows; rows for the whole path."""
+        known = self._known[id(job)]
+        inner = indices[indices + 1 < len(job.ids)]
+        if len(inner):
+            fresh = summarise(logprobs[: len(inner)], job.ids[inner + 1], job.k)
+            fill_gaps(known, fresh, int(inner[0]) + 1)
+        return known
+
+    def _publish(self, prefill: Prefill, scores: Scores | None) -> None:
+        start = prefill.lease.length
+        if prefill.at > start:
+            part = None if scores is None else scores[start : prefill.at]
+            self._cache.publish(prefill, prefill.job.namespace, prefill.job.ids[start : prefill.at], prefill.slot, part)
+        if scores is not None and start:
+            self._cache.keep_scores(prefill.lease, scores[:start])
+
+    def answer(self, prefill: Prefill, last: Float32) -> None:
+        """The job is complete; `last` is the distribution after its path ``(vocab,)``."""
+        job = prefill.job
+        self._counters.tokens_reused += prefill.reused
+        if isinstance(job, QueryJob):
+            job.answer(last)
+        elif isinstance(job, ScoreJob):
+            settle(job.future, self._known.pop(id(job))[job.start :])
+
+    # ---- rows -------------------------------------------------------------------------------------------------------
+
+    def publish_row(self, row: Row) -> None:
+        """Publishes what a generation has pushed since the last time."""
+        job, lease = row.job, row.prefill.lease
+        count = row.unpublished
+        if count <= 0:
+            return
+        tail = min(count, row.pushed)
+        tokens: Int32 = np.concatenate([job.ids[lease.length :], row.stream.new_tokens(0)[row.pushed - tail : row.pushed]])
+        scores = None
+        if tail:
+            own = row.take_scores(tail)
+            scores = Scores.concat([empty_scores(count - tail, own.top_ids.shape[1]), own]) if count > tail else own
+        self._cache.publish(row.prefill, job.namespace, tokens, row.slot, scores)
+
+    def end_row(self, row: Row, error: BaseException | None) -> None:
+        """Publishes the tail, sends what was held back, ends the stream."""
+        self._counters.tokens_reused += row.prefill.reused
+        seconds = time.monotonic() - row.started if row.started else 0.0
+        made = len(row.stream.new_ids)
+        if made > 1 and seconds > 0:
+            self._counters.tokens_per_second = (made - 1) / seconds
+        try:
+            if error is None:
+                self.publish_row(row)
+        finally:
+            self._cache.leave(row.prefill)
+            self._counters.publish(self._cache)  # before the end, so that who sees the end sees the numbers
+            row.stream.flush()
+            row.job.on_end(error)

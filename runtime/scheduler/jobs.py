@@ -1,0 +1,145 @@
+"""What can be asked of the scheduler. Jobs are made by any thread and worked on by the owner thread alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+
+from runtime.errors import ContextOverflowError, InvalidRequestError
+from runtime.options import GenerationOptions
+from runtime.records import Float32, Int32, Scores, TokenRun
+from runtime.sampling.chain import Sampler
+from runtime.trie import Namespace
+
+
+class Priority(IntEnum):
+    """Who goes first."""
+
+    CHAT = 0
+    INSPECTOR = 1
+    BACKGROUND = 2
+
+
+def nothing(_: object) -> None:
+    """Nobody listens."""
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """A path of tokens and what is wanted of it."""
+
+    ids: Int32
+    namespace: Namespace
+    priority: Priority = Priority.INSPECTOR
+    cancelled: bool = False  # set by any thread, read between steps
+
+    def fail(self, error: BaseException) -> None:
+        """Tells whoever waits."""
+        raise NotImplementedError
+
+    @property
+    def key(self) -> tuple[Namespace, bytes]:
+        """The full path: what two equal queries share."""
+        return self.namespace, self.ids.tobytes()
+
+
+@dataclass(slots=True, eq=False)
+class QueryJob(Job):
+    """The distribution after the path: ``(vocab,) float32`` log-probabilities. Equal ones in flight share one job."""
+
+    waiters: list[Future[Float32]] = field(default_factory=list)
+
+    def fail(self, error: BaseException) -> None:
+        """Every waiter gets the error."""
+        for waiter in self.waiters:
+            settle(waiter, error=error)
+
+    def answer(self, vector: Float32) -> None:
+        """Every waiter gets a copy of its own."""
+        for waiter in self.waiters:
+            settle(waiter, vector.copy())
+
+    @property
+    def abandoned(self) -> bool:
+        """Whether nobody waits any more."""
+        return self.cancelled or all(w.cancelled() for w in self.waiters)
+
+
+@dataclass(slots=True, eq=False)
+class ScoreJob(Job):
+    """The scores of tokens `start`.. given what precedes them; `k` alternatives each."""
+
+    start: int = 0
+    k: int = 10
+    future: Future[Scores] = field(default_factory=Future)
+
+    def fail(self, error: BaseException) -> None:
+        """The waiter gets the error."""
+        settle(self.future, error=error)
+
+
+@dataclass(slots=True, eq=False)
+class GenerateJob(Job):
+    """A continuation of the path, token by token. The callbacks run on the owner thread and must not block."""
+
+    options: GenerationOptions = field(default_factory=GenerationOptions)
+    sampler: Sampler = field(default_factory=lambda: Sampler(0.0, 0, 1.0, 0.0, 0))
+    on_run: Callable[[TokenRun], None] = nothing
+    on_end: Callable[[BaseException | None], None] = nothing
+    submitted: float = 0.0  # monotonic seconds
+    eos: frozenset[int] | None = None  # None: the model's own
+
+    def fail(self, error: BaseException) -> None:
+        """The stream ends with the error; what was sent stays."""
+        self.on_end(error)
+
+
+@dataclass(slots=True, eq=False)
+class CallJob(Job):
+    """Anything else that must happen on the owner thread between two steps."""
+
+    call: Callable[[], Any] = lambda: None
+    future: Future[Any] = field(default_factory=Future)
+
+    def fail(self, error: BaseException) -> None:
+        """The waiter gets the error."""
+        settle(self.future, error=error)
+
+
+def settle(future: Future[Any], value: object = None, *, error: BaseException | None = None) -> None:
+    """Resolves a future that may have been cancelled meanwhile."""
+    if not future.done() and future.set_running_or_notify_cancel():
+        if error is None:
+            future.set_result(value)
+        else:
+            future.set_exception(error)
+
+
+def check_ids(ids: Sequence[int] | np.ndarray[Any, Any], *, vocab: int, context: int, stage: str = "prompt") -> Int32:
+    """The ids as an array of their own.
+
+    Raises:
+        InvalidRequestError: Empty, not whole numbers, or outside the vocabulary (the first bad one is named).
+        ContextOverflowError: More than the context holds.
+    """
+    array = np.asarray(ids)
+    if array.ndim != 1 or array.size == 0:
+        raise InvalidRequestError(
+            "no tokens: give at least one token id (an empty prompt has nothing to predict from)"
+            if array.size == 0
+            else f"token ids must be one flat sequence, not of shape {array.shape}"
+        )
+    if array.dtype == np.bool_ or not np.issubdtype(array.dtype, np.integer):
+        raise InvalidRequestError(f"token ids must be whole numbers, not {array.dtype}")
+    bad = np.flatnonzero((array < 0) | (array >= vocab))
+    if bad.size:
+        at = int(bad[0])
+        raise InvalidRequestError(f"token id {int(array[at])} at position {at} is outside the vocabulary of {vocab:,}")
+    if array.size > context:
+        raise ContextOverflowError(stage, 0, int(array.size), context)
+    return array.astype(np.int32)

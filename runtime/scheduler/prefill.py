@@ -1,0 +1,123 @@
+"""One job on its way through the model: what is in place, what is still to be pushed, which rows are wanted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from runtime.records import Float32
+from runtime.scheduler.jobs import Job
+from runtime.scheduler.workspace import Workspace
+from runtime.trie import Lease
+
+
+@dataclass(slots=True, eq=False)
+class Prefill:
+    """A job's cursor along its path.
+
+    Args:
+        job: Whose path it is.
+        workspace: Where it is computed.
+        lease: Pins the part of the path that the trie holds.
+        slot: The last token that is in place.
+        at: Tokens in place.
+        first_wanted: Rows from here on are wanted (row i holds the logits after token i).
+        last_only: Whether only the last row is wanted.
+    """
+
+    job: Job
+    workspace: Workspace
+    lease: Lease
+    slot: int
+    at: int
+    first_wanted: int
+    last_only: bool
+    reused: int = 0
+    computed: int = 0
+    rows: list[tuple[int, Float32]] = field(default_factory=list)  # (token index, logits (vocab,)) of the last chunk
+    _mark: tuple[int, int, int, int] = (0, 0, 0, 0)
+
+    @property
+    def total(self) -> int:
+        """Tokens of the path."""
+        return len(self.job.ids)
+
+    @property
+    def done(self) -> bool:
+        """Whether every token is in place."""
+        return self.at >= self.total
+
+    def wants(self, index: int) -> bool:
+        """Whether the logits after token `index` are wanted."""
+        return index >= (self.total - 1 if self.last_only else self.first_wanted)
+
+    @property
+    def mark_at(self) -> int:
+        """Tokens that were in place when `save` was called."""
+        return self._mark[1]
+
+    def save(self) -> None:
+        """Remembers the cursor for `undo`."""
+        self._mark = self.slot, self.at, self.reused, self.computed
+
+    def undo(self) -> None:
+        """Back to where `save` was called: the batch failed."""
+        self.slot, self.at, self.reused, self.computed = self._mark
+        self.rows.clear()
+
+
+@dataclass(slots=True)
+class Batch:
+    """The new tokens of one forward, as a tree under what stands in the workspace."""
+
+    workspace: Workspace
+    base: int  # slots before the call
+    tokens: list[int] = field(default_factory=list)
+    parents: list[int] = field(default_factory=list)
+    wanted: dict[int, list[tuple[Prefill, int]]] = field(default_factory=dict)  # row -> who wants it, for which token
+
+    def advance(self, prefill: Prefill, quota: int) -> int:
+        """Adds up to `quota` of the job's next tokens, sharing rows with jobs that are in the batch already.
+
+        Returns:
+            Rows added.
+        """
+        ids, ws, added = prefill.job.ids, self.workspace, 0
+        while prefill.at < prefill.total:
+            token, wanted = int(ids[prefill.at]), prefill.wants(prefill.at)
+            child = ws.child(prefill.slot, token)
+            if child is not None and child >= self.base:
+                prefill.slot = child  # another job of this batch computes it
+                prefill.reused += 1
+            elif child is not None and not wanted and ws.follow(prefill.slot, token) is not None:
+                prefill.slot = child
+                prefill.reused += 1
+            elif added < quota:
+                self.tokens.append(token)
+                self.parents.append(prefill.slot)
+                prefill.slot = ws.append(prefill.slot, token)
+                prefill.computed += 1
+                added += 1
+            else:
+                break
+            if wanted:
+                self.wanted.setdefault(prefill.slot - self.base, []).append((prefill, prefill.at))
+            prefill.at += 1
+        return added
+
+    def run(self) -> None:
+        """Pushes the rows through the model and hands each job its logits."""
+        if not self.tokens:
+            return
+        want = sorted(self.wanted)
+        logits = self.workspace.forward(self.tokens, self.parents, want)
+        for row, values in zip(want, logits, strict=True):
+            for prefill, index in self.wanted[row]:
+                prefill.rows.append((index, values))
+
+
+def stack(rows: list[tuple[int, Float32]]) -> tuple[np.ndarray[tuple[int], np.dtype[np.int64]], Float32]:
+    """Token indices ``(n,)`` and logits ``(n, vocab)`` of a chunk's rows, in order."""
+    rows = sorted(rows, key=lambda row: row[0])
+    return np.array([index for index, _ in rows], np.int64), np.stack([values for _, values in rows])

@@ -1,0 +1,131 @@
+"""Messages to token ids. Content never becomes control tokens, whatever it says."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from runtime.errors import InvalidRequestError, UnsupportedFeatureError
+from runtime.text.template import ChatTemplate
+from runtime.text.tokenizer import Tokenizer
+from runtime.text.utf8 import clean_text
+
+Message = Mapping[str, Any]
+
+ROLES = ("system", "developer", "user", "assistant", "tool")
+_PRIVATE = range(0xF0000, 0xFFFFE)  # Unicode plane 15: characters that mean nothing, one for each stand-in
+
+
+def render_chat_ids(
+    tokenizer: Tokenizer,
+    template: ChatTemplate | None,
+    messages: Sequence[Message],
+    *,
+    tools: Sequence[Mapping[str, Any]] | None = None,
+    add_generation_prompt: bool = True,
+) -> list[int]:
+    """The ids of a conversation, as the model's own template writes it.
+
+    Without a control token's text in the messages this equals transformers' `apply_chat_template`. With one, the
+    template sees a private-use character in its place, and the text itself is tokenised as plain text where that
+    character stood; control tokens the template writes stay control tokens.
+
+    Raises:
+        UnsupportedFeatureError: The model has no chat template.
+        InvalidRequestError: A message of the wrong shape, or one that the template refuses.
+    """
+    if template is None:
+        raise UnsupportedFeatureError(
+            "the model has no chat template: it is a base model; give it plain text to continue, or load a chat model"
+        )
+    checked = check_messages(messages)
+    cleaned_tools = None if tools is None else [_mapped(tool, clean_text) for tool in tools]
+    control = _control_texts(tokenizer, template)
+    found = _search((checked, cleaned_tools), control)
+    if not found:
+        text = template.render(checked, tools=cleaned_tools, add_generation_prompt=add_generation_prompt)
+        return tokenizer.encode(text, special=True)
+    spare = _spare_characters((checked, cleaned_tools, template.source))
+    aliases = {text: next(spare) for text in control}
+    stand_ins = {text: next(spare) for text in found}
+    hidden = [_mapped(m, _replacer(stand_ins, keep=_own_words(m, tokenizer))) for m in checked]
+    hidden_tools = None if cleaned_tools is None else [_mapped(t, _replacer(stand_ins)) for t in cleaned_tools]
+    text = template.render(hidden, tools=hidden_tools, add_generation_prompt=add_generation_prompt)
+    text = _replacer(aliases)(text)  # what the template wrote itself
+    text = _replacer({char: plain for plain, char in stand_ins.items()})(text)  # what the messages said
+    return tokenizer.encode_renamed(text, aliases)
+
+
+def check_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """The messages as plain dictionaries with clean text.
+
+    Raises:
+        InvalidRequestError: No messages, an unknown role, content that is no text; the message's number is named.
+    """
+    if isinstance(messages, str | bytes | Mapping) or not isinstance(messages, Sequence) or not messages:
+        raise InvalidRequestError("messages is a list of at least one {'role': ..., 'content': ...}")
+    checked: list[dict[str, Any]] = []
+    for number, message in enumerate(messages, 1):
+        if not isinstance(message, Mapping):
+            raise InvalidRequestError(f"message {number} is a {type(message).__name__}, not a mapping of role and content")
+        role, content = message.get("role"), message.get("content")
+        if role not in ROLES:
+            raise InvalidRequestError(f"message {number}: the role {role!r} is not one of {', '.join(ROLES)}")
+        silent_call = role == "assistant" and content is None and message.get("tool_calls")
+        if not isinstance(content, str) and not silent_call:
+            raise InvalidRequestError(f"message {number} ({role}): content is a {type(content).__name__}, not text")
+        checked.append(_mapped(message, clean_text))
+    return checked
+
+
+def _control_texts(tokenizer: Tokenizer, template: ChatTemplate) -> list[str]:
+    """Texts that must stay the template's own: control tokens, and other added tokens the template writes itself."""
+    return [text for text in tokenizer.added if text in tokenizer.special or text in template.source]
+
+
+def _own_words(message: Message, tokenizer: Tokenizer) -> frozenset[str]:
+    """What a message may write as a token: an assistant its added tokens that are no control tokens (``<think>``)."""
+    return frozenset(tokenizer.added.keys() - tokenizer.special.keys()) if message["role"] == "assistant" else frozenset()
+
+
+def _search(value: Any, texts: Sequence[str]) -> list[str]:
+    """Which of `texts` occur anywhere in the strings of `value`, the longest first."""
+    whole = "\0".join(_strings(value))
+    return sorted((text for text in texts if text in whole), key=len, reverse=True)
+
+
+def _spare_characters(value: Any) -> Any:
+    """Private-use characters that occur nowhere in `value`."""
+    used = set().union(*_strings(value))
+    return (chr(code) for code in _PRIVATE if chr(code) not in used)
+
+
+def _replacer(table: Mapping[str, str], keep: frozenset[str] = frozenset()) -> Callable[[str], str]:
+    """Replaces every key by its value in one pass, longer keys first."""
+    wanted = sorted((text for text in table if text not in keep), key=len, reverse=True)
+    if not wanted:
+        return str
+    pattern = re.compile("|".join(map(re.escape, wanted)))
+    return lambda text: pattern.sub(lambda match: table[match[0]], text)
+
+
+def _strings(value: Any) -> list[str]:
+    if isinstance(value, str):
+        return [value]
+    if isinstance(value, Mapping):
+        return [text for pair in value.items() for item in pair for text in _strings(item)]
+    if isinstance(value, list | tuple):
+        return [text for item in value for text in _strings(item)]
+    return []
+
+
+def _mapped(value: Any, change: Callable[[str], str]) -> Any:
+    """The value with every string changed, keys too, in fresh plain containers."""
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, Mapping):
+        return {_mapped(key, change): _mapped(item, change) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_mapped(item, change) for item in value]
+    return value

@@ -1,0 +1,206 @@
+"""A model's chat template, rendered in a child process that can be killed: templates are programs of strangers."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from runtime.errors import InvalidRequestError
+from runtime.loading.folder import ModelFolder
+from runtime.text.tokenizer import Tokenizer
+
+_CHILD = Path(__file__).with_name("template_child.py")
+_START_SECONDS = 30.0  # interpreter and jinja2, on a machine that is busy
+_MAX_ANSWER_BYTES = 64 << 20
+_PASSED_ON = ("PATH", "LD_LIBRARY_PATH", "TZ")  # of the environment: what Python and the clock need, no secrets
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateLimits:
+    """What one render may take."""
+
+    seconds: float = 2.0
+    memory_bytes: int = 512 << 20
+
+
+class TemplateTimeoutError(Exception):
+    """The child did not answer in time."""
+
+
+class ChatTemplate:
+    """A chat template in its own process, started at the first render. Thread-safe; renders take turns.
+
+    Args:
+        source: The jinja2 text.
+        special_texts: Strings the template may name: bos_token, eos_token and so on.
+        limits: Time and memory of one render.
+    """
+
+    def __init__(
+        self, source: str, special_texts: Mapping[str, str] | None = None, *, limits: TemplateLimits | None = None
+    ) -> None:
+        self.source = source
+        self._special_texts = dict(special_texts or {})
+        self._limits = limits or TemplateLimits()
+        self._lock = threading.Lock()
+        self._child: _Child | None = None
+        self._closed = False
+
+    @classmethod
+    def from_folder(cls, folder: ModelFolder, tokenizer: Tokenizer) -> Self | None:
+        """The folder's template; None where it has none."""
+        return None if folder.chat_template is None else cls(folder.chat_template, tokenizer.special_texts)
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+    ) -> str:
+        """The prompt's text. Blocks; any thread.
+
+        Raises:
+            InvalidRequestError: The template refuses the messages, is broken, or exceeds its limits (its process is
+                killed then, and a later render starts another).
+        """
+        variables: dict[str, Any] = {
+            **self._special_texts,
+            "messages": [_with_reasoning(message) for message in messages],
+            "tools": tools,
+            "documents": None,
+            "add_generation_prompt": add_generation_prompt,
+        }
+        try:
+            request = json.dumps(variables).encode()
+        except (TypeError, ValueError, RecursionError) as fault:
+            raise InvalidRequestError(f"messages and tools must be plain JSON values: {fault}") from fault
+        with self._lock:
+            if self._closed:
+                raise InvalidRequestError("the chat template is closed; load the model again")
+            return self._exchange(request)
+
+    def close(self) -> None:
+        """Ends the child. May be called twice."""
+        with self._lock:
+            self._closed = True
+            self._drop()
+
+    @property
+    def child_pid(self) -> int | None:
+        """Process id of the child, None while there is none."""
+        return self._child.process.pid if self._child else None
+
+    def _exchange(self, request: bytes) -> str:
+        for last in (False, True):
+            if self._child is None:
+                self._child = self._start()
+            try:
+                return _text(self._child.ask(request, self._limits.seconds))
+            except TemplateTimeoutError:
+                self._drop()
+                raise InvalidRequestError(
+                    f"the chat template ran longer than {self._limits.seconds:g} s and was stopped; choose another template"
+                ) from None
+            except (OSError, EOFError) as fault:  # it died, maybe while nobody looked: one new start
+                self._drop()
+                if last:
+                    raise InvalidRequestError(
+                        "the chat template's process died twice (most likely it needs more than "
+                        f"{self._limits.memory_bytes >> 20:,} MiB); choose another template"
+                    ) from fault
+        raise AssertionError("unreachable: the second pass returns or raises")
+
+    def _start(self) -> _Child:
+        child = _Child()
+        setup = {"source": self.source, "memory_bytes": self._limits.memory_bytes, "seconds": self._limits.seconds}
+        try:
+            _text(child.ask(json.dumps(setup).encode(), _START_SECONDS))
+        except BaseException:
+            child.close()
+            raise
+        return child
+
+    def _drop(self) -> None:
+        if self._child is not None:
+            self._child.close()
+            self._child = None
+
+
+class _Child:
+    """The process and its socket. Closed when collected and at exit, so none outlives us."""
+
+    def __init__(self) -> None:
+        self._socket, theirs = socket.socketpair()
+        with theirs:
+            self.process = subprocess.Popen(
+                [sys.executable, "-I", str(_CHILD)],
+                stdin=theirs.fileno(),
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                env={name: os.environ[name] for name in _PASSED_ON if name in os.environ},
+            )
+        self.close = weakref.finalize(self, _end, self.process, self._socket)
+
+    def ask(self, request: bytes, seconds: float) -> dict[str, str]:
+        """Sends a frame and waits for the answer.
+
+        Raises:
+            TemplateTimeoutError: No complete answer after `seconds`.
+            OSError: The child has gone.
+            EOFError: The child went in the middle.
+        """
+        deadline = time.monotonic() + seconds
+        try:
+            self._socket.settimeout(seconds)
+            self._socket.sendall(len(request).to_bytes(4, "little") + request)
+            length = int.from_bytes(self._receive(4, deadline), "little")
+            if length > _MAX_ANSWER_BYTES:
+                raise EOFError(f"an answer of {length:,} bytes")
+            answer: dict[str, str] = json.loads(self._receive(length, deadline))
+        except TimeoutError as fault:
+            raise TemplateTimeoutError from fault
+        return answer
+
+    def _receive(self, n: int, deadline: float) -> bytes:
+        data = bytearray()
+        while len(data) < n:
+            self._socket.settimeout(max(deadline - time.monotonic(), 1e-3))
+            part = self._socket.recv(min(n - len(data), 1 << 20))
+            if not part:
+                raise EOFError("the child closed its socket")
+            data += part
+        return bytes(data)
+
+
+def _end(process: subprocess.Popen[bytes], pipe: socket.socket) -> None:
+    pipe.close()
+    process.kill()
+    with contextlib.suppress(ChildProcessError):  # somebody else reaped it
+        process.wait()
+
+
+def _text(answer: Mapping[str, str]) -> str:
+    if "error" in answer:
+        raise InvalidRequestError(f"the chat template refused: {answer['error']}")
+    return answer["text"]
+
+
+def _with_reasoning(message: Mapping[str, Any]) -> dict[str, Any]:
+    """A message whose reasoning stands under every name that templates read, as transformers passes it."""
+    names = ("reasoning_content", "thinking", "reasoning")
+    reasoning = next((message[name] for name in names if message.get(name) is not None), None)
+    if reasoning is None:
+        return dict(message)
+    return {"thinking": reasoning, **message, "reasoning_content": reasoning}

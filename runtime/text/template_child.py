@@ -1,0 +1,147 @@
+"""The process that renders chat templates: run by its path, imports jinja2 and the standard library, nothing of ours.
+
+Frames on standard input (a socket): four bytes little-endian length, then JSON. The first frame sets the template; each
+later one is a render and is answered by ``{"text": ...}`` or ``{"error": ...}``. The environment is the one of
+transformers (`apply_chat_template`): immutable sandbox, block trimming, loop controls, `tojson`, `raise_exception`,
+`strftime_now`, the `generation` tag.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import signal
+import socket
+import sys
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from typing import Any, BinaryIO, NoReturn
+
+import jinja2
+import jinja2.ext
+from jinja2.nodes import CallBlock, Node
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
+
+
+class _GenerationTag(jinja2.ext.Extension):
+    """``{% generation %}`` marks the assistant's text for training; rendering passes it through."""
+
+    tags = {"generation"}  # noqa: RUF012  # an instance variable in the base class
+
+    def parse(self, parser: Parser) -> Node:
+        """The body, unchanged."""
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return CallBlock(self.call_method("_through"), [], [], body).set_lineno(line)
+
+    def _through(self, caller: Callable[[], str]) -> str:
+        return caller()
+
+
+class _PlainNamespace(Namespace):
+    """A namespace that takes no underscored names: they would reach into CPython."""
+
+    def __init__(*args: Any, **kwargs: Any) -> None:  # lets a template write namespace(self=...)
+        self, rest = args[0], args[1:]
+        names = dict(*rest, **kwargs)
+        for name in names:
+            _refuse_underscore(name)
+        Namespace.__init__(self, names)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        _refuse_underscore(name)
+        super().__setitem__(name, value)
+
+
+class _PlainDict:
+    """`dict` for templates, without the type's attributes."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
+        return dict(*args, **kwargs)
+
+    def fromkeys(self, *args: Any) -> dict[Any, Any]:
+        """As dict.fromkeys."""
+        return dict.fromkeys(*args)
+
+
+def _refuse_underscore(name: object) -> None:
+    if isinstance(name, str) and name.startswith("_"):
+        raise jinja2.exceptions.SecurityError(f"a template may not set {name!r} on a namespace")
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise jinja2.exceptions.TemplateError(message)
+
+
+def _tojson(
+    value: Any, ensure_ascii: bool = False, indent: int | None = None, separators: Any = None, sort_keys: bool = False
+) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _strftime_now(pattern: str) -> str:
+    return datetime.now().strftime(pattern)
+
+
+def compile_template(source: str) -> jinja2.Template:
+    """The template in its sandbox."""
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, jinja2.ext.loopcontrols]
+    )
+    environment.filters["tojson"] = _tojson
+    environment.globals |= {
+        "raise_exception": _raise_exception,
+        "strftime_now": _strftime_now,
+        "dict": _PlainDict(),
+        "namespace": _PlainNamespace,
+    }
+    return environment.from_string(source)
+
+
+def _answer(template: jinja2.Template, variables: Mapping[str, Any]) -> dict[str, str]:
+    try:
+        return {"text": template.render(**variables)}
+    except MemoryError:
+        return {"error": "it needs more memory than a template may have"}
+    except RecursionError:
+        return {"error": "it calls itself without end"}
+    except Exception as fault:  # noqa: BLE001  # the border of the sandbox: whatever a template raises is its answer
+        return {"error": f"{type(fault).__name__}: {fault}"[:2000]}
+
+
+def _read(stream: BinaryIO) -> Any:
+    head = stream.read(4)
+    if len(head) < 4:
+        sys.exit(0)  # the parent has gone
+    return json.loads(stream.read(int.from_bytes(head, "little")))
+
+
+def _write(pipe: socket.socket, message: Mapping[str, Any]) -> None:
+    data = json.dumps(message).encode()
+    pipe.sendall(len(data).to_bytes(4, "little") + data)
+
+
+def main() -> None:
+    """Serves until the parent closes the socket."""
+    with socket.socket(fileno=sys.stdin.fileno()) as pipe, pipe.makefile("rb") as stream:
+        settings = _read(stream)
+        if sys.platform != "darwin":  # macOS accepts the call and does not enforce it
+            resource.setrlimit(resource.RLIMIT_AS, (settings["memory_bytes"],) * 2)
+        try:
+            template = compile_template(settings["source"])
+        except (jinja2.exceptions.TemplateError, MemoryError, RecursionError) as fault:
+            _write(pipe, {"error": f"{type(fault).__name__}: {fault}"[:2000]})
+            return
+        _write(pipe, {"text": "ready"})
+        while True:
+            variables = _read(stream)
+            signal.setitimer(signal.ITIMER_REAL, settings["seconds"] + 1)  # ends a loop whose parent has died
+            answer = _answer(template, variables)
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            _write(pipe, answer)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,217 @@
+"""Text to token ids and back, exact to the byte, on the `tokenizers` library alone."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Self
+
+import tokenizers
+
+from runtime.errors import InvalidRequestError, ModelLoadError, RuntimeFault, UnsupportedFeatureError
+from runtime.loading.folder import ModelFolder
+from runtime.text.utf8 import clean_text
+from runtime.text.vocabulary import bytes_by_id
+
+MAX_TOKENIZER_BYTES = 256 << 20
+
+
+class Tokenizer:
+    """A model's tokenizer. Thread-safe.
+
+    Text with lone surrogates is cleaned (U+FFFD, see `clean_text`); NUL and control characters are tokenised as they are.
+    `decode` joins the tokens' bytes and nothing else: no clean-up, no stripped space, special tokens as their text.
+
+    Attributes:
+        eos_token_ids: Ids that end a generation, the model's own first.
+        bos_token_id: The beginning-of-text id, or None.
+        adds_bos: Whether the model expects `bos_token_id` before raw text; `encode` never adds it.
+        special: Text to id of the control tokens.
+        added: Text to id of all added tokens, control tokens among them.
+        special_texts: The strings chat templates know by name: bos_token, eos_token, unk_token, pad_token.
+    """
+
+    def __init__(
+        self,
+        backend: tokenizers.Tokenizer,
+        *,
+        eos_token_ids: Iterable[int] = (),
+        special_texts: Mapping[str, str] | None = None,
+        adds_bos: bool | None = None,
+    ) -> None:
+        backend.no_truncation()
+        backend.no_padding()
+        self._backend = backend
+        self._lock = threading.Lock()  # the library's switch for special tokens belongs to the object, not to the call
+        self._renamed: tuple[Mapping[str, str], tokenizers.Tokenizer] | None = None  # the last one of `encode_renamed`
+        self._bytes = bytes_by_id(backend)
+        decoder = backend.get_added_tokens_decoder()
+        self.added: Mapping[str, int] = {token.content: i for i, token in decoder.items()}
+        self.special: Mapping[str, int] = {token.content: i for i, token in decoder.items() if token.special}
+        self.special_ids = frozenset(self.special.values())
+        self.special_texts: Mapping[str, str] = dict(special_texts or {})
+        named_eos = self._id_of("eos_token")
+        wanted = [*eos_token_ids, *([] if named_eos is None else [named_eos])]
+        self.eos_token_ids = tuple(dict.fromkeys(i for i in wanted if 0 <= i < len(self._bytes)))
+        self.bos_token_id = self._id_of("bos_token")
+        self.adds_bos = self.bos_token_id is not None and (self._opens_with_bos() if adds_bos is None else adds_bos)
+
+    @classmethod
+    def from_folder(cls, folder: ModelFolder) -> Self:
+        """The tokenizer of a checked model folder.
+
+        Raises:
+            ModelLoadError: No tokenizer.json, or one that the library rejects.
+        """
+        path = folder.path / "tokenizer.json"
+        if not path.is_file():
+            raise ModelLoadError(f"{folder.path}: no tokenizer.json; choose a folder that has the fast tokenizer's file")
+        if path.stat().st_size > MAX_TOKENIZER_BYTES:
+            raise ModelLoadError(f"{path}: {path.stat().st_size:,} bytes; at most {MAX_TOKENIZER_BYTES:,} are read")
+        with _library_faults(f"{path}: not a usable tokenizer"):
+            backend = tokenizers.Tokenizer.from_str(path.read_text("utf-8"))
+            adds_bos = folder.tokenizer_config.get("add_bos_token")
+            return cls(
+                backend,
+                eos_token_ids=_eos_ids(folder.generation_config, folder.config),
+                special_texts=_special_texts(folder.tokenizer_config),
+                adds_bos=adds_bos if isinstance(adds_bos, bool) else None,
+            )
+
+    @classmethod
+    def from_transformers(cls, tokenizer: Any, *, eos_token_ids: Iterable[int] = ()) -> Self:
+        """A copy of the fast tokenizer behind a transformers one; later changes to that do not reach it.
+
+        Args:
+            tokenizer: A transformers tokenizer.
+            eos_token_ids: The model's own, from its generation config.
+
+        Raises:
+            UnsupportedFeatureError: A tokenizer without a fast backend.
+        """
+        backend = getattr(tokenizer, "backend_tokenizer", None)
+        if not isinstance(backend, tokenizers.Tokenizer):
+            kind = type(tokenizer).__name__
+            raise UnsupportedFeatureError(f"{kind} has no fast tokenizer behind it; pass one that has backend_tokenizer")
+        names = ("bos_token", "eos_token", "unk_token", "pad_token")
+        texts = {name: str(text) for name in names if (text := getattr(tokenizer, name, None)) is not None}
+        with _library_faults("the tokenizer cannot be copied"):
+            adds_bos = getattr(tokenizer, "add_bos_token", None)
+            return cls(
+                tokenizers.Tokenizer.from_str(backend.to_str()),
+                eos_token_ids=eos_token_ids,
+                special_texts=texts,
+                adds_bos=adds_bos if isinstance(adds_bos, bool) else None,
+            )
+
+    def __len__(self) -> int:
+        return len(self._bytes)
+
+    def encode(self, text: str, *, special: bool = False) -> list[int]:
+        """The ids of a text; never a bos or eos of its own accord.
+
+        Args:
+            text: Any string.
+            special: True reads ``<|im_end|>`` and the like as control tokens, for rendered templates;
+                False as plain text, for content.
+        """
+        text = clean_text(text)
+        with self._lock, _library_faults("the tokenizer failed on the text"):
+            self._backend.encode_special_tokens = not special
+            return self._backend.encode(text, add_special_tokens=False).ids
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of the tokens' bytes, U+FFFD where they are not UTF-8."""
+        return b"".join(self.token_bytes(i) for i in ids).decode(errors="replace")
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The exact bytes of a token; empty for an id inside the logits' width that has no token."""
+        if token_id < 0:
+            raise InvalidRequestError(f"token id {token_id} is negative")
+        return self._bytes[token_id] if token_id < len(self._bytes) else b""
+
+    def byte_vocab(self, width: int | None = None) -> list[bytes]:
+        """The bytes of every token by id, cut or filled with ``b""`` to `width` (of the logits)."""
+        width = len(self) if width is None else width
+        return self._bytes[:width] + [b""] * (width - len(self))
+
+    def str_vocab(self, width: int | None = None) -> list[str]:
+        """The text of every token by id; the tokenizer's own spelling where the bytes are no UTF-8 by themselves."""
+        return [self._text(i, data) for i, data in enumerate(self.byte_vocab(width))]
+
+    def encode_renamed(self, text: str, aliases: Mapping[str, str]) -> list[int]:
+        """The ids of a text in which control tokens are written by other names, and their own texts are plain text.
+
+        Args:
+            text: The text; anything in it that is an alias becomes the token it stands for.
+            aliases: Alias by added token.
+        """
+        with self._lock, _library_faults("the tokenizer failed on the text"):
+            if self._renamed is None or self._renamed[0] != aliases:
+                self._renamed = (dict(aliases), _renamed(self._backend.to_str(), aliases))
+            return self._renamed[1].encode(text, add_special_tokens=False).ids
+
+    def _text(self, token_id: int, data: bytes) -> str:
+        try:
+            return data.decode()
+        except UnicodeDecodeError:
+            return self._backend.id_to_token(token_id) or ""
+
+    def _id_of(self, name: str) -> int | None:
+        text = self.special_texts.get(name)
+        return None if text is None else self._backend.token_to_id(text)
+
+    def _opens_with_bos(self) -> bool:
+        """What the tokenizer's own post-processor does with an empty text."""
+        return self._backend.encode("", add_special_tokens=True).ids[:1] == [self.bos_token_id]
+
+
+@contextmanager
+def _library_faults(what: str) -> Iterator[None]:
+    """Turns anything the library throws into one clear error: its panics are BaseExceptions that `Exception` misses."""
+    try:
+        yield
+    except (RuntimeFault, KeyboardInterrupt, SystemExit, GeneratorExit):
+        raise
+    except BaseException as fault:
+        first = str(fault).strip().splitlines()[0] if str(fault).strip() else type(fault).__name__
+        raise ModelLoadError(f"{what}: {first[:300]}") from fault
+
+
+def _eos_ids(*configs: Mapping[str, Any]) -> list[int]:
+    """`eos_token_id` of each config, a number or a list."""
+    found: list[int] = []
+    for config in configs:
+        value = config.get("eos_token_id")
+        values: Sequence[Any] = value if isinstance(value, list) else [value]
+        found += [i for i in values if isinstance(i, int) and not isinstance(i, bool)]
+    return found
+
+
+def _special_texts(config: Mapping[str, Any]) -> dict[str, str]:
+    """Named special tokens of tokenizer_config.json, written as a string or as ``{"content": ...}``."""
+    texts: dict[str, str] = {}
+    for name in ("bos_token", "eos_token", "unk_token", "pad_token"):
+        value = config.get(name)
+        text = value.get("content") if isinstance(value, Mapping) else value
+        if isinstance(text, str):
+            texts[name] = text
+    return texts
+
+
+def _renamed(source: str, aliases: Mapping[str, str]) -> tokenizers.Tokenizer:
+    """The tokenizer with some added tokens under other names; every alias has the id of the token it stands for."""
+    layout = json.loads(source)
+    for token in layout["added_tokens"]:
+        token["content"] = aliases.get(token["content"], token["content"])
+    model = layout["model"]
+    if isinstance(model["vocab"], dict):  # BPE, WordPiece, WordLevel
+        model["vocab"] = {aliases.get(text, text): i for text, i in model["vocab"].items()}
+    else:  # Unigram: [text, score] by id
+        model["vocab"] = [[aliases.get(text, text), score] for text, score in model["vocab"]]
+    if model.get("unk_token") in aliases:
+        model["unk_token"] = aliases[model["unk_token"]]
+    layout["post_processor"] = None  # it names tokens that are gone, and a template writes every token itself
+    return tokenizers.Tokenizer.from_str(json.dumps(layout))

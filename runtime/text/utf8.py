@@ -1,0 +1,54 @@
+"""Bytes of tokens to text, one token at a time: what a token completes, and U+FFFD where bytes are not UTF-8."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Sequence
+
+
+class Utf8Stream:
+    """Incremental UTF-8 decoding. Joined, its answers equal ``all_bytes.decode(errors="replace")``. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+
+    def feed(self, data: bytes) -> str:
+        """The code points that `data` completes; may be empty."""
+        return self._decoder.decode(data)
+
+    def flush(self) -> str:
+        """What is left at the end: U+FFFD for an unfinished code point. The stream is fresh afterwards."""
+        left = self._decoder.decode(b"", final=True)
+        self._decoder.reset()
+        return left
+
+    @property
+    def pending(self) -> bytes:
+        """Bytes of a code point that is not complete yet (at most three)."""
+        return self._decoder.getstate()[0]
+
+
+def texts_of(pieces: Sequence[bytes], stream: Utf8Stream | None = None) -> tuple[str, ...]:
+    """The text each piece completes, as `TokenRun.texts` wants it.
+
+    Args:
+        pieces: The bytes of consecutive tokens.
+        stream: Goes on from earlier tokens and keeps what is unfinished. Without one the pieces are the whole text,
+            and an unfinished end becomes U+FFFD in the last text.
+    """
+    if stream is not None:
+        return tuple(stream.feed(piece) for piece in pieces)
+    whole = Utf8Stream()
+    texts = [whole.feed(piece) for piece in pieces]
+    if texts:
+        texts[-1] += whole.flush()
+    return tuple(texts)
+
+
+def clean_text(text: str) -> str:
+    """The text with surrogate pairs joined and lone surrogates as U+FFFD; NUL and control characters stay as they are."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    return text

@@ -1,0 +1,107 @@
+"""Frames: length-prefixed payloads, delivered in groups.
+
+A frame is a mark byte, the payload's length (4 bytes, big endian) and the payload. The mark says whether more frames of
+the same group follow; a group is handed over as a whole, so that calls made together arrive together.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Iterator
+
+from runtime.errors import RuntimeFault
+
+_HEADER = struct.Struct(">BI")
+_MORE, _LAST = 0x65, 0x45  # "e" more of this group follows, "E" the group ends
+MAX_PAYLOAD = 1 << 30  # bytes; the largest honest one is a batch of full-vocabulary rows
+MAX_GROUP = 1 << 17  # frames
+PIECE = 1 << 20  # bytes handed to the transport at once
+
+
+class FrameError(RuntimeFault):
+    """The bytes are not frames of ours."""
+
+
+def encode_group(payloads: Iterable[bytes]) -> Iterator[bytes | memoryview]:
+    """The bytes of one group (of more, past `MAX_GROUP`), in pieces of at most `PIECE`; small payloads share a piece.
+
+    Raises:
+        FrameError: A payload is larger than `MAX_PAYLOAD`.
+    """
+    held = bytearray()
+    payloads = list(payloads)
+    for i, payload in enumerate(payloads):
+        if len(payload) > MAX_PAYLOAD:
+            raise FrameError(f"a message of {len(payload):,} bytes cannot be sent, at most {MAX_PAYLOAD:,}; ask for less")
+        mark = _LAST if i == len(payloads) - 1 or (i + 1) % MAX_GROUP == 0 else _MORE
+        held += _HEADER.pack(mark, len(payload))
+        if len(held) + len(payload) <= PIECE:
+            held += payload
+            continue
+        yield bytes(held)
+        held.clear()
+        view = memoryview(payload)
+        yield from (view[at : at + PIECE] for at in range(0, len(payload), PIECE))
+    if held:
+        yield bytes(held)
+
+
+class FrameParser:
+    """Finds groups in a stream of bytes that arrives in any portions.
+
+    Memory grows with what arrived, never with what is announced.
+    """
+
+    def __init__(self, *, max_payload: int = MAX_PAYLOAD, max_group: int = MAX_GROUP) -> None:
+        self._max_payload, self._max_group = max_payload, max_group
+        self._head = bytearray()
+        self._body = bytearray()
+        self._wanted: int | None = None  # payload bytes still to come; None while the header is incomplete
+        self._last = False
+        self._group: list[bytearray] = []
+
+    def feed(self, data: bytes) -> list[list[bytearray]]:
+        """The groups completed by `data`, each a list of payloads.
+
+        Raises:
+            FrameError: Not our protocol, or a payload or group over its limit. The parser is of no use afterwards.
+        """
+        groups: list[list[bytearray]] = []
+        view, at = memoryview(data), 0
+        while at < len(data):
+            if self._wanted is None:
+                take = min(_HEADER.size - len(self._head), len(data) - at)
+                self._head += view[at : at + take]
+                if len(self._head) == _HEADER.size:
+                    self._open_frame()
+            else:
+                take = min(self._wanted, len(data) - at)
+                self._body += view[at : at + take]
+                self._wanted -= take
+            at += take
+            if self._wanted == 0:
+                self._close_frame(groups)
+        return groups
+
+    @property
+    def idle(self) -> bool:
+        """Whether the stream stands between two groups: an end of stream here loses nothing."""
+        return not self._head and not self._group and self._wanted is None
+
+    def _open_frame(self) -> None:
+        mark, length = _HEADER.unpack(self._head)
+        if mark not in (_MORE, _LAST):
+            raise FrameError(f"a frame cannot begin with byte 0x{mark:02x}: the other side does not speak this protocol")
+        if length > self._max_payload:
+            raise FrameError(f"a frame announces {length:,} bytes, more than the {self._max_payload:,} allowed")
+        if len(self._group) >= self._max_group:
+            raise FrameError(f"a group of more than {self._max_group:,} messages")
+        self._last, self._wanted = mark == _LAST, length
+        self._head.clear()
+
+    def _close_frame(self, groups: list[list[bytearray]]) -> None:
+        self._group.append(self._body)
+        self._body, self._wanted = bytearray(), None
+        if self._last:
+            groups.append(self._group)
+            self._group = []

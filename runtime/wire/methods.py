@@ -1,0 +1,165 @@
+"""What can be called over the pipe: an allow-list with the types of arguments and answers.
+
+A method's name is the member of `LanguageModel` that the engine process awaits; its arguments are that member's keywords.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from runtime.language_model import PrefixMatch
+from runtime.options import GenerationOptions
+from runtime.wire.arrays import Array, pack_array, pack_run, unpack_array, unpack_run
+from runtime.wire.messages import encode
+
+
+class Nothing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """No arguments."""
+
+
+class Ids(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One token sequence."""
+
+    ids: list[int]
+
+
+class Batch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Several token sequences."""
+
+    batch: list[list[int]]
+
+
+class Score(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Arguments of `score_run`."""
+
+    ids: list[int]
+    top_k: int
+    start: int
+
+
+class Generate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Arguments of `generate_runs`."""
+
+    ids: list[int]
+    options: GenerationOptions | None
+
+
+class Sample(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Arguments of `sample`."""
+
+    prompt_token_ids: list[int]
+    max_tokens: int
+    eos_token_ids: list[int]
+    temperature: float
+    seed: int | None
+
+
+class SampleBatch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Arguments of `batch_sample`."""
+
+    prompts: list[list[int]]
+    max_tokens: int
+    eos_token_ids: list[int]
+    temperature: float
+    seed: int | None
+
+
+class Complete(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Arguments of `complete`."""
+
+    prompt: str | list[dict[str, Any]]
+    options: GenerationOptions | None
+
+
+class Text(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Some text."""
+
+    text: str
+
+
+class RenderChat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Arguments of `render_chat_async`."""
+
+    messages: list[dict[str, Any]]
+    tools: list[dict[str, Any]] | None
+    add_generation_prompt: bool
+
+
+class Budget(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Arguments of `set_kv_budget_async`."""
+
+    budget_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """How a method's answer crosses: its wire type, and the way there and back."""
+
+    wire: Any
+    pack: Callable[[Any], Any] = lambda value: value
+    unpack: Callable[[Any], Any] = lambda value: value
+
+
+ARRAY = Answer(Array, pack_array, unpack_array)
+RUN = Answer(dict[str, Array], pack_run, unpack_run)
+NOTHING = Answer(None)
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """One line of the allow-list."""
+
+    arguments: type[msgspec.Struct]
+    answer: Answer
+    streams: bool = False  # answers by Chunks of runs and an End
+    _decode_arguments: msgspec.msgpack.Decoder[Any] = field(init=False, repr=False, compare=False)
+    _decode_answer: msgspec.msgpack.Decoder[Any] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_decode_arguments", msgspec.msgpack.Decoder(self.arguments))
+        object.__setattr__(self, "_decode_answer", msgspec.msgpack.Decoder(self.answer.wire))
+
+    def read_arguments(self, raw: msgspec.Raw) -> dict[str, Any]:
+        """Keywords for the member.
+
+        Raises:
+            msgspec.ValidationError: Of another type than the table says.
+        """
+        return msgspec.structs.asdict(self._decode_arguments.decode(raw))
+
+    def write_answer(self, value: object) -> msgspec.Raw:
+        """The answer, for a Result."""
+        return msgspec.Raw(encode(self.answer.pack(value)))
+
+    def read_answer(self, raw: msgspec.Raw) -> Any:  # the table's type; each caller knows its own
+        """The inverse of `write_answer`.
+
+        Raises:
+            msgspec.ValidationError, ArrayError: Of another type than the table says.
+        """
+        return self.answer.unpack(self._decode_answer.decode(raw))
+
+
+METHODS: dict[str, Method] = {
+    "next_token_logprobs": Method(Ids, ARRAY),
+    "batch_next_token_logprobs": Method(Batch, ARRAY),
+    "next_token_logprobs_uncached_async": Method(Ids, ARRAY),
+    "prefix_match_async": Method(Ids, Answer(PrefixMatch)),
+    "score_run": Method(Score, RUN),
+    "generate_runs": Method(Generate, NOTHING, streams=True),
+    "sample": Method(Sample, Answer(list[int])),
+    "batch_sample": Method(SampleBatch, Answer(list[list[int]])),
+    "complete": Method(Complete, Answer(str)),
+    "tokenize_async": Method(Text, Answer(list[int])),
+    "detokenize_async": Method(Ids, Answer(str)),
+    "render_chat_async": Method(RenderChat, Answer(list[int])),
+    "cache_kv_async": Method(Ids, NOTHING),
+    "clear_cache_async": Method(Nothing, NOTHING),
+    "clear_kv_cache_async": Method(Nothing, NOTHING),
+    "reset_async_queries_async": Method(Nothing, NOTHING),
+    "set_kv_budget_async": Method(Budget, NOTHING),
+}

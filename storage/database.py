@@ -1,0 +1,186 @@
+"""The one connection and the one thread it lives on.
+
+Everything that touches SQLite is a function `(sqlite_utils.Database) -> T`, run on the store thread by `Database.read`
+or `Database.write`. The results come back through `concurrent.futures`, so any event loop, or none, can wait for them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sqlite3
+import sys
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar
+
+import sqlite_utils
+
+from storage.errors import (
+    StoreClosedError,
+    StoreMissingError,
+    is_write_fault,
+    typed_errors,
+)
+
+T = TypeVar("T")
+Rows = list[dict[str, Any]]
+Job = Callable[[sqlite_utils.Database], T]
+
+_PRAGMAS = (
+    "foreign_keys = ON",
+    "synchronous = FULL",  # a commit is on disk when it returns
+    "trusted_schema = OFF",  # a schema made by someone else cannot call functions with side effects
+    "cell_size_check = ON",
+    "journal_size_limit = 67108864",  # bytes the WAL file may keep after a checkpoint
+)
+# Elsewhere fsync reaches the disk; on macOS only F_FULLFSYNC does.
+_PRAGMAS_MACOS = ("fullfsync = ON", "checkpoint_fullfsync = ON")
+_BUSY_SECONDS = 5.0
+
+
+class Database:
+    """A SQLite file, its connection and its thread.
+
+    Args:
+        path: The database file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="elsewise-store")
+        self._db: sqlite_utils.Database | None = None
+        self._closed = False
+
+    def open(self, opener: Callable[[], sqlite_utils.Database]) -> None:
+        """Makes the connection by `opener` on the store thread; blocking. A failure leaves nothing open."""
+        try:
+            self._thread.submit(self._open, opener).result()
+        except BaseException:
+            self.close()
+            raise
+
+    def submit(self, job: Job[T]) -> Future[T]:
+        """Runs `job` on the store thread; its SQLite errors arrive typed.
+
+        Raises:
+            StoreClosedError: The store was closed.
+        """
+        if self._closed:
+            raise StoreClosedError(f"{self.path}: the store was closed")
+        return self._thread.submit(self._run, job)
+
+    async def read(self, job: Job[T]) -> T:
+        """Runs `job`, which does not write."""
+        return await asyncio.wrap_future(_relay(self.submit(job)))
+
+    async def write(self, job: Job[T]) -> T:
+        """Runs `job` in one transaction, durable on return.
+
+        It runs to its end even when the caller is cancelled meanwhile: a write is never half wanted.
+        """
+        return await self.read(lambda db: transaction(db, job))
+
+    def close(self) -> None:
+        """Carries out what was submitted, closes the connection and ends the thread; blocking, may be repeated."""
+        if not self._closed:
+            self._closed = True
+            self._thread.submit(self._disconnect).result()
+        self._thread.shutdown()
+
+    async def close_async(self) -> None:
+        """The same without blocking the event loop while work is still waiting."""
+        if not self._closed:
+            self._closed = True
+            await asyncio.wrap_future(_relay(self._thread.submit(self._disconnect)))
+        self._thread.shutdown()  # the thread has nothing left to do: this waits for its last few instructions
+
+    def _open(self, opener: Callable[[], sqlite_utils.Database]) -> None:
+        with typed_errors(self.path):
+            self._db = opener()
+
+    def _run(self, job: Job[T]) -> T:
+        if self._db is None:
+            raise StoreClosedError(f"{self.path}: the store was closed")
+        with typed_errors(self.path):
+            return job(self._db)
+
+    def _disconnect(self) -> None:
+        db, self._db = self._db, None
+        if db is not None:
+            db.conn.close()
+
+
+def connect(path: Path, *, read_only: bool = False) -> sqlite_utils.Database:
+    """A connection with our pragmas, for the calling thread. A file that is missing is made, 0600."""
+    if read_only and not path.is_file():
+        raise StoreMissingError(f"{path}: there are no saved sessions here yet")
+    if not read_only:
+        ensure_file(path)
+    mode = "ro" if read_only else "rw"
+    conn = sqlite3.connect(f"{path.absolute().as_uri()}?mode={mode}", uri=True, timeout=_BUSY_SECONDS)
+    try:
+        # damaged text must reach the checksum, not fail in the decoder
+        conn.text_factory = lambda raw: raw.decode("utf-8", "replace")
+        db = sqlite_utils.Database(conn, execute_plugins=False)
+        for pragma in _PRAGMAS + (_PRAGMAS_MACOS if sys.platform == "darwin" else ()):
+            db.execute(f"PRAGMA {pragma}")
+    except BaseException:
+        conn.close()
+        raise
+    return db
+
+
+def fetch(db: sqlite_utils.Database, sql: str, parameters: Sequence[Any] | dict[str, Any] = ()) -> Rows:
+    """All rows of a query, as dictionaries. An error while reading is raised, never taken for "no rows"."""
+    cursor = db.execute(sql, parameters)
+    names = [column[0] for column in cursor.description]
+    return [dict(zip(names, row, strict=True)) for row in cursor]
+
+
+def scalar(db: sqlite_utils.Database, sql: str, parameters: Sequence[Any] = ()) -> Any:
+    """The first column of the first row; None when there is none."""
+    row = db.execute(sql, parameters).fetchone()
+    return None if row is None else row[0]
+
+
+def transaction(db: sqlite_utils.Database, job: Job[T]) -> T:
+    """Runs `job` in one transaction; after a disk fault SQLite has rolled all of it back, so all of it is tried again, once."""
+    try:
+        with db.atomic():
+            return job(db)
+    except sqlite3.Error as error:
+        if not is_write_fault(error):
+            raise
+    with db.atomic():
+        return job(db)
+
+
+def ensure_file(path: Path) -> None:
+    """Makes `path` (0600) and its folder (0700) when they are missing."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Makes the names of the files in `folder` durable."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _relay(source: Future[T]) -> Future[T]:
+    """A future that can be cancelled, or outlive its event loop, without touching `source`."""
+    relay: Future[T] = Future()
+
+    def hand_over(done: Future[T]) -> None:
+        if relay.set_running_or_notify_cancel():
+            error = done.exception()
+            relay.set_exception(error) if error else relay.set_result(done.result())
+
+    source.add_done_callback(hand_over)
+    return relay

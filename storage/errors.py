@@ -1,0 +1,114 @@
+"""Every error the store raises on purpose.
+
+StoreError
+├── StoreMissingError                   there is no store at that path (read-only opening)
+├── StoreNewerError                     written by a newer version; untouched
+├── StoreDamagedError                   not a database, not ours, or its pages are broken
+├── StoreReadOnlyError                  the file or its folder cannot be written
+├── StoreFullError                      the disk is full or refuses writes; nothing half-written is kept
+├── StoreDiskError                      the disk failed while reading or syncing
+├── StoreBusyError                      another program holds the database
+├── StoreClosedError                    the store was closed
+├── UnknownRowError (LookupError)       no session, node or chunk has that number
+└── InvalidRowError (ValueError)        what was to be saved makes no sense; nothing was written
+"""
+
+from __future__ import annotations
+
+import errno
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+class StoreError(Exception):
+    """Root of the tree: catch this for "anything the store refuses or fails at"."""
+
+
+class StoreMissingError(StoreError):
+    """There is no store at that path."""
+
+
+class StoreNewerError(StoreError):
+    """The database was written by a newer version of the app; it was not touched."""
+
+
+class StoreDamagedError(StoreError):
+    """The file is not a database, not one of ours, or damaged; it was not touched."""
+
+
+class StoreReadOnlyError(StoreError):
+    """The database or its folder cannot be written."""
+
+
+class StoreFullError(StoreError):
+    """The disk is full or refuses writes. The transaction was rolled back whole, after one retry."""
+
+
+class StoreDiskError(StoreError):
+    """The disk reported an error while reading or syncing."""
+
+
+class StoreBusyError(StoreError):
+    """Another program holds the database."""
+
+
+class StoreClosedError(StoreError):
+    """The store was closed."""
+
+
+class UnknownRowError(StoreError, LookupError):
+    """No row has that number."""
+
+
+class InvalidRowError(StoreError, ValueError):
+    """What was to be saved makes no sense; nothing was written."""
+
+
+# Primary result codes of SQLite (the low byte of the extended code), and what each means to a person.
+_MEANING: dict[int, tuple[type[StoreError], str]] = {
+    sqlite3.SQLITE_FULL: (StoreFullError, "the disk is full; free some space, nothing that was saved is lost"),
+    sqlite3.SQLITE_READONLY: (StoreReadOnlyError, "it cannot be written; check the permissions of the file and its folder"),
+    sqlite3.SQLITE_PERM: (StoreReadOnlyError, "access was denied; check the permissions of the file and its folder"),
+    sqlite3.SQLITE_CANTOPEN: (StoreReadOnlyError, "it cannot be opened; check that its folder exists and can be written"),
+    sqlite3.SQLITE_CORRUPT: (StoreDamagedError, "the file is damaged; `elsewise sessions verify` says where"),
+    sqlite3.SQLITE_NOTADB: (StoreDamagedError, "this is not a database; move it away or choose another data folder"),
+    sqlite3.SQLITE_BUSY: (StoreBusyError, "another program holds it; close that program and try again"),
+    sqlite3.SQLITE_LOCKED: (StoreBusyError, "another program holds it; close that program and try again"),
+}
+_WRITE_FAULTS = (sqlite3.SQLITE_IOERR_WRITE, sqlite3.SQLITE_IOERR_TRUNCATE)
+
+
+def is_write_fault(error: sqlite3.Error) -> bool:
+    """Whether the whole transaction is worth one more try: the disk was full or failed."""
+    primary = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    return primary in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)
+
+
+def typed(error: sqlite3.Error, path: Path) -> StoreError:
+    """The error of this module that says what `error` means for the database at `path`."""
+    code = getattr(error, "sqlite_errorcode", None)
+    if code is None:
+        return StoreError(f"{path}: {error}")
+    name = getattr(error, "sqlite_errorname", str(code))
+    if code in _WRITE_FAULTS:
+        return StoreFullError(f"{path}: the disk refuses writes ({name}); free some space, nothing that was saved is lost")
+    if code & 0xFF == sqlite3.SQLITE_IOERR:
+        return StoreDiskError(f"{path}: the disk reported an error ({name}); check the disk, nothing was changed")
+    kind, meaning = _MEANING.get(code & 0xFF, (StoreError, str(error)))
+    return kind(f"{path}: {meaning} ({name})")
+
+
+@contextmanager
+def typed_errors(path: Path) -> Iterator[None]:
+    """Turns the errors of SQLite and of files inside the block into the ones of this module."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        raise typed(error, path) from error
+    except OSError as error:
+        kind = StoreFullError if error.errno in (errno.ENOSPC, errno.EDQUOT) else StoreReadOnlyError
+        raise kind(
+            f"{path}: the file cannot be opened for writing ({error.strerror}); check the disk and the folder"
+        ) from error

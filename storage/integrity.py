@@ -1,0 +1,151 @@
+"""Verification: every row against its checksum, every tree against its counts, every index against its rows."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, Final
+
+import sqlite_utils
+
+from storage import records, sealed
+from storage.database import fetch, scalar
+from storage.rows import DamageKind, DamageRow
+from storage.search import spaced
+
+_KEYED: Final[tuple[tuple[str, DamageKind, str], ...]] = (
+    ("vocabularies", "vocabulary", "digest"),
+    ("models", "model", "kv_fingerprint"),
+    ("settings", "setting", "key"),
+)
+_BROKEN_PAGES: Final = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+
+
+def session_ids(db: sqlite_utils.Database) -> list[int]:
+    """Every session, the trash included."""
+    return [row["id"] for row in fetch(db, "SELECT id FROM sessions ORDER BY id")]
+
+
+def check_file(db: sqlite_utils.Database) -> list[DamageRow]:
+    """The pages and indexes of the file, the search index, and what is kept by key."""
+    damage = _guarded("file", partial(_pages, db))
+    damage += _guarded("search", partial(_search_index, db))
+    for table, kind, key in _KEYED:
+        damage += _guarded(kind, partial(_keyed, db, table, kind, key))
+    return damage
+
+
+def check_session(db: sqlite_utils.Database, session_id: int) -> list[DamageRow]:
+    """One session: its row, its runs, their tokens and what search knows of them."""
+    title: str | None = None
+    try:
+        session = fetch(db, "SELECT * FROM sessions WHERE id = ?", [session_id])[0]
+        title = str(session["title"])
+        return list(_check_session(db, session))
+    except (sqlite3.DatabaseError, IndexError) as error:
+        if isinstance(error, sqlite3.Error) and not _is_broken_page(error):
+            raise
+        return [DamageRow("session", f"part of the session cannot be read ({error})", session_id, title)]
+
+
+def _check_session(db: sqlite_utils.Database, session: dict[str, Any]) -> Iterator[DamageRow]:
+    sid, title = session["id"], str(session["title"])
+    nodes = {row["id"]: row for row in fetch(db, "SELECT * FROM nodes WHERE session_id = ? ORDER BY seq", [sid])}
+    if not sealed.intact("sessions", session):
+        yield DamageRow("session", "the session's own row fails its checksum", sid, title)
+    elif len(nodes) != session["node_count"]:
+        yield DamageRow("session", f"{len(nodes)} of {session['node_count']} runs are there", sid, title)
+    elif session["branches"] != (tips := _tips(nodes)):
+        yield DamageRow("session", f"the tree has {tips} branches, {session['branches']} were counted", sid, title)
+    bodies = _search_bodies(db, sid)
+    if bodies.get(-sid, "") != spaced(str(session["title"])):
+        yield DamageRow("search", "the title is not what search would find", sid, title)
+    for node in nodes.values():
+        turn = _turn(node, nodes)
+        for kind, detail in _check_node(db, node, nodes):
+            yield DamageRow(kind, detail, sid, title, node["id"], turn)
+        if bodies.get(node["id"], "") != spaced(str(node["text"])):
+            yield DamageRow("search", "the text is not what search would find", sid, title, node["id"], turn)
+
+
+def _check_node(
+    db: sqlite_utils.Database, node: dict[str, Any], nodes: dict[int, dict[str, Any]]
+) -> Iterator[tuple[DamageKind, str]]:
+    if not sealed.intact("nodes", node):
+        yield "node", "the run's row fails its checksum"
+    if node["parent_id"] is not None and node["parent_id"] not in nodes:
+        yield "node", f"its parent {node['parent_id']} is missing"
+    held: dict[str, list[dict[str, Any]]] = {}
+    for row in fetch(db, "SELECT * FROM token_chunks WHERE node_id = ? ORDER BY id", [node["id"]]):
+        held.setdefault(str(row["kv_fingerprint"]), []).append(row)
+        if records.read_chunk(row) is None:
+            yield "tokens", f"{row['count']} tokens from {row['first']} fail their checksum"
+    own = held.get(str(node["kv_fingerprint"]), [])
+    length = node["token_count"] if node["status"] != "open" and sealed.intact("nodes", node) else None
+    missing = sum(tile.count for tile in records.tiled(node["id"], own, length=length) if not tile.columns)
+    if missing:
+        yield "tokens", f"{missing} tokens cannot be read"
+
+
+def _pages(db: sqlite_utils.Database) -> Iterator[DamageRow]:
+    for row in db.execute("PRAGMA integrity_check(100)"):
+        if row[0] != "ok":
+            yield DamageRow("file", str(row[0]))
+    for table, rowid, parent, _ in db.execute("PRAGMA foreign_key_check"):
+        yield DamageRow("file", f"row {rowid} of {table} belongs to a row of {parent} that is missing")
+
+
+def _search_index(db: sqlite_utils.Database) -> Iterator[DamageRow]:
+    try:
+        db.execute("INSERT INTO search (search, rank) VALUES ('integrity-check', 0)")  # writes nothing
+    except sqlite3.OperationalError as error:
+        if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_READONLY:  # a read-only connection may not even ask
+            raise
+    known = "SELECT id FROM nodes UNION ALL SELECT -id FROM sessions"
+    stray = scalar(db, f"SELECT count(*) FROM search WHERE rowid NOT IN ({known})")  # noqa: S608  # our own text
+    if stray:
+        yield DamageRow("search", f"search knows {stray} texts that are not there")
+
+
+def _keyed(db: sqlite_utils.Database, table: str, kind: DamageKind, key: str) -> Iterator[DamageRow]:
+    for row in fetch(db, f"SELECT * FROM {table}"):  # noqa: S608  # our own names
+        if not sealed.intact(table, row):
+            yield DamageRow(kind, f"{row[key]} fails its checksum; saving it anew repairs it")
+
+
+def _search_bodies(db: sqlite_utils.Database, session_id: int) -> dict[int, str]:
+    sql = """SELECT rowid, body, session_id FROM search
+             WHERE rowid = ? OR rowid IN (SELECT id FROM nodes WHERE session_id = ?)"""
+    rows = fetch(db, sql, [-session_id, session_id])
+    return {row["rowid"]: row["body"] for row in rows if row["session_id"] == session_id}
+
+
+def _tips(nodes: dict[int, dict[str, Any]]) -> int:
+    return len(nodes.keys() - {row["parent_id"] for row in nodes.values() if row["at_end"]})
+
+
+def _turn(node: dict[str, Any], nodes: dict[int, dict[str, Any]]) -> int:
+    """Counted from 1 along the path; a cycle in a damaged tree ends it."""
+    turn, seen, at = 0, set[int](), node
+    while at["id"] not in seen:
+        seen.add(at["id"])
+        turn += bool(at["turn_start"])
+        at = nodes.get(at["parent_id"], at)
+    return turn
+
+
+def _is_broken_page(error: sqlite3.Error) -> bool:
+    return (getattr(error, "sqlite_errorcode", 0) & 0xFF) in _BROKEN_PAGES
+
+
+def _guarded(kind: DamageKind, check: Callable[[], Iterator[DamageRow]]) -> list[DamageRow]:
+    """What `check` finds; pages that cannot be read are a finding, a failing disk is an error."""
+    found: list[DamageRow] = []
+    try:
+        found.extend(check())
+    except sqlite3.DatabaseError as error:
+        if not _is_broken_page(error):
+            raise
+        found.append(DamageRow(kind, f"part of the file cannot be read ({error})"))
+    return found

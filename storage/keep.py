@@ -1,0 +1,56 @@
+"""What is kept by a key: byte vocabularies, models, settings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+import sqlite_utils
+
+from storage import sealed
+from storage.database import fetch
+from storage.errors import StoreDamagedError
+from storage.text import clean, from_json, to_json
+
+_vocabulary = msgspec.msgpack.Decoder(list[bytes])
+
+
+def save_vocabulary(db: sqlite_utils.Database, digest: str, tokens: Sequence[bytes]) -> None:
+    """Saves the bytes of every token of a tokenizer; the digest names the content, so a second time changes nothing."""
+    sealed.put(db, "vocabularies", {"digest": clean(digest), "tokens": msgspec.msgpack.encode(list(tokens))})
+
+
+def vocabulary(db: sqlite_utils.Database, digest: str) -> list[bytes] | None:
+    """The bytes of every token; None when that tokenizer was never saved."""
+    row = _require_intact(db, "vocabularies", "SELECT * FROM vocabularies WHERE digest = ?", digest)
+    return None if row is None else _vocabulary.decode(row["tokens"])
+
+
+def save_model(db: sqlite_utils.Database, kv_fingerprint: str, info: Mapping[str, Any]) -> None:
+    """Saves what a fingerprint stands for: name, vocabulary digest, anything JSON."""
+    sealed.put(db, "models", {"kv_fingerprint": clean(kv_fingerprint), "info": to_json(dict(info))})
+
+
+def model(db: sqlite_utils.Database, kv_fingerprint: str) -> dict[str, Any] | None:
+    """What a fingerprint stands for; None when it was never saved."""
+    row = _require_intact(db, "models", "SELECT * FROM models WHERE kv_fingerprint = ?", kv_fingerprint)
+    return None if row is None else from_json(row["info"])
+
+
+def set_setting(db: sqlite_utils.Database, key: str, value: Any) -> None:
+    """Saves one setting."""
+    sealed.put(db, "settings", {"key": clean(key), "value": to_json(value)})
+
+
+def setting(db: sqlite_utils.Database, key: str) -> Any:
+    """The value of a setting; None when it was never set."""
+    row = _require_intact(db, "settings", "SELECT * FROM settings WHERE key = ?", key)
+    return None if row is None else from_json(row["value"])
+
+
+def _require_intact(db: sqlite_utils.Database, table: str, sql: str, key: str) -> dict[str, Any] | None:
+    rows = fetch(db, sql, [clean(key)])
+    if rows and not sealed.intact(table, rows[0]):
+        raise StoreDamagedError(f"{table}: the row {key!r} fails its checksum; saving it anew repairs it")
+    return rows[0] if rows else None

@@ -1,0 +1,97 @@
+"""One writer per data folder: a file lock, a note of who holds it, and a way to call the window to the front."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import filelock
+import msgspec
+import psutil
+
+from storage.errors import StoreReadOnlyError
+
+_CLOCK_SLACK = 60.0  # seconds: setting the clock moves the start times that the system reports
+
+
+class _Holder(msgspec.Struct, frozen=True):
+    pid: int
+    started: float  # of the process, so that a reused pid is not taken for the holder
+    what: str
+
+
+class DataFolderLock:
+    """The right to write into a data folder; the operating system drops it when the process ends, however it ends.
+
+    Args:
+        data_dir: The data folder; created (0700) when it is missing.
+        what: What holds the lock, in words for a message: "window", "ask --session".
+    """
+
+    def __init__(self, data_dir: Path, what: str = "window") -> None:
+        self._dir, self._what = data_dir, what
+        self._note = data_dir / "lock.json"
+        # thread_local=False: whoever acquires on one thread may release on another
+        self._lock = filelock.FileLock(data_dir / "lock", mode=0o600, thread_local=False)
+
+    def acquire(self) -> bool:
+        """Takes the lock without waiting; False when another process (or lock object) holds it.
+
+        Raises:
+            StoreReadOnlyError: The folder cannot be written.
+        """
+        try:
+            self._dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._lock.acquire(timeout=0)
+        except filelock.Timeout:
+            return False
+        except OSError as error:
+            raise StoreReadOnlyError(f"{self._dir}: the data folder cannot be written ({error.strerror})") from error
+        try:
+            me = psutil.Process()
+            _write(self._note, msgspec.json.encode(_Holder(me.pid, me.create_time(), self._what)))
+            (self._dir / "focus").touch(mode=0o600)  # there from the start, so that it can be watched
+        except OSError as error:
+            self._lock.release()
+            raise StoreReadOnlyError(f"{self._dir}: the data folder cannot be written ({error.strerror})") from error
+        return True
+
+    def release(self) -> None:
+        """Gives the lock back; harmless when it is not held."""
+        if self._lock.is_locked:
+            self._note.unlink(missing_ok=True)  # first: afterwards the note may be the next holder's
+            self._lock.release()
+
+    @property
+    def held(self) -> bool:
+        """Whether this object holds the lock."""
+        return bool(self._lock.is_locked)
+
+    @property
+    def held_by(self) -> str | None:
+        """Who holds the folder, such as "window, pid 4711"; None when nobody does."""
+        try:
+            holder = msgspec.json.decode(self._note.read_bytes(), type=_Holder)
+            alive = abs(psutil.Process(holder.pid).create_time() - holder.started) < _CLOCK_SLACK
+        except (OSError, msgspec.DecodeError, psutil.NoSuchProcess, ValueError):
+            return None
+        return f"{holder.what}, pid {holder.pid}" if alive else None
+
+
+def request_focus(data_dir: Path) -> None:
+    """Asks the window that holds `data_dir` to come to the front: touches `focus` in it, which the window watches.
+
+    Raises:
+        StoreReadOnlyError: The folder cannot be written.
+    """
+    try:
+        _write(data_dir / "focus", str(time.time_ns()).encode())
+    except OSError as error:
+        raise StoreReadOnlyError(f"{data_dir}: the data folder cannot be written ({error.strerror})") from error
+
+
+def _write(path: Path, data: bytes) -> None:
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(handle, "wb") as file:
+        file.write(data)

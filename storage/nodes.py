@@ -1,0 +1,151 @@
+"""Node rows: the tree of runs. A finished node never changes; edits are siblings."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Final, get_args
+
+import msgspec
+import sqlite_utils
+
+from storage import records, sealed, search, sessions
+from storage.database import fetch, scalar
+from storage.errors import InvalidRowError, UnknownRowError
+from storage.rows import NewChunk, NewNode, NodeRow, Role, SessionTree, Status
+from storage.text import clean, from_json, to_json
+
+_WHOLE: Final = (None, "eos", "stop", "grammar")  # ends that leave nothing out; all others leave a partial answer
+
+
+def add(db: sqlite_utils.Database, new: NewNode, chunk: NewChunk | None, *, current: bool) -> int:
+    """Adds a run, with its first tokens where it has any; returns its id."""
+    session = sessions.require(db, new.session_id)
+    if new.role not in get_args(Role) or new.status not in get_args(Status):
+        raise InvalidRowError(f"role {new.role!r} with status {new.status!r} is not one the store knows")
+    at_end = _leaves_at_end(db, new)
+    grows_a_tip = new.parent_id is not None and at_end and not _goes_on(db, new.parent_id)
+    text = clean(new.text)
+    values = {
+        "session_id": new.session_id,
+        "parent_id": new.parent_id,
+        "at_token": None if new.at_token is None else int(new.at_token),
+        "at_byte": None if new.at_byte is None else int(new.at_byte),
+        "at_end": int(at_end),
+        "role": new.role,
+        "turn_start": int(new.turn_start),
+        "text": text,
+        "status": new.status,
+        "finish_reason": new.finish_reason,
+        "token_count": 0,
+        "stats": to_json(dict(new.stats)),
+        "seq": scalar(db, "SELECT coalesce(max(seq), 0) + 1 FROM nodes WHERE session_id = ?", [new.session_id]),
+        "created": time.time(),
+    }
+    node_id = sealed.insert(db, "nodes", values)
+    if chunk is not None:
+        records.append(db, require(db, node_id), chunk)
+    search.index_node(db, new.session_id, node_id, text)
+    sessions.touch(db, session, nodes=1, tips=0 if grows_a_tip else 1, **({"current_node": node_id} if current else {}))
+    return node_id
+
+
+def require(db: sqlite_utils.Database, node_id: int) -> dict[str, Any]:
+    """The row as a dictionary.
+
+    Raises:
+        UnknownRowError: There is no such node.
+    """
+    rows = fetch(db, "SELECT * FROM nodes WHERE id = ?", [node_id])
+    if not rows:
+        raise UnknownRowError(f"there is no node {node_id}")
+    return rows[0]
+
+
+def finish(db: sqlite_utils.Database, node_id: int, *, finish_reason: str | None, stats: Mapping[str, Any], text: str) -> None:
+    """Ends an open run: its tokens are counted, and from here on it does not change."""
+    row = require(db, node_id)
+    if row["status"] != "open":
+        raise InvalidRowError(f"node {node_id} is already {row['status']} and does not change any more")
+    changes = {
+        "status": "complete" if finish_reason in _WHOLE else "partial",
+        "finish_reason": finish_reason,
+        "text": clean(text),
+        "token_count": records.saved_end(db, node_id, row["kv_fingerprint"]),
+        "stats": to_json({**from_json(row["stats"]), **stats}),
+    }
+    sealed.update(db, "nodes", row, changes)
+    search.index_node(db, row["session_id"], node_id, clean(text))
+    sessions.touch(db, sessions.require(db, row["session_id"]))
+
+
+def set_current(db: sqlite_utils.Database, session_id: int, node_id: int | None) -> None:
+    """Makes `node_id` the tip of the path that is shown."""
+    if node_id is not None and require(db, node_id)["session_id"] != session_id:
+        raise InvalidRowError(f"node {node_id} does not belong to session {session_id}")
+    sessions.change(db, session_id, current_node=node_id)
+
+
+def tree(db: sqlite_utils.Database, session_id: int) -> SessionTree:
+    """A session and all its runs, without tokens."""
+    session = sessions.require(db, session_id)
+    rows = fetch(db, "SELECT * FROM nodes WHERE session_id = ? ORDER BY seq", [session_id])
+    ends = records.saved_ends(db, session_id)
+    view = sessions.view(session)
+    if len(rows) != session["node_count"]:
+        view = replace(view, damaged=True)
+    return SessionTree(view, tuple(_view(row, ends.get((row["id"], row["kv_fingerprint"]), 0)) for row in rows))
+
+
+def _view(row: dict[str, Any], saved: int) -> NodeRow:
+    damaged = not sealed.intact("nodes", row)
+    try:
+        stats = from_json(str(row["stats"]))
+    except msgspec.DecodeError:
+        stats, damaged = {}, True
+    still_open = row["status"] == "open"
+    return NodeRow(
+        id=row["id"],
+        session_id=row["session_id"],
+        parent_id=row["parent_id"],
+        at_token=row["at_token"],
+        at_byte=row["at_byte"],
+        role=str(row["role"]),
+        turn_start=bool(row["turn_start"]),
+        text=str(row["text"]),
+        status=str(row["status"]),
+        finish_reason=row["finish_reason"],
+        token_count=saved if still_open else row["token_count"],
+        stats=stats,
+        seq=row["seq"],
+        kv_fingerprint=row["kv_fingerprint"],
+        damaged=damaged or (not still_open and saved != row["token_count"]),
+    )
+
+
+def _leaves_at_end(db: sqlite_utils.Database, new: NewNode) -> bool:
+    """Whether the new run goes on where its parent ends; refuses a place that the parent does not have."""
+    if not (0 <= (new.at_token or 0) <= records.MAX_TOKENS and 0 <= (new.at_byte or 0) <= sys.maxsize):
+        raise InvalidRowError(f"token {new.at_token}, byte {new.at_byte} is not a place in a run")
+    if new.parent_id is None:
+        if new.at_token is not None:
+            raise InvalidRowError(f"a root has no parent to leave at token {new.at_token}")
+        return True
+    parent = require(db, new.parent_id)
+    if parent["session_id"] != new.session_id:
+        raise InvalidRowError(f"parent {new.parent_id} belongs to session {parent['session_id']}, not {new.session_id}")
+    if new.at_token is None:
+        return True
+    if parent["status"] == "open":  # it may have tokens that are not saved yet
+        return False
+    if new.at_token > parent["token_count"]:
+        raise InvalidRowError(
+            f"node {new.parent_id} has {parent['token_count']} tokens, token {new.at_token} is not among them"
+        )
+    return bool(new.at_token == parent["token_count"])
+
+
+def _goes_on(db: sqlite_utils.Database, node_id: int) -> bool:
+    return bool(scalar(db, "SELECT EXISTS (SELECT 1 FROM nodes WHERE parent_id = ? AND at_end)", [node_id]))

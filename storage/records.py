@@ -1,0 +1,188 @@
+"""Token chunks: append-only columns, and the reading that makes one sequence of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import sqlite_utils
+
+from storage import columns, sealed
+from storage.database import fetch, scalar
+from storage.errors import InvalidRowError, StoreDamagedError
+from storage.rows import Columns, NewChunk, StoredChunk
+from storage.text import clean
+
+MAX_TOKENS: Final = 1 << 24  # in one run; a damaged or hostile number must not become an allocation
+
+
+def append(db: sqlite_utils.Database, node: dict[str, Any], chunk: NewChunk) -> None:
+    """Saves the next tokens of an open run, or all tokens of a run that has none yet."""
+    own = node["kv_fingerprint"]
+    end = saved_end(db, node["id"], own)
+    if node["status"] != "open" and end:
+        raise InvalidRowError(f"node {node['id']} is {node['status']}: its {end} tokens do not change any more")
+    if own is not None and chunk.kv_fingerprint != own:
+        raise InvalidRowError(f"node {node['id']} has tokens of model {own}, not {chunk.kv_fingerprint}; use rescore")
+    if chunk.first != end:
+        raise InvalidRowError(f"node {node['id']} has {end} tokens saved, a chunk that starts at {chunk.first} does not follow")
+    _insert(db, node["id"], chunk)
+    changes: dict[str, Any] = {}
+    if own is None:
+        changes["kv_fingerprint"] = chunk.kv_fingerprint
+    if node["status"] != "open":
+        changes["token_count"] = int(chunk.count)
+    if changes:
+        sealed.update(db, "nodes", node, changes)
+
+
+def rescore(db: sqlite_utils.Database, node: dict[str, Any], chunk: NewChunk) -> None:
+    """Saves another set of columns: for tokens the node has, or for the node's bytes as another model cuts them."""
+    fingerprint, stop = chunk.kv_fingerprint, chunk.first + chunk.count
+    end = saved_end(db, node["id"], fingerprint)
+    own = fingerprint == node["kv_fingerprint"]
+    if node["kv_fingerprint"] is None or chunk.first > end or (own and stop > end):
+        raise InvalidRowError(
+            f"node {node['id']} has {end} tokens under {fingerprint}; scores for {chunk.first} to {stop} do not fit onto them"
+        )
+    if own and "ids" in chunk.columns:
+        _refuse_other_ids(db, node["id"], chunk)
+    _insert(db, node["id"], chunk)
+
+
+def saved_end(db: sqlite_utils.Database, node_id: int, kv_fingerprint: str | None) -> int:
+    """How many tokens of a node are saved under a fingerprint."""
+    sql = "SELECT max(first + count) FROM token_chunks WHERE node_id = ? AND kv_fingerprint = ?"
+    return int(scalar(db, sql, [node_id, kv_fingerprint]) or 0)
+
+
+def saved_ends(db: sqlite_utils.Database, session_id: int) -> dict[tuple[int, str], int]:
+    """The same for a whole session: (node, fingerprint) -> tokens."""
+    sql = """SELECT node_id, kv_fingerprint, max(first + count) AS stop FROM token_chunks
+             WHERE node_id IN (SELECT id FROM nodes WHERE session_id = ?) GROUP BY node_id, kv_fingerprint"""
+    return {(row["node_id"], row["kv_fingerprint"]): int(row["stop"]) for row in fetch(db, sql, [session_id])}
+
+
+def load(db: sqlite_utils.Database, node_ids: Sequence[int], kv_fingerprint: str | None) -> dict[int, list[StoredChunk]]:
+    """The tokens of several nodes; see `SessionStore.load_tokens`."""
+    wanted = json.dumps([int(n) for n in node_ids])
+    found = fetch(db, "SELECT * FROM nodes WHERE id IN (SELECT value FROM json_each(?))", [wanted])
+    chunks = fetch(
+        db,
+        """SELECT c.* FROM token_chunks c JOIN nodes n ON n.id = c.node_id
+           WHERE n.id IN (SELECT value FROM json_each(?)) AND c.kv_fingerprint IN (n.kv_fingerprint, ?) ORDER BY c.id""",
+        [wanted, kv_fingerprint],
+    )
+    by_node: dict[int, list[dict[str, Any]]] = {row["id"]: [] for row in found}
+    for chunk in chunks:
+        by_node[chunk["node_id"]].append(chunk)
+    rows = {row["id"]: row for row in found}
+    for node_id in [n for n, row in rows.items() if not sealed.intact("nodes", row)]:  # its fingerprint cannot be trusted
+        by_node[node_id] = fetch(db, "SELECT * FROM token_chunks WHERE node_id = ? ORDER BY id", [node_id])
+    return {int(n): _assemble(rows[n], by_node[n], kv_fingerprint) for n in node_ids if n in rows}
+
+
+def read_chunk(row: dict[str, Any]) -> Columns | None:
+    """The columns of a row, checked in every way; None when it is damaged."""
+    if not sealed.intact("token_chunks", row):
+        return None
+    try:
+        found = columns.decode(row["columns"])
+        columns.check(found, row["count"])
+    except (StoreDamagedError, InvalidRowError):
+        return None
+    return found
+
+
+def tiled(node_id: int, chunks: Sequence[dict[str, Any]], *, length: int | None) -> list[StoredChunk]:
+    """Chunks of one node and fingerprint, in the order saved, as ranges without overlap: the newest intact copy of each.
+
+    `length` is how many tokens there must be, where that is known; what is missing of them is a damaged range.
+    """
+    held = [read_chunk(row) for row in chunks]
+    spans = [_span(row) for row in chunks]
+    ends = [span.stop for span, found in zip(spans, held, strict=True) if found is not None or length is None]
+    total = max([length or 0, *ends])
+    owner = np.full(total, -1, np.int32)  # (tokens,) index of the chunk a token is taken from
+    lost = np.zeros(total, np.bool_)  # (tokens,) whether a newer copy than that one is damaged
+    misplaced = False  # a damaged copy whose range is damaged too: any token may be meant
+    for index, (span, found) in enumerate(zip(spans, held, strict=True)):
+        lost[span] = found is None
+        if found is not None:
+            owner[span] = index
+        elif not lost[span].size:
+            misplaced = True
+    lost |= misplaced | (owner < 0)
+    fingerprint = chunks[0]["kv_fingerprint"] if chunks else ""
+    tiles = []
+    for first, stop in _runs(owner, lost):
+        index = int(owner[first])
+        found = held[index] if index >= 0 else None
+        start = spans[index].start
+        taken = {} if found is None else columns.cut(found, first - start, stop - start)
+        tiles.append(StoredChunk(node_id, fingerprint, first, stop - first, taken, damaged=bool(lost[first])))
+    if misplaced and not tiles:
+        tiles.append(StoredChunk(node_id, fingerprint, 0, 0, {}, damaged=True))
+    return tiles
+
+
+def _assemble(node: dict[str, Any], chunks: list[dict[str, Any]], kv_fingerprint: str | None) -> list[StoredChunk]:
+    whole = sealed.intact("nodes", node)
+    own = node["kv_fingerprint"] if whole or not chunks else chunks[0]["kv_fingerprint"]
+    asked = [chunk for chunk in chunks if chunk["kv_fingerprint"] == kv_fingerprint]
+    if asked and kv_fingerprint != own:
+        return tiled(node["id"], asked, length=None)
+    count = node["token_count"]
+    counted = node["status"] != "open" and isinstance(count, int) and 0 <= count <= MAX_TOKENS
+    tiles = tiled(node["id"], [chunk for chunk in chunks if chunk["kv_fingerprint"] == own], length=count if counted else None)
+    if not whole and not tiles:
+        tiles.append(StoredChunk(node["id"], str(own), 0, 0, {}, damaged=True))
+    return tiles
+
+
+def _insert(db: sqlite_utils.Database, node_id: int, chunk: NewChunk) -> None:
+    if chunk.count < 1 or chunk.first < 0 or chunk.first + chunk.count > MAX_TOKENS:
+        raise InvalidRowError(
+            f"a chunk of {chunk.count} tokens from {chunk.first} cannot be saved (1 to {MAX_TOKENS:,} in a run)"
+        )
+    columns.check(chunk.columns, chunk.count)
+    values = {
+        "node_id": node_id,
+        "kv_fingerprint": clean(chunk.kv_fingerprint),
+        "first": int(chunk.first),
+        "count": int(chunk.count),
+        "columns": columns.encode(chunk.columns),
+        "summary": columns.summary(chunk.columns, chunk.count),
+    }
+    sealed.insert(db, "token_chunks", values)
+
+
+def _refuse_other_ids(db: sqlite_utils.Database, node_id: int, chunk: NewChunk) -> None:
+    """A finished node's ids never change: new scores must be for the ids it has."""
+    sql = "SELECT * FROM token_chunks WHERE node_id = ? AND kv_fingerprint = ? ORDER BY id"
+    for tile in tiled(node_id, fetch(db, sql, [node_id, chunk.kv_fingerprint]), length=None):
+        start, stop = max(tile.first, chunk.first), min(tile.first + tile.count, chunk.first + chunk.count)
+        if start >= stop or "ids" not in tile.columns:
+            continue
+        saved = tile.columns["ids"][start - tile.first : stop - tile.first]
+        if not np.array_equal(saved, chunk.columns["ids"][start - chunk.first : stop - chunk.first]):
+            raise InvalidRowError(f"node {node_id}: the scores are for other token ids than the {stop - start} from {start}")
+
+
+def _span(row: dict[str, Any]) -> slice:
+    """The range a row claims; an empty one where the claim makes no sense."""
+    first, count = row["first"], row["count"]
+    if not isinstance(first, int) or not isinstance(count, int) or first < 0 or not 0 < count <= MAX_TOKENS - first:
+        return slice(0, 0)
+    return slice(first, first + count)
+
+
+def _runs(owner: npt.NDArray[np.int32], lost: npt.NDArray[np.bool_]) -> list[tuple[int, int]]:
+    """Longest ranges with one owner and one state."""
+    borders = np.flatnonzero((owner[1:] != owner[:-1]) | (lost[1:] != lost[:-1])) + 1
+    edges = [0, *(int(b) for b in borders), len(owner)]
+    return [(a, b) for a, b in pairwise(edges) if a < b]

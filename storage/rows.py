@@ -1,0 +1,133 @@
+"""What crosses the border of `storage`: plain frozen values, no SQL and no connection behind them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+Columns = Mapping[str, npt.NDArray[np.generic]]
+Role = Literal["system", "user", "assistant"]
+Status = Literal["open", "complete", "partial"]
+DamageKind = Literal["file", "search", "session", "node", "tokens", "vocabulary", "model", "setting"]
+
+
+@dataclass(frozen=True, slots=True)
+class SessionRow:
+    """One saved session. `created` and `updated` are seconds since the epoch: to show, never to sort by."""
+
+    id: int
+    title: str
+    created: float
+    updated: float
+    pinned: bool
+    is_sample: bool
+    current_node: int | None  # tip of the path that is shown
+    branches: int  # how many tips the tree has: nodes that nothing goes on from at their end
+    trashed: bool = False
+    damaged: bool = False  # the row fails its checksum; what could be read is shown
+
+
+@dataclass(frozen=True, slots=True)
+class NewNode:
+    """A run of tokens to add to a session's tree.
+
+    Args:
+        session_id: The session it belongs to.
+        parent_id: The run it goes on from; None for a root.
+        role: Who speaks.
+        text: The content, without the template's own tokens; may be empty while `status` is "open".
+        at_token: How many of the parent's tokens come before this child; None: all of them.
+        at_byte: The same point in the bytes of the parent's text.
+        turn_start: False for a run that goes on with its parent's turn (continue, or an alternative inside it).
+        status: "open" while tokens are still to come, else "complete" or "partial".
+        finish_reason: Why it ended, when it already has.
+        stats: How it was made; any JSON values.
+    """
+
+    session_id: int
+    parent_id: int | None
+    role: Role
+    text: str = ""
+    at_token: int | None = None
+    at_byte: int | None = None
+    turn_start: bool = True
+    status: Status = "complete"
+    finish_reason: str | None = None
+    stats: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRow:
+    """A saved run. Its tokens are read apart, by `load_tokens`."""
+
+    id: int
+    session_id: int
+    parent_id: int | None
+    at_token: int | None
+    at_byte: int | None
+    role: str
+    turn_start: bool
+    text: str
+    status: str
+    finish_reason: str | None
+    token_count: int  # under its own fingerprint; while open: what has been saved so far
+    stats: Mapping[str, Any]
+    seq: int  # order within the session
+    kv_fingerprint: str | None  # the model its own tokens came from; None while it has no tokens
+    damaged: bool = False  # the row fails its checksum, or tokens at its end are missing
+
+
+@dataclass(frozen=True, slots=True)
+class NewChunk:
+    """Columns for tokens `first` to `first + count` of a node.
+
+    Every column has `count` rows on its first axis, but for ragged bytes: a column named `data` (or `*_data`) of one
+    dimension is cut by the column `lengths` (or `*_lengths`) of `count` rows beside it. Columns the store itself
+    understands when they are there: `ids`, `logprob`, `rank`, `entropy` (nats), `origin` (0: the template's),
+    `text_data` with `text_lengths` (UTF-8). Any numbers and booleans of 1 to 8 bytes; no objects.
+    """
+
+    kv_fingerprint: str
+    first: int
+    count: int
+    columns: Columns
+
+
+@dataclass(frozen=True, slots=True)
+class StoredChunk:
+    """A range of a node's tokens as it was read; ranges of one node follow each other without overlap.
+
+    `damaged`: the newest saved copy of this range fails its checksum or is missing. Then `columns` is empty, or the
+    older intact copy where there is one (the same tokens, perhaps unscored).
+    """
+
+    node_id: int
+    kv_fingerprint: str
+    first: int
+    count: int
+    columns: Columns
+    damaged: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SessionTree:
+    """A session and all its runs, in the order in which they were made; parents stand before their children."""
+
+    session: SessionRow
+    nodes: tuple[NodeRow, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DamageRow:
+    """One thing that `verify` found damaged."""
+
+    kind: DamageKind
+    detail: str  # plain words
+    session_id: int | None = None
+    title: str | None = None
+    node_id: int | None = None
+    turn: int | None = None  # counted from 1 along the path to the node

@@ -1,0 +1,151 @@
+"""The tables of the sessions file, as migrations: named functions, each one transaction, never edited once released.
+
+`application_id` says that a file is ours; a migration this version does not know says that it is newer.
+"""
+
+from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
+from typing import Final
+
+import sqlite_utils
+from sqlite_utils import Migrations
+
+from storage.backup import back_up
+from storage.database import connect, fetch, scalar, transaction
+from storage.errors import StoreDamagedError, StoreNewerError, StoreReadOnlyError
+from storage.views import VIEWS
+
+APPLICATION_ID: Final = 0x454C5357  # "ELSW"
+
+migrations = Migrations("elsewise.sessions")
+
+_TABLES = """
+CREATE TABLE sessions (
+    id INTEGER PRIMARY KEY AUTOINCREMENT,
+    title TEXT NOT NULL,
+    created REAL NOT NULL,
+    updated REAL NOT NULL,
+    touched INTEGER NOT NULL,              -- sequence of the last change of content: the order of the list
+    pinned INTEGER NOT NULL DEFAULT 0,
+    is_sample INTEGER NOT NULL DEFAULT 0,
+    current_node INTEGER REFERENCES nodes (id) DEFERRABLE INITIALLY DEFERRED,
+    branches INTEGER NOT NULL DEFAULT 0,   -- tips of the tree
+    node_count INTEGER NOT NULL DEFAULT 0, -- so that a lost node is noticed
+    trashed REAL,                          -- when; NULL: not in the trash
+    importing INTEGER NOT NULL DEFAULT 0,  -- 1: not complete yet, not shown
+    sha256 BLOB NOT NULL
+);
+CREATE INDEX sessions_touched ON sessions (touched);
+
+CREATE TABLE nodes (
+    id INTEGER PRIMARY KEY AUTOINCREMENT,
+    session_id INTEGER NOT NULL REFERENCES sessions (id) ON DELETE CASCADE,
+    parent_id INTEGER REFERENCES nodes (id) DEFERRABLE INITIALLY DEFERRED, -- no cascade: triggers nest 1,000 deep at most
+    at_token INTEGER,                      -- tokens of the parent before this child; NULL: all
+    at_byte INTEGER,
+    at_end INTEGER NOT NULL,               -- 1: goes on where the parent ends
+    role TEXT NOT NULL,
+    turn_start INTEGER NOT NULL,
+    text TEXT NOT NULL,
+    status TEXT NOT NULL,
+    finish_reason TEXT,
+    token_count INTEGER NOT NULL DEFAULT 0, -- under kv_fingerprint; counted when the node is finished
+    kv_fingerprint TEXT,                   -- of its own tokens
+    stats TEXT NOT NULL DEFAULT '{}',
+    seq INTEGER NOT NULL,                  -- order within the session
+    created REAL NOT NULL,
+    sha256 BLOB NOT NULL,
+    UNIQUE (session_id, seq)
+);
+CREATE INDEX nodes_parent ON nodes (parent_id);
+CREATE INDEX nodes_open ON nodes (status) WHERE status = 'open';
+
+CREATE TABLE token_chunks (
+    id INTEGER PRIMARY KEY AUTOINCREMENT,  -- of two chunks for one range the higher id counts
+    node_id INTEGER NOT NULL REFERENCES nodes (id) ON DELETE CASCADE,
+    kv_fingerprint TEXT NOT NULL,
+    first INTEGER NOT NULL,
+    count INTEGER NOT NULL,
+    columns BLOB NOT NULL,                 -- msgpack: name -> [dtype, shape, little-endian bytes]
+    summary TEXT NOT NULL,                 -- JSON: [[id, text, logprob, rank, entropy], ...] for the view tokens
+    sha256 BLOB NOT NULL
+);
+CREATE INDEX token_chunks_node ON token_chunks (node_id, kv_fingerprint, first, count);
+
+CREATE TABLE vocabularies (digest TEXT PRIMARY KEY, tokens BLOB NOT NULL, sha256 BLOB NOT NULL);
+CREATE TABLE models (kv_fingerprint TEXT PRIMARY KEY, info TEXT NOT NULL, sha256 BLOB NOT NULL);
+CREATE TABLE settings (key TEXT PRIMARY KEY, value TEXT NOT NULL, sha256 BLOB NOT NULL);
+
+-- rowid: a node's id, or minus a session's id for its title; body as storage/search.py writes it
+CREATE VIRTUAL TABLE search USING fts5 (
+    body, session_id UNINDEXED, tokenize = "unicode61 remove_diacritics 2 categories 'L* N* Co'"
+);
+"""
+
+
+@migrations()
+def m001_sessions(db: sqlite_utils.Database) -> None:
+    """Sessions, their trees and tokens, vocabularies, models, settings, search, views."""
+    _execute_all(db, _TABLES)
+    for view in VIEWS:
+        db.execute(view)
+    db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+
+
+def open_sessions(path: Path, *, read_only: bool) -> sqlite_utils.Database:
+    """A connection to the sessions file at `path`, made or migrated when needed, for the calling thread.
+
+    Raises:
+        StoreNewerError, StoreDamagedError: Not for this version to open; the file was not touched.
+        StoreReadOnlyError, StoreMissingError: It cannot be written, or (read-only) is not there or must be migrated first.
+    """
+    applied = _survey(path) if path.is_file() and path.stat().st_size else []
+    known = [migration.name for migration in migrations._migrations]  # noqa: SLF001  # the library has no public list
+    if newer := [name for name in applied if name not in known]:
+        raise StoreNewerError(
+            f"{path} was written by a newer version of Elsewise (it has {', '.join(newer)}); "
+            "it was not touched, update the app or choose another data folder"
+        )
+    if read_only and applied != known:
+        raise StoreReadOnlyError(f"{path} must be brought up to date first; open it once with the window")
+    db = connect(path, read_only=read_only)
+    try:
+        if not read_only:
+            _bring_up_to_date(db, path, applied=applied, known=known)
+    except BaseException:
+        db.conn.close()
+        raise
+    return db
+
+
+def _survey(path: Path) -> list[str]:
+    """The migrations a file has, without changing a byte of it (a connection that could write would merge its WAL)."""
+    with closing(connect(path, read_only=True).conn) as conn:
+        db = sqlite_utils.Database(conn, execute_plugins=False)
+        applied = [migration.name for migration in migrations.applied(db)]
+        foreign = [n for n in db.table_names() if n != migrations.migrations_table and not n.startswith("sqlite_")]
+        ours = scalar(db, "PRAGMA application_id") == APPLICATION_ID
+    if not ours and (applied or foreign):
+        raise StoreDamagedError(f"{path} is a database, but not one of Elsewise's; move it away or choose another data folder")
+    return applied
+
+
+def _bring_up_to_date(db: sqlite_utils.Database, path: Path, *, applied: list[str], known: list[str]) -> None:
+    if not applied:
+        db.execute("PRAGMA auto_vacuum = INCREMENTAL")  # must stand before the first page is written
+    fetch(db, "PRAGMA journal_mode = WAL")
+    if pending := known[len(applied) :]:
+        if applied:
+            back_up(db, path.parent / "backups" / f"{path.stem}.before-{pending[0]}{path.suffix}")
+        migrations.apply(db)
+    # a real write, so that a store that cannot be written is noticed now and not at the first message
+    transaction(db, lambda db: db.execute(f"PRAGMA user_version = {len(known)}"))
+
+
+def _execute_all(db: sqlite_utils.Database, script: str) -> None:
+    """Runs statement by statement: `executescript` would commit the migration's transaction first."""
+    for statement in script.split(";\n"):
+        if statement.strip():
+            db.execute(statement)

@@ -1,0 +1,69 @@
+"""Rows with checksums: SHA-256 over a row's fields, so that damage has a name rather than a guess.
+
+`PRAGMA integrity_check` sees broken pages; a flipped bit inside a text or blob passes it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any, Final
+
+import msgspec
+import sqlite_utils
+
+COVERED: Final[Mapping[str, tuple[str, ...]]] = {
+    "sessions": ("id", "title", "created", "updated", "touched", "pinned", "is_sample", "current_node", "branches",
+                 "node_count", "trashed", "importing"),
+    "nodes": ("id", "session_id", "parent_id", "at_token", "at_byte", "at_end", "role", "turn_start", "text", "status",
+              "finish_reason", "token_count", "kv_fingerprint", "stats", "seq", "created"),
+    "token_chunks": ("id", "node_id", "kv_fingerprint", "first", "count", "columns", "summary"),
+    "vocabularies": ("digest", "tokens"),
+    "models": ("kv_fingerprint", "info"),
+    "settings": ("key", "value"),
+}  # fmt: skip
+
+
+def seal(table: str, row: Mapping[str, Any]) -> bytes:
+    """SHA-256 of the covered fields of `row`; msgpack keeps the types and the borders of fields apart."""
+    return hashlib.sha256(msgspec.msgpack.encode([row[column] for column in COVERED[table]])).digest()
+
+
+def intact(table: str, row: Mapping[str, Any]) -> bool:
+    """Whether `row`, as read, still has the checksum it was written with."""
+    return bool(row["sha256"] == seal(table, row))
+
+
+def insert(db: sqlite_utils.Database, table: str, values: Mapping[str, Any]) -> int:
+    """Adds a sealed row to a table that numbers its rows; must run inside a transaction.
+
+    Returns:
+        The id of the new row.
+    """
+    names = list(values)
+    places = ", ".join("?" * len(names))
+    sql = f"INSERT INTO {table} ({', '.join(names)}, sha256) VALUES ({places}, x'')"  # noqa: S608  # our own names
+    row_id = db.execute(sql, list(values.values())).lastrowid
+    assert row_id is not None  # an INSERT has one
+    row = {**dict.fromkeys(COVERED[table]), **values, "id": row_id}
+    db.execute(f"UPDATE {table} SET sha256 = ? WHERE id = ?", [seal(table, row), row_id])  # noqa: S608  # our own names
+    return row_id
+
+
+def update(db: sqlite_utils.Database, table: str, row: Mapping[str, Any], changes: Mapping[str, Any]) -> None:
+    """Changes a row that was just read; must run inside a transaction.
+
+    A row that was damaged before keeps its old checksum, so that it goes on being named.
+    """
+    sha = seal(table, {**row, **changes}) if intact(table, row) else row["sha256"]
+    sets = ", ".join(f"{name} = ?" for name in changes)
+    sql = f"UPDATE {table} SET {sets}, sha256 = ? WHERE id = ?"  # noqa: S608  # our own names
+    db.execute(sql, [*changes.values(), sha, row["id"]])
+
+
+def put(db: sqlite_utils.Database, table: str, values: Mapping[str, Any]) -> None:
+    """Adds or replaces a sealed row of a table with a key of its own."""
+    names = list(values)
+    places = ", ".join("?" * len(names))
+    sql = f"INSERT OR REPLACE INTO {table} ({', '.join(names)}, sha256) VALUES ({places}, ?)"  # noqa: S608  # our own names
+    db.execute(sql, [*values.values(), seal(table, values)])

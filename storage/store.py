@@ -1,0 +1,209 @@
+"""`SessionStore`: the sessions file behind coroutines. What each does in SQL stands in the module it calls."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, Self
+
+from storage import integrity, keep, nodes, records, recovery, sessions
+from storage.database import Database, transaction
+from storage.rows import DamageRow, NewChunk, NewNode, SessionRow, SessionTree, StoredChunk
+from storage.schema import open_sessions
+
+
+class SessionStore:
+    """Sessions on disk.
+
+    All SQL runs on one thread that owns the one connection; the coroutines may be awaited on any event loop, also on
+    several at once or one after the other. A write is one transaction and durable when it returns; it is carried out
+    even when the awaiting task is cancelled. Every member may raise the errors of `storage.errors`: `StoreFullError`,
+    `StoreDiskError`, `StoreDamagedError`, `StoreReadOnlyError`, `StoreBusyError`, `StoreClosedError`; those that take a
+    number, `UnknownRowError`. A read error is never taken for "empty".
+
+    Lone surrogates and NUL in text become U+FFFD on the way in.
+    """
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    @classmethod
+    def open(cls, path: Path, *, read_only: bool = False) -> Self:
+        """Opens the file at `path`, made (0600, its folder 0700) or migrated (after a verified backup) when needed; blocking.
+
+        Args:
+            path: The sessions file.
+            read_only: For a process that does not hold the data folder's lock: nothing is made, migrated or recovered.
+
+        Raises:
+            StoreNewerError: Written by a newer version; the file was not touched.
+            StoreDamagedError: Not a database, not one of ours, or broken; the file was not touched.
+            StoreReadOnlyError, StoreFullError: It cannot be written.
+            StoreMissingError: `read_only`, and there is no file.
+        """
+        database = Database(path)
+        database.open(lambda: open_sessions(path, read_only=read_only))
+        store = cls(database)
+        if not read_only:
+            try:
+                database.submit(lambda db: transaction(db, recovery.close_open_runs)).result()
+            except BaseException:
+                database.close()
+                raise
+        return store
+
+    @property
+    def path(self) -> Path:
+        """The sessions file."""
+        return self._database.path
+
+    # ---- sessions
+
+    async def create_session(self, title: str, *, is_sample: bool = False) -> int:
+        """Adds an empty session; returns its id."""
+        return await self._database.write(lambda db: sessions.create(db, title, is_sample=is_sample))
+
+    async def sessions(self, query: str = "") -> list[SessionRow]:
+        """The list: pinned first, then the last changed by sequence; without the trash and unfinished imports.
+
+        With a query: those where every word is found in the title or in any branch (see `storage.search`).
+        """
+        return await self._database.read(lambda db: sessions.listing(db, query))
+
+    async def trashed_sessions(self) -> list[SessionRow]:
+        """The trash, the last changed first."""
+        return await self._database.read(sessions.trash)
+
+    async def rename_session(self, session_id: int, title: str) -> None:
+        """Gives it another title."""
+        await self._database.write(lambda db: sessions.rename(db, session_id, title))
+
+    async def pin_session(self, session_id: int, pinned: bool = True) -> None:
+        """Pins it to the top of the list, or unpins it."""
+        await self._database.write(lambda db: sessions.change(db, session_id, pinned=int(pinned)))
+
+    async def trash_session(self, session_id: int) -> None:
+        """Into the trash; nothing is deleted."""
+        await self._database.write(lambda db: sessions.change(db, session_id, trashed=time.time()))
+
+    async def restore_session(self, session_id: int) -> None:
+        """Back out of the trash."""
+        await self._database.write(lambda db: sessions.change(db, session_id, trashed=None))
+
+    async def purge_trash(self, days: float = 30) -> int:
+        """Deletes for good what has been in the trash for longer than `days`, one transaction each; returns how many."""
+        doomed = await self._database.read(lambda db: sessions.expired(db, days))
+        for session_id in doomed:
+            await self._database.write(partial(sessions.purge, session_id=session_id))
+        if doomed:
+            await self._database.read(lambda db: db.execute("PRAGMA incremental_vacuum").fetchall())
+        return len(doomed)
+
+    async def set_current(self, session_id: int, node_id: int | None) -> None:
+        """Makes `node_id` the tip of the path that is shown."""
+        await self._database.write(lambda db: nodes.set_current(db, session_id, node_id))
+
+    async def load_session(self, session_id: int) -> SessionTree:
+        """The session and its runs, in the order made, without tokens. Damaged rows are marked, not left out."""
+        return await self._database.read(lambda db: nodes.tree(db, session_id))
+
+    # ---- runs and their tokens
+
+    async def add_node(self, node: NewNode, chunk: NewChunk | None = None, *, current: bool = False) -> int:
+        """Adds a run with its first tokens, and (`current`) makes it the tip that is shown, in one transaction.
+
+        Returns:
+            The new node's id; everything is on disk by then.
+
+        Raises:
+            InvalidRowError: A parent in another session, an `at_token` the parent does not have, columns that do not fit.
+        """
+        return await self._database.write(lambda db: nodes.add(db, node, chunk, current=current))
+
+    async def append_chunk(self, node_id: int, chunk: NewChunk) -> None:
+        """Saves the next tokens of an open run (or all tokens of a finished run that has none yet). Rewrites nothing.
+
+        Raises:
+            InvalidRowError: The chunk does not follow what is saved, or the run is finished.
+        """
+        await self._database.write(lambda db: records.append(db, nodes.require(db, node_id), chunk))
+
+    async def rescore(self, node_id: int, chunk: NewChunk) -> None:
+        """Saves another set of columns for tokens of a run, or for its bytes as another model cuts them.
+
+        When read, the newest per fingerprint and range wins; what was saved before stays.
+
+        Raises:
+            InvalidRowError: Other ids than the run has, or a range that it (or that model so far) does not have.
+        """
+        await self._database.write(lambda db: records.rescore(db, nodes.require(db, node_id), chunk))
+
+    async def finish_node(self, node_id: int, *, finish_reason: str | None, stats: Mapping[str, Any], text: str) -> None:
+        """Ends an open run: "complete" after None, eos, stop or grammar, else "partial". Its text can be searched from now on.
+
+        Raises:
+            InvalidRowError: The run was finished before.
+        """
+        await self._database.write(lambda db: nodes.finish(db, node_id, finish_reason=finish_reason, stats=stats, text=text))
+
+    async def load_tokens(self, node_ids: Sequence[int], kv_fingerprint: str | None = None) -> dict[int, list[StoredChunk]]:
+        """The tokens of several runs, in order, checksums verified; numbers that do not exist are left out.
+
+        Args:
+            node_ids: The runs.
+            kv_fingerprint: Under this model where it has scored the run; else, and for None, under the run's own. Each
+                chunk says whose it is.
+
+        Returns:
+            Per run: ranges that follow each other without overlap. A damaged one is marked, never left out.
+        """
+        ids = list(node_ids)
+        return await self._database.read(lambda db: records.load(db, ids, kv_fingerprint))
+
+    # ---- what is kept by key
+
+    async def save_vocabulary(self, digest: str, tokens: Sequence[bytes]) -> None:
+        """Saves the bytes of every token of a tokenizer, so that alternatives can be shown without an engine."""
+        await self._database.write(lambda db: keep.save_vocabulary(db, digest, tokens))
+
+    async def vocabulary(self, digest: str) -> list[bytes] | None:
+        """The bytes of every token; None when that tokenizer was never saved."""
+        return await self._database.read(lambda db: keep.vocabulary(db, digest))
+
+    async def save_model(self, kv_fingerprint: str, info: Mapping[str, Any]) -> None:
+        """Saves what a fingerprint stands for: name, vocabulary digest, any JSON values."""
+        await self._database.write(lambda db: keep.save_model(db, kv_fingerprint, info))
+
+    async def model(self, kv_fingerprint: str) -> dict[str, Any] | None:
+        """What a fingerprint stands for; None when it was never saved."""
+        return await self._database.read(lambda db: keep.model(db, kv_fingerprint))
+
+    async def set_setting(self, key: str, value: Any) -> None:
+        """Saves one setting, any JSON value."""
+        await self._database.write(lambda db: keep.set_setting(db, key, value))
+
+    async def setting(self, key: str) -> Any:
+        """The value of a setting; None when it was never set."""
+        return await self._database.read(lambda db: keep.setting(db, key))
+
+    # ---- care
+
+    async def verify(self) -> list[DamageRow]:
+        """Everything that is damaged, each with its session and turn; empty when all is sound.
+
+        Goes session by session, so that others can use the store meanwhile.
+        """
+        damage = await self._database.read(integrity.check_file)
+        for session_id in await self._database.read(integrity.session_ids):
+            damage += await self._database.read(partial(integrity.check_session, session_id=session_id))
+        return damage
+
+    async def close(self) -> None:
+        """Carries out what was submitted, then closes the file and ends the thread. May be repeated."""
+        await self._database.close_async()
+
+    def close_sync(self) -> None:
+        """The same, blocking."""
+        self._database.close()

@@ -1,0 +1,55 @@
+"""Cleaning text and JSON at the door.
+
+A lone surrogate cannot be written as UTF-8 and a NUL ends a string for SQL's length and LIKE, so both become U+FFFD.
+Token columns keep the exact bytes; only text that SQL sees is cleaned.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from storage.errors import InvalidRowError
+
+_UNWRITABLE = re.compile("[\x00\ud800-\udfff]")
+
+
+def clean(text: str) -> str:
+    """`text` with every NUL and lone surrogate replaced by U+FFFD."""
+    return _UNWRITABLE.sub("\ufffd", text)
+
+
+def to_json(value: Any) -> str:
+    """`value` as JSON text; NaN and infinities become null, numpy numbers plain ones.
+
+    Raises:
+        InvalidRowError: `value` holds something that JSON cannot.
+    """
+    try:
+        return msgspec.json.encode(_cleaned(value), enc_hook=_plain).decode()
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise InvalidRowError(f"cannot be saved as JSON: {error}") from error
+
+
+def from_json(text: str) -> Any:
+    """The inverse of `to_json`. Raises msgspec.DecodeError for anything that is not JSON."""
+    return msgspec.json.decode(text)
+
+
+def _cleaned(value: Any) -> Any:
+    if isinstance(value, str):
+        return clean(value)
+    if isinstance(value, dict):
+        return {_cleaned(k): _cleaned(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_cleaned(v) for v in value]
+    return value
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.generic | np.ndarray):
+        return value.tolist()
+    raise TypeError(f"{type(value).__name__} is not a JSON value")

@@ -1,0 +1,70 @@
+"""What the contract tests compare with: transformers' own full forward, no cache, float32."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from runtime.backends.base import ROOT
+from tests.tiny_models import tiny_path
+
+Float32 = npt.NDArray[np.float32]
+Int64 = npt.NDArray[np.int64]
+
+TOLERANCE = 1e-4  # nats, float32, tiny models
+
+HF = ("llama", "llama_wide", "qwen3", "gpt2", "gemma3", "gemma3_80", "mistral", "mamba", "lfm2", "falcon_h1")
+RECURRENT = ("mamba", "lfm2", "falcon_h1")
+
+
+@functools.cache
+def _model(name: str) -> Any:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(tiny_path(name), dtype=torch.float32).eval()
+
+
+@functools.lru_cache(maxsize=512)
+def _full(name: str, ids: tuple[int, ...]) -> Float32:
+    import torch
+
+    with torch.inference_mode():
+        logits = _model(name)(input_ids=torch.tensor([ids]), use_cache=False).logits[0]
+    return log_softmax(logits.numpy())
+
+
+def expected(name: str, ids: Sequence[int]) -> Float32:
+    """``(len(ids), vocab)`` log-probabilities after each token of one text."""
+    return _full(name, tuple(int(i) for i in ids))
+
+
+def log_softmax(logits: npt.NDArray[Any]) -> Float32:
+    """Float64 inside."""
+    wide = logits.astype(np.float64)
+    wide -= wide.max(-1, keepdims=True)
+    wide -= np.log(np.exp(wide).sum(-1, keepdims=True))
+    return wide.astype(np.float32)
+
+
+def random_ids(seed: int, n: int, vocab: int = 1000) -> Int64:
+    """Token ids below `vocab`."""
+    return np.random.default_rng(seed).integers(0, vocab, n)
+
+
+def chain(base: int, n: int, parent: int) -> Int64:
+    """Parents of n new slots that hang as one chain under `parent`, when the pack holds `base`."""
+    parents = np.arange(base - 1, base - 1 + n)
+    parents[0] = parent
+    return parents
+
+
+def append(backend: Any, pack: Any, ids: Sequence[int] | Int64, parent: int = ROOT) -> tuple[Int64, Float32]:
+    """Pushes one chain; slots and log-probabilities of every row."""
+    ids = np.asarray(ids, np.int64)
+    slots, logits = backend.forward(pack, ids, chain(backend.size(pack), len(ids), parent), np.arange(len(ids)))
+    return slots, log_softmax(logits)

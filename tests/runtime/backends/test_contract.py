@@ -1,0 +1,277 @@
+"""What every backend promises, on every architecture: the numbers of transformers' full forward, however pushed."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from runtime.backends.base import ROOT
+from runtime.errors import ContextOverflowError, InvalidRequestError
+from runtime.options import LoadOptions
+from tests.runtime.backends.reference import (
+    HF,
+    RECURRENT,
+    TOLERANCE,
+    append,
+    chain,
+    expected,
+    log_softmax,
+    random_ids,
+)
+from tests.tiny_models import tiny_folder
+
+NOTHING = np.empty(0, np.int64)
+CASES = [(backend, name) for backend in ("hf", "mlx") for name in HF]
+
+
+class Loaded:
+    """A backend over one tiny model, with the helpers the tests share."""
+
+    def __init__(self, backend: str, name: str) -> None:
+        self.name = name
+        self.backend: Any = importlib.import_module(f"runtime.backends.{backend}.backend").load(tiny_folder(name), LoadOptions())
+        self.recurrent = name in RECURRENT
+
+    def check(self, got: Any, ids: Any, rows: Any = slice(None)) -> None:
+        """Log-probabilities against the reference for one whole text."""
+        np.testing.assert_allclose(got, expected(self.name, ids)[rows], atol=TOLERANCE, rtol=0)
+
+
+@pytest.fixture(scope="module", params=CASES, ids=lambda case: "-".join(case))
+def loaded(request: pytest.FixtureRequest) -> Iterator[Loaded]:
+    one = Loaded(*request.param)
+    yield one
+    one.backend.unload()
+
+
+@pytest.fixture
+def pack(loaded: Loaded) -> Iterator[Any]:
+    made = loaded.backend.open_pack()
+    yield made
+    loaded.backend.close(made)
+
+
+def test_one_chain_equals_the_plain_forward(loaded: Loaded, pack: Any) -> None:
+    ids = random_ids(1, 40)
+    slots, got = append(loaded.backend, pack, ids)
+    assert slots.tolist() == list(range(40))
+    loaded.check(got, ids)
+
+
+def test_uncached_equals_the_plain_forward(loaded: Loaded) -> None:
+    ids = random_ids(2, 40)
+    loaded.check(log_softmax(loaded.backend.logits_uncached(ids.tolist())), ids, -1)
+
+
+def test_chunks_and_single_tokens_equal_the_whole(loaded: Loaded, pack: Any) -> None:
+    ids = random_ids(3, 45)
+    got, at = [], ROOT
+    for piece in np.split(ids, [19, 20, 21, 36]):  # across windows, with single tokens between
+        slots, rows = append(loaded.backend, pack, piece, at)
+        got.append(rows)
+        at = int(slots[-1])
+    loaded.check(np.concatenate(got), ids)
+
+
+def test_only_wanted_rows_come_back(loaded: Loaded, pack: Any) -> None:
+    ids = random_ids(4, 12)
+    want = np.array([2, 3, 11])
+    _, logits = loaded.backend.forward(pack, ids, chain(0, 12, ROOT), want)
+    assert logits.shape == (3, loaded.backend.info.vocab_size)
+    assert logits.dtype == np.float32
+    loaded.check(log_softmax(logits), ids, want)
+    _, none = loaded.backend.forward(pack, ids[:2], chain(12, 2, 11), NOTHING)
+    assert none.shape == (0, loaded.backend.info.vocab_size)
+    _, row = append(loaded.backend, pack, ids[2:3], 13)
+    loaded.check(row, [*ids, *ids[:3]], [-1])
+
+
+def test_a_tree_in_one_call_equals_its_paths_alone(loaded: Loaded, pack: Any) -> None:
+    # given a trunk, when a branching tree of new tokens comes in one call, some branches within branches
+    trunk, new = random_ids(5, 20), random_ids(6, 9)
+    append(loaded.backend, pack, trunk)
+    parents = np.array([19, 20, 20, 22, 19, 24, 25, 20, 25])  # slot 20 is the call's first token
+    slots, logits = loaded.backend.forward(pack, new, parents, np.arange(9))
+    # then every row is what its own path gives alone
+    got = log_softmax(logits)
+    for j, slot in enumerate(slots.tolist()):
+        path = []
+        while slot >= 20:
+            path.append(int(new[slot - 20]))
+            slot = int(parents[slot - 20])
+        text = [*trunk, *reversed(path)]
+        loaded.check(got[j : j + 1], text, [-1])
+
+
+def test_a_forest_of_unrelated_rows(loaded: Loaded, pack: Any) -> None:
+    texts = [random_ids(seed, n) for seed, n in ((7, 5), (8, 1), (9, 21))]
+    starts = np.cumsum([0, 5, 1])
+    parents = np.concatenate([chain(int(s), len(t), ROOT) for s, t in zip(starts, texts, strict=True)])
+    _, logits = loaded.backend.forward(pack, np.concatenate(texts), parents, np.arange(27))
+    for text, start in zip(texts, starts, strict=True):
+        loaded.check(log_softmax(logits[start : start + len(text)]), text)
+
+
+def test_rows_decode_together_one_token_at_a_time(loaded: Loaded, pack: Any) -> None:
+    # given three rows of different length
+    texts = [random_ids(seed, n).tolist() for seed, n in ((10, 18), (11, 4), (12, 9))]
+    tips = [int(append(loaded.backend, pack, text)[0][-1]) for text in texts]
+    # when each gets one token per call
+    for step in range(20):
+        new = random_ids(13 + step, 3)
+        slots, logits = loaded.backend.forward(pack, new, np.array(tips), np.arange(3))
+        tips = slots.tolist()
+        for text, token in zip(texts, new, strict=True):
+            text.append(int(token))
+        got = log_softmax(logits)
+    for row, text in enumerate(texts):
+        loaded.check(got[row : row + 1], text, [-1])
+
+
+def test_a_long_branch_beside_short_ones_in_one_call(loaded: Loaded, pack: Any) -> None:
+    trunk, long, short = random_ids(40, 10), random_ids(41, 50), random_ids(42, 2)
+    append(loaded.backend, pack, trunk)
+    parents = np.concatenate([[9], chain(11, 50, 9), [10]])
+    _, logits = loaded.backend.forward(pack, np.concatenate([short[:1], long, short[1:]]), parents, np.array([0, 50, 51]))
+    got = log_softmax(logits)
+    loaded.check(got[:1], [*trunk, short[0]], [-1])
+    loaded.check(got[1:2], [*trunk, *long], [-1])
+    loaded.check(got[2:], [*trunk, *short], [-1])
+
+
+def test_forks_under_any_slot(loaded: Loaded, pack: Any) -> None:
+    if loaded.recurrent:
+        pytest.skip("state is kept at chain ends only; see test_recurrent")
+    ids = random_ids(14, 30)
+    append(loaded.backend, pack, ids)
+    for at in (0, 7, 15, 28):
+        tail = random_ids(15 + at, 3)
+        _, got = append(loaded.backend, pack, tail, at)
+        loaded.check(got, [*ids[: at + 1], *tail], slice(at + 1, None))
+
+
+def test_taken_and_loaded_equals_uncached(loaded: Loaded, pack: Any) -> None:
+    ids, tail = random_ids(16, 37), random_ids(17, 4)
+    slots, _ = append(loaded.backend, pack, ids)
+    payload = loaded.backend.take(pack, slots)
+    assert loaded.backend.payload_resumable(payload)
+    other = loaded.backend.open_pack()
+    append(loaded.backend, other, random_ids(18, 6))  # a stranger stands there first
+    held = loaded.backend.load(other, payload, ROOT)
+    assert held.tolist() == list(range(6, 43))
+    _, got = append(loaded.backend, other, tail, int(held[-1]))
+    loaded.check(got, [*ids, *tail], slice(37, None))
+    loaded.backend.close(other)
+
+
+def test_a_branch_is_taken_out_of_a_tree(loaded: Loaded, pack: Any) -> None:
+    # given two rows whose slots alternate, when one is taken
+    ids, other = random_ids(19, 8), random_ids(20, 8)
+    tips = [ROOT, ROOT]
+    mine = []
+    for a, b in zip(ids, other, strict=True):
+        slots, _ = loaded.backend.forward(pack, np.array([a, b]), np.array(tips), NOTHING)
+        tips = slots.tolist()
+        mine.append(tips[0])
+    payload = loaded.backend.take(pack, np.array(mine))
+    # then it stands alone in an empty pack
+    fresh = loaded.backend.open_pack()
+    held = loaded.backend.load(fresh, payload, ROOT)
+    _, got = append(loaded.backend, fresh, other, int(held[-1]))
+    loaded.check(got, [*ids, *other], slice(8, None))
+    loaded.backend.close(fresh)
+
+
+def test_payloads_chain_and_split(loaded: Loaded, pack: Any) -> None:
+    backend, ids = loaded.backend, random_ids(21, 33)
+    first, _ = append(backend, pack, ids[:20])
+    head = backend.take(pack, first)
+    rest, _ = append(backend, pack, ids[20:], 19)
+    tail = backend.take(pack, rest)
+    a, b = backend.split(tail, 5)
+    assert backend.payload_bytes(a) + backend.payload_bytes(b) == backend.payload_bytes(tail)
+    fresh, at = backend.open_pack(), ROOT
+    for part in (head, a, b):
+        at = int(backend.load(fresh, part, at)[-1])
+    assert backend.size(fresh) == 33
+    more = random_ids(22, 3)
+    _, got = append(backend, fresh, more, at)
+    loaded.check(got, [*ids, *more], slice(33, None))
+    backend.close(fresh)
+
+
+def test_export_and_restore(loaded: Loaded, pack: Any) -> None:
+    backend, ids, tail = loaded.backend, random_ids(23, 20), random_ids(24, 3)
+    slots, _ = append(backend, pack, ids)
+    payload = backend.take(pack, slots)
+    plain = backend.export(payload)
+    assert all(type(a) is np.ndarray for a in plain.values())
+    back = backend.restore(plain)
+    assert backend.payload_bytes(back) == backend.payload_bytes(payload)
+    fresh = backend.open_pack()
+    held = backend.load(fresh, back, ROOT)
+    _, got = append(backend, fresh, tail, int(held[-1]))
+    loaded.check(got, [*ids, *tail], slice(20, None))
+    backend.close(fresh)
+
+
+def test_payload_bytes_are_what_info_says(loaded: Loaded, pack: Any) -> None:
+    backend = loaded.backend
+    slots, _ = append(backend, pack, random_ids(25, 10))
+    a, b = backend.split(backend.take(pack, slots), 4)
+    assert backend.payload_bytes(a) == 4 * backend.info.kv_bytes_per_token  # a head has no recurrent state
+    if not loaded.recurrent:
+        assert backend.payload_bytes(b) == 6 * backend.info.kv_bytes_per_token
+
+
+def test_the_pack_grows_in_steps(loaded: Loaded, pack: Any) -> None:
+    # given a prompt, when 200 tokens follow one by one, then the buffers move a few times only and the numbers hold
+    backend, ids = loaded.backend, random_ids(26, 120)
+    append(backend, pack, ids[:20])
+    sizes = set()
+    for at in range(20, 120):
+        backend.forward(pack, ids[at : at + 1], np.array([at - 1]), NOTHING)
+        sizes.add(backend.pack_bytes(pack))
+    assert len(sizes) <= 3
+    _, got = append(backend, pack, ids[:1], 119)
+    loaded.check(got, [*ids, ids[0]], [-1])
+
+
+def test_a_refused_call_leaves_the_pack_as_it_was(loaded: Loaded, pack: Any) -> None:
+    backend, ids = loaded.backend, random_ids(27, 10)
+    append(backend, pack, ids)
+    limit = backend.info.vocab_size
+    with pytest.raises(InvalidRequestError, match=f"{limit}|{limit:,}"):
+        backend.forward(pack, np.array([5, limit]), np.array([9, 10]), NOTHING)
+    with pytest.raises(InvalidRequestError, match="parents"):
+        backend.forward(pack, np.array([5]), np.array([10]), NOTHING)
+    assert backend.size(pack) == 10
+    _, got = append(backend, pack, ids[:2], 9)
+    loaded.check(got, [*ids, *ids[:2]], slice(10, None))
+
+
+def test_a_path_longer_than_the_context_is_refused_before_compute(loaded: Loaded, pack: Any) -> None:
+    backend, limit = loaded.backend, loaded.backend.info.context_length
+    if limit > 5000:
+        pytest.skip("the model names no limit")
+    ids = random_ids(28, limit + 1)
+    with pytest.raises(ContextOverflowError, match=f"{limit:,}"):
+        backend.forward(pack, ids, chain(0, limit + 1, ROOT), NOTHING)
+    assert backend.size(pack) == 0
+
+
+def test_info_is_honest(loaded: Loaded) -> None:
+    info = loaded.backend.info
+    assert info.vocab_size == (1024 if loaded.name == "llama_wide" else 1000)
+    assert info.architecture.startswith(loaded.name.split("_")[0])
+    assert ("recurrent" in info.attention_kinds) == loaded.recurrent
+    assert ("sliding" in info.attention_kinds) == (loaded.name in ("gemma3", "gemma3_80", "mistral"))
+    assert (info.capabilities == ("tree",)) == (not loaded.recurrent)
+    assert info.parameters > 50_000
+    assert info.dtype == "float32"
+    assert info.has_template
+    assert len({info.kv_fingerprint, info.model_fingerprint}) == 2

@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from runtime.errors import ModelLoadError
+from runtime.loading.convert import check
+from runtime.loading.gguf.header import read_header
+from tests.runtime.loading.gguf_files import SPECIALS, U32, bad_files, small_llama, unsuitable_files
+
+BAD = bad_files()
+UNSUITABLE = unsuitable_files()
+SEEN_WHILE_CONVERTING = {
+    "NaN in the weights",
+    "unknown pre-tokenizer",
+    "pre-tokenizer that is a list",
+    "no pre-tokenizer",
+    "SentencePiece",
+    "no tokens",
+    "too few tokens",
+    "a token twice",
+    "types of another length",
+    "unknown token type",
+    "merge of unknown tokens",
+    "merge of one token",
+    "eos beyond the vocabulary",
+    "template that is a number",
+}
+
+
+def test_a_sound_file_is_read_whole(tmp_path: Path) -> None:
+    # given
+    file = small_llama()
+    # when
+    header = read_header(file.write(tmp_path / "good.gguf"))
+    # then
+    assert header.architecture == "llama"
+    assert header.metadata["llama.block_count"] == 2
+    assert header.metadata["tokenizer.ggml.tokens"][:3] == list(SPECIALS)
+    assert header.metadata["tokenizer.ggml.add_bos_token"] is False
+    whole = (tmp_path / "good.gguf").read_bytes()
+    for tensor in file.tensors:
+        info = header.tensors[tensor.name]
+        assert info.shape == tensor.shape
+        assert whole[info.offset : info.offset + info.nbytes] == tensor.data
+
+
+def test_another_alignment_is_honoured(tmp_path: Path) -> None:
+    # given
+    import dataclasses
+
+    file = dataclasses.replace(small_llama().with_pair("general.alignment", U32, 256), alignment=256)
+    # when
+    header = read_header(file.write(tmp_path / "wide.gguf"))
+    # then
+    assert {info.offset % 256 for info in header.tensors.values()} == {0}
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_a_spoiled_file_is_refused_in_one_line(what: str, tmp_path: Path) -> None:
+    # given
+    path = tmp_path / "spoiled.gguf"
+    path.write_bytes(BAD[what])
+    # when
+    with pytest.raises(ModelLoadError) as refused:
+        read_header(path)
+    # then
+    assert str(path) in str(refused.value)
+    assert "\n" not in str(refused.value)
+    assert path.read_bytes() == BAD[what]
+
+
+@pytest.mark.parametrize("what", sorted(UNSUITABLE.keys() - SEEN_WHILE_CONVERTING))
+def test_a_sound_file_of_another_kind_is_refused_before_any_work(what: str, tmp_path: Path) -> None:
+    # given
+    path = UNSUITABLE[what].write(tmp_path / "other.gguf")
+    read_header(path)
+    # when, then
+    with pytest.raises(ModelLoadError, match=r"other\.gguf"):
+        check(path)
+
+
+def test_what_works_is_named_for_what_does_not(tmp_path: Path) -> None:
+    path = UNSUITABLE["another architecture"].write(tmp_path / "other.gguf")
+    with pytest.raises(ModelLoadError, match="'mamba' cannot be imported from GGUF; llama can"):
+        check(path)
+
+
+def test_a_pipe_is_not_read(tmp_path: Path) -> None:
+    with pytest.raises(ModelLoadError, match="not a plain file"):
+        read_header(Path("/dev/null"))
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ModelLoadError, match=r"gone\.gguf: cannot be read"):
+        read_header(tmp_path / "gone.gguf")

@@ -1,0 +1,453 @@
+"""A model for the engine process that computes nothing: answers follow from the ids, and it misbehaves on request.
+
+How it loads follows from the source ("ready", "slow", "fail", "bug", "die", "hang"), what else it does from the text given
+to `complete` (see `_COMMANDS`): the tests' way to reach into the process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+
+from runtime import (
+    CacheReport,
+    ContextOverflowError,
+    Finish,
+    GenerationOptions,
+    InvalidRequestError,
+    Message,
+    Metrics,
+    ModelInfo,
+    ModelLoadError,
+    Origin,
+    PrefixMatch,
+    TokenRecord,
+    TokenRun,
+)
+from runtime import errors as runtime_errors
+from runtime.records import Float32
+
+VOCAB = [bytes([letter]) for letter in range(97, 123)] + [b"\xff", "é".encode()]
+EOS = 27
+CONTEXT = 1000
+
+
+def logprobs_of(ids: Sequence[int], width: int = len(VOCAB)) -> Float32:
+    """What the fake answers after `ids`: another row for every sequence, ``(width,) float32``."""
+    seed = sum((place + 1) * (token + 1) for place, token in enumerate(ids))
+    return ((np.arange(width) * 37 + seed) % 101).astype(np.float32) * np.float32(-0.01)
+
+
+def run_of(ids: Sequence[int], origin: Origin = Origin.SAMPLED, finish: Finish = Finish.NONE, top_k: int = 2) -> TokenRun:
+    """Scored tokens with made-up numbers; the last one has `finish`."""
+    n = len(ids)
+    pieces = [VOCAB[token % len(VOCAB)] for token in ids]
+    ends = np.zeros(n, np.uint8)
+    if n:
+        ends[-1] = finish
+    return TokenRun(
+        ids=np.array(ids, np.int32),
+        token_bytes=tuple(pieces),
+        texts=tuple(piece.decode(errors="replace") for piece in pieces),
+        logprob=np.linspace(-1, -2, n, dtype=np.float32),
+        rank=np.ones(n, np.int32),
+        entropy=np.full(n, 0.5, np.float32),
+        top_ids=np.tile(np.arange(top_k, dtype=np.int32), (n, 1)),
+        top_logprobs=np.full((n, top_k), -1, np.float32),
+        covered_mass=np.full(n, 0.75, np.float32),
+        origin=np.full(n, origin, np.uint8),
+        finish=ends,
+        draw=np.full(n, 0.25, np.float32),
+    )
+
+
+def load(source: str, backend: str = "auto", **options: Any) -> FakeModel:
+    """The loader that tests name in `spawn`."""
+    match source:
+        case "slow":
+            time.sleep(options["context_length"] / 1000)
+        case "fail":
+            raise ModelLoadError("no weights in 'fail'; fetch it with `elsewise models get fail`")
+        case "bug":
+            raise KeyError("hidden_size")
+        case "die":
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "exit":
+            os._exit(3)
+        case "hang":
+            threading.Event().wait()
+        case "vocabulary":
+            return FakeModel(backend, options, width=options["context_length"])
+    return FakeModel(backend, options)
+
+
+class FakeModel:
+    """Satisfies `LanguageModel` in the engine process."""
+
+    def __init__(self, backend: str, options: Mapping[str, Any], width: int = len(VOCAB)) -> None:
+        self.width = width
+        self.eos_token_ids = (EOS,)
+        self.chat_template: str | None = "{{ messages }}"
+        self.byte_vocab = VOCAB
+        self.str_vocab = [*(piece.decode(errors="replace") for piece in VOCAB[:-1]), "\ud800"]
+        self.queries = 0
+        self.generated = 0
+        self.cancelled = 0
+        self.turns: list[int] = []  # queries per turn of the event loop
+        self.held: asyncio.Event | None = None
+        self.beat = (0, "idle")
+        self.close_seconds = 0.0
+        self.info = ModelInfo(
+            name="fake", backend=backend, device="cpu", dtype="float32", architecture="none", layers=1, heads=1, kv_heads=1,
+            hidden_size=1, vocab_size=width, parameters=0, quantisation=None, attention_kinds=("full",),
+            context_length=CONTEXT, has_template=True, kv_bytes_per_token=0, kv_fingerprint="k", model_fingerprint="m",
+            options=dict(options),
+        )  # fmt: skip
+
+    def heartbeat(self) -> tuple[int, str]:
+        return self.beat
+
+    # ---- queries ---------------------------------------------------------------------------------------------
+
+    def next_token_logprobs_sync(self, ids: Sequence[int]) -> Float32:
+        if any(token >= self.width for token in ids):
+            raise InvalidRequestError(f"token id {max(ids)} is outside the vocabulary of {self.width}")
+        if len(ids) > CONTEXT:
+            raise ContextOverflowError("prompt", 0, len(ids), CONTEXT)
+        self.queries += 1
+        return logprobs_of(ids, self.width)
+
+    async def next_token_logprobs(self, ids: Sequence[int]) -> Float32:
+        if not self.turns or self.turns[-1] == 0:
+            self.turns.append(0)
+            asyncio.get_running_loop().call_soon(self.turns.append, 0)
+        self.turns[-1] += 1
+        if self.held is not None:
+            try:
+                await self.held.wait()
+            except asyncio.CancelledError:
+                self.cancelled += 1
+                raise
+            raise asyncio.CancelledError("reset")
+        return self.next_token_logprobs_sync(ids)
+
+    def batch_next_token_logprobs_sync(self, batch: Sequence[Sequence[int]]) -> Float32:
+        return np.stack([self.next_token_logprobs_sync(ids) for ids in batch])
+
+    async def batch_next_token_logprobs(self, batch: Sequence[Sequence[int]]) -> Float32:
+        return self.batch_next_token_logprobs_sync(batch)
+
+    def next_token_logprobs_uncached(self, ids: Sequence[int]) -> Float32:
+        return self.next_token_logprobs_sync(ids)
+
+    async def next_token_logprobs_uncached_async(self, ids: Sequence[int]) -> Float32:
+        return self.next_token_logprobs_sync(ids)
+
+    def prefix_match(self, ids: Sequence[int]) -> PrefixMatch:
+        return PrefixMatch(len(ids) // 2, "warm")
+
+    async def prefix_match_async(self, ids: Sequence[int]) -> PrefixMatch:
+        return self.prefix_match(ids)
+
+    async def score(self, ids: Sequence[int], top_k: int = 10, start: int = 0) -> list[TokenRecord]:
+        return list(await self.score_run(ids, top_k, start))
+
+    async def score_run(self, ids: Sequence[int], top_k: int = 10, start: int = 0) -> TokenRun:
+        return run_of(ids[start:], Origin.TYPED, top_k=top_k)
+
+    # ---- generation ------------------------------------------------------------------------------------------
+
+    async def generate(self, ids: Sequence[int], options: GenerationOptions | None = None) -> AsyncGenerator[TokenRecord, None]:
+        async for run in self.generate_runs(ids, options):
+            for record in run:
+                yield record
+
+    async def generate_runs(
+        self, ids: Sequence[int], options: GenerationOptions | None = None
+    ) -> AsyncGenerator[TokenRun, None]:
+        """Tokens 0, 1, 2, ...; a prompt [1] ends with an error after three, [2] with the death of the process, [3] never."""
+        last = (options and options.max_tokens) or 8
+        first = ids[0] if ids else 0
+        try:
+            for number in range(1 << 30):
+                if first in (1, 2) and number == 3:
+                    if first == 1:
+                        raise runtime_errors.NonFiniteLogitsError("token 3: the logits hold NaN; try another dtype")
+                    await asyncio.sleep(0.1)  # what was yielded is on its way
+                    os.kill(os.getpid(), signal.SIGKILL)
+                self.generated += 1
+                ends = first != 3 and number == last - 1
+                yield run_of([number % len(VOCAB)], finish=Finish.LENGTH if ends else Finish.NONE)
+                if ends:
+                    return
+                await asyncio.sleep(0.001)
+        except GeneratorExit:
+            self.cancelled += 1
+            raise
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+
+    def generate_sync(self, ids: Sequence[int], options: GenerationOptions | None = None) -> Iterator[TokenRecord]:
+        raise NotImplementedError
+
+    async def sample(
+        self,
+        prompt_token_ids: Sequence[int],
+        max_tokens: int,
+        eos_token_ids: Sequence[int],
+        temperature: float = 1.0,
+        seed: int | None = None,
+    ) -> list[int]:
+        return [len(prompt_token_ids), max_tokens, *eos_token_ids, round(temperature * 100), -1 if seed is None else seed]
+
+    async def batch_sample(
+        self,
+        prompts: Sequence[Sequence[int]],
+        max_tokens: int,
+        eos_token_ids: Sequence[int],
+        temperature: float = 1.0,
+        seed: int | None = None,
+    ) -> list[list[int]]:
+        return [await self.sample(ids, max_tokens, eos_token_ids, temperature, seed) for ids in prompts]
+
+    async def complete(self, prompt: str | Sequence[Message], options: GenerationOptions | None = None) -> str:
+        if not isinstance(prompt, str):
+            return json.dumps([dict(message) for message in prompt])
+        command, _, argument = prompt.partition(" ")
+        return str(await _COMMANDS[command](self, argument))
+
+    # ---- text ------------------------------------------------------------------------------------------------
+
+    def tokenize(self, text: str) -> list[int]:
+        return [ord(letter) - 97 for letter in text]
+
+    async def tokenize_async(self, text: str) -> list[int]:
+        return self.tokenize(text)
+
+    def detokenize(self, ids: Sequence[int]) -> str:
+        return b"".join(VOCAB[token] for token in ids).decode(errors="replace")
+
+    async def detokenize_async(self, ids: Sequence[int]) -> str:
+        return self.detokenize(ids)
+
+    def decode_token(self, token_id: int) -> bytes:
+        return VOCAB[token_id]
+
+    def is_eos(self, token_id: int) -> bool:
+        return token_id == EOS
+
+    def render_chat(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+    ) -> list[int]:
+        return [len(messages), len(tools or []), int(add_generation_prompt), len(messages[0]["content"])]
+
+    async def render_chat_async(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+    ) -> list[int]:
+        return self.render_chat(messages, tools=tools, add_generation_prompt=add_generation_prompt)
+
+    # ---- cache and state -------------------------------------------------------------------------------------
+
+    def cache_kv(self, ids: Sequence[int]) -> None:
+        self.queries += len(ids)
+
+    async def cache_kv_async(self, ids: Sequence[int]) -> None:
+        self.cache_kv(ids)
+
+    def clear_cache(self) -> None:
+        self.queries = 0
+
+    async def clear_cache_async(self) -> None:
+        self.clear_cache()
+
+    def clear_kv_cache(self) -> None:
+        self.generated = 0
+
+    async def clear_kv_cache_async(self) -> None:
+        self.clear_kv_cache()
+
+    def reset_async_queries(self) -> None:
+        if self.held is not None:
+            self.held.set()
+            self.held = None
+
+    async def reset_async_queries_async(self) -> None:
+        self.reset_async_queries()
+
+    def set_kv_budget(self, budget_bytes: int) -> None:
+        self.info = ModelInfo(**{**_fields(self.info), "options": {"kv_cache_bytes": budget_bytes}})
+
+    async def set_kv_budget_async(self, budget_bytes: int) -> None:
+        self.set_kv_budget(budget_bytes)
+
+    def metrics(self) -> Metrics:
+        return Metrics(queries=self.queries, tokens_computed=self.generated)
+
+    def cache_report(self) -> CacheReport:
+        return CacheReport(0, self.generated, 0, 0, 0, 0, self.cancelled, 0)
+
+    def close(self) -> None:
+        time.sleep(self.close_seconds)
+
+    async def close_async(self) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+
+def _fields(info: ModelInfo) -> dict[str, Any]:
+    return {name: getattr(info, name) for name in ModelInfo.__slots__}
+
+
+# ---- commands ---------------------------------------------------------------------------------------------------------
+
+
+class _Panic(BaseException):
+    """Like a Rust panic: no Exception."""
+
+
+async def _raise(model: FakeModel, argument: str) -> str:
+    """An error by name, with its arguments as JSON: `raise ModelLoadError ["text"]`."""
+    name, _, arguments = argument.partition(" ")
+    kinds = {**vars(runtime_errors), "KeyError": KeyError, "Panic": _Panic}
+    error: BaseException = kinds[name](*json.loads(arguments))
+    error.add_note("a note")
+    raise error
+
+
+async def _state(model: FakeModel, argument: str) -> str:
+    return json.dumps({name: getattr(model, name) for name in ("queries", "generated", "cancelled", "turns")})
+
+
+async def _environment(model: FakeModel, argument: str) -> str:
+    return json.dumps(dict(os.environ))
+
+
+async def _process(model: FakeModel, argument: str) -> str:
+    """What this process is like."""
+    return json.dumps(
+        {
+            "path": sys.path,
+            "heavy": sorted({"torch", "mlx", "transformers", "PySide6"} & sys.modules.keys()),
+            "sigint_ignored": signal.getsignal(signal.SIGINT) == signal.SIG_IGN,
+            "thread": threading.current_thread() is threading.main_thread(),
+        }
+    )
+
+
+async def _hold(model: FakeModel, argument: str) -> str:
+    """Queries wait from now on, until they are cancelled or reset."""
+    model.held = asyncio.Event()
+    return ""
+
+
+async def _die(model: FakeModel, argument: str) -> str:
+    os.kill(os.getpid(), int(argument))
+    return ""
+
+
+async def _exit(model: FakeModel, argument: str) -> str:
+    os._exit(int(argument))
+
+
+async def _step(model: FakeModel, argument: str) -> str:
+    """A step that never ends, while the process goes on breathing."""
+    model.beat = (7, "step")
+    await asyncio.Event().wait()
+    return ""
+
+
+async def _move(model: FakeModel, argument: str) -> str:
+    """Steps for some seconds, each of them short."""
+    end = time.monotonic() + float(argument)
+    while time.monotonic() < end:
+        model.beat = (model.beat[0] + 1, "step")
+        await asyncio.sleep(0.02)
+    model.beat = (model.beat[0], "idle")
+    return "moved"
+
+
+async def _freeze(model: FakeModel, argument: str) -> str:
+    """Not even a beat any more, as if native code held the interpreter."""
+    while True:
+        time.sleep(1)  # noqa: ASYNC251  # blocking the loop is what this is for
+
+
+async def _slow_close(model: FakeModel, argument: str) -> str:
+    model.close_seconds = float(argument)
+    return ""
+
+
+async def _stubborn(model: FakeModel, argument: str) -> str:
+    """Ignores what asks it to end, and closes slowly."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    model.close_seconds = 60
+    return ""
+
+
+async def _write(model: FakeModel, argument: str) -> str:
+    """Writes to both standard streams."""
+    os.write(1, b"to stdout\n")
+    os.write(2, b"to stderr\n")
+    return ""
+
+
+async def _child(model: FakeModel, argument: str) -> str:
+    """A child of the engine process that outlives it unless it is ended too."""
+    subprocess = importlib.import_module("subprocess")
+    return str(subprocess.Popen(["sleep", "60"], close_fds=False).pid)
+
+
+async def _large(model: FakeModel, argument: str) -> str:
+    return "x" * int(argument)
+
+
+_COMMANDS = {
+    "raise": _raise,
+    "state": _state,
+    "environment": _environment,
+    "process": _process,
+    "hold": _hold,
+    "die": _die,
+    "exit": _exit,
+    "step": _step,
+    "move": _move,
+    "freeze": _freeze,
+    "slow-close": _slow_close,
+    "stubborn": _stubborn,
+    "write": _write,
+    "child": _child,
+    "large": _large,
+}

@@ -1,0 +1,231 @@
+"""Opening: new files, foreign files, newer and older ones, folders that cannot be written."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import shutil
+import sqlite3
+import stat
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+import sqlite_utils
+from sqlite_utils import Migrations
+
+from storage import (
+    SessionStore,
+    StoreDamagedError,
+    StoreError,
+    StoreMissingError,
+    StoreNewerError,
+    StoreReadOnlyError,
+    schema,
+)
+from tests.storage.helpers import chat, sql, with_store
+
+
+def fingerprint(folder: Path) -> dict[str, str]:
+    """Every file in `folder` but SQLite's shared index, which holds no data."""
+    files = sorted(p for p in folder.rglob("*") if p.is_file() and not p.name.endswith("-shm"))
+    return {str(p.relative_to(folder)): hashlib.sha256(p.read_bytes()).hexdigest() for p in files}
+
+
+def test_a_new_store_is_private(path: Path) -> None:
+    old = os.umask(0)
+    try:
+        store = SessionStore.open(path)
+        asyncio.run(chat(store))
+        modes = {p.name: stat.S_IMODE(p.stat().st_mode) for p in path.parent.iterdir()}
+        store.close_sync()
+    finally:
+        os.umask(old)
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+    assert modes.keys() >= {"sessions.sqlite3", "sessions.sqlite3-wal"}
+    assert set(modes.values()) == {0o600}
+
+
+def test_pragmas_are_in_force(store: SessionStore) -> None:
+    async def pragma(name: str) -> object:
+        return await store._database.read(lambda db: db.execute(f"PRAGMA {name}").fetchone()[0])
+
+    async def run() -> dict[str, object]:
+        names = ("journal_mode", "synchronous", "foreign_keys", "trusted_schema", "auto_vacuum")
+        return {name: await pragma(name) for name in names}
+
+    assert asyncio.run(run()) == {
+        "journal_mode": "wal", "synchronous": 2, "foreign_keys": 1, "trusted_schema": 0, "auto_vacuum": 2,
+    }  # fmt: skip
+
+
+def test_a_newer_store_is_refused_untouched(path: Path) -> None:
+    with_store(path, chat)
+    sql(
+        path,
+        "INSERT INTO _sqlite_migrations (migration_set, name, applied_at) VALUES ('elsewise.sessions', 'm999_future', '')",
+    )
+    before = fingerprint(path.parent)
+    with pytest.raises(StoreNewerError, match="m999_future"):
+        SessionStore.open(path)
+    with pytest.raises(StoreNewerError):
+        SessionStore.open(path, read_only=True)
+    assert fingerprint(path.parent) == before
+
+
+def test_a_newer_store_with_a_hot_wal_is_untouched_too(path: Path, tmp_path: Path) -> None:
+    with_store(path, chat)
+    crashed = tmp_path / "crashed"
+    crashed.mkdir()
+    with closing(sqlite3.connect(path)) as conn:
+        conn.execute("INSERT INTO _sqlite_migrations (migration_set, name) VALUES ('elsewise.sessions', 'm999_future')")
+        conn.commit()
+        for suffix in ("", "-wal"):  # as a killed process leaves them
+            shutil.copy(f"{path}{suffix}", f"{crashed / path.name}{suffix}")
+    before = fingerprint(crashed)
+    assert (crashed / f"{path.name}-wal").stat().st_size
+    with pytest.raises(StoreNewerError):
+        SessionStore.open(crashed / path.name)
+    assert fingerprint(crashed) == before
+
+
+@pytest.mark.parametrize("content", [b"just some text, long enough to be a header", os.urandom(8192)])
+def test_what_is_not_a_database_is_refused_untouched(path: Path, content: bytes) -> None:
+    path.parent.mkdir()
+    path.write_bytes(content)
+    with pytest.raises(StoreDamagedError, match="not a database"):
+        SessionStore.open(path)
+    assert path.read_bytes() == content
+
+
+def test_someone_elses_database_is_refused_untouched(path: Path) -> None:
+    path.parent.mkdir()
+    sql(path, "CREATE TABLE notes (id INTEGER)")
+    before = fingerprint(path.parent)
+    with pytest.raises(StoreDamagedError, match="not one of Elsewise's"):
+        SessionStore.open(path)
+    assert fingerprint(path.parent) == before
+
+
+def test_a_truncated_store_is_named_never_taken_for_empty(path: Path) -> None:
+    async def several(store: SessionStore) -> None:
+        for i in range(5):
+            await chat(store, str(i), tokens=200)
+
+    with_store(path, several)
+    whole = path.read_bytes()
+    refused = 0
+    for keep in range(1, len(whole), len(whole) // 40):
+        path.write_bytes(whole[:keep])
+        with pytest.raises(StoreDamagedError):
+            SessionStore.open(path).close_sync()
+        assert path.read_bytes() == whole[:keep]
+        refused += 1
+    assert refused >= 40
+
+
+@pytest.mark.parametrize("read_only", [False, True])
+def test_an_empty_file_is_a_store_that_was_never_written(path: Path, read_only: bool) -> None:
+    path.parent.mkdir()
+    path.touch()
+    if read_only:
+        with pytest.raises(StoreReadOnlyError, match="brought up to date"):
+            SessionStore.open(path, read_only=True)
+    else:
+        assert with_store(path, lambda store: store.sessions()) == []
+
+
+@pytest.mark.parametrize("place", ["/proc/elsewise", "file/data", "file"])
+def test_a_place_that_cannot_be_written_is_named(tmp_path: Path, place: str) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    path = tmp_path / place / "sessions.sqlite3"
+    with pytest.raises(StoreReadOnlyError, match=r"cannot be opened for writing .*; check its folder"):
+        SessionStore.open(path)
+
+
+def test_a_database_file_that_is_a_folder(path: Path) -> None:
+    path.mkdir(parents=True)
+    with pytest.raises(StoreReadOnlyError):
+        SessionStore.open(path)
+
+
+def test_no_room_for_the_first_page() -> None:
+    full = Path("/dev/full")
+    if not full.exists():
+        pytest.skip("this system has no /dev/full")
+    with pytest.raises(StoreError):
+        SessionStore.open(full)
+
+
+def test_reading_only(path: Path) -> None:
+    with pytest.raises(StoreMissingError, match="no saved sessions"):
+        SessionStore.open(path, read_only=True)
+    writer = SessionStore.open(path)
+    asyncio.run(chat(writer))
+
+    async def read(store: SessionStore) -> None:
+        assert [row.title for row in await store.sessions("paris")] == ["Paris"]
+        assert await store.verify() == []
+        with pytest.raises(StoreReadOnlyError, match="cannot be written"):
+            await store.create_session("no")
+
+    with_store(path, read, read_only=True)  # beside the writer
+    writer.close_sync()
+    with_store(path, read, read_only=True)
+
+
+def test_an_older_store_is_migrated_after_a_verified_backup(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with_store(path, chat)
+    future = grown(fails=False)
+    monkeypatch.setattr(schema, "migrations", future)
+    with pytest.raises(StoreReadOnlyError, match="brought up to date"):
+        SessionStore.open(path, read_only=True)
+    titles = with_store(path, lambda store: store.sessions())
+    assert [row.title for row in titles] == ["Paris"]
+    assert sql(path, "SELECT count(*) FROM moods") == [(0,)]
+    [backup] = (path.parent / "backups").iterdir()
+    assert backup.name == "sessions.before-m002_moods.sqlite3"
+    assert stat.S_IMODE(backup.stat().st_mode) == 0o600
+    monkeypatch.undo()
+    old = with_store(backup, lambda store: store.sessions())  # the old version opens the backup
+    assert [row.title for row in old] == ["Paris"]
+    with pytest.raises(StoreNewerError):
+        SessionStore.open(path)
+
+
+def test_a_migration_that_fails_leaves_the_old_store(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with_store(path, chat)
+    monkeypatch.setattr(schema, "migrations", grown(fails=True))
+    with pytest.raises(StoreError, match="no such table: nowhere"):
+        SessionStore.open(path)
+    monkeypatch.undo()
+    assert [row.title for row in with_store(path, lambda store: store.sessions())] == ["Paris"]
+    with pytest.raises(StoreError, match="no such table: moods"):
+        with_store(path, lambda store: store._database.read(lambda db: db.execute("SELECT * FROM moods")))
+
+
+def test_a_damaged_store_is_not_migrated(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with_store(path, chat)
+    [(root,)] = sql(path, "SELECT rootpage FROM sqlite_schema WHERE name = 'token_chunks_node'")
+    raw = bytearray(path.read_bytes())
+    raw[(root - 1) * 4096 : root * 4096] = bytes(4096)
+    path.write_bytes(raw)
+    monkeypatch.setattr(schema, "migrations", grown(fails=False))
+    with pytest.raises(StoreDamagedError, match="nothing was changed"):
+        SessionStore.open(path)
+    assert not list((path.parent / "backups").iterdir())
+
+
+def grown(*, fails: bool) -> Migrations:
+    """What the next version might bring."""
+    future = Migrations("elsewise.sessions")
+    future()(schema.m001_sessions)
+
+    @future()
+    def m002_moods(db: sqlite_utils.Database) -> None:
+        db.execute("CREATE TABLE moods (id INTEGER)")
+        if fails:
+            db.execute("INSERT INTO nowhere VALUES (1)")
+
+    return future

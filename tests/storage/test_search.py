@@ -1,0 +1,84 @@
+"""Finding sessions by title and by any branch's text."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from storage import NewNode, SessionStore
+from tests.storage.helpers import chat
+
+TEXTS = {
+    "french": "Le café naïve d'été, Straße",
+    "chinese": "我们可以去巴黎看看，然后回家。",
+    "japanese": "京都でラーメンを食べる",
+    "korean": "서울에서 만나요",
+    "thai": "สวัสดีชาวโลก",
+    "emoji": "sunny 🙂 day 👩‍💻 🫠",
+    "code": 'if x->y && "quoted" OR NOT near(foo): C++',
+}
+
+
+@pytest.mark.parametrize(
+    ("query", "found"),
+    [
+        ("cafe", "french"),
+        ("CAFÉ", "french"),
+        ("d'été", "french"),
+        ("naiv", "french"),
+        ("巴黎", "chinese"),
+        ("黎", "chinese"),
+        ("去巴黎看", "chinese"),
+        ("巴黎 回家", "chinese"),
+        ("ラーメン", "japanese"),
+        ("京都", "japanese"),
+        ("서울", "korean"),
+        ("ชาว", "thai"),
+        ("🙂", "emoji"),
+        ("day 🫠", "emoji"),
+        ("👩‍💻", "emoji"),
+        ('"quoted"', "code"),
+        ("NOT", "code"),
+        ("->", "code"),
+        ("near(foo", "code"),
+        ('"', "code"),
+        ("巴去", None),
+        ("🙃", None),
+        ("cafes", None),
+        ("***", None),
+        ("body:quoted*", None),
+        ("cafe 巴黎", None),  # both words, but in different sessions
+    ],
+)
+def test_a_query_finds_its_session(store: SessionStore, query: str, found: str | None) -> None:
+    async def run() -> list[str]:
+        for title, text in TEXTS.items():
+            session = await store.create_session(title)
+            await store.add_node(NewNode(session, None, "user", text))
+        return [row.title for row in await store.sessions(query)]
+
+    assert asyncio.run(run()) == ([found] if found else [])
+
+
+def test_words_may_stand_in_title_and_in_different_branches(store: SessionStore) -> None:
+    async def run() -> None:
+        session, user, _ = await chat(store, "Holidays", text="Where should we go?")
+        await store.add_node(NewNode(session, user, "assistant", "to Lisbon when it rains"))
+        for query in ("holi", "lisbon where", "holidays rains answer", "  ", ""):
+            assert [row.id for row in await store.sessions(query)] == [session], query
+        assert await store.sessions("lisbon porto") == []
+
+    asyncio.run(run())
+
+
+def test_renaming_and_finishing_change_what_is_found(store: SessionStore) -> None:
+    async def run() -> None:
+        session = await store.create_session("apples")
+        node = await store.add_node(NewNode(session, None, "assistant", status="open"))
+        await store.rename_session(session, "pears")
+        await store.finish_node(node, finish_reason="eos", stats={}, text="plums")
+        assert await store.sessions("apples") == []
+        assert len(await store.sessions("pears plums")) == 1
+
+    asyncio.run(run())

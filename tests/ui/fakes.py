@@ -1,0 +1,303 @@
+"""A workbench without an engine or a store: it keeps sessions in memory and says what the test tells it to."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from runtime import Finish, Origin, TokenRun
+from ui import (
+    BranchRow,
+    Composition,
+    EngineState,
+    Event,
+    ModelChoice,
+    Refusal,
+    SessionChanged,
+    SessionsChanged,
+    SessionSummary,
+    SessionView,
+    StatusChanged,
+    StatusView,
+    Tier,
+    TokensArrived,
+    TurnChanged,
+    TurnStats,
+    TurnStatus,
+    TurnView,
+)
+
+OTHERS = (" Paris", " Rome", " Lisbon", " Kyoto", " Prague", " a", " the", " our", " some", " Oslo")
+SHARES = (0.412, 0.221, 0.098, 0.061, 0.044, 0.032, 0.029, 0.02, 0.015, 0.01)
+SAMPLE, TRIP = 1, 2
+
+
+class Vocabulary:
+    """Ids for words as they come; the alternatives have the first ones."""
+
+    def __init__(self) -> None:
+        self._ids: dict[str, int] = {}
+        for word in OTHERS:
+            self.id_of(word)
+
+    def id_of(self, word: str) -> int:
+        return self._ids.setdefault(word, 1000 + len(self._ids))
+
+    def bytes_of(self, ids: Sequence[int]) -> list[bytes]:
+        known = {token_id: word.encode() for word, token_id in self._ids.items()}
+        return [known.get(token_id, b"") for token_id in ids]
+
+
+def run_of(
+    vocabulary: Vocabulary, words: Sequence[str], bits: Sequence[float] | None = None, *, origin: Origin = Origin.SAMPLED
+) -> TokenRun:
+    """Tokens with a surprisal in bits each; the ten alternatives are always the same cities."""
+    n = len(words)
+    plain = TokenRun.unscored([vocabulary.id_of(w) for w in words], [w.encode() for w in words], words, origin)
+    surprise = np.array(bits if bits is not None else [0.3] * n, np.float32)
+    top = np.array([[vocabulary.id_of(w) for w in OTHERS]] * n, np.int32).reshape(n, len(OTHERS))
+    return replace(
+        plain,
+        logprob=(-surprise * np.log(2)).astype(np.float32),
+        rank=np.array([OTHERS.index(w) + 1 if w in OTHERS else 12 for w in words], np.int32).reshape(n),
+        entropy=(surprise * 0.5 + 0.4).astype(np.float32),
+        top_ids=top,
+        top_logprobs=np.log(np.array([SHARES] * n, np.float32)).reshape(n, len(OTHERS)),
+        covered_mass=np.full(n, sum(SHARES), np.float32),
+        draw=np.full(n, 0.783 if origin is Origin.SAMPLED else np.nan, np.float32),
+    )
+
+
+def ended(run: TokenRun, finish: Finish) -> TokenRun:
+    """The same run, its last token carrying why it ended."""
+    marks = run.finish.copy()
+    marks[-1:] = int(finish)
+    return replace(run, finish=marks)
+
+
+class FakeWorkbench:
+    """Satisfies `ui.port.Workbench`.
+
+    `calls` records every command. `answer` is what the next answers say, word by word; `gate` (if set) is waited for
+    before each word; `refusal` is raised by the next command; `dies_after` words the engine dies.
+    """
+
+    def __init__(self) -> None:
+        self.status = StatusView(EngineState.READY)
+        self.calls: list[tuple[object, ...]] = []
+        self.answer: tuple[str, ...] = ("Because", " of", " the", " light", ".")
+        self.gate: asyncio.Semaphore | None = None
+        self.refusal = ""
+        self.dies_after: int | None = None
+        self.closed = False
+        self.vocabulary = Vocabulary()
+        self.views: dict[int, SessionView] = {}
+        self.summaries: dict[int, SessionSummary] = {}
+        self.trash: set[int] = set()
+        self.choices = [
+            ModelChoice("smollm2", "SmolLM2 135M Instruct", "135M · float32 · 513 MB", loaded=True),
+            ModelChoice("qwen3", "Qwen3 0.6B", "0.6B · 4 bit · 335 MB", loaded=False),
+        ]
+        self._listener: Callable[[Event], None] = lambda _event: None
+        self._stopped: set[int] = set()
+        self._next = 100
+
+    # ---- set-up ---------------------------------------------------------------------------------------------------
+
+    def add(self, summary: SessionSummary, turns: Sequence[TurnView] = (), **more: object) -> None:
+        """A session in the store."""
+        self.summaries[summary.session_id] = summary
+        view = SessionView(summary.session_id, summary.title, tuple(turns), (), is_sample=summary.is_sample)
+        self.views[summary.session_id] = replace(view, **more)  # type: ignore[arg-type]  # fields by name
+
+    def turn(self, role: str, words: Sequence[str], bits: Sequence[float] | None = None, **more: object) -> TurnView:
+        """A finished turn with an id of its own."""
+        node = self.new_id()
+        origin = Origin.TYPED if role == "user" else Origin.SAMPLED
+        turn = TurnView(node, role, run_of(self.vocabulary, words, bits, origin=origin), TurnStatus.COMPLETE, (node,))
+        return replace(turn, **more)  # type: ignore[arg-type]  # fields by name
+
+    def new_id(self) -> int:
+        self._next += 1
+        return self._next
+
+    def emit(self, event: Event) -> None:
+        """News, as the app would tell it."""
+        self._listener(event)
+
+    def asked(self, name: str) -> list[tuple[object, ...]]:
+        """The arguments of every call of that name."""
+        return [call[1:] for call in self.calls if call[0] == name]
+
+    # ---- the port -------------------------------------------------------------------------------------------------
+
+    def subscribe(self, listener: Callable[[Event], None]) -> None:
+        self._listener = listener
+
+    async def sessions(self, query: str = "") -> Sequence[SessionSummary]:
+        self._note("sessions", query)
+        held = [s for s in self.summaries.values() if s.session_id not in self.trash and query.lower() in s.title.lower()]
+        return sorted(held, key=lambda s: (not s.pinned, -s.updated))
+
+    async def open_session(self, session_id: int) -> SessionView:
+        self._note("open_session", session_id)
+        return self.views[session_id]
+
+    async def new_session(self) -> SessionView:
+        self._note("new_session")
+        view = SessionView(self.new_id(), "", (), ())
+        self.views[view.session_id] = view
+        return view
+
+    async def rename_session(self, session_id: int, title: str) -> None:
+        self._note("rename_session", session_id, title)
+        self.summaries[session_id] = replace(self.summaries[session_id], title=title)
+
+    async def trash_session(self, session_id: int) -> None:
+        self._note("trash_session", session_id)
+        self.trash.add(session_id)
+
+    async def restore_session(self, session_id: int) -> None:
+        self._note("restore_session", session_id)
+        self.trash.discard(session_id)
+
+    async def send(self, session_id: int, text: str) -> None:
+        self._note("send", session_id, text)
+        user = self.turn("user", [text])
+        self._change(session_id, [*self.views[session_id].turns, user])
+        await self._stream(session_id)
+
+    async def branch(self, session_id: int, node_id: int, index: int, token_id: int) -> None:
+        self._note("branch", session_id, node_id, index, token_id)
+        turns = self.views[session_id].turns
+        at = next(i for i, turn in enumerate(turns) if turn.node_id == node_id)
+        picked = run_of(self.vocabulary, [self.vocabulary.bytes_of([token_id])[0].decode()], origin=Origin.PICKED)
+        start = TokenRun.concat([turns[at].run[:index], picked])
+        self._change(session_id, turns[:at])
+        await self._stream(session_id, start, beside=turns[at].variants)
+
+    async def regenerate(self, session_id: int, node_id: int) -> None:
+        self._note("regenerate", session_id, node_id)
+
+    async def continue_turn(self, session_id: int, node_id: int) -> None:
+        self._note("continue_turn", session_id, node_id)
+
+    async def select(self, session_id: int, node_id: int) -> SessionView:
+        self._note("select", session_id, node_id)
+        view = self.views[session_id]
+        rows = tuple(replace(row, current=row.node_id == node_id) for row in view.branches)
+        turns = tuple(replace(t, node_id=node_id) if node_id in t.variants else t for t in view.turns)
+        self.views[session_id] = replace(view, branches=rows, turns=turns)
+        return self.views[session_id]
+
+    def stop(self, session_id: int) -> None:
+        self.calls.append(("stop", session_id))
+        self._stopped.add(session_id)
+
+    async def compose(self, session_id: int, text: str) -> Composition:
+        self.calls.append(("compose", session_id, text))
+        used = sum(len(turn.run) for turn in self.views[session_id].turns)
+        return Composition(len(text.split()), None, used + len(text.split()), 8192)
+
+    async def models(self) -> Sequence[ModelChoice]:
+        self._note("models")
+        return self.choices
+
+    async def choose_model(self, source: str) -> None:
+        self._note("choose_model", source)
+        self.choices = [replace(choice, loaded=choice.source == source) for choice in self.choices]
+
+    def token_text(self, session_id: int, token_ids: Sequence[int]) -> Sequence[bytes]:
+        return self.vocabulary.bytes_of(token_ids)
+
+    async def close(self) -> None:
+        self.calls.append(("close",))
+        self.closed = True
+
+    # ---- how it answers -------------------------------------------------------------------------------------------
+
+    def _note(self, *call: object) -> None:
+        self.calls.append(call)
+        if self.refusal and call[0] not in ("sessions", "models"):
+            words, self.refusal = self.refusal, ""
+            raise Refusal(words)
+
+    def _change(self, session_id: int, turns: Sequence[TurnView]) -> None:
+        self.views[session_id] = replace(self.views[session_id], turns=tuple(turns))
+        self.emit(SessionChanged(self.views[session_id]))
+
+    def _turn_change(self, session_id: int, turn: TurnView) -> None:
+        turns = (*self.views[session_id].turns[:-1], turn)
+        self.views[session_id] = replace(self.views[session_id], turns=turns)
+        self.emit(TurnChanged(session_id, turn))
+
+    async def _stream(self, session_id: int, start: TokenRun | None = None, beside: tuple[int, ...] = ()) -> None:
+        self._stopped.discard(session_id)
+        node = self.new_id()
+        run = start if start is not None else run_of(self.vocabulary, [])
+        turn = TurnView(node, "assistant", run, TurnStatus.WAITING, (*beside, node))
+        self._change(session_id, [*self.views[session_id].turns, turn])
+        self.emit(SessionsChanged())
+        status, note = TurnStatus.COMPLETE, ""
+        for i, word in enumerate(self.answer):
+            if self.gate is not None:
+                await self.gate.acquire()
+            if session_id in self._stopped:
+                status, note = TurnStatus.PARTIAL, "stopped"
+                break
+            if self.dies_after is not None and i >= self.dies_after:
+                status, note = TurnStatus.PARTIAL, "engine stopped; your text is kept. Send again to restart it"
+                self.emit(StatusChanged(StatusView(EngineState.DIED, "engine stopped; send again to restart it")))
+                break
+            piece = run_of(self.vocabulary, [word], [0.4 + i])
+            run = TokenRun.concat([run, piece])
+            self.emit(TokensArrived(session_id, node, piece))
+            await asyncio.sleep(0)
+        stats = TurnStats(312, 1, 0.18, 41.0, float(run.logprob.sum()))
+        self._turn_change(session_id, replace(turn, run=run, status=status, note=note, stats=stats, tier=Tier.WARM))
+
+
+def spring_trip(now: float) -> FakeWorkbench:
+    """The scene of the drawing: a pinned session with branches, a few others, a busy engine."""
+    bench = FakeWorkbench()
+    where = bench.turn("user", ["Where", " should", " we", " go", " in", " April", "?"], [1, 0.2, 0.1, 0.2, 2, 3.5, 0.1])
+    words = "You| could| visit| Lisbon| when| it| rains|:| the| trams| are| empty|,| the| tiles| shine|,| and| every| second"
+    words += "| bakery| has| a| window| seat|."
+    bits = [0.2, 1, 2, 8.4, 2, 0.2, 3.6, 0.1, 1, 2, 0.3, 6, 0.1, 0.2, 1, 4, 0.1, 0.2, 1, 2, 6, 0.2, 0.2, 2, 4, 0.1]
+    visit = bench.turn("assistant", words.split("|"), bits, tier=Tier.WARM, stats=TurnStats(312, 1, 0.18, 41.0, -23.9))
+    visit = replace(visit, variants=(41, visit.node_id, 43))
+    why = bench.turn("user", ["Why", " there", "?"], [0.3, 3.5, 0.1], tier=Tier.DISK)
+    late = ["Because", " the", " city", " is", " built", " for", " slow", " mornings"]
+    last = bench.turn("assistant", late, [0.2, 2, 1, 0.2, 4, 0.2, 5.5, 2], status=TurnStatus.STREAMING)
+    rows = (
+        BranchRow(where.node_id, 0, "", "Where should we go?", None, on_path=True, current=False),
+        BranchRow(41, 1, "… visit", "Paris in spring", -18.2, on_path=False, current=False),
+        BranchRow(visit.node_id, 1, "… visit", "Lisbon when it rains", -23.9, on_path=True, current=True),
+        BranchRow(51, 2, "", "Why? → The light there", -31.0, on_path=False, current=False),
+        BranchRow(52, 2, "", "Why? → Because few people", -29.4, on_path=True, current=False),
+        BranchRow(43, 1, "", "… visit Rome", -20.7, on_path=False, current=False),
+    )
+    day = 86400.0
+    bench.add(
+        SessionSummary(TRIP, "A spring trip", now, 3, pinned=True, is_sample=False),
+        [replace(where, tier=Tier.WARM), visit, why, last],
+        branches=rows,
+        branch_name="rainy ending",
+        context_used=372,
+    )
+    for session_id, (title, age, branches) in enumerate(
+        [
+            ("Why proofs by contradiction", 60.0, 2),
+            ("Names for a small boat", 90.0, 8),
+            ("Recipe without an oven", 2 * day, 1),
+            ("Letter to the council", 3 * day, 4),
+        ],
+        start=3,
+    ):
+        bench.add(SessionSummary(session_id, title, now - age, branches, pinned=False, is_sample=False))
+    tiers = {Tier.WARM: 3, Tier.DISK: 1, Tier.COLD: 1}
+    bench.status = StatusView(EngineState.READY, "", 41.0, 0.18, 312, 1, 14_000_000, 2_000_000_000, tiers)
+    return bench

@@ -1,0 +1,86 @@
+"""Every action of the window with its shortcut and its menu."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+from PySide6.QtCore import QObject
+from PySide6.QtGui import QAction, QActionGroup, QKeySequence
+from PySide6.QtWidgets import QMainWindow, QMenu
+
+Role = QAction.MenuRole
+_MAC = sys.platform == "darwin"
+
+
+class Actions(QObject):
+    """The actions of one window. On macOS they stand in the menu bar, elsewhere under the menu button.
+
+    Shortcuts are written with Ctrl, which Qt shows and takes as Cmd on macOS.
+    """
+
+    def __init__(self, window: QMainWindow) -> None:
+        super().__init__(window)
+        self._window = window
+        self.new_session = self._make(self.tr("New Session"), "Ctrl+N")
+        self.rename = self._make(self.tr("Rename Session…"))
+        self.trash = self._make(self.tr("Move Session to Trash"))
+        self.close = self._make(self.tr("Close"), "Ctrl+W")
+        self.quit = self._make(self.tr("Quit Elsewise"), "Ctrl+Q", role=Role.QuitRole)
+        self.undo = self._make(self.tr("Undo"), "Ctrl+Z")
+        self.copy = self._make(self.tr("Copy"), "Ctrl+C")
+        self.find = self._make(self.tr("Search Sessions"), "Ctrl+Shift+F")
+        self.read = self._make(self.tr("Read"), "Ctrl+Shift+T", checkable=True)
+        self.tokens = self._make(self.tr("Tokens"), "Ctrl+T", checkable=True)
+        modes = QActionGroup(self)
+        for mode in (self.read, self.tokens):
+            modes.addAction(mode)
+        self.sidebar = self._make(self.tr("Sidebar"), "Ctrl+Alt+S", checkable=True)
+        self.inspector = self._make(self.tr("Inspector"), "Ctrl+Alt+I", checkable=True)
+        self.uncertain = self._make(self.tr("Next Uncertain Token"), "Ctrl+J")
+        self.stop = self._make(self.tr("Stop"), "Ctrl+.")
+        self.regenerate = self._make(self.tr("Regenerate"), "Ctrl+R")
+        self.continue_answer = self._make(self.tr("Continue"), "Ctrl+Shift+Return")
+        self.previous = self._make(self.tr("Previous Variant"), "Ctrl+[")
+        self.next = self._make(self.tr("Next Variant"), "Ctrl+]")
+        self.about = self._make(self.tr("About Elsewise"), role=Role.AboutRole)
+
+    def menus(self) -> list[QMenu]:
+        """The menus, in their order; the caller puts them into a menu bar or a popup."""
+        return [
+            self._menu(self.tr("File"), self.new_session, self.rename, self.trash, None, self.close, self.quit),
+            self._menu(self.tr("Edit"), self.undo, self.copy, None, self.find),
+            self._menu(self.tr("View"), self.read, self.tokens, None, self.sidebar, self.inspector, None, self.uncertain),
+            self._menu(self.tr("Session"), self.stop, self.regenerate, self.continue_answer, None, self.previous, self.next),
+            self._menu(self.tr("Help"), self.about),
+        ]
+
+    def install(self, popup: QMenu) -> None:
+        """Into the menu bar on macOS, into `popup` elsewhere; the shortcuts belong to the window either way."""
+        for menu in self.menus():
+            if _MAC:
+                self._window.menuBar().addMenu(menu)
+            else:
+                popup.addMenu(menu)
+
+    def _make(self, words: str, keys: str = "", *, checkable: bool = False, role: QAction.MenuRole = Role.NoRole) -> QAction:
+        action = QAction(words, self._window, checkable=checkable)
+        action.setMenuRole(role)
+        if keys:
+            action.setShortcut(QKeySequence(keys))
+        self._window.addAction(action)
+        return action
+
+    def _menu(self, title: str, *entries: QAction | None) -> QMenu:
+        menu = QMenu(title, self._window)
+        for entry in entries:
+            if entry is None:
+                menu.addSeparator()
+            else:
+                menu.addAction(entry)
+        return menu
+
+
+def connect(action: QAction, do: Callable[[], object]) -> None:
+    """Runs `do` when the action is triggered; `triggered` itself passes a flag nobody wants."""
+    action.triggered.connect(lambda _checked=False: do())

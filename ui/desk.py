@@ -1,0 +1,289 @@
+"""Between the workbench and the widgets: what is asked, in which order, and what the answers mean for what is shown.
+
+No widget is known here. Every command is a coroutine run by `Tasks`; news comes from the port through `EventQueue`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from PySide6.QtCore import QObject, Signal
+
+from ui.events import EventQueue
+from ui.port import (
+    Event,
+    SessionChanged,
+    SessionsChanged,
+    SessionView,
+    StatusChanged,
+    TokensArrived,
+    TurnChanged,
+    Workbench,
+)
+from ui.shown import Shown
+from ui.tasks import Tasks
+
+MOST_UNDO = 50
+
+
+@dataclass(frozen=True, slots=True)
+class Undo:
+    """One step back: its name for the menu, and what does it."""
+
+    label: str
+    work: Callable[[], Coroutine[Any, Any, None]]
+
+
+class Desk(QObject):
+    """One open session and the list beside it.
+
+    Args:
+        workbench: The use cases.
+        parent: Owns the desk.
+    """
+
+    session_shown = Signal(object)  # SessionView: another path, or the same one with other turns
+    turn_changed = Signal(object)  # TurnView of the path shown
+    tokens_arrived = Signal(int, object)  # node id, TokenRun, already part of `shown`
+    activity_changed = Signal()  # an answer began or ended
+    listed = Signal(object)  # Sequence[SessionSummary]
+    models_listed = Signal(object)  # Sequence[ModelChoice]
+    model_menu_ready = Signal(object)  # Sequence[ModelChoice], on request
+    status_changed = Signal(object)  # StatusView
+    draft_saved = Signal(str)  # the message is in the store: the draft has done its work
+    composed = Signal(object)  # Composition of the draft
+    refused = Signal(str)
+    trashed = Signal(str)  # title
+    undo_changed = Signal()
+
+    def __init__(self, workbench: Workbench, parent: QObject) -> None:
+        super().__init__(parent)
+        self._workbench = workbench
+        self.tasks = Tasks(self.refused.emit)
+        self.events = EventQueue(self._deliver, self)
+        self.shown: Shown | None = None
+        self._sending: tuple[int, str] | None = None  # session and text, until the store has it
+        self._undo: list[Undo] = []
+        self._query = ""
+
+    # ---- state --------------------------------------------------------------------------------------------------
+
+    @property
+    def running(self) -> bool:
+        """An answer is under way in the session shown, or its message is being saved."""
+        if self.shown is None:
+            return False
+        sending = self._sending is not None and self._sending[0] == self.shown.session_id
+        return sending or self.shown.running
+
+    @property
+    def undo_label(self) -> str:
+        """What the next undo takes back; "" when there is nothing."""
+        return self._undo[-1].label if self._undo else ""
+
+    def token_bytes(self, ids: Sequence[int]) -> list[bytes]:
+        """The bytes of any tokens, for showing alternatives."""
+        return [] if self.shown is None else list(self._workbench.token_text(self.shown.session_id, ids))
+
+    # ---- commands -----------------------------------------------------------------------------------------------
+
+    def start(self, session_id: int | None) -> None:
+        """Listens, lists the sessions and opens one: the given one, else the first of the list, else a new one."""
+        self._workbench.subscribe(self.events.push)
+        self.status_changed.emit(self._workbench.status)
+        self.tasks.run(self._start(session_id))
+        self.tasks.run(self._list_models())
+
+    def search(self, query: str) -> None:
+        """Lists the sessions that match."""
+        self._query = query
+        self.tasks.latest("list", self._list())
+
+    def open(self, session_id: int) -> None:
+        """Shows a session."""
+        if self.shown is None or self.shown.session_id != session_id:
+            self.tasks.latest("open", self._open(session_id))
+
+    def new_session(self) -> None:
+        """Shows an empty session."""
+        self.tasks.latest("open", self._new())
+
+    def rename(self, session_id: int, title: str) -> None:
+        """Gives a session another title."""
+        self.tasks.run(self._then_list(self._workbench.rename_session(session_id, title)))
+
+    def trash(self, session_id: int, title: str) -> None:
+        """Into the trash; can be undone."""
+        self.tasks.run(self._trash(session_id, title))
+
+    def send(self, text: str) -> None:
+        """Sends a message; the draft stays until `draft_saved`."""
+        if self.shown is not None and not self.running:
+            self._sending = (self.shown.session_id, text)
+            self.activity_changed.emit()
+            self.tasks.run(self._send(self.shown.session_id, text))
+
+    def stop(self) -> None:
+        """Stops the answer that is under way."""
+        if self.shown is not None:
+            self._workbench.stop(self.shown.session_id)
+
+    def branch(self, node_id: int, index: int, token_id: int) -> None:
+        """Goes on with another token at that place."""
+        self._with_session(lambda session: self._workbench.branch(session, node_id, index, token_id))
+
+    def regenerate(self, node_id: int) -> None:
+        """Another answer beside that one."""
+        self._with_session(lambda session: self._workbench.regenerate(session, node_id))
+
+    def continue_turn(self, node_id: int) -> None:
+        """Goes on with an answer that was stopped."""
+        self._with_session(lambda session: self._workbench.continue_turn(session, node_id))
+
+    def select(self, node_id: int) -> None:
+        """Shows the path through that node; can be undone."""
+        shown = self.shown
+        if shown is None or not shown.view.turns:
+            return
+        before = shown.view.turns[-1].node_id
+        self.tasks.latest("open", self._select(shown.session_id, node_id, before))
+
+    def step_variant(self, by: int) -> None:
+        """To the previous (-1) or next (+1) sibling of the deepest turn that has any."""
+        fork = self.shown.fork if self.shown is not None else None
+        target = fork.step(by) if fork is not None else None
+        if target is not None:
+            self.select(target)
+
+    def undo(self) -> None:
+        """Takes back the last change of the tree or the list."""
+        if self._undo:
+            step = self._undo.pop()
+            self.undo_changed.emit()
+            self.tasks.run(step.work())
+
+    def compose(self, text: str) -> None:
+        """Asks what the draft will cost."""
+        if self.shown is not None:
+            self.tasks.latest("compose", self._compose(self.shown.session_id, text), refused=lambda _words: None)
+
+    def ask_models(self) -> None:
+        """Reads the shelf for the menu."""
+        self.tasks.latest("models", self._list_models(menu=True))
+
+    def choose_model(self, source: str) -> None:
+        """Another model from the next request on."""
+        self.tasks.run(self._choose_model(source))
+
+    async def close(self) -> None:
+        """Saves and ends everything; safe to call once."""
+        self.events.close()
+        await self._workbench.close()
+        await self.tasks.cancel()
+
+    # ---- what they do -------------------------------------------------------------------------------------------
+
+    async def _start(self, session_id: int | None) -> None:
+        sessions = await self._workbench.sessions()
+        self.listed.emit(sessions)
+        if session_id is None and sessions:
+            session_id = sessions[0].session_id
+        if self.shown is None:  # someone may have pressed New session already
+            await (self._new() if session_id is None else self._open(session_id))
+
+    async def _list(self) -> None:
+        self.listed.emit(await self._workbench.sessions(self._query))
+
+    async def _then_list(self, work: Coroutine[Any, Any, None]) -> None:
+        await work
+        await self._list()
+
+    async def _open(self, session_id: int) -> None:
+        self._show(await self._workbench.open_session(session_id))
+
+    async def _new(self) -> None:
+        self._show(await self._workbench.new_session())
+
+    async def _trash(self, session_id: int, title: str) -> None:
+        await self._workbench.trash_session(session_id)
+        self._remember(Undo(self.tr("Move to Trash"), lambda: self._restore(session_id)))
+        self.trashed.emit(title)
+        await self._list()
+        if self.shown is not None and self.shown.session_id == session_id:
+            rest = await self._workbench.sessions()
+            await (self._open(rest[0].session_id) if rest else self._new())
+
+    async def _restore(self, session_id: int) -> None:
+        await self._workbench.restore_session(session_id)
+        await self._list()
+        await self._open(session_id)
+
+    async def _send(self, session_id: int, text: str) -> None:
+        try:
+            await self._workbench.send(session_id, text)
+            self._saved(session_id)
+        finally:
+            self._sending = None
+            self.activity_changed.emit()
+
+    async def _select(self, session_id: int, node_id: int, before: int | None) -> None:
+        view = await self._workbench.select(session_id, node_id)
+        if before is not None:
+            self._remember(Undo(self.tr("Branch Selection"), lambda: self._select(session_id, before, None)))
+        self._show(view)
+
+    async def _compose(self, session_id: int, text: str) -> None:
+        self.composed.emit(await self._workbench.compose(session_id, text))
+
+    async def _list_models(self, *, menu: bool = False) -> None:
+        models = await self._workbench.models()
+        self.models_listed.emit(models)
+        if menu:
+            self.model_menu_ready.emit(models)
+
+    async def _choose_model(self, source: str) -> None:
+        await self._workbench.choose_model(source)
+        await self._list_models()
+
+    # ---- news ---------------------------------------------------------------------------------------------------
+
+    def _deliver(self, event: Event) -> None:
+        shown = self.shown
+        match event:
+            case StatusChanged(status):
+                self.status_changed.emit(status)
+            case SessionsChanged():
+                self.tasks.latest("list", self._list())
+            case SessionChanged(view):
+                if shown is not None and view.session_id == shown.session_id:
+                    self._saved(view.session_id)
+                    self._show(view)
+            case TokensArrived(session_id, node_id, run):
+                if shown is not None and session_id == shown.session_id and shown.append(node_id, run):
+                    self.tokens_arrived.emit(node_id, run)
+            case TurnChanged(session_id, turn):
+                if shown is not None and session_id == shown.session_id and shown.replace_turn(turn):
+                    self.turn_changed.emit(turn)
+                    self.activity_changed.emit()
+
+    def _saved(self, session_id: int) -> None:
+        """The session has the message now: a refusal from here on is about the answer."""
+        if self._sending is not None and self._sending[0] == session_id:
+            text = self._sending[1]
+            self._sending = None
+            self.draft_saved.emit(text)
+
+    def _show(self, view: SessionView) -> None:
+        self.shown = Shown(view)
+        self.session_shown.emit(view)
+        self.activity_changed.emit()
+
+    def _with_session(self, command: Callable[[int], Coroutine[Any, Any, None]]) -> None:
+        if self.shown is not None:
+            self.tasks.run(command(self.shown.session_id))
+
+    def _remember(self, step: Undo) -> None:
+        self._undo = [*self._undo, step][-MOST_UNDO:]
+        self.undo_changed.emit()

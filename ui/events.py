@@ -1,0 +1,85 @@
+"""Port events on their way to the widgets: queued, merged, delivered at most once per frame.
+
+A model may say a hundred tokens in one frame; painting once is enough. The timer runs only while something is queued.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+
+from PySide6.QtCore import QObject, QTimer
+
+from runtime import TokenRun
+from ui.port import Event, StatusChanged, TokensArrived
+
+FRAME_MS = 16
+
+
+class EventQueue(QObject):
+    """Hands events to `deliver` in order, those of one frame together.
+
+    Args:
+        deliver: Called on the window's thread for each event that is left after merging.
+        parent: Owns the queue and its timer.
+    """
+
+    def __init__(self, deliver: Callable[[Event], None], parent: QObject) -> None:
+        super().__init__(parent)
+        self._deliver = deliver
+        self._queued: deque[Event] = deque()
+        self._timer = QTimer(self)
+        self._timer.setInterval(FRAME_MS)
+        self._timer.timeout.connect(self._drain)
+        self._open = True
+
+    @property
+    def idle(self) -> bool:
+        """Nothing is queued and the timer is at rest."""
+        return not self._timer.isActive()
+
+    def push(self, event: Event) -> None:
+        """Takes an event; this is the listener given to `Workbench.subscribe`."""
+        if not self._open:
+            return
+        self._queued.append(event)
+        if not self._timer.isActive():
+            self._timer.start()
+
+    def close(self) -> None:
+        """Drops what is queued and takes nothing more."""
+        self._open = False
+        self._queued.clear()
+        self._timer.stop()
+
+    def _drain(self) -> None:
+        if not self._queued:
+            self._timer.stop()
+            return
+        events = list(self._queued)
+        self._queued.clear()
+        for event in merged(events):
+            self._deliver(event)
+
+
+def merged(events: Iterable[Event]) -> Iterator[Event]:
+    """The same news in fewer events: tokens that follow each other are joined per turn, of statuses the last one stands."""
+    events = list(events)
+    last_status = max((i for i, event in enumerate(events) if isinstance(event, StatusChanged)), default=-1)
+    tokens: dict[tuple[int, int], list[TokenRun]] = {}
+    for i, event in enumerate(events):
+        if isinstance(event, TokensArrived):
+            tokens.setdefault((event.session_id, event.node_id), []).append(event.run)
+        elif isinstance(event, StatusChanged):
+            if i == last_status:
+                yield event
+        else:
+            yield from _joined(tokens)
+            tokens.clear()
+            yield event
+    yield from _joined(tokens)
+
+
+def _joined(tokens: dict[tuple[int, int], list[TokenRun]]) -> Iterator[TokensArrived]:
+    for (session_id, node_id), runs in tokens.items():
+        yield TokensArrived(session_id, node_id, TokenRun.concat(runs))

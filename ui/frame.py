@@ -1,0 +1,97 @@
+"""The parts of the window in their places, and how they give way when there is little room."""
+
+from __future__ import annotations
+
+from PySide6.QtCore import Qt, Signal
+from PySide6.QtGui import QResizeEvent
+from PySide6.QtWidgets import QHBoxLayout, QVBoxLayout, QWidget
+
+from ui.composer import Composer
+from ui.inspector import Inspector
+from ui.sidebar import Sidebar
+from ui.status import StatusBar
+from ui.topbar import TopBar
+from ui.transcript import TranscriptView
+
+INSPECTOR_NEEDS = 1060  # pixels of window below which the inspector folds: the text keeps 480
+SIDEBAR_NEEDS = 728
+LEFT, RIGHT = 104, 44  # margins of the composer until the transcript says where its column is
+
+
+class Frame(QWidget):
+    """Bar, panels and status line. Panels fold from the right as the window narrows; a panel asked for then comes back."""
+
+    panels_changed = Signal()
+
+    def __init__(self, *, sidebar: bool, inspector: bool) -> None:
+        super().__init__()
+        self.top = TopBar()
+        self.sidebar = Sidebar()
+        self.transcript = TranscriptView()
+        self.composer = Composer()
+        self.inspector = Inspector()
+        self.status = StatusBar()
+        self.wants_sidebar, self.wants_inspector = sidebar, inspector
+        self._room = (True, True)  # for sidebar, for inspector
+        self._foot = QVBoxLayout()
+        self._lay_out()
+        self.transcript.column_changed.connect(self._align)
+        for first, second in (
+            (self.sidebar.sessions.search, self.sidebar.sessions.view),
+            (self.sidebar.sessions.view, self.sidebar.tree),
+            (self.sidebar.tree, self.transcript),
+            (self.transcript, self.composer.field),
+            (self.composer.field, self.composer.send_button),
+        ):
+            QWidget.setTabOrder(first, second)
+        self.sidebar.setVisible(sidebar)
+        self.inspector.setVisible(inspector)
+
+    def show_sidebar(self, show: bool) -> None:  # a state, not an option
+        """As the user wants it, whatever the room."""
+        self.wants_sidebar = show
+        self.sidebar.setVisible(show)
+        self.panels_changed.emit()
+
+    def show_inspector(self, show: bool) -> None:  # a state, not an option
+        """As the user wants it, whatever the room."""
+        self.wants_inspector = show
+        self.inspector.setVisible(show)
+        self.panels_changed.emit()
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        super().resizeEvent(event)
+        room = (self.width() >= SIDEBAR_NEEDS, self.width() >= INSPECTOR_NEEDS)
+        if room != self._room:  # only on crossing: a panel asked for in a narrow window stays
+            self._room = room
+            self.sidebar.setVisible(self.wants_sidebar and room[0])
+            self.inspector.setVisible(self.wants_inspector and room[1])
+            self.panels_changed.emit()
+
+    def _lay_out(self) -> None:
+        column = QWidget()
+        column.setObjectName("column")
+        column.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
+        middle = QVBoxLayout(column)
+        middle.setContentsMargins(0, 0, 0, 16)
+        middle.setSpacing(0)
+        middle.addWidget(self.transcript, 1)
+        self._foot.setContentsMargins(LEFT, 0, RIGHT, 0)
+        self._foot.addWidget(self.composer)
+        middle.addLayout(self._foot)
+        panels = QHBoxLayout()
+        panels.setSpacing(0)
+        panels.addWidget(self.sidebar)
+        panels.addWidget(column, 1)
+        panels.addWidget(self.inspector)
+        rows = QVBoxLayout(self)
+        rows.setContentsMargins(0, 0, 0, 0)
+        rows.setSpacing(0)
+        rows.addWidget(self.top)
+        rows.addLayout(panels, 1)
+        rows.addWidget(self.status)
+
+    def _align(self, left: int, width: int) -> None:
+        """The composer stands under the text."""
+        room = self.transcript.width()
+        self._foot.setContentsMargins(left, 0, max(room - left - width, 0), 0)

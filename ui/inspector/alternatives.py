@@ -1,0 +1,127 @@
+"""What else the model might have said here: bars that are buttons."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from PySide6.QtCore import QRectF, QSize, Qt, Signal
+from PySide6.QtGui import QColor, QFont, QFontMetrics, QPainter, QPaintEvent, QPen
+from PySide6.QtWidgets import QAbstractButton, QSizePolicy, QVBoxLayout, QWidget
+
+from ui.inspector.words import likely, token
+from ui.theme.fonts import interface_font, mono_font
+from ui.theme.scheme import current_theme
+
+ROW_HEIGHT = 26
+
+
+@dataclass(frozen=True, slots=True)
+class Alternative:
+    """One candidate: `place` is its rank from 1, `share` its probability over that of the first."""
+
+    token_id: int
+    data: bytes
+    logprob: float
+    place: int
+    share: float
+    chosen: bool
+
+
+class Alternatives(QWidget):
+    """The candidates of one place, the likeliest first."""
+
+    chosen = Signal(int)  # token id
+
+    def __init__(self, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._column = QVBoxLayout(self)
+        self._column.setContentsMargins(0, 0, 0, 0)
+        self._column.setSpacing(0)
+        self._open = False
+        self.buttons: list[AlternativeButton] = []
+
+    def show_alternatives(self, alternatives: Sequence[Alternative], *, can_choose: bool) -> None:
+        """Shows these; pressing one is possible where a branch can be made."""
+        self._open = can_choose
+        while len(self.buttons) < len(alternatives):
+            button = AlternativeButton()
+            button.clicked.connect(lambda _checked=False, button=button: self._press(button))
+            self.buttons.append(button)
+            self._column.addWidget(button)
+        for button, alternative in zip(self.buttons, alternatives, strict=False):
+            button.show_alternative(alternative, can_choose=can_choose and not alternative.chosen)
+        for button in self.buttons[len(alternatives) :]:
+            button.hide()
+
+    def press(self, place: int) -> None:
+        """The number key `place` (1-9) was struck."""
+        if place <= len(self.buttons) and not self.buttons[place - 1].isHidden():
+            self.buttons[place - 1].click()
+
+    def _press(self, button: AlternativeButton) -> None:
+        if button.alternative is not None:
+            self.chosen.emit(button.alternative.token_id)
+
+
+class AlternativeButton(QAbstractButton):
+    """Number, token, bar, probability."""
+
+    def __init__(self, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.alternative: Alternative | None = None
+        self._theme = current_theme()
+        self._number, self._probability = interface_font(11), interface_font(12)
+        self._token, self._token_chosen = mono_font(), mono_font(weight=QFont.Weight.DemiBold)
+        self.setFixedHeight(ROW_HEIGHT)
+        self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
+        self.setFocusPolicy(Qt.FocusPolicy.TabFocus)
+        self.setAttribute(Qt.WidgetAttribute.WA_Hover)
+
+    def sizeHint(self) -> QSize:
+        return QSize(300, ROW_HEIGHT)
+
+    def show_alternative(self, alternative: Alternative, *, can_choose: bool) -> None:
+        """Shows this one from now on."""
+        self.alternative = alternative
+        self.setEnabled(can_choose)
+        self.setCursor(Qt.CursorShape.PointingHandCursor if can_choose else Qt.CursorShape.ArrowCursor)
+        words = self.tr("{0}, probability {1}, rank {2}").format(
+            token(alternative.data), likely(alternative.logprob), alternative.place
+        )
+        self.setAccessibleName(self.tr("{0}, chosen").format(words) if alternative.chosen else words)
+        self.show()
+        self.update()
+
+    def paintEvent(self, event: QPaintEvent) -> None:  # noqa: ARG002  # the signature is Qt's
+        shown = self.alternative
+        if shown is None:
+            return
+        palette = self._theme.palette
+        painter = QPainter(self)
+        painter.setRenderHint(QPainter.RenderHint.Antialiasing)
+        middle = int(Qt.AlignmentFlag.AlignVCenter)
+        height, width = self.height(), self.width()
+        painter.setFont(self._number)
+        painter.setPen(QColor(palette.faint))
+        painter.drawText(QRectF(0, 0, 20, height), middle, str(shown.place))
+        font = self._token_chosen if shown.chosen else self._token
+        painter.setFont(font)
+        hovered = self.isEnabled() and (self.underMouse() or self.hasFocus())
+        painter.setPen(QColor(palette.accent if hovered else palette.text))
+        text = QFontMetrics(font).elidedText(token(shown.data), Qt.TextElideMode.ElideRight, 76)
+        painter.drawText(QRectF(22, 0, 80, height), middle, text)
+        painter.setFont(self._probability)
+        painter.setPen(QColor(palette.soft))
+        right = middle | int(Qt.AlignmentFlag.AlignRight)
+        painter.drawText(QRectF(width - 46, 0, 46, height), right, likely(shown.logprob))
+        room = width - 104 - 54
+        bar = QRectF(104, (height - 9) / 2, max(3.0, room * shown.share), 9)
+        painter.setPen(Qt.PenStyle.NoPen)
+        painter.setBrush(QColor(palette.bar if shown.chosen or hovered else palette.bar_rest))
+        painter.drawRoundedRect(bar, 3, 3)
+        if self.hasFocus():
+            painter.setPen(QPen(QColor(palette.accent), 1))
+            painter.setBrush(Qt.BrushStyle.NoBrush)
+            painter.drawRoundedRect(self.rect().toRectF().adjusted(-4, 1.5, -0.5, -1.5), 4, 4)
+        painter.end()

@@ -1,0 +1,65 @@
+"""Names and numbers in quiet columns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from PySide6.QtCore import Qt
+from PySide6.QtGui import QFont
+from PySide6.QtWidgets import QGridLayout, QHBoxLayout, QSizePolicy, QWidget
+
+from ui.theme.fonts import interface_font
+from ui.widgets import ElidedLabel, Label
+
+ROW_HEIGHT = 17
+
+
+class Facts(QWidget):
+    """A grid of name and value, `columns` pairs a row; `show_facts` replaces them all."""
+
+    def __init__(self, columns: int = 2, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._columns = columns
+        self._cells: list[Cell] = []
+        self._grid = QGridLayout(self)
+        self._grid.setContentsMargins(0, 0, 0, 0)
+        self._grid.setVerticalSpacing(3)
+        self._grid.setHorizontalSpacing(14)
+        for column in range(columns):
+            self._grid.setColumnStretch(column, 1)
+
+    @property
+    def texts(self) -> dict[str, str]:
+        """What is shown."""
+        return {cell.name.text(): cell.value.text() for cell in self._cells if not cell.isHidden()}
+
+    def show_facts(self, facts: Mapping[str, str]) -> None:
+        """Shows these, in this order; cells are reused, so that numbers change in place."""
+        while len(self._cells) < len(facts):
+            cell = Cell()
+            self._grid.addWidget(cell, *divmod(len(self._cells), self._columns))
+            self._cells.append(cell)
+        for cell in self._cells[len(facts) :]:
+            cell.hide()
+        for cell, (name, value) in zip(self._cells, facts.items(), strict=False):
+            cell.name.setText(name)
+            cell.value.setText(value)
+            cell.value.setAccessibleName(f"{name} {value}")
+            cell.show()
+
+
+class Cell(QWidget):
+    """One name at the left, its value at the right."""
+
+    def __init__(self, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.name = Label("", "soft", interface_font(12))
+        self.value = ElidedLabel("", "", interface_font(12, QFont.Weight.Medium))
+        self.value.setAlignment(Qt.AlignmentFlag.AlignRight)
+        self.value.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Fixed)
+        self.setFixedHeight(ROW_HEIGHT)
+        row = QHBoxLayout(self)
+        row.setContentsMargins(0, 0, 0, 0)
+        row.setSpacing(6)
+        row.addWidget(self.name)
+        row.addWidget(self.value, 1)

@@ -1,0 +1,160 @@
+"""The tab for the whole path: how likely it was together, and where it was uncertain."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from PySide6.QtCore import QPointF, QSize, Qt, Signal
+from PySide6.QtGui import QColor, QMouseEvent, QPainter, QPaintEvent, QPen
+from PySide6.QtWidgets import QSizePolicy, QVBoxLayout, QWidget
+
+from ui.inspector import words
+from ui.inspector.facts import Facts
+from ui.port import TurnView
+from ui.theme.scheme import current_theme
+from ui.transcript.numbers import count
+from ui.transcript.numbers import nats as joint_nats
+from ui.widgets import Caption, Label
+
+Float32 = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class PathNumbers:
+    """Sums over the scored tokens of a path. Nats."""
+
+    tokens: int
+    scored: int
+    answered: int  # tokens of the model's turns that have a score
+    logprob: float  # of those together
+    entropies: Float32  # (scored,) of all scored tokens
+    places: tuple[tuple[int, int], ...]  # (scored,) turn and index of each
+
+    @property
+    def perplexity(self) -> float:
+        """Exp of the mean surprisal of the model's tokens."""
+        return math.exp(-self.logprob / self.answered) if self.answered else math.nan
+
+
+def numbers_of(turns: tuple[TurnView, ...]) -> PathNumbers:
+    """Adds up what the turns hold."""
+    tokens = scored = answered = 0
+    logprob = 0.0
+    entropies: list[Float32] = []
+    places: list[tuple[int, int]] = []
+    for turn in turns:
+        held = np.flatnonzero(turn.run.rank > 0)
+        tokens += len(turn.run)
+        scored += len(held)
+        entropies.append(turn.run.entropy[held])
+        places += [(turn.node_id, int(i)) for i in held]
+        if turn.role == "assistant":
+            answered += len(held)
+            logprob += float(turn.run.logprob[held].sum(dtype=np.float64))
+    joined = np.concatenate(entropies) if entropies else np.empty(0, np.float32)
+    return PathNumbers(tokens, scored, answered, logprob, joined, tuple(places))
+
+
+class PathTab(QWidget):
+    """Sums and a timeline; a click on the timeline goes to the token."""
+
+    token_chosen = Signal(int, int)  # node id, index
+
+    def __init__(self, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.facts = Facts(columns=1)
+        self.timeline = Timeline()
+        self.timeline.chosen.connect(self._choose)
+        self._places: tuple[tuple[int, int], ...] = ()
+        self.empty = Label(self.tr("No scored tokens on this path yet."), "soft")
+        self.empty.setWordWrap(True)
+        self._caption = Caption(self.tr("Entropy along the path"))
+        column = QVBoxLayout(self)
+        column.setContentsMargins(16, 14, 16, 16)
+        column.setSpacing(0)
+        column.addWidget(self.empty)
+        column.addWidget(self.facts)
+        column.addSpacing(16)
+        column.addWidget(self._caption)
+        column.addSpacing(6)
+        column.addWidget(self.timeline)
+        column.addStretch(1)
+        self.show_path(())
+
+    def show_path(self, turns: tuple[TurnView, ...]) -> None:
+        """Shows the sums over these turns."""
+        numbers = numbers_of(turns)
+        self._places = numbers.places
+        for part in (self.timeline, self._caption):
+            part.setVisible(numbers.scored > 0)
+        self.empty.setVisible(numbers.scored == 0)
+        self.facts.setVisible(numbers.scored > 0)
+        self.facts.show_facts(self._words(numbers))
+        self.timeline.show_values(numbers.entropies)
+
+    def _words(self, numbers: PathNumbers) -> dict[str, str]:
+        facts = {self.tr("tokens"): count(numbers.tokens), self.tr("scored"): count(numbers.scored)}
+        if numbers.answered:
+            facts |= {
+                self.tr("model’s tokens"): count(numbers.answered),
+                self.tr("joint log-probability"): joint_nats(numbers.logprob),
+                self.tr("mean surprise"): words.in_bits(-numbers.logprob / numbers.answered),
+                self.tr("perplexity"): f"{numbers.perplexity:,.2f}",
+            }
+        if numbers.scored:
+            facts[self.tr("mean entropy")] = words.in_bits(float(numbers.entropies.mean()))
+        return facts
+
+    def _choose(self, place: int) -> None:
+        if place < len(self._places):
+            self.token_chosen.emit(*self._places[place])
+
+
+class Timeline(QWidget):
+    """One line over all tokens. Several tokens that share a pixel are drawn by their highest."""
+
+    chosen = Signal(int)  # place of the token that was clicked
+
+    def __init__(self, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._values: Float32 = np.empty(0, np.float32)
+        self._theme = current_theme()
+        self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
+        self.setAccessibleName(self.tr("Entropy of each token of the path"))
+
+    def sizeHint(self) -> QSize:
+        return QSize(200, 64)
+
+    def show_values(self, values: Float32) -> None:
+        """Draws these (n,)."""
+        self._values = values
+        self.update()
+
+    def mousePressEvent(self, event: QMouseEvent) -> None:
+        if len(self._values) and event.button() is Qt.MouseButton.LeftButton:
+            place = round(event.position().x() / max(1, self.width()) * (len(self._values) - 1))
+            self.chosen.emit(min(max(place, 0), len(self._values) - 1))
+
+    def paintEvent(self, event: QPaintEvent) -> None:  # noqa: ARG002  # the signature is Qt's
+        n = len(self._values)
+        if n == 0:
+            return
+        palette = self._theme.palette
+        pixels = min(n, max(2, self.width()))
+        starts = np.linspace(0, n, pixels, endpoint=False).astype(int)
+        peaks = np.maximum.reduceat(self._values, starts)
+        top = max(float(peaks.max()), 0.1)
+        xs = np.linspace(4, self.width() - 4, pixels)
+        ys = self.height() - 4 - peaks / top * (self.height() - 10)
+        points = [QPointF(float(x), float(y)) for x, y in zip(xs, ys, strict=True)]
+        painter = QPainter(self)
+        painter.setRenderHint(QPainter.RenderHint.Antialiasing)
+        painter.setPen(QPen(QColor(palette.accent), 1.4))
+        painter.drawPolyline(points)
+        painter.setPen(Qt.PenStyle.NoPen)
+        painter.setBrush(QColor(palette.surprise[5]))
+        painter.drawEllipse(points[int(peaks.argmax())], 3.2, 3.2)
+        painter.end()

@@ -1,0 +1,125 @@
+"""The tab for one token: itself, its numbers, what else was likely, and what is known of why."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+from PySide6.QtCore import Signal
+from PySide6.QtGui import QFont
+from PySide6.QtWidgets import QVBoxLayout, QWidget
+
+from runtime import TokenRecord
+from ui.inspector import words
+from ui.inspector.alternatives import Alternative, Alternatives
+from ui.inspector.facts import Facts
+from ui.inspector.why import WhyFacts
+from ui.shown import Spot
+from ui.theme.fonts import mono_font
+from ui.widgets import Caption, ElidedLabel, Hairline, Label
+
+MOST_SHOWN = 10
+
+Vocabulary = Callable[[Sequence[int]], Sequence[bytes]]  # bytes of any token ids; empty where not known
+
+
+class TokenTab(QWidget):
+    """Shows a `Spot`."""
+
+    alternative_chosen = Signal(int, int, int)  # node id, index, token id
+
+    def __init__(self, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._spot: Spot | None = None
+        self.empty = Label(self.tr("Click a token to see its numbers and what else was likely."), "soft")
+        self.empty.setWordWrap(True)
+        self.large = ElidedLabel("", "", mono_font(21, QFont.Weight.DemiBold))
+        self.facts = Facts()
+        self.unscored = Label(self.tr("Not scored: nothing precedes it, or the model has not read it yet."), "soft")
+        self.unscored.setWordWrap(True)
+        self.alternatives = Alternatives()
+        self.alternatives.chosen.connect(self._choose)
+        self.why = WhyFacts()
+        column = QVBoxLayout(self)
+        column.setContentsMargins(16, 14, 16, 16)
+        column.setSpacing(0)
+        column.addWidget(self.empty)
+        column.addWidget(self.large)
+        column.addSpacing(8)
+        column.addWidget(self.facts)
+        column.addWidget(self.unscored)
+        column.addSpacing(14)
+        column.addWidget(self.alternatives)
+        column.addSpacing(14)
+        self._parts = (self.large, self.facts, self.alternatives, self.why)
+        self._line, self._caption = Hairline(), Caption(self.tr("Why this one"))
+        column.addWidget(self._line)
+        column.addSpacing(10)
+        column.addWidget(self._caption)
+        column.addSpacing(6)
+        column.addWidget(self.why)
+        column.addStretch(1)
+        self.show_spot(None, lambda _ids: [], can_choose=False)
+
+    @property
+    def spot(self) -> Spot | None:
+        """The token that is shown."""
+        return self._spot
+
+    def show_spot(self, spot: Spot | None, vocabulary: Vocabulary, *, can_choose: bool) -> None:
+        """Shows a token, None for none."""
+        self._spot = spot
+        for part in (*self._parts, self._line, self._caption):
+            part.setVisible(spot is not None)
+        self.empty.setVisible(spot is None)
+        self.unscored.setVisible(spot is not None and spot.record.logprob is None)
+        if spot is None:
+            return
+        record = spot.record
+        self.large.setText(words.token(record.token_bytes))
+        self.facts.show_facts(self._facts(record))
+        self.alternatives.show_alternatives(alternatives_of(record, vocabulary), can_choose=can_choose)
+        self.why.show_spot(spot)
+
+    def _facts(self, record: TokenRecord) -> dict[str, str]:
+        identity = {self.tr("id"): str(record.token_id), self.tr("bytes"): words.hexadecimal(record.token_bytes)}
+        if record.logprob is None:
+            return identity
+        held = len(record.top_ids)
+        return {
+            self.tr("probability"): words.likely(record.logprob),
+            self.tr("rank"): f"{record.rank:,}",
+            self.tr("logprob"): words.nats(record.logprob),
+            self.tr("surprise"): words.in_bits(-record.logprob),
+            self.tr("entropy"): words.in_bits(record.entropy),
+            self.tr("top-{0} mass").format(held): words.percent(record.covered_mass),
+            **identity,
+        }
+
+    def _choose(self, token_id: int) -> None:
+        if self._spot is not None:
+            self.alternative_chosen.emit(self._spot.node_id, self._spot.index, token_id)
+
+
+def alternatives_of(record: TokenRecord, vocabulary: Vocabulary) -> list[Alternative]:
+    """The likeliest candidates of a token's place; the token itself stands last where it is not among them."""
+    if not record.top_ids:
+        return []
+    ids, logprobs = record.top_ids[:MOST_SHOWN], record.top_logprobs[:MOST_SHOWN]
+    known = list(vocabulary(ids)) or [b""] * len(ids)
+    first = logprobs[0]
+    made = [
+        Alternative(
+            token_id,
+            record.token_bytes if token_id == record.token_id else data or f"#{token_id}".encode(),
+            logprob,
+            place,
+            math.exp(logprob - first),
+            chosen=token_id == record.token_id,
+        )
+        for place, (token_id, logprob, data) in enumerate(zip(ids, logprobs, known, strict=True), 1)
+    ]
+    if record.token_id not in ids and record.logprob is not None and record.rank is not None:
+        share = math.exp(record.logprob - first)
+        made.append(Alternative(record.token_id, record.token_bytes, record.logprob, record.rank, share, chosen=True))
+    return made

@@ -1,0 +1,107 @@
+"""The session that is shown, kept up to date from events: what the widgets and the inspector read their numbers from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from runtime import TokenRecord, TokenRun
+from ui.port import SessionView, TurnStatus, TurnView
+
+RUNNING = (TurnStatus.WAITING, TurnStatus.STREAMING)
+
+
+@dataclass(frozen=True, slots=True)
+class Spot:
+    """One token of the path shown: turn `node_id`, place `index` of its run."""
+
+    node_id: int
+    index: int
+    record: TokenRecord
+    draw: float | None  # the uniform number it was drawn with, if it was drawn
+
+
+@dataclass(frozen=True, slots=True)
+class Fork:
+    """A turn of the path that has siblings: this one is number `place` (from 0) of `variants`."""
+
+    variants: tuple[int, ...]
+    place: int
+
+    def step(self, by: int) -> int | None:
+        """The sibling `by` places away, None past the ends."""
+        place = self.place + by
+        return self.variants[place] if 0 <= place < len(self.variants) else None
+
+
+class Shown:
+    """Holds a `SessionView` and joins streamed tokens to it only when somebody asks (joining copies whole columns)."""
+
+    def __init__(self, view: SessionView) -> None:
+        self._view = view
+        self._arrived: dict[int, list[TokenRun]] = {}
+
+    @property
+    def view(self) -> SessionView:
+        """The session as of now."""
+        for node_id in list(self._arrived):
+            self._join(node_id)
+        return self._view
+
+    @property
+    def session_id(self) -> int:
+        """Which session it is."""
+        return self._view.session_id
+
+    def turn(self, node_id: int) -> TurnView | None:
+        """The turn of the path with that id, with all tokens that have arrived."""
+        self._join(node_id)
+        return next((turn for turn in self._view.turns if turn.node_id == node_id), None)
+
+    def replace_turn(self, turn: TurnView) -> bool:
+        """Takes a turn's new state; False if it is not on the path shown."""
+        if all(known.node_id != turn.node_id for known in self._view.turns):
+            return False
+        self._arrived.pop(turn.node_id, None)
+        self._view = replace(self._view, turns=tuple(turn if t.node_id == turn.node_id else t for t in self._view.turns))
+        return True
+
+    def append(self, node_id: int, run: TokenRun) -> bool:
+        """Takes streamed tokens; False if their turn is not on the path shown."""
+        if all(turn.node_id != node_id for turn in self._view.turns):
+            return False
+        self._arrived.setdefault(node_id, []).append(run)
+        return True
+
+    def spot(self, node_id: int, index: int) -> Spot | None:
+        """One token with its numbers; None where there is none (any more)."""
+        turn = self.turn(node_id)
+        if turn is None or not 0 <= index < len(turn.run):
+            return None
+        draw = float(turn.run.draw[index])
+        return Spot(node_id, index, turn.run.record(index), None if draw != draw else draw)
+
+    @property
+    def running(self) -> bool:
+        """An answer is under way."""
+        return any(turn.status in RUNNING for turn in self._view.turns)
+
+    @property
+    def last_answer(self) -> TurnView | None:
+        """The model's last turn of the path."""
+        return next((turn for turn in reversed(self._view.turns) if turn.role == "assistant"), None)
+
+    @property
+    def fork(self) -> Fork | None:
+        """The deepest turn of the path that has siblings."""
+        turn = next((turn for turn in reversed(self._view.turns) if len(turn.variants) > 1), None)
+        return None if turn is None else Fork(turn.variants, turn.variant)
+
+    def _join(self, node_id: int) -> None:
+        runs = self._arrived.pop(node_id, None)
+        if runs is None:
+            return
+        turns = tuple(
+            replace(turn, run=TokenRun.concat([turn.run, *runs])) if turn.node_id == node_id else turn
+            for turn in self._view.turns
+        )
+        self._view = replace(self._view, turns=turns)

@@ -1,0 +1,111 @@
+"""The line at the bottom: what the engine does, how fast, what it had to compute, where the KV is."""
+
+from __future__ import annotations
+
+from PySide6.QtCore import Qt
+from PySide6.QtGui import QColor, QPainter, QPaintEvent, QPen
+from PySide6.QtWidgets import QHBoxLayout, QWidget
+
+from ui.port import EngineState, StatusView, Tier
+from ui.theme.fonts import interface_font
+from ui.theme.scheme import current_theme
+from ui.transcript.numbers import rate
+from ui.widgets import ElidedLabel, Label
+
+HEIGHT = 26
+
+
+class StatusBar(QWidget):
+    """Shows a `StatusView`; what is not known is left out."""
+
+    def __init__(self, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.setObjectName("status")
+        self.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
+        self.setFixedHeight(HEIGHT)
+        font = interface_font(11.5)
+        self._dot = EngineDot()
+        self.engine = ElidedLabel("", "soft", font)
+        self.facts = [Label("", "soft", font) for _ in range(5)]
+        row = QHBoxLayout(self)
+        row.setContentsMargins(16, 0, 16, 0)
+        row.setSpacing(0)
+        row.addWidget(self._dot)
+        row.addSpacing(6)
+        row.addWidget(self.engine)
+        for fact in self.facts:
+            row.addSpacing(22)
+            row.addWidget(fact)
+        row.addStretch(1)
+
+    def show_status(self, status: StatusView) -> None:
+        """Shows these numbers."""
+        self._dot.show_state(status.engine)
+        self.engine.setText(status.reason or self._word(status.engine))
+        self.engine.setAccessibleName(self.tr("Engine: {0}").format(self.engine.text()))
+        for label, words in zip(self.facts, self._words(status), strict=True):
+            label.setText(words)
+            label.setVisible(bool(words))
+
+    def _word(self, state: EngineState) -> str:
+        return {
+            EngineState.NONE: self.tr("no model"),
+            EngineState.STARTING: self.tr("starting"),
+            EngineState.READY: self.tr("ready"),
+            EngineState.BUSY: self.tr("answering"),
+            EngineState.DIED: self.tr("engine stopped"),
+        }[state]
+
+    def _words(self, status: StatusView) -> tuple[str, str, str, str, str]:
+        speed, first = status.tokens_per_second, status.first_token_seconds
+        reused = ""
+        if status.reused is not None and status.computed is not None:
+            reused = self.tr("reused {0:,} of {1:,}").format(status.reused, status.reused + status.computed)
+        kv = self.tr("KV {0} of {1}").format(size(status.kv_bytes), size(status.kv_budget)) if status.kv_budget else ""
+        return (
+            "" if speed is None else rate(speed),
+            "" if first is None else self.tr("first token {0:.2f} s").format(first),
+            reused,
+            kv,
+            " · ".join(f"{tier.value} {status.tiers[tier]}" for tier in Tier if tier in status.tiers),
+        )
+
+
+class EngineDot(QWidget):
+    """Filled: there; ring: on its way; warm colour: it stopped. The words beside it say the same."""
+
+    def __init__(self, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.setFixedSize(8, 8)
+        self._state = EngineState.NONE
+        self._theme = current_theme()
+
+    def show_state(self, state: EngineState) -> None:
+        """Draws this one from now on."""
+        self._state = state
+        self.update()
+
+    def paintEvent(self, event: QPaintEvent) -> None:  # noqa: ARG002  # the signature is Qt's
+        palette = self._theme.palette
+        colour = QColor(palette.accent)
+        if self._state is EngineState.DIED:
+            colour = QColor(palette.surprise[5])
+        elif self._state is EngineState.NONE:
+            colour = QColor(palette.faint)
+        painter = QPainter(self)
+        painter.setRenderHint(QPainter.RenderHint.Antialiasing)
+        hollow = self._state in (EngineState.STARTING, EngineState.NONE)
+        painter.setPen(QPen(colour, 1.5) if hollow else Qt.PenStyle.NoPen)
+        painter.setBrush(Qt.BrushStyle.NoBrush if hollow else colour)
+        inset = 1.0 if hollow else 0.5
+        painter.drawEllipse(self.rect().toRectF().adjusted(inset, inset, -inset, -inset))
+        painter.end()
+
+
+def size(count: float) -> str:
+    """Bytes: "14 MB", "1.5 GB"."""
+    for unit, step in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= step:
+            value = count / step
+            return (f"{value:.1f}".removesuffix(".0") if value < 10 else f"{value:.0f}") + f" {unit}"
+    return f"{count:.0f} B"

@@ -1,0 +1,65 @@
+"""Coroutines started by clicks and keys: one object that keeps them, shows what they refuse and logs what they break.
+
+The window's thread only, inside the running event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from ui.port import Refusal
+
+logger = logging.getLogger(__name__)
+
+BUG_TEXT = "This did not work: an error in Elsewise, written to the log. Nothing you wrote was lost."
+
+
+class Tasks:
+    """Runs coroutines for widgets.
+
+    Args:
+        show: Called with the words of a refusal (or of a bug) unless the caller of `run` takes them itself.
+    """
+
+    def __init__(self, show: Callable[[str], None]) -> None:
+        self._show = show
+        self._running: set[asyncio.Task[None]] = set()  # the loop itself keeps weak references only
+        self._latest: dict[str, asyncio.Task[None]] = {}
+
+    def __len__(self) -> int:
+        """How many are running."""
+        return len(self._running)
+
+    def run(self, work: Coroutine[Any, Any, None], refused: Callable[[str], None] | None = None) -> asyncio.Task[None]:
+        """Starts `work` and keeps it until it has ended; the words of a refusal go to `refused`."""
+        task = asyncio.get_running_loop().create_task(self._guarded(work, refused or self._show))
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+        return task
+
+    def latest(self, key: str, work: Coroutine[Any, Any, None], refused: Callable[[str], None] | None = None) -> None:
+        """Like `run`, but ends an earlier one with the same key first: the answer to an older question is not wanted."""
+        previous = self._latest.get(key)
+        if previous is not None:
+            previous.cancel()
+        self._latest[key] = self.run(work, refused)
+
+    async def cancel(self) -> None:
+        """Ends everything that is running, except the caller's own task, and waits until it has ended."""
+        others = [task for task in self._running if task is not asyncio.current_task()]
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+        self._latest.clear()
+
+    async def _guarded(self, work: Coroutine[Any, Any, None], refused: Callable[[str], None]) -> None:
+        try:
+            await work
+        except Refusal as refusal:
+            refused(str(refusal))
+        except Exception:  # the border between clicks and code: a bug is logged, the window lives on
+            logger.exception("a command of the window failed")
+            refused(BUG_TEXT)

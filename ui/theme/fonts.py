@@ -1,0 +1,64 @@
+"""Type: Inter for the interface and JetBrains Mono for tokens, shipped; the system's own faces on macOS.
+
+Sizes are pixels of the logical screen (a point on macOS), as in the drawing. Digits are tabular everywhere.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from importlib import resources
+
+from PySide6.QtGui import QFont, QFontDatabase, QGuiApplication
+
+logger = logging.getLogger(__name__)
+
+BASE_PX = 13
+_EMOJI = ("Apple Color Emoji", "Noto Color Emoji")
+
+
+def register_fonts() -> None:
+    """Makes the shipped fonts known to Qt; a file that cannot be read is logged and another face is used."""
+    for file in (resources.files("resources") / "fonts").iterdir():
+        if not file.name.endswith((".otf", ".ttf")):
+            continue
+        if QFontDatabase.addApplicationFontFromData(file.read_bytes()) < 0:
+            logger.warning("font %s could not be loaded; the system's face is used", file.name)
+
+
+def interface_font(px: float = BASE_PX, weight: QFont.Weight = QFont.Weight.Normal) -> QFont:
+    """The face of everything but tokens and bytes."""
+    font = QFont()
+    if sys.platform == "darwin":
+        font.setFamily(".AppleSystemUIFont")
+    else:
+        font.setFamilies(["Inter", "Noto Sans", *_EMOJI])
+    return _dressed(font, px, weight)
+
+
+def mono_font(px: float = 12.5, weight: QFont.Weight = QFont.Weight.Normal) -> QFont:
+    """The face of tokens and bytes."""
+    font = QFont()
+    font.setFamilies(
+        ["SF Mono", "Menlo", *_EMOJI] if sys.platform == "darwin" else ["JetBrains Mono", "DejaVu Sans Mono", *_EMOJI]
+    )
+    font.setStyleHint(QFont.StyleHint.Monospace)
+    return _dressed(font, px, weight)
+
+
+def caption_font() -> QFont:
+    """Section heads: small, spaced capitals (the caller passes text as written)."""
+    font = interface_font(10.5, QFont.Weight.DemiBold)
+    font.setCapitalization(QFont.Capitalization.AllUppercase)
+    font.setLetterSpacing(QFont.SpacingType.PercentageSpacing, 106)
+    return font
+
+
+def _dressed(font: QFont, px: float, weight: QFont.Weight) -> QFont:
+    # Qt's pixel sizes are whole numbers; points are not. A logical screen has 72 dots an inch on macOS, 96 elsewhere.
+    screen = QGuiApplication.primaryScreen()
+    font.setPointSizeF(px * 72 / (screen.logicalDotsPerInchY() if screen is not None else 96))
+    font.setWeight(weight)
+    font.setFeature(QFont.Tag("tnum"), 1)
+    font.setHintingPreference(QFont.HintingPreference.PreferNoHinting)
+    return font

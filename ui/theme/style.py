@@ -1,0 +1,130 @@
+"""One style sheet and one QPalette, both made from a `Palette`. Hairlines, no boxes; colour only where it means something.
+
+Rules address widgets by object name or by the dynamic property `kind`; fonts are set in code (`theme.fonts`), because a
+style sheet knows neither tabular figures nor letter spacing.
+"""
+
+from __future__ import annotations
+
+from string import Template
+
+from PySide6.QtGui import QColor, QPalette
+
+from ui.theme.palette import Palette
+
+_SHEET = Template("""
+QMainWindow, QWidget#column { background: $window; }
+QWidget#bar { background: $sidebar; border: none; border-bottom: 1px solid $hairline; }
+QWidget#status { background: $sidebar; border: none; border-top: 1px solid $hairline; }
+QWidget#sidebar { background: $sidebar; border: none; border-right: 1px solid $hairline; }
+QWidget#inspector { background: $panel; border: none; border-left: 1px solid $hairline; }
+QWidget#inspector QScrollArea, QWidget#inspector QScrollArea > QWidget > QWidget { background: $panel; border: none; }
+QFrame[kind="hairline"] { background: $hairline; border: none; max-height: 1px; min-height: 1px; }
+
+QLabel { color: $text; background: transparent; }
+QLabel[kind="soft"], QLabel#status_text { color: $soft; }
+QLabel[kind="faint"] { color: $faint; }
+QLabel[kind="accent"] { color: $accent; }
+
+QToolTip { color: $text; background: $card; border: 1px solid $hairline; padding: 4px 6px; }
+
+QLineEdit#search { background: $window; border: 1px solid $hairline; border-radius: 7px; padding: 5px 9px; color: $text;
+  selection-background-color: $selection; selection-color: $text; }
+QLineEdit#search:focus { border-color: $accent; }
+QListView { background: transparent; border: none; outline: none; }
+QListView QLineEdit { background: $card; color: $text; border: 1px solid $accent; border-radius: 5px; padding: 2px 6px;
+  selection-background-color: $selection; selection-color: $text; }
+
+QWidget#chip { background: $window; border: 1px solid $hairline; border-radius: 6px; }
+QWidget#chip QLabel, QWidget#chip QToolButton { color: $soft; }
+QPushButton#model_chip { background: $window; border: 1px solid $hairline; border-radius: 6px; padding: 3px 9px; color: $soft;
+  text-align: left; }
+QPushButton#model_chip:hover, QPushButton#model_chip:focus { color: $text; border-color: $faint; }
+QPushButton#model_chip::menu-indicator { image: none; width: 0; }
+QToolButton { background: transparent; border: none; border-radius: 5px; padding: 4px; color: $soft; }
+QToolButton:hover { background: $selection; color: $text; }
+QToolButton:focus { border: 1px solid $accent; padding: 3px; }
+QToolButton:disabled { color: $faint; }
+QToolButton::menu-indicator { image: none; }
+QToolButton[kind="step"] { padding: 0 2px; border-radius: 4px; }
+QToolButton[kind="step"]:focus { padding: 0 1px; }
+
+QWidget#segments { background: $window; border: 1px solid $hairline; border-radius: 7px; }
+QWidget#segments QPushButton { background: transparent; border: 1px solid transparent; padding: 3px 11px; color: $text; }
+QWidget#segments QPushButton:checked { background: $accent; color: $on_accent; }
+QWidget#segments QPushButton:focus { border-color: $accent; }
+QWidget#segments QPushButton:checked:focus { border-color: $text; }
+QWidget#segments QPushButton#segment_first { border-top-left-radius: 6px; border-bottom-left-radius: 6px; }
+QWidget#segments QPushButton#segment_last { border-top-right-radius: 6px; border-bottom-right-radius: 6px; }
+
+QWidget#tabs { border: none; border-bottom: 1px solid $hairline; }
+QPushButton[kind="tab"] { background: transparent; border: none; border-bottom: 2px solid transparent; padding: 4px 0 8px 0;
+  color: $soft; }
+QPushButton[kind="tab"]:hover { color: $text; }
+QPushButton[kind="tab"]:checked { color: $text; border-bottom-color: $accent; }
+QPushButton[kind="tab"]:focus { color: $accent; }
+
+QFrame#composer { background: $card; border: 1px solid $hairline; border-radius: 11px; }
+QFrame#composer[focused="true"] { border-color: $bar_rest; }
+QFrame#composer QPlainTextEdit { background: transparent; border: none; color: $text; selection-background-color: $bar_rest;
+  selection-color: $text; }
+QPushButton#send { background: $accent; color: $on_accent; border: 1px solid $accent; border-radius: 7px; padding: 4px 13px; }
+QPushButton#send:hover { background: $accent_hover; }
+QPushButton#send:focus { border-color: $text; }
+QPushButton#send:disabled { background: $hairline; border-color: $hairline; color: $faint; }
+QPushButton[kind="quiet"] { background: $window; border: 1px solid $hairline; border-radius: 7px;
+  padding: 4px 11px; color: $text; }
+QPushButton[kind="quiet"]:hover { border-color: $faint; }
+QPushButton[kind="quiet"]:focus { border-color: $accent; }
+QPushButton[kind="link"] { background: transparent; border: none; border-bottom: 1px solid transparent; padding: 2px 0;
+  color: $accent; }
+QPushButton[kind="link"]:hover, QPushButton[kind="link"]:focus { border-bottom-color: $accent; }
+
+QFrame[kind="notice"] { background: $notice; border: none; border-radius: 8px; }
+QFrame[kind="undo"] { background: $selection; border: none; border-radius: 6px; }
+
+QMenu { background: $card; color: $text; border: 1px solid $hairline; padding: 4px; }
+QMenu::item { padding: 5px 22px 5px 26px; border-radius: 4px; }
+QMenu::item:selected { background: $selection; }
+QMenu::item:disabled { color: $faint; }
+QMenu::separator { height: 1px; background: $hairline; margin: 4px 6px; }
+QMenu::indicator { width: 14px; height: 14px; left: 7px; }
+
+QScrollBar:vertical { background: transparent; width: 10px; margin: 0; }
+QScrollBar::handle:vertical { background: $hairline; border-radius: 3px; min-height: 32px; margin: 2px; }
+QScrollBar::handle:vertical:hover { background: $faint; }
+QScrollBar:horizontal { background: transparent; height: 10px; margin: 0; }
+QScrollBar::handle:horizontal { background: $hairline; border-radius: 3px; min-width: 32px; margin: 2px; }
+QScrollBar::add-line, QScrollBar::sub-line, QScrollBar::add-page, QScrollBar::sub-page { background: none; border: none;
+  width: 0; height: 0; }
+QSplitter::handle { background: transparent; }
+""")
+
+
+def style_sheet(palette: Palette) -> str:
+    """The style sheet of the whole app."""
+    weakest = palette.surprise[1]
+    colours = {name: getattr(palette, name) for name in Palette.__slots__ if name not in ("dark", "surprise")}
+    accent_hover = QColor(palette.accent).lighter(112).name()
+    return _SHEET.substitute(colours, accent_hover=accent_hover, notice=weakest)
+
+
+def qt_palette(palette: Palette) -> QPalette:
+    """The same colours for what is drawn by Qt's own style."""
+    role = QPalette.ColorRole
+    made = QPalette()
+    for places, colour in (
+        ((role.Window,), palette.window),
+        ((role.Base, role.Button, role.AlternateBase), palette.card),
+        ((role.ToolTipBase,), palette.card),
+        ((role.Text, role.WindowText, role.ButtonText, role.ToolTipText, role.HighlightedText), palette.text),
+        ((role.Highlight,), palette.selection),
+        ((role.PlaceholderText, role.Mid), palette.faint),
+        ((role.Link, role.Accent), palette.accent),
+        ((role.Light, role.Midlight, role.Dark, role.Shadow), palette.hairline),
+    ):
+        for place in places:
+            made.setColor(place, QColor(colour))
+    for place in (role.Text, role.WindowText, role.ButtonText):
+        made.setColor(QPalette.ColorGroup.Disabled, place, QColor(palette.faint))
+    return made

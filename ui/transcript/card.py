@@ -1,0 +1,234 @@
+"""The card over a token: what stood before it, how open the choice was, and the likeliest alternatives."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from PySide6.QtCore import Property, QEasingCurve, QPointF, QPropertyAnimation, QRect, QRectF, QSize, Qt
+from PySide6.QtGui import QColor, QFont, QFontMetricsF, QPainter, QPaintEvent, QPen
+from PySide6.QtWidgets import QStyle, QWidget
+
+from runtime import TokenRecord
+from ui.theme.fonts import interface_font, mono_font
+from ui.theme.palette import Palette
+from ui.transcript import numbers
+from ui.transcript.shadow import SHADOW_PX, paint_shadow
+
+ALTERNATIVES = 4
+FADE_MS = 120
+_WIDTH, _PAD_X, _PAD_Y, _ROW, _GAP = 218, 12, 10, 23, 8
+_WORD_LEAST, _WORD_MOST, _BAR, _BAR_HEIGHT, _RADIUS = 62, 130, 74, 5, 10
+_BELOW_PX = 7  # between the token's span and the card
+_BEFORE_PX = 4  # how far the card begins left of the token
+
+
+@dataclass(frozen=True, slots=True)
+class CardRow:
+    """One alternative."""
+
+    word: str
+    probability: float
+    chosen: bool
+
+
+@dataclass(frozen=True, slots=True)
+class CardContent:
+    """What the card says, in words and numbers; all of it is drawn as plain text."""
+
+    before: str
+    entropy: str
+    rows: tuple[CardRow, ...]
+
+    @property
+    def spoken(self) -> str:
+        """The same in one sentence, for a screen reader."""
+        rows = ", ".join(f"{r.word} {numbers.probability(r.probability)}{' (chosen)' if r.chosen else ''}" for r in self.rows)
+        return f"after {self.before}, {self.entropy}: {rows}"
+
+
+def card_content(record: TokenRecord, before: str, words: Sequence[str], own: str) -> CardContent | None:
+    """The card for a scored token; None where there are no numbers.
+
+    Args:
+        record: The token.
+        before: The end of the text in front of it.
+        words: What to show for each of the record's alternatives, in order.
+        own: What to show for the token itself.
+    """
+    if record.logprob is None or record.entropy is None:
+        return None
+    rows = [
+        CardRow(words[i], _p(record.top_logprobs[i]), chosen=token == record.token_id)
+        for i, token in enumerate(record.top_ids[:ALTERNATIVES])
+    ]
+    if not any(row.chosen for row in rows):
+        rows.append(CardRow(own, _p(record.logprob), chosen=True))
+    return CardContent(before, numbers.bits(record.entropy), tuple(rows))
+
+
+class Card(QWidget):
+    """A small sheet that floats over the transcript and takes no part in mouse or focus."""
+
+    def __init__(self, palette: Palette, parent: QWidget, *, scale: float = 1.0) -> None:
+        super().__init__(parent)
+        self._palette = palette
+        self._content: CardContent | None = None
+        self._fade = 1.0
+        self._animation = QPropertyAnimation(self, b"fade", self)
+        self._animation.setDuration(FADE_MS)
+        self._animation.setEasingCurve(QEasingCurve.Type.OutCubic)
+        self._animation.finished.connect(self._faded)
+        self._lean = False  # on its way out
+        self.set_scale(scale)
+        self.setAttribute(Qt.WidgetAttribute.WA_TransparentForMouseEvents)
+        self.setFocusPolicy(Qt.FocusPolicy.NoFocus)
+        self.hide()
+
+    @property
+    def content(self) -> CardContent | None:
+        """What is shown; None while hidden."""
+        return self._content if self.isVisible() and not self._lean else None
+
+    def set_palette_of(self, palette: Palette) -> None:
+        """Other colours."""
+        self._palette = palette
+        self.update()
+
+    def set_scale(self, scale: float) -> None:
+        """Another text size."""
+        self._scale = scale
+        self._text = interface_font(12.5 * scale)
+        self._mono = mono_font(12.5 * scale)
+        self._mono_bold = mono_font(12.5 * scale, QFont.Weight.Bold)
+
+    def show_at(self, content: CardContent, token: QRect, within: QRect) -> None:
+        """Shows the card under the token (above, where there is no room below), inside `within`."""
+        self._content = content
+        size = self._sheet_size()
+        x = min(max(token.left() - _BEFORE_PX, within.left() + 4), max(within.right() - size.width() - 4, within.left()))
+        y = token.bottom() + _BELOW_PX
+        if y + size.height() > within.bottom() - 4:
+            y = max(token.top() - _BELOW_PX - size.height(), within.top() + 4)
+        self.setGeometry(QRect(x, y, size.width(), size.height()).adjusted(-SHADOW_PX, -SHADOW_PX, SHADOW_PX, SHADOW_PX))
+        self.setAccessibleName(content.spoken)
+        self.raise_()
+        arriving = not self.isVisible() or self._lean
+        self._lean = False
+        self.show()
+        self.update()
+        if arriving:
+            self._run(1.0)
+
+    def leave(self) -> None:
+        """Fades out."""
+        if self.isVisible() and not self._lean:
+            self._lean = True
+            self._run(0.0)
+
+    def _get_fade(self) -> float:
+        return self._fade
+
+    def _set_fade(self, value: float) -> None:
+        self._fade = value
+        self.update()
+
+    fade = Property(float, _get_fade, _set_fade)
+
+    def _run(self, to: float) -> None:
+        self._animation.stop()
+        if self.style().styleHint(QStyle.StyleHint.SH_Widget_Animation_Duration, None, self) <= 0:
+            self._fade = to
+            self._faded()
+            return
+        self._animation.setStartValue(self._fade if to == 0.0 or self._fade < 1.0 else 0.0)
+        self._animation.setEndValue(to)
+        self._animation.start()
+
+    def _faded(self) -> None:
+        if self._lean:
+            self.hide()
+            self._lean = False
+            self._fade = 0.0
+
+    # ---- painting -------------------------------------------------------------------------------------------------
+
+    def _word_width(self) -> float:
+        assert self._content is not None
+        metrics = QFontMetricsF(self._mono_bold)
+        widest = max((metrics.horizontalAdvance(r.word) for r in self._content.rows), default=0.0)
+        return min(max(widest + 2, _WORD_LEAST * self._scale), _WORD_MOST * self._scale)
+
+    def _sheet_size(self) -> QSize:
+        assert self._content is not None
+        rows = 1 + len(self._content.rows)
+        width = _WIDTH * self._scale + self._word_width() - _WORD_LEAST * self._scale
+        return QSize(round(width), round((rows * _ROW + 2 * _PAD_Y) * self._scale))
+
+    def paintEvent(self, event: QPaintEvent) -> None:
+        if self._content is None:
+            return
+        painter = QPainter(self)
+        try:
+            painter.setRenderHint(QPainter.RenderHint.Antialiasing)
+            painter.setOpacity(self._fade)
+            self._paint(painter, self._content)
+        finally:
+            painter.end()
+
+    def _paint(self, painter: QPainter, content: CardContent) -> None:
+        sheet = QRectF(self.rect()).adjusted(SHADOW_PX, SHADOW_PX, -SHADOW_PX, -SHADOW_PX)
+        paint_shadow(painter, sheet, _RADIUS, dark=self._palette.dark)
+        painter.setPen(QPen(QColor(self._palette.hairline), 1) if self._palette.dark else Qt.PenStyle.NoPen)
+        painter.setBrush(QColor(self._palette.card))
+        painter.drawRoundedRect(sheet, _RADIUS, _RADIUS)
+        inner = sheet.adjusted(_PAD_X * self._scale, _PAD_Y * self._scale, -_PAD_X * self._scale, -_PAD_Y * self._scale)
+        row = QRectF(inner.left(), inner.top(), inner.width(), _ROW * self._scale)
+        self._paint_head(painter, row, content)
+        top = max((r.probability for r in content.rows), default=1.0) or 1.0
+        for alternative in content.rows:
+            row.translate(0, row.height())
+            self._paint_row(painter, row, alternative, top)
+
+    def _paint_head(self, painter: QPainter, row: QRectF, content: CardContent) -> None:
+        painter.setPen(QColor(self._palette.soft))
+        painter.setFont(self._text)
+        metrics = QFontMetricsF(self._text)
+        right = metrics.horizontalAdvance(content.entropy)
+        _write(painter, row, content.entropy, Qt.AlignmentFlag.AlignRight)
+        lead = "after" if content.before else "at the start"
+        _write(painter, row, lead)
+        x = metrics.horizontalAdvance(lead) + _GAP * self._scale
+        room = row.width() - x - right - _GAP * self._scale
+        painter.setFont(self._mono)
+        before = QFontMetricsF(self._mono).elidedText(content.before, Qt.TextElideMode.ElideLeft, room)
+        _write(painter, row.adjusted(x, 0, 0, 0), before)
+
+    def _paint_row(self, painter: QPainter, row: QRectF, alternative: CardRow, top: float) -> None:
+        palette, scale = self._palette, self._scale
+        font = self._mono_bold if alternative.chosen else self._mono
+        painter.setFont(font)
+        painter.setPen(QColor(palette.accent if alternative.chosen else palette.text))
+        word = self._word_width()
+        _write(painter, row, QFontMetricsF(font).elidedText(alternative.word, Qt.TextElideMode.ElideRight, word))
+        width = max(_BAR * scale * alternative.probability / top, 2.0)
+        height = _BAR_HEIGHT * scale
+        bar = QRectF(row.left() + word + _GAP * scale, row.center().y() - height / 2, width, height)
+        painter.setPen(Qt.PenStyle.NoPen)
+        painter.setBrush(QColor(palette.bar))
+        radius = min(3.0 * scale, width / 2, height / 2)
+        painter.drawRoundedRect(bar, radius, radius)
+        painter.setFont(self._text)
+        painter.setPen(QColor(palette.soft))
+        _write(painter, row, numbers.probability(alternative.probability), Qt.AlignmentFlag.AlignRight)
+
+
+def _write(painter: QPainter, row: QRectF, text: str, align: Qt.AlignmentFlag = Qt.AlignmentFlag.AlignLeft) -> None:
+    metrics = painter.fontMetrics()
+    x = row.right() - QFontMetricsF(painter.font()).horizontalAdvance(text) if align is Qt.AlignmentFlag.AlignRight else row.left()
+    y = row.center().y() + (metrics.ascent() - metrics.descent()) / 2
+    painter.drawText(QPointF(x, round(y)), text)
+
+
+def _p(logprob: float) -> float:
+    return float(2.718281828459045**logprob)

@@ -1,0 +1,64 @@
+"""The transcript's faces and measures, at one text scale; all lengths are logical pixels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from PySide6.QtCore import Qt
+from PySide6.QtGui import QFont, QFontMetricsF, QTextCharFormat, QTextLayout, QTextOption
+
+from ui.theme.fonts import interface_font, mono_font
+
+TEXT_PX = 15.5
+LINE_HEIGHT = 1.78
+COLUMN_PX = 640
+RAIL_PX = 104  # role, tier line and the gap before the text
+MARGIN_RIGHT_PX = 44
+MARGIN_TOP_PX = 22
+TURN_GAP_PX = 20
+
+
+class Faces:
+    """Fonts and what is measured from them."""
+
+    def __init__(self, scale: float = 1.0) -> None:
+        self.scale = scale
+        self.text = interface_font(TEXT_PX * scale)
+        self.role = interface_font(12 * scale)
+        self.meta = interface_font(11.5 * scale)
+        self.meta_bold = interface_font(11.5 * scale, QFont.Weight.DemiBold)
+        metrics = QFontMetricsF(self.text)
+        self.pitch = round(TEXT_PX * LINE_HEIGHT * scale)  # from line to line
+        self.ascent = metrics.ascent()
+        self.glyphs = metrics.ascent() + metrics.descent()
+        self.lead = (self.pitch - self.glyphs) / 2  # from the line's top to the glyphs' top
+        self.space = metrics.horizontalAdvance(" ")
+        self.average = metrics.averageCharWidth()
+        self.meta_height = round(21 * scale)
+        self.rail = round(RAIL_PX * max(1.0, scale * 0.9))
+        self._small = QTextCharFormat()
+        self._small.setFont(mono_font(10.5 * scale))
+        self._options = {
+            (towards, wrap): _option(towards, self.space, wrap=wrap) for towards in (False, True) for wrap in (False, True)
+        }
+
+    def layout(self, text: str, codes: Sequence[tuple[int, int]], *, right_to_left: bool, wrap: bool) -> QTextLayout:
+        """A layout that has no lines yet; `codes` are ranges of QChars that stand for invisible characters."""
+        layout = QTextLayout(text, self.text)
+        layout.setTextOption(self._options[right_to_left, wrap])
+        if codes:
+            layout.setFormats([self._range(a, b) for a, b in codes])
+        return layout
+
+    def _range(self, first: int, last: int) -> QTextLayout.FormatRange:
+        made = QTextLayout.FormatRange()
+        made.start, made.length, made.format = first, last - first, self._small  # type: ignore[misc]  # stubs: read-only
+        return made
+
+
+def _option(right_to_left: bool, space: float, *, wrap: bool) -> QTextOption:
+    option = QTextOption()
+    option.setWrapMode(QTextOption.WrapMode.WrapAtWordBoundaryOrAnywhere if wrap else QTextOption.WrapMode.NoWrap)
+    option.setTextDirection(Qt.LayoutDirection.RightToLeft if right_to_left else Qt.LayoutDirection.LeftToRight)
+    option.setTabStopDistance(space * 8)
+    return option

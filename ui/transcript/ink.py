@@ -1,0 +1,51 @@
+"""A palette as the brushes and pens that painting needs, made once per palette."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from PySide6.QtCore import Qt
+from PySide6.QtGui import QBrush, QColor, QPen, QTextCharFormat
+
+from ui.theme.palette import Palette
+
+
+@dataclass(frozen=True, slots=True)
+class Ink:
+    """Colours ready to paint with."""
+
+    palette: Palette
+    window: QColor = field(init=False)
+    text: QColor = field(init=False)
+    soft: QColor = field(init=False)
+    faint: QColor = field(init=False)
+    hairline: QColor = field(init=False)
+    accent: QColor = field(init=False)
+    disk: QColor = field(init=False)
+    selection: QColor = field(init=False)
+    steps: tuple[QBrush | None, ...] = field(init=False)
+    rare: QPen = field(init=False)  # the underline of tokens beyond rank 10
+    pin: QPen = field(init=False)
+    on_strongest: QTextCharFormat = field(init=False)
+    template: QTextCharFormat = field(init=False)
+
+    def __post_init__(self) -> None:
+        p = self.palette
+        for name in ("window", "text", "soft", "faint", "hairline", "accent", "disk"):
+            object.__setattr__(self, name, QColor(getattr(p, name)))
+        selection = QColor(p.accent)
+        selection.setAlphaF(0.26)
+        object.__setattr__(self, "selection", selection)
+        object.__setattr__(self, "steps", tuple(None if c is None else QBrush(QColor(c)) for c in p.surprise))
+        object.__setattr__(self, "rare", QPen(QColor(p.text), 1))
+        pin = QPen(self.accent, 2)
+        pin.setJoinStyle(Qt.PenJoinStyle.RoundJoin)
+        object.__setattr__(self, "pin", pin)
+        object.__setattr__(self, "on_strongest", _coloured(p.on_strongest))
+        object.__setattr__(self, "template", _coloured(p.faint))
+
+
+def _coloured(colour: str) -> QTextCharFormat:
+    made = QTextCharFormat()
+    made.setForeground(QColor(colour))
+    return made

@@ -1,0 +1,150 @@
+"""The small line under a turn: variants, numbers, notes, and quiet actions while the mouse is over the turn."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from PySide6.QtCore import QPointF, QRectF, Qt
+from PySide6.QtGui import QFont, QFontMetricsF, QPainter
+
+from ui.port import TurnStatus, TurnView
+from ui.transcript import numbers
+from ui.transcript.faces import Faces
+from ui.transcript.ink import Ink
+
+_GAP_PX = 14
+_ROW_PX = 17
+_TOP_PX = 4
+
+
+class Action(StrEnum):
+    """What a click on a part of the line asks for."""
+
+    NONE = "none"
+    PREVIOUS = "previous variant"
+    NEXT = "next variant"
+    COPY = "copy"
+    REGENERATE = "regenerate"
+    CONTINUE = "continue"
+
+
+class Tone(StrEnum):
+    """How a part of the line is drawn."""
+
+    FAINT = "faint"
+    SOFT = "soft"
+    ACCENT = "accent"
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A word or number of the line, placed relative to its top left."""
+
+    text: str
+    tone: Tone
+    action: Action
+    box: QRectF
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    text: str
+    tone: Tone = Tone.FAINT
+    action: Action = Action.NONE
+    gap: float = _GAP_PX  # before it
+
+
+class MetaLine:
+    """The line under one turn, laid out for a width. Parts flow into as many rows as they need."""
+
+    def __init__(self, view: TurnView, faces: Faces, width: float) -> None:
+        self._faces = faces
+        self._width = width
+        self._standing = self._flow(_standing(view), rows_from=0)
+        rows = 1 + max((self._row(p) for p in self._standing), default=0)
+        shown = bool(self._standing) or view.role == "assistant"
+        self.height = round((_TOP_PX + rows * _ROW_PX) * faces.scale) if shown else 0
+        self._hovered = self._with_actions(_actions(view)) if self.height else []
+
+    def parts(self, *, hovered: bool) -> list[Part]:
+        """What is shown."""
+        return self._hovered if hovered else self._standing
+
+    def action_at(self, point: QPointF, *, hovered: bool) -> Action:
+        """What a click at a point (relative to the line's top left) asks for."""
+        for part in self.parts(hovered=hovered):
+            if part.action is not Action.NONE and part.box.adjusted(-4, -3, 4, 3).contains(point):
+                return part.action
+        return Action.NONE
+
+    def paint(self, painter: QPainter, ink: Ink, *, hovered: bool, pointed: Action) -> None:
+        """Draws the line; the painter's origin is its top left. `pointed` is the action under the mouse."""
+        colours = {Tone.FAINT: ink.faint, Tone.SOFT: ink.soft, Tone.ACCENT: ink.accent}
+        for part in self.parts(hovered=hovered):
+            under = part.action is not Action.NONE and part.action is pointed
+            painter.setFont(self._font(part.tone))
+            painter.setPen(ink.text if under and part.tone is not Tone.ACCENT else colours[part.tone])
+            painter.drawText(part.box, Qt.AlignmentFlag.AlignVCenter | Qt.TextFlag.TextDontClip, part.text)
+
+    def _flow(self, wanted: list[_Wanted], *, rows_from: int) -> list[Part]:
+        parts: list[Part] = []
+        x, row, height = 0.0, rows_from, _ROW_PX * self._faces.scale
+        for want in wanted:
+            width = QFontMetricsF(self._font(want.tone)).horizontalAdvance(want.text)
+            gap = want.gap * self._faces.scale if x else 0.0
+            if x and x + gap + width > self._width:
+                x, gap, row = 0.0, 0.0, row + 1
+            parts.append(Part(want.text, want.tone, want.action, QRectF(x + gap, _TOP_PX * self._faces.scale + row * height, width, height)))
+            x += gap + width
+        return parts
+
+    def _with_actions(self, actions: list[_Wanted]) -> list[Part]:
+        """The standing parts and the actions after them; where there is no room, the last numbers give way."""
+        standing = list(self._standing)
+        while True:
+            wanted = [_Wanted(p.text, p.tone, p.action, _gap_of(p)) for p in standing] + actions
+            flowed = self._flow(wanted, rows_from=0)
+            if not flowed or flowed[-1].box.bottom() <= self.height + 1 or not standing or standing[-1].action is not Action.NONE:
+                return flowed
+            standing.pop()
+
+    def _row(self, part: Part) -> int:
+        return round((part.box.top() / self._faces.scale - _TOP_PX) / _ROW_PX)
+
+    def _font(self, tone: Tone) -> QFont:
+        return self._faces.meta_bold if tone is Tone.ACCENT else self._faces.meta
+
+
+def _gap_of(part: Part) -> float:
+    return 0.0 if part.action is Action.NEXT or part.text.startswith(" ") else _GAP_PX
+
+
+def _standing(view: TurnView) -> list[_Wanted]:
+    wanted: list[_Wanted] = []
+    if len(view.variants) > 1:
+        here = view.variant
+        wanted.append(_Wanted("‹", Tone.ACCENT if here else Tone.FAINT, Action.PREVIOUS if here else Action.NONE))
+        wanted.append(_Wanted(f" {here + 1} / {len(view.variants)} ", Tone.ACCENT, gap=0))
+        more = here + 1 < len(view.variants)
+        wanted.append(_Wanted("›", Tone.ACCENT if more else Tone.FAINT, Action.NEXT if more else Action.NONE, gap=0))
+    stats = view.stats
+    if stats is not None and view.role == "assistant":
+        if stats.tokens_per_second is not None:
+            wanted.append(_Wanted(numbers.rate(stats.tokens_per_second)))
+        wanted.append(_Wanted(f"reused {numbers.count(stats.reused)}, computed {numbers.count(stats.computed)}"))
+        if stats.logprob is not None:
+            wanted.append(_Wanted(numbers.nats(stats.logprob)))
+    if view.note:
+        words = view.note.split()
+        wanted += [_Wanted(word, Tone.SOFT, gap=_GAP_PX if i == 0 else 3) for i, word in enumerate(words)]
+    return wanted
+
+
+def _actions(view: TurnView) -> list[_Wanted]:
+    if view.role != "assistant" or view.status in (TurnStatus.WAITING, TurnStatus.STREAMING):
+        return []
+    actions = [_Wanted("copy", Tone.SOFT, Action.COPY), _Wanted("regenerate", Tone.SOFT, Action.REGENERATE)]
+    if view.status is TurnStatus.PARTIAL:
+        actions.append(_Wanted("continue", Tone.SOFT, Action.CONTINUE))
+    return actions

@@ -1,0 +1,307 @@
+"""The text of one turn in Read mode: typeset stretches of markdown, built when they are needed."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from dataclasses import dataclass, field
+from time import perf_counter
+
+import numpy as np
+from PySide6.QtCore import QPointF, QRectF, Qt
+from PySide6.QtGui import QAbstractTextDocumentLayout, QColor, QPainter, QPalette, QPen, QTextCharFormat, QTextCursor, QTextDocument
+
+from ui.port import TurnStatus
+from ui.theme.palette import LIGHT, Palette
+from ui.transcript.blocks import Stretch, stretches
+from ui.transcript.compose import is_hidden
+from ui.transcript.document import code_document, markdown_document, plain_document
+from ui.transcript.faces import Faces
+from ui.transcript.ink import Ink
+from ui.transcript.turn import Turn
+
+_KEPT_DOCUMENTS = 80
+_GAP_PX = 12  # between stretches
+_CODE_PAD_PX = 12
+_CODE_RADIUS = 6.0
+_CARET_PX = 2
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class ReadPlace:
+    """A place in a turn: a character of a stretch's document."""
+
+    stretch: int
+    position: int
+
+
+@dataclass(slots=True)
+class _Laid:
+    stretch: Stretch
+    height: int | None = None
+    document: QTextDocument | None = field(default=None, repr=False)
+
+
+class ReadBody:
+    """Stretches one under the other. Only the last one is rendered again while tokens arrive."""
+
+    def __init__(self, turn: Turn, faces: Faces, width: float) -> None:
+        self._turn = turn
+        self._faces = faces
+        self._width = width
+        self._palette: Palette = LIGHT
+        self._source = ""
+        self._tokens_read = -1
+        self._version = turn.version
+        self._laid: list[_Laid] = []
+        self._ends = np.empty(0, np.int64)  # where in the source each token ends
+        self.selection: tuple[ReadPlace, ReadPlace] | None = None
+
+    @property
+    def height(self) -> int:
+        """Pixels; estimated for stretches that were not rendered yet."""
+        if not self._laid:
+            return self._estimate(len(self._turn.tokens) * 4) if self._tokens_read < 0 else self._faces.pitch
+        return self._tops()[-1] - _GAP_PX
+
+    @property
+    def done(self) -> bool:
+        """Whether every stretch was rendered once."""
+        return self._is_current() and all(laid.height is not None for laid in self._laid)
+
+    def set_width(self, width: float) -> None:
+        """Another width from now on; call `prepare`."""
+        if width != self._width:
+            self._width = width
+            self._forget()
+
+    def set_faces(self, faces: Faces, width: float) -> None:
+        """Other measures."""
+        self._faces, self._width = faces, width
+        self._forget()
+
+    def set_template_visible(self, visible: bool) -> None:
+        """Read mode never shows the template."""
+
+    def refresh(self) -> None:
+        """The turn's state changed; its text is compared when it is prepared."""
+
+    def prepare(self, deadline: float | None) -> int | None:
+        """Renders until the deadline; the first row that changed, or None."""
+        row = self._read()
+        for number, laid in enumerate(self._laid):
+            if laid.height is None:
+                row = min(row if row is not None else 1 << 30, self._tops()[number])
+                self._document(number)
+                if deadline is not None and perf_counter() > deadline:
+                    break
+        return row
+
+    # ---- places ---------------------------------------------------------------------------------------------------
+
+    def top_of(self, token: int) -> int:
+        """The height of a token: its share of its stretch."""
+        self._read()
+        if not self._laid or not len(self._ends):
+            return 0
+        at = int(self._ends[token - 1]) if 0 < token <= len(self._ends) else 0
+        number = max(bisect_right([laid.stretch.start for laid in self._laid], at) - 1, 0)
+        stretch, tops = self._laid[number].stretch, self._tops()
+        share = (at - stretch.start) / max(stretch.stop - stretch.start, 1)
+        return tops[number] + int(min(share, 1) * (tops[number + 1] - tops[number]))
+
+    def first_token(self, y: float) -> int:
+        """The first token at a height."""
+        self._read()
+        if not self._laid:
+            return 0
+        tops = self._tops()
+        number = min(max(bisect_right(tops, y) - 1, 0), len(self._laid) - 1)
+        stretch = self._laid[number].stretch
+        share = (y - tops[number]) / max(tops[number + 1] - tops[number], 1)
+        at = stretch.start + min(max(share, 0), 1) * (stretch.stop - stretch.start)
+        return int(np.searchsorted(self._ends, at, side="right"))
+
+    def place_at(self, x: float, y: float) -> ReadPlace:
+        """The place between characters nearest to a point."""
+        if not self._laid:
+            return ReadPlace(0, 0)
+        number, inset = self._stretch_at(y)
+        point = QPointF(x - inset, y - self._tops()[number] - inset)
+        hit = self._document(number).documentLayout().hitTest(point, Qt.HitTestAccuracy.FuzzyHit)
+        return ReadPlace(number, max(hit, 0))
+
+    def end(self) -> ReadPlace:
+        """The place behind the last character."""
+        last = len(self._laid) - 1
+        return ReadPlace(0, 0) if last < 0 else ReadPlace(last, self._document(last).characterCount() - 1)
+
+    def link_at(self, x: float, y: float) -> str:
+        """The target of the link under a point; empty where there is none."""
+        if not self._laid or not 0 <= y < self.height:
+            return ""
+        number, inset = self._stretch_at(y)
+        return self._document(number).documentLayout().anchorAt(QPointF(x - inset, y - self._tops()[number] - inset))
+
+    def code_at(self, y: float) -> tuple[int, QRectF] | None:
+        """The stretch of code at a height and its box; None where there is none."""
+        if not self._laid or not 0 <= y < self.height:
+            return None
+        number, _ = self._stretch_at(y)
+        return None if self._laid[number].stretch.code is None else (number, self._box(number))
+
+    def top_of_stretch(self, number: int) -> int:
+        """Where a stretch begins."""
+        return self._tops()[number]
+
+    def code(self, number: int) -> str:
+        """What a stretch of code holds."""
+        return self._laid[number].stretch.code or ""
+
+    def text_between(self, first: ReadPlace, last: ReadPlace) -> str:
+        """The text as it is read, between two places."""
+        parts = []
+        for number in range(first.stretch, min(last.stretch + 1, len(self._laid))):
+            cursor = self._cursor(number, first, last)
+            parts.append(cursor.selectedText().replace("\u2029", "\n").replace("\u2028", "\n"))
+        return "\n\n".join(parts)
+
+    # ---- painting -------------------------------------------------------------------------------------------------
+
+    def paint(self, painter: QPainter, ink: Ink, clip: tuple[float, float]) -> None:
+        """Draws the stretches that meet the heights `clip`; the painter's origin is the text's top left."""
+        if ink.palette is not self._palette:
+            self._palette = ink.palette
+            for laid in self._laid:
+                laid.document = None
+        tops = self._tops()
+        for number, top in enumerate(tops[:-1]):
+            if top < clip[1] and tops[number + 1] > clip[0]:
+                self._paint_stretch(painter, ink, number, top)
+        if self._turn.view.status is TurnStatus.STREAMING:
+            self._paint_caret(painter, ink, tops)
+
+    def _paint_stretch(self, painter: QPainter, ink: Ink, number: int, top: int) -> None:
+        document = self._document(number)
+        is_code = self._laid[number].stretch.code is not None
+        inset = self._inset(number)
+        if is_code:
+            painter.setPen(QPen(ink.hairline, 1))
+            painter.setBrush(QColor(ink.palette.code))
+            painter.drawRoundedRect(self._box(number).adjusted(0.5, 0.5, -0.5, -0.5), _CODE_RADIUS, _CODE_RADIUS)
+        context = QAbstractTextDocumentLayout.PaintContext()
+        context.palette.setColor(QPalette.ColorRole.Text, ink.text)
+        if self.selection is not None and self.selection[0].stretch <= number <= self.selection[1].stretch:
+            chosen = QAbstractTextDocumentLayout.Selection()
+            chosen.cursor = self._cursor(number, *self.selection)
+            chosen.format = QTextCharFormat()
+            chosen.format.setBackground(ink.selection)
+            context.selections = [chosen]
+        painter.save()
+        painter.translate(inset, top + inset)
+        document.documentLayout().draw(painter, context)
+        painter.restore()
+
+    def _paint_caret(self, painter: QPainter, ink: Ink, tops: list[int]) -> None:
+        if not self._laid:
+            painter.fillRect(QRectF(0, self._faces.lead, _CARET_PX, self._faces.glyphs), ink.accent)
+            return
+        number = len(self._laid) - 1
+        block = self._document(number).lastBlock()
+        layout, inset = block.layout(), self._inset(number)
+        if not layout.lineCount():
+            return
+        line = layout.lineAt(layout.lineCount() - 1)
+        origin = self._document(number).documentLayout().blockBoundingRect(block).topLeft()
+        x = origin.x() + line.x() + line.cursorToX(line.textStart() + line.textLength())[0] + inset + 2
+        bottom = tops[number] + inset + origin.y() + line.y() + line.height()
+        painter.fillRect(QRectF(x, bottom - self._faces.glyphs - 2, _CARET_PX, self._faces.glyphs), ink.accent)
+
+    # ---- layout ---------------------------------------------------------------------------------------------------
+
+    def _read(self) -> int | None:
+        """Takes in what the turn holds now; the first row that changed, or None."""
+        if self._is_current():
+            return None
+        tokens, held = self._turn.tokens, len(self._source)
+        again = self._version != self._turn.version or self._tokens_read < 0
+        texts = ["" if is_hidden(m, template=False) else t for t, m in zip(tokens.texts, tokens.marks, strict=True)]
+        source = "".join(texts)
+        self._ends = np.cumsum([len(t) for t in texts], dtype=np.int64)
+        self._tokens_read, self._version = len(tokens), self._turn.version
+        if again or not source.startswith(self._source):
+            self._source, self._laid = source, [_Laid(s) for s in self._cut(source, 0)]
+            return 0
+        self._source = source
+        if len(source) == held:
+            return None
+        begin = self._laid[-1].stretch.start if self._laid else 0
+        row = self._tops()[-2] if self._laid else 0
+        self._laid[-1:] = [_Laid(s) for s in self._cut(source, begin)]
+        return row
+
+    def _cut(self, source: str, start: int) -> list[Stretch]:
+        if not source.strip():
+            return []
+        if not self._turn.is_answer:
+            return [Stretch(0, len(source))]
+        return list(stretches(source, start))
+
+    def _is_current(self) -> bool:
+        return self._tokens_read == len(self._turn.tokens) and self._version == self._turn.version
+
+    def _forget(self) -> None:
+        self._laid = [_Laid(laid.stretch) for laid in self._laid]
+
+    def _document(self, number: int) -> QTextDocument:
+        laid = self._laid[number]
+        if laid.document is None:
+            self._make_room()
+            laid.document = self._typeset(laid.stretch)
+            laid.height = max(round(laid.document.size().height()) + 2 * self._inset(number), 1)
+        return laid.document
+
+    def _typeset(self, stretch: Stretch) -> QTextDocument:
+        if stretch.code is not None:
+            return code_document(stretch.code, self._faces, self._width - 2 * _CODE_PAD_PX)
+        source = self._source[stretch.start : stretch.stop]
+        if not self._turn.is_answer:
+            return plain_document(source.strip("\n"), self._faces, self._width)
+        return markdown_document(source, self._faces, self._palette, self._width)
+
+    def _make_room(self) -> None:
+        held = [laid for laid in self._laid if laid.document is not None]
+        if len(held) >= _KEPT_DOCUMENTS:
+            for laid in held[: _KEPT_DOCUMENTS // 2]:
+                laid.document = None
+
+    def _tops(self) -> list[int]:
+        """Where each stretch begins, and where one more would."""
+        tops = [0]
+        for laid in self._laid:
+            height = laid.height if laid.height is not None else self._estimate(laid.stretch.stop - laid.stretch.start)
+            tops.append(tops[-1] + height + _GAP_PX)
+        return tops
+
+    def _estimate(self, characters: int) -> int:
+        per_line = max(self._width / self._faces.average, 1)
+        return (int(characters / per_line) + 1) * self._faces.pitch
+
+    def _inset(self, number: int) -> int:
+        return _CODE_PAD_PX if self._laid[number].stretch.code is not None else 0
+
+    def _box(self, number: int) -> QRectF:
+        tops = self._tops()
+        return QRectF(0, tops[number], self._width, tops[number + 1] - tops[number] - _GAP_PX)
+
+    def _stretch_at(self, y: float) -> tuple[int, int]:
+        number = min(max(bisect_right(self._tops(), y) - 1, 0), len(self._laid) - 1)
+        return number, self._inset(number)
+
+    def _cursor(self, number: int, first: ReadPlace, last: ReadPlace) -> QTextCursor:
+        document = self._document(number)
+        end = document.characterCount() - 1
+        cursor = QTextCursor(document)
+        cursor.setPosition(min(first.position, end) if number == first.stretch else 0)
+        stop = min(last.position, end) if number == last.stretch else end
+        cursor.setPosition(stop, QTextCursor.MoveMode.KeepAnchor)
+        return cursor

@@ -1,0 +1,167 @@
+"""One visible line: laid out glyphs, the spans of its tokens, and the way from a point to a token."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from dataclasses import dataclass
+
+from PySide6.QtCore import QTextBoundaryFinder
+from PySide6.QtGui import QTextLayout, QTextLine
+
+from ui.transcript.compose import Composed, Place, compose, is_hidden
+from ui.transcript.faces import Faces
+from ui.transcript.tokens import RARE, STEP, TEMPLATE, Tokens
+from ui.transcript.visible import is_right_to_left
+from ui.transcript.wrap import LineTable
+
+_UNBOUNDED = 1e6
+_SLOT_PX = 6.0  # what is drawn for a token without width: a newline, the first bytes of a character
+_THIN_PX = 3.0
+
+
+@dataclass(slots=True)
+class Span:
+    """Tokens that are drawn as one: usually one, several where they share a character. x relative to the column."""
+
+    first: int
+    last: int
+    x0: float
+    x1: float
+    start: int  # QChars in the line
+    stop: int
+    step: int
+    rare: bool
+    template: bool
+
+    def token_at(self, x: float) -> int:
+        """Which of its tokens lies under x: each takes an equal share."""
+        share = (x - self.x0) / max(self.x1 - self.x0, 1e-6) * (self.last - self.first + 1)
+        return min(max(self.first + int(share), self.first), self.last)
+
+
+class ShapedLine:
+    """The glyphs of one line and where its tokens are. Cheap to keep, so only visible lines have one."""
+
+    def __init__(self, tokens: Tokens, table: LineTable, line: int, faces: Faces) -> None:
+        self._number = line
+        end = table.start(line + 1)
+        start = table.start(line)
+        self.composed = compose(tokens, start, template=table.template, limit=1 << 62, end=end)
+        rtl = table.is_right_to_left(line)
+        self.layout = faces.layout(self.composed.text, self.composed.codes, right_to_left=rtl, wrap=False)
+        self.layout.beginLayout()
+        self.line: QTextLine = self.layout.createLine()
+        self.line.setLineWidth(_UNBOUNDED)
+        self.layout.endLayout()
+        self.natural = self.line.naturalTextWidth()
+        # a right-to-left line ends at the right edge of what it was given: move it to that of the column
+        self.x = table.width - _UNBOUNDED if rtl else 0.0
+        self._starts: list[float] = []
+        self._reversed = is_right_to_left(self.composed.text)
+        soft_wrapped = not self.composed.newline and line + 1 < len(table)
+        self.spans = self._cut(tokens, table, start, soft_wrapped=soft_wrapped, last=line + 1 >= len(table))
+        slot = _SLOT_PX * faces.scale
+        for span in self.spans:
+            if span.x1 - span.x0 < _THIN_PX:
+                span.x1 = span.x0 + (slot if span.start == span.stop else _THIN_PX)
+        self.end_x = max((s.x1 for s in self.spans), default=0.0) if not rtl else min((s.x0 for s in self.spans), default=table.width)
+
+    def span_at(self, x: float) -> Span | None:
+        """The span under x."""
+        if self._reversed:
+            return next((s for s in self.spans if s.x0 <= x < s.x1), None)
+        if not self._starts:
+            self._starts = [s.x0 for s in self.spans]
+        index = bisect_right(self._starts, x) - 1
+        return self.spans[index] if index >= 0 and x < self.spans[index].x1 else None
+
+    def span_of(self, token: int) -> Span | None:
+        """The span that a token is part of."""
+        return next((s for s in self.spans if s.first <= token <= s.last), None)
+
+    def place_at(self, x: float) -> Place:
+        """The place between characters that is nearest to x."""
+        return self.composed.place(self.line.xToCursor(x - self.x))
+
+    def ranges(self, first: Place, last: Place) -> list[tuple[float, float]]:
+        """Where the text between two places stands, left and right of each part."""
+        found = []
+        composed = self.composed
+        for piece, token in enumerate(composed.tokens):
+            start = composed.starts[piece]
+            stop = composed.starts[piece + 1] if piece + 1 < len(composed.starts) else len_qchars(composed, self.line)
+            if Place(token, composed.offsets[piece]) >= last or token < first.token:
+                continue
+            low = start + max(first.offset - composed.offsets[piece], 0) if token == first.token else start
+            high = start + last.offset - composed.offsets[piece] if token == last.token else stop
+            if min(high, stop) > low:
+                found.append(self._extent(low, min(high, stop)))
+        return found
+
+    def _cut(self, tokens: Tokens, table: LineTable, start: Place, *, soft_wrapped: bool, last: bool) -> list[Span]:
+        composed = self.composed
+        finder = None
+        if not composed.text.isascii():
+            finder = QTextBoundaryFinder(QTextBoundaryFinder.BoundaryType.Grapheme, composed.text)
+        length = len_qchars(composed, self.line)
+        right = self.natural if soft_wrapped and not self._reversed else _UNBOUNDED
+        spans: list[Span] = []
+        before = start.token
+        for piece, token in enumerate(composed.tokens):
+            begin = composed.starts[piece]
+            stop = composed.starts[piece + 1] if piece + 1 < len(composed.starts) else length
+            first = _first_fragment(tokens, token, template=table.template) if composed.offsets[piece] == 0 else token
+            x0, x1 = self._extent(begin, stop)
+            continues = piece + 1 == len(composed.tokens) and table.start(self._number + 1).token == token
+            if soft_wrapped and continues and x0 >= right - 0.01:
+                continue  # the space in front of a word that went to the next line
+            mark = max((tokens.marks[t] & STEP for t in range(first, token + 1)), default=0)
+            rare = any(tokens.marks[t] & RARE for t in range(first, token + 1))
+            joined = finder is not None and spans and begin < length and not _at_boundary(finder, begin)
+            if joined:
+                held = spans[-1]
+                held.last, held.stop, held.step, held.rare = token, stop, max(held.step, mark), held.rare or rare
+                held.x0, held.x1 = min(held.x0, x0), max(held.x1, min(x1, right))
+            else:
+                faint = bool(tokens.marks[token] & TEMPLATE)
+                spans.append(Span(first, token, x0, min(x1, max(right, x0)), begin, stop, mark, rare, faint))
+            before = token + 1
+        if last and not composed.newline:
+            _add_fragments(spans, tokens, before, self._extent(length, length)[0], length, template=table.template)
+        return spans
+
+    def _extent(self, start: int, stop: int) -> tuple[float, float]:
+        line = self.line
+        if not self._reversed or start == stop:
+            return line.cursorToX(start)[0] + self.x, line.cursorToX(stop)[0] + self.x
+        edges = []
+        for position in range(start, stop):
+            edges.append(line.cursorToX(position, QTextLine.Edge.Leading)[0])
+            edges.append(line.cursorToX(position, QTextLine.Edge.Trailing)[0])
+        return min(edges) + self.x, max(edges) + self.x
+
+
+def len_qchars(composed: Composed, line: QTextLine) -> int:
+    """QChars of the line's text."""
+    return line.textLength() if composed.text else 0
+
+
+def _at_boundary(finder: QTextBoundaryFinder, position: int) -> bool:
+    finder.setPosition(position)
+    return finder.isAtBoundary()
+
+
+def _first_fragment(tokens: Tokens, token: int, *, template: bool) -> int:
+    """The first of the tokens that hold the leading bytes of the character that `token` completes."""
+    first = token
+    while first and not tokens.texts[first - 1] and not is_hidden(tokens.marks[first - 1], template=template):
+        first -= 1
+    return first
+
+
+def _add_fragments(spans: list[Span], tokens: Tokens, first: int, x: float, at: int, *, template: bool) -> None:
+    """A slot for bytes at the very end that no token has completed (yet)."""
+    loose = [t for t in range(first, len(tokens)) if not tokens.texts[t] and not is_hidden(tokens.marks[t], template=template)]
+    if loose:
+        step = max(tokens.marks[t] & STEP for t in loose)
+        spans.append(Span(loose[0], loose[-1], x, x, at, at, step, rare=False, template=False))

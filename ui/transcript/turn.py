@@ -1,0 +1,81 @@
+"""One turn as the panes share it: what the workbench said, and its tokens."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from runtime import TokenRun
+from ui.port import TurnStatus, TurnView
+from ui.transcript.compose import is_hidden
+from ui.transcript.tokens import Tokens
+
+ROLES = {"user": "you", "assistant": "model", "system": "system"}
+
+
+class Turn:
+    """A turn whose tokens grow. `version` counts changes of the tokens that were there before (not appends)."""
+
+    def __init__(self, view: TurnView) -> None:
+        self.view = view
+        self.tokens = Tokens(view.run)
+        self.version = 0
+
+    @property
+    def node_id(self) -> int:
+        """The turn's last node on this path."""
+        return self.view.node_id
+
+    @property
+    def role(self) -> str:
+        """What the rail says."""
+        return ROLES.get(self.view.role, self.view.role)
+
+    @property
+    def is_answer(self) -> bool:
+        """Whether a model wrote it."""
+        return self.view.role == "assistant"
+
+    @property
+    def is_open(self) -> bool:
+        """Whether more tokens are expected."""
+        return self.view.status in (TurnStatus.WAITING, TurnStatus.STREAMING)
+
+    @property
+    def text(self) -> str:
+        """The text as it was meant to be read: without the template and the end token."""
+        tokens = self.tokens
+        return "".join(t for t, m in zip(tokens.texts, tokens.marks, strict=True) if not is_hidden(m, template=False))
+
+    def append(self, run: TokenRun) -> None:
+        """More tokens; a waiting turn streams from now on."""
+        self.tokens.append(run)
+        if self.view.status is TurnStatus.WAITING:
+            self.view = replace(self.view, status=TurnStatus.STREAMING)
+
+    def take(self, view: TurnView) -> bool:
+        """Another state of the same turn.
+
+        Returns:
+            Whether the tokens that were held are still the same (numbers may differ, more may follow).
+        """
+        self.view = view
+        if self.tokens.take_numbers(view.run):
+            return True
+        self.tokens = Tokens(view.run)
+        self.version += 1
+        return False
+
+
+def is_same(turn: Turn, new: TurnView) -> bool:
+    """Whether a turn need not be touched. Runs hold arrays, which `==` does not compare."""
+    old = turn.view
+    if len(turn.tokens) != len(new.run):
+        return False
+    plain = replace(new, run=old.run) == old  # equal runs are compared by identity first
+    return plain and (old.run is new.run or _same_run(old.run, new.run))
+
+
+def _same_run(a: TokenRun, b: TokenRun) -> bool:
+    return len(a) == len(b) and np.array_equal(a.ids, b.ids) and np.array_equal(a.logprob, b.logprob, equal_nan=True)

@@ -1,0 +1,302 @@
+"""The conversation: two renderings of the same turns, the card over a token, the strip under them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from enum import StrEnum
+
+from PySide6.QtCore import QPoint, Signal
+from PySide6.QtWidgets import QStackedWidget, QVBoxLayout, QWidget
+
+from runtime import TokenRecord, TokenRun
+from ui.port import SessionView, TurnView
+from ui.theme.palette import LIGHT, Palette
+from ui.transcript.card import Card, CardContent, card_content
+from ui.transcript.compose import is_hidden
+from ui.transcript.faces import Faces
+from ui.transcript.ink import Ink
+from ui.transcript.read_pane import ReadPane
+from ui.transcript.strip import EntropyStrip
+from ui.transcript.tokens_pane import TokensPane
+from ui.transcript.turn import Turn, is_same
+from ui.transcript.visible import visible_bytes
+
+Resolver = Callable[[Sequence[int]], Sequence[bytes]]
+
+_BEFORE_CHARACTERS = 14  # of the text in front of a token, on the card
+
+
+class Mode(StrEnum):
+    """How the conversation is rendered."""
+
+    TOKENS = "tokens"
+    READ = "read"
+
+
+class TranscriptView(QWidget):
+    """The middle of the window: shows a session's path and says what was clicked. Knows no model and no store.
+
+    `token_clicked` and `token_pinned` speak of (node_id, index): an index into the run of the turn with that node.
+    `token_pinned` is emitted for clicks, keys and lost pins, not for `set_pinned` and `clear_pin`.
+    """
+
+    token_clicked = Signal(int, int)
+    token_pinned = Signal(object)  # (node_id, index) or None
+    alternative_chosen = Signal(int, int, int)  # node_id, index, token_id
+    variant_requested = Signal(int)
+    regenerate_requested = Signal(int)
+    continue_requested = Signal(int)
+    copy_requested = Signal(str)
+    column_changed = Signal(int, int)  # left edge and width of the text column in this widget: align what stands below
+
+    def __init__(self, parent: QWidget | None = None, *, palette: Palette = LIGHT) -> None:
+        super().__init__(parent)
+        self._palette = palette
+        self._scale = 1.0
+        self._session_id: int | None = None
+        self._turns: list[Turn] = []
+        self._resolve: Resolver = lambda ids: [b""] * len(ids)
+        self._mode = Mode.TOKENS
+        ink, faces = Ink(palette), Faces()
+        self.tokens = TokensPane(ink, faces, self)
+        self.read = ReadPane(ink, faces, self)
+        self.strip = EntropyStrip(palette, self)
+        self.card = Card(palette, self.tokens)
+        self._stack = QStackedWidget(self)
+        self._stack.addWidget(self.tokens)
+        self._stack.addWidget(self.read)
+        self._below = QWidget(self)
+        self._lay_out()
+        self._connect()
+        self.read.retire()
+        self.setFocusProxy(self.tokens)
+        self.setAccessibleName(self.tr("Conversation"))
+        self._show_strip()
+
+    def _lay_out(self) -> None:
+        self._strip_row = QVBoxLayout(self._below)
+        self._strip_row.setContentsMargins(0, 0, 0, 0)
+        self._strip_row.addWidget(self.strip)
+        column = QVBoxLayout(self)
+        column.setContentsMargins(0, 0, 0, 0)
+        column.setSpacing(0)
+        column.addWidget(self._stack, 1)
+        column.addWidget(self._below)
+
+    def _connect(self) -> None:
+        self.tokens.token_clicked.connect(self.token_clicked)
+        self.tokens.token_pinned.connect(self.token_pinned)
+        self.tokens.alternative_chosen.connect(self.alternative_chosen)
+        self.tokens.token_hovered.connect(self._hovered)
+        self.tokens.column_changed.connect(self._align)
+        self.strip.token_clicked.connect(self._strip_clicked)
+        for pane in self._panes():
+            pane.variant_requested.connect(self.variant_requested)
+            pane.regenerate_requested.connect(self.regenerate_requested)
+            pane.continue_requested.connect(self.continue_requested)
+            pane.copy_requested.connect(self.copy_requested)
+
+    def _panes(self) -> tuple[TokensPane, ReadPane]:
+        return self.tokens, self.read
+
+    # ---- what is shown --------------------------------------------------------------------------------------------
+
+    def set_session(self, view: SessionView) -> None:
+        """Shows a session, or another path of it; turns that did not change keep their layout."""
+        other = view.session_id != self._session_id
+        held = {} if other else {turn.node_id: turn for turn in self._turns}
+        self._session_id = view.session_id
+        turns: list[Turn] = []
+        changed: list[int] = []
+        for turn_view in view.turns:
+            turn = held.get(turn_view.node_id)
+            if turn is None:
+                turn = Turn(turn_view)
+            elif not is_same(turn, turn_view):
+                turn.take(turn_view)
+                changed.append(len(turns))
+            turns.append(turn)
+        self._turns = turns
+        for pane in self._panes():
+            pane.set_turns(turns, changed, to_end=other or pane.is_at_end)
+        self.strip.set_turns(turns)
+        self._show_strip()
+
+    def update_turn(self, turn: TurnView) -> None:
+        """A turn of the path has new numbers or another state; a turn that is not shown is ignored."""
+        index = self._index(turn.node_id)
+        if index is None:
+            return
+        self._turns[index].take(turn)
+        for pane in self._panes():
+            pane.turn_changed(index)
+        self.strip.turn_changed(index)
+        self._show_strip()
+
+    def append_tokens(self, node_id: int, run: TokenRun) -> None:
+        """More tokens at the end of a turn; the cost depends on `run` alone. A turn that is not shown is ignored."""
+        index = self._index(node_id)
+        if index is None:
+            return
+        self._turns[index].append(run)
+        for pane in self._panes():
+            pane.tokens_appended(index)
+        self.strip.turn_changed(index)
+        if self._below.isHidden():
+            self._show_strip()
+
+    @property
+    def mode(self) -> Mode:
+        """How the conversation is rendered."""
+        return self._mode
+
+    def set_mode(self, mode: Mode) -> None:
+        """Renders it the other way, with the same token at the top."""
+        if mode is self._mode:
+            return
+        old, new = (self.tokens, self.read) if mode is Mode.READ else (self.read, self.tokens)
+        focused = old.hasFocus()
+        anchor = old.anchor()
+        self._mode = mode
+        self.card.leave()
+        self._stack.setCurrentWidget(new)
+        old.retire()
+        new.come_to(anchor)
+        self.setFocusProxy(new)
+        if focused:
+            new.setFocus()
+        self._show_strip()
+
+    def set_palette_of(self, palette: Palette) -> None:
+        """Other colours."""
+        self._palette = palette
+        ink = Ink(palette)
+        for pane in self._panes():
+            pane.set_ink(ink)
+        self.strip.set_palette_of(palette)
+        self.card.set_palette_of(palette)
+
+    def set_text_scale(self, scale: float) -> None:
+        """Another text size; 1 is the drawing's."""
+        faces = Faces(scale)
+        for pane in self._panes():
+            pane.set_faces(faces)
+        self.card.set_scale(scale)
+
+    def set_template_visible(self, visible: bool) -> None:
+        """Shows or hides what the chat template added, in Tokens mode."""
+        self.tokens.set_template_visible(visible)
+
+    def set_vocabulary(self, resolver: Resolver) -> None:
+        """Where the bytes of alternatives come from."""
+        self._resolve = resolver
+
+    def scroll_to_end(self) -> None:
+        """Shows the end and stays there, as after sending."""
+        self._pane().scroll_to_end()
+
+    def column(self) -> tuple[int, int]:
+        """Left edge and width of the text column in this widget."""
+        return self.tokens.column()
+
+    # ---- tokens ---------------------------------------------------------------------------------------------------
+
+    @property
+    def pinned(self) -> tuple[int, int] | None:
+        """The pinned token: node_id and index."""
+        return self.tokens.pin
+
+    def set_pinned(self, node_id: int, index: int) -> None:
+        """Pins a token and scrolls to it; emits nothing."""
+        self.tokens.set_pin(node_id, index)
+
+    def clear_pin(self) -> None:
+        """No token is pinned; emits nothing."""
+        self.tokens.clear_pin()
+
+    def next_uncertain(self) -> None:
+        """Pins the next of the tokens where the model hesitated most."""
+        self.tokens.next_uncertain()
+
+    def record(self, node_id: int, index: int) -> TokenRecord | None:
+        """The numbers of a token of the path, streamed ones included; None where there is no such token."""
+        turn = self._index(node_id)
+        if turn is None or not 0 <= index < len(self._turns[turn].tokens):
+            return None
+        return self._turns[turn].tokens.record(index)
+
+    def _index(self, node_id: int) -> int | None:
+        return self.tokens.page.index_of(node_id)
+
+    def _pane(self) -> TokensPane | ReadPane:
+        return self.tokens if self._mode is Mode.TOKENS else self.read
+
+    def _strip_clicked(self, node_id: int, index: int) -> None:
+        self.tokens.set_pin(node_id, index)
+        self.token_pinned.emit((node_id, index))
+        self.token_clicked.emit(node_id, index)
+
+    def _show_strip(self) -> None:
+        self._below.setVisible(self._mode is Mode.TOKENS and not self.strip.is_empty)
+
+    def _align(self, left: int, width: int) -> None:
+        self._strip_row.setContentsMargins(left, 0, max(self.width() - left - width, 0), 0)
+        self.column_changed.emit(left, width)
+
+    # ---- the card -------------------------------------------------------------------------------------------------
+
+    def _hovered(self, at: tuple[int, int] | None) -> None:
+        content = None if at is None else self._content(*at)
+        box = None if at is None else self.tokens.token_box(*at)
+        if content is None or box is None:
+            self.card.leave()
+            return
+        viewport = self.tokens.viewport()
+        offset = viewport.mapTo(self.tokens, QPoint(0, 0))
+        self.card.show_at(content, box.translated(offset), viewport.geometry())
+
+    def _content(self, node_id: int, index: int) -> CardContent | None:
+        turn = self._index(node_id)
+        if turn is None:
+            return None
+        tokens = self._turns[turn].tokens
+        record = tokens.record(index)
+        resolved = list(self._resolve(record.top_ids))
+        resolved += [b""] * (len(record.top_ids) - len(resolved))
+        words = [
+            visible_bytes(data) if data else f"#{token}"
+            for token, data in zip(record.top_ids, self._own_bytes(record, resolved), strict=True)
+        ]
+        return card_content(record, self._before(turn, index), words, visible_bytes(record.token_bytes))
+
+    def _own_bytes(self, record: TokenRecord, resolved: Sequence[bytes]) -> list[bytes]:
+        """The token's own bytes are known without a vocabulary."""
+        return [record.token_bytes if t == record.token_id else d for t, d in zip(record.top_ids, resolved, strict=True)]
+
+    def _before(self, turn: int, index: int) -> str:
+        """The last words in front of a token, on one line."""
+        text = ""
+        while turn >= 0 and len(text) <= _BEFORE_CHARACTERS:
+            tokens = self._turns[turn].tokens
+            for position in range(index - 1, -1, -1):
+                if not is_hidden(tokens.marks[position], template=False):
+                    text = tokens.texts[position][-2 * _BEFORE_CHARACTERS :] + text
+                if len(text) > _BEFORE_CHARACTERS:
+                    break
+            turn -= 1
+            index = len(self._turns[turn].tokens) if turn >= 0 else 0
+            if turn >= 0 and len(text) <= _BEFORE_CHARACTERS:
+                text = "\n" + text
+        flat = visible_bytes(text.encode(errors="replace")).strip() if text.strip() else ""
+        return _shortened(flat)
+
+
+def _shortened(text: str) -> str:
+    """Whole words from the end, with an ellipsis where something was left out."""
+    if len(text) <= _BEFORE_CHARACTERS:
+        return text
+    tail = text[-_BEFORE_CHARACTERS:]
+    space = tail.find(" ")
+    return "…" + (tail[space + 1 :] if 0 <= space < len(tail) - 1 else tail)
+
+

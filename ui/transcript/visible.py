@@ -1,0 +1,84 @@
+"""What is shown for a token's text: control characters and bytes are made visible, so that nothing hides or acts.
+
+A terminal escape, a bidi override, a tag character or a zero-width space in a model's output must be seen and must do
+nothing. Only `\\n` and `\\t` keep their meaning. U+200C, U+200D and variation selectors stay: they join emoji and letters.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+_NAMED = {
+    0x061C: "ALM", 0x200B: "ZWSP", 0x200E: "LRM", 0x200F: "RLM", 0x2028: "LSEP", 0x2029: "PSEP",
+    0x202A: "LRE", 0x202B: "RLE", 0x202C: "PDF", 0x202D: "LRO", 0x202E: "RLO", 0x2060: "WJ",
+    0x2066: "LRI", 0x2067: "RLI", 0x2068: "FSI", 0x2069: "PDI", 0xFEFF: "BOM", 0x00AD: "SHY", 0x180E: "MVS",
+}  # fmt: skip
+
+# C0 but tab and newline, DEL, C1, invisible format characters, interlinear annotations, surrogates, private use, tags
+_HIDDEN = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u00ad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
+    "\ud800-\udfff\ue000-\uf8ff\U000e0000-\U000e01ff\U000f0000-\U0010ffff]"
+)
+_RIGHT_TO_LEFT = re.compile("[\u0590-\u08ff\ufb1d-\ufdff\ufe70-\ufeff\U00010800-\U00010fff\U0001e800-\U0001efff]")
+
+
+@dataclass(frozen=True, slots=True)
+class Visible:
+    """Text to be drawn, and the character ranges of it that stand for something invisible (drawn small)."""
+
+    text: str
+    codes: tuple[tuple[int, int], ...] = ()
+
+
+def is_plain(text: str) -> bool:
+    """Whether the text is shown as it is."""
+    return text.isascii() and text.isprintable() or _HIDDEN.search(text) is None
+
+
+def visible(text: str) -> Visible:
+    """The text with invisible characters replaced by their pictures or names."""
+    if is_plain(text):
+        return Visible(text)
+    parts: list[str] = []
+    codes: list[tuple[int, int]] = []
+    length = position = 0
+    for match in _HIDDEN.finditer(text):
+        before, code = text[position : match.start()], _code(ord(match.group()))
+        length += len(before)
+        codes.append((length, length + len(code)))
+        parts += (before, code)
+        length += len(code)
+        position = match.end()
+    parts.append(text[position:])
+    return Visible("".join(parts), tuple(codes))
+
+
+def visible_bytes(data: bytes) -> str:
+    """One line of text for the bytes of any token: `Paris`, `↵`, `e2 82`; a space at the front is dropped where text follows."""
+    try:
+        text = data.decode()
+    except UnicodeDecodeError:
+        return data.hex(" ")
+    shown = visible(text.replace("\n", "↵").replace("\t", "⇥")).text
+    return shown.lstrip(" ") or "␣" * len(shown)
+
+
+def is_right_to_left(text: str) -> bool:
+    """Whether any character belongs to a right-to-left script."""
+    return not text.isascii() and _RIGHT_TO_LEFT.search(text) is not None
+
+
+def utf16_length(text: str) -> int:
+    """How many QChars Qt makes of the text."""
+    return len(text) if text.isascii() or max(text) <= "\uffff" else len(text) + sum(c > "\uffff" for c in text)
+
+
+def _code(point: int) -> str:
+    if point < 0x20:
+        return chr(0x2400 + point)
+    if point == 0x7F:
+        return "␡"
+    if 0xE0020 <= point < 0xE007F:
+        return f"tag {chr(point - 0xE0000)}"
+    return _NAMED.get(point, f"U+{point:04X}")

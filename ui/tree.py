@@ -1,0 +1,140 @@
+"""The outline of a session's branches: where they leave, what they say, how likely they were."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from PySide6.QtCore import QAbstractListModel, QModelIndex, QObject, QRect, QRectF, QSize, Qt, Signal
+from PySide6.QtGui import QColor, QFont, QFontMetrics, QPainter, QPen
+from PySide6.QtWidgets import QAbstractItemView, QFrame, QListView, QStyledItemDelegate, QStyleOptionViewItem, QWidget
+
+from ui.port import BranchRow
+from ui.session_rows import Index, paint_row_ground
+from ui.theme.fonts import interface_font
+from ui.theme.scheme import current_theme
+from ui.transcript.numbers import signed
+
+ROW_HEIGHT = 25
+INDENT = 14
+DEEPEST_INDENT = 8  # further levels are drawn at this one: a row must keep room for its words
+_DOT = 7
+_ROW = int(Qt.ItemDataRole.UserRole)
+
+
+class BranchRows(QAbstractListModel):
+    """The rows, as the workbench gave them."""
+
+    def __init__(self, parent: QObject) -> None:
+        super().__init__(parent)
+        self.rows: tuple[BranchRow, ...] = ()
+
+    def take(self, rows: Sequence[BranchRow]) -> None:
+        """Shows these; a change of the same tree keeps the scroll position."""
+        new = tuple(rows)
+        if [row.node_id for row in new] == [row.node_id for row in self.rows]:
+            self.rows = new
+            if new:
+                self.dataChanged.emit(self.index(0), self.index(len(new) - 1))
+            return
+        self.beginResetModel()
+        self.rows = new
+        self.endResetModel()
+
+    def rowCount(self, parent: Index = QModelIndex()) -> int:  # noqa: B008  # Qt's own default, an immutable value
+        return 0 if parent.isValid() else len(self.rows)
+
+    def data(self, index: Index, role: int = int(Qt.ItemDataRole.DisplayRole)) -> object:
+        if not index.isValid():
+            return None
+        row = self.rows[index.row()]
+        if role == _ROW:
+            return row
+        words = " ".join(f"{row.before} {row.name}".split())
+        if role == Qt.ItemDataRole.DisplayRole:
+            return words
+        if role == Qt.ItemDataRole.AccessibleTextRole:
+            shown = self.tr("shown") if row.current else ""
+            likely = self.tr("{0} nats").format(signed(row.logprob, 1)) if row.logprob is not None else ""
+            return ", ".join(part for part in (words, self.tr("level {0}").format(row.depth + 1), likely, shown) if part)
+        return None
+
+
+class BranchTree(QListView):
+    """An outline as a list with indents: 300 branches stay readable, which no drawn graph does."""
+
+    selected = Signal(int)  # node id
+
+    def __init__(self, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.rows = BranchRows(self)
+        self.setModel(self.rows)
+        self.setItemDelegate(_BranchDelegate(self))
+        self.setFrameShape(QFrame.Shape.NoFrame)
+        self.setUniformItemSizes(True)
+        self.setVerticalScrollMode(QAbstractItemView.ScrollMode.ScrollPerPixel)
+        self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
+        self.setEditTriggers(QAbstractItemView.EditTrigger.NoEditTriggers)
+        self.setAccessibleName(self.tr("Branches"))
+        self.clicked.connect(self._choose)
+        self.activated.connect(self._choose)
+
+    def show_branches(self, rows: Sequence[BranchRow]) -> None:
+        """Shows the outline and brings the current branch into sight."""
+        self.rows.take(rows)
+        current = next((i for i, row in enumerate(self.rows.rows) if row.current), None)
+        if current is not None:
+            self.scrollTo(self.rows.index(current))
+
+    def _choose(self, index: QModelIndex) -> None:
+        row = index.data(_ROW)
+        if isinstance(row, BranchRow):
+            self.selected.emit(row.node_id)
+
+
+class _BranchDelegate(QStyledItemDelegate):
+    """Dot, shared words, differing words in medium weight, log-probability."""
+
+    def __init__(self, parent: QObject) -> None:
+        super().__init__(parent)
+        self._theme = current_theme()
+        self._plain, self._strong = interface_font(), interface_font(weight=QFont.Weight.Medium)
+        self._small = interface_font(11)
+
+    def sizeHint(self, option: QStyleOptionViewItem, index: Index) -> QSize:  # noqa: ARG002  # the signature is Qt's
+        return QSize(0, ROW_HEIGHT)
+
+    def paint(self, painter: QPainter, option: QStyleOptionViewItem, index: Index) -> None:
+        row: BranchRow = index.data(_ROW)
+        palette, rect = self._theme.palette, QRect(option.rect)
+        state = option.state
+        painter.save()
+        painter.setRenderHint(QPainter.RenderHint.Antialiasing)
+        paint_row_ground(painter, rect, palette.selection if row.current else None, state, palette.accent)
+        left = rect.left() + 10 + INDENT * min(row.depth, DEEPEST_INDENT)
+        dot = QRectF(left + 0.75, rect.center().y() - _DOT / 2 + 1.25, _DOT - 1.5, _DOT - 1.5)
+        painter.setPen(QPen(QColor(palette.accent), 1.5))
+        painter.setBrush(QColor(palette.accent) if row.current else Qt.BrushStyle.NoBrush)
+        painter.drawEllipse(dot)
+        words = rect.adjusted(0, 0, -8, 0)
+        words.setLeft(left + _DOT + 7)
+        if row.logprob is not None:
+            score = signed(row.logprob, 1)
+            painter.setFont(self._small)
+            painter.setPen(QColor(palette.faint))
+            painter.drawText(words, int(Qt.AlignmentFlag.AlignVCenter | Qt.AlignmentFlag.AlignRight), score)
+            words.setRight(words.right() - QFontMetrics(self._small).horizontalAdvance(score) - 8)
+        painter.setPen(QColor(palette.text))
+        self._paint_words(painter, words, row)
+        painter.restore()
+
+    def _paint_words(self, painter: QPainter, room: QRect, row: BranchRow) -> None:
+        before, name = (" ".join(part.split()) for part in (row.before, row.name))
+        first = (before + " " if before and name else before, self._strong if row.current else self._plain)
+        for text, font in (first, (name, self._strong if before or row.current else self._plain)):
+            metrics = QFontMetrics(font)
+            painter.setFont(font)
+            shown = metrics.elidedText(text, Qt.TextElideMode.ElideRight, room.width())
+            painter.drawText(room, int(Qt.AlignmentFlag.AlignVCenter), shown)
+            room.setLeft(room.left() + metrics.horizontalAdvance(text))
+            if room.width() <= metrics.averageCharWidth():
+                return
