@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from runtime import EngineDiedError, LanguageModel, spawn
 from ui import EngineState
 
 log = logging.getLogger(__name__)
+Starter = Callable[..., Awaitable[LanguageModel]]  # (source, backend, **options)
 
 
 class Supervisor:
@@ -21,14 +22,15 @@ class Supervisor:
         source: The model: a folder, a GGUF file or a name on the shelf.
         backend: Which engine runs it.
         options: `LoadOptions` by name.
-        log_path: Where the engine's stderr goes.
+        start: Makes the model; an engine process by default.
+        options: For `start`: `LoadOptions` by name, `log_path`.
     """
 
-    def __init__(self, source: str, backend: str = "auto", *, log_path: Path | None = None, **options: Any) -> None:
+    def __init__(self, source: str, backend: str = "auto", *, start: Starter = spawn, **options: Any) -> None:
         self.source = source
         self._backend = backend
         self._options = options
-        self._log_path = log_path
+        self._start_engine = start
         self._model: LanguageModel | None = None
         self._starting: asyncio.Task[LanguageModel] | None = None
         self._listeners: list[Callable[[], None]] = []
@@ -59,7 +61,7 @@ class Supervisor:
     async def _start(self) -> LanguageModel:
         self._tell(EngineState.STARTING, f"loading {Path(self.source).name}")
         try:
-            self._model = await spawn(self.source, self._backend, log_path=self._log_path, **self._options)
+            self._model = await self._start_engine(self.source, self._backend, **self._options)
         except EngineDiedError as error:
             self._tell(EngineState.DIED, str(error))
             raise

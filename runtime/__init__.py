@@ -30,6 +30,7 @@ from runtime.loading.importer import import_model
 from runtime.loading.paths import models_dir
 from runtime.loading.progress import Progress
 from runtime.loading.shelf import ShelfEntry, list_models
+from runtime.loading.verify import verify_model
 from runtime.model import load, load_model_by_name
 from runtime.options import GenerationOptions, LoadOptions, SamplingOptions
 from runtime.records import Finish, Origin, Scores, TokenRecord, TokenRun
@@ -89,4 +90,5 @@ __all__ = [
     "spawn",
     "texts_of",
     "unregister_backend",
+    "verify_model",
 ]

@@ -112,14 +112,15 @@ class Database:
             db.conn.close()
 
 
-def connect(path: Path, *, read_only: bool = False) -> sqlite_utils.Database:
-    """A connection with our pragmas, for the calling thread. A file that is missing is made, 0600."""
-    if read_only and not path.is_file():
+def connect(path: Path, *, read_only: bool = False, immutable: bool = False) -> sqlite_utils.Database:
+    """A connection with our pragmas to an existing file, for the calling thread.
+
+    `immutable`: nobody writes meanwhile; no lock is taken and no file is made beside it.
+    """
+    if read_only and not path.exists():
         raise StoreMissingError(f"{path}: there are no saved sessions here yet")
-    if not read_only:
-        ensure_file(path)
-    mode = "ro" if read_only else "rw"
-    conn = sqlite3.connect(f"{path.absolute().as_uri()}?mode={mode}", uri=True, timeout=_BUSY_SECONDS)
+    uri = f"{path.absolute().as_uri()}?mode={'ro' if read_only else 'rw'}{'&immutable=1' if immutable else ''}"
+    conn = sqlite3.connect(uri, uri=True, timeout=_BUSY_SECONDS)
     try:
         # damaged text must reach the checksum, not fail in the decoder
         conn.text_factory = lambda raw: raw.decode("utf-8", "replace")

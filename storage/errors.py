@@ -109,6 +109,4 @@ def typed_errors(path: Path) -> Iterator[None]:
         raise typed(error, path) from error
     except OSError as error:
         kind = StoreFullError if error.errno in (errno.ENOSPC, errno.EDQUOT) else StoreReadOnlyError
-        raise kind(
-            f"{path}: the file cannot be opened for writing ({error.strerror}); check the disk and the folder"
-        ) from error
+        raise kind(f"{path}: the file cannot be opened for writing ({error.strerror}); check its folder") from error

@@ -24,6 +24,8 @@ class _Holder(msgspec.Struct, frozen=True):
 class DataFolderLock:
     """The right to write into a data folder; the operating system drops it when the process ends, however it ends.
 
+    Keep the object: it gives the lock back when it is garbage.
+
     Args:
         data_dir: The data folder; created (0700) when it is missing.
         what: What holds the lock, in words for a message: "window", "ask --session".

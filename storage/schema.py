@@ -13,11 +13,12 @@ import sqlite_utils
 from sqlite_utils import Migrations
 
 from storage.backup import back_up
-from storage.database import connect, fetch, scalar, transaction
+from storage.database import connect, ensure_file, fetch, scalar, sync_folder, transaction
 from storage.errors import StoreDamagedError, StoreNewerError, StoreReadOnlyError
 from storage.views import VIEWS
 
 APPLICATION_ID: Final = 0x454C5357  # "ELSW"
+_HEADER_BYTES: Final = 100  # of any SQLite file
 
 migrations = Migrations("elsewise.sessions")
 
@@ -101,7 +102,11 @@ def open_sessions(path: Path, *, read_only: bool) -> sqlite_utils.Database:
         StoreNewerError, StoreDamagedError: Not for this version to open; the file was not touched.
         StoreReadOnlyError, StoreMissingError: It cannot be written, or (read-only) is not there or must be migrated first.
     """
-    applied = _survey(path) if path.is_file() and path.stat().st_size else []
+    if not read_only:
+        if not path.exists():
+            _create(path)
+        ensure_file(path)  # a file that cannot be opened for writing is named here
+    applied = _survey(path)
     known = [migration.name for migration in migrations._migrations]  # noqa: SLF001  # the library has no public list
     if newer := [name for name in applied if name not in known]:
         raise StoreNewerError(
@@ -113,35 +118,63 @@ def open_sessions(path: Path, *, read_only: bool) -> sqlite_utils.Database:
     db = connect(path, read_only=read_only)
     try:
         if not read_only:
-            _bring_up_to_date(db, path, applied=applied, known=known)
+            _bring_up_to_date(db, path, pending=known[len(applied) :])
     except BaseException:
         db.conn.close()
         raise
     return db
 
 
+def _create(path: Path) -> None:
+    """Makes a whole, empty store under another name first: at `path` there is never half of one, so 0 bytes are damage."""
+    if _size(_wal(path)):
+        raise StoreDamagedError(f"{path} is missing, but its journal {_wal(path).name} is there; put the file back")
+    draft = path.with_name(path.name + ".new")
+    for leftover in (draft, _wal(draft)):
+        leftover.unlink(missing_ok=True)
+    ensure_file(draft)
+    with closing(connect(draft).conn) as conn:
+        db = sqlite_utils.Database(conn, execute_plugins=False)
+        db.execute("PRAGMA auto_vacuum = INCREMENTAL")  # must stand before the first page is written
+        migrations.apply(db)
+        fetch(db, "PRAGMA journal_mode = WAL")
+    draft.rename(path)
+    sync_folder(path.parent)
+
+
 def _survey(path: Path) -> list[str]:
     """The migrations a file has, without changing a byte of it (a connection that could write would merge its WAL)."""
-    with closing(connect(path, read_only=True).conn) as conn:
+    size, alone = _size(path), not _size(_wal(path))
+    if path.is_file() and size < _HEADER_BYTES:  # SQLite would take it for a new database
+        raise StoreDamagedError(f"{path} has {size} bytes and is not a database; restore it from a backup")
+    # without a WAL nobody is writing, and an immutable connection leaves no files of its own behind
+    with closing(connect(path, read_only=True, immutable=alone).conn) as conn:
         db = sqlite_utils.Database(conn, execute_plugins=False)
+        whole = scalar(db, "PRAGMA page_count") * scalar(db, "PRAGMA page_size")
+        if alone and size < whole:  # SQLite does not miss part of the last page
+            raise StoreDamagedError(f"{path} is cut short: {size:,} of {whole:,} bytes are there; restore it from a backup")
         applied = [migration.name for migration in migrations.applied(db)]
-        foreign = [n for n in db.table_names() if n != migrations.migrations_table and not n.startswith("sqlite_")]
         ours = scalar(db, "PRAGMA application_id") == APPLICATION_ID
-    if not ours and (applied or foreign):
+    if not ours or not applied:
         raise StoreDamagedError(f"{path} is a database, but not one of Elsewise's; move it away or choose another data folder")
     return applied
 
 
-def _bring_up_to_date(db: sqlite_utils.Database, path: Path, *, applied: list[str], known: list[str]) -> None:
-    if not applied:
-        db.execute("PRAGMA auto_vacuum = INCREMENTAL")  # must stand before the first page is written
-    fetch(db, "PRAGMA journal_mode = WAL")
-    if pending := known[len(applied) :]:
-        if applied:
-            back_up(db, path.parent / "backups" / f"{path.stem}.before-{pending[0]}{path.suffix}")
+def _bring_up_to_date(db: sqlite_utils.Database, path: Path, *, pending: list[str]) -> None:
+    if pending:
+        back_up(db, path.parent / "backups" / f"{path.stem}.before-{pending[0]}{path.suffix}")
         migrations.apply(db)
     # a real write, so that a store that cannot be written is noticed now and not at the first message
-    transaction(db, lambda db: db.execute(f"PRAGMA user_version = {len(known)}"))
+    version = len(migrations.applied(db))
+    transaction(db, lambda db: db.execute(f"PRAGMA user_version = {version}"))
+
+
+def _wal(path: Path) -> Path:
+    return path.with_name(path.name + "-wal")
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
 
 
 def _execute_all(db: sqlite_utils.Database, script: str) -> None:

@@ -134,7 +134,8 @@ def tiny_path(name: str) -> Path:
 @functools.cache
 def tiny_tokenizer() -> Any:
     """The tokenizer of the tiny models, a `tokenizers.Tokenizer`."""
-    from pydoc_data import topics  # type: ignore[import-untyped]  # CPython ships no types for it
+    from pydoc_data import topics
+
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.BPE())

@@ -44,29 +44,31 @@ class Frame(QWidget):
             (self.composer.field, self.composer.send_button),
         ):
             QWidget.setTabOrder(first, second)
-        self.sidebar.setVisible(sidebar)
-        self.inspector.setVisible(inspector)
+        self._show(self.sidebar, sidebar)
+        self._show(self.inspector, inspector)
 
     def show_sidebar(self, show: bool) -> None:  # a state, not an option
         """As the user wants it, whatever the room."""
         self.wants_sidebar = show
-        self.sidebar.setVisible(show)
-        self.panels_changed.emit()
+        self._show(self.sidebar, show)
 
     def show_inspector(self, show: bool) -> None:  # a state, not an option
         """As the user wants it, whatever the room."""
         self.wants_inspector = show
-        self.inspector.setVisible(show)
-        self.panels_changed.emit()
+        self._show(self.inspector, show)
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)
         room = (self.width() >= SIDEBAR_NEEDS, self.width() >= INSPECTOR_NEEDS)
         if room != self._room:  # only on crossing: a panel asked for in a narrow window stays
             self._room = room
-            self.sidebar.setVisible(self.wants_sidebar and room[0])
-            self.inspector.setVisible(self.wants_inspector and room[1])
-            self.panels_changed.emit()
+            self._show(self.sidebar, self.wants_sidebar and room[0])
+            self._show(self.inspector, self.wants_inspector and room[1])
+
+    def _show(self, panel: QWidget, show: bool) -> None:  # noqa: FBT001  # a state, not an option
+        panel.setVisible(show)
+        self.top.stand_over_sidebar(not self.sidebar.isHidden())
+        self.panels_changed.emit()
 
     def _lay_out(self) -> None:
         column = QWidget()

@@ -43,11 +43,14 @@ class SessionPanel(QWidget):
         self.undo_bar = Notice("undo")
         self.undo_bar.acted.connect(self.restored)
 
+        listed = QVBoxLayout()
+        listed.setSpacing(0)
+        listed.addWidget(self.search)
+        listed.addWidget(self.view)
         column = QVBoxLayout(self)
         column.setContentsMargins(0, 0, 0, 0)
-        column.setSpacing(0)
-        column.addWidget(self.search)
-        column.addWidget(self.view)
+        column.setSpacing(6)  # counts only while the undo bar is there
+        column.addLayout(listed)
         column.addWidget(self.undo_bar)
 
         self._delay = QTimer(self, singleShot=True, interval=SEARCH_DELAY_MS)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from PySide6.QtCore import Qt
-from PySide6.QtGui import QColor, QPainter, QPaintEvent, QPen
+from PySide6.QtGui import QColor, QPainter, QPaintEvent, QPen, QResizeEvent
 from PySide6.QtWidgets import QHBoxLayout, QWidget
 
 from ui.port import EngineState, StatusView, Tier
@@ -13,6 +13,8 @@ from ui.transcript.numbers import rate
 from ui.widgets import ElidedLabel, Label
 
 HEIGHT = 26
+MARGIN = 16
+GAP = 22  # before each fact
 
 
 class StatusBar(QWidget):
@@ -28,13 +30,13 @@ class StatusBar(QWidget):
         self.engine = ElidedLabel("", "soft", font)
         self.facts = [Label("", "soft", font) for _ in range(5)]
         row = QHBoxLayout(self)
-        row.setContentsMargins(16, 0, 16, 0)
+        row.setContentsMargins(MARGIN, 0, MARGIN, 0)
         row.setSpacing(0)
         row.addWidget(self._dot)
         row.addSpacing(6)
         row.addWidget(self.engine)
         for fact in self.facts:
-            row.addSpacing(22)
+            fact.setIndent(GAP)
             row.addWidget(fact)
         row.addStretch(1)
 
@@ -45,7 +47,18 @@ class StatusBar(QWidget):
         self.engine.setAccessibleName(self.tr("Engine: {0}").format(self.engine.text()))
         for label, words in zip(self.facts, self._words(status), strict=True):
             label.setText(words)
-            label.setVisible(bool(words))
+        self._fit()
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        super().resizeEvent(event)
+        self._fit()
+
+    def _fit(self) -> None:
+        """Facts that find no room are left out, from the right; the engine's state never is."""
+        room = self.width() - 2 * MARGIN - self._dot.width() - self.engine.sizeHint().width() - 6
+        for label in self.facts:
+            room -= label.sizeHint().width() if label.text() else 0
+            label.setVisible(bool(label.text()) and room >= 0)
 
     def _word(self, state: EngineState) -> str:
         return {

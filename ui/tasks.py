@@ -38,6 +38,7 @@ class Tasks:
         task = asyncio.get_running_loop().create_task(self._guarded(work, refused or self._show))
         self._running.add(task)
         task.add_done_callback(self._running.discard)
+        task.add_done_callback(lambda _task: work.close())  # a task cancelled before its first step never touched it
         return task
 
     def latest(self, key: str, work: Coroutine[Any, Any, None], refused: Callable[[str], None] | None = None) -> None:

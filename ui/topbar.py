@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from PySide6.QtCore import QPoint, Qt, Signal
 from PySide6.QtGui import QAction, QActionGroup, QFont
-from PySide6.QtWidgets import QButtonGroup, QHBoxLayout, QMenu, QPushButton, QSizePolicy, QToolButton, QWidget
+from PySide6.QtWidgets import QApplication, QButtonGroup, QHBoxLayout, QMenu, QPushButton, QSizePolicy, QToolButton, QWidget
 
 from ui.port import ModelChoice
 from ui.shown import Fork
@@ -53,7 +53,8 @@ class TopBar(QWidget):
         row = QHBoxLayout(self)
         row.setContentsMargins(14, 0, 14, 0)
         row.setSpacing(10)
-        row.addWidget(self._left())
+        self._left_part = self._left()
+        row.addWidget(self._left_part)
         row.addWidget(self.title)
         row.addWidget(self.branch)
         row.addStretch(1)
@@ -61,9 +62,12 @@ class TopBar(QWidget):
         row.addWidget(self.modes)
         row.addWidget(self.inspector_button)
 
+    def stand_over_sidebar(self, shown: bool) -> None:  # noqa: FBT001  # a state, not an option
+        """The title stands where the sidebar ends; without a sidebar it moves to the left."""
+        self._left_part.setFixedWidth(LEFT if shown else self._left_part.minimumSizeHint().width())
+
     def _left(self) -> QWidget:
         left = QWidget()
-        left.setFixedWidth(LEFT)
         row = QHBoxLayout(left)
         row.setContentsMargins(LIGHTS if sys.platform == "darwin" else 0, 0, 0, 0)
         row.setSpacing(4)
@@ -147,6 +151,7 @@ class ModelChip(QPushButton):
         """Shows what is on the shelf, under the chip."""
         menu = QMenu(self)
         menu.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+        menu.setLayoutDirection(QApplication.layoutDirection())  # not the chip's own
         menu.setAccessibleName(self.tr("Models"))
         group = QActionGroup(menu)
         for choice in choices:

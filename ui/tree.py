@@ -17,7 +17,9 @@ from ui.transcript.numbers import signed
 ROW_HEIGHT = 25
 INDENT = 14
 DEEPEST_INDENT = 8  # further levels are drawn at this one: a row must keep room for its words
+SHARED_SHARE = 0.35  # of a row's width, for the words it shares with its siblings
 _DOT = 7
+_MIDDLE = int(Qt.AlignmentFlag.AlignVCenter)
 _ROW = int(Qt.ItemDataRole.UserRole)
 
 
@@ -128,13 +130,19 @@ class _BranchDelegate(QStyledItemDelegate):
         painter.restore()
 
     def _paint_words(self, painter: QPainter, room: QRect, row: BranchRow) -> None:
+        """Where both do not fit, the shared words give way first: a branch is known by where it differs."""
         before, name = (" ".join(part.split()) for part in (row.before, row.name))
-        first = (before + " " if before and name else before, self._strong if row.current else self._plain)
-        for text, font in (first, (name, self._strong if before or row.current else self._plain)):
-            metrics = QFontMetrics(font)
-            painter.setFont(font)
-            shown = metrics.elidedText(text, Qt.TextElideMode.ElideRight, room.width())
-            painter.drawText(room, int(Qt.AlignmentFlag.AlignVCenter), shown)
-            room.setLeft(room.left() + metrics.horizontalAdvance(text))
-            if room.width() <= metrics.averageCharWidth():
-                return
+        shared_font = self._strong if row.current else self._plain
+        name_font = self._strong if before or row.current else self._plain
+        if before:
+            needed = QFontMetrics(name_font).horizontalAdvance(name)
+            shared = QFontMetrics(shared_font)
+            most = max(room.width() - needed, round(room.width() * SHARED_SHARE))
+            shown = shared.elidedText(before + " ", Qt.TextElideMode.ElideLeft, most)
+            painter.setFont(shared_font)
+            painter.drawText(room, _MIDDLE, shown)
+            room.setLeft(room.left() + shared.horizontalAdvance(shown))
+        painter.setFont(name_font)
+        painter.drawText(
+            room, _MIDDLE, QFontMetrics(name_font).elidedText(name, Qt.TextElideMode.ElideRight, room.width())
+        )

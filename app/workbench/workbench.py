@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -47,6 +48,7 @@ from ui import (
 )
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 TITLE_LENGTH = 60
 PRESET = GenerationOptions(max_tokens=1024, sampling=SamplingOptions(temperature=0.8, top_p=0.95, min_p=0.05))
@@ -101,7 +103,7 @@ class AppWorkbench:
 
     async def sessions(self, query: str = "") -> Sequence[SessionSummary]:
         """Pinned first, then the latest."""
-        rows = await self._stored(self._store.sessions(query))
+        rows = await stored(self._store.sessions(query))
         open_id = self._shown.id if self._shown else None
         return [
             SessionSummary(row.id, row.title, row.updated, row.branches, row.pinned, row.is_sample)
@@ -113,7 +115,7 @@ class AppWorkbench:
         """Reads a session; no model is needed."""
         session = self._open.get(session_id)
         if session is None:
-            session = OpenSession(await self._stored(self._store.load_session(session_id)))
+            session = OpenSession(await stored(self._store.load_session(session_id)))
             self._open[session_id] = session
         await self._load_path(session)
         await self.vocabulary.load()
@@ -124,7 +126,7 @@ class AppWorkbench:
 
     async def new_session(self) -> SessionView:
         """An empty one."""
-        session_id = await self._stored(self._store.create_session("New session"))
+        session_id = await stored(self._store.create_session("New session"))
         view = await self.open_session(session_id)
         self._tell(SessionsChanged())
         return view
@@ -134,7 +136,7 @@ class AppWorkbench:
         title = clean_text(title).strip()
         if not title:
             raise Refusal("a title needs at least one character")
-        await self._stored(self._store.rename_session(session_id, title))
+        await stored(self._store.rename_session(session_id, title))
         if session_id in self._open:
             self._open[session_id].title = title
             self._tell(SessionChanged(self._open[session_id].view()))
@@ -143,12 +145,12 @@ class AppWorkbench:
     async def trash_session(self, session_id: int) -> None:
         """Into the trash; an answer that is being written there is stopped and kept."""
         self.stop(session_id)
-        await self._stored(self._store.trash_session(session_id))
+        await stored(self._store.trash_session(session_id))
         self._tell(SessionsChanged())
 
     async def restore_session(self, session_id: int) -> None:
         """Back out of the trash."""
-        await self._stored(self._store.restore_session(session_id))
+        await stored(self._store.restore_session(session_id))
         self._tell(SessionsChanged())
 
     async def select(self, session_id: int, node_id: int) -> SessionView:
@@ -240,8 +242,8 @@ class AppWorkbench:
         except StoreError as fault:
             raise Refusal(f"{fault} (what the model wrote is on the screen; copy it)") from fault
         finally:
-            stored = await self._stored(self._store.load_session(session.id))
-            for each in stored.nodes:
+            tree = await stored(self._store.load_session(session.id))
+            for each in tree.nodes:
                 session.tree.put(each)
             await self._find_warm(session)
             self._tell(SessionChanged(session.view()))
@@ -281,7 +283,7 @@ class AppWorkbench:
     async def _keep_ids(self, session: OpenSession, model: LanguageModel, node: NodeRow, run: TokenRun) -> None:
         """The ids of a saved turn: on the disk before the model sees them."""
         session.runs[node.id] = run
-        await self._stored(self._store.append_chunk(node.id, chunk(run, model.info.kv_fingerprint)))
+        await stored(self._store.append_chunk(node.id, chunk(run, model.info.kv_fingerprint)))
 
     async def _place_of_user_turn(self, session: OpenSession, replaces: int | None) -> tuple[int | None, int | None]:
         """Where a new user turn hangs: its parent and the token at which it leaves it."""
@@ -298,7 +300,7 @@ class AppWorkbench:
 
     async def _add(self, session: OpenSession, node: NewNode) -> NodeRow:
         """Adds a node on the disk and in the open tree, and makes it the tip."""
-        node_id = await self._stored(self._store.add_node(node, current=True))
+        node_id = await stored(self._store.add_node(node, current=True))
         row = NodeRow(
             id=node_id,
             session_id=node.session_id,
@@ -367,13 +369,13 @@ class AppWorkbench:
 
     async def _move(self, session: OpenSession, tip: int) -> None:
         session.tip = tip
-        await self._stored(self._store.set_current(session.id, tip))
+        await stored(self._store.set_current(session.id, tip))
         await self._load_path(session)
 
     async def _load_path(self, session: OpenSession) -> None:
         missing = session.missing()
         if missing:
-            session.add_tokens(await self._stored(self._store.load_tokens(missing)))
+            session.add_tokens(await stored(self._store.load_tokens(missing)))
 
     async def _find_warm(self, session: OpenSession) -> None:
         """How much of the path the engine holds."""
@@ -387,12 +389,6 @@ class AppWorkbench:
             await self._supervisor.died()
         except RuntimeFault as fault:
             log.info("no warm prefix: %s", fault)
-
-    async def _stored(self, work):  # type: ignore[no-untyped-def]  # any coroutine of the store, its result as it is
-        try:
-            return await work
-        except StoreError as fault:
-            raise Refusal(str(fault)) from fault
 
     def _refresh_status(self) -> None:
         model, session = self._supervisor.running, self._shown
@@ -415,6 +411,14 @@ class AppWorkbench:
                 )
         self.status = status
         self._tell(StatusChanged(status))
+
+
+async def stored(work: Coroutine[Any, Any, T]) -> T:
+    """What the store answers; its refusals as ours."""
+    try:
+        return await work
+    except StoreError as fault:
+        raise Refusal(str(fault)) from fault
 
 
 def pick(run: TokenRun, offset: int, token_id: int, token_bytes: bytes) -> TokenRun:

@@ -80,6 +80,14 @@ class PackedBackend(ABC, Generic[P]):
     def push(self, pack: P, step: Step) -> tuple[Float32, State | None]:
         """One forward: the wanted raw logits ``(len(want), vocab) float32`` and the recurrent state after it."""
 
+    @abstractmethod
+    def close(self, pack: P) -> None:
+        """Frees the pack."""
+
+    @abstractmethod
+    def logits_uncached(self, ids: Sequence[int]) -> Float32:
+        """``(vocab,)`` raw logits after `ids` by the library's own plain forward."""
+
     def size(self, pack: P) -> int:
         """Slots in use."""
         return pack.tree.size

@@ -57,7 +57,8 @@ def _alone(backend: PackedBackend[Any], trunk: Int64, tail: Int64) -> Float32:
         nothing = np.empty(0, np.int64)
         backend.forward(pack, trunk, chain_parents(0, len(trunk), ROOT), nothing)
         parents = chain_parents(len(trunk), len(tail), len(trunk) - 1)
-        return backend.forward(pack, tail, parents, np.array([len(tail) - 1]))[1][0]
+        last: Float32 = backend.forward(pack, tail, parents, np.array([len(tail) - 1]))[1][0]
+        return last
     finally:
         backend.close(pack)
 
@@ -85,4 +86,5 @@ def _gap(a: Float32, b: Float32) -> float:
 def _log_softmax(logits: Float32) -> Float32:
     wide = logits.astype(np.float64)
     wide -= wide.max()
-    return (wide - np.log(np.exp(wide).sum())).astype(np.float32)
+    normal: Float32 = (wide - np.log(np.exp(wide).sum())).astype(np.float32)
+    return normal

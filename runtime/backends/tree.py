@@ -7,6 +7,7 @@ once: no walk over single ancestors.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -156,7 +157,7 @@ def runs(parents: Int64, base: int) -> Iterator[tuple[int, int]]:
     """Cuts a call of `forward` into runs (start, stop), in which each token follows the one just before it."""
     breaks = np.flatnonzero(parents[1:] != base + np.arange(len(parents) - 1)) + 1
     edges = [0, *breaks.tolist(), len(parents)]
-    yield from zip(edges, edges[1:], strict=False)
+    yield from itertools.pairwise(edges)
 
 
 def segments(parents: Int64, base: int) -> list[Int64]:

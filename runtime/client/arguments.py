@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,15 +25,14 @@ def plain_ids(ids: Sequence[int]) -> list[int]:
         numbers: list[int] = ids.tolist()
         return numbers
     try:
-        return list(map(operator.index, ids))
-    except TypeError:
-        for place, value in enumerate(ids):
-            if not hasattr(value, "__index__"):
-                kind = type(value).__name__
-                raise InvalidRequestError(
-                    f"token ids are whole numbers; at place {place:,} stands {value!r} ({kind})"
-                ) from None
-        raise
+        if bool not in set(map(type, ids)):
+            return list(map(operator.index, ids))
+        place, value = next((place, value) for place, value in enumerate(ids) if isinstance(value, bool))
+    except TypeError as mismatch:
+        if not isinstance(ids, Iterable):
+            raise InvalidRequestError(f"token ids are a sequence of whole numbers, not {ids!r:.60}") from mismatch
+        place, value = next((place, value) for place, value in enumerate(ids) if not hasattr(value, "__index__"))
+    raise InvalidRequestError(f"token ids are whole numbers; at place {place:,} stands {value!r:.60} ({type(value).__name__})")
 
 
 def plain_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:

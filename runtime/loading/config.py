@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -29,9 +28,10 @@ def normalised(config: Mapping[str, Any]) -> dict[str, Any]:
     and mlx_lm have ``rope_theta``, ``rope_scaling`` and ``rope_local_base_freq`` at the top. mlx_lm falls back to a base
     of 10,000 without a word: 6 nats off on SmolLM2.
     """
-    result = copy.deepcopy(dict(config))
+    result: dict[str, Any] = _plain_floats(dict(config))
     result.pop("auto_map", None)
-    result.pop("model_file", None)
+    if "model_file" in result:
+        result["model_file"] = None  # mlx_lm lays this over the file on disk: a key left out would keep its value
     if isinstance(result.get("text_config"), Mapping):
         result["text_config"] = normalised(result["text_config"])
     rope = result.get("rope_parameters")
@@ -66,6 +66,16 @@ def check_sizes(config: Mapping[str, Any], where: str) -> None:
     inner = config.get("text_config")
     if isinstance(inner, Mapping):
         check_sizes(inner, f"{where}, text_config")
+
+
+def _plain_floats(value: Any) -> Any:
+    """A deep copy in which ``{"__float__": "Infinity"}``, as transformers 5 writes it, is the number again."""
+    if isinstance(value, Mapping):
+        tagged = value.get("__float__")
+        if len(value) == 1 and tagged in ("Infinity", "-Infinity", "NaN"):
+            return float(tagged)
+        return {key: _plain_floats(item) for key, item in value.items()}
+    return [_plain_floats(item) for item in value] if isinstance(value, list) else value
 
 
 def _rope_to_top(config: dict[str, Any], rope: Mapping[str, Any]) -> None:

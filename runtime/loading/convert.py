@@ -15,6 +15,7 @@ import resource
 import sys
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -31,7 +32,21 @@ ARCHITECTURES = ("llama",)
 _BASE_MEMORY = 4 << 30  # bytes of address space: interpreter, numpy, tokenizer, and room
 
 
-def check(path: Path) -> tuple[GgufHeader, LlamaShape, list[Tensor]]:
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """A file that can be converted, as far as its header tells."""
+
+    header: GgufHeader
+    shape: LlamaShape
+    tensors: list[Tensor]
+
+    @property
+    def float32_bytes(self) -> int:
+        """Size of the weights once converted."""
+        return sum(math.prod(tensor.shape) for tensor in self.tensors) * 4
+
+
+def check(path: Path) -> Checked:
     """Everything that can be refused before work begins.
 
     Raises:
@@ -47,23 +62,34 @@ def check(path: Path) -> tuple[GgufHeader, LlamaShape, list[Tensor]]:
         kind = header.tensors[tensor.source].format.name
         if kind not in UNPACKERS:
             raise ModelLoadError(f"{path}: {tensor.source} is packed as {kind}; a file in {', '.join(UNPACKERS)} can be read")
-    return header, shape, tensors
+    return Checked(header, shape, tensors)
 
 
-def convert(source: Path, target: Path, report: Callable[[int, int], None]) -> int:
-    """Writes the model folder's files into `target`, durably; returns the number of parameters."""
-    header, shape, tensors = check(source)
-    _limit_memory(header)
+def convert(checked: Checked, target: Path, report: Callable[[int, int], None]) -> int:
+    """Writes the model folder's files into `target`, durably.
+
+    Args:
+        checked: From `check`.
+        target: An empty folder.
+        report: Called with the bytes of weights written, and in all.
+
+    Returns:
+        The number of parameters.
+
+    Raises:
+        ModelLoadError: Tokens that do not fit together, or weights that are no numbers.
+    """
+    header = checked.header
     tokenizer = vocabulary.build_tokenizer(header)
     _write_text(target / "tokenizer.json", tokenizer.to_str())
     _write_json(target / "tokenizer_config.json", vocabulary.tokenizer_config(header))
     _write_json(target / "generation_config.json", vocabulary.generation_config(header))
-    _write_json(target / "config.json", {**shape.config(), **vocabulary.generation_config(header)})
+    _write_json(target / "config.json", {**checked.shape.config(), **vocabulary.generation_config(header)})
     template = vocabulary.chat_template(header)
     if template is not None:
         _write_text(target / "chat_template.jinja", template)
-    _write_weights(target / "model.safetensors", header, tensors, report)
-    return sum(math.prod(tensor.shape) for tensor in tensors)
+    _write_weights(target / "model.safetensors", header, checked.tensors, report)
+    return checked.float32_bytes // 4
 
 
 def _write_weights(path: Path, header: GgufHeader, tensors: list[Tensor], report: Callable[[int, int], None]) -> None:
@@ -145,7 +171,9 @@ def main() -> int:
     _end_with_parent()
     os.umask(0o077)
     try:
-        parameters = convert(arguments.source, arguments.target, lambda done, total: _say(done=done, total=total))
+        checked = check(arguments.source)
+        _limit_memory(checked.header)
+        parameters = convert(checked, arguments.target, lambda done, total: _say(done=done, total=total))
     except RuntimeFault as fault:
         _say(error=str(fault))
         return 1

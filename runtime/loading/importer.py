@@ -160,8 +160,7 @@ def _wanted(folder: Path) -> list[Path]:
 
 def _check_space(shelf: Path, source: Path, kind: str) -> None:
     if kind == "gguf":
-        header, _, _ = check(source)
-        needed = sum(info.values for info in header.tensors.values()) * 4
+        needed = check(source).float32_bytes
     else:
         needed = sum(file.stat().st_size for file in _wanted(source))
     free = shutil.disk_usage(shelf).free

@@ -26,6 +26,8 @@ def resolve(source: str | Path, *, backend: str = "hf") -> ModelFolder:
     Raises:
         ModelLoadError: Not here (names the command that fetches it), damaged, or not supported.
     """
+    if not str(source).strip() or source == Path():
+        raise ModelLoadError("no model was named; give a folder, a GGUF file, or a name that elsewise models list shows")
     if isinstance(source, str) and is_model_id(source):
         shelved = _on_shelf(source)
         if shelved is not None:

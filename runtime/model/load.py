@@ -40,10 +40,9 @@ def load(source: str | Path | Pair, backend: str | None = "auto", **options: Any
     """
     checked = LoadOptions.from_mapping(options)
     factory = resolve_backend(backend)
-    own_text = getattr(factory, "text_side", None)  # backends without a model folder bring their own tokenizer
-    model: ModelFolder | Pair | str
-    if own_text is not None:
-        model, text = str(source), own_text()
+    model: ModelFolder | Pair
+    if (own_text := getattr(factory, "own_text", None)) is not None:  # a toy backend: no folder to read
+        model, text = (source if isinstance(source, tuple) else (None, None)), TextSide.from_parts(*own_text())
     elif isinstance(source, tuple):
         model, text = source, TextSide.from_transformers(*source)
     else:

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import tokenizers
+
 from runtime.loading.folder import ModelFolder
 from runtime.options import SamplingOptions
 from runtime.text.template import ChatTemplate
@@ -29,13 +31,18 @@ class TextSide:
     @classmethod
     def from_transformers(cls, model: Any, tokenizer: Any) -> TextSide:
         """Takes tokenizer, template and settings from a transformers pair."""
-        settings = getattr(getattr(model, "generation_config", None), "to_dict", dict)()
+        settings: dict[str, Any] = getattr(getattr(model, "generation_config", None), "to_dict", dict)()
         eos = settings.get("eos_token_id")
         ids = [eos] if isinstance(eos, int) else eos or []
         ours = Tokenizer.from_transformers(tokenizer, eos_token_ids=ids)
         source = getattr(tokenizer, "chat_template", None)
         template = ChatTemplate(source, ours.special_texts) if isinstance(source, str) else None
         return cls(ours, template, own_sampling(settings))
+
+    @classmethod
+    def from_parts(cls, backend: tokenizers.Tokenizer, template: str, eos: tuple[int, ...]) -> TextSide:
+        """A tokenizer and a template without files."""
+        return cls(Tokenizer(backend, eos_token_ids=eos), ChatTemplate(template), SamplingOptions())
 
 
 def own_sampling(config: Mapping[str, Any]) -> SamplingOptions:

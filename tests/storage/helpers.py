@@ -66,7 +66,7 @@ async def chat(
 
 def ids(tiles: list[StoredChunk]) -> list[int]:
     """The token ids of a run as read."""
-    return [int(i) for tile in tiles for i in tile.columns["ids"]]  # type: ignore[call-overload]  # int32 by `chunk`
+    return [int(i) for tile in tiles for i in tile.columns["ids"]]
 
 
 def sql(path: Path, statement: str, *parameters: object) -> list[tuple[Any, ...]]:

@@ -16,7 +16,8 @@ HOLD = """
 import sys, time
 from pathlib import Path
 from storage import DataFolderLock
-print(DataFolderLock(Path(sys.argv[1]), "ask --session").acquire(), flush=True)
+lock = DataFolderLock(Path(sys.argv[1]), "ask --session")
+print(lock.acquire(), flush=True)
 time.sleep(600)
 """
 
@@ -41,11 +42,13 @@ def test_one_holds_it_until_it_is_released(tmp_path: Path) -> None:
 def test_a_killed_holder_holds_nothing(tmp_path: Path) -> None:
     lock = DataFolderLock(tmp_path)
     with subprocess.Popen([sys.executable, "-c", HOLD, tmp_path], stdout=subprocess.PIPE, text=True) as holder:
-        assert holder.stdout is not None
-        assert holder.stdout.readline() == "True\n"
-        assert not lock.acquire()
-        assert lock.held_by == f"ask --session, pid {holder.pid}"
-        holder.send_signal(signal.SIGKILL)
+        try:
+            assert holder.stdout is not None
+            assert holder.stdout.readline() == "True\n"
+            assert not lock.acquire()
+            assert lock.held_by == f"ask --session, pid {holder.pid}"
+        finally:
+            holder.send_signal(signal.SIGKILL)
     assert lock.held_by is None
     assert lock.acquire()
     lock.release()

@@ -26,7 +26,7 @@ def test_two_loops_at_once(store: SessionStore) -> None:
             await chat(store, f"{name} {i}")
             await asyncio.gather(*(store.sessions(name) for _ in range(3)))
 
-    threads = [threading.Thread(target=lambda name=name: asyncio.run(work(name))) for name in ("a", "b")]  # type: ignore[misc]  # bound as a default
+    threads = [threading.Thread(target=lambda name=name: asyncio.run(work(name))) for name in ("a", "b")]
     for thread in threads:
         thread.start()
     for thread in threads:

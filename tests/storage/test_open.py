@@ -125,15 +125,33 @@ def test_a_truncated_store_is_named_never_taken_for_empty(path: Path) -> None:
     assert refused >= 40
 
 
-@pytest.mark.parametrize("read_only", [False, True])
-def test_an_empty_file_is_a_store_that_was_never_written(path: Path, read_only: bool) -> None:
+@pytest.mark.parametrize("size", [0, 1, 99])
+def test_a_file_cut_to_almost_nothing_is_not_a_new_store(path: Path, size: int) -> None:
+    with_store(path, chat)
+    path.write_bytes(path.read_bytes()[:size])
+    for read_only in (False, True):
+        with pytest.raises(StoreDamagedError, match=f"has {size} bytes"):
+            SessionStore.open(path, read_only=read_only)
+    assert path.stat().st_size == size
+
+
+def test_a_journal_without_its_file_is_not_fed_to_a_new_store(path: Path, tmp_path: Path) -> None:
+    store = SessionStore.open(path)
+    asyncio.run(chat(store))
+    wal = path.with_name(path.name + "-wal").read_bytes()
+    store.close_sync()
+    path.unlink()
+    path.with_name(path.name + "-wal").write_bytes(wal)
+    with pytest.raises(StoreDamagedError, match="is missing, but its journal"):
+        SessionStore.open(path)
+    assert path.with_name(path.name + "-wal").read_bytes() == wal
+
+
+def test_a_store_whose_making_was_cut_short_is_made_again(path: Path) -> None:
     path.parent.mkdir()
-    path.touch()
-    if read_only:
-        with pytest.raises(StoreReadOnlyError, match="brought up to date"):
-            SessionStore.open(path, read_only=True)
-    else:
-        assert with_store(path, lambda store: store.sessions()) == []
+    path.with_name(path.name + ".new").write_bytes(b"half of a new store")
+    assert with_store(path, lambda store: store.sessions()) == []
+    assert {p.name for p in path.parent.iterdir()} == {path.name}
 
 
 @pytest.mark.parametrize("place", ["/proc/elsewise", "file/data", "file"])

@@ -13,7 +13,7 @@ from tests.storage.helpers import MODEL, chat, chunk, ids, sql, with_store
 
 
 def logprobs(tiles: list[StoredChunk]) -> list[float]:
-    return [float(p) for tile in tiles for p in tile.columns["logprob"]]  # type: ignore[arg-type]  # float32 by `chunk`
+    return [float(p) for tile in tiles for p in tile.columns["logprob"]]
 
 
 def layout(tiles: list[StoredChunk]) -> list[tuple[int, int, bool]]:

@@ -62,7 +62,7 @@ def run_of(
     return replace(
         plain,
         logprob=(-surprise * np.log(2)).astype(np.float32),
-        rank=np.array([OTHERS.index(w) + 1 if w in OTHERS else 12 for w in words], np.int32).reshape(n),
+        rank=np.array([OTHERS.index(w) + 1 if w in OTHERS else 1 + int(b) for w, b in zip(words, surprise, strict=True)], np.int32),
         entropy=(surprise * 0.5 + 0.4).astype(np.float32),
         top_ids=top,
         top_logprobs=np.log(np.array([SHARES] * n, np.float32)).reshape(n, len(OTHERS)),

@@ -41,7 +41,7 @@ class TokenTab(QWidget):
         self.alternatives.chosen.connect(self._choose)
         self.why = WhyFacts()
         column = QVBoxLayout(self)
-        column.setContentsMargins(16, 14, 16, 16)
+        column.setContentsMargins(16, 12, 16, 16)
         column.setSpacing(0)
         column.addWidget(self.empty)
         column.addWidget(self.large)

@@ -29,6 +29,7 @@ QLabel[kind="accent"] { color: $accent; }
 QToolTip { color: $text; background: $card; border: 1px solid $hairline; padding: 4px 6px; }
 
 QLineEdit#search { background: $window; border: 1px solid $hairline; border-radius: 7px; padding: 5px 9px; color: $text;
+  placeholder-text-color: $faint;
   selection-background-color: $selection; selection-color: $text; }
 QLineEdit#search:focus { border-color: $accent; }
 QListView { background: transparent; border: none; outline: none; }
@@ -66,7 +67,8 @@ QPushButton[kind="tab"]:focus { color: $accent; }
 
 QFrame#composer { background: $card; border: 1px solid $hairline; border-radius: 11px; }
 QFrame#composer[focused="true"] { border-color: $bar_rest; }
-QFrame#composer QPlainTextEdit { background: transparent; border: none; color: $text; selection-background-color: $bar_rest;
+QFrame#composer QPlainTextEdit { background: transparent; border: none; color: $text;
+  placeholder-text-color: $faint; selection-background-color: $bar_rest;
   selection-color: $text; }
 QPushButton#send { background: $accent; color: $on_accent; border: 1px solid $accent; border-radius: 7px; padding: 4px 13px; }
 QPushButton#send:hover { background: $accent_hover; }

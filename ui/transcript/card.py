@@ -13,13 +13,15 @@ from runtime import TokenRecord
 from ui.theme.fonts import interface_font, mono_font
 from ui.theme.palette import Palette
 from ui.transcript import numbers
+from ui.transcript.faces import tracked
 from ui.transcript.shadow import SHADOW_PX, paint_shadow
 
 ALTERNATIVES = 4
 FADE_MS = 120
 _WIDTH, _PAD_X, _PAD_Y, _ROW, _GAP = 218, 12, 10, 23, 8
 _WORD_LEAST, _WORD_MOST, _BAR, _BAR_HEIGHT, _RADIUS = 62, 130, 74, 5, 10
-_BELOW_PX = 7  # between the token's span and the card
+_BELOW_PX = 8  # between the token's span and the card
+_BASELINE = 0.19  # below a row's middle, in rows
 _BEFORE_PX = 4  # how far the card begins left of the token
 
 
@@ -98,7 +100,7 @@ class Card(QWidget):
     def set_scale(self, scale: float) -> None:
         """Another text size."""
         self._scale = scale
-        self._text = interface_font(12.5 * scale)
+        self._text = tracked(interface_font(12.5 * scale), 12.5 * scale)
         self._mono = mono_font(12.5 * scale)
         self._mono_bold = mono_font(12.5 * scale, QFont.Weight.Bold)
 
@@ -224,10 +226,10 @@ class Card(QWidget):
 
 
 def _write(painter: QPainter, row: QRectF, text: str, align: Qt.AlignmentFlag = Qt.AlignmentFlag.AlignLeft) -> None:
-    metrics = painter.fontMetrics()
-    x = row.right() - QFontMetricsF(painter.font()).horizontalAdvance(text) if align is Qt.AlignmentFlag.AlignRight else row.left()
-    y = row.center().y() + (metrics.ascent() - metrics.descent()) / 2
-    painter.drawText(QPointF(x, round(y)), text)
+    """One word or number; both faces stand on one baseline, half a capital below the row's middle."""
+    metrics = QFontMetricsF(painter.font())
+    x = row.right() - metrics.horizontalAdvance(text) if align is Qt.AlignmentFlag.AlignRight else row.left()
+    painter.drawText(QPointF(x, round(row.center().y() + row.height() * _BASELINE)), text)
 
 
 def _p(logprob: float) -> float:

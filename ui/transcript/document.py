@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from PySide6.QtCore import Qt, QUrl
 from PySide6.QtGui import (
-    QBrush,
     QColor,
     QFont,
     QImage,
@@ -13,7 +12,9 @@ from PySide6.QtGui import (
     QTextCursor,
     QTextDocument,
     QTextFormat,
+    QTextFrameFormat,
     QTextOption,
+    QTextTable,
 )
 
 from ui.theme.fonts import mono_font
@@ -23,7 +24,9 @@ from ui.transcript.faces import TEXT_PX, Faces
 _FEATURES = QTextDocument.MarkdownFeature.MarkdownDialectGitHub | QTextDocument.MarkdownFeature.MarkdownNoHTML
 _HEADING_PX = (0.0, 21.0, 18.5, 16.5, 15.5, 15.5, 15.5)
 _PROPORTIONAL = QTextBlockFormat.LineHeightTypes.ProportionalHeight.value
+_FIXED = QTextBlockFormat.LineHeightTypes.FixedHeight.value
 _CODE_LINE_PERCENT = 122
+_INDENT_PX = 24  # of lists
 
 
 class BlankDocument(QTextDocument):
@@ -51,7 +54,7 @@ def plain_document(source: str, faces: Faces, width: float) -> QTextDocument:
     """Text as it was typed: line breaks and spaces kept, nothing interpreted."""
     document = _blank(faces.text, width)
     document.setPlainText(source)
-    _space_lines(document, round(100 * faces.pitch / faces.glyphs))
+    _space_lines(document, faces.pitch, _FIXED)
     return document
 
 
@@ -59,7 +62,7 @@ def code_document(source: str, faces: Faces, width: float) -> QTextDocument:
     """Code in the monospaced face."""
     document = _blank(mono_font(13 * faces.scale), width)
     document.setPlainText(source)
-    _space_lines(document, _CODE_LINE_PERCENT)
+    _space_lines(document, _CODE_LINE_PERCENT, _PROPORTIONAL)
     return document
 
 
@@ -67,6 +70,7 @@ def _blank(font: QFont, width: float) -> QTextDocument:
     document = BlankDocument()
     document.setUndoRedoEnabled(False)
     document.setDocumentMargin(0)
+    document.setIndentWidth(_INDENT_PX)
     document.setDefaultFont(font)
     option = QTextOption()
     option.setWrapMode(QTextOption.WrapMode.WrapAtWordBoundaryOrAnywhere)
@@ -75,59 +79,76 @@ def _blank(font: QFont, width: float) -> QTextDocument:
     return document
 
 
-def _space_lines(document: QTextDocument, percent: int) -> None:
+def _space_lines(document: QTextDocument, height: float, kind: int) -> None:
     cursor = QTextCursor(document)
     cursor.select(QTextCursor.SelectionType.Document)
     spaced = QTextBlockFormat()
-    spaced.setLineHeight(percent, _PROPORTIONAL)
+    spaced.setLineHeight(height, kind)
     cursor.mergeBlockFormat(spaced)
 
 
 def _set_type(cursor: QTextCursor, faces: Faces, *, last: bool) -> None:
-    """Line height, headings and the space between paragraphs of one block."""
+    """Line height and the space between paragraphs of one block."""
     held = cursor.blockFormat()
     spaced = QTextBlockFormat()
     level = held.headingLevel()
-    spaced.setLineHeight(round(100 * faces.pitch / faces.glyphs) if not level else 130, _PROPORTIONAL)
-    in_list = cursor.currentList() is not None
-    spaced.setTopMargin(6 * faces.scale if level else 0)
-    spaced.setBottomMargin(0 if last or in_list or cursor.currentTable() is not None else 8 * faces.scale)
+    spaced.setLineHeight(*((130, _PROPORTIONAL) if level else (faces.pitch, _FIXED)))
+    together = cursor.currentList() is not None or cursor.currentTable() is not None
+    spaced.setTopMargin(0)
+    spaced.setBottomMargin(0 if last or together or level else 8 * faces.scale)
+    if held.property(QTextFormat.Property.BlockQuoteLevel):
+        spaced.setLeftMargin(18 * faces.scale)
     cursor.mergeBlockFormat(spaced)
-    if level:
-        big = QTextCharFormat()
-        big.setProperty(QTextFormat.Property.FontSizeAdjustment, 0)
-        big.setFontPointSize(faces.text.pointSizeF() * _HEADING_PX[min(level, 6)] / TEXT_PX)
-        big.setFontWeight(QFont.Weight.DemiBold)
-        cursor.select(QTextCursor.SelectionType.BlockUnderCursor)
-        cursor.mergeCharFormat(big)
 
 
 def _colour(document: QTextDocument, faces: Faces, palette: Palette) -> None:
-    """Links in the accent, code on its own ground, tables with hairlines."""
-    mono = mono_font(13.5 * faces.scale)
+    """Headings, links in the accent, code on its own ground, tables with hairlines."""
     block = document.begin()
     while block.isValid():
+        level = block.blockFormat().headingLevel()
+        quoted = bool(block.blockFormat().property(QTextFormat.Property.BlockQuoteLevel))
         for fragment in [f.fragment() for f in block]:
-            given = fragment.charFormat()
-            changed = QTextCharFormat()
-            if given.isAnchor():
-                changed.setForeground(QColor(palette.accent))
-            if given.fontFixedPitch():
-                changed.setFontFamilies(mono.families())
-                changed.setFontPointSize(mono.pointSizeF())
-                changed.setBackground(QColor(palette.code))
-            if changed.propertyCount():
-                cursor = QTextCursor(document)
-                cursor.setPosition(fragment.position())
-                cursor.setPosition(fragment.position() + fragment.length(), QTextCursor.MoveMode.KeepAnchor)
-                cursor.mergeCharFormat(changed)
-        table = QTextCursor(block).currentTable()
-        if table is not None:
-            shape = table.format()
-            shape.setBorderBrush(QBrush(QColor(palette.hairline)))
-            shape.setBorderCollapse(True)
-            shape.setBorder(1)
-            shape.setCellPadding(5 * faces.scale)
-            shape.setCellSpacing(0)
-            table.setFormat(shape)
+            shape = QTextCharFormat(fragment.charFormat())
+            if level:
+                shape.clearProperty(QTextFormat.Property.FontSizeAdjustment)
+                shape.setFontPointSize(faces.text.pointSizeF() * _HEADING_PX[min(level, 6)] / TEXT_PX)
+                shape.setFontWeight(QFont.Weight.DemiBold)
+            if quoted:
+                shape.setForeground(QColor(palette.soft))
+            _colour_fragment(shape, faces, palette)
+            cursor = QTextCursor(document)
+            cursor.setPosition(fragment.position())
+            cursor.setPosition(fragment.position() + fragment.length(), QTextCursor.MoveMode.KeepAnchor)
+            cursor.setCharFormat(shape)
         block = block.next()
+    for frame in document.rootFrame().childFrames():
+        if isinstance(frame, QTextTable):
+            _rule_table(frame, faces, palette)
+
+
+def _colour_fragment(shape: QTextCharFormat, faces: Faces, palette: Palette) -> None:
+    if shape.isAnchor():
+        shape.setForeground(QColor(palette.accent))
+        shape.setFontUnderline(False)
+    if shape.fontFixedPitch():
+        mono = mono_font(13.5 * faces.scale)
+        shape.setFontFamilies(mono.families())
+        shape.setFontPointSize(mono.pointSizeF())
+        shape.setBackground(QColor(palette.code))
+
+
+def _rule_table(table: QTextTable, faces: Faces, palette: Palette) -> None:
+    shape = table.format()
+    shape.setBorder(0)
+    shape.setCellPadding(4 * faces.scale)
+    shape.setCellSpacing(0)
+    table.setFormat(shape)
+    for row in range(table.rows()):
+        for column in range(table.columns()):
+            cell = table.cellAt(row, column)
+            ruled = cell.format().toTableCellFormat()
+            ruled.setBottomBorder(1)
+            ruled.setBottomBorderStyle(QTextFrameFormat.BorderStyle.BorderStyle_Solid)
+            ruled.setBottomBorderBrush(QColor(palette.hairline))
+            ruled.setRightPadding(20 * faces.scale)
+            cell.setFormat(ruled)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 
 from PySide6.QtCore import Qt
@@ -13,6 +14,7 @@ TEXT_PX = 15.5
 LINE_HEIGHT = 1.78
 COLUMN_PX = 640
 RAIL_PX = 104  # role, tier line and the gap before the text
+_TRACKING = -0.012  # em
 MARGIN_RIGHT_PX = 44
 MARGIN_TOP_PX = 22
 TURN_GAP_PX = 20
@@ -23,10 +25,10 @@ class Faces:
 
     def __init__(self, scale: float = 1.0) -> None:
         self.scale = scale
-        self.text = interface_font(TEXT_PX * scale)
-        self.role = interface_font(12 * scale)
-        self.meta = interface_font(11.5 * scale)
-        self.meta_bold = interface_font(11.5 * scale, QFont.Weight.DemiBold)
+        self.text = tracked(interface_font(TEXT_PX * scale), TEXT_PX * scale)
+        self.role = tracked(interface_font(12 * scale), 12 * scale)
+        self.meta = tracked(interface_font(11.5 * scale), 11.5 * scale)
+        self.meta_bold = tracked(interface_font(11.5 * scale, QFont.Weight.DemiBold), 11.5 * scale)
         metrics = QFontMetricsF(self.text)
         self.pitch = round(TEXT_PX * LINE_HEIGHT * scale)  # from line to line
         self.ascent = metrics.ascent()
@@ -56,9 +58,17 @@ class Faces:
         return made
 
 
+def tracked(font: QFont, px: float) -> QFont:
+    """Inter is set a little tighter at reading sizes; macOS does so itself."""
+    if sys.platform != "darwin":
+        font.setLetterSpacing(QFont.SpacingType.AbsoluteSpacing, _TRACKING * px)
+    return font
+
+
 def _option(right_to_left: bool, space: float, *, wrap: bool) -> QTextOption:
     option = QTextOption()
     option.setWrapMode(QTextOption.WrapMode.WrapAtWordBoundaryOrAnywhere if wrap else QTextOption.WrapMode.NoWrap)
     option.setTextDirection(Qt.LayoutDirection.RightToLeft if right_to_left else Qt.LayoutDirection.LeftToRight)
+    option.setAlignment(Qt.AlignmentFlag.AlignRight if right_to_left else Qt.AlignmentFlag.AlignLeft)
     option.setTabStopDistance(space * 8)
     return option

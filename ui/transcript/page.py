@@ -133,6 +133,8 @@ class Page(Generic[BodyT]):
         Returns:
             Whether everything is laid out.
         """
+        if self.width <= 0:  # not on a screen yet
+            return True
         waiting = [i for i, box in enumerate(self.boxes) if not box.body.done]
         if not waiting:
             return True

@@ -114,7 +114,7 @@ class Pane(QAbstractScrollArea, Generic[BodyT]):
 
     def tokens_appended(self, index: int) -> None:
         """Box `index` has more tokens at its end: costs what they cost."""
-        if self._retired:
+        if self._retired or self._page.width <= 0:
             return
         box = self._page.boxes[index]
         stick, before = self.is_at_end, box.height
@@ -123,7 +123,7 @@ class Pane(QAbstractScrollArea, Generic[BodyT]):
 
     def turn_changed(self, index: int) -> None:
         """Box `index` has other numbers or another state."""
-        if self._retired:
+        if self._retired or self._page.width <= 0:
             self._stale.add(index)
             return
         box = self._page.boxes[index]
@@ -180,6 +180,8 @@ class Pane(QAbstractScrollArea, Generic[BodyT]):
         anchor = self.anchor()
         super().resizeEvent(event)
         self._measure()
+        for index in self._stale if not self._retired else ():
+            self._page.refresh(self._page.boxes[index])
         self._lay_out(anchor)
 
     def _measure(self) -> None:

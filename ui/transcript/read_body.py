@@ -21,6 +21,8 @@ from ui.transcript.turn import Turn
 
 _KEPT_DOCUMENTS = 80
 _GAP_PX = 12  # between stretches
+_GAP_AFTER_HEADING_PX = 6
+_GAP_BEFORE_HEADING_PX = 18
 _CODE_PAD_PX = 12
 _CODE_RADIUS = 6.0
 _CARET_PX = 2
@@ -38,6 +40,7 @@ class ReadPlace:
 class _Laid:
     stretch: Stretch
     height: int | None = None
+    shift: float = 0.0  # moves the first baseline to where Tokens mode has it
     document: QTextDocument | None = field(default=None, repr=False)
 
 
@@ -61,7 +64,7 @@ class ReadBody:
         """Pixels; estimated for stretches that were not rendered yet."""
         if not self._laid:
             return self._estimate(len(self._turn.tokens) * 4) if self._tokens_read < 0 else self._faces.pitch
-        return self._tops()[-1] - _GAP_PX
+        return self._tops()[-1] - self._gap(len(self._laid) - 1)
 
     @property
     def done(self) -> bool:
@@ -125,8 +128,7 @@ class ReadBody:
         """The place between characters nearest to a point."""
         if not self._laid:
             return ReadPlace(0, 0)
-        number, inset = self._stretch_at(y)
-        point = QPointF(x - inset, y - self._tops()[number] - inset)
+        number, point = self._inside(x, y)
         hit = self._document(number).documentLayout().hitTest(point, Qt.HitTestAccuracy.FuzzyHit)
         return ReadPlace(number, max(hit, 0))
 
@@ -139,14 +141,14 @@ class ReadBody:
         """The target of the link under a point; empty where there is none."""
         if not self._laid or not 0 <= y < self.height:
             return ""
-        number, inset = self._stretch_at(y)
-        return self._document(number).documentLayout().anchorAt(QPointF(x - inset, y - self._tops()[number] - inset))
+        number, point = self._inside(x, y)
+        return self._document(number).documentLayout().anchorAt(point)
 
     def code_at(self, y: float) -> tuple[int, QRectF] | None:
         """The stretch of code at a height and its box; None where there is none."""
         if not self._laid or not 0 <= y < self.height:
             return None
-        number, _ = self._stretch_at(y)
+        number, _ = self._inside(0, y)
         return None if self._laid[number].stretch.code is None else (number, self._box(number))
 
     def top_of_stretch(self, number: int) -> int:
@@ -197,7 +199,7 @@ class ReadBody:
             chosen.format.setBackground(ink.selection)
             context.selections = [chosen]
         painter.save()
-        painter.translate(inset, top + inset)
+        painter.translate(inset, top + inset + self._laid[number].shift)
         document.documentLayout().draw(painter, context)
         painter.restore()
 
@@ -213,7 +215,7 @@ class ReadBody:
         line = layout.lineAt(layout.lineCount() - 1)
         origin = self._document(number).documentLayout().blockBoundingRect(block).topLeft()
         x = origin.x() + line.x() + line.cursorToX(line.textStart() + line.textLength())[0] + inset + 2
-        bottom = tops[number] + inset + origin.y() + line.y() + line.height()
+        bottom = tops[number] + inset + self._laid[number].shift + origin.y() + line.y() + line.height()
         painter.fillRect(QRectF(x, bottom - self._faces.glyphs - 2, _CARET_PX, self._faces.glyphs), ink.accent)
 
     # ---- layout ---------------------------------------------------------------------------------------------------
@@ -258,6 +260,7 @@ class ReadBody:
             self._make_room()
             laid.document = self._typeset(laid.stretch)
             laid.height = max(round(laid.document.size().height()) + 2 * self._inset(number), 1)
+            laid.shift = self._shift(laid)
         return laid.document
 
     def _typeset(self, stretch: Stretch) -> QTextDocument:
@@ -268,6 +271,14 @@ class ReadBody:
             return plain_document(source.strip("\n"), self._faces, self._width)
         return markdown_document(source, self._faces, self._palette, self._width)
 
+    def _shift(self, laid: _Laid) -> float:
+        assert laid.document is not None
+        block = laid.document.firstBlock()
+        if laid.stretch.code is not None or block.blockFormat().headingLevel() or not block.layout().lineCount():
+            return 0.0
+        line = block.layout().lineAt(0)
+        return self._faces.lead + self._faces.ascent - line.y() - line.ascent()
+
     def _make_room(self) -> None:
         held = [laid for laid in self._laid if laid.document is not None]
         if len(held) >= _KEPT_DOCUMENTS:
@@ -275,12 +286,23 @@ class ReadBody:
                 laid.document = None
 
     def _tops(self) -> list[int]:
-        """Where each stretch begins, and where one more would."""
+        """Where each stretch begins, and where one more would; headings stand nearer to what they head."""
         tops = [0]
-        for laid in self._laid:
+        for number, laid in enumerate(self._laid):
             height = laid.height if laid.height is not None else self._estimate(laid.stretch.stop - laid.stretch.start)
-            tops.append(tops[-1] + height + _GAP_PX)
+            tops.append(tops[-1] + height + self._gap(number))
         return tops
+
+    def _gap(self, number: int) -> int:
+        """Below a stretch."""
+        if self._is_heading(number):
+            return _GAP_AFTER_HEADING_PX
+        last = number + 1 == len(self._laid)
+        return _GAP_BEFORE_HEADING_PX if not last and self._is_heading(number + 1) else _GAP_PX
+
+    def _is_heading(self, number: int) -> bool:
+        stretch = self._laid[number].stretch
+        return stretch.code is None and self._turn.is_answer and self._source.startswith("#", stretch.start)
 
     def _estimate(self, characters: int) -> int:
         per_line = max(self._width / self._faces.average, 1)
@@ -291,11 +313,15 @@ class ReadBody:
 
     def _box(self, number: int) -> QRectF:
         tops = self._tops()
-        return QRectF(0, tops[number], self._width, tops[number + 1] - tops[number] - _GAP_PX)
+        return QRectF(0, tops[number], self._width, tops[number + 1] - tops[number] - self._gap(number))
 
-    def _stretch_at(self, y: float) -> tuple[int, int]:
-        number = min(max(bisect_right(self._tops(), y) - 1, 0), len(self._laid) - 1)
-        return number, self._inset(number)
+    def _inside(self, x: float, y: float) -> tuple[int, QPointF]:
+        """The stretch at a height, and the point in its document's coordinates."""
+        tops = self._tops()
+        number = min(max(bisect_right(tops, y) - 1, 0), len(self._laid) - 1)
+        self._document(number)
+        inset = self._inset(number)
+        return number, QPointF(x - inset, y - tops[number] - inset - self._laid[number].shift)
 
     def _cursor(self, number: int, first: ReadPlace, last: ReadPlace) -> QTextCursor:
         document = self._document(number)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from dataclasses import dataclass
 
@@ -14,7 +15,6 @@ from ui.transcript.tokens import RARE, STEP, TEMPLATE, Tokens
 from ui.transcript.visible import is_right_to_left
 from ui.transcript.wrap import LineTable
 
-_UNBOUNDED = 1e6
 _SLOT_PX = 6.0  # what is drawn for a token without width: a newline, the first bytes of a character
 _THIN_PX = 3.0
 
@@ -51,11 +51,8 @@ class ShapedLine:
         self.layout = faces.layout(self.composed.text, self.composed.codes, right_to_left=rtl, wrap=False)
         self.layout.beginLayout()
         self.line: QTextLine = self.layout.createLine()
-        self.line.setLineWidth(_UNBOUNDED)
+        self.line.setLineWidth(table.width)  # what right-to-left lines are aligned in; nothing is wrapped
         self.layout.endLayout()
-        self.natural = self.line.naturalTextWidth()
-        # a right-to-left line ends at the right edge of what it was given: move it to that of the column
-        self.x = table.width - _UNBOUNDED if rtl else 0.0
         self._starts: list[float] = []
         self._reversed = is_right_to_left(self.composed.text)
         soft_wrapped = not self.composed.newline and line + 1 < len(table)
@@ -81,7 +78,7 @@ class ShapedLine:
 
     def place_at(self, x: float) -> Place:
         """The place between characters that is nearest to x."""
-        return self.composed.place(self.line.xToCursor(x - self.x))
+        return self.composed.place(self.line.xToCursor(x))
 
     def ranges(self, first: Place, last: Place) -> list[tuple[float, float]]:
         """Where the text between two places stands, left and right of each part."""
@@ -104,7 +101,9 @@ class ShapedLine:
         if not composed.text.isascii():
             finder = QTextBoundaryFinder(QTextBoundaryFinder.BoundaryType.Grapheme, composed.text)
         length = len_qchars(composed, self.line)
-        right = self.natural if soft_wrapped and not self._reversed else _UNBOUNDED
+        right = math.inf
+        if soft_wrapped and not self._reversed:  # spaces at a wrapped line's end hang beyond it: nothing is drawn for them
+            right = self._extent(0, length - len(composed.text) + len(composed.text.rstrip(" ")))[1]
         spans: list[Span] = []
         before = start.token
         for piece, token in enumerate(composed.tokens):
@@ -133,12 +132,12 @@ class ShapedLine:
     def _extent(self, start: int, stop: int) -> tuple[float, float]:
         line = self.line
         if not self._reversed or start == stop:
-            return line.cursorToX(start)[0] + self.x, line.cursorToX(stop)[0] + self.x
+            return line.cursorToX(start)[0], line.cursorToX(stop)[0]
         edges = []
         for position in range(start, stop):
             edges.append(line.cursorToX(position, QTextLine.Edge.Leading)[0])
             edges.append(line.cursorToX(position, QTextLine.Edge.Trailing)[0])
-        return min(edges) + self.x, max(edges) + self.x
+        return min(edges), max(edges)
 
 
 def len_qchars(composed: Composed, line: QTextLine) -> int:

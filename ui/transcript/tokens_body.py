@@ -49,7 +49,9 @@ class TokensBody:
 
     def set_width(self, width: float) -> None:
         """Wraps to another width from now on; call `prepare`."""
-        if (self._next or self._table).width != width:
+        if self._table.is_untouched:
+            self._start_again(width)
+        elif (self._next or self._table).width != width:
             self._next = self._fresh(width)
 
     def set_faces(self, faces: Faces, width: float) -> None:
@@ -178,7 +180,7 @@ class TokensBody:
                 painter.fillRect(QRectF(left, top + 1, right - left, self._faces.pitch - 2), ink.selection)
         baseline = top + self._faces.lead + self._faces.ascent
         painter.setPen(ink.text)
-        shaped.layout.draw(painter, QPointF(shaped.x, baseline - shaped.line.ascent()), overlays)
+        shaped.layout.draw(painter, QPointF(0, baseline - shaped.line.ascent()), overlays)
         self._underline(painter, ink, shaped, baseline)
 
     def _underline(self, painter: QPainter, ink: Ink, shaped: ShapedLine, baseline: float) -> None:
@@ -191,9 +193,8 @@ class TokensBody:
                 painter.setOpacity(1)
 
     def _rect(self, span: Span, top: float) -> QRectF:
-        return QRectF(
-            span.x0, top + self._faces.lead - _PADDING, span.x1 - span.x0, self._faces.glyphs + 2 * _PADDING
-        )
+        padding = round(self._faces.lead - _PADDING)  # whole pixels: crisp edges, and as much above as below
+        return QRectF(span.x0, top + padding, span.x1 - span.x0, self._faces.pitch - 2 * padding)
 
     def _lines(self) -> int:
         lines = len(self._table)

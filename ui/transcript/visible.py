@@ -1,6 +1,6 @@
 """What is shown for a token's text: control characters and bytes are made visible, so that nothing hides or acts.
 
-A terminal escape, a bidi override, a tag character or a zero-width space in a model's output must be seen and must do
+The pictures of U+2400 are too small to be read at text size, so the codes' names stand for them. A terminal escape, a bidi override, a tag character or a zero-width space in a model's output must be seen and must do
 nothing. Only `\\n` and `\\t` keep their meaning. U+200C, U+200D and variation selectors stay: they join emoji and letters.
 """
 
@@ -9,7 +9,11 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+_CONTROLS = (
+    "NUL SOH STX ETX EOT ENQ ACK BEL BS HT LF VT FF CR SO SI DLE DC1 DC2 DC3 DC4 NAK SYN ETB CAN EM SUB ESC FS GS RS US"
+).split()
 _NAMED = {
+    0x7F: "DEL",
     0x061C: "ALM", 0x200B: "ZWSP", 0x200E: "LRM", 0x200F: "RLM", 0x2028: "LSEP", 0x2029: "PSEP",
     0x202A: "LRE", 0x202B: "RLE", 0x202C: "PDF", 0x202D: "LRO", 0x202E: "RLO", 0x2060: "WJ",
     0x2066: "LRI", 0x2067: "RLI", 0x2068: "FSI", 0x2069: "PDI", 0xFEFF: "BOM", 0x00AD: "SHY", 0x180E: "MVS",
@@ -37,7 +41,7 @@ def is_plain(text: str) -> bool:
 
 
 def visible(text: str) -> Visible:
-    """The text with invisible characters replaced by their pictures or names."""
+    """The text with invisible characters replaced by their names."""
     if is_plain(text):
         return Visible(text)
     parts: list[str] = []
@@ -75,10 +79,8 @@ def utf16_length(text: str) -> int:
 
 
 def _code(point: int) -> str:
-    if point < 0x20:
-        return chr(0x2400 + point)
-    if point == 0x7F:
-        return "␡"
+    if point < len(_CONTROLS):
+        return _CONTROLS[point]
     if 0xE0020 <= point < 0xE007F:
         return f"tag {chr(point - 0xE0000)}"
     return _NAMED.get(point, f"U+{point:04X}")

@@ -45,6 +45,11 @@ class LineTable:
         return self._wrapped >= len(self._tokens)
 
     @property
+    def is_untouched(self) -> bool:
+        """Whether nothing was wrapped yet."""
+        return self._wrapped == 0
+
+    @property
     def remaining(self) -> int:
         """Tokens that are not wrapped yet."""
         return len(self._tokens) - self._wrapped

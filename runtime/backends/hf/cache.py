@@ -30,7 +30,7 @@ Tensors = tuple[torch.Tensor | None, ...]
 Shape = tuple[int, int, int]  # heads, width of a key, width of a value
 
 
-class SlotLayer(CacheLayerMixin):
+class SlotLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is not followed by mypy
     """Keys and values of one attention layer, one place per slot: ``(1, kv_heads, capacity, head_dim)``.
 
     Args:
@@ -72,7 +72,11 @@ class SlotLayer(CacheLayerMixin):
             self.values = _grown(self.values, capacity)
 
     def update(
-        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+        self,
+        key_states: torch.Tensor,
+        value_states: torch.Tensor,
+        *args: Any,  # noqa: ARG002  # what other cache classes want to know
+        **kwargs: Any,  # noqa: ARG002
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Writes the new keys and values ``(1, kv_heads, n, head_dim)``; answers with all that the model may see."""
         if not self.is_initialized:
@@ -86,9 +90,7 @@ class SlotLayer(CacheLayerMixin):
         first = self._first_seen()
         return self.keys[:, :, first:end], self.values[:, :, first:end]
 
-    def _gathered(
-        self, path: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def _gathered(self, path: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         self.keys.index_copy_(2, self.slots, keys)
         self.values.index_copy_(2, self.slots, values)
         past = path[self._first_seen() :]
@@ -117,7 +119,7 @@ class SlotLayer(CacheLayerMixin):
         return int(self.keys.nbytes + self.values.nbytes) if self.is_initialized else 0
 
 
-class HybridSlotLayer(LinearAttentionLayer, SlotLayer):
+class HybridSlotLayer(LinearAttentionLayer, SlotLayer):  # type: ignore[misc]  # the same
     """A layer with attention and a recurrent state side by side."""
 
     is_compileable = False

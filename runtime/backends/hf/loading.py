@@ -124,7 +124,7 @@ def _grouped_sdpa(
     attention_mask: torch.Tensor | None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """transformers' scaled dot-product attention, but grouped heads stay grouped where there is a mask."""
+    """The library's scaled dot-product attention, but grouped heads stay grouped where there is a mask."""
     plain = attention_mask is None or query.shape[1] == key.shape[1]
     if plain or kwargs.get("softcap") is not None or kwargs.get("position_bias") is not None:
         attended: tuple[torch.Tensor, None] = sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
@@ -161,5 +161,6 @@ def _hash_weights(model: Any) -> str:
 def _dtype(wanted: str, device: torch.device) -> torch.dtype | str:
     """Float32 on the CPU; elsewhere what the weights are stored in."""
     if wanted != "auto":
-        return getattr(torch, wanted)  # type: ignore[no-any-return]  # checked by LoadOptions
+        chosen: torch.dtype = getattr(torch, wanted)  # LoadOptions knows the names
+        return chosen
     return torch.float32 if device.type == "cpu" else "auto"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -9,13 +10,12 @@ from typing import Any
 
 import mlx.core as mx
 import numpy as np
-from mlx.utils import tree_flatten
 
 from runtime.backends import facts
 from runtime.backends.mlx import payload as payloads
 from runtime.backends.mlx.cache import Arrays, MlxPack, Shape, make_caches
 from runtime.backends.mlx.corrections import PROVEN, SelectRows, hidden_window
-from runtime.backends.mlx.loading import LoadedModel, load_model
+from runtime.backends.mlx.loading import LoadedModel, flat_parameters, load_model
 from runtime.backends.mlx.memory import DeviceLimits
 from runtime.backends.mlx.payload import MlxPayload, Stored
 from runtime.backends.packed import Float32, PackedBackend, State, Step, as_ids, chain_parents
@@ -67,7 +67,7 @@ class MlxBackend(PackedBackend[MlxPack]):
             warnings += ("threads has no meaning with MLX",)
         self.info = self._describe(options, warnings)
         self._limits = DeviceLimits()
-        self._limits.apply(sum(a.nbytes for _, a in tree_flatten(self._model.parameters())), options.kv_cache_bytes or 0)
+        self._limits.apply(sum(a.nbytes for _, a in flat_parameters(self._model)), options.kv_cache_bytes or 0)
 
     def open_pack(self) -> MlxPack:
         return MlxPack(make_caches(self._model, self._window))
@@ -193,7 +193,7 @@ class MlxBackend(PackedBackend[MlxPack]):
             kv_heads=int(config.get("num_key_value_heads") or heads),
             hidden_size=int(config.get("hidden_size") or config.get("n_embd") or 0),
             vocab_size=self._vocabulary,
-            parameters=sum(int(a.size) for _, a in tree_flatten(self._model.parameters())),
+            parameters=sum(int(a.size) for _, a in flat_parameters(self._model)),
             quantisation=loaded.quantisation,
             attention_kinds=self._kinds,
             context_length=facts.context_length(config, options),
@@ -208,14 +208,16 @@ class MlxBackend(PackedBackend[MlxPack]):
 
 
 def _parts(step: Step) -> Iterator[tuple[Step, bool]]:
-    """Cuts a tree call: long chains each as one row, what lies between as rows of width 1. In order, so that a later
-    part finds the keys of an earlier one."""
+    """Cuts a tree call: long chains each as one row, what lies between as rows of width 1.
+
+    In order, so that a later part finds the keys of an earlier one.
+    """
     assert step.mask is not None
     base = int(step.slots[0])
     breaks = np.flatnonzero(~_follows(step.mask, base)) + 1
     edges = [0, *breaks.tolist(), len(step.tokens)]
     pending = 0
-    for start, stop in zip(edges, edges[1:], strict=False):
+    for start, stop in itertools.pairwise(edges):
         if stop - start >= LONG_RUN or (start == 0 and stop == len(step.tokens)):
             if pending < start:
                 yield _part(step, pending, start), True

@@ -66,8 +66,11 @@ class SlotCache:
         return (_over_rows(seen[0], rows), _over_rows(seen[1], rows)) if rows > 1 else seen
 
     def make_mask(
-        self, N: int, return_array: bool = False, window_size: int | None = None  # noqa: N803  # mlx-lm's own name
-    ) -> mx.array | str | None:
+        self,
+        N: int,  # noqa: N803  # mlx-lm's own name
+        return_array: bool = False,
+        window_size: int | None = None,
+    ) -> Any:
         """What mlx-lm's attention takes: a bool array, "causal", or None where one token sees everything."""
         window = self.window or window_size
         if self._masks is not None:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import mlx.core as mx
-import mlx.nn as nn
+from mlx.nn.layers.base import Module
 
 from runtime.errors import UnsupportedFeatureError
 
@@ -53,7 +53,7 @@ def class_lookup(config: Mapping[str, Any]) -> dict[str, Any]:
         return gpt2.Model.sanitize(self, {name.removeprefix("transformer."): a for name, a in weights.items()})
 
     renaming = type("Model", (gpt2.Model,), {"sanitize": sanitize})
-    return {"get_model_classes": lambda config: (renaming, gpt2.ModelArgs)}
+    return {"get_model_classes": lambda config: (renaming, gpt2.ModelArgs)}  # noqa: ARG005  # called by that name
 
 
 def correct(model: Any, config: Mapping[str, Any]) -> None:
@@ -72,7 +72,7 @@ class SelectRows:
     def __init__(self, model: Any) -> None:
         self.rows: mx.array | None = None
         self._body = next((getattr(model, n) for n in ("model", "backbone", "transformer") if hasattr(model, n)), None)
-        if isinstance(self._body, nn.Module):
+        if isinstance(self._body, Module):
             _override_call(self._body, lambda out: out if self.rows is None else out[:, self.rows])
         else:
             self._body = None

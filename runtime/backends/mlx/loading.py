@@ -113,9 +113,14 @@ def _cast(model: Any, wanted: str) -> mx.Dtype:
 
 def _dtype_of(model: Any) -> mx.Dtype:
     """The dtype of the norms and scales: what activations are computed in."""
-    floats = [a for _, a in tree_flatten(model.parameters()) if mx.issubdtype(a.dtype, mx.floating)]
-    kinds = [a.dtype for a in floats if a.ndim == 1] or [a.dtype for a in floats]
-    return kinds[0]
+    floats = [a for _, a in flat_parameters(model) if mx.issubdtype(a.dtype, mx.floating)]
+    return next((a.dtype for a in floats if a.ndim == 1), floats[0].dtype)
+
+
+def flat_parameters(model: Any) -> list[tuple[str, mx.array]]:
+    """Every weight by its dotted name, sorted."""
+    flat: Any = tree_flatten(model.parameters())
+    return sorted(flat, key=lambda pair: pair[0])
 
 
 def _quantisation(config: Mapping[str, Any]) -> str | None:
@@ -129,7 +134,7 @@ def _adopted(model: Any, tokenizer: Any) -> LoadedModel:
     mx.eval(model.parameters())
     correct(model, config)
     found = hashlib.sha256(facts.digest(config).encode())
-    for name, array in sorted(tree_flatten(model.parameters())):
+    for name, array in flat_parameters(model):
         found.update(f"{name}{array.shape}{array.dtype}".encode())
         found.update(np.array(mx.contiguous(array).view(mx.uint8)).tobytes())
     return LoadedModel(

@@ -9,8 +9,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from runtime.backends.base import ROOT
-from tests.tiny_models import tiny_path
+from runtime.backends.base import ROOT, Backend
+from runtime.backends.fake import Behaviour, FakeBackend
+from runtime.backends.registry import resolve_backend
+from runtime.options import LoadOptions
+from tests.tiny_models import tiny_folder, tiny_path
 
 Float32 = npt.NDArray[np.float32]
 Int64 = npt.NDArray[np.int64]
@@ -18,7 +21,7 @@ Int64 = npt.NDArray[np.int64]
 TOLERANCE = 1e-4  # nats, float32, tiny models
 
 HF = ("llama", "llama_wide", "qwen3", "gpt2", "gemma3", "gemma3_80", "mistral", "mamba", "lfm2", "falcon_h1")
-RECURRENT = ("mamba", "lfm2", "falcon_h1")
+RECURRENT = ("mamba", "lfm2", "falcon_h1", "recurrent")
 
 
 @functools.cache
@@ -68,3 +71,36 @@ def append(backend: Any, pack: Any, ids: Sequence[int] | Int64, parent: int = RO
     ids = np.asarray(ids, np.int64)
     slots, logits = backend.forward(pack, ids, chain(backend.size(pack), len(ids), parent), np.arange(len(ids)))
     return slots, log_softmax(logits)
+
+
+class Loaded:
+    """A backend over one tiny model (or a toy), with the helpers the tests share.
+
+    Toys have no library to be compared with: their reference is a fresh, single, uncached run.
+    """
+
+    def __init__(self, backend: str, name: str) -> None:
+        self.name = name
+        self.toy = name in ("toy", "recurrent")
+        source: Any = (Behaviour(recurrent=name == "recurrent"), None) if self.toy else tiny_folder(name)
+        self.backend: Backend = resolve_backend(backend)(source, LoadOptions())
+        self.recurrent = name in RECURRENT
+
+    def ids(self, seed: int, n: int) -> Int64:
+        """Token ids that every model here knows."""
+        return random_ids(seed, n, 259 if self.toy else 1000)
+
+    def expected(self, ids: Sequence[int]) -> Float32:
+        """``(len(ids), vocab)`` log-probabilities after each token of one text."""
+        if self.toy:
+            return np.stack([log_softmax(self.backend.logits_uncached(ids[: i + 1])) for i in range(len(ids))])
+        return expected(self.name, ids)
+
+    def check(self, got: Float32, ids: Sequence[int] | Int64, rows: Any = slice(None)) -> None:
+        """Log-probabilities against the reference for one whole text."""
+        np.testing.assert_allclose(got, self.expected([int(i) for i in ids])[rows], atol=TOLERANCE, rtol=0)
+
+
+def third_backend(source: Any, options: LoadOptions) -> FakeBackend:
+    """A backend from somewhere else: what `register_backend` and entry points bring in."""
+    return FakeBackend(options, Behaviour())

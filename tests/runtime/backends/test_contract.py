@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,42 +9,22 @@ import numpy as np
 import pytest
 
 from runtime.backends.base import ROOT
+from runtime.backends.registry import register_backend, unregister_backend
 from runtime.errors import ContextOverflowError, InvalidRequestError
-from runtime.options import LoadOptions
-from tests.runtime.backends.reference import (
-    HF,
-    RECURRENT,
-    TOLERANCE,
-    append,
-    chain,
-    expected,
-    log_softmax,
-    random_ids,
-)
-from tests.tiny_models import tiny_folder
+from tests.runtime.backends.reference import HF, Loaded, append, chain, log_softmax, third_backend
 
 NOTHING = np.empty(0, np.int64)
-CASES = [(backend, name) for backend in ("hf", "mlx") for name in HF]
-
-
-class Loaded:
-    """A backend over one tiny model, with the helpers the tests share."""
-
-    def __init__(self, backend: str, name: str) -> None:
-        self.name = name
-        self.backend: Any = importlib.import_module(f"runtime.backends.{backend}.backend").load(tiny_folder(name), LoadOptions())
-        self.recurrent = name in RECURRENT
-
-    def check(self, got: Any, ids: Any, rows: Any = slice(None)) -> None:
-        """Log-probabilities against the reference for one whole text."""
-        np.testing.assert_allclose(got, expected(self.name, ids)[rows], atol=TOLERANCE, rtol=0)
+TOYS = [("fake", "toy"), ("fake", "recurrent"), ("mock", "toy"), ("third", "toy")]
+CASES = TOYS + [(backend, name) for backend in ("hf", "mlx") for name in HF]
 
 
 @pytest.fixture(scope="module", params=CASES, ids=lambda case: "-".join(case))
 def loaded(request: pytest.FixtureRequest) -> Iterator[Loaded]:
+    register_backend("third", third_backend)
     one = Loaded(*request.param)
     yield one
     one.backend.unload()
+    unregister_backend("third")
 
 
 @pytest.fixture
@@ -56,19 +35,19 @@ def pack(loaded: Loaded) -> Iterator[Any]:
 
 
 def test_one_chain_equals_the_plain_forward(loaded: Loaded, pack: Any) -> None:
-    ids = random_ids(1, 40)
+    ids = loaded.ids(1, 40)
     slots, got = append(loaded.backend, pack, ids)
     assert slots.tolist() == list(range(40))
     loaded.check(got, ids)
 
 
 def test_uncached_equals_the_plain_forward(loaded: Loaded) -> None:
-    ids = random_ids(2, 40)
+    ids = loaded.ids(2, 40)
     loaded.check(log_softmax(loaded.backend.logits_uncached(ids.tolist())), ids, -1)
 
 
 def test_chunks_and_single_tokens_equal_the_whole(loaded: Loaded, pack: Any) -> None:
-    ids = random_ids(3, 45)
+    ids = loaded.ids(3, 45)
     got, at = [], ROOT
     for piece in np.split(ids, [19, 20, 21, 36]):  # across windows, with single tokens between
         slots, rows = append(loaded.backend, pack, piece, at)
@@ -78,7 +57,7 @@ def test_chunks_and_single_tokens_equal_the_whole(loaded: Loaded, pack: Any) -> 
 
 
 def test_only_wanted_rows_come_back(loaded: Loaded, pack: Any) -> None:
-    ids = random_ids(4, 12)
+    ids = loaded.ids(4, 12)
     want = np.array([2, 3, 11])
     _, logits = loaded.backend.forward(pack, ids, chain(0, 12, ROOT), want)
     assert logits.shape == (3, loaded.backend.info.vocab_size)
@@ -92,7 +71,7 @@ def test_only_wanted_rows_come_back(loaded: Loaded, pack: Any) -> None:
 
 def test_a_tree_in_one_call_equals_its_paths_alone(loaded: Loaded, pack: Any) -> None:
     # given a trunk, when a branching tree of new tokens comes in one call, some branches within branches
-    trunk, new = random_ids(5, 20), random_ids(6, 9)
+    trunk, new = loaded.ids(5, 20), loaded.ids(6, 9)
     append(loaded.backend, pack, trunk)
     parents = np.array([19, 20, 20, 22, 19, 24, 25, 20, 25])  # slot 20 is the call's first token
     slots, logits = loaded.backend.forward(pack, new, parents, np.arange(9))
@@ -108,7 +87,7 @@ def test_a_tree_in_one_call_equals_its_paths_alone(loaded: Loaded, pack: Any) ->
 
 
 def test_a_forest_of_unrelated_rows(loaded: Loaded, pack: Any) -> None:
-    texts = [random_ids(seed, n) for seed, n in ((7, 5), (8, 1), (9, 21))]
+    texts = [loaded.ids(seed, n) for seed, n in ((7, 5), (8, 1), (9, 21))]
     starts = np.cumsum([0, 5, 1])
     parents = np.concatenate([chain(int(s), len(t), ROOT) for s, t in zip(starts, texts, strict=True)])
     _, logits = loaded.backend.forward(pack, np.concatenate(texts), parents, np.arange(27))
@@ -118,11 +97,11 @@ def test_a_forest_of_unrelated_rows(loaded: Loaded, pack: Any) -> None:
 
 def test_rows_decode_together_one_token_at_a_time(loaded: Loaded, pack: Any) -> None:
     # given three rows of different length
-    texts = [random_ids(seed, n).tolist() for seed, n in ((10, 18), (11, 4), (12, 9))]
+    texts = [loaded.ids(seed, n).tolist() for seed, n in ((10, 18), (11, 4), (12, 9))]
     tips = [int(append(loaded.backend, pack, text)[0][-1]) for text in texts]
     # when each gets one token per call
     for step in range(20):
-        new = random_ids(13 + step, 3)
+        new = loaded.ids(13 + step, 3)
         slots, logits = loaded.backend.forward(pack, new, np.array(tips), np.arange(3))
         tips = slots.tolist()
         for text, token in zip(texts, new, strict=True):
@@ -133,7 +112,7 @@ def test_rows_decode_together_one_token_at_a_time(loaded: Loaded, pack: Any) -> 
 
 
 def test_a_long_branch_beside_short_ones_in_one_call(loaded: Loaded, pack: Any) -> None:
-    trunk, long, short = random_ids(40, 10), random_ids(41, 50), random_ids(42, 2)
+    trunk, long, short = loaded.ids(40, 10), loaded.ids(41, 50), loaded.ids(42, 2)
     append(loaded.backend, pack, trunk)
     parents = np.concatenate([[9], chain(11, 50, 9), [10]])
     _, logits = loaded.backend.forward(pack, np.concatenate([short[:1], long, short[1:]]), parents, np.array([0, 50, 51]))
@@ -146,21 +125,21 @@ def test_a_long_branch_beside_short_ones_in_one_call(loaded: Loaded, pack: Any) 
 def test_forks_under_any_slot(loaded: Loaded, pack: Any) -> None:
     if loaded.recurrent:
         pytest.skip("state is kept at chain ends only; see test_recurrent")
-    ids = random_ids(14, 30)
+    ids = loaded.ids(14, 30)
     append(loaded.backend, pack, ids)
     for at in (0, 7, 15, 28):
-        tail = random_ids(15 + at, 3)
+        tail = loaded.ids(15 + at, 3)
         _, got = append(loaded.backend, pack, tail, at)
         loaded.check(got, [*ids[: at + 1], *tail], slice(at + 1, None))
 
 
 def test_taken_and_loaded_equals_uncached(loaded: Loaded, pack: Any) -> None:
-    ids, tail = random_ids(16, 37), random_ids(17, 4)
+    ids, tail = loaded.ids(16, 37), loaded.ids(17, 4)
     slots, _ = append(loaded.backend, pack, ids)
     payload = loaded.backend.take(pack, slots)
     assert loaded.backend.payload_resumable(payload)
     other = loaded.backend.open_pack()
-    append(loaded.backend, other, random_ids(18, 6))  # a stranger stands there first
+    append(loaded.backend, other, loaded.ids(18, 6))  # a stranger stands there first
     held = loaded.backend.load(other, payload, ROOT)
     assert held.tolist() == list(range(6, 43))
     _, got = append(loaded.backend, other, tail, int(held[-1]))
@@ -170,7 +149,7 @@ def test_taken_and_loaded_equals_uncached(loaded: Loaded, pack: Any) -> None:
 
 def test_a_branch_is_taken_out_of_a_tree(loaded: Loaded, pack: Any) -> None:
     # given two rows whose slots alternate, when one is taken
-    ids, other = random_ids(19, 8), random_ids(20, 8)
+    ids, other = loaded.ids(19, 8), loaded.ids(20, 8)
     tips = [ROOT, ROOT]
     mine = []
     for a, b in zip(ids, other, strict=True):
@@ -187,7 +166,7 @@ def test_a_branch_is_taken_out_of_a_tree(loaded: Loaded, pack: Any) -> None:
 
 
 def test_payloads_chain_and_split(loaded: Loaded, pack: Any) -> None:
-    backend, ids = loaded.backend, random_ids(21, 33)
+    backend, ids = loaded.backend, loaded.ids(21, 33)
     first, _ = append(backend, pack, ids[:20])
     head = backend.take(pack, first)
     rest, _ = append(backend, pack, ids[20:], 19)
@@ -198,14 +177,14 @@ def test_payloads_chain_and_split(loaded: Loaded, pack: Any) -> None:
     for part in (head, a, b):
         at = int(backend.load(fresh, part, at)[-1])
     assert backend.size(fresh) == 33
-    more = random_ids(22, 3)
+    more = loaded.ids(22, 3)
     _, got = append(backend, fresh, more, at)
     loaded.check(got, [*ids, *more], slice(33, None))
     backend.close(fresh)
 
 
 def test_export_and_restore(loaded: Loaded, pack: Any) -> None:
-    backend, ids, tail = loaded.backend, random_ids(23, 20), random_ids(24, 3)
+    backend, ids, tail = loaded.backend, loaded.ids(23, 20), loaded.ids(24, 3)
     slots, _ = append(backend, pack, ids)
     payload = backend.take(pack, slots)
     plain = backend.export(payload)
@@ -221,7 +200,7 @@ def test_export_and_restore(loaded: Loaded, pack: Any) -> None:
 
 def test_payload_bytes_are_what_info_says(loaded: Loaded, pack: Any) -> None:
     backend = loaded.backend
-    slots, _ = append(backend, pack, random_ids(25, 10))
+    slots, _ = append(backend, pack, loaded.ids(25, 10))
     a, b = backend.split(backend.take(pack, slots), 4)
     assert backend.payload_bytes(a) == 4 * backend.info.kv_bytes_per_token  # a head has no recurrent state
     if not loaded.recurrent:
@@ -230,7 +209,7 @@ def test_payload_bytes_are_what_info_says(loaded: Loaded, pack: Any) -> None:
 
 def test_the_pack_grows_in_steps(loaded: Loaded, pack: Any) -> None:
     # given a prompt, when 200 tokens follow one by one, then the buffers move a few times only and the numbers hold
-    backend, ids = loaded.backend, random_ids(26, 120)
+    backend, ids = loaded.backend, loaded.ids(26, 120)
     append(backend, pack, ids[:20])
     sizes = set()
     for at in range(20, 120):
@@ -242,7 +221,7 @@ def test_the_pack_grows_in_steps(loaded: Loaded, pack: Any) -> None:
 
 
 def test_a_refused_call_leaves_the_pack_as_it_was(loaded: Loaded, pack: Any) -> None:
-    backend, ids = loaded.backend, random_ids(27, 10)
+    backend, ids = loaded.backend, loaded.ids(27, 10)
     append(backend, pack, ids)
     limit = backend.info.vocab_size
     with pytest.raises(InvalidRequestError, match=f"{limit}|{limit:,}"):
@@ -258,7 +237,7 @@ def test_a_path_longer_than_the_context_is_refused_before_compute(loaded: Loaded
     backend, limit = loaded.backend, loaded.backend.info.context_length
     if limit > 5000:
         pytest.skip("the model names no limit")
-    ids = random_ids(28, limit + 1)
+    ids = loaded.ids(28, limit + 1)
     with pytest.raises(ContextOverflowError, match=f"{limit:,}"):
         backend.forward(pack, ids, chain(0, limit + 1, ROOT), NOTHING)
     assert backend.size(pack) == 0
@@ -266,6 +245,8 @@ def test_a_path_longer_than_the_context_is_refused_before_compute(loaded: Loaded
 
 def test_info_is_honest(loaded: Loaded) -> None:
     info = loaded.backend.info
+    if loaded.toy:
+        pytest.skip("toys have no config to be honest about")
     assert info.vocab_size == (1024 if loaded.name == "llama_wide" else 1000)
     assert info.architecture.startswith(loaded.name.split("_")[0])
     assert ("recurrent" in info.attention_kinds) == loaded.recurrent

@@ -31,10 +31,10 @@ def run_of(texts: Sequence[str], bits: Sequence[float | None], origin: Origin, f
     ids = np.arange(first_id, first_id + n, dtype=np.int32)
     top_ids = np.tile(np.array([900, 901, 902, 903, 904, 905, -1], np.int32), (n, 1))
     top = np.log(np.array([0.412, 0.221, 0.061, 0.044, 0.032, 0.029, 1e-30], np.float32))
-    rank = np.where(scored, np.where(logprob < -4.3, 12, 3), 0).astype(np.int32)
+    rank = np.where(scored, np.where(logprob < -5, 12, 3), 0).astype(np.int32)
     return TokenRun(
         ids=ids,
-        token_bytes=tuple(t.encode() for t in texts),
+        token_bytes=tuple(t.encode(errors="replace") for t in texts),
         texts=tuple(texts),
         logprob=logprob,
         rank=rank,

@@ -1,0 +1,64 @@
+"""`elsewise`: without a command the window, with one the same runtime and sessions in a terminal."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from pathlib import Path
+
+import click
+
+from app.cli.ask import ask
+from app.cli.bench import bench
+from app.cli.common import Settings
+from app.cli.doctor import doctor
+from app.cli.models import models
+from app.cli.score import score
+from app.cli.sessions import sessions
+from app.names import check_names
+from app.paths import DataFolder
+from runtime import RuntimeFault, __version__
+from storage import StoreError
+
+
+@click.group(invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--data-dir", type=click.Path(path_type=Path, file_okay=False), help="Where sessions and settings live.")
+@click.option("--verbose", is_flag=True, help="Say more on stderr.")
+@click.option("--model", default="smollm2", show_default=True, help="A model folder, a GGUF file, or a name on the shelf.")
+@click.option("--backend", default="auto", show_default=True, help="auto, hf, mlx, mock, or a registered one.")
+@click.option("--demo", is_flag=True, help="Open the window on the sample session, without a model.")
+@click.version_option(__version__, prog_name="elsewise")
+@click.pass_context
+def cli(context: click.Context, data_dir: Path | None, verbose: bool, model: str, backend: str, demo: bool) -> None:
+    """Runs language models on this machine and shows what else they might have said.
+
+    Without a command, opens the window.
+    """
+    logging.basicConfig(level=logging.INFO if verbose else logging.WARNING, format="%(name)s: %(message)s")
+    folder = DataFolder(data_dir.resolve()) if data_dir else DataFolder.default()
+    context.obj = Settings(folder, model, backend)
+    if context.invoked_subcommand is None:
+        from app.window import open_window  # Qt is loaded for the window alone
+
+        context.exit(open_window(folder, model, backend, demo=demo))
+
+
+for command in (ask, bench, doctor, models, score, sessions):
+    cli.add_command(command)
+
+
+def main() -> None:
+    """Runs the command line and exits: 0 done, 1 the work failed, 2 bad use."""
+    check_names()
+    try:
+        code = cli(standalone_mode=False)
+    except click.exceptions.Abort:
+        click.echo("stopped", err=True)
+        sys.exit(1)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except (RuntimeFault, StoreError, OSError) as error:
+        click.echo(f"elsewise: {error}", err=True)
+        sys.exit(1)
+    sys.exit(code if isinstance(code, int) else 0)

@@ -1,0 +1,103 @@
+"""`elsewise models`: the shelf."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
+from rich.table import Table
+from rich.text import Text
+
+from app.cli.common import console
+from runtime import ModelLoadError, fetch_embedded, import_model, list_models, models_dir, verify_model
+from runtime import Progress as Step
+
+EMBEDDED = "smollm2"
+
+
+@click.group()
+def models() -> None:
+    """Models on this machine."""
+
+
+@models.command("list")
+def list_command() -> None:
+    """What is here, with sizes."""
+    entries = list_models()
+    if not entries:
+        click.echo(f"no models in {models_dir()}; fetch the embedded one: elsewise models get {EMBEDDED}", err=True)
+        return
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for name in ("name", "title", "parameters", "size", "format", "state"):
+        table.add_column(name, justify="right" if name in ("parameters", "size") else "left")
+    for entry in entries:
+        parameters = f"{entry.parameters / 1e6:,.0f} M" if entry.parameters else "-"
+        state = "ready" if entry.complete else entry.problem
+        table.add_row(
+            Text(entry.name), Text(entry.title), parameters, f"{entry.bytes / 1e6:,.0f} MB", entry.format, Text(state)
+        )
+    Console().print(table)
+
+
+@models.command("import")
+@click.argument("path", type=click.Path(path_type=Path))
+@click.option("--name", help="What to call it on the shelf.")
+def import_command(path: Path, name: str | None) -> None:
+    """Takes a GGUF file or a model folder onto the shelf."""
+    with Bar() as bar:
+        folder = import_model(path, name, bar.show)
+    click.echo(f"{folder.name}: ready in {folder.path}")
+
+
+@models.command("get")
+@click.argument("name")
+def get_command(name: str) -> None:
+    """Fetches a model. So far: smollm2, the embedded one."""
+    if name != EMBEDDED:
+        raise ModelLoadError(
+            f"{name}: only '{EMBEDDED}' can be fetched by this version; import a folder or a GGUF file with "
+            "'elsewise models import PATH'"
+        )
+    with Bar() as bar:
+        folder = fetch_embedded(bar.show)
+    click.echo(f"{folder.name}: ready in {folder.path}")
+
+
+@models.command("verify")
+@click.argument("name", required=False)
+def verify_command(name: str | None) -> None:
+    """Reads every file again and compares its SHA-256."""
+    names = [name] if name else [entry.name for entry in list_models()]
+    failed = False
+    for each in names:
+        try:
+            verify_model(each)
+            click.echo(f"{each}: sound")
+        except ModelLoadError as fault:
+            failed = True
+            click.echo(f"{each}: {fault}", err=True)
+    if failed:
+        raise click.exceptions.Exit(1)
+
+
+class Bar:
+    """A progress bar on stderr for loading's `Progress` steps."""
+
+    def __init__(self) -> None:
+        self._progress = Progress(
+            TextColumn("{task.description}"), BarColumn(), DownloadColumn(), console=console, transient=True
+        )
+        self._task = self._progress.add_task("", total=None)
+
+    def __enter__(self) -> Bar:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def show(self, step: Step) -> None:
+        """One step."""
+        self._progress.update(self._task, description=step.stage, completed=step.done, total=step.total or None)

@@ -1,0 +1,74 @@
+"""A turn of a saved session from the terminal: the use cases of the window, without a window."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from app.cli.common import load_model
+from app.paths import DataFolder
+from app.supervisor import Supervisor
+from app.workbench import AppWorkbench
+from runtime import GenerationOptions, LanguageModel, TokenRun
+from storage import DataFolderLock, SessionStore
+from ui import Event, Refusal, TokensArrived, TurnStatus
+
+Decode = Callable[[int], bytes]
+
+
+async def ask_saved(
+    data: DataFolder,
+    title: str,
+    text: str,
+    options: GenerationOptions,
+    model: str,
+    backend: str,
+    on_run: Callable[[TokenRun, Decode], None],
+) -> None:
+    """Sends `text` in the session called `title` (made if there is none) and streams the answer to `on_run`.
+
+    Raises:
+        click.ClickException: Another process writes into the data folder, or the answer failed.
+    """
+    lock = DataFolderLock(data.root, "ask --session")
+    if not lock.acquire():
+        holder = lock.held_by or "another process"
+        raise click.ClickException(f"{data.root} is in use by {holder}; close it, or ask without --session")
+    try:
+        store = SessionStore.open(data.sessions)
+        workbench = AppWorkbench(store, Supervisor(model, backend, start=_in_process), options)
+        try:
+            await _send(workbench, store, title, text, on_run)
+        finally:
+            await workbench.close()
+    finally:
+        lock.release()
+
+
+async def _send(
+    workbench: AppWorkbench, store: SessionStore, title: str, text: str, on_run: Callable[[TokenRun, Decode], None]
+) -> None:
+    rows = [row for row in await store.sessions() if row.title == title and not row.is_sample]
+    session_id = rows[0].id if rows else await store.create_session(title)
+
+    def listen(event: Event) -> None:
+        if isinstance(event, TokensArrived):
+            on_run(event.run, lambda token: workbench.vocabulary.bytes_of(token))
+
+    await workbench.open_session(session_id)
+    workbench.subscribe(listen)
+    try:
+        await workbench.send(session_id, text)
+    except Refusal as refusal:
+        raise click.ClickException(str(refusal)) from refusal
+    await store.rename_session(session_id, title)
+    last = (await workbench.open_session(session_id)).turns[-1]
+    if last.status is TurnStatus.PARTIAL and not len(last.run):
+        raise click.ClickException(last.note or "the answer did not begin")
+
+
+async def _in_process(source: str, backend: str, **_: Any) -> LanguageModel:
+    return await asyncio.to_thread(load_model, source, backend)

@@ -1,0 +1,95 @@
+"""`elsewise score`: what the model thinks of every token of a text."""
+
+from __future__ import annotations
+
+import asyncio
+import csv
+import json
+import math
+import sys
+
+import click
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from app.cli.ask import probability, shown
+from app.cli.common import Settings, load_model, read_text
+from runtime import LanguageModel, TokenRun
+
+
+@click.command()
+@click.argument("file")
+@click.option("--model", help="A model folder, a GGUF file, or a name on the shelf.")
+@click.option("--backend", help="auto, hf, mlx, mock, or a registered one.")
+@click.option("--top-k", type=click.IntRange(0, 1000), default=3, show_default=True, help="Alternatives per token.")
+@click.option("--json", "as_json", is_flag=True, help="One object a line.")
+@click.option("--csv", "as_csv", is_flag=True, help="Comma-separated values with a header.")
+@click.pass_obj
+def score(
+    settings: Settings, file: str, model: str | None, backend: str | None, top_k: int, as_json: bool, as_csv: bool
+) -> None:
+    """Log-probability, rank, entropy and top-k of every token of FILE ("-" for stdin)."""
+    if as_json and as_csv:
+        raise click.UsageError("choose one of --json and --csv")
+    text = read_text(file)
+    with load_model(model or settings.model, backend or settings.backend) as loaded:
+        ids = loaded.tokenize(text)
+        run = asyncio.run(loaded.score_run(ids, top_k=top_k))
+        write = _write_json if as_json else _write_csv if as_csv else _write_table
+        write(run, loaded)
+    total = [r.logprob for r in run if r.logprob is not None]
+    if total:
+        mean = sum(total) / len(total)
+        click.echo(f"{len(run):,} tokens, log-probability {sum(total):,.2f} nats, perplexity {math.exp(-mean):,.2f}", err=True)
+
+
+def _write_json(run: TokenRun, model: LanguageModel) -> None:
+    for record in run:
+        top = [
+            {"id": t, "text": model.decode_token(t).decode(errors="replace"), "logprob": p}
+            for t, p in zip(record.top_ids, record.top_logprobs, strict=True)
+        ]
+        fields = {
+            "id": record.token_id,
+            "text": record.text,
+            "bytes": record.token_bytes.hex(),
+            "logprob": record.logprob,
+            "rank": record.rank,
+            "entropy": record.entropy,
+            "covered_mass": record.covered_mass,
+            "top": top,
+        }
+        click.echo(json.dumps(fields, ensure_ascii=False))
+
+
+def _write_csv(run: TokenRun, _: LanguageModel) -> None:
+    k = run.top_k
+    writer = csv.writer(sys.stdout)
+    names = [f"top{i}_{what}" for i in range(1, k + 1) for what in ("id", "logprob")]
+    writer.writerow(["position", "id", "bytes", "text", "logprob", "rank", "entropy", *names])
+    for at, record in enumerate(run):
+        pairs = [value for pair in zip(record.top_ids, record.top_logprobs, strict=True) for value in pair]
+        own = [record.logprob, record.rank, record.entropy]
+        writer.writerow([at, record.token_id, record.token_bytes.hex(), record.text, *own, *pairs])
+
+
+def _write_table(run: TokenRun, model: LanguageModel) -> None:
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for name in ("", "token", "p", "logprob", "rank", "entropy", "instead"):
+        table.add_column(name, justify="left" if name in ("token", "instead") else "right", no_wrap=name != "instead")
+    for at, record in enumerate(run):
+        pairs = zip(record.top_ids, record.top_logprobs, strict=True)
+        instead = "  ".join(
+            f"{shown(model.decode_token(t).decode(errors='replace'))} {probability(p)}"
+            for t, p in pairs
+            if t != record.token_id
+        )
+        numbers = (
+            ["-", "-", "-", "-"]
+            if record.logprob is None or record.entropy is None
+            else [probability(record.logprob), f"{record.logprob:.3f}", str(record.rank), f"{record.entropy:.2f}"]
+        )
+        token = shown(record.token_bytes.decode(errors="replace"))
+        table.add_row(str(at), Text(token), *numbers, Text(instead))
+    Console().print(table)

@@ -1,0 +1,94 @@
+"""`elsewise sessions`: the session shelf, read from the same file as the window's."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from app.cli.common import Settings
+from app.workbench.session import OpenSession
+from storage import SessionRow, SessionStore
+
+
+@click.group()
+def sessions() -> None:
+    """Saved sessions."""
+
+
+@sessions.command("list")
+@click.pass_obj
+def list_command(settings: Settings) -> None:
+    """All sessions, pinned first, then the latest."""
+    _print_rows(_with_store(settings, lambda store: store.sessions()))
+
+
+@sessions.command("search")
+@click.argument("query")
+@click.pass_obj
+def search_command(settings: Settings, query: str) -> None:
+    """Sessions whose title or text matches QUERY, over all branches."""
+    _print_rows(_with_store(settings, lambda store: store.sessions(query)))
+
+
+@sessions.command("show")
+@click.argument("session_id", type=int)
+@click.pass_obj
+def show_command(settings: Settings, session_id: int) -> None:
+    """The path of a session that was shown last."""
+
+    async def read(store: SessionStore) -> OpenSession:
+        session = OpenSession(await store.load_session(session_id))
+        session.add_tokens(await store.load_tokens(session.missing()))
+        return session
+
+    session = _with_store(settings, read)
+    click.echo(f"# {session.title}")
+    for turn in session.tree.turns(session.tip):
+        if content := session.content(turn):
+            click.echo(f"\n{turn.role}: {content}")
+
+
+@sessions.command("verify")
+@click.pass_obj
+def verify_command(settings: Settings) -> None:
+    """Checks every row; names what is damaged."""
+    damage = _with_store(settings, lambda store: store.verify())
+    for row in damage:
+        place = f"{row.title!r}, turn {row.turn}: " if row.title else ""
+        click.echo(f"{place}{row.detail}")
+    click.echo("sound" if not damage else f"{len(damage)} damaged", err=True)
+    if damage:
+        raise click.exceptions.Exit(1)
+
+
+def _with_store(settings: Settings, read: Callable[[SessionStore], Coroutine[Any, Any, Any]]) -> Any:
+    """Runs `read` on the store; an empty answer needs no data folder."""
+    if not settings.data.sessions.exists():
+        raise click.ClickException(f"no sessions yet in {settings.data.root}; start one with 'elsewise'")
+
+    async def run() -> Any:
+        store = SessionStore.open(settings.data.sessions)
+        try:
+            return await read(store)
+        finally:
+            await store.close()
+
+    return asyncio.run(run())
+
+
+def _print_rows(rows: list[SessionRow]) -> None:
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for name in ("id", "title", "branches", "changed"):
+        table.add_column(name, justify="right" if name in ("id", "branches") else "left")
+    for row in rows:
+        changed = datetime.datetime.fromtimestamp(row.updated).strftime("%Y-%m-%d %H:%M")
+        title = f"{row.title} (sample)" if row.is_sample else row.title
+        table.add_row(str(row.id), Text(title), str(row.branches), changed)
+    Console().print(table)

@@ -1,0 +1,104 @@
+"""The sample session: recorded from SmolLM2 with every probability, read-only, there before any model is."""
+
+from __future__ import annotations
+
+import importlib.resources
+import json
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from app.workbench.recorder import chunk
+from app.workbench.session import content_of
+from runtime import TokenRun, texts_of
+from storage import NewNode, SessionStore
+
+FILE = "sample/session.json"
+SAMPLE_FORMAT = 1
+
+
+async def ensure_sample(store: SessionStore) -> int:
+    """The sample session's id; it is put into the store when it is not there."""
+    for row in await store.sessions():
+        if row.is_sample:
+            return row.id
+    recorded = json.loads(importlib.resources.files("resources").joinpath(FILE).read_text("utf-8"))
+    return await put_sample(store, recorded)
+
+
+async def put_sample(store: SessionStore, recorded: dict[str, Any]) -> int:
+    """Writes a recorded session into the store."""
+    session_id = await store.create_session(recorded["title"], is_sample=True)
+    ids: list[int] = []
+    for node in recorded["nodes"]:
+        run = run_from(node["tokens"])
+        parent = node["parent"]
+        new = NewNode(
+            session_id,
+            None if parent is None else ids[parent],
+            node["role"],
+            text=content_of(run),
+            at_token=node["at_token"],
+            at_byte=node["at_byte"],
+            turn_start=node["turn_start"],
+            finish_reason=node["finish_reason"],
+            stats=node["stats"],
+        )
+        ids.append(await store.add_node(new, chunk(run, recorded["fingerprint"])))
+    await store.set_current(session_id, ids[recorded["current"]])
+    tokens = [b""] * (1 + max(int(i) for i in recorded["vocabulary"]))
+    for token, data in recorded["vocabulary"].items():
+        tokens[int(token)] = bytes.fromhex(data)
+    if await store.setting("vocabulary") is None:
+        await store.save_vocabulary(recorded["fingerprint"], tokens)
+        await store.set_setting("vocabulary", recorded["fingerprint"])
+    return session_id
+
+
+def run_from(tokens: dict[str, list[Any]]) -> TokenRun:
+    """Columns as JSON holds them, as a run."""
+
+    def column(name: str, kind: npt.DTypeLike) -> npt.NDArray[Any]:
+        return np.array([np.nan if v is None else v for v in tokens[name]], kind)
+
+    n = len(tokens["ids"])
+    token_bytes = tuple(bytes.fromhex(data) for data in tokens["bytes"])
+    top_ids = np.array(tokens["top_ids"], np.int32).reshape(n, -1)
+    top_logprobs = np.array(tokens["top_logprobs"], np.float32).reshape(n, -1)
+    return TokenRun(
+        ids=column("ids", np.int32),
+        token_bytes=token_bytes,
+        texts=texts_of(token_bytes),
+        logprob=column("logprob", np.float32),
+        rank=column("rank", np.int32),
+        entropy=column("entropy", np.float32),
+        top_ids=top_ids,
+        top_logprobs=np.where(top_ids < 0, -np.inf, top_logprobs).astype(np.float32),
+        covered_mass=column("covered_mass", np.float32),
+        origin=column("origin", np.uint8),
+        finish=column("finish", np.uint8),
+        draw=column("draw", np.float32),
+    )
+
+
+def run_to(run: TokenRun) -> dict[str, list[Any]]:
+    """The inverse of `run_from`, numbers rounded to what the window shows."""
+
+    def plain(values: npt.NDArray[Any], digits: int = 4) -> list[Any]:
+        return [None if np.isnan(v) else round(float(v), digits) for v in values]
+
+    finite = np.where(np.isneginf(run.top_logprobs), -999.0, run.top_logprobs)
+    return {
+        "ids": run.ids.tolist(),
+        "bytes": [data.hex() for data in run.token_bytes],
+        "logprob": plain(run.logprob),
+        "rank": run.rank.tolist(),
+        "entropy": plain(run.entropy),
+        "top_ids": run.top_ids.tolist(),
+        "top_logprobs": [[round(float(v), 4) for v in row] for row in finite],
+        "covered_mass": plain(run.covered_mass),
+        "origin": run.origin.tolist(),
+        "finish": run.finish.tolist(),
+        "draw": plain(run.draw, 6),
+    }

@@ -1,0 +1,137 @@
+"""`elsewise` without a command: one window, one store, one engine, on one event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import logging.handlers
+import signal
+import sys
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+
+from PySide6.QtCore import QFileSystemWatcher
+from PySide6.QtWidgets import QApplication
+from qasync import QEventLoop
+
+from app.paths import DataFolder
+from app.sample import ensure_sample
+from app.supervisor import Supervisor
+from app.workbench import AppWorkbench
+from storage import DataFolderLock, SessionStore, StoreError, request_focus
+from ui import MainWindow, Scheme, WindowState, apply_theme
+
+log = logging.getLogger(__name__)
+LOG_BYTES = 1 << 20
+WINDOW_SETTING = "window"
+
+
+def open_window(data: DataFolder, model: str, backend: str, *, demo: bool = False) -> int:
+    """Opens the window and returns when it is closed: the exit code.
+
+    A second window on the same data folder calls the first one to the front and returns 0.
+    """
+    lock = DataFolderLock(data.root, "window")
+    try:
+        if not lock.acquire():
+            request_focus(data.root)
+            return 0
+    except StoreError as fault:
+        sys.stderr.write(f"elsewise: {fault}; choose another folder with --data-dir\n")
+        return 1
+    try:
+        data.make()
+        _log_to(data.log)
+        store = SessionStore.open(data.sessions)
+    except (StoreError, OSError) as fault:
+        sys.stderr.write(f"elsewise: {fault}\n")
+        lock.release()
+        return 1
+    try:
+        application = QApplication.instance() or QApplication(["elsewise"])
+        assert isinstance(application, QApplication)
+        application.setApplicationName("Elsewise")
+        application.setQuitOnLastWindowClosed(False)
+        apply_theme(application, Scheme.SYSTEM)
+        with asyncio.Runner(loop_factory=lambda: QEventLoop(application)) as runner:
+            runner.run(run_window(data, store, model, backend, demo=demo))
+    finally:
+        store.close_sync()
+        lock.release()
+    return 0
+
+
+async def run_window(
+    data: DataFolder,
+    store: SessionStore,
+    model: str,
+    backend: str,
+    *,
+    demo: bool = False,
+    on_shown: Callable[[MainWindow, AppWorkbench], None] | None = None,
+) -> None:
+    """Shows the window until it is closed; everything is saved and the engine has ended on return."""
+    supervisor = Supervisor(model, backend, log_path=data.engine_log)
+    workbench = AppWorkbench(store, supervisor)
+    kept = await store.setting(WINDOW_SETTING)
+    states: list[WindowState] = []
+    window = MainWindow(workbench, state=_state(kept), keep_state=states.append)
+    ended = asyncio.Event()
+    window.closed.connect(ended.set)
+    window.show()
+    sample = await ensure_sample(store)
+    rows = [row for row in await store.sessions() if not row.is_sample and row.branches]
+    window.start(sample if demo or not rows else rows[0].id)
+    watcher = _watch_focus(data.focus, window)
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: loop.call_soon_threadsafe(window.close))
+    if not demo:
+        workbench.warm_up()
+    if on_shown is not None:
+        on_shown(window, workbench)
+    await ended.wait()
+    watcher.deleteLater()
+    if states:
+        await _keep(data, states[-1])
+
+
+async def _keep(data: DataFolder, state: WindowState) -> None:
+    """The store is closed by now: the window's place is a small write of its own."""
+    store = SessionStore.open(data.sessions)
+    try:
+        await store.set_setting(WINDOW_SETTING, asdict(state))
+    finally:
+        await store.close()
+
+
+def _state(kept: object) -> WindowState | None:
+    if not isinstance(kept, dict):
+        return None
+    try:
+        return WindowState(**kept)
+    except TypeError:  # another version's: the defaults will do
+        return None
+
+
+def _watch_focus(focus: Path, window: MainWindow) -> QFileSystemWatcher:
+    """A second window touches the file: come to the front."""
+    watcher = QFileSystemWatcher([str(focus)] if focus.exists() else [], window)
+
+    def come_forward() -> None:
+        window.showNormal()
+        window.raise_()
+        window.activateWindow()
+        if str(focus) not in watcher.files() and focus.exists():
+            watcher.addPath(str(focus))
+
+    watcher.fileChanged.connect(come_forward)
+    return watcher
+
+
+def _log_to(path: Path) -> None:
+    handler = logging.handlers.RotatingFileHandler(path, maxBytes=LOG_BYTES, backupCount=1, encoding="utf-8")
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    path.chmod(0o600)
+    logging.getLogger().addHandler(handler)

@@ -1,0 +1,214 @@
+"""A real little model in numpy, with faults on demand: what the engine is tested with.
+
+One attention layer (or a recurrent one) over 256 bytes and three specials. Keys and values stand in packs and payloads
+and nowhere else, so a wrong prefix, a wrong parent or a wrong depth shows in the numbers. Needs no files:
+`load("anything", backend="fake")`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from runtime.backends.byte_text import CHATML, VOCABULARY, with_own_text
+from runtime.backends.byte_text import byte_tokenizer as fake_tokenizer
+from runtime.backends.mock import toy_info
+from runtime.backends.packed import Float32, PackedBackend, State, Step, WorkingPack, as_ids, chain_parents
+from runtime.backends.tree import ROOT, Int64
+from runtime.errors import SnapshotFormatError
+from runtime.loading.folder import ModelFolder
+from runtime.options import LoadOptions
+
+TEMPLATE = CHATML
+CONTEXT = 131_072  # tokens
+WIDTH = 16  # of keys and values
+FIRST_CAPACITY = 64  # slots
+
+Float64 = npt.NDArray[np.float64]
+
+
+@dataclass(slots=True)
+class Behaviour:
+    """What goes wrong, and when. May be changed while the model is in use, on its owner thread.
+
+    Attributes:
+        raise_on: A forward that holds the token raises this.
+        nan_on: A wanted row at the token is all NaN.
+        delay: Seconds that every forward takes at least.
+        delay_on: Seconds that a forward with the token takes longer.
+        before_forward: Called with the tokens of each forward.
+        recurrent: The model has a recurrent layer instead of attention (read at load).
+    """
+
+    raise_on: Mapping[int, BaseException] = field(default_factory=dict)
+    nan_on: frozenset[int] = frozenset()
+    delay: float = 0.0
+    delay_on: Mapping[int, float] = field(default_factory=dict)
+    before_forward: Callable[[Int64], None] | None = None
+    recurrent: bool = False
+
+
+@with_own_text
+def load(source: ModelFolder | tuple[Any, Any] | str, options: LoadOptions) -> FakeBackend:
+    """The registry's factory; `source` is ignored, but for a pair that starts with a `Behaviour`."""
+    behaviour = source[0] if isinstance(source, tuple) and isinstance(source[0], Behaviour) else Behaviour()
+    return FakeBackend(options, behaviour)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FakePayload:
+    """KV of n consecutive tokens."""
+
+    kv: Float64  # (n, 2 * WIDTH)
+    state: Float64 | None  # (WIDTH,) recurrent state after the last token
+
+
+class FakePack(WorkingPack):
+    """Keys and values by slot, with room to grow."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kv: Float64 = np.empty((0, 2 * WIDTH))
+
+    def write(self, start: int, rows: Float64) -> None:
+        """Puts rows at `start`, doubling the buffer when it is too small."""
+        end = start + len(rows)
+        if end > len(self.kv):
+            grown = np.empty((max(end, 2 * len(self.kv), FIRST_CAPACITY), 2 * WIDTH))
+            grown[: len(self.kv)] = self.kv
+            self.kv = grown
+        self.kv[start:end] = rows
+
+
+class FakeBackend(PackedBackend[FakePack]):
+    """The little model and its faults. `behaviour` may be exchanged at any time; `forwards` counts calls of the model."""
+
+    def __init__(self, options: LoadOptions, behaviour: Behaviour) -> None:
+        self.behaviour = behaviour
+        self.recurrent = behaviour.recurrent
+        self.forwards = 0
+        rng = np.random.default_rng(7)
+        self._embed: Float64 = rng.normal(size=(VOCABULARY, WIDTH))
+        self._query, self._key, self._value = rng.normal(size=(3, WIDTH, WIDTH)) / np.sqrt(WIDTH)
+        self._head: Float64 = rng.normal(size=(WIDTH, VOCABULARY))
+        kinds = ("recurrent",) if self.recurrent else ("full",)
+        self.info = toy_info("fake", options, {"max_position_embeddings": CONTEXT}, kv_bytes=2 * WIDTH * 8, kinds=kinds)
+
+    def open_pack(self) -> FakePack:
+        return FakePack()
+
+    def load(self, pack: FakePack, payload: FakePayload, parent: int) -> Int64:
+        base, n = pack.tree.size, len(payload.kv)
+        pack.tree.append(chain_parents(base, n, parent))
+        pack.write(base, payload.kv)
+        slots = np.arange(base, base + n)
+        self._adopt(pack, slots, payload.state)
+        return slots
+
+    def push(self, pack: FakePack, step: Step) -> tuple[Float32, State | None]:
+        self.forwards += 1
+        self._misbehave(step.tokens)
+        embedded = self._embed[step.tokens]
+        kv = np.concatenate([_turned(embedded @ self._key, step.positions), embedded @ self._value], axis=1)
+        for at, row in zip(step.slots.tolist(), kv, strict=True):  # a chain's slots need not lie side by side
+            pack.write(at, row[None])
+        state: Float64 | None = None
+        if self.recurrent:
+            hidden, state = self._recur(embedded, step.state)
+        else:
+            hidden = self._attend(pack, step, embedded)
+        logits = (hidden[step.want] @ self._head).astype(np.float32)
+        logits[np.isin(step.tokens[step.want], list(self.behaviour.nan_on))] = np.nan
+        return logits, state
+
+    def take(self, pack: FakePack, slots: Int64) -> FakePayload:
+        slots = np.asarray(slots, np.int64)
+        pack.tree.check_chain(slots)
+        return FakePayload(pack.kv[slots], self._checkpoint(pack, slots))
+
+    def split(self, payload: FakePayload, n: int) -> tuple[FakePayload, FakePayload]:
+        return FakePayload(payload.kv[:n].copy(), None), FakePayload(payload.kv[n:].copy(), payload.state)
+
+    def payload_bytes(self, payload: FakePayload) -> int:
+        return int(payload.kv.nbytes) + (0 if payload.state is None else int(payload.state.nbytes))
+
+    def payload_resumable(self, payload: FakePayload) -> bool:
+        return not self.recurrent or payload.state is not None
+
+    def pack_bytes(self, pack: FakePack) -> int:
+        return int(pack.kv.nbytes) + sum(int(state.nbytes) for state in pack.states.values())
+
+    def close(self, pack: FakePack) -> None:
+        pack.kv = np.empty((0, 2 * WIDTH))
+        pack.states.clear()
+
+    def export(self, payload: FakePayload) -> dict[str, npt.NDArray[np.generic]]:
+        tensors: dict[str, npt.NDArray[np.generic]] = {"kv": payload.kv.copy()}
+        if payload.state is not None:
+            tensors["state"] = payload.state.copy()
+        return tensors
+
+    def restore(self, tensors: dict[str, npt.NDArray[np.generic]]) -> FakePayload:
+        kv = np.asarray(tensors.get("kv", np.empty(0)), np.float64)
+        if kv.ndim != 2 or kv.shape[1] != 2 * WIDTH:
+            raise SnapshotFormatError(f"stored KV is not what the fake backend writes: {sorted(tensors)}")
+        state = tensors.get("state")
+        return FakePayload(kv, None if state is None else np.asarray(state, np.float64))
+
+    def logits_uncached(self, ids: Sequence[int]) -> Float32:
+        tokens = as_ids(ids)
+        pack = self.open_pack()
+        _, logits = self.forward(pack, tokens, chain_parents(0, len(tokens), ROOT), np.array([len(tokens) - 1]))
+        last: Float32 = logits[0]
+        return last
+
+    def unload(self) -> None:
+        """Holds nothing outside Python."""
+
+    def _misbehave(self, tokens: Int64) -> None:
+        behaviour = self.behaviour
+        if behaviour.before_forward is not None:
+            behaviour.before_forward(tokens)
+        seconds = behaviour.delay + sum(behaviour.delay_on.get(token, 0.0) for token in set(tokens.tolist()))
+        if seconds:
+            time.sleep(seconds)
+        for token in tokens.tolist():
+            if token in behaviour.raise_on:
+                raise behaviour.raise_on[token]
+
+    def _attend(self, pack: FakePack, step: Step, embedded: Float64) -> Float64:
+        """``(n, WIDTH)``: one head of attention over what the pack holds."""
+        end = int(step.slots[-1]) + 1
+        seen = pack.kv[:end] if step.path is None else pack.kv[np.concatenate([step.path, step.slots])]
+        mask = step.mask
+        if mask is None:
+            mask = np.arange(len(seen)) <= step.past + np.arange(len(embedded))[:, None]
+        keys, values = seen[:, :WIDTH], seen[:, WIDTH:]
+        scores = np.where(mask, _turned(embedded @ self._query, step.positions) @ keys.T, -np.inf)  # (n, seen)
+        weights = np.exp(scores - scores.max(1, keepdims=True))
+        attended: Float64 = embedded + weights @ values / weights.sum(1, keepdims=True)
+        return attended
+
+    def _recur(self, embedded: Float64, state: Float64 | None) -> tuple[Float64, Float64]:
+        """``(n, WIDTH)`` and the state after the last token."""
+        hidden = np.empty_like(embedded)
+        state = np.zeros(WIDTH) if state is None else state
+        for i, row in enumerate(embedded):
+            state = hidden[i] = np.tanh(self._key @ state + row)
+        return hidden, state.copy()
+
+
+def _turned(rows: Float64, positions: Int64) -> Float64:
+    """Rotary positions: halves of each row turn with the depth."""
+    half = WIDTH // 2
+    angles = positions[:, None] / 100.0 ** (np.arange(half) / half)  # (n, half)
+    a, b = rows[:, :half], rows[:, half:]
+    return np.concatenate([a * np.cos(angles) - b * np.sin(angles), a * np.sin(angles) + b * np.cos(angles)], axis=1)
+
+
+__all__ = ["TEMPLATE", "Behaviour", "FakeBackend", "fake_tokenizer", "load"]

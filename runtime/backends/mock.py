@@ -1,0 +1,143 @@
+"""A backend whose numbers are a fixed function of the token ids, as genlm-backend's MockAsyncLM: for tests of callers.
+
+Needs no model: `load("anything", backend="mock")`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from runtime.backends import facts
+from runtime.backends.byte_text import CHATML, VOCABULARY, with_own_text
+from runtime.backends.byte_text import byte_tokenizer as mock_tokenizer
+from runtime.backends.packed import Float32, PackedBackend, State, Step, WorkingPack, as_ids, chain_parents
+from runtime.backends.tree import Int64
+from runtime.errors import SnapshotFormatError
+from runtime.info import ModelInfo
+from runtime.loading.folder import ModelFolder
+from runtime.options import LoadOptions
+
+TEMPLATE = CHATML
+CONTEXT = 32_768  # tokens
+
+
+@with_own_text
+def load(source: ModelFolder | tuple[Any, Any] | str, options: LoadOptions) -> MockBackend:  # noqa: ARG001  # a mock of any model
+    """The registry's factory; `source` is ignored."""
+    return MockBackend(options)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MockPayload:
+    """The tokens themselves: all that the numbers depend on."""
+
+    tokens: Int64  # (n,)
+
+
+class MockPack(WorkingPack):
+    """The token of each slot, with room to grow."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens = np.empty(64, np.int64)
+
+    def write(self, start: int, tokens: Int64) -> None:
+        """Puts tokens at `start`, doubling the buffer when it is too small."""
+        end = start + len(tokens)
+        if end > len(self.tokens):
+            self.tokens = np.concatenate([self.tokens, np.empty(max(end, len(self.tokens)), np.int64)])
+        self.tokens[start:end] = tokens
+
+
+class MockBackend(PackedBackend[MockPack]):
+    """Logits are ``RandomState(sum((i + 1) * id_i)).rand(vocab)``; no keys, no values."""
+
+    def __init__(self, options: LoadOptions) -> None:
+        config = {"max_position_embeddings": CONTEXT}
+        self.info = toy_info("mock", options, config, kv_bytes=8, kinds=("full",))
+
+    def open_pack(self) -> MockPack:
+        return MockPack()
+
+    def load(self, pack: MockPack, payload: MockPayload, parent: int) -> Int64:
+        base, n = pack.tree.size, len(payload.tokens)
+        pack.tree.append(chain_parents(base, n, parent))
+        pack.write(base, payload.tokens)
+        return np.arange(base, base + n)
+
+    def push(self, pack: MockPack, step: Step) -> tuple[Float32, State | None]:
+        pack.write(int(step.slots[0]), step.tokens)
+        rows = [_logits(pack.tokens[pack.tree.path(int(step.slots[j]))]) for j in step.want]
+        return np.stack(rows) if rows else np.empty((0, VOCABULARY), np.float32), None
+
+    def take(self, pack: MockPack, slots: Int64) -> MockPayload:
+        pack.tree.check_chain(slots)
+        return MockPayload(pack.tokens[slots].copy())
+
+    def split(self, payload: MockPayload, n: int) -> tuple[MockPayload, MockPayload]:
+        return MockPayload(payload.tokens[:n].copy()), MockPayload(payload.tokens[n:].copy())
+
+    def payload_bytes(self, payload: MockPayload) -> int:
+        return int(payload.tokens.nbytes)
+
+    def payload_resumable(self, payload: MockPayload) -> bool:  # noqa: ARG002  # the Protocol's signature
+        return True
+
+    def pack_bytes(self, pack: MockPack) -> int:
+        return int(pack.tokens.nbytes)
+
+    def close(self, pack: MockPack) -> None:
+        pack.tokens = np.empty(0, np.int64)
+
+    def export(self, payload: MockPayload) -> dict[str, npt.NDArray[np.generic]]:
+        return {"tokens": payload.tokens.copy()}
+
+    def restore(self, tensors: dict[str, npt.NDArray[np.generic]]) -> MockPayload:
+        if "tokens" not in tensors:
+            raise SnapshotFormatError(f"stored KV is not what the mock backend writes: {sorted(tensors)}")
+        return MockPayload(np.asarray(tensors["tokens"], np.int64))
+
+    def logits_uncached(self, ids: Sequence[int]) -> Float32:
+        return _logits(as_ids(ids))
+
+    def unload(self) -> None:
+        """Holds nothing."""
+
+
+def toy_info(backend: str, options: LoadOptions, config: dict[str, Any], kv_bytes: int, kinds: tuple[str, ...]) -> ModelInfo:
+    """The honest facts of a model that does not exist."""
+    kv_print = facts.kv_fingerprint(backend, backend, "float32", "float32", {"kinds": kinds})
+    return ModelInfo(
+        name=backend,
+        backend=backend,
+        device="cpu",
+        dtype="float32",
+        architecture=backend,
+        layers=1,
+        heads=1,
+        kv_heads=1,
+        hidden_size=16,
+        vocab_size=VOCABULARY,
+        parameters=0,
+        quantisation=None,
+        attention_kinds=kinds,
+        context_length=facts.context_length(config, options),
+        has_template=True,
+        kv_bytes_per_token=kv_bytes,
+        kv_fingerprint=kv_print,
+        model_fingerprint=facts.model_fingerprint(kv_print, facts.digest(CHATML)),
+        options=facts.options_in_force(options, device="cpu", dtype="float32", kv_dtype="float32", attention="none"),
+    )
+
+
+def _logits(ids: Int64) -> Float32:
+    seed = int((np.arange(1, len(ids) + 1) * ids).sum()) % (1 << 32)
+    return np.random.RandomState(seed).rand(VOCABULARY).astype(np.float32)
+
+
+__all__ = ["TEMPLATE", "MockBackend", "load", "mock_tokenizer", "toy_info"]

@@ -1,0 +1,110 @@
+"""The load-time self-test: wrong ways of pushing tokens are found, switched off and reported."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from runtime.backends.base import ROOT
+from runtime.backends.fake import Behaviour, FakeBackend, FakePack
+from runtime.backends.packed import Step
+from runtime.backends.selftest import self_test
+from runtime.errors import ModelLoadError
+from runtime.options import LoadOptions
+from tests.runtime.backends.reference import Loaded, append, chain, log_softmax
+
+
+class Leaky(FakeBackend):
+    """In a tree every token sees everything before it."""
+
+    def push(self, pack: FakePack, step: Step) -> Any:
+        if step.mask is not None:
+            step.mask[:] = np.arange(step.mask.shape[1]) <= step.slots[:, None]
+        return super().push(pack, step)
+
+
+class Forgetful(FakeBackend):
+    """A chain continues at the wrong position."""
+
+    def push(self, pack: FakePack, step: Step) -> Any:
+        if step.past:
+            step.positions[:] += 1
+        return super().push(pack, step)
+
+
+class OneByOne(FakeBackend):
+    """A kept recurrent state is lost when more than one token follows, as in some libraries."""
+
+    def push(self, pack: FakePack, step: Step) -> Any:
+        if len(step.tokens) > 1 and step.state is not None:
+            step.state[:] = 0
+        return super().push(pack, step)
+
+
+def test_a_sound_backend_passes_without_a_word() -> None:
+    backend = FakeBackend(LoadOptions(), Behaviour())
+    assert self_test(backend) == ()
+    assert backend.tree
+
+
+def test_a_broken_tree_mode_falls_back_to_chains_and_says_so() -> None:
+    backend = Leaky(LoadOptions(), Behaviour())
+    (warning,) = self_test(backend)
+    assert not backend.tree
+    assert "one by one" in warning
+    # and a branching call is right again
+    pack = backend.open_pack()
+    append(backend, pack, [1, 2, 3])
+    _, logits = backend.forward(pack, np.array([4, 5]), np.array([2, 0]), np.arange(2))
+    for row, text in zip(logits, ([1, 2, 3, 4], [1, 5]), strict=True):
+        np.testing.assert_allclose(row, backend.logits_uncached(text), atol=1e-6)
+
+
+def test_wrong_numbers_even_in_a_chain_refuse_the_model() -> None:
+    backend = Forgetful(LoadOptions(), Behaviour())
+    backend.logits_uncached = lambda ids: FakeBackend(LoadOptions(), Behaviour()).logits_uncached(ids)  # type: ignore[method-assign]  # a sound library
+    with pytest.raises(ModelLoadError, match="nats apart with and without a cache"):
+        self_test(backend)
+
+
+def test_recurrent_state_that_does_not_survive_chunks_is_carried_token_by_token() -> None:
+    backend = OneByOne(LoadOptions(), Behaviour(recurrent=True))
+    (warning,) = self_test(backend)
+    assert backend.stepwise
+    assert "one token at a time" in warning
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3", "mistral", "gpt2"])
+@pytest.mark.parametrize("backend", ["hf", "mlx"])
+def test_a_model_without_tree_mode_gives_the_same_numbers(backend: str, name: str) -> None:
+    # given a model whose tree mode was switched off, when a forest grows in ragged calls past the window
+    loaded = Loaded(backend, name)
+    loaded.backend.tree = False  # type: ignore[attr-defined]  # every packed backend has it
+    pack = loaded.backend.open_pack()
+    stem, left, right = loaded.ids(1, 22), loaded.ids(2, 6), loaded.ids(3, 4)
+    append(loaded.backend, pack, stem)
+    parents = np.concatenate([chain(22, 6, 21), chain(28, 4, 10), [ROOT]])
+    tokens = np.concatenate([left, right, [7]])
+    slots, logits = loaded.backend.forward(pack, tokens, parents, np.array([5, 9, 10]))
+    # then every tip is what its path gives alone, and a branch can go on
+    got = log_softmax(logits)
+    loaded.check(got[:1], [*stem, *left], [-1])
+    loaded.check(got[1:2], [*stem[:11], *right], [-1])
+    loaded.check(got[2:], [7], [-1])
+    _, more = append(loaded.backend, pack, stem[:3], int(slots[9]))
+    loaded.check(more, [*stem[:11], *right, *stem[:3]], slice(15, None))
+
+
+@pytest.mark.parametrize(("backend", "broken"), [("hf", "hf.backend.HfBackend._mask"), ("mlx", "mlx.cache.TreeMasks.of")])
+def test_a_library_that_breaks_masks_is_noticed_at_load(backend: str, broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    import importlib
+
+    module, owner, method = f"runtime.backends.{broken}".rsplit(".", 2)
+    cls = getattr(importlib.import_module(module), owner)
+    sound = getattr(cls, method)
+    monkeypatch.setattr(cls, method, lambda self, mask: sound(self, mask) | True)
+    loaded = Loaded(backend, "llama")
+    assert any("one by one" in warning for warning in loaded.backend.info.warnings)
+    assert loaded.backend.info.capabilities == ()

@@ -1,0 +1,129 @@
+from __future__ import annotations
+
+import importlib
+import math
+from typing import Any
+
+import pytest
+
+from runtime.errors import ModelLoadError
+from runtime.loading.check import read_json
+from runtime.loading.config import check_sizes, normalised
+from tests.tiny_models import tiny_path
+
+
+def test_transformers_5_spelling_gets_the_older_keys() -> None:
+    config = normalised({"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}})
+    assert config["rope_theta"] == 5e5
+    assert "rope_scaling" not in config
+
+
+def test_older_spelling_gets_rope_parameters() -> None:
+    config = normalised({"rope_theta": 1e6, "rope_scaling": {"type": "linear", "factor": 2.0}})
+    assert config["rope_parameters"] == {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e6}
+
+
+def test_scaled_rope_goes_both_ways() -> None:
+    # given
+    rope = {"rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    # when
+    config = normalised({"rope_parameters": rope})
+    again = normalised({key: value for key, value in config.items() if key != "rope_parameters"})
+    # then
+    assert config["rope_scaling"] == {**{k: v for k, v in rope.items() if k != "rope_theta"}, "type": "llama3"}
+    assert again["rope_parameters"] == rope
+
+
+def test_rope_by_layer_type_gets_gemma_3s_older_keys() -> None:
+    # given
+    layers = {"full_attention": {"rope_type": "default", "rope_theta": 1e6}, "sliding_attention": {"rope_theta": 1e4}}
+    # when
+    config = normalised({"model_type": "gemma3_text", "rope_parameters": layers})
+    # then
+    assert (config["rope_theta"], config["rope_local_base_freq"]) == (1e6, 1e4)
+    assert config["rope_parameters"] == layers
+
+
+def test_one_rope_is_not_made_up_for_two_kinds_of_layers() -> None:
+    assert "rope_parameters" not in normalised({"model_type": "gemma3_text", "rope_theta": 1e6})
+
+
+@pytest.mark.parametrize(
+    ("kinds", "pattern"),
+    [("ssf" * 2, 3), ("sf" * 3, 2), ("sss", 4), ("fff", None), ("ffs", None), ("sfsff", None)],
+)
+def test_the_sliding_pattern_is_read_off_regular_layers(kinds: str, pattern: int | None) -> None:
+    names = {"s": "sliding_attention", "f": "full_attention"}
+    assert normalised({"layer_types": [names[kind] for kind in kinds]}).get("sliding_window_pattern") == pattern
+
+
+def test_what_a_model_would_run_is_taken_out() -> None:
+    assert normalised({"auto_map": {"AutoModel": "x.Y"}, "model_file": "x.py", "a": 1}) == {"model_file": None, "a": 1}
+
+
+def test_infinity_as_transformers_5_writes_it_is_a_number() -> None:
+    config = normalised({"a": [0.0, {"__float__": "Infinity"}], "b": {"__float__": "-Infinity"}, "c": {"__float__": "x"}})
+    assert config == {"a": [0.0, math.inf], "b": -math.inf, "c": {"__float__": "x"}}
+
+
+def test_the_original_is_left_alone() -> None:
+    original: dict[str, Any] = {"rope_parameters": {"rope_theta": 2.0}, "text_config": {"rope_theta": 3.0}}
+    config = normalised(original)
+    assert original == {"rope_parameters": {"rope_theta": 2.0}, "text_config": {"rope_theta": 3.0}}
+    assert config["text_config"]["rope_parameters"]["rope_theta"] == 3.0
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3", "gemma3", "mistral", "lfm2", "falcon_h1"])
+def test_mlx_lm_reads_what_transformers_wrote(name: str) -> None:
+    # given
+    from transformers import AutoConfig
+
+    folder = tiny_path(name)
+    theirs = AutoConfig.from_pretrained(folder)
+    # when
+    config = normalised(read_json(folder / "config.json") or {})
+    arguments = importlib.import_module(f"mlx_lm.models.{config['model_type']}").ModelArgs.from_dict(config)
+    # then
+    rope = theirs.rope_parameters
+    assert arguments.rope_theta == rope.get("full_attention", rope)["rope_theta"]
+    if name == "gemma3":
+        assert arguments.rope_local_base_freq == rope["sliding_attention"]["rope_theta"]
+        assert arguments.sliding_window_pattern == 2
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3", "gemma3", "mistral", "lfm2", "falcon_h1", "gpt2", "mamba"])
+def test_transformers_reads_the_normalised_config_as_its_own(name: str) -> None:
+    # given
+    from transformers import AutoConfig
+
+    theirs = AutoConfig.from_pretrained(tiny_path(name))
+    # when
+    config = normalised(read_json(tiny_path(name) / "config.json") or {})
+    ours = AutoConfig.for_model(**config)
+    # then
+    assert getattr(ours, "rope_parameters", None) == getattr(theirs, "rope_parameters", None)
+    assert getattr(ours, "layer_types", None) == getattr(theirs, "layer_types", None)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("hidden_size", 0),
+        ("hidden_size", -64),
+        ("hidden_size", 1 << 40),
+        ("hidden_size", "64"),
+        ("n_embd", 1.5),
+        ("num_hidden_layers", 10**9),
+        ("num_attention_heads", True),
+        ("vocab_size", 10**30),
+        ("max_position_embeddings", 1 << 60),
+    ],
+)
+def test_absurd_sizes_are_named(key: str, value: object) -> None:
+    with pytest.raises(ModelLoadError, match=f"config.json.*{key} is "):
+        check_sizes({"text_config": {key: value}}, "config.json")
+
+
+def test_heads_that_do_not_divide_are_named() -> None:
+    with pytest.raises(ModelLoadError, match="hidden_size 64 is no multiple of num_attention_heads 7"):
+        check_sizes({"hidden_size": 64, "num_attention_heads": 7}, "config.json")

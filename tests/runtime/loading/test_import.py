@@ -1,0 +1,330 @@
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from safetensors.numpy import load_file
+
+from runtime.errors import ModelLoadError
+from runtime.loading import importer
+from runtime.loading.convert import check, convert
+from runtime.loading.importer import import_model
+from runtime.loading.progress import Progress
+from runtime.loading.shelf import list_models
+from runtime.loading.source import resolve
+from runtime.text.tokenizer import Tokenizer
+from tests.runtime.loading.gguf_files import (
+    HEADS,
+    KV_HEADS,
+    LAYERS,
+    Stored,
+    bad_files,
+    llama_pairs,
+    small_llama,
+    stored,
+    unsuitable_files,
+)
+from tests.runtime.loading.gguf_files import GgufFile as Gguf
+from tests.runtime.loading.test_gguf_header import SEEN_WHILE_CONVERTING
+from tests.tiny_models import tiny_path, tiny_tokenizer
+
+UNSUITABLE = unsuitable_files()
+
+
+@pytest.fixture
+def gguf(tmp_path: Path) -> Path:
+    return small_llama().write(tmp_path / "Small Llama v1.F32.gguf")
+
+
+def left_behind(shelf: Path) -> list[str]:
+    return [path.name for path in shelf.iterdir() if path.name not in (".lock", ".digests")]
+
+
+def permuted(weight: npt.NDArray[np.float32], heads: int) -> npt.NDArray[np.float32]:
+    """llama.cpp's row order, as its converter makes it."""
+    rows, columns = weight.shape
+    return weight.reshape(heads, 2, rows // heads // 2, columns).swapaxes(1, 2).reshape(rows, columns)
+
+
+def as_gguf(folder: Path, path: Path) -> Path:
+    """A tiny transformers llama as llama.cpp would write it."""
+    weights = load_file(folder / "model.safetensors")
+    names = {"input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm", "self_attn.q_proj": "attn_q"}
+    names |= {"self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output"}
+    names |= {"mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down"}
+    tensors: list[Stored] = [stored("token_embd.weight", weights["model.embed_tokens.weight"])]
+    for key, value in weights.items():
+        if key.startswith("model.layers."):
+            number, _, part = key.removeprefix("model.layers.").removesuffix(".weight").partition(".")
+            heads = {"self_attn.q_proj": 4, "self_attn.k_proj": 2}.get(part)
+            tensors.append(stored(f"blk.{number}.{names[part]}.weight", permuted(value, heads) if heads else value))
+    tensors += [stored("output_norm.weight", weights["model.norm.weight"]), stored("output.weight", weights["lm_head.weight"])]
+    layout = json.loads(tiny_tokenizer().to_str())["model"]
+    tokens = sorted(layout["vocab"], key=layout["vocab"].__getitem__)
+    pairs = llama_pairs(tokens, [" ".join(merge) for merge in layout["merges"]], pre="gpt-2", theta=100_000.0)
+    file = Gguf(pairs, tuple(tensors)).with_pair("llama.block_count", 4, 3).with_pair("llama.feed_forward_length", 4, 128)
+    return file.with_pair("llama.context_length", 4, 4096).write(path)
+
+
+def test_a_converted_model_is_the_original(shelf: Path, tmp_path: Path) -> None:
+    # given
+    original = tiny_path("llama")
+    # when
+    folder = import_model(as_gguf(original, tmp_path / "tiny.gguf"))
+    # then
+    theirs, ours = load_file(original / "model.safetensors"), load_file(folder.path / "model.safetensors")
+    assert theirs.keys() == ours.keys()
+    for name, value in theirs.items():
+        np.testing.assert_array_equal(ours[name], value)
+    text = "Numbers 12 and 3,\n\n  tabs\tand 日本語 😀 <|im_end|>"
+    assert Tokenizer.from_folder(folder).encode(text) == Tokenizer.from_folder(resolve(original)).encode(text)
+
+
+def test_a_converted_model_answers_as_the_original(shelf: Path, tmp_path: Path) -> None:
+    # given
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    original = tiny_path("llama")
+    folder = import_model(as_gguf(original, tmp_path / "tiny.gguf"))
+    ids = torch.arange(3, 60)[None]
+    # when
+    with torch.no_grad():
+        theirs, ours = (AutoModelForCausalLM.from_pretrained(path).eval()(ids).logits for path in (original, folder.path))
+    # then
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-4)
+
+
+def test_an_import_is_listed_and_found_again(shelf: Path, gguf: Path) -> None:
+    # when
+    folder = import_model(gguf)
+    # then
+    (entry,) = list_models()
+    assert (entry.name, entry.title, entry.complete) == ("Small-Llama-v1.F32", "Small Llama v1.F32", True)
+    assert entry.parameters == sum(int(np.prod(tensor.shape)) for tensor in small_llama().tensors)
+    assert resolve(entry.name) == resolve(gguf) == resolve(str(gguf)) == folder
+    assert (folder.path.stat().st_mode & 0o777, (folder.path / "config.json").stat().st_mode & 0o777) == (0o700, 0o600)
+
+
+def test_a_gguf_file_is_imported_by_its_path_alone(shelf: Path, gguf: Path) -> None:
+    folder = resolve(gguf)
+    assert folder.config["num_hidden_layers"] == LAYERS
+    assert (folder.config["num_attention_heads"], folder.config["num_key_value_heads"]) == (HEADS, KV_HEADS)
+    assert folder.config["rms_norm_eps"] == 1e-6
+
+
+def test_importing_twice_converts_once(shelf: Path, gguf: Path) -> None:
+    # given
+    first = import_model(gguf, "mine")
+    stages: list[str] = []
+    # when
+    second = import_model(gguf, "mine", lambda progress: stages.append(progress.stage))
+    # then
+    assert second == first
+    assert stages == []
+
+
+def test_another_model_under_the_same_file_name_stands_beside_the_first(shelf: Path, gguf: Path) -> None:
+    # given
+    first = import_model(gguf)
+    small_llama(seed=1).write(gguf)
+    # when
+    second = import_model(gguf)
+    # then
+    assert second.weights_digest != first.weights_digest
+    assert second.text_digest == first.text_digest
+    assert len(list_models()) == 2
+
+
+def test_a_taken_name_is_not_overwritten(shelf: Path, gguf: Path) -> None:
+    # given
+    first = import_model(gguf, "org/name@main")
+    small_llama(seed=1).write(gguf)
+    # when, then
+    with pytest.raises(ModelLoadError, match="another model is called 'org/name@main'"):
+        import_model(gguf, "org/name@main")
+    assert resolve("org/name@main") == resolve("org/name") == first
+
+
+def test_a_damaged_model_is_made_again(shelf: Path, gguf: Path) -> None:
+    # given
+    folder = import_model(gguf, "mine")
+    (folder.path / "model.safetensors").write_bytes(b"rot")
+    # when
+    again = import_model(gguf, "mine")
+    # then
+    assert again == folder
+    assert resolve("mine") == folder
+    assert left_behind(shelf) == ["mine"]
+
+
+@pytest.mark.parametrize("name", ["../up", "a/../b", "a b", "x/y/z", ".hidden", "a--b", "@rev"])
+def test_a_name_that_is_no_name_is_refused(name: str, shelf: Path, gguf: Path) -> None:
+    with pytest.raises(ModelLoadError, match="cannot be a model's name"):
+        import_model(gguf, name)
+
+
+@pytest.mark.parametrize("what", ["text", "truncated in the weights", "key twice", "empty"])
+def test_a_damaged_file_changes_nothing(what: str, shelf: Path, tmp_path: Path) -> None:
+    # given
+    path = tmp_path / "damaged.gguf"
+    path.write_bytes(bad_files()[what])
+    # when, then
+    with pytest.raises(ModelLoadError, match=r"damaged\.gguf"):
+        import_model(path)
+    assert not shelf.exists()
+
+
+@pytest.mark.parametrize("what", sorted(SEEN_WHILE_CONVERTING))
+def test_a_file_that_does_not_fit_together_is_refused(what: str, tmp_path: Path) -> None:
+    # given
+    path = UNSUITABLE[what].write(tmp_path / "refused.gguf")
+    # when
+    with pytest.raises(ModelLoadError) as refused:
+        convert(check(path), tmp_path, lambda done, total: None)
+    # then
+    assert "refused.gguf" in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_refused_conversion_leaves_nothing(shelf: Path, tmp_path: Path) -> None:
+    # given
+    path = UNSUITABLE["NaN in the weights"].write(tmp_path / "refused.gguf")
+    # when, then
+    with pytest.raises(ModelLoadError, match=r"refused\.gguf: the tensor output_norm\.weight holds NaN"):
+        import_model(path)
+    assert left_behind(shelf) == []
+    assert list_models() == []
+
+
+def test_a_cancelled_import_leaves_nothing(shelf: Path, gguf: Path) -> None:
+    # given
+    class Cancelled(Exception):
+        pass
+
+    def cancel(progress: Progress) -> None:
+        if progress.done:
+            raise Cancelled
+
+    # when, then
+    with pytest.raises(Cancelled):
+        import_model(gguf, progress=cancel)
+    assert left_behind(shelf) == []
+
+
+def test_a_killed_converter_is_reported_and_leaves_nothing(shelf: Path, gguf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # given
+    started: list[subprocess.Popen[bytes]] = []
+    real = subprocess.Popen
+
+    def popen(*args: object, **kwargs: object) -> subprocess.Popen[bytes]:
+        child: subprocess.Popen[bytes] = real(*args, **kwargs)  # type: ignore[call-overload]  # passed on as given
+        started.append(child)
+        child.kill()
+        return child
+
+    monkeypatch.setattr(importer.subprocess, "Popen", popen)
+    # when, then
+    with pytest.raises(ModelLoadError, match="ended without an answer"):
+        import_model(gguf)
+    assert left_behind(shelf) == []
+    assert started[0].returncode is not None
+
+
+KILLED_IMPORT = """
+import sys, time
+from runtime.loading.importer import import_model
+def hold(progress):
+    if progress.done:
+        print("converting", flush=True)
+        time.sleep(60)
+import_model(sys.argv[1], progress=hold)
+"""
+
+
+def test_a_killed_importer_takes_its_child_along_and_is_cleaned_up_after(shelf: Path, gguf: Path) -> None:
+    # given
+    with subprocess.Popen(
+        [sys.executable, "-c", KILLED_IMPORT, str(gguf)], stdout=subprocess.PIPE, env={**os.environ, "ELSEWISE_MODELS": str(shelf)}
+    ) as parent:
+        assert parent.stdout is not None
+        assert parent.stdout.readline() == b"converting\n"
+        parent.send_signal(signal.SIGKILL)
+    assert list_models() == []
+    # when
+    folder = import_model(gguf)
+    # then
+    assert resolve(gguf) == folder
+    assert left_behind(shelf) == [folder.path.name]
+
+
+def test_two_imports_at_once_take_turns(shelf: Path, gguf: Path) -> None:
+    # given
+    paths: list[Path] = []
+    threads = [threading.Thread(target=lambda: paths.append(import_model(gguf).path)) for _ in range(2)]
+    # when
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    # then
+    assert len(paths) == 2
+    assert paths[0] == paths[1]
+
+
+def test_a_disk_that_is_too_small_is_named_before_the_work(shelf: Path, gguf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # given
+    import shutil
+
+    monkeypatch.setattr(importer.shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10, 9, 1))  # type: ignore[attr-defined]
+    # when, then
+    with pytest.raises(ModelLoadError, match=r"needs .* GB in .*, 0\.0 GB are free"):
+        import_model(gguf)
+    assert left_behind(shelf) == []
+
+
+def test_a_shelf_that_cannot_be_made_is_named(gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("in the way")
+    monkeypatch.setenv("ELSEWISE_MODELS", str(tmp_path / "file" / "models"))
+    with pytest.raises(ModelLoadError, match="set ELSEWISE_MODELS"):
+        import_model(gguf)
+
+
+def test_a_folder_is_copied_and_only_what_is_needed(shelf: Path, tmp_path: Path) -> None:
+    # given
+    import shutil
+
+    source = tmp_path / "org model"
+    shutil.copytree(tiny_path("qwen3"), source)
+    (source / "pytorch_model.bin").write_bytes(b"\x80\x04never opened")
+    (source / "modeling_custom.py").write_text("raise SystemExit")
+    # when
+    folder = import_model(source, "org/tiny@abc123")
+    # then
+    assert {file.name for file in folder.path.iterdir()} <= {
+        *("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"),
+        *("chat_template.jinja", "model.safetensors", "elsewise.json"),
+    }
+    assert (folder.weights_digest, folder.text_digest) == (resolve(source).weights_digest, resolve(source).text_digest)
+    assert list_models()[0].name == "org/tiny@abc123"
+
+
+def test_progress_comes_while_it_works(shelf: Path, gguf: Path) -> None:
+    reports: list[Progress] = []
+    import_model(gguf, progress=reports.append)
+    totals = {report.total for report in reports if report.total}
+    assert totals == {sum(len(tensor.data) for tensor in small_llama().tensors)}
+    assert [report.done for report in reports] == sorted(report.done for report in reports)
+
+
+def test_no_source_is_named(shelf: Path) -> None:
+    with pytest.raises(ModelLoadError, match="no such file or folder"):
+        import_model("/nowhere/at/all.gguf")

@@ -1,0 +1,133 @@
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from runtime.errors import ModelLoadError
+from runtime.loading.importer import import_model
+from runtime.loading.manifest import MANIFEST
+from runtime.loading.paths import models_dir
+from runtime.loading.shelf import list_models
+from runtime.loading.source import resolve
+from tests.runtime.loading.gguf_files import small_llama
+from tests.tiny_models import tiny_path
+
+
+@pytest.fixture
+def imported(shelf: Path, tmp_path: Path) -> Path:
+    return import_model(small_llama().write(tmp_path / "small.gguf"), "small").path
+
+
+def test_the_models_folder_follows_the_environment(shelf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert models_dir() == shelf
+    monkeypatch.delenv("ELSEWISE_MODELS")
+    assert models_dir().parts[-2:] == ("elsewise", "models")
+
+
+def test_a_folder_is_found_by_its_path(shelf: Path) -> None:
+    assert resolve(tiny_path("llama")).path == resolve(str(tiny_path("llama"))).path == tiny_path("llama")
+
+
+@pytest.mark.parametrize(
+    ("source", "remedy"),
+    [
+        ("smollm2", "run make setup, or elsewise models get smollm2"),
+        ("org/name@main", "elsewise models get org/name@main"),
+        ("org/name", "elsewise models get org/name"),
+        ("nothing", "elsewise models import FILE"),
+        ("/no/such/folder", "no such file or folder"),
+        ("missing.gguf", "no such file or folder"),
+        ("../../not here", "no such file or folder"),
+        ("", "no model was named"),
+        (" ", "no model was named"),
+    ],
+)
+def test_what_is_not_here_names_the_command(source: str, remedy: str, shelf: Path) -> None:
+    with pytest.raises(ModelLoadError, match=remedy):
+        resolve(source)
+
+
+def test_a_revision_may_be_left_out_where_there_is_one(shelf: Path) -> None:
+    # given
+    one = import_model(tiny_path("qwen3"), "org/name@abc")
+    # then
+    assert resolve("org/name") == one
+    # when
+    import_model(tiny_path("llama"), "org/name@def")
+    # then
+    with pytest.raises(ModelLoadError, match="2 revisions; choose one: org/name@abc, org/name@def"):
+        resolve("org/name")
+    assert resolve("org/name@abc") == one
+
+
+@pytest.mark.parametrize("name", ["weights.bin", "model.pt", "x.pth", "x.ckpt"])
+def test_a_pickle_is_not_opened(name: str, shelf: Path, tmp_path: Path) -> None:
+    (tmp_path / name).touch(mode=0)
+    with pytest.raises(ModelLoadError, match="a pickle, which is never opened"):
+        resolve(tmp_path / name)
+
+
+def test_weights_alone_are_no_model(shelf: Path) -> None:
+    with pytest.raises(ModelLoadError, match="give the folder"):
+        resolve(tiny_path("llama") / "model.safetensors")
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json", "config.json", "chat_template.jinja"])
+def test_bit_rot_is_noticed_and_named(name: str, imported: Path) -> None:
+    # given
+    data = bytearray((imported / name).read_bytes())
+    data[len(data) // 2] ^= 1
+    (imported / name).write_bytes(data)
+    # when, then
+    with pytest.raises(ModelLoadError, match=rf"{name} is damaged or was changed.*remove the model \(small\) and import small.gguf"):
+        resolve("small")
+
+
+def test_a_file_that_is_gone_is_named(imported: Path) -> None:
+    (imported / "tokenizer.json").unlink()
+    with pytest.raises(ModelLoadError, match=r"tokenizer\.json is missing"):
+        resolve("small")
+    (entry,) = list_models()
+    assert (entry.complete, entry.problem) == (False, "tokenizer.json is missing or of another size")
+
+
+def test_a_touched_file_is_read_again_and_accepted(imported: Path) -> None:
+    before = resolve("small")
+    (imported / "model.safetensors").touch()
+    assert resolve("small") == before
+
+
+def test_a_copied_shelf_is_the_same_shelf(imported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # given
+    before = resolve("small")
+    for file in imported.iterdir():
+        (tmp_path / "moved" / "small").mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(file, tmp_path / "moved" / "small" / file.name)  # without times
+    # when
+    monkeypatch.setenv("ELSEWISE_MODELS", str(tmp_path / "moved"))
+    after = resolve("small")
+    # then
+    assert (after.weights_digest, after.text_digest) == (before.weights_digest, before.text_digest)
+
+
+@pytest.mark.parametrize("text", ["", "{}", '{"format": 1}', "\x00"])
+def test_a_damaged_manifest_is_no_manifest(text: str, imported: Path) -> None:
+    (imported / MANIFEST).write_text(text)
+    with pytest.raises(ModelLoadError, match=r"elsewise\.json is damaged .*import the model again"):
+        resolve("small")
+    (entry,) = list_models()
+    assert not entry.complete
+    assert "damaged" in entry.problem
+
+
+def test_a_newer_manifest_is_refused(imported: Path) -> None:
+    text = (imported / MANIFEST).read_text()
+    (imported / MANIFEST).write_text(text.replace('"format": 1', '"format": 2'))
+    with pytest.raises(ModelLoadError, match=r"newer version \(format 2\)"):
+        resolve("small")
+
+
+def test_an_empty_shelf_lists_nothing(shelf: Path) -> None:
+    assert list_models() == []

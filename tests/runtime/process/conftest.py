@@ -1,0 +1,44 @@
+"""A shared engine process for the tests that leave it as they found it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import suppress
+from typing import Any
+
+import psutil
+import pytest
+
+from runtime.client import EngineClient, EngineLimits, spawn
+
+LOADER = "tests.runtime.process.fake_model:load"
+
+
+async def spawn_fake(source: str = "ready", *, limits: EngineLimits | None = None, **options: Any) -> EngineClient:
+    """An engine process with the fake model."""
+    return await spawn(source, "auto", loader=LOADER, limits=limits, **options)
+
+
+async def eventually(condition: Callable[[], Awaitable[bool] | bool]) -> None:
+    """Waits until something is so; the test's own time-out ends a wait that is in vain."""
+    while True:
+        answer = condition()
+        if answer is True or (not isinstance(answer, bool) and await answer):
+            return
+        await asyncio.sleep(0.01)
+
+
+def is_running(pid: int) -> bool:
+    """Whether a process is there and is no zombie."""
+    with suppress(psutil.NoSuchProcess):
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    return False
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[EngineClient]:
+    """Made on one loop and used on many others."""
+    client = asyncio.run(spawn_fake())
+    yield client
+    client.close()

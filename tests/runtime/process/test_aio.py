@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+
+from runtime.aio import LoopThread, Mailbox
+
+
+def test_a_loop_thread_runs_what_is_posted_in_order_until_stopped() -> None:
+    thread, seen = LoopThread("test-loop"), list[int]()
+    for number in range(100):
+        assert thread.post(seen.append, number)
+    thread.stop()
+    thread.join()
+    assert seen == list(range(100))
+    assert not thread.post(seen.append, 100)
+    assert "test-loop" not in {t.name for t in threading.enumerate()}
+
+
+def test_a_coroutine_submitted_from_another_thread_answers_there() -> None:
+    async def name() -> str:
+        await asyncio.sleep(0)
+        return threading.current_thread().name
+
+    thread = LoopThread("test-loop")
+    assert thread.submit(name()).result() == "test-loop"
+    thread.stop()
+    thread.join()
+    with pytest.raises(RuntimeError, match="test-loop has ended"):
+        thread.submit(name())
+
+
+def test_stopping_cancels_what_still_runs() -> None:
+    async def forever() -> None:
+        await asyncio.Event().wait()
+
+    thread = LoopThread("test-loop")
+    future = thread.submit(forever())
+    thread.stop()
+    thread.join()
+    assert future.cancelled()
+
+
+def test_a_mailbox_keeps_order_and_loses_nothing() -> None:
+    async def scenario() -> list[int]:
+        mailbox, seen, done = Mailbox(asyncio.get_running_loop()), list[int](), asyncio.Event()
+
+        def post_all() -> None:
+            for number in range(20_000):
+                mailbox.post(lambda number=number: seen.append(number))  # type: ignore[misc]  # a default argument
+            mailbox.post(done.set)
+
+        thread = threading.Thread(target=post_all)
+        thread.start()
+        await done.wait()
+        thread.join()
+        return seen
+
+    assert asyncio.run(scenario()) == list(range(20_000))
+
+
+def test_a_mailbox_of_a_closed_loop_drops_what_it_gets() -> None:
+    loop = asyncio.new_event_loop()
+    mailbox = Mailbox(loop)
+    loop.close()
+    for _ in range(3):
+        mailbox.post(lambda: pytest.fail("nobody is there"))
+    assert not mailbox._waiting

@@ -1,0 +1,259 @@
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+
+from runtime import (
+    ContextOverflowError,
+    GenerationOptions,
+    GrammarError,
+    InvalidRequestError,
+    LanguageModel,
+    PrefixMatch,
+    RuntimeFault,
+    SamplingOptions,
+)
+from runtime.client import EngineClient
+from tests.runtime.process.conftest import eventually, spawn_fake
+from tests.runtime.process.fake_model import EOS, VOCAB, FakeModel, logprobs_of
+
+
+async def _state(client: EngineClient) -> dict[str, Any]:
+    state: dict[str, Any] = json.loads(await client.complete("state"))
+    return state
+
+
+def test_both_sides_satisfy_the_protocol(client: EngineClient) -> None:
+    models: list[LanguageModel] = [client, FakeModel("auto", {})]
+    assert {model.info.name for model in models} == {"fake"}
+
+
+def test_what_is_known_needs_no_call(client: EngineClient) -> None:
+    assert client.byte_vocab == VOCAB
+    assert client.str_vocab[-2:] == ["\ufffd", "\ud800"]
+    assert client.eos_token_ids == (EOS,)
+    assert client.chat_template == "{{ messages }}"
+    assert client.is_eos(EOS)
+    assert not client.is_eos(0)
+    assert client.decode_token(26) == b"\xff"
+    for outside in (-1, len(VOCAB)):
+        with pytest.raises(InvalidRequestError, match=f"{outside} is outside the vocabulary of 28"):
+            client.decode_token(outside)
+
+
+def test_every_awaited_member_answers(client: EngineClient) -> None:
+    async def scenario() -> None:
+        np.testing.assert_array_equal(await client.next_token_logprobs([1, 2]), logprobs_of([1, 2]))
+        np.testing.assert_array_equal(
+            await client.batch_next_token_logprobs([[1], [2, 3]]), np.stack([logprobs_of([1]), logprobs_of([2, 3])])
+        )
+        np.testing.assert_array_equal(await client.next_token_logprobs_uncached_async([4]), logprobs_of([4]))
+        assert await client.prefix_match_async([1, 2, 3, 4]) == PrefixMatch(2, "warm")
+        assert await client.score([1, 2, 3], 3, 1) == list(await client.score_run([1, 2, 3], 3, 1))
+        assert [record.token_id for record in await client.score([1, 2, 3], top_k=3, start=1)] == [2, 3]
+        assert await client.sample([1, 2], 5, [27], 0.5, 9) == [2, 5, 27, 50, 9]
+        assert await client.batch_sample([[1], [1, 2]], 5, []) == [[1, 5, 100, -1], [2, 5, 100, -1]]
+        assert json.loads(await client.complete([{"role": "user", "content": "hi"}])) == [{"role": "user", "content": "hi"}]
+        assert await client.tokenize_async("abc") == [0, 1, 2]
+        assert await client.detokenize_async([0, 27]) == "aé"
+        assert await client.render_chat_async([{"content": "abc"}], tools=[{}], add_generation_prompt=False) == [1, 1, 0, 3]
+        await client.cache_kv_async([1, 2])
+        await client.clear_cache_async()
+        await client.clear_kv_cache_async()
+        await client.reset_async_queries_async()
+        await client.set_kv_budget_async(1 << 20)
+        assert client.info.options == {"kv_cache_bytes": 1 << 20}
+
+    asyncio.run(scenario())
+
+
+def test_every_blocking_member_answers_also_inside_a_running_loop(client: EngineClient) -> None:
+    def scenario() -> None:
+        np.testing.assert_array_equal(client.next_token_logprobs_sync([1, 2]), logprobs_of([1, 2]))
+        np.testing.assert_array_equal(client.batch_next_token_logprobs_sync([[1]]), logprobs_of([1])[None])
+        np.testing.assert_array_equal(client.next_token_logprobs_uncached([4]), logprobs_of([4]))
+        assert client.prefix_match([1, 2, 3, 4]) == PrefixMatch(2, "warm")
+        assert client.tokenize("abc") == [0, 1, 2]
+        assert client.detokenize([0, 27]) == "aé"
+        assert client.render_chat([{"content": "abc"}]) == [1, 0, 1, 3]
+        assert [r.token_id for r in client.generate_sync([0], GenerationOptions(max_tokens=3))] == [0, 1, 2]
+        client.cache_kv([1, 2])
+        client.clear_kv_cache()
+        client.clear_cache()
+        client.reset_async_queries()
+        client.set_kv_budget(1 << 21)
+        assert client.info.options == {"kv_cache_bytes": 1 << 21}
+
+    async def inside() -> None:
+        scenario()
+
+    scenario()
+    asyncio.run(inside())
+
+
+def test_a_thousand_calls_at_once_are_one_batch(client: EngineClient) -> None:
+    async def scenario() -> None:
+        prompts = [[i % 28, i // 28 % 28] for i in range(1000)]
+        answers = await asyncio.gather(*(client.next_token_logprobs(ids) for ids in prompts))
+        np.testing.assert_array_equal(answers, [logprobs_of(ids) for ids in prompts])
+        assert max((await _state(client))["turns"]) == 1000
+
+    asyncio.run(scenario())
+
+
+def test_big_vectors_arrive_whole() -> None:
+    width = 262_144
+    with asyncio.run(spawn_fake("vocabulary", context_length=width)) as client:
+        batch = [[i] for i in range(48)]
+        rows = asyncio.run(client.batch_next_token_logprobs(batch))  # 50 MB
+        assert rows.shape == (48, width)
+        for ids, row in zip(batch, rows, strict=True):
+            np.testing.assert_array_equal(row, logprobs_of(ids, width))
+
+
+def test_ids_may_be_numpy(client: EngineClient) -> None:
+    np.testing.assert_array_equal(client.next_token_logprobs_sync(np.array([1, 2])), logprobs_of([1, 2]))  # type: ignore[arg-type]  # what callers do
+    np.testing.assert_array_equal(client.next_token_logprobs_sync(list(np.array([1, 2]))), logprobs_of([1, 2]))
+
+
+@pytest.mark.parametrize(
+    ("ids", "reason"),
+    [
+        ([1, 2.5], "place 1 stands 2.5"),
+        (["a"], "place 0 stands 'a'"),
+        (np.zeros((2, 2)), "float64 of shape"),
+        ([1 << 70], "cannot be sent"),
+        ([-1 << 70], "cannot be sent"),
+        ([1 << 63], "outside the vocabulary"),
+        ([1, True], "place 1 stands True"),
+        (7, "not 7"),
+        ([99], "99 is outside the vocabulary"),
+    ],
+)
+def test_ids_that_are_none_are_invalid_requests(client: EngineClient, ids: Any, reason: str) -> None:
+    with pytest.raises(InvalidRequestError, match=reason):
+        asyncio.run(client.next_token_logprobs(ids))
+    with pytest.raises(InvalidRequestError, match=reason):
+        client.next_token_logprobs_sync(ids)
+
+
+def test_options_of_a_wrong_type_are_invalid_requests(client: EngineClient) -> None:
+    options = GenerationOptions(sampling=SamplingOptions(temperature="hot"))  # type: ignore[arg-type]  # the mistake
+    with pytest.raises(InvalidRequestError, match="temperature"):
+        list(client.generate_sync([0], options))
+
+
+def test_half_characters_are_replaced_at_the_door(client: EngineClient) -> None:
+    assert client.tokenize("a\ud800") == [0, 0xFFFD - 97]
+    assert json.loads(asyncio.run(client.complete([{"role": "user", "content": ["x\ud800", 1]}]))) == [
+        {"role": "user", "content": ["x\ufffd", 1]}
+    ]
+
+
+def test_messages_that_are_none_are_invalid_requests(client: EngineClient) -> None:
+    with pytest.raises(InvalidRequestError, match="message 1 is a mapping"):
+        client.render_chat([{"content": ""}, "hello"])  # type: ignore[list-item]  # the mistake
+
+
+def test_errors_arrive_as_themselves(client: EngineClient) -> None:
+    with pytest.raises(ContextOverflowError) as caught:
+        client.next_token_logprobs_sync([1] * 1001)
+    assert (caught.value.stage, caught.value.additional, caught.value.limit) == ("prompt", 1001, 1000)
+    with pytest.raises(GrammarError, match="allows nothing") as noted:
+        asyncio.run(client.complete('raise GrammarError ["allows nothing"]'))
+    assert noted.value.__notes__ == ["a note"]
+
+
+@pytest.mark.parametrize("kind", ["KeyError", "Panic"])
+def test_a_bug_in_the_engine_is_one_failed_call(client: EngineClient, kind: str, capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(RuntimeFault, match=f"failed with _?{kind}"):
+        asyncio.run(client.complete(f'raise {kind} ["x"]'))
+    assert client.tokenize("a") == [0]
+    capfd.readouterr()  # the traceback in the engine's log
+
+
+def test_a_failing_call_does_not_touch_its_neighbours(client: EngineClient) -> None:
+    async def scenario() -> None:
+        calls = [client.next_token_logprobs([99 if i == 5 else i]) for i in range(10)]
+        answers = await asyncio.gather(*calls, return_exceptions=True)
+        assert [i for i, answer in enumerate(answers) if isinstance(answer, InvalidRequestError)] == [5]
+
+    asyncio.run(scenario())
+
+
+def test_two_loops_in_two_threads_each_get_their_answers(client: EngineClient) -> None:
+    wrong: list[BaseException] = []
+
+    async def many(first: int) -> None:
+        for i in range(50):
+            ids = [first, i % 28]
+            rows = await asyncio.gather(*(client.next_token_logprobs([*ids, j]) for j in range(5)))
+            np.testing.assert_array_equal(rows, [logprobs_of([*ids, j]) for j in range(5)])
+
+    def run(first: int) -> None:
+        try:
+            asyncio.run(many(first))
+        except BaseException as error:  # noqa: BLE001  # carried to the test's thread
+            wrong.append(error)
+
+    threads = [threading.Thread(target=run, args=(first,)) for first in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+def test_repeated_loops_leave_nothing_behind(client: EngineClient) -> None:
+    for i in range(20):
+        np.testing.assert_array_equal(asyncio.run(client.next_token_logprobs([i])), logprobs_of([i]))
+    assert len(client._calls._callers) <= 2  # the last one, and the one it replaced
+
+
+def test_a_cancelled_call_is_cancelled_in_the_engine() -> None:
+    async def scenario() -> None:
+        async with await spawn_fake() as client:
+            await client.complete("hold")
+            waiting = [asyncio.create_task(client.next_token_logprobs([i])) for i in range(3)]
+            await asyncio.sleep(0.05)
+            waiting[1].cancel()
+
+            async def one_is_cancelled() -> bool:
+                return int((await _state(client))["cancelled"]) == 1
+
+            await eventually(one_is_cancelled)
+            assert [task.done() for task in waiting] == [False, True, False]
+            await client.reset_async_queries_async()  # CancelledError for who still waits
+            assert all(isinstance(e, asyncio.CancelledError) for e in await asyncio.gather(*waiting, return_exceptions=True))
+            np.testing.assert_array_equal(await client.next_token_logprobs([1]), logprobs_of([1]))
+
+    asyncio.run(scenario())
+
+
+def test_a_call_cancelled_in_the_turn_it_was_made_never_leaves(client: EngineClient) -> None:
+    async def scenario() -> None:
+        before = client.metrics().queries
+        task = asyncio.create_task(client.next_token_logprobs([1]))
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await client.tokenize_async("a")
+        assert client.metrics().queries == before
+
+    asyncio.run(scenario())
+
+
+def test_counters_are_there_when_the_answer_is(client: EngineClient) -> None:
+    async def scenario() -> None:
+        await client.clear_cache_async()
+        for count in range(1, 30):
+            await client.next_token_logprobs([1])
+            assert client.metrics().queries == count
+
+    asyncio.run(scenario())

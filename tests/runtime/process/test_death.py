@@ -1,0 +1,236 @@
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import threading
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runtime import EngineDiedError, ModelLoadError, RuntimeFault
+from runtime.client import EngineLimits
+from tests.runtime.process.conftest import eventually, is_running, spawn_fake
+
+QUICK = EngineLimits(step_seconds=0.6, silence_seconds=0.8, loading_seconds=60, beat_seconds=0.05)
+
+
+async def _fails(call: Coroutine[Any, Any, object]) -> str:
+    with pytest.raises(EngineDiedError) as caught:
+        await call
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("number", "meaning"),
+    [
+        (signal.SIGKILL, "signal 9 (SIGKILL), which the system sends when memory runs out"),
+        (signal.SIGABRT, "signal 6 (SIGABRT), a crash in native code"),
+        (signal.SIGTERM, "signal 15 (SIGTERM). What it had answered is kept; load the model again to go on"),
+    ],
+)
+def test_every_waiter_hears_how_the_engine_ended(
+    number: signal.Signals, meaning: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    async def scenario() -> None:
+        async with await spawn_fake() as client:
+            await client.complete("hold")
+            waiting = [asyncio.create_task(_fails(client.next_token_logprobs([i]))) for i in range(50)]
+            blocked = asyncio.create_task(asyncio.to_thread(lambda: client.next_token_logprobs_sync([1])))
+            await asyncio.sleep(0.1)
+            os.kill(client.pid, number)
+            assert all(meaning in message for message in await asyncio.gather(*waiting))
+            assert meaning in await _fails(blocked)  # type: ignore[arg-type]  # a task is awaited like a coroutine
+            assert isinstance(client.ended, EngineDiedError)
+            assert not is_running(client.pid)
+
+    asyncio.run(scenario())
+    capfd.readouterr()  # faulthandler's trace
+
+
+def test_calls_after_the_death_fail_at_once_and_snapshots_stay() -> None:
+    async def scenario() -> None:
+        async with await spawn_fake() as client:
+            await client.next_token_logprobs([1])
+            assert client.ended is None
+            assert "exit code 3" in await _fails(client.complete("exit 3"))
+            assert "exit code 3" in await _fails(client.tokenize_async("a"))
+            with pytest.raises(EngineDiedError):
+                client.tokenize("a")
+            assert client.metrics().queries == 1
+            assert client.info.name == "fake"
+            assert client.decode_token(0) == b"a"
+
+    asyncio.run(scenario())
+
+
+def test_another_engine_works_after_one_has_died() -> None:
+    async def scenario() -> None:
+        async with await spawn_fake() as first, await spawn_fake() as second:
+            await _fails(first.complete("die 9"))
+            assert await second.tokenize_async("ab") == [0, 1]
+            async with await spawn_fake() as third:
+                assert await third.tokenize_async("ab") == [0, 1]
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(("source", "how"), [("die", "signal 9 (SIGKILL)"), ("exit", "exit code 3")])
+def test_a_death_while_loading_is_told(source: str, how: str) -> None:
+    assert how in asyncio.run(_fails(spawn_fake(source)))
+
+
+def test_killed_from_outside_while_loading(monkeypatch: pytest.MonkeyPatch) -> None:
+    import runtime.client.link as link
+
+    pids: list[int] = []
+    real = link.EngineProcess.__init__
+
+    def noting(self: link.EngineProcess, *arguments: Any) -> None:
+        real(self, *arguments)
+        pids.append(self.pid)
+
+    monkeypatch.setattr(link.EngineProcess, "__init__", noting)
+
+    async def scenario() -> None:
+        loading = asyncio.create_task(_fails(spawn_fake("hang")))
+        await eventually(lambda: bool(pids))
+        await asyncio.sleep(0.5)
+        os.kill(pids[0], signal.SIGKILL)
+        assert "signal 9" in await loading
+
+    asyncio.run(scenario())
+
+
+def test_an_error_while_loading_arrives_as_itself() -> None:
+    with pytest.raises(ModelLoadError, match="elsewise models get fail"):
+        asyncio.run(spawn_fake("fail"))
+
+
+def test_a_bug_while_loading_arrives_as_a_fault(capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(RuntimeFault, match="KeyError: 'hidden_size'"):
+        asyncio.run(spawn_fake("bug"))
+    assert "loading 'bug' failed" in capfd.readouterr().err
+
+
+def test_a_step_that_hangs_is_ended_though_it_beats() -> None:
+    async def scenario() -> None:
+        async with await spawn_fake(limits=QUICK) as client:
+            assert "step 7 took more than 0.6 s" in await _fails(client.complete("step"))
+            assert not is_running(client.pid)
+
+    asyncio.run(scenario())
+
+
+def test_long_work_in_short_steps_is_left_alone() -> None:
+    async def scenario() -> None:
+        async with await spawn_fake(limits=QUICK) as client:
+            assert await client.complete("move 1.5") == "moved"
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("phase", ["idle", "stopped"])
+def test_an_engine_without_a_sign_of_life_is_ended(phase: str) -> None:
+    async def scenario() -> None:
+        async with await spawn_fake(limits=QUICK) as client:
+            if phase == "stopped":
+                os.kill(client.pid, signal.SIGSTOP)
+            message = await _fails(client.complete("freeze"))
+            assert "it gave no sign of life for 0.8 s" in message
+            assert not is_running(client.pid)
+
+    asyncio.run(scenario())
+
+
+def test_a_load_that_hangs_is_ended() -> None:
+    limits = EngineLimits(loading_seconds=1.0, beat_seconds=0.05)
+    assert "loading took more than 1 s" in asyncio.run(_fails(spawn_fake("hang", limits=limits)))
+
+
+def test_a_long_load_within_its_limit_is_left_alone() -> None:
+    limits = EngineLimits(step_seconds=0.2, silence_seconds=0.2, loading_seconds=60, beat_seconds=0.05)
+
+    async def scenario() -> None:
+        async with await spawn_fake("slow", limits=limits, context_length=1000) as client:
+            assert client.info.name == "fake"
+
+    asyncio.run(scenario())
+
+
+def test_a_caller_that_slept_does_not_blame_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Given a process that was suspended for an hour, when it goes on, then the engine lives."""
+    import runtime.client.link as link
+
+    real, leaps = link.time.monotonic, [0.0]
+    monkeypatch.setattr(link.time, "monotonic", lambda: real() + leaps[0])
+
+    async def scenario() -> None:
+        async with await spawn_fake(limits=QUICK) as client:
+            for _ in range(5):
+                leaps[0] += 3600
+                await asyncio.sleep(0.1)
+            assert await client.tokenize_async("a") == [0]
+
+    asyncio.run(scenario())
+
+
+def test_a_death_is_noticed_though_a_grandchild_holds_the_pipe() -> None:
+    async def scenario() -> None:
+        async with await spawn_fake(limits=EngineLimits(beat_seconds=0.05)) as client:
+            grandchild = int(await client.complete("child"))
+            await _fails(client.complete("die 9"))
+            os.kill(grandchild, signal.SIGKILL)
+
+    asyncio.run(scenario())
+
+
+def test_ending_a_hung_engine_takes_its_children_along() -> None:
+    async def scenario() -> None:
+        async with await spawn_fake(limits=QUICK) as client:
+            grandchild = int(await client.complete("child"))
+            await _fails(client.complete("freeze"))
+            await eventually(lambda: not is_running(grandchild))
+
+    asyncio.run(scenario())
+
+
+def test_the_obituary_names_the_log(tmp_path: Path) -> None:
+    log = tmp_path / "engine.log"
+
+    async def scenario() -> None:
+        async with await spawn_fake(log_path=log) as client:
+            assert str(log) in await _fails(client.complete("die 6"))
+
+    asyncio.run(scenario())
+    assert "Fatal Python error: Aborted" in log.read_text()
+
+
+def test_a_log_that_cannot_be_opened_is_told(tmp_path: Path) -> None:
+    message = asyncio.run(_fails(spawn_fake(log_path=tmp_path / "missing" / "engine.log")))
+    assert "cannot be started" in message
+    assert "missing" in message
+
+
+def test_no_waiter_is_forgotten_in_a_race_of_calls_and_death() -> None:
+    """Given callers on four threads that never pause, when the engine is killed, then every call ends."""
+
+    def hammer(client: Any, ended: list[str]) -> None:
+        try:
+            while True:
+                client.next_token_logprobs_sync([1])
+        except EngineDiedError as error:
+            ended.append(str(error))
+
+    client = asyncio.run(spawn_fake())
+    ended: list[str] = []
+    threads = [threading.Thread(target=hammer, args=(client, ended)) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    os.kill(client.pid, signal.SIGKILL)
+    for thread in threads:
+        thread.join()
+    client.close()
+    assert len(ended) == 4

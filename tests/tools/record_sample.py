@@ -1,0 +1,100 @@
+"""Records the sample session from SmolLM2 through the app's own use cases: ``make sample``."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.resources
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from app.paths import DataFolder
+from app.sample import SAMPLE_FORMAT, run_to
+from app.supervisor import Supervisor
+from app.workbench import AppWorkbench
+from app.workbench.session import OpenSession
+from runtime import GenerationOptions, Origin, SamplingOptions, TokenRun
+from storage import SessionStore
+
+TITLE = "A spring trip"
+QUESTION = "Where should we go in April?"
+SECOND = "Why there?"
+ALTERNATIVES = 2
+OPTIONS = GenerationOptions(max_tokens=60, sampling=SamplingOptions(temperature=0.8, top_p=0.95, min_p=0.05), seed=7)
+
+
+async def record(folder: Path) -> dict[str, Any]:
+    """Chats, branches twice, and returns what stands in the store."""
+    store = SessionStore.open(DataFolder(folder).sessions)
+    workbench = AppWorkbench(store, Supervisor("smollm2", "hf"), OPTIONS)
+    try:
+        session_id = (await workbench.new_session()).session_id
+        await workbench.send(session_id, QUESTION)
+        view = await workbench.open_session(session_id)
+        first = view.turns[-1]
+        await workbench.send(session_id, SECOND)
+        tip = (await workbench.open_session(session_id)).turns[-1].node_id
+        for index, token in best_forks(first.run):
+            await workbench.select(session_id, first.node_id)
+            await workbench.branch(session_id, first.node_id, index, token)
+        await workbench.select(session_id, tip)
+        session = OpenSession(await store.load_session(session_id))
+        session.add_tokens(await store.load_tokens(list(session.tree.nodes)))
+        model = await workbench._supervisor.model()
+        return as_json(session, model.info.kv_fingerprint, model.byte_vocab, tip)
+    finally:
+        await workbench.close()
+
+
+def best_forks(run: TokenRun) -> list[tuple[int, int]]:
+    """The places where the second choice was nearly as likely as the first: index and that token."""
+    places: list[tuple[float, int, int]] = []
+    for i, record in enumerate(run):
+        if record.origin is Origin.SAMPLED and len(record.top_ids) > 1 and 2 < i < len(run) - 25:
+            other = next(k for k, t in enumerate(record.top_ids) if t != record.token_id)
+            places.append((record.top_logprobs[other], i, record.top_ids[other]))
+    places.sort(reverse=True)
+    return [(i, token) for _, i, token in places[:ALTERNATIVES]]
+
+
+def as_json(session: OpenSession, fingerprint: str, vocabulary: list[bytes], tip: int) -> dict[str, Any]:
+    """The tree, its tokens, and the bytes of every token that is shown."""
+    order = list(session.tree.nodes)
+    nodes = []
+    used: set[int] = set()
+    for node in session.tree.nodes.values():
+        run = session.runs[node.id]
+        used |= set(run.ids.tolist()) | set(run.top_ids.ravel().tolist())
+        nodes.append(
+            {
+                "parent": None if node.parent_id is None else order.index(node.parent_id),
+                "at_token": node.at_token,
+                "at_byte": node.at_byte,
+                "role": node.role,
+                "turn_start": node.turn_start,
+                "finish_reason": node.finish_reason,
+                "stats": dict(node.stats),
+                "tokens": run_to(run),
+            }
+        )
+    return {
+        "format": SAMPLE_FORMAT,
+        "title": TITLE,
+        "fingerprint": fingerprint,
+        "current": order.index(tip),
+        "nodes": nodes,
+        "vocabulary": {str(t): vocabulary[t].hex() for t in sorted(used) if t >= 0},
+    }
+
+
+def main() -> None:
+    """Writes resources/sample/session.json."""
+    with tempfile.TemporaryDirectory() as folder:
+        recorded = asyncio.run(record(Path(folder)))
+    target = Path(str(importlib.resources.files("resources"))) / "sample" / "session.json"
+    target.write_text(json.dumps(recorded, ensure_ascii=False, separators=(",", ":")) + "\n", "utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,103 @@
+"""Qt without a screen, and one loop that runs Qt and asyncio together."""
+
+from __future__ import annotations
+
+import os
+
+os.environ["QT_QPA_PLATFORM"] = "offscreen"  # before PySide6 is imported anywhere
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from typing import TypeVar
+
+import pytest
+import qasync
+from PySide6.QtCore import QTimer
+from PySide6.QtWidgets import QApplication
+from pytestqt.qtbot import QtBot
+
+from tests.ui.fakes import FakeWorkbench, spring_trip
+from ui import MainWindow, Scheme, apply_theme
+
+T = TypeVar("T")
+Run = Callable[[Coroutine[object, object, T]], T]
+PATIENCE_SECONDS = 20.0  # how long a condition may take on a busy machine; a condition that holds costs nothing
+
+
+@pytest.fixture
+def app(qapp: QApplication) -> QApplication:
+    qapp.setQuitOnLastWindowClosed(False)
+    apply_theme(qapp, Scheme.LIGHT)
+    return qapp
+
+
+@pytest.fixture
+def arun(app: QApplication) -> Iterator[Callable[[Coroutine[object, object, object]], object]]:
+    """Runs a coroutine on a loop that is Qt's and asyncio's; tasks left behind fail the test."""
+    with asyncio.Runner(loop_factory=lambda: qasync.QEventLoop(app)) as runner:
+
+        async def whole(work: Coroutine[object, object, object]) -> object:
+            result = await work
+            left = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+            assert not left, f"tasks left behind: {left}"
+            return result
+
+        yield lambda work: runner.run(whole(work))
+
+
+@pytest.fixture(autouse=True)
+def no_bugs_in_the_log(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """An error that was only logged fails the test; a test that wants one clears the log."""
+    yield
+    errors = [record.getMessage() for record in caplog.get_records("call") if record.levelno >= logging.ERROR]
+    assert not errors, errors
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Lets the loop run until the condition holds."""
+    give_up = time.monotonic() + PATIENCE_SECONDS
+    while not condition():
+        assert time.monotonic() < give_up, "the condition never held"
+        await asyncio.sleep(0.005)
+
+
+async def frames(count: int = 3) -> None:
+    """Lets a few frames pass, for showing that nothing happens."""
+    await asyncio.sleep(0.02 * count)
+
+
+@pytest.fixture
+def bench() -> FakeWorkbench:
+    return spring_trip(time.time())
+
+
+Scene = Callable[[MainWindow], Awaitable[None]]
+
+
+@pytest.fixture
+def in_window(
+    arun: Callable[[Coroutine[object, object, object]], object], bench: FakeWorkbench, qtbot: QtBot
+) -> Callable[[Scene], None]:
+    """Opens a window on `bench`, plays a scene, closes it, and checks that nothing of it goes on."""
+
+    async def play(scene: Scene) -> None:
+        window = MainWindow(bench)
+        window.show()
+        window.start()
+        await until(lambda: window.desk.shown is not None)
+        try:
+            await scene(window)
+        finally:
+            window.close()
+            await until(lambda: bench.closed and not window.isVisible())
+        await until(lambda: len(window.desk.tasks) == 0)
+        assert window.desk.events.idle
+        running = [timer for timer in window.findChildren(QTimer) if timer.isActive() and not timer.isSingleShot()]
+        assert not running, running
+        window.deleteLater()
+        await asyncio.sleep(0)
+
+    del qtbot  # asked for so that exceptions inside Qt's callbacks fail the test
+    return lambda scene: arun(play(scene)) and None

@@ -1,0 +1,240 @@
+"""Sending, streaming, stopping, branching: with mouse and keys on the real window."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+
+from PySide6.QtCore import Qt
+from PySide6.QtTest import QTest
+
+from tests.ui.conftest import Scene, frames, until
+from tests.ui.fakes import OTHERS, TRIP, FakeWorkbench
+from tests.ui.test_sidebar import make_sample
+from ui import MainWindow, TurnStatus
+
+Play = Callable[[Scene], None]
+
+
+def finish(bench: FakeWorkbench) -> None:
+    """Given: the trip's last answer is complete, so that something can be sent."""
+    view = bench.views[TRIP]
+    done = replace(view.turns[-1], status=TurnStatus.COMPLETE)
+    bench.views[TRIP] = replace(view, turns=(*view.turns[:-1], done))
+
+
+def turns(window: MainWindow) -> list[tuple[str, str]]:
+    assert window.desk.shown is not None
+    return [(turn.role, turn.run.text) for turn in window.desk.shown.view.turns]
+
+
+def test_typing_and_enter_sends_and_streams(in_window: Play, bench: FakeWorkbench) -> None:
+    finish(bench)
+
+    async def scene(window: MainWindow) -> None:
+        field = window.parts.composer.field
+        # when a message is typed and Enter is pressed
+        QTest.keyClicks(field, "And in autumn?")
+        QTest.keyClick(field, Qt.Key.Key_Return)
+        # then it is asked once, the field is empty, and the answer streams to its end
+        await until(lambda: turns(window)[-1] == ("assistant", "".join(bench.answer)))
+        assert bench.asked("send") == [(TRIP, "And in autumn?")]
+        await until(lambda: not window.desk.running)
+        assert window.parts.composer.draft == ""
+        assert window.parts.composer.send_button.text() == "Send"
+
+    in_window(scene)
+
+
+def test_shift_enter_breaks_the_line_and_is_sent_as_a_newline(in_window: Play, bench: FakeWorkbench) -> None:
+    finish(bench)
+
+    async def scene(window: MainWindow) -> None:
+        field = window.parts.composer.field
+        height = field.height()
+        QTest.keyClicks(field, "one")
+        QTest.keyClick(field, Qt.Key.Key_Return, Qt.KeyboardModifier.ShiftModifier)
+        QTest.keyClicks(field, "two")
+        assert field.height() > height
+        QTest.keyClick(field, Qt.Key.Key_Return)
+        await until(lambda: bench.asked("send") == [(TRIP, "one\ntwo")])
+        await until(lambda: not window.desk.running)
+
+    in_window(scene)
+
+
+def test_blank_messages_are_not_sent(in_window: Play, bench: FakeWorkbench) -> None:
+    finish(bench)
+
+    async def scene(window: MainWindow) -> None:
+        QTest.keyClicks(window.parts.composer.field, "  ")
+        QTest.keyClick(window.parts.composer.field, Qt.Key.Key_Return)
+        await frames()
+        assert bench.asked("send") == []
+        assert not window.parts.composer.send_button.isEnabled()
+
+    in_window(scene)
+
+
+def test_a_refusal_is_shown_inline_and_keeps_the_draft(in_window: Play, bench: FakeWorkbench) -> None:
+    finish(bench)
+
+    async def scene(window: MainWindow) -> None:
+        composer = window.parts.composer
+        await until(lambda: bench.asked("compose"))
+        bench.refusal = "9,012 tokens do not fit into the context of 8,192; shorten the text"
+        QTest.keyClicks(composer.field, "too long")
+        QTest.mouseClick(composer.send_button, Qt.MouseButton.LeftButton)
+        await until(lambda: composer.notice.words.startswith("9,012 tokens"))
+        assert composer.draft == "too long"
+        assert composer.send_button.text() == "Send"
+        # and the next try clears the message
+        QTest.keyClick(composer.field, Qt.Key.Key_Return)
+        await until(lambda: composer.draft == "" and not window.desk.running)
+        assert composer.notice.words == ""
+
+    in_window(scene)
+
+
+def test_send_turns_into_stop_which_stops(in_window: Play, bench: FakeWorkbench) -> None:
+    finish(bench)
+
+    async def scene(window: MainWindow) -> None:
+        composer = window.parts.composer
+        bench.gate = asyncio.Semaphore(2)
+        QTest.keyClicks(composer.field, "Go")
+        QTest.keyClick(composer.field, Qt.Key.Key_Return)
+        await until(lambda: turns(window)[-1][1] == "Because of")
+        assert composer.send_button.text() == "Stop"
+        # Enter does not send a second message meanwhile
+        QTest.keyClicks(composer.field, "and")
+        QTest.keyClick(composer.field, Qt.Key.Key_Return)
+        QTest.mouseClick(composer.send_button, Qt.MouseButton.LeftButton)
+        bench.gate.release()
+        await until(lambda: not window.desk.running)
+        assert bench.asked("send") == [(TRIP, "Go")]
+        assert bench.asked("stop") == [(TRIP,)]
+        assert window.desk.shown is not None
+        last = window.desk.shown.view.turns[-1]
+        assert (last.status, last.note, last.run.text) == (TurnStatus.PARTIAL, "stopped", "Because of")
+        assert composer.draft == "and"
+        assert window.acts.continue_answer.isEnabled()
+
+    in_window(scene)
+
+
+def test_the_stop_shortcut_stops(in_window: Play, bench: FakeWorkbench) -> None:
+    async def scene(window: MainWindow) -> None:
+        window.activateWindow()
+        await until(window.isActiveWindow)
+        QTest.keyClick(window, Qt.Key.Key_Period, Qt.KeyboardModifier.ControlModifier)
+        await until(lambda: bench.asked("stop") == [(TRIP,)])
+
+    in_window(scene)
+
+
+def test_an_engine_that_dies_keeps_the_text_and_says_so(in_window: Play, bench: FakeWorkbench) -> None:
+    finish(bench)
+
+    async def scene(window: MainWindow) -> None:
+        bench.dies_after = 2
+        QTest.keyClicks(window.parts.composer.field, "Go")
+        QTest.keyClick(window.parts.composer.field, Qt.Key.Key_Return)
+        await until(lambda: "engine stopped" in window.parts.status.engine.text())
+        await until(lambda: not window.desk.running)
+        assert turns(window)[-1][1] == "Because of"
+        # and the next message works
+        bench.dies_after = None
+        QTest.keyClicks(window.parts.composer.field, "Again")
+        QTest.keyClick(window.parts.composer.field, Qt.Key.Key_Return)
+        await until(lambda: turns(window)[-1][1] == "".join(bench.answer) and not window.desk.running)
+
+    in_window(scene)
+
+
+def test_an_alternative_in_the_inspector_makes_a_branch(in_window: Play, bench: FakeWorkbench) -> None:
+    finish(bench)
+    answer = bench.views[TRIP].turns[1]
+
+    async def scene(window: MainWindow) -> None:
+        window.parts.transcript.token_pinned.emit((answer.node_id, 3))
+        inspector = window.parts.inspector.token
+        assert inspector.large.text() == "␣Lisbon"
+        rome = inspector.alternatives.buttons[1]
+        QTest.mouseClick(rome, Qt.MouseButton.LeftButton)
+        rome_id = bench.vocabulary.id_of(OTHERS[1])
+        await until(lambda: bench.asked("branch") == [(TRIP, answer.node_id, 3, rome_id)])
+        await until(lambda: turns(window)[-1][1] == "You could visit Rome" + "".join(bench.answer))
+        await until(lambda: not window.desk.running)
+        assert window.parts.top.branch.place.text() == "4 / 4"
+
+    in_window(scene)
+
+
+def test_number_keys_choose_alternatives_but_not_while_typing(in_window: Play, bench: FakeWorkbench) -> None:
+    finish(bench)
+    answer = bench.views[TRIP].turns[1]
+
+    async def scene(window: MainWindow) -> None:
+        window.activateWindow()
+        await until(window.isActiveWindow)
+        window.parts.transcript.token_pinned.emit((answer.node_id, 3))
+        # in the message field a digit is a digit
+        window.parts.composer.field.setFocus()
+        QTest.keyClicks(window.parts.composer.field, "1")
+        await frames()
+        assert (window.parts.composer.draft, bench.asked("branch")) == ("1", [])
+        # the token itself (3) is no alternative; 1 is
+        window.parts.sidebar.tree.setFocus()
+        QTest.keyClick(window.parts.sidebar.tree, Qt.Key.Key_3)
+        QTest.keyClick(window.parts.sidebar.tree, Qt.Key.Key_1)
+        await until(lambda: len(bench.asked("branch")) == 1)
+        assert bench.asked("branch")[0][-1] == bench.vocabulary.id_of(OTHERS[0])
+        await until(lambda: not window.desk.running)
+
+    in_window(scene)
+
+
+def test_variants_are_reached_by_chip_and_undone(in_window: Play, bench: FakeWorkbench) -> None:
+    async def scene(window: MainWindow) -> None:
+        chip = window.parts.top.branch
+        assert (chip.name.text(), chip.place.text()) == ("rainy ending", "2 / 3")
+        tip = bench.views[TRIP].turns[-1].node_id
+        QTest.mouseClick(chip.forth, Qt.MouseButton.LeftButton)
+        await until(lambda: bench.asked("select") == [(TRIP, 43)])
+        await until(lambda: chip.place.text() == "3 / 3")
+        assert not chip.forth.isEnabled()
+        assert window.acts.undo.text() == "Undo Branch Selection"
+        window.acts.undo.trigger()
+        await until(lambda: bench.asked("select")[-1] == (TRIP, tip))
+        assert not window.acts.undo.isEnabled()
+
+    in_window(scene)
+
+
+def test_the_draft_is_counted_a_moment_after_typing(in_window: Play, bench: FakeWorkbench) -> None:
+    async def scene(window: MainWindow) -> None:
+        QTest.keyClicks(window.parts.composer.field, "three short words")
+        await until(lambda: window.parts.composer.cost.text() == "3 tokens")
+        assert window.parts.composer.context.text() == "context 47 of 8,192"
+        asked = [text for _session, text in bench.asked("compose")]
+        assert asked.count("three short words") == 1
+        assert "three" not in asked  # not one question per key
+
+    in_window(scene)
+
+
+def test_the_sample_is_read_only_with_one_way_out(in_window: Play, bench: FakeWorkbench) -> None:
+    make_sample(bench)
+
+    async def scene(window: MainWindow) -> None:
+        composer = window.parts.composer
+        assert not composer.field.isVisible()
+        assert not window.acts.regenerate.isEnabled()
+        button = next(b for b in composer.findChildren(type(composer.send_button)) if b.text() == "New session")
+        QTest.mouseClick(button, Qt.MouseButton.LeftButton)
+        await until(composer.field.isVisible)
+        assert turns(window) == []
+
+    in_window(scene)

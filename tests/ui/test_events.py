@@ -1,0 +1,65 @@
+"""Merging and delivery of port events."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+
+from PySide6.QtCore import QObject
+
+from tests.ui.conftest import until
+from tests.ui.fakes import FakeWorkbench, Vocabulary, run_of
+from ui import EngineState, Event, SessionsChanged, StatusChanged, StatusView, TokensArrived, TurnChanged
+from ui.events import EventQueue, merged
+
+Arun = Callable[[Coroutine[object, object, object]], object]
+
+
+def tokens(vocabulary: Vocabulary, node: int, word: str) -> TokensArrived:
+    return TokensArrived(1, node, run_of(vocabulary, [word]))
+
+
+def test_tokens_of_a_turn_are_joined_and_order_is_kept_around_other_news() -> None:
+    vocabulary = Vocabulary()
+    turn = FakeWorkbench().turn("assistant", ["x"])
+    events: list[Event] = [
+        tokens(vocabulary, 7, "a"),
+        tokens(vocabulary, 8, "A"),
+        tokens(vocabulary, 7, "b"),
+        TurnChanged(1, turn),
+        tokens(vocabulary, 7, "c"),
+    ]
+    left = list(merged(events))
+    said = [(e.node_id, e.run.text) if isinstance(e, TokensArrived) else "turn" for e in left]
+    assert said == [(7, "ab"), (8, "A"), "turn", (7, "c")]
+
+
+def test_of_many_statuses_the_last_one_stands() -> None:
+    first, last = StatusChanged(StatusView(EngineState.STARTING)), StatusChanged(StatusView(EngineState.READY))
+    assert list(merged([first, SessionsChanged(), last])) == [SessionsChanged(), last]
+
+
+def test_the_queue_delivers_together_and_its_timer_rests(arun: Arun) -> None:
+    async def play() -> None:
+        vocabulary, got, owner = Vocabulary(), list[Event](), QObject()
+        queue = EventQueue(got.append, owner)
+        assert queue.idle
+        for word in "abcdefgh":
+            queue.push(tokens(vocabulary, 7, word))
+        assert not queue.idle
+        await until(lambda: got)
+        assert [e.run.text for e in got if isinstance(e, TokensArrived)] == ["abcdefgh"]
+        await until(lambda: queue.idle)
+        # what is pushed while news is delivered comes with the next frame
+        queue.push(SessionsChanged())
+        await until(lambda: len(got) == 2)
+        # closed, it takes and keeps nothing
+        queue.push(SessionsChanged())
+        queue.close()
+        queue.push(SessionsChanged())
+        await asyncio.sleep(0.05)
+        assert len(got) == 2
+        assert queue.idle
+        owner.deleteLater()
+
+    arun(play())

@@ -1,0 +1,192 @@
+"""What the inspector says about tokens, paths and the cache."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from PySide6.QtCore import QPoint, Qt
+from PySide6.QtTest import QTest
+from PySide6.QtWidgets import QApplication
+from pytestqt.qtbot import QtBot
+
+from runtime import Finish, Origin, TokenRun
+from tests.ui.fakes import FakeWorkbench, Vocabulary, ended, run_of
+from ui import EngineState, SessionView, StatusView, Tier
+from ui.inspector import Inspector, words
+from ui.inspector.path import numbers_of
+from ui.inspector.token import alternatives_of
+from ui.shown import Shown, Spot
+
+
+@pytest.fixture
+def vocabulary() -> Vocabulary:
+    return Vocabulary()
+
+
+@pytest.fixture
+def inspector(app: QApplication, qtbot: QtBot) -> Inspector:
+    panel = Inspector()
+    qtbot.addWidget(panel)
+    panel.resize(332, 800)
+    panel.show()
+    return panel
+
+
+def spot_of(run: TokenRun, index: int = 0) -> Spot:
+    view = SessionView(1, "", (FakeWorkbench().turn("assistant", ["x"]),), ())
+    shown = Shown(view)
+    shown.append(view.turns[0].node_id, run)
+    spot = shown.spot(view.turns[0].node_id, index + 1)
+    assert spot is not None
+    return spot
+
+
+def test_a_token_and_its_numbers(inspector: Inspector, vocabulary: Vocabulary) -> None:
+    run = run_of(vocabulary, [" Lisbon"], [math.log2(1 / 0.098)])
+    inspector.show_spot(spot_of(run), vocabulary.bytes_of, can_choose=True)
+    tab = inspector.token
+    assert tab.large.text() == "␣Lisbon"
+    assert tab.facts.texts == {
+        "probability": ".098",
+        "rank": "3",
+        "logprob": "−2.323",
+        "surprise": "3.35 bits",
+        "entropy": "2.99 bits",
+        "top-10 mass": "94.2 %",
+        "id": "1002",
+        "bytes": "20 4c 69 73 …",
+    }
+    assert tab.why.facts.texts == {"raw": ".098", "came from": "sampled by the model", "drawn": "u = .783"}
+    assert inspector.why.why.facts.texts == tab.why.facts.texts
+    said = [button.accessibleName() for button in tab.alternatives.buttons]
+    assert said[0] == "␣Paris, probability .412, rank 1"
+    assert said[2] == "␣Lisbon, probability .098, rank 3, chosen"
+
+
+def test_pressing_an_alternative_names_turn_place_and_token(inspector: Inspector, vocabulary: Vocabulary, qtbot: QtBot) -> None:
+    spot = spot_of(run_of(vocabulary, [" Lisbon"], [3.0]))
+    inspector.show_spot(spot, vocabulary.bytes_of, can_choose=True)
+    buttons = inspector.token.alternatives.buttons
+    with qtbot.waitSignal(inspector.alternative_chosen) as asked:
+        QTest.mouseClick(buttons[0], Qt.MouseButton.LeftButton)
+    assert asked.args == [spot.node_id, spot.index, vocabulary.id_of(" Paris")]
+    # the token that stands there is no alternative
+    with qtbot.assertNotEmitted(inspector.alternative_chosen):
+        QTest.mouseClick(buttons[2], Qt.MouseButton.LeftButton)
+    # and where no branch can be made nothing can be pressed
+    inspector.show_spot(spot, vocabulary.bytes_of, can_choose=False)
+    with qtbot.assertNotEmitted(inspector.alternative_chosen):
+        QTest.mouseClick(buttons[0], Qt.MouseButton.LeftButton)
+        inspector.token.alternatives.press(1)
+
+
+def test_a_token_outside_the_top_stands_last(vocabulary: Vocabulary) -> None:
+    record = run_of(vocabulary, [" Reykjavik"], [12.0]).record(0)
+    made = alternatives_of(record, vocabulary.bytes_of)
+    assert len(made) == 11
+    assert (made[-1].data, made[-1].place, made[-1].chosen) == (b" Reykjavik", 13, True)
+    assert [m.chosen for m in made[:-1]] == [False] * 10
+    assert made[0].share == 1.0
+
+
+def test_without_a_vocabulary_ids_stand_for_words(vocabulary: Vocabulary) -> None:
+    record = run_of(vocabulary, [" Lisbon"], [3.0]).record(0)
+
+    def unknown(_ids: Sequence[int]) -> list[bytes]:
+        return []
+
+    made = alternatives_of(record, unknown)
+    assert (made[0].data, made[2].data) == (b"#1000", b" Lisbon")
+
+
+def test_an_unscored_token_says_so_and_invents_nothing(inspector: Inspector, vocabulary: Vocabulary) -> None:
+    run = TokenRun.unscored([7], [b"<|im_start|>"], ["<|im_start|>"], Origin.TEMPLATE)
+    inspector.show_spot(spot_of(run), vocabulary.bytes_of, can_choose=True)
+    tab = inspector.token
+    assert tab.facts.texts == {"id": "7", "bytes": "3c 7c 69 6d …"}
+    assert tab.unscored.isVisible()
+    assert tab.why.facts.texts == {"came from": "the chat template"}
+    assert [b for b in tab.alternatives.buttons if b.isVisible()] == []
+
+
+def test_no_token_shows_what_to_do(inspector: Inspector, vocabulary: Vocabulary) -> None:
+    inspector.show_spot(spot_of(run_of(vocabulary, ["a"])), vocabulary.bytes_of, can_choose=True)
+    inspector.show_spot(None, vocabulary.bytes_of, can_choose=False)
+    assert inspector.token.empty.isVisible()
+    assert not inspector.token.large.isVisible()
+    assert not inspector.token.alternatives.isVisible()
+
+
+def test_why_an_answer_ended(inspector: Inspector, vocabulary: Vocabulary) -> None:
+    run = ended(run_of(vocabulary, ["a"], origin=Origin.PICKED), Finish.ENGINE_DIED)
+    inspector.show_spot(spot_of(run), vocabulary.bytes_of, can_choose=True)
+    texts = inspector.why.why.facts.texts
+    assert texts == {"raw": ".812", "came from": "picked by you", "ended the answer": "engine died"}
+
+
+@pytest.mark.parametrize(
+    ("data", "shown"),
+    [
+        (b" Paris", "␣Paris"),
+        (b"   ", "␣␣␣"),
+        (b"\n\n", "↵↵"),
+        (b"\xe2\x82", "e2 82"),
+        ("漢".encode(), "漢"),
+        (b"\x1b[31m", "␛[31m"),
+        ("\u202eabc".encode(), "RLOabc"),
+        (b"x" * 1_000_000, "x" * 40 + "…"),
+    ],
+)
+def test_tokens_are_shown_so_that_nothing_hides(data: bytes, shown: str) -> None:
+    assert words.token(data) == shown
+
+
+def test_path_numbers_count_the_models_tokens() -> None:
+    bench = FakeWorkbench()
+    turns = (bench.turn("user", ["a", "b"], [1, 1]), bench.turn("assistant", ["c", "d"], [2, 4]))
+    numbers = numbers_of(turns)
+    assert (numbers.tokens, numbers.scored, numbers.answered) == (4, 4, 2)
+    assert numbers.logprob == pytest.approx(-6 * math.log(2))
+    assert numbers.perplexity == pytest.approx(2**3)
+    assert numbers.places == tuple((turn.node_id, i) for turn in turns for i in (0, 1))
+    assert np.array_equal(numbers.entropies, np.concatenate([turn.run.entropy for turn in turns]))
+
+
+def test_the_path_tab_adds_up_and_its_timeline_goes_to_a_token(inspector: Inspector, qtbot: QtBot) -> None:
+    bench = FakeWorkbench()
+    turns = (bench.turn("user", ["a", "b"], [1, 1]), bench.turn("assistant", ["c", "d"], [2, 4]))
+    inspector.show_path(turns)
+    QTest.mouseClick(inspector.tabs[1], Qt.MouseButton.LeftButton)
+    path = inspector.path
+    assert path.facts.texts["joint log-probability"] == "−4.2 nats"
+    assert path.facts.texts["perplexity"] == "8.00"
+    assert path.facts.texts["mean surprise"] == "3.00 bits"
+    qtbot.waitUntil(lambda: path.timeline.width() > 200)
+    with qtbot.waitSignal(inspector.token_chosen) as asked:
+        QTest.mouseClick(path.timeline, Qt.MouseButton.LeftButton, pos=QPoint(path.timeline.width() - 1, 20))
+    assert asked.args == [turns[1].node_id, 1]
+    inspector.show_path(())
+    assert path.empty.isVisible()
+
+
+def test_a_timeline_of_many_tokens_is_drawn_by_its_peaks(inspector: Inspector) -> None:
+    inspector.tabs[1].click()
+    values = np.zeros(100_000, np.float32)
+    values[70_000] = 5.0
+    inspector.path.timeline.show_values(values)
+    inspector.path.timeline.show()
+    assert not inspector.path.timeline.grab().isNull()
+
+
+def test_the_cache_tab_says_what_the_status_says(inspector: Inspector) -> None:
+    cache = inspector.cache
+    inspector.show_status(StatusView(EngineState.NONE))
+    assert not cache.empty.isHidden()
+    inspector.show_status(StatusView(EngineState.READY, "", 41.0, 0.2, 312, 1, 14_000_000, 2_000_000_000, {Tier.WARM: 3}))
+    assert cache.empty.isHidden()
+    assert cache.memory.texts == {"KV held": "14 MB", "budget": "2 GB", "used": "0.7 %"}
+    assert cache.last.texts == {"prompt tokens": "313", "reused": "312", "computed": "1"}
+    assert cache.turns.texts == {"warm, in memory": "3"}

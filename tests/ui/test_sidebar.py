@@ -1,0 +1,175 @@
+"""Sessions and branches at the left."""
+
+from __future__ import annotations
+
+import datetime
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from PySide6.QtCore import QPoint, Qt
+from PySide6.QtTest import QTest
+from PySide6.QtWidgets import QApplication, QLineEdit
+
+from tests.ui.conftest import Scene, frames, until
+from tests.ui.fakes import SAMPLE, TRIP, FakeWorkbench
+from ui import BranchRow, MainWindow, SessionSummary
+from ui.sessions import SessionPanel
+from ui.tree import BranchTree
+
+Play = Callable[[Scene], None]
+
+
+def make_sample(bench: FakeWorkbench) -> None:
+    """Given: the recorded sample is the first of the list."""
+    trip = bench.views[TRIP]
+    bench.add(SessionSummary(SAMPLE, "A recording", time.time() + 1, 3, pinned=True, is_sample=True), trip.turns)
+
+
+def rows(panel: SessionPanel) -> list[str]:
+    return [str(panel.rows.index(i).data()) for i in range(panel.rows.rowCount())]
+
+
+def click_session(panel: SessionPanel, session_id: int) -> None:
+    at = panel.view.visualRect(panel.rows.index_of(session_id)).center()
+    QTest.mouseClick(panel.view.viewport(), Qt.MouseButton.LeftButton, pos=at)
+
+
+def test_sessions_stand_under_pinned_today_this_week_earlier(app: QApplication) -> None:
+    now = datetime.datetime(2026, 3, 18, 12, 0).astimezone().timestamp()
+    day = 86400
+
+    def session(session_id: int, age_days: float, *, pinned: bool = False) -> SessionSummary:
+        return SessionSummary(session_id, f"s{session_id}", now - age_days * day, 1, pinned=pinned, is_sample=False)
+
+    panel = SessionPanel()
+    panel.show_sessions([session(1, 30, pinned=True), session(2, 0.1), session(3, 1), session(4, 6), session(5, 8)], now)
+    assert rows(panel) == ["Pinned", "s1", "Today", "s2", "This week", "s3", "s4", "Earlier", "s5"]
+    # a clock that was set back makes no group of its own
+    panel.show_sessions([session(6, -3)], now)
+    assert rows(panel) == ["Today", "s6"]
+
+
+def test_a_click_opens_and_heads_do_nothing(in_window: Play, bench: FakeWorkbench) -> None:
+    async def scene(window: MainWindow) -> None:
+        panel = window.parts.sidebar.sessions
+        await until(lambda: panel.rows.rowCount() == 8)
+        click_session(panel, 3)
+        await until(lambda: window.parts.top.title.text() == "Why proofs by contradiction")
+        asked = len(bench.asked("open_session"))
+        QTest.mouseClick(panel.view.viewport(), Qt.MouseButton.LeftButton, pos=QPoint(20, 10))
+        await frames()
+        assert len(bench.asked("open_session")) == asked
+
+    in_window(scene)
+
+
+def test_search_asks_once_and_filters(in_window: Play, bench: FakeWorkbench) -> None:
+    async def scene(window: MainWindow) -> None:
+        panel = window.parts.sidebar.sessions
+        QTest.keyClicks(panel.search, "boat")
+        await until(lambda: rows(panel) == ["Today", "Names for a small boat"])
+        assert [query for (query,) in bench.asked("sessions")] == ["", "boat"]
+
+    in_window(scene)
+
+
+def test_rename_in_place(in_window: Play, bench: FakeWorkbench) -> None:
+    async def scene(window: MainWindow) -> None:
+        panel = window.parts.sidebar.sessions
+        await until(lambda: panel.rows.rowCount() == 8)
+        window.acts.rename.trigger()
+        field = panel.view.findChild(QLineEdit)
+        assert isinstance(field, QLineEdit)
+        field.selectAll()
+        QTest.keyClicks(field, "Lisbon")
+        QTest.keyClick(field, Qt.Key.Key_Return)
+        await until(lambda: bench.asked("rename_session") == [(TRIP, "Lisbon")])
+        await until(lambda: window.parts.top.title.text() == "Lisbon")
+        # an empty name is not taken
+        window.acts.rename.trigger()
+        field = panel.view.findChild(QLineEdit)
+        assert isinstance(field, QLineEdit)
+        field.clear()
+        QTest.keyClick(field, Qt.Key.Key_Return)
+        await frames()
+        assert len(bench.asked("rename_session")) == 1
+
+    in_window(scene)
+
+
+@pytest.mark.parametrize("key", [Qt.Key.Key_Delete, Qt.Key.Key_Backspace])
+def test_no_bare_key_destroys(in_window: Play, bench: FakeWorkbench, key: Qt.Key) -> None:
+    async def scene(window: MainWindow) -> None:
+        panel = window.parts.sidebar.sessions
+        await until(lambda: panel.rows.rowCount() == 8)
+        panel.view.setCurrentIndex(panel.rows.index_of(3))
+        for widget in (panel.view, window.parts.sidebar.tree, window.parts.transcript, window):
+            QTest.keyClick(widget, key)
+        await frames()
+        assert bench.asked("trash_session") == []
+
+    in_window(scene)
+
+
+def test_trash_opens_the_next_session_and_undo_brings_it_back(in_window: Play, bench: FakeWorkbench) -> None:
+    async def scene(window: MainWindow) -> None:
+        panel = window.parts.sidebar.sessions
+        await until(lambda: panel.rows.rowCount() == 8)
+        window.acts.trash.trigger()
+        await until(lambda: panel.undo_bar.words == "“A spring trip” is in the trash")
+        await until(lambda: window.parts.top.title.text() == "Why proofs by contradiction")
+        assert "A spring trip" not in rows(panel)
+        undo = next(b for b in panel.undo_bar.findChildren(type(window.parts.composer.send_button)) if b.text() == "Undo")
+        QTest.mouseClick(undo, Qt.MouseButton.LeftButton)
+        await until(lambda: window.parts.top.title.text() == "A spring trip")
+        assert bench.asked("restore_session") == [(TRIP,)]
+        assert "A spring trip" in rows(panel)
+
+    in_window(scene)
+
+
+def test_the_sample_can_be_neither_renamed_nor_trashed(in_window: Play, bench: FakeWorkbench) -> None:
+    make_sample(bench)
+
+    async def scene(window: MainWindow) -> None:
+        panel = window.parts.sidebar.sessions
+        await until(lambda: panel.rows.rowCount() == 9)
+        assert not panel.rows.flags(panel.rows.index_of(SAMPLE)) & Qt.ItemFlag.ItemIsEditable
+        assert not window.acts.rename.isEnabled()
+        assert not window.acts.trash.isEnabled()
+
+    in_window(scene)
+
+
+def test_a_branch_is_selected_by_click(in_window: Play, bench: FakeWorkbench) -> None:
+    async def scene(window: MainWindow) -> None:
+        tree = window.parts.sidebar.tree
+        await until(lambda: tree.rows.rowCount() == 6)
+        QTest.mouseClick(tree.viewport(), Qt.MouseButton.LeftButton, pos=tree.visualRect(tree.rows.index(1)).center())
+        await until(lambda: bench.asked("select") == [(TRIP, 41)])
+        await until(lambda: tree.rows.rows[1].current)
+
+    in_window(scene)
+
+
+def test_rows_say_themselves_to_a_screen_reader(app: QApplication) -> None:
+    tree = BranchTree()
+    tree.show_branches([BranchRow(1, 1, "… visit", "Lisbon\nwhen", -23.94, on_path=True, current=True)])
+    assert tree.rows.index(0).data(Qt.ItemDataRole.AccessibleTextRole) == "… visit Lisbon when, level 2, −23.9 nats, shown"
+
+
+def test_ten_thousand_sessions_are_one_list(app: QApplication) -> None:
+    panel = SessionPanel()
+    many = [SessionSummary(i, f"s{i}", time.time(), i % 5, pinned=False, is_sample=False) for i in range(10_000)]
+    panel.show_sessions(many)
+    panel.resize(248, 600)
+    panel.show()
+    panel.view.scrollToBottom()
+    assert not panel.grab().isNull()
+    assert panel.rows.index_of(9_999).isValid()
+    renamed = [replace(many[0], title="other"), *many[1:]]
+    panel.show_sessions(renamed)
+    assert rows(panel)[1] == "other"
+    panel.close()

@@ -1,0 +1,99 @@
+"""Coroutines started from signals."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import Callable, Coroutine
+
+import pytest
+
+from tests.ui.conftest import until
+from ui import Refusal
+from ui.tasks import BUG_TEXT, Tasks
+
+Arun = Callable[[Coroutine[object, object, object]], object]
+
+
+async def refuse() -> None:
+    raise Refusal("not now; try later")
+
+
+def test_a_refusal_goes_to_the_caller_or_to_the_default(arun: Arun) -> None:
+    async def play() -> None:
+        shown, own = list[str](), list[str]()
+        tasks = Tasks(shown.append)
+        tasks.run(refuse())
+        tasks.run(refuse(), refused=own.append)
+        await until(lambda: len(tasks) == 0)
+        assert (shown, own) == (["not now; try later"], ["not now; try later"])
+
+    arun(play())
+
+
+def test_a_bug_is_logged_with_its_traceback_and_said(arun: Arun, caplog: pytest.LogCaptureFixture) -> None:
+    async def fail() -> None:
+        raise ZeroDivisionError
+
+    async def play() -> None:
+        shown = list[str]()
+        tasks = Tasks(shown.append)
+        await tasks.run(fail())
+        assert shown == [BUG_TEXT]
+        assert caplog.records[-1].exc_info is not None
+        caplog.clear()
+
+    arun(play())
+
+
+def test_a_running_task_survives_garbage_collection(arun: Arun) -> None:
+    async def play() -> None:
+        done = list[int]()
+
+        async def work() -> None:
+            await asyncio.sleep(0.01)
+            done.append(1)
+
+        tasks = Tasks(lambda _words: None)
+        tasks.run(work())
+        gc.collect()
+        await until(lambda: done)
+
+    arun(play())
+
+
+def test_the_latest_of_a_kind_ends_the_one_before(arun: Arun) -> None:
+    async def play() -> None:
+        answered = list[str]()
+
+        async def search(query: str) -> None:
+            await asyncio.sleep(0.01)
+            answered.append(query)
+
+        tasks = Tasks(lambda _words: None)
+        for query in ("b", "bo", "boat"):
+            tasks.latest("list", search(query))
+        tasks.latest("other", search("other"))
+        await until(lambda: len(tasks) == 0)
+        assert answered == ["boat", "other"]
+
+    arun(play())
+
+
+def test_cancel_ends_everything_but_the_caller(arun: Arun) -> None:
+    async def play() -> None:
+        tasks = Tasks(lambda _words: None)
+        waiting = tasks.run(asyncio.sleep(3600))  # type: ignore[arg-type]  # sleep returns its second argument, None
+        await asyncio.sleep(0)
+        ended = asyncio.Event()
+
+        async def close() -> None:
+            await tasks.cancel()
+            ended.set()
+
+        tasks.run(close())
+        await ended.wait()
+        assert waiting.cancelled()
+        await until(lambda: len(tasks) == 0)
+
+    arun(play())

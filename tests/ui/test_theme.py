@@ -1,0 +1,70 @@
+"""Fonts, icons, colours."""
+
+from __future__ import annotations
+
+import re
+from importlib import resources
+
+import pytest
+from PySide6.QtGui import QFont, QFontDatabase, QFontInfo, QFontMetricsF
+from PySide6.QtWidgets import QApplication
+
+from ui import DARK, LIGHT, Palette, Scheme, apply_theme
+from ui.theme import current_theme
+from ui.theme.fonts import interface_font, mono_font
+from ui.theme.icons import icon
+from ui.theme.style import style_sheet
+
+
+def test_the_shipped_faces_are_used_with_tabular_figures(app: QApplication) -> None:
+    assert {"Inter", "JetBrains Mono"} <= set(QFontDatabase.families())
+    font = interface_font(13)
+    assert QFontInfo(font).family() == "Inter"
+    assert QFontInfo(mono_font()).family() == "JetBrains Mono"
+    metrics = QFontMetricsF(font)
+    assert metrics.horizontalAdvance("1111") == metrics.horizontalAdvance("8888")
+    assert interface_font(weight=QFont.Weight.DemiBold).weight() == QFont.Weight.DemiBold
+
+
+def test_fonts_and_icons_have_their_licences_and_stay_small() -> None:
+    fonts = list((resources.files("resources") / "fonts").iterdir())
+    size = sum(len(file.read_bytes()) for file in fonts)
+    assert size < 3_000_000
+    for face in ("Inter", "JetBrainsMono"):
+        assert "SIL OPEN FONT LICENSE" in (resources.files("resources") / "fonts" / f"{face}-LICENSE.txt").read_text()
+    assert "ISC License" in (resources.files("resources") / "icons" / "LICENSE.txt").read_text()
+
+
+@pytest.mark.parametrize("file", sorted(f.name for f in (resources.files("resources") / "icons").iterdir() if f.name.endswith("svg")))
+def test_every_icon_draws_in_the_colour_asked_for(app: QApplication, file: str) -> None:
+    image = icon(file.removesuffix(".svg"), "#0b6b5a").pixmap(16, 16).toImage()
+    inked = {image.pixelColor(x, y).name() for x in range(16) for y in range(16) if image.pixelColor(x, y).alpha() > 250}
+    assert inked
+    assert inked <= {"#0b6b5a"}
+
+
+@pytest.mark.parametrize("palette", [LIGHT, DARK])
+def test_the_style_sheet_uses_the_palettes_colours_only(palette: Palette) -> None:
+    sheet = style_sheet(palette)
+    known = {getattr(palette, name) for name in Palette.__slots__ if name not in ("dark", "surprise")} | set(palette.surprise)
+    strange = set(re.findall(r"#[0-9a-f]{6}", sheet)) - known
+    assert len(strange) == 1  # Send under the mouse
+    assert "$" not in sheet
+
+
+def test_there_is_one_theme_and_it_changes_only_when_it_must(app: QApplication) -> None:
+    theme = apply_theme(app, Scheme.LIGHT)
+    assert theme is current_theme()
+    seen = list[Palette]()
+    theme.changed.connect(seen.append)
+    apply_theme(app, Scheme.DARK)
+    apply_theme(app, Scheme.DARK)
+    apply_theme(app, Scheme.LIGHT)
+    theme.changed.disconnect(seen.append)
+    assert seen == [DARK, LIGHT]
+
+
+def test_it_follows_the_system(app: QApplication) -> None:
+    theme = apply_theme(app, Scheme.SYSTEM)
+    assert theme.palette in (LIGHT, DARK)
+    apply_theme(app, Scheme.LIGHT)
