@@ -117,7 +117,9 @@ def _state(kept: object) -> WindowState | None:
 
 def _watch_focus(focus: Path, window: MainWindow) -> QFileSystemWatcher:
     """A second window touches the file: come to the front."""
-    watcher = QFileSystemWatcher([str(focus)] if focus.exists() else [], window)
+    watcher = QFileSystemWatcher(window)
+    if focus.exists():
+        watcher.addPath(str(focus))
 
     def come_forward() -> None:
         window.showNormal()

@@ -29,7 +29,7 @@ def back_up(db: sqlite_utils.Database, target: Path) -> Path:
         with closing(sqlite3.connect(draft)) as copy:
             db.conn.backup(copy)
             copy.execute("PRAGMA journal_mode = DELETE")  # one file, no -wal beside it
-            found = [row[0] for row in copy.execute("PRAGMA integrity_check(3)")]
+            found = _findings(copy)
         if found != ["ok"]:
             raise StoreDamagedError(f"the backup {final.name} would be damaged, nothing was changed: {'; '.join(found)}")
         draft.rename(final)
@@ -37,6 +37,13 @@ def back_up(db: sqlite_utils.Database, target: Path) -> Path:
         draft.unlink(missing_ok=True)
     sync_folder(final.parent)
     return final
+
+
+def _findings(conn: sqlite3.Connection) -> list[str]:
+    try:
+        return [row[0] for row in conn.execute("PRAGMA integrity_check(3)")]
+    except sqlite3.DatabaseError as error:  # some pages are too broken to be reported about
+        return [str(error)]
 
 
 def _free_name(target: Path) -> Path:

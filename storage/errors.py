@@ -86,6 +86,14 @@ def is_write_fault(error: sqlite3.Error) -> bool:
     return primary in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)
 
 
+def is_damage(error: Exception) -> bool:
+    """Whether an error of a query of ours comes from broken pages or a broken schema, not from the disk or another program."""
+    if isinstance(error, sqlite3.Error):
+        code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
+        return code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR)
+    return isinstance(error, UnicodeDecodeError)
+
+
 def typed(error: sqlite3.Error, path: Path) -> StoreError:
     """The error of this module that says what `error` means for the database at `path`."""
     code = getattr(error, "sqlite_errorcode", None)
@@ -107,6 +115,8 @@ def typed_errors(path: Path) -> Iterator[None]:
         yield
     except sqlite3.Error as error:
         raise typed(error, path) from error
+    except UnicodeDecodeError as error:  # SQLite quotes a damaged schema in its message
+        raise StoreDamagedError(f"{path}: the file is damaged; `elsewise sessions verify` says where") from error
     except OSError as error:
         kind = StoreFullError if error.errno in (errno.ENOSPC, errno.EDQUOT) else StoreReadOnlyError
         raise kind(f"{path}: the file cannot be opened for writing ({error.strerror}); check its folder") from error

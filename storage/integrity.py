@@ -11,7 +11,9 @@ import sqlite_utils
 
 from storage import records, sealed
 from storage.database import fetch, scalar
+from storage.errors import is_damage
 from storage.rows import DamageKind, DamageRow
+from storage.schema import misshapen
 from storage.search import spaced
 
 _KEYED: Final[tuple[tuple[str, DamageKind, str], ...]] = (
@@ -19,12 +21,17 @@ _KEYED: Final[tuple[tuple[str, DamageKind, str], ...]] = (
     ("models", "model", "kv_fingerprint"),
     ("settings", "setting", "key"),
 )
-_BROKEN_PAGES: Final = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
 
 def session_ids(db: sqlite_utils.Database) -> list[int]:
-    """Every session, the trash included."""
-    return [row["id"] for row in fetch(db, "SELECT id FROM sessions ORDER BY id")]
+    """Every session that can be reached, the trash included; what cannot is named by `check_file`."""
+    ids: list[int] = []
+    try:
+        ids.extend(row[0] for row in db.execute("SELECT id FROM sessions ORDER BY id"))
+    except (sqlite3.Error, UnicodeDecodeError) as error:
+        if not is_damage(error):
+            raise
+    return ids
 
 
 def check_file(db: sqlite_utils.Database) -> list[DamageRow]:
@@ -39,14 +46,16 @@ def check_file(db: sqlite_utils.Database) -> list[DamageRow]:
 def check_session(db: sqlite_utils.Database, session_id: int) -> list[DamageRow]:
     """One session: its row, its runs, their tokens and what search knows of them."""
     title: str | None = None
+    found: list[DamageRow] = []
     try:
-        session = fetch(db, "SELECT * FROM sessions WHERE id = ?", [session_id])[0]
-        title = str(session["title"])
-        return list(_check_session(db, session))
-    except (sqlite3.DatabaseError, IndexError) as error:
-        if isinstance(error, sqlite3.Error) and not _is_broken_page(error):
+        for session in fetch(db, "SELECT * FROM sessions WHERE id = ?", [session_id]):
+            title = str(session["title"])
+            found.extend(_check_session(db, session))
+    except (sqlite3.Error, UnicodeDecodeError) as error:
+        if not is_damage(error):
             raise
-        return [DamageRow("session", f"part of the session cannot be read ({error})", session_id, title)]
+        found.append(DamageRow("session", f"part of the session cannot be read ({error})", session_id, title))
+    return found
 
 
 def _check_session(db: sqlite_utils.Database, session: dict[str, Any]) -> Iterator[DamageRow]:
@@ -62,11 +71,11 @@ def _check_session(db: sqlite_utils.Database, session: dict[str, Any]) -> Iterat
     if bodies.get(-sid, "") != spaced(str(session["title"])):
         yield DamageRow("search", "the title is not what search would find", sid, title)
     for node in nodes.values():
-        turn = _turn(node, nodes)
-        for kind, detail in _check_node(db, node, nodes):
-            yield DamageRow(kind, detail, sid, title, node["id"], turn)
+        findings = list(_check_node(db, node, nodes))
         if bodies.get(node["id"], "") != spaced(str(node["text"])):
-            yield DamageRow("search", "the text is not what search would find", sid, title, node["id"], turn)
+            findings.append(("search", "the text is not what search would find"))
+        for kind, detail in findings:
+            yield DamageRow(kind, detail, sid, title, node["id"], _turn(node, nodes))
 
 
 def _check_node(
@@ -89,6 +98,8 @@ def _check_node(
 
 
 def _pages(db: sqlite_utils.Database) -> Iterator[DamageRow]:
+    for name in misshapen(db):
+        yield DamageRow("file", f"the definition of {name} is not the one that was written")
     for row in db.execute("PRAGMA integrity_check(100)"):
         if row[0] != "ok":
             yield DamageRow("file", str(row[0]))
@@ -135,17 +146,13 @@ def _turn(node: dict[str, Any], nodes: dict[int, dict[str, Any]]) -> int:
     return turn
 
 
-def _is_broken_page(error: sqlite3.Error) -> bool:
-    return (getattr(error, "sqlite_errorcode", 0) & 0xFF) in _BROKEN_PAGES
-
-
 def _guarded(kind: DamageKind, check: Callable[[], Iterator[DamageRow]]) -> list[DamageRow]:
     """What `check` finds; pages that cannot be read are a finding, a failing disk is an error."""
     found: list[DamageRow] = []
     try:
         found.extend(check())
-    except sqlite3.DatabaseError as error:
-        if not _is_broken_page(error):
+    except (sqlite3.Error, UnicodeDecodeError) as error:
+        if not is_damage(error):
             raise
         found.append(DamageRow(kind, f"part of the file cannot be read ({error})"))
     return found

@@ -122,8 +122,7 @@ def tiled(node_id: int, chunks: Sequence[dict[str, Any]], *, length: int | None)
     for first, stop in _runs(owner, lost):
         index = int(owner[first])
         found = held[index] if index >= 0 else None
-        start = spans[index].start
-        taken = {} if found is None else columns.cut(found, first - start, stop - start)
+        taken = {} if found is None else columns.cut(found, first - spans[index].start, stop - spans[index].start)
         tiles.append(StoredChunk(node_id, fingerprint, first, stop - first, taken, damaged=bool(lost[first])))
     if misplaced and not tiles:
         tiles.append(StoredChunk(node_id, fingerprint, 0, 0, {}, damaged=True))

@@ -22,6 +22,12 @@ _HEADER_BYTES: Final = 100  # of any SQLite file
 
 migrations = Migrations("elsewise.sessions")
 
+_DEFINITIONS: Final = r"""
+SELECT name, sql FROM sqlite_schema
+WHERE sql IS NOT NULL AND name NOT LIKE 'sqlite\_%' ESCAPE '\' AND name NOT LIKE '\_sqlite%' ESCAPE '\'
+  AND name NOT LIKE 'idx\__sqlite%' ESCAPE '\' AND name NOT LIKE 'search\_%' ESCAPE '\'
+"""
+
 _TABLES = """
 CREATE TABLE sessions (
     id INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -90,7 +96,7 @@ CREATE VIRTUAL TABLE search USING fts5 (
 def m001_sessions(db: sqlite_utils.Database) -> None:
     """Sessions, their trees and tokens, vocabularies, models, settings, search, views."""
     _execute_all(db, _TABLES)
-    for view in VIEWS:
+    for view in VIEWS.values():
         db.execute(view)
     db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
 
@@ -155,9 +161,26 @@ def _survey(path: Path) -> list[str]:
             raise StoreDamagedError(f"{path} is cut short: {size:,} of {whole:,} bytes are there; restore it from a backup")
         applied = [migration.name for migration in migrations.applied(db)]
         ours = scalar(db, "PRAGMA application_id") == APPLICATION_ID
-    if not ours or not applied:
-        raise StoreDamagedError(f"{path} is a database, but not one of Elsewise's; move it away or choose another data folder")
+        if not ours or not applied:
+            raise StoreDamagedError(f"{path} is not one of Elsewise's databases; move it away or choose another data folder")
+        if bent := [name for name in misshapen(db) if name not in VIEWS]:
+            raise StoreDamagedError(f"{path}: the definition of {', '.join(bent)} is damaged; restore the file from a backup")
     return applied
+
+
+def misshapen(db: sqlite_utils.Database) -> list[str]:
+    """Tables, indexes and views of ours whose definition is not the one that the migrations applied so far write.
+
+    What SQLite and its libraries make for themselves may differ between their versions and is not compared.
+    """
+    applied = {migration.name for migration in migrations.applied(db)}
+    fresh = sqlite_utils.Database(memory=True)
+    with closing(fresh.conn):
+        pending = [migration.name for migration in migrations.pending(fresh) if migration.name not in applied]
+        migrations.apply(fresh, stop_before=pending)
+        theirs = {row["name"]: row["sql"] for row in fetch(fresh, _DEFINITIONS)}
+    found = {row["name"]: row["sql"] for row in fetch(db, _DEFINITIONS)}
+    return sorted(name for name, definition in theirs.items() if found.get(name) != definition)
 
 
 def _bring_up_to_date(db: sqlite_utils.Database, path: Path, *, pending: list[str]) -> None:

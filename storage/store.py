@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
 from storage import integrity, keep, nodes, records, recovery, sessions
 from storage.database import Database, transaction
+from storage.errors import StoreDamagedError
 from storage.rows import DamageRow, NewChunk, NewNode, SessionRow, SessionTree, StoredChunk
 from storage.schema import open_sessions
 
@@ -48,7 +50,8 @@ class SessionStore:
         store = cls(database)
         if not read_only:
             try:
-                database.submit(lambda db: transaction(db, recovery.close_open_runs)).result()
+                with suppress(StoreDamagedError):  # `verify` names it; the rest of the store opens
+                    database.submit(lambda db: transaction(db, recovery.close_open_runs)).result()
             except BaseException:
                 database.close()
                 raise

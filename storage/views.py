@@ -63,4 +63,4 @@ WITH RECURSIVE path (session_id, tip_id, node_id, upto, above, steps) AS (
 SELECT session_id, tip_id, node_id, upto, steps AS steps_from_tip FROM path
 """  # noqa: S608  # our own constant
 
-VIEWS: Final = (_TURNS, _TOKENS, _BRANCHES)
+VIEWS: Final = {"turns": _TURNS, "tokens": _TOKENS, "branches": _BRANCHES}

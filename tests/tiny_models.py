@@ -1,7 +1,7 @@
 """Tiny random models of many architectures, saved once into the repository's ignored `.cache/tiny/`.
 
 Their tokenizer is a small byte-level BPE trained on CPython's own documentation, with ChatML specials, so that nothing
-has to be downloaded. The folder's name holds a digest of this file: a change builds everything anew.
+has to be downloaded. The folder above them is named by a digest of this file: a change builds everything anew.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from runtime.loading.folder import ModelFolder
+from runtime.loading.source import resolve
 
 CACHE = Path(__file__).parent.parent / ".cache" / "tiny"
 SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")  # ids 0, 1, 2
@@ -116,16 +117,13 @@ BUILDERS: dict[str, Callable[[], Any]] = {
 
 
 def tiny_folder(name: str) -> ModelFolder:
-    """A checked folder of the tiny model `name` (a key of `BUILDERS`), built if it is not there yet."""
-    path = tiny_path(name)
-    weights = _sha256(path / "model.safetensors", path / "config.json")
-    text = _sha256(path / "tokenizer.json", path / "chat_template.jinja")
-    return ModelFolder(path, f"tiny-{name}", _normalised(path), weights, text)
+    """The checked folder of the tiny model `name` (a key of `BUILDERS`), built if it is not there yet."""
+    return resolve(tiny_path(name))
 
 
 def tiny_path(name: str) -> Path:
     """The folder alone; see `tiny_folder`."""
-    path = CACHE / f"{_digest()}-{name}"
+    path = CACHE / _digest() / f"tiny-{name}"
     if not path.is_dir():
         _build(name, path)
     return path
@@ -157,8 +155,8 @@ def _build(name: str, path: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM
 
-    CACHE.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=CACHE) as temporary:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=path.parent) as temporary:
         folder = Path(temporary) / "model"
         torch.manual_seed(len(name) * 1000 + sum(name.encode()))
         model = AutoModelForCausalLM.from_config(BUILDERS[name]()).float().eval()
@@ -181,19 +179,6 @@ def _tokenizer_config() -> dict[str, Any]:
         "pad_token": SPECIALS[0],
         "add_bos_token": False,
     }
-
-
-def _normalised(path: Path) -> dict[str, Any]:
-    """config.json with rope in both spellings."""
-    config: dict[str, Any] = json.loads((path / "config.json").read_text())
-    rope = config.get("rope_parameters") or {}
-    if "rope_theta" in rope:
-        config.setdefault("rope_theta", rope["rope_theta"])
-    return config
-
-
-def _sha256(*files: Path) -> str:
-    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
 
 
 @functools.cache

@@ -1,4 +1,12 @@
-"""The window: the only names other packages may use."""
+"""The window: the only names other packages may use.
+
+The names of the port come without Qt, so that the command line can use them; the widgets are loaded when first asked for.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
 
 from ui.port import (
     BranchRow,
@@ -21,8 +29,10 @@ from ui.port import (
     TurnView,
     Workbench,
 )
-from ui.theme import DARK, LIGHT, Palette, Scheme, Theme, apply_theme
-from ui.window import MainWindow, WindowState
+
+if TYPE_CHECKING:
+    from ui.theme import DARK, LIGHT, Palette, Scheme, Theme, apply_theme
+    from ui.window import MainWindow, WindowState
 
 __all__ = [
     "DARK",
@@ -53,3 +63,14 @@ __all__ = [
     "Workbench",
     "apply_theme",
 ]
+
+_WIDGETS = {
+    **dict.fromkeys(("DARK", "LIGHT", "Palette", "Scheme", "Theme", "apply_theme"), "ui.theme"),
+    **dict.fromkeys(("MainWindow", "WindowState"), "ui.window"),
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _WIDGETS:
+        raise AttributeError(f"module 'ui' has no attribute {name!r}")
+    return getattr(import_module(_WIDGETS[name]), name)

@@ -17,7 +17,7 @@ MOST_LINES = 10
 class Composer(QWidget):
     """The message field with its notice line. A draft is never lost: only `clear_sent` empties the field."""
 
-    sent = Signal(str)
+    sent = Signal(str, object)  # the text, and the node id of the user's turn it is another version of, or None
     stopped = Signal()
     drafted = Signal(str)  # the draft, a moment after the last key
     new_session_wanted = Signal()
@@ -25,6 +25,9 @@ class Composer(QWidget):
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self.notice = Notice()
+        self.version = Notice("undo")  # said while the draft is another version of an earlier turn
+        self.version.dismissed.connect(self._drop_version)
+        self._replaces: int | None = None
         self.field = DraftField()
         self.field.submitted.connect(self._submit)
         self.field.textChanged.connect(self._edited)
@@ -33,6 +36,7 @@ class Composer(QWidget):
         self.send_button = QPushButton(self.tr("Send"))
         self.send_button.setObjectName("send")
         self.send_button.setFont(interface_font(12.5, QFont.Weight.DemiBold))
+        self.send_button.setFocusPolicy(Qt.FocusPolicy.TabFocus)
         self.send_button.clicked.connect(self._press)
         self._running = False
 
@@ -49,6 +53,7 @@ class Composer(QWidget):
         column.setContentsMargins(0, 0, 0, 0)
         column.setSpacing(8)
         column.addWidget(self.notice)
+        column.addWidget(self.version)
         column.addWidget(self._box)
         self.field.installEventFilter(self)
         self.setFocusProxy(self.field)
@@ -64,8 +69,24 @@ class Composer(QWidget):
 
     def clear_sent(self, text: str) -> None:
         """The message `text` is saved: take it out of the field, unless something else has been written since."""
+        self._drop_version()
         if self.draft == text:
             self.field.clear()
+
+    def edit(self, node_id: int, old: str, text: str) -> None:
+        """Begins another version of the user's turn `node_id`, which says `old`; nothing is sent yet.
+
+        What was being written is put behind it rather than lost.
+        """
+        kept = self.draft if self._replaces is None else ""
+        self._replaces = node_id
+        short = " ".join(old.split())
+        self.version.say(self.tr("Another version of “{0}”").format(short if len(short) <= 48 else short[:47] + "…"))
+        self.field.setPlainText(f"{text}\n\n{kept}" if kept.strip() else text)
+        cursor = self.field.textCursor()
+        cursor.setPosition(len(text.encode("utf-16-le")) // 2)
+        self.field.setTextCursor(cursor)
+        self.field.setFocus()
 
     def set_running(self, running: bool) -> None:  # a state, not an option
         """Send turns into Stop while an answer is under way."""
@@ -137,13 +158,17 @@ class Composer(QWidget):
 
     def _submit(self) -> None:
         if self.draft.strip() and not self._running:
-            self.sent.emit(self.draft)
+            self.sent.emit(self.draft, self._replaces)
 
     def _press(self) -> None:
         if self._running:
             self.stopped.emit()
         else:
             self._submit()
+
+    def _drop_version(self) -> None:
+        self._replaces = None
+        self.version.clear()
 
     def _refresh(self) -> None:
         self.send_button.setText(self.tr("Stop") if self._running else self.tr("Send"))

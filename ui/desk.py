@@ -13,6 +13,7 @@ from PySide6.QtCore import QObject, Signal
 
 from ui.events import EventQueue
 from ui.port import (
+    EngineState,
     Event,
     SessionChanged,
     SessionsChanged,
@@ -79,6 +80,11 @@ class Desk(QObject):
         return sending or self.shown.running
 
     @property
+    def engine(self) -> EngineState:
+        """What the engine is doing, as last told."""
+        return self._workbench.status.engine
+
+    @property
     def undo_label(self) -> str:
         """What the next undo takes back; "" when there is nothing."""
         return self._undo[-1].label if self._undo else ""
@@ -118,12 +124,12 @@ class Desk(QObject):
         """Into the trash; can be undone."""
         self.tasks.run(self._trash(session_id, title))
 
-    def send(self, text: str) -> None:
-        """Sends a message; the draft stays until `draft_saved`."""
+    def send(self, text: str, replaces: int | None = None) -> None:
+        """Sends a message, or another version of the user's turn `replaces`; the draft stays until `draft_saved`."""
         if self.shown is not None and not self.running:
             self._sending = (self.shown.session_id, text)
             self.activity_changed.emit()
-            self.tasks.run(self._send(self.shown.session_id, text))
+            self.tasks.run(self._send(self.shown.session_id, text, replaces))
 
     def stop(self) -> None:
         """Stops the answer that is under way."""
@@ -220,9 +226,9 @@ class Desk(QObject):
         await self._list()
         await self._open(session_id)
 
-    async def _send(self, session_id: int, text: str) -> None:
+    async def _send(self, session_id: int, text: str, replaces: int | None) -> None:
         try:
-            await self._workbench.send(session_id, text)
+            await self._workbench.send(session_id, text, replaces)
             self._saved(session_id)
         finally:
             self._sending = None

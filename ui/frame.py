@@ -65,7 +65,7 @@ class Frame(QWidget):
             self._show(self.sidebar, self.wants_sidebar and room[0])
             self._show(self.inspector, self.wants_inspector and room[1])
 
-    def _show(self, panel: QWidget, show: bool) -> None:  # noqa: FBT001  # a state, not an option
+    def _show(self, panel: QWidget, show: bool) -> None:
         panel.setVisible(show)
         self.top.stand_over_sidebar(not self.sidebar.isHidden())
         self.panels_changed.emit()

@@ -24,6 +24,7 @@ from ui.theme.scheme import current_theme
 
 ROW_HEIGHT = 29
 HEAD_HEIGHT = 32
+LEAST_HEIGHT = HEAD_HEIGHT + 4 * ROW_HEIGHT  # of a list that has more rows than there is room for
 SUMMARY = int(Qt.ItemDataRole.UserRole)
 IS_OPEN = SUMMARY + 1
 
@@ -127,13 +128,16 @@ class SessionsView(QListView):
         self.setEditTriggers(QAbstractItemView.EditTrigger.EditKeyPressed)
         self.setContextMenuPolicy(Qt.ContextMenuPolicy.CustomContextMenu)
         self.setMouseTracking(True)
-        self.setMinimumHeight(4 * ROW_HEIGHT)
         self.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Maximum)
         self._rows = rows
 
     def sizeHint(self) -> QSize:
         """As tall as its rows, so that the branches follow at once; where that is too much it scrolls."""
-        return QSize(0, max(self._rows.height(), self.minimumHeight()))
+        return QSize(0, self._rows.height())
+
+    def minimumSizeHint(self) -> QSize:
+        """A few rows stay in sight however many branches there are."""
+        return QSize(0, min(self._rows.height(), LEAST_HEIGHT))
 
 
 class SessionDelegate(QStyledItemDelegate):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from runtime import TokenRecord, TokenRun
+from runtime import Origin, TokenRecord, TokenRun
 from ui.port import SessionView, TurnStatus, TurnView
 
 RUNNING = (TurnStatus.WAITING, TurnStatus.STREAMING)
@@ -31,6 +31,11 @@ class Fork:
         """The sibling `by` places away, None past the ends."""
         place = self.place + by
         return self.variants[place] if 0 <= place < len(self.variants) else None
+
+
+def typed_text(run: TokenRun) -> str:
+    """What a user wrote: the run's text without what the chat template put around it."""
+    return "".join(text for text, origin in zip(run.texts, run.origin, strict=True) if origin != Origin.TEMPLATE)
 
 
 class Shown:

@@ -62,7 +62,7 @@ class TopBar(QWidget):
         row.addWidget(self.modes)
         row.addWidget(self.inspector_button)
 
-    def stand_over_sidebar(self, shown: bool) -> None:  # noqa: FBT001  # a state, not an option
+    def stand_over_sidebar(self, shown: bool) -> None:
         """The title stands where the sidebar ends; without a sidebar it moves to the left."""
         self._left_part.setFixedWidth(LEFT if shown else self._left_part.minimumSizeHint().width())
 
@@ -89,6 +89,7 @@ class BranchChip(QWidget):
         self.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
         self.setFixedHeight(CONTROL_HEIGHT)
         self.name = ElidedLabel()
+        self.name.least_px = 96
         self.place = Label()
         self.back = self._step("‹", self.tr("Previous variant"), -1)
         self.forth = self._step("›", self.tr("Next variant"), +1)
@@ -119,6 +120,7 @@ class BranchChip(QWidget):
         button = QToolButton()
         button.setText(sign)
         button.setProperty("kind", "step")
+        button.setFocusPolicy(Qt.FocusPolicy.TabFocus)
         button.setAccessibleName(words)
         button.setToolTip(words)
         button.clicked.connect(lambda: self.step_wanted.emit(by))
@@ -133,6 +135,7 @@ class ModelChip(QPushButton):
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self.setObjectName("model_chip")
+        self.setFocusPolicy(Qt.FocusPolicy.TabFocus)
         self.setFixedHeight(CONTROL_HEIGHT)
         self.setLayoutDirection(Qt.LayoutDirection.RightToLeft)  # the arrow after the name
         self._theme = current_theme()
@@ -189,6 +192,7 @@ class ModeSwitch(QWidget):
         ):
             button = QPushButton(words)
             button.setCheckable(True)
+            button.setFocusPolicy(Qt.FocusPolicy.TabFocus)
             button.setObjectName(name)
             button.setSizePolicy(QSizePolicy.Policy.Preferred, QSizePolicy.Policy.Expanding)
             button.setFont(interface_font(weight=QFont.Weight.Medium))

@@ -138,11 +138,21 @@ class _BranchDelegate(QStyledItemDelegate):
             needed = QFontMetrics(name_font).horizontalAdvance(name)
             shared = QFontMetrics(shared_font)
             most = max(room.width() - needed, round(room.width() * SHARED_SHARE))
-            shown = shared.elidedText(before + " ", Qt.TextElideMode.ElideLeft, most)
+            shown = last_words(before, shared, most)
             painter.setFont(shared_font)
             painter.drawText(room, _MIDDLE, shown)
             room.setLeft(room.left() + shared.horizontalAdvance(shown))
         painter.setFont(name_font)
-        painter.drawText(
-            room, _MIDDLE, QFontMetrics(name_font).elidedText(name, Qt.TextElideMode.ElideRight, room.width())
-        )
+        painter.drawText(room, _MIDDLE, QFontMetrics(name_font).elidedText(name, Qt.TextElideMode.ElideRight, room.width()))
+
+
+def last_words(text: str, metrics: QFontMetrics, room: int) -> str:
+    """As many whole words from the end of `text` as fit into `room` pixels, a space behind them."""
+    if metrics.horizontalAdvance(text + " ") <= room:
+        return text + " "
+    words = text.removeprefix("…").split()
+    for first in range(1, len(words)):
+        shown = "… " + " ".join(words[first:]) + " "
+        if metrics.horizontalAdvance(shown) <= room:
+            return shown
+    return "… "

@@ -31,8 +31,11 @@ class Label(QLabel):
 class ElidedLabel(Label):
     """One line that gives way: what does not fit is cut with an ellipsis and shown whole in the tooltip."""
 
+    least_px = 24  # it gives way down to here
+
     def minimumSizeHint(self) -> QSize:
-        return QSize(24, super().minimumSizeHint().height())
+        whole = super().minimumSizeHint()
+        return QSize(min(self.least_px, whole.width()), whole.height())
 
     def paintEvent(self, event: QPaintEvent) -> None:  # noqa: ARG002  # the signature is Qt's
         painter = QPainter(self)
@@ -81,7 +84,7 @@ class IconButton(QToolButton):
         self.setIconSize(QSize(SIZE_PX, SIZE_PX))
         self.setToolTip(plain_tooltip(words))
         self.setAccessibleName(words)
-        self.setCursor(Qt.CursorShape.ArrowCursor)
+        self.setFocusPolicy(Qt.FocusPolicy.TabFocus)  # a click leaves the keyboard where it was, as on macOS
         theme = current_theme()
         theme.changed.connect(self._tint)
         self._tint(theme.palette)
@@ -106,6 +109,7 @@ class Notice(QFrame):
         self._action = QPushButton()
         self._action.setProperty("kind", "link")
         self._action.setFont(interface_font(12.5, QFont.Weight.Medium))
+        self._action.setFocusPolicy(Qt.FocusPolicy.TabFocus)
         self._action.clicked.connect(self._act)
         dismiss = IconButton("x", self.tr("Dismiss"))
         dismiss.clicked.connect(self._dismiss)

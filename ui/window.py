@@ -16,7 +16,8 @@ from ui.about import AboutBox
 from ui.actions import Actions, connect
 from ui.desk import Desk
 from ui.frame import Frame
-from ui.port import ModelChoice, SessionSummary, SessionView, StatusView, TurnStatus, TurnView, Workbench
+from ui.port import EngineState, ModelChoice, SessionSummary, SessionView, StatusView, TurnStatus, TurnView, Workbench
+from ui.shown import typed_text
 from ui.theme.palette import Palette
 from ui.theme.scheme import current_theme
 from ui.transcript import Mode
@@ -55,10 +56,11 @@ class MainWindow(QMainWindow):
         super().__init__()
         state = state or WindowState()
         self._keep_state = keep_state
-        self._mode = Mode(state.mode)
+        self._mode = Mode(state.mode) if state.mode in set(Mode) else Mode.TOKENS  # a newer version's may be unknown
         self._ending: asyncio.Task[None] | None = None
         self._ended = False
         self._sessions: dict[int, SessionSummary] = {}
+        self._counted_at: tuple[EngineState, bool] | None = None
         self.setWindowTitle("Elsewise")
         self.setMinimumSize(560, 420)
         self.desk = Desk(workbench, self)
@@ -162,9 +164,9 @@ class MainWindow(QMainWindow):
 
     # ---- commands -----------------------------------------------------------------------------------------------
 
-    def _send(self, text: str) -> None:
+    def _send(self, text: str, replaces: int | None) -> None:
         self.parts.composer.notice.clear()
-        self.desk.send(text)
+        self.desk.send(text, replaces)
 
     def _new_session(self) -> None:
         self.desk.new_session()
@@ -190,7 +192,12 @@ class MainWindow(QMainWindow):
 
     def _branch(self, node_id: int, index: int, token_id: int) -> None:
         self.parts.composer.notice.clear()
-        self.desk.branch(node_id, index, token_id)
+        turn = self.desk.shown.turn(node_id) if self.desk.shown is not None else None
+        if turn is not None and turn.role == "user":  # words of one's own: a draft, nothing is sent
+            start = typed_text(turn.run[:index]) + b"".join(self.desk.token_bytes([token_id])).decode(errors="replace")
+            self.parts.composer.edit(node_id, typed_text(turn.run), start)
+        else:
+            self.desk.branch(node_id, index, token_id)
 
     def _regenerate(self, node_id: int = 0) -> None:
         answer = self.desk.shown.last_answer if self.desk.shown is not None else None
@@ -213,6 +220,8 @@ class MainWindow(QMainWindow):
         assert self.desk.shown is not None
         parts.top.branch.show_branch(view.branch_name, self.desk.shown.fork)
         parts.composer.set_read_only(view.is_sample)
+        if view.is_sample:
+            parts.transcript.setFocus()  # the field that had it is gone
         parts.inspector.show_path(view.turns)
         self._show_pin()
         self.desk.compose(parts.composer.draft)
@@ -245,6 +254,7 @@ class MainWindow(QMainWindow):
     def _show_status(self, status: StatusView) -> None:
         self.parts.status.show_status(status)
         self.parts.inspector.show_status(status)
+        self._count_again()
 
     def _pin(self, node_id: int, index: int) -> None:
         self._show_pin((node_id, index))
@@ -264,7 +274,7 @@ class MainWindow(QMainWindow):
             place = (held.node_id, held.index)
         spot = shown.spot(*place) if shown is not None and place is not None else None
         turn = shown.turn(spot.node_id) if shown is not None and spot is not None else None
-        can_choose = turn is not None and turn.role == "assistant" and shown is not None and not shown.view.is_sample
+        can_choose = turn is not None and turn.role != "system" and shown is not None and not shown.view.is_sample
         inspector.show_spot(spot, self.desk.token_bytes, can_choose=can_choose)
         if spot is not None:
             self.parts.transcript.set_pinned(spot.node_id, spot.index)
@@ -300,6 +310,14 @@ class MainWindow(QMainWindow):
         acts.undo.setEnabled(bool(undo))
         acts.sidebar.setChecked(not self.parts.sidebar.isHidden())
         acts.inspector.setChecked(not self.parts.inspector.isHidden())
+        self._count_again()
+
+    def _count_again(self) -> None:
+        """The context meter moves when an answer ends, and can be read only once an engine is there."""
+        now = (self.desk.engine, self.desk.running)
+        if self._counted_at not in (None, now):
+            self.desk.compose(self.parts.composer.draft)
+        self._counted_at = now
 
     # ---- the end ------------------------------------------------------------------------------------------------
 

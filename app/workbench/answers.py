@@ -120,14 +120,13 @@ class Answers:
         model = await self._supervisor.model()
         start = await prepare(model)
         self._supervisor.busy(True)
-        computed_before = model.metrics().tokens_computed
         known = session.runs.setdefault(node_id, start.known)
         segments = session.tree.path(node_id)
         prompt = session.path_ids(segments)
         answer.prompt = len(prompt)
         recorder = Recorder(self._store, node_id, model.info.kv_fingerprint)
         try:
-            await self._score(model, session, segments, prompt)
+            scored = await self._score(model, session, segments, prompt)
             known = session.runs[node_id]
             recorder.add(known)
             session.states[node_id] = TurnStatus.STREAMING
@@ -135,18 +134,19 @@ class Answers:
             if len(known) and int(known.finish[-1]) == Finish.EOS:
                 answer.finish = "eos"
                 return
-            async with aclosing(model.generate_runs(prompt, options)) as runs:
-                async for run in runs:
-                    self._take(answer, run, model, computed_before)
-                    recorder.add(run)
+            try:
+                async with aclosing(model.generate_runs(prompt, options)) as runs:
+                    async for run in runs:
+                        self._take(answer, run)
+                        recorder.add(run)
+            finally:
+                answer.computed = scored + model.metrics().last_computed
         finally:
             await asyncio.shield(recorder.close())
 
-    def _take(self, answer: Answer, run: TokenRun, model: LanguageModel, computed_before: int) -> None:
+    def _take(self, answer: Answer, run: TokenRun) -> None:
         now = time.monotonic()
-        if answer.first_token is None:
-            answer.first_token = now
-            answer.computed = model.metrics().tokens_computed - computed_before
+        answer.first_token = answer.first_token or now
         answer.last_token = now
         answer.made += len(run)
         session, node_id = answer.session, answer.node_id
@@ -159,14 +159,19 @@ class Answers:
 
     async def _score(
         self, model: LanguageModel, session: OpenSession, segments: Sequence[Segment], prompt: Sequence[int]
-    ) -> None:
-        """Gives every prompt token that has no numbers yet its numbers: on the screen and on the disk."""
+    ) -> int:
+        """Gives every prompt token that has no numbers yet its numbers: on the screen and on the disk.
+
+        Returns:
+            Tokens that had to be computed for it.
+        """
         path = TokenRun.concat([session.segment_run(segment) for segment in segments])
         unscored = np.flatnonzero(path.rank[1:] == 0) + 1
         if not unscored.size:
-            return
+            return 0
         first = int(unscored[0])
         scored = await model.score_run(prompt, start=first)
+        computed = model.metrics().last_computed
         at = 0
         for segment in segments:
             start, at = at, at + len(session.segment_run(segment))
@@ -177,6 +182,7 @@ class Answers:
         for turn in session.turn_views():
             if turn.role != "assistant":
                 self._tell(TurnChanged(session.id, turn))
+        return computed
 
     async def _keep_scores(self, model: LanguageModel, session: OpenSession, node_id: int, begin: int, part: TokenRun) -> None:
         run = session.runs[node_id]

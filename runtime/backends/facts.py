@@ -6,11 +6,9 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from runtime.errors import InvalidRequestError, UnsupportedFeatureError
-from runtime.loading.folder import ModelFolder
 from runtime.options import LoadOptions
 
 KV_FORMAT = 1  # of payloads on disk; a change makes every stored KV block a stranger
@@ -66,19 +64,8 @@ def options_in_force(options: LoadOptions, **chosen: Any) -> dict[str, Any]:
     return {**asdict(options), **chosen}
 
 
-def has_template(folder: ModelFolder) -> bool:
-    """Whether the folder brings a chat template."""
-    return (folder.path / "chat_template.jinja").is_file() or "chat_template" in _tokenizer_config(folder.path)
-
-
 def text_digest_of(tokenizer: Any) -> str:
     """The digest of a ready tokenizer object: its `tokenizers` form where it has one, and its template."""
     fast = getattr(tokenizer, "backend_tokenizer", tokenizer)
     form = fast.to_str() if hasattr(fast, "to_str") else repr(tokenizer)
     return digest("text", form, getattr(tokenizer, "chat_template", None))
-
-
-def _tokenizer_config(path: Path) -> dict[str, Any]:
-    file = path / "tokenizer_config.json"
-    loaded: dict[str, Any] = json.loads(file.read_text()) if file.is_file() else {}
-    return loaded

@@ -1,7 +1,7 @@
 """Which backends there are, whether they can run here, and how a name becomes a factory.
 
 A backend is a factory ``(source, options) -> Backend``, known by a name and a dotted "module:function", so that another
-process can be told about it. Backends come from three places: built in, `register_backend`, and the entry-point group
+process can be told about it. A factory with an `own_text` (see `runtime.backends.byte_text`) is given no folder. Backends come from three places: built in, `register_backend`, and the entry-point group
 `elsewise.backends`; a registered name wins over an entry point, both over a built-in one.
 """
 

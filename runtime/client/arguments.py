@@ -27,11 +27,12 @@ def plain_ids(ids: Sequence[int]) -> list[int]:
     try:
         if bool not in set(map(type, ids)):
             return list(map(operator.index, ids))
-        place, value = next((place, value) for place, value in enumerate(ids) if isinstance(value, bool))
+        bad: tuple[int, object] = next((place, value) for place, value in enumerate(ids) if isinstance(value, bool))
     except TypeError as mismatch:
         if not isinstance(ids, Iterable):
             raise InvalidRequestError(f"token ids are a sequence of whole numbers, not {ids!r:.60}") from mismatch
-        place, value = next((place, value) for place, value in enumerate(ids) if not hasattr(value, "__index__"))
+        bad = next((place, value) for place, value in enumerate(ids) if not hasattr(value, "__index__"))
+    place, value = bad
     raise InvalidRequestError(f"token ids are whole numbers; at place {place:,} stands {value!r:.60} ({type(value).__name__})")
 
 

@@ -236,6 +236,7 @@ class EngineLink:
                 self._on_push(reply)
             case Loaded():
                 self.state = reply
+                vigil.beat(0, "idle")
                 if self._loaded is not None:
                     self._loaded.result(reply)
                     self._loaded = None

@@ -26,6 +26,7 @@ from runtime.wire.connection import Connection
 from runtime.wire.faults import pack_fault
 from runtime.wire.frames import MAX_PAYLOAD
 from runtime.wire.messages import (
+    EXIT_PROTOCOL,
     LOAD_ID,
     Beat,
     Call,
@@ -44,7 +45,6 @@ from runtime.wire.messages import (
 from runtime.wire.methods import METHODS
 
 _log = logging.getLogger(__name__)
-EXIT_PROTOCOL = 76  # the pipe carried something that is not our protocol (EX_PROTOCOL of sysexits.h)
 _PUSH_SECONDS = 0.1  # between two pushes while a call is worked on
 _GROUP_BYTES = 1 << 20  # answers sent as one group
 _ORPHAN_SECONDS = 0.5  # for the model to close when the parent has gone

@@ -159,10 +159,7 @@ def _wanted(folder: Path) -> list[Path]:
 
 
 def _check_space(shelf: Path, source: Path, kind: str) -> None:
-    if kind == "gguf":
-        needed = check(source).float32_bytes
-    else:
-        needed = sum(file.stat().st_size for file in _wanted(source))
+    needed = check(source).float32_bytes if kind == "gguf" else sum(file.stat().st_size for file in _wanted(source))
     free = shutil.disk_usage(shelf).free
     if needed + _SPARE_BYTES > free:
         raise ModelLoadError(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from runtime.backends.base import ROOT, Backend
 from runtime.errors import MemoryBudgetError
 from runtime.info import CacheReport, EdgeReport
@@ -169,16 +167,9 @@ class Cache:
             self._last_reason = "nothing of this prompt is held: it is new, or was evicted"
 
 
-def fill_gaps(known: Scores, fresh: Scores, first: int) -> Scores:
-    """`known` with the rows from `first` taken from `fresh` where they were missing."""
+def fill_gaps(known: Scores, fresh: Scores, first: int) -> None:
+    """Takes rows of `fresh` into `known`, from row `first` on, where nothing was known."""
+    part = slice(first, first + len(fresh))
+    missing = known.rank[part] == 0
     for column in COLUMNS:
-        target = getattr(known, column)[first : first + len(fresh)]
-        missing = known_missing(known, first, len(fresh))
-        target[missing] = getattr(fresh, column)[missing]
-    return known
-
-
-def known_missing(known: Scores, first: int, count: int) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-    """Which of `count` rows from `first` are not known yet."""
-    missing: np.ndarray[tuple[int], np.dtype[np.bool_]] = np.isnan(known.logprob[first : first + count])
-    return missing
+        getattr(known, column)[part][missing] = getattr(fresh, column)[missing]

@@ -96,6 +96,8 @@ class Finisher:
         if isinstance(job, QueryJob):
             job.answer(last)
         elif isinstance(job, ScoreJob):
+            self._counters.last_reused, self._counters.last_computed = prefill.reused, prefill.computed
+            self._counters.publish(self._cache)
             settle(job.future, self._known.pop(id(job))[job.start :])
 
     # ---- rows -------------------------------------------------------------------------------------------------------

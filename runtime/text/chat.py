@@ -9,12 +9,11 @@ from typing import Any
 from runtime.errors import InvalidRequestError, UnsupportedFeatureError
 from runtime.text.template import ChatTemplate
 from runtime.text.tokenizer import Tokenizer
-from runtime.text.utf8 import clean_text
+from runtime.text.utf8 import clean_text, spare_characters
 
 Message = Mapping[str, Any]
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
-_PRIVATE = range(0xF0000, 0xFFFFE)  # Unicode plane 15: characters that mean nothing, one for each stand-in
 
 
 def render_chat_ids(
@@ -46,7 +45,7 @@ def render_chat_ids(
     if not found:
         text = template.render(checked, tools=cleaned_tools, add_generation_prompt=add_generation_prompt)
         return tokenizer.encode(text, special=True)
-    spare = _spare_characters((checked, cleaned_tools, template.source))
+    spare = spare_characters(_joined((checked, cleaned_tools, template.source)))
     aliases = {text: next(spare) for text in control}
     stand_ins = {text: next(spare) for text in found}
     hidden = [_mapped(m, _replacer(stand_ins, keep=_own_words(m, tokenizer))) for m in checked]
@@ -91,14 +90,8 @@ def _own_words(message: Message, tokenizer: Tokenizer) -> frozenset[str]:
 
 def _search(value: Any, texts: Sequence[str]) -> list[str]:
     """Which of `texts` occur anywhere in the strings of `value`, the longest first."""
-    whole = "\0".join(_strings(value))
+    whole = _joined(value)
     return sorted((text for text in texts if text in whole), key=len, reverse=True)
-
-
-def _spare_characters(value: Any) -> Any:
-    """Private-use characters that occur nowhere in `value`."""
-    used = set().union(*_strings(value))
-    return (chr(code) for code in _PRIVATE if chr(code) not in used)
 
 
 def _replacer(table: Mapping[str, str], keep: frozenset[str] = frozenset()) -> Callable[[str], str]:
@@ -108,6 +101,11 @@ def _replacer(table: Mapping[str, str], keep: frozenset[str] = frozenset()) -> C
         return str
     pattern = re.compile("|".join(map(re.escape, wanted)))
     return lambda text: pattern.sub(lambda match: table[match[0]], text)
+
+
+def _joined(value: Any) -> str:
+    """All strings of a value, kept apart by NUL."""
+    return "\0".join(_strings(value))
 
 
 def _strings(value: Any) -> list[str]:

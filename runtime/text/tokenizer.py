@@ -12,7 +12,7 @@ import tokenizers
 
 from runtime.errors import InvalidRequestError, ModelLoadError, RuntimeFault, UnsupportedFeatureError
 from runtime.loading.folder import ModelFolder
-from runtime.text.utf8 import clean_text
+from runtime.text.utf8 import clean_text, spare_characters
 from runtime.text.vocabulary import bytes_by_id
 
 MAX_TOKENIZER_BYTES = 256 << 20
@@ -22,6 +22,7 @@ class Tokenizer:
     """A model's tokenizer. Thread-safe.
 
     Text with lone surrogates is cleaned (U+FFFD, see `clean_text`); NUL and control characters are tokenised as they are.
+    Bytes that a vocabulary does not have (SmolLM2 lacks some control characters) are left out, as transformers does.
     `decode` joins the tokens' bytes and nothing else: no clean-up, no stripped space, special tokens as their text.
 
     Attributes:
@@ -56,6 +57,7 @@ class Tokenizer:
         wanted = [*eos_token_ids, *([] if named_eos is None else [named_eos])]
         self.eos_token_ids = tuple(dict.fromkeys(i for i in wanted if 0 <= i < len(self._bytes)))
         self.bos_token_id = self._id_of("bos_token")
+        self._control_ids = self.special_ids - {self._id_of("unk_token"), _unknown_id(backend)}
         self.adds_bos = self.bos_token_id is not None and (self._opens_with_bos() if adds_bos is None else adds_bos)
 
     @classmethod
@@ -120,7 +122,11 @@ class Tokenizer:
         text = clean_text(text)
         with self._lock, _library_faults("the tokenizer failed on the text"):
             self._backend.encode_special_tokens = not special
-            return self._backend.encode(text, add_special_tokens=False).ids
+            ids = self._backend.encode(text, add_special_tokens=False).ids
+        if special or self._control_ids.isdisjoint(ids):
+            return ids
+        spare = spare_characters(text)  # a unigram model finds its control tokens as ordinary pieces
+        return self.encode_renamed(text, {name: next(spare) for name in self.special})
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of the tokens' bytes, U+FFFD where they are not UTF-8."""
@@ -140,6 +146,11 @@ class Tokenizer:
     def str_vocab(self, width: int | None = None) -> list[str]:
         """The text of every token by id; the tokenizer's own spelling where the bytes are no UTF-8 by themselves."""
         return [self._text(i, data) for i, data in enumerate(self.byte_vocab(width))]
+
+    def to_json(self) -> str:
+        """The library's own description, as in tokenizer.json."""
+        with self._lock:
+            return self._backend.to_str()
 
     def encode_renamed(self, text: str, aliases: Mapping[str, str]) -> list[int]:
         """The ids of a text in which control tokens are written by other names, and their own texts are plain text.
@@ -178,6 +189,12 @@ def _library_faults(what: str) -> Iterator[None]:
     except BaseException as fault:
         first = str(fault).strip().splitlines()[0] if str(fault).strip() else type(fault).__name__
         raise ModelLoadError(f"{what}: {first[:300]}") from fault
+
+
+def _unknown_id(backend: tokenizers.Tokenizer) -> int | None:
+    """The id that stands for text the vocabulary lacks; plain text may well become it."""
+    text = getattr(backend.model, "unk_token", None)
+    return backend.token_to_id(text) if isinstance(text, str) else getattr(backend.model, "unk_id", None)
 
 
 def _eos_ids(*configs: Mapping[str, Any]) -> list[int]:

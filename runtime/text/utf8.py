@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+
+_PRIVATE = range(0xF0000, 0xFFFFE)  # Unicode plane 15: characters that mean nothing to anybody
 
 
 class Utf8Stream:
@@ -52,3 +54,9 @@ def clean_text(text: str) -> str:
     except UnicodeEncodeError:
         return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
     return text
+
+
+def spare_characters(text: str) -> Iterator[str]:
+    """Private-use characters that do not occur in the text: stand-ins for what must not be read as itself."""
+    used = set(text)
+    return (char for char in map(chr, _PRIVATE) if char not in used)

@@ -14,6 +14,7 @@ from runtime.info import CacheReport, Metrics, ModelInfo
 from runtime.wire.arrays import Array, Pieces
 from runtime.wire.faults import Fault
 
+EXIT_PROTOCOL = 76  # the engine process's exit code when the pipe carried nothing of ours (EX_PROTOCOL of sysexits.h)
 LOAD_ID = 0  # what a Failure to load refers to; calls count from 1
 
 

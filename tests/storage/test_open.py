@@ -103,9 +103,32 @@ def test_someone_elses_database_is_refused_untouched(path: Path) -> None:
     path.parent.mkdir()
     sql(path, "CREATE TABLE notes (id INTEGER)")
     before = fingerprint(path.parent)
-    with pytest.raises(StoreDamagedError, match="not one of Elsewise's"):
+    with pytest.raises(StoreDamagedError, match="not one of Elsewise's databases"):
         SessionStore.open(path)
     assert fingerprint(path.parent) == before
+
+
+def test_a_table_whose_definition_is_damaged_is_refused_untouched(path: Path) -> None:
+    with_store(path, chat)
+    whole = path.read_bytes()
+    for old, new in (
+        (b"title TEXT NOT NULL,\n    created", b"tit\xece TEXT NOT NULL,\n    created"),
+        (b"at_byte INT", b"at_bite INT"),
+    ):
+        assert whole.count(old) == 1
+        path.write_bytes(whole.replace(old, new))
+        with pytest.raises(StoreDamagedError):
+            SessionStore.open(path)
+        assert path.read_bytes() == whole.replace(old, new)
+
+
+def test_a_view_whose_definition_is_damaged_is_named_and_the_chats_open(path: Path) -> None:
+    with_store(path, chat)
+    sql(path, "DROP VIEW turns")
+    sql(path, "CREATE VIEW turns AS SELECT 1")
+    sql(path, "CREATE VIEW mine AS SELECT 2")  # other tools may add what they like
+    found = with_store(path, lambda store: store.verify())
+    assert [row.detail for row in found] == ["the definition of turns is not the one that was written"]
 
 
 def test_a_truncated_store_is_named_never_taken_for_empty(path: Path) -> None:

@@ -17,11 +17,11 @@ from app.workbench.session import OpenSession
 from runtime import GenerationOptions, Origin, SamplingOptions, TokenRun
 from storage import SessionStore
 
-TITLE = "A spring trip"
-QUESTION = "Where should we go in April?"
-SECOND = "Why there?"
+TITLE = "A cat and the sea"
+QUESTION = "Write one sentence about a cat and the sea."
+SECOND = "Now let it rain."
 ALTERNATIVES = 2
-OPTIONS = GenerationOptions(max_tokens=60, sampling=SamplingOptions(temperature=0.8, top_p=0.95, min_p=0.05), seed=7)
+OPTIONS = GenerationOptions(max_tokens=60, sampling=SamplingOptions(temperature=0.8, top_p=0.95, min_p=0.05), seed=11)
 
 
 async def record(folder: Path) -> dict[str, Any]:
@@ -51,7 +51,7 @@ def best_forks(run: TokenRun) -> list[tuple[int, int]]:
     """The places where the second choice was nearly as likely as the first: index and that token."""
     places: list[tuple[float, int, int]] = []
     for i, record in enumerate(run):
-        if record.origin is Origin.SAMPLED and len(record.top_ids) > 1 and 2 < i < len(run) - 25:
+        if record.origin is Origin.SAMPLED and len(record.top_ids) > 1 and 3 < i < len(run) - 12:
             other = next(k for k, t in enumerate(record.top_ids) if t != record.token_id)
             places.append((record.top_logprobs[other], i, record.top_ids[other]))
     places.sort(reverse=True)

@@ -100,4 +100,8 @@ def in_window(
         await asyncio.sleep(0)
 
     del qtbot  # asked for so that exceptions inside Qt's callbacks fail the test
-    return lambda scene: arun(play(scene)) and None
+
+    def run(scene: Scene) -> None:
+        arun(play(scene))
+
+    return run

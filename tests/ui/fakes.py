@@ -62,13 +62,17 @@ def run_of(
     return replace(
         plain,
         logprob=(-surprise * np.log(2)).astype(np.float32),
-        rank=np.array([OTHERS.index(w) + 1 if w in OTHERS else 1 + int(b) for w, b in zip(words, surprise, strict=True)], np.int32),
+        rank=np.array([_rank(word, b) for word, b in zip(words, surprise, strict=True)], np.int32),
         entropy=(surprise * 0.5 + 0.4).astype(np.float32),
         top_ids=top,
         top_logprobs=np.log(np.array([SHARES] * n, np.float32)).reshape(n, len(OTHERS)),
         covered_mass=np.full(n, sum(SHARES), np.float32),
         draw=np.full(n, 0.783 if origin is Origin.SAMPLED else np.nan, np.float32),
     )
+
+
+def _rank(word: str, bits: float) -> int:
+    return OTHERS.index(word) + 1 if word in OTHERS else 1 + int(bits)
 
 
 def ended(run: TokenRun, finish: Finish) -> TokenRun:
@@ -164,10 +168,13 @@ class FakeWorkbench:
         self._note("restore_session", session_id)
         self.trash.discard(session_id)
 
-    async def send(self, session_id: int, text: str) -> None:
-        self._note("send", session_id, text)
-        user = self.turn("user", [text])
-        self._change(session_id, [*self.views[session_id].turns, user])
+    async def send(self, session_id: int, text: str, replaces: int | None = None) -> None:
+        self._note("send", session_id, text, *([] if replaces is None else [replaces]))
+        user, before = self.turn("user", [text]), list(self.views[session_id].turns)
+        if replaces is not None:
+            before = before[: [turn.node_id for turn in before].index(replaces)]
+            user = replace(user, variants=(replaces, user.node_id))
+        self._change(session_id, [*before, user])
         await self._stream(session_id)
 
     async def branch(self, session_id: int, node_id: int, index: int, token_id: int) -> None:

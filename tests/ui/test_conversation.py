@@ -172,6 +172,30 @@ def test_an_alternative_in_the_inspector_makes_a_branch(in_window: Play, bench: 
     in_window(scene)
 
 
+def test_an_alternative_in_ones_own_words_opens_a_draft_and_sends_nothing(in_window: Play, bench: FakeWorkbench) -> None:
+    finish(bench)
+    question = bench.views[TRIP].turns[0]
+
+    async def scene(window: MainWindow) -> None:
+        composer = window.parts.composer
+        QTest.keyClicks(composer.field, "half a thought")
+        window.parts.transcript.token_pinned.emit((question.node_id, 4))
+        QTest.mouseClick(window.parts.inspector.token.alternatives.buttons[9], Qt.MouseButton.LeftButton)
+        # then the draft is the turn up to there; what was being written is kept behind it
+        assert composer.draft == "Where should we go Oslo\n\nhalf a thought"
+        assert composer.version.words == "Another version of “Where should we go in April?”"
+        assert bench.asked("branch") == bench.asked("send") == []
+        # and it is sent beside the old one
+        composer.field.setPlainText("Where should we go from Oslo?")
+        QTest.keyClick(composer.field, Qt.Key.Key_Return)
+        await until(lambda: bench.asked("send") == [(TRIP, "Where should we go from Oslo?", question.node_id)])
+        await until(lambda: turns(window)[-1][1] == "".join(bench.answer) and not window.desk.running)
+        assert (composer.draft, composer.version.words) == ("", "")
+        assert window.parts.top.branch.place.text() == "2 / 2"
+
+    in_window(scene)
+
+
 def test_number_keys_choose_alternatives_but_not_while_typing(in_window: Play, bench: FakeWorkbench) -> None:
     finish(bench)
     answer = bench.views[TRIP].turns[1]

@@ -135,7 +135,7 @@ def test_why_an_answer_ended(inspector: Inspector, vocabulary: Vocabulary) -> No
         (b"\n\n", "↵↵"),
         (b"\xe2\x82", "e2 82"),
         ("漢".encode(), "漢"),
-        (b"\x1b[31m", "␛[31m"),
+        (b"\x1b[31m", "ESC[31m"),
         ("\u202eabc".encode(), "RLOabc"),
         (b"x" * 1_000_000, "x" * 40 + "…"),
     ],

@@ -83,7 +83,7 @@ def test_the_latest_of_a_kind_ends_the_one_before(arun: Arun) -> None:
 def test_cancel_ends_everything_but_the_caller(arun: Arun) -> None:
     async def play() -> None:
         tasks = Tasks(lambda _words: None)
-        waiting = tasks.run(asyncio.sleep(3600))  # type: ignore[arg-type]  # sleep returns its second argument, None
+        waiting = tasks.run(asyncio.sleep(3600))
         await asyncio.sleep(0)
         ended = asyncio.Event()
 

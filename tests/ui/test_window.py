@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import pytest
 from PySide6.QtCore import Qt
+from PySide6.QtGui import Qt as RichText
 from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QApplication, QDialog, QLabel, QMenu, QWidget
 
@@ -69,7 +70,7 @@ def test_panels_fold_from_the_right_and_come_back(in_window: Play) -> None:
         await until(lambda: shown() == (True, True))
         window.resize(900, 700)
         await until(lambda: shown() == (True, False))
-        assert parts.transcript.width() == 900 - 248
+        await until(lambda: parts.transcript.width() == 900 - 248)
         window.resize(640, 600)
         await until(lambda: shown() == (False, False))
         # one that is asked for comes although it is narrow
@@ -91,12 +92,12 @@ def test_read_and_tokens_by_mouse_and_key(in_window: Play) -> None:
     async def scene(window: MainWindow) -> None:
         modes = window.parts.top.modes
         QTest.mouseClick(modes.buttons[Mode.READ], Qt.MouseButton.LeftButton)
-        assert window.parts.transcript.mode is Mode.READ
+        assert window.parts.transcript.mode.value == "read"
         assert window.acts.read.isChecked()
         window.activateWindow()
         await until(window.isActiveWindow)
         QTest.keyClick(window, Qt.Key.Key_T, Qt.KeyboardModifier.ControlModifier)
-        assert window.parts.transcript.mode is Mode.TOKENS
+        assert window.parts.transcript.mode.value == "tokens"
         assert modes.buttons[Mode.TOKENS].isChecked()
 
     in_window(scene)
@@ -152,7 +153,7 @@ def test_no_label_interprets_markup(in_window: Play, bench: FakeWorkbench) -> No
         rich = [label for label in labels if label.textFormat() is not Qt.TextFormat.PlainText and label.text()]
         assert rich == []
         assert any("<" in w.toolTip() for w in widgets)
-        assert [w for w in widgets if Qt.mightBeRichText(w.toolTip())] == []
+        assert [w for w in widgets if RichText.mightBeRichText(w.toolTip())] == []
         for dialog in dialogs:
             dialog.close()
 
@@ -192,6 +193,7 @@ def test_closing_in_the_middle_of_a_stream_asks_once_and_says_closed(arun: Arun,
     async def play() -> None:
         kept: list[WindowState] = []
         window = MainWindow(bench, keep_state=kept.append)
+        window.resize(740, 600)  # Qt puts a window back only where the screen (800 x 800 here) has room for it
         window.show()
         window.start(TRIP)
         await until(lambda: window.desk.shown is not None)

@@ -14,6 +14,8 @@ from ui.theme.fonts import interface_font, mono_font
 from ui.theme.scheme import current_theme
 
 ROW_HEIGHT = 26
+TOKEN_PX, MOST_TOKEN_PX = 74, 118  # the column of tokens is as wide as they need, within these
+_TOKEN_LEFT = 22
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +51,10 @@ class Alternatives(QWidget):
             button.clicked.connect(lambda _checked=False, button=button: self._press(button))
             self.buttons.append(button)
             self._column.addWidget(button)
+        metrics = QFontMetrics(mono_font(weight=QFont.Weight.DemiBold))
+        widest = max((metrics.horizontalAdvance(token(alternative.data)) for alternative in alternatives), default=0)
         for button, alternative in zip(self.buttons, alternatives, strict=False):
+            button.token_px = min(max(widest, TOKEN_PX), MOST_TOKEN_PX)
             button.show_alternative(alternative, can_choose=can_choose and not alternative.chosen)
         for button in self.buttons[len(alternatives) :]:
             button.hide()
@@ -70,6 +75,7 @@ class AlternativeButton(QAbstractButton):
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self.alternative: Alternative | None = None
+        self.token_px = TOKEN_PX
         self._theme = current_theme()
         self._number, self._probability = interface_font(11), interface_font(12)
         self._token, self._token_chosen = mono_font(), mono_font(weight=QFont.Weight.DemiBold)
@@ -109,14 +115,15 @@ class AlternativeButton(QAbstractButton):
         painter.setFont(font)
         hovered = self.isEnabled() and (self.underMouse() or self.hasFocus())
         painter.setPen(QColor(palette.accent if hovered else palette.text))
-        text = QFontMetrics(font).elidedText(token(shown.data), Qt.TextElideMode.ElideRight, 76)
-        painter.drawText(QRectF(22, 0, 80, height), middle, text)
+        text = QFontMetrics(font).elidedText(token(shown.data), Qt.TextElideMode.ElideRight, self.token_px)
+        painter.drawText(QRectF(_TOKEN_LEFT, 0, self.token_px + 4, height), middle, text)
         painter.setFont(self._probability)
         painter.setPen(QColor(palette.soft))
         right = middle | int(Qt.AlignmentFlag.AlignRight)
         painter.drawText(QRectF(width - 46, 0, 46, height), right, likely(shown.logprob))
-        room = width - 104 - 54
-        bar = QRectF(104, (height - 9) / 2, max(3.0, room * shown.share), 9)
+        left = _TOKEN_LEFT + self.token_px + 8
+        room = width - left - 54
+        bar = QRectF(left, (height - 9) / 2, max(3.0, room * shown.share), 9)
         painter.setPen(Qt.PenStyle.NoPen)
         painter.setBrush(QColor(palette.bar if shown.chosen or hovered else palette.bar_rest))
         painter.drawRoundedRect(bar, 3, 3)

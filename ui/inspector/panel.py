@@ -83,6 +83,7 @@ class Inspector(QWidget):
             place = self._stack.addWidget(_scrolling(tab))
             button = QPushButton(words)
             button.setCheckable(True)
+            button.setFocusPolicy(Qt.FocusPolicy.TabFocus)
             button.setChecked(place == 0)
             button.setProperty("kind", "tab")
             button.setFont(interface_font(weight=QFont.Weight.Normal if place else QFont.Weight.DemiBold))

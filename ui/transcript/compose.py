@@ -6,6 +6,7 @@ import unicodedata
 from bisect import bisect_left, bisect_right
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import accumulate
 
 from ui.transcript.tokens import END, TEMPLATE, Tokens
 from ui.transcript.visible import Visible, is_plain, utf16_length, visible
@@ -60,6 +61,10 @@ def is_hidden(mark: int, *, template: bool) -> bool:
 
 def compose(tokens: Tokens, start: Place, *, template: bool, limit: int, end: Place | None = None) -> Composed:
     """Takes text from `start` up to a newline, `end`, the last token, or about `limit` characters."""
+    if end is not None:
+        whole = _plain(tokens, start, end, template=template)
+        if whole is not None:
+            return whole
     made = Composed()
     parts: list[str] = []
     length = size = 0  # QChars and characters so far
@@ -99,6 +104,26 @@ def compose(tokens: Tokens, start: Place, *, template: bool, limit: int, end: Pl
     made.text = "".join(parts)
     made.astral = length != size
     return made
+
+
+def _plain(tokens: Tokens, start: Place, end: Place, *, template: bool) -> Composed | None:
+    """The quick way for most lines: nothing hidden, nothing invisible, no newline, no fragments, no astral characters."""
+    last = end.token + (end.offset > 0)
+    texts = tokens.texts[start.token : last]
+    if not texts or "" in texts or (not template and max(tokens.marks[start.token : last]) >= TEMPLATE):
+        return None
+    if end.offset:
+        texts[-1] = texts[-1][: end.offset]
+    if start.offset:
+        texts[0] = texts[0][start.offset :]
+    text = "".join(texts)
+    if not text.isprintable() or not (text.isascii() or max(text) <= "\uffff") or not is_plain(text):
+        return None
+    starts = [0, *accumulate(map(len, texts))]
+    starts.pop()
+    offsets = [0] * len(texts)
+    offsets[0] = start.offset
+    return Composed(text, list(range(start.token, last)), offsets, starts, end=end)
 
 
 def direction(text: str) -> bool | None:

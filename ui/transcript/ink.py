@@ -8,6 +8,7 @@ from PySide6.QtCore import Qt
 from PySide6.QtGui import QBrush, QColor, QPen, QTextCharFormat
 
 from ui.theme.palette import Palette
+from ui.transcript.stamps import Stamps
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +25,7 @@ class Ink:
     disk: QColor = field(init=False)
     selection: QColor = field(init=False)
     steps: tuple[QBrush | None, ...] = field(init=False)
+    stamps: Stamps = field(init=False)
     rare: QPen = field(init=False)  # the underline of tokens beyond rank 10
     pin: QPen = field(init=False)
     on_strongest: QTextCharFormat = field(init=False)
@@ -37,6 +39,7 @@ class Ink:
         selection.setAlphaF(0.26)
         object.__setattr__(self, "selection", selection)
         object.__setattr__(self, "steps", tuple(None if c is None else QBrush(QColor(c)) for c in p.surprise))
+        object.__setattr__(self, "stamps", Stamps(self.steps))
         object.__setattr__(self, "rare", QPen(QColor(p.text), 1))
         pin = QPen(self.accent, 2)
         pin.setJoinStyle(Qt.PenJoinStyle.RoundJoin)

@@ -53,6 +53,7 @@ class Pane(QAbstractScrollArea, Generic[BodyT]):
         self._hovered: int | None = None  # the box whose actions show
         self._pointed = Action.NONE
         self._retired = False
+        self._waiting: Sequence[Turn] | None = None  # the path that came while retired
         self._stale: set[int] = set()  # boxes that changed while retired
         self._slices = QTimer(self)
         self._slices.setInterval(0)
@@ -104,8 +105,12 @@ class Pane(QAbstractScrollArea, Generic[BodyT]):
             changed: Indices of those among them that have other numbers or another state.
             to_end: Whether to show the end.
         """
-        anchor = self.anchor()
         self._hovered, self._pointed = None, Action.NONE
+        if self._retired:
+            self._waiting = turns
+            self._stale = set()
+            return
+        anchor = self.anchor()
         self._page.set_turns(turns)
         for index in changed:
             self._page.refresh(self._page.boxes[index])
@@ -140,11 +145,17 @@ class Pane(QAbstractScrollArea, Generic[BodyT]):
     def come_to(self, anchor: Anchor) -> None:
         """This mode is shown again, at a place of the other one."""
         self._retired = False
+        if self._waiting is not None:
+            self._page.set_turns(self._waiting)
+            self._stale, self._waiting = set(range(len(self._waiting))), None
+        self._measure()
+        self._refresh_stale()
+        self._lay_out(anchor)
+
+    def _refresh_stale(self) -> None:
         for index in self._stale:
             self._page.refresh(self._page.boxes[index])
         self._stale.clear()
-        self._measure()
-        self._lay_out(anchor)
 
     def anchor(self) -> Anchor:
         """What stands at the top now."""
@@ -180,8 +191,8 @@ class Pane(QAbstractScrollArea, Generic[BodyT]):
         anchor = self.anchor()
         super().resizeEvent(event)
         self._measure()
-        for index in self._stale if not self._retired else ():
-            self._page.refresh(self._page.boxes[index])
+        if not self._retired:
+            self._refresh_stale()
         self._lay_out(anchor)
 
     def _measure(self) -> None:

@@ -56,6 +56,7 @@ class ReadBody:
         self._tokens_read = -1
         self._version = turn.version
         self._laid: list[_Laid] = []
+        self._held_tops: list[int] = []  # of `_tops`; empty when a height changed
         self._ends = np.empty(0, np.int64)  # where in the source each token ends
         self.selection: tuple[ReadPlace, ReadPlace] | None = None
 
@@ -91,12 +92,14 @@ class ReadBody:
     def prepare(self, deadline: float | None) -> int | None:
         """Renders until the deadline; the first row that changed, or None."""
         row = self._read()
-        for number, laid in enumerate(self._laid):
-            if laid.height is None:
-                row = min(row if row is not None else 1 << 30, self._tops()[number])
-                self._document(number)
-                if deadline is not None and perf_counter() > deadline:
-                    break
+        missing = [number for number, laid in enumerate(self._laid) if laid.height is None]
+        if missing:
+            top = self._tops()[missing[0]]
+            row = top if row is None else min(row, top)
+        for number in missing:
+            self._document(number)
+            if deadline is not None and perf_counter() > deadline:
+                break
         return row
 
     # ---- places ---------------------------------------------------------------------------------------------------
@@ -231,7 +234,7 @@ class ReadBody:
         self._ends = np.cumsum([len(t) for t in texts], dtype=np.int64)
         self._tokens_read, self._version = len(tokens), self._turn.version
         if again or not source.startswith(self._source):
-            self._source, self._laid = source, [_Laid(s) for s in self._cut(source, 0)]
+            self._source, self._laid, self._held_tops = source, [_Laid(s) for s in self._cut(source, 0)], []
             return 0
         self._source = source
         if len(source) == held:
@@ -239,6 +242,7 @@ class ReadBody:
         begin = self._laid[-1].stretch.start if self._laid else 0
         row = self._tops()[-2] if self._laid else 0
         self._laid[-1:] = [_Laid(s) for s in self._cut(source, begin)]
+        self._held_tops = []
         return row
 
     def _cut(self, source: str, start: int) -> list[Stretch]:
@@ -252,14 +256,16 @@ class ReadBody:
         return self._tokens_read == len(self._turn.tokens) and self._version == self._turn.version
 
     def _forget(self) -> None:
-        self._laid = [_Laid(laid.stretch) for laid in self._laid]
+        self._laid, self._held_tops = [_Laid(laid.stretch) for laid in self._laid], []
 
     def _document(self, number: int) -> QTextDocument:
         laid = self._laid[number]
         if laid.document is None:
             self._make_room()
             laid.document = self._typeset(laid.stretch)
-            laid.height = max(round(laid.document.size().height()) + 2 * self._inset(number), 1)
+            height = max(round(laid.document.size().height()) + 2 * self._inset(number), 1)
+            if height != laid.height:
+                laid.height, self._held_tops = height, []
             laid.shift = self._shift(laid)
         return laid.document
 
@@ -287,10 +293,13 @@ class ReadBody:
 
     def _tops(self) -> list[int]:
         """Where each stretch begins, and where one more would; headings stand nearer to what they head."""
+        if self._held_tops:
+            return self._held_tops
         tops = [0]
         for number, laid in enumerate(self._laid):
             height = laid.height if laid.height is not None else self._estimate(laid.stretch.stop - laid.stretch.start)
             tops.append(tops[-1] + height + self._gap(number))
+        self._held_tops = tops
         return tops
 
     def _gap(self, number: int) -> int:

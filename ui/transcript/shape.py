@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from dataclasses import dataclass
+from itertools import pairwise
 
 from PySide6.QtCore import QTextBoundaryFinder
 from PySide6.QtGui import QTextLayout, QTextLine
@@ -96,38 +97,41 @@ class ShapedLine:
         return found
 
     def _cut(self, tokens: Tokens, table: LineTable, start: Place, *, soft_wrapped: bool, last: bool) -> list[Span]:
-        composed = self.composed
-        finder = None
-        if not composed.text.isascii():
-            finder = QTextBoundaryFinder(QTextBoundaryFinder.BoundaryType.Grapheme, composed.text)
+        composed, marks = self.composed, tokens.marks
         length = len_qchars(composed, self.line)
-        right = math.inf
-        if soft_wrapped and not self._reversed:  # spaces at a wrapped line's end hang beyond it: nothing is drawn for them
-            right = self._extent(0, length - len(composed.text) + len(composed.text.rstrip(" ")))[1]
+        right = self._text_end(length) if soft_wrapped and not self._reversed else math.inf
+        ends = [*composed.starts[1:], length]
+        edges = self._edges(composed, ends)
         spans: list[Span] = []
-        before = start.token
         for piece, token in enumerate(composed.tokens):
-            begin = composed.starts[piece]
-            stop = composed.starts[piece + 1] if piece + 1 < len(composed.starts) else length
-            first = _first_fragment(tokens, token, template=table.template) if composed.offsets[piece] == 0 else token
-            x0, x1 = self._extent(begin, stop)
-            continues = piece + 1 == len(composed.tokens) and table.start(self._number + 1).token == token
-            if soft_wrapped and continues and x0 >= right - 0.01:
-                continue  # the space in front of a word that went to the next line
-            mark = max((tokens.marks[t] & STEP for t in range(first, token + 1)), default=0)
-            rare = any(tokens.marks[t] & RARE for t in range(first, token + 1))
-            joined = finder is not None and spans and begin < length and not _at_boundary(finder, begin)
-            if joined:
-                held = spans[-1]
-                held.last, held.stop, held.step, held.rare = token, stop, max(held.step, mark), held.rare or rare
-                held.x0, held.x1 = min(held.x0, x0), max(held.x1, min(x1, right))
-            else:
-                faint = bool(tokens.marks[token] & TEMPLATE)
-                spans.append(Span(first, token, x0, min(x1, max(right, x0)), begin, stop, mark, rare, faint))
-            before = token + 1
+            x0, x1 = edges[piece]
+            if x1 > right:
+                if x0 >= right - 0.01 and token == table.start(self._number + 1).token:
+                    continue  # the space in front of a word that went to the next line
+                x1 = max(right, x0)
+            mark = marks[token]
+            spans.append(
+                Span(token, token, x0, x1, composed.starts[piece], ends[piece], mark & STEP, mark & RARE > 0, mark & TEMPLATE > 0)
+            )
+        if not composed.text.isascii():
+            spans = _join_graphemes(spans, composed.text)
+        _take_fragments(spans, tokens, composed, template=table.template)
         if last and not composed.newline:
-            _add_fragments(spans, tokens, before, self._extent(length, length)[0], length, template=table.template)
+            first = composed.tokens[-1] + 1 if composed.tokens else _first_fragment(tokens, start.token, template=table.template)
+            _add_fragments(spans, tokens, first, self._extent(length, length)[0], length, template=table.template)
         return spans
+
+    def _edges(self, composed: Composed, ends: list[int]) -> list[tuple[float, float]]:
+        if self._reversed:
+            return [self._extent(a, b) for a, b in zip(composed.starts, ends, strict=False)]
+        to_x = self.line.cursorToX
+        xs = [to_x(position)[0] for position in (*composed.starts, ends[-1])]
+        return list(pairwise(xs))
+
+    def _text_end(self, length: int) -> float:
+        """Where the text ends without the spaces that hang at a wrapped line's end: nothing is drawn for them."""
+        text = self.composed.text
+        return self._extent(0, length - len(text) + len(text.rstrip(" ")))[1]
 
     def _extent(self, start: int, stop: int) -> tuple[float, float]:
         line = self.line
@@ -145,9 +149,32 @@ def len_qchars(composed: Composed, line: QTextLine) -> int:
     return line.textLength() if composed.text else 0
 
 
-def _at_boundary(finder: QTextBoundaryFinder, position: int) -> bool:
-    finder.setPosition(position)
-    return finder.isAtBoundary()
+def _join_graphemes(spans: list[Span], text: str) -> list[Span]:
+    """Spans whose border lies inside a grapheme cluster become one."""
+    finder = QTextBoundaryFinder(QTextBoundaryFinder.BoundaryType.Grapheme, text)
+    joined: list[Span] = []
+    for span in spans:
+        finder.setPosition(span.start)
+        if joined and span.start < span.stop and not finder.isAtBoundary():
+            held = joined[-1]
+            held.last, held.stop = span.last, span.stop
+            held.step, held.rare = max(held.step, span.step), held.rare or span.rare
+            held.x0, held.x1 = min(held.x0, span.x0), max(held.x1, span.x1)
+        else:
+            joined.append(span)
+    return joined
+
+
+def _take_fragments(spans: list[Span], tokens: Tokens, composed: Composed, *, template: bool) -> None:
+    """A span also stands for the tokens before it that hold the first bytes of its character."""
+    begun = composed.offsets[0] if composed.offsets else 0
+    for number, span in enumerate(spans):
+        if number or not begun:
+            first = _first_fragment(tokens, span.first, template=template)
+            for token in range(first, span.first):
+                span.step = max(span.step, tokens.marks[token] & STEP)
+                span.rare = span.rare or bool(tokens.marks[token] & RARE)
+            span.first = first
 
 
 def _first_fragment(tokens: Tokens, token: int, *, template: bool) -> int:

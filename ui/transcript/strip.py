@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Sequence
 
 import numpy as np
@@ -16,8 +15,47 @@ from ui.transcript.turn import Turn
 
 _HEIGHT_PX, _TOP_PX, _BOTTOM_PX = 44, 10, 16  # a hairline at the top, the line between
 _LINE_PX, _DOT_PX = 1.4, 3.2
+_PIXELS_A_POINT = 2
 _STREAM_MS = 100  # how often the line follows a stream
 _LEAST_SPAN = 1.0  # nats: an even text is not blown up to full height
+
+
+class _Series:
+    """The entropies of one turn's generated tokens; reads only what is new."""
+
+    def __init__(self, turn: Turn) -> None:
+        self.turn = turn
+        self._tokens = turn.tokens
+        self._revision = turn.revision
+        self._read = 0
+        self._count = 0
+        self._indices = np.empty(0, np.int32)
+        self._values = np.empty(0, np.float32)
+
+    @property
+    def indices(self) -> npt.NDArray[np.int32]:
+        """Which tokens of the run, ascending."""
+        return self._indices[: self._count]
+
+    @property
+    def values(self) -> npt.NDArray[np.float32]:
+        """Their entropies in nats; NaN where a token was never scored."""
+        return self._values[: self._count]
+
+    def read(self) -> None:
+        """Takes in what the turn holds now."""
+        if self._tokens is not self.turn.tokens or self._revision != self.turn.revision:
+            self._tokens, self._revision, self._read, self._count = self.turn.tokens, self.turn.revision, 0, 0
+        new = self._tokens.generated(self._read)
+        if len(new):
+            end = self._count + len(new)
+            if end > len(self._values):
+                self._indices = np.resize(self._indices, end * 3 // 2)
+                self._values = np.resize(self._values, end * 3 // 2)
+            self._indices[self._count : end] = new
+            self._values[self._count : end] = self._tokens.entropy(self._read)[new - self._read]
+            self._count = end
+        self._read = len(self._tokens)
 
 
 class EntropyStrip(QWidget):
@@ -28,9 +66,7 @@ class EntropyStrip(QWidget):
     def __init__(self, palette: Palette, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self._palette = palette
-        self._turns: list[Turn] = []
-        self._indices: list[npt.NDArray[np.int64]] = []  # generated tokens of each turn
-        self._values: list[npt.NDArray[np.float32]] = []  # their entropies, nats
+        self._series: list[_Series] = []
         self._stale: set[int] = set()
         self._follow = QTimer(self)
         self._follow.setSingleShot(True)
@@ -51,9 +87,8 @@ class EntropyStrip(QWidget):
 
     def set_turns(self, turns: Sequence[Turn]) -> None:
         """Shows another path."""
-        self._turns = list(turns)
-        self._indices = [np.empty(0, np.int64)] * len(turns)
-        self._values = [np.empty(0, np.float32)] * len(turns)
+        held = {id(series.turn): series for series in self._series}
+        self._series = [held.get(id(turn)) or _Series(turn) for turn in turns]
         self._stale = set(range(len(turns)))
         self.update()
 
@@ -67,7 +102,7 @@ class EntropyStrip(QWidget):
     def is_empty(self) -> bool:
         """Whether there is nothing to draw."""
         self._read()
-        return sum(len(v) for v in self._values) < 2
+        return sum(len(series.values) for series in self._series) < 2
 
     def token_at(self, x: float) -> tuple[int, int] | None:
         """Node and index of the token at x: the highest of those that share the pixel."""
@@ -82,19 +117,21 @@ class EntropyStrip(QWidget):
 
     def _read(self) -> None:
         for index in self._stale:
-            tokens = self._turns[index].tokens
-            generated = tokens.generated()
-            self._indices[index] = generated
-            self._values[index] = tokens.entropy()[generated] if len(generated) else np.empty(0, np.float32)
+            self._series[index].read()
         self._stale.clear()
 
     def _joined(self) -> npt.NDArray[np.float32]:
-        return np.concatenate(self._values) if self._values else np.empty(0, np.float32)
+        filled = [series.values for series in self._series if len(series.values)]
+        if len(filled) == 1:
+            return filled[0]
+        return np.concatenate(filled) if filled else np.empty(0, np.float32)
 
     def _token(self, at: int) -> tuple[int, int]:
-        starts = np.cumsum([0, *(len(v) for v in self._values)]).tolist()
-        turn = bisect_right(starts, at) - 1
-        return self._turns[turn].node_id, int(self._indices[turn][at - starts[turn]])
+        for series in self._series:
+            if at < len(series.values):
+                return series.turn.node_id, int(series.indices[at])
+            at -= len(series.values)
+        raise IndexError(f"the strip has no token {at}")
 
     def mousePressEvent(self, event: QMouseEvent) -> None:
         found = self.token_at(event.position().x())
@@ -118,7 +155,7 @@ class EntropyStrip(QWidget):
         path = QPainterPath(points[0])
         for point in points[1:]:
             path.lineTo(point)
-        painter.setPen(QPen(QColor(self._palette.accent), _LINE_PX, j=Qt.PenJoinStyle.RoundJoin))
+        painter.setPen(QPen(QColor(self._palette.accent), _LINE_PX, j=Qt.PenJoinStyle.BevelJoin))
         painter.drawPath(path)
         peak = min(points, key=lambda p: p.y())
         painter.setPen(Qt.PenStyle.NoPen)
@@ -126,12 +163,14 @@ class EntropyStrip(QWidget):
         painter.drawEllipse(peak, _DOT_PX, _DOT_PX)
 
     def _points(self) -> list[QPointF]:
-        """One point a token, or one a pixel (the highest of its tokens) where there are more tokens than pixels."""
-        values = np.nan_to_num(self._joined(), nan=0.0)
+        """One point a token; where they would stand closer than the line can show, the highest of each few."""
+        values = self._joined()
         width = max(self.width() - 2 * _DOT_PX, 1.0)
-        if len(values) > width:
-            edges = np.linspace(0, len(values), int(width), endpoint=False).astype(np.int64)
-            values = np.maximum.reduceat(values, edges)
+        most = int(width / _PIXELS_A_POINT)
+        if len(values) > most:
+            edges = np.linspace(0, len(values), most, endpoint=False).astype(np.int64)
+            values = np.fmax.reduceat(values, edges)
+        values = np.nan_to_num(values, nan=0.0)
         if len(values) < 2:
             return []
         top = max(float(values.max()), _LEAST_SPAN)

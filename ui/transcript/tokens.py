@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -12,13 +14,18 @@ from ui.theme.palette import SURPRISE_STEPS_BITS
 
 STEP = 0b0000_0111  # place on the surprise ramp
 RARE = 0b0000_1000  # rank above 10
-TEMPLATE = 0b0001_0000
-END = 0b0010_0000  # the end-of-sequence token: kept, not shown
-GENERATED = 0b0100_0000
+GENERATED = 0b0001_0000
+TEMPLATE = 0b0100_0000  # the two highest bits say what is left out: `max` over many marks finds them
+END = 0b1000_0000  # the end-of-sequence token: kept, not shown
 
-_SEAL = 512  # rows: smaller runs are joined, so that a stream of single tokens does not keep a dozen arrays for each
-_GENERATED = (int(Origin.SAMPLED), int(Origin.PICKED), int(Origin.GRAMMAR))
+_SEAL = 64  # rows: smaller runs are joined, so that a stream of single tokens does not keep a dozen arrays for each
+_FEW = 8  # tokens up to which a plain loop is quicker than arrays
+_BY_ORIGIN = np.zeros(256, np.uint8)
+_BY_ORIGIN[[int(Origin.SAMPLED), int(Origin.PICKED), int(Origin.GRAMMAR)]] = GENERATED
+_BY_ORIGIN[int(Origin.TEMPLATE)] = TEMPLATE
 _RARE_RANK = 10
+_LN2 = math.log(2)
+_STEPS = np.array(SURPRISE_STEPS_BITS)
 
 
 class Tokens:
@@ -57,7 +64,7 @@ class Tokens:
         held = len(self)
         if len(run) < held or not np.array_equal(self.ids(), run.ids[:held]):
             return False
-        if self.texts != _shown_texts(run[:held]):
+        if self.texts != list(_shown_texts(run[:held])):
             return False
         self._blocks, self._starts, self._sealed = [run], [0], 1
         self.marks[:] = _marks(run)
@@ -85,27 +92,41 @@ class Tokens:
         block = bisect_right(self._starts, first) - 1
         return np.concatenate([b.entropy for b in self._blocks[block:]])[first - self._starts[block] :]
 
-    def generated(self) -> npt.NDArray[np.int64]:
-        """Indices of the tokens a model made and that are shown, ascending."""
-        marks = np.frombuffer(bytes(self.marks), np.uint8)
-        return np.flatnonzero((marks & (GENERATED | END)) == GENERATED)
+    def generated(self, first: int = 0) -> npt.NDArray[np.int64]:
+        """Indices from `first` on of the tokens a model made and that are shown, ascending."""
+        marks = np.frombuffer(bytes(self.marks[first:]), np.uint8)
+        return np.flatnonzero((marks & (GENERATED | END)) == GENERATED) + first
 
 
-def _shown_texts(run: TokenRun) -> list[str]:
+def _shown_texts(run: TokenRun) -> Sequence[str]:
     """The texts; special tokens of the template have none, their bytes stand in (shown on request only)."""
+    if "" not in run.texts:
+        return run.texts
     template = int(Origin.TEMPLATE)
-    return [
+    return tuple(
         text or (data.decode(errors="replace") if origin == template else "")
         for text, data, origin in zip(run.texts, run.token_bytes, run.origin.tolist(), strict=True)
-    ]
+    )
 
 
 def _marks(run: TokenRun) -> bytes:
+    if len(run) <= _FEW:
+        return _few_marks(run)
     scored = run.rank > 0
-    bits = np.where(scored, -run.logprob.astype(np.float64) / np.log(2), 0.0)
-    marks = np.searchsorted(np.array(SURPRISE_STEPS_BITS), bits, side="right").astype(np.uint8)
-    marks |= np.where(scored & (run.rank > _RARE_RANK), RARE, 0).astype(np.uint8)
-    marks |= np.where(run.origin == int(Origin.TEMPLATE), TEMPLATE, 0).astype(np.uint8)
-    marks |= np.where(run.finish == int(Finish.EOS), END, 0).astype(np.uint8)
-    marks |= np.where(np.isin(run.origin, _GENERATED), GENERATED, 0).astype(np.uint8)
+    bits = np.where(scored, run.logprob.astype(np.float64) / -_LN2, 0.0)
+    marks = np.searchsorted(_STEPS, bits, side="right").astype(np.uint8)
+    marks[scored & (run.rank > _RARE_RANK)] |= RARE
+    marks[run.finish == int(Finish.EOS)] |= END
+    marks |= _BY_ORIGIN[run.origin]
     return marks.tobytes()
+
+
+def _few_marks(run: TokenRun) -> bytes:
+    marks = bytearray()
+    columns = (run.logprob.tolist(), run.rank.tolist(), run.origin.tolist(), run.finish.tolist())
+    for logprob, rank, origin, finish in zip(*columns, strict=True):
+        mark = int(_BY_ORIGIN[origin])
+        if rank > 0:
+            mark |= bisect_right(SURPRISE_STEPS_BITS, -logprob / _LN2) | (RARE if rank > _RARE_RANK else 0)
+        marks.append(mark | (END if finish == int(Finish.EOS) else 0))
+    return bytes(marks)

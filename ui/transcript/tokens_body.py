@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from PySide6.QtCore import QPointF, QRectF
-from PySide6.QtGui import QPainter, QPainterPath, QTextLayout
+from PySide6.QtGui import QPainter, QTextLayout
 
 from ui.transcript.compose import Place
 from ui.transcript.faces import Faces
@@ -12,8 +12,7 @@ from ui.transcript.shape import ShapedLine, Span
 from ui.transcript.turn import Turn
 from ui.transcript.wrap import LineTable
 
-_KEPT_LINES = 160  # shaped lines a turn keeps; a tall screen shows about 60
-_RADIUS = 3.0
+_KEPT_LINES = 120  # shaped lines a turn keeps; a tall screen shows about 60
 _PADDING = 1.5  # above and below the glyphs
 
 
@@ -85,7 +84,9 @@ class TokensBody:
             return 0
         if self._table.done:
             return None
-        line = max(self._table.extend(deadline) - 1, 0)  # a fragment at the line's start may join the one before
+        line = self._table.extend(deadline)
+        if line and not self._tokens.texts[self._table.start(line).token - 1]:
+            line -= 1  # it ended with bytes of a character; they belong to the next line if that completes it
         for held in [k for k in self._shaped if k >= line]:
             del self._shaped[held]
         return line * self._faces.pitch
@@ -161,20 +162,18 @@ class TokensBody:
             self._paint_line(painter, ink, self.shaped(line), line * pitch)
 
     def _paint_line(self, painter: QPainter, ink: Ink, shaped: ShapedLine, top: float) -> None:
-        paths: dict[int, QPainterPath] = {}
         overlays: list[QTextLayout.FormatRange] = []
+        strongest = len(ink.steps) - 1
+        padding = round(self._faces.lead - _PADDING)  # whole pixels: crisp edges, and as much above as below
+        y, height = top + padding, self._faces.pitch - 2 * padding
+        ratio = painter.device().devicePixelRatio()
         for span in shaped.spans:
             if span.template:
                 overlays.append(_overlay(span, ink, strongest=False))
-                continue
-            if span.step:
-                paths.setdefault(span.step, QPainterPath()).addRoundedRect(self._rect(span, top), _RADIUS, _RADIUS)
-            if span.step == len(ink.steps) - 1:
-                overlays.append(_overlay(span, ink, strongest=True))
-        for step, path in paths.items():
-            brush = ink.steps[step]
-            if brush is not None:
-                painter.fillPath(path, brush)
+            elif span.step:
+                ink.stamps.draw(painter, QRectF(span.x0, y, span.x1 - span.x0, height), span.step, ratio)
+                if span.step == strongest:
+                    overlays.append(_overlay(span, ink, strongest=True))
         if self.selection is not None:
             for left, right in shaped.ranges(*self.selection):
                 painter.fillRect(QRectF(left, top + 1, right - left, self._faces.pitch - 2), ink.selection)

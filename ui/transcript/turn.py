@@ -15,12 +15,13 @@ ROLES = {"user": "you", "assistant": "model", "system": "system"}
 
 
 class Turn:
-    """A turn whose tokens grow. `version` counts changes of the tokens that were there before (not appends)."""
+    """A turn whose tokens grow. Appends aside, `version` counts changes of the tokens, `revision` those of their numbers."""
 
     def __init__(self, view: TurnView) -> None:
         self.view = view
         self.tokens = Tokens(view.run)
         self.version = 0
+        self.revision = 0
 
     @property
     def node_id(self) -> int:
@@ -61,6 +62,7 @@ class Turn:
             Whether the tokens that were held are still the same (numbers may differ, more may follow).
         """
         self.view = view
+        self.revision += 1
         if self.tokens.take_numbers(view.run):
             return True
         self.tokens = Tokens(view.run)

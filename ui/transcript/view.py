@@ -226,7 +226,8 @@ class TranscriptView(QWidget):
         return self._turns[turn].tokens.record(index)
 
     def _index(self, node_id: int) -> int | None:
-        return self.tokens.page.index_of(node_id)
+        """Which turn of the path it is; the streaming one is the last."""
+        return next((i for i in reversed(range(len(self._turns))) if self._turns[i].node_id == node_id), None)
 
     def _pane(self) -> TokensPane | ReadPane:
         return self.tokens if self._mode is Mode.TOKENS else self.read

@@ -1,7 +1,7 @@
-"""What is shown for a token's text: control characters and bytes are made visible, so that nothing hides or acts.
+r"""What is shown for a token's text: control characters and bytes are made visible, so that nothing hides or acts.
 
 The pictures of U+2400 are too small to be read at text size, so the codes' names stand for them. A terminal escape, a bidi override, a tag character or a zero-width space in a model's output must be seen and must do
-nothing. Only `\\n` and `\\t` keep their meaning. U+200C, U+200D and variation selectors stay: they join emoji and letters.
+nothing. Only `\n` and `\t` keep their meaning. U+200C, U+200D and variation selectors stay: they join emoji and letters.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Visible:
 
 def is_plain(text: str) -> bool:
     """Whether the text is shown as it is."""
-    return text.isascii() and text.isprintable() or _HIDDEN.search(text) is None
+    return (text.isascii() and text.isprintable()) or _HIDDEN.search(text) is None
 
 
 def visible(text: str) -> Visible:
@@ -59,7 +59,7 @@ def visible(text: str) -> Visible:
 
 
 def visible_bytes(data: bytes) -> str:
-    """One line of text for the bytes of any token: `Paris`, `↵`, `e2 82`; a space at the front is dropped where text follows."""
+    """One line for the bytes of any token: `Paris`, `↵`, `e2 82`; a space at the front is dropped where text follows."""
     try:
         text = data.decode()
     except UnicodeDecodeError:

@@ -49,17 +49,24 @@ def last(turns: Sequence[Turn], *, template: bool) -> TokenAt | None:
 
 def next_uncertain(turns: Sequence[Turn], at: TokenAt | None) -> TokenAt | None:
     """The next of the tenth of the generated tokens with the highest entropy, after `at`, then from the start again."""
-    found: list[TokenAt] = []
-    entropies: list[float] = []
+    owners, indices, entropies = [], [], []
     for number, turn in enumerate(turns):
         generated = turn.tokens.generated()
-        if len(generated):
-            entropies += turn.tokens.entropy()[generated].tolist()
-            found += [TokenAt(number, int(token)) for token in generated]
-    scored = [(at, e) for at, e in zip(found, entropies, strict=True) if not np.isnan(e)]
-    if not scored:
+        owners.append(np.full(len(generated), number))
+        indices.append(generated)
+        entropies.append(turn.tokens.entropy()[generated])
+    if not owners:
+        return None
+    entropy = np.concatenate(entropies)
+    scored = np.flatnonzero(~np.isnan(entropy))
+    if not len(scored):
         return None
     wanted = min(max(round(len(scored) * _UNCERTAIN_SHARE), _UNCERTAIN_LEAST), len(scored))
-    bar = sorted((e for _, e in scored), reverse=True)[wanted - 1]
-    high = [token for token, e in scored if e >= bar]
-    return next((token for token in high if at is None or token > at), high[0])
+    bar = np.partition(entropy[scored], -wanted)[-wanted]
+    high = scored[entropy[scored] >= bar]
+    owner, index = np.concatenate(owners)[high], np.concatenate(indices)[high]
+    after = np.empty(0, np.int64)
+    if at is not None:
+        after = np.flatnonzero((owner > at.turn) | ((owner == at.turn) & (index > at.token)))
+    chosen = int(after[0]) if len(after) else 0
+    return TokenAt(int(owner[chosen]), int(index[chosen]))

@@ -65,7 +65,7 @@ def load_model(source: ModelFolder | tuple[Any, Any], options: LoadOptions) -> L
         name=source.name,
         weights_digest=source.weights_digest,
         text_digest=source.text_digest,
-        has_template=facts.has_template(source),
+        has_template=source.chat_template is not None,
         attention_before=None,
     )
 

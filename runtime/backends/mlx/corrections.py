@@ -17,24 +17,16 @@ PROVEN = frozenset({"llama", "qwen3", "gpt2", "gemma3_text", "mistral", "mamba",
 
 
 def completed(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A config.json with what mlx-lm's model classes read and transformers 5 writes elsewhere or not at all.
+    """A normalised config (`runtime.loading.config`) with what mlx-lm's model classes want besides.
 
     Raises:
         UnsupportedFeatureError: Layers in an order that mlx-lm's class cannot express.
     """
     full = dict(config)
-    kind = full.get("model_type")
-    if kind == "lfm2":
-        full.setdefault("block_dim", full["hidden_size"])
-    if kind == "gpt2":
+    if full.get("model_type") == "gpt2":
         full.setdefault("n_ctx", full["n_positions"])
-    if kind == "gemma3_text":
-        _gemma3(full)
-    rope = full.get("rope_parameters") or {}
-    if "rope_theta" in rope:
-        full.setdefault("rope_theta", rope["rope_theta"])
-        if rope.get("rope_type", "default") != "default":
-            full.setdefault("rope_scaling", rope)
+    if full.get("model_type") == "gemma3_text":
+        _check_pattern(full)
     return full
 
 
@@ -82,23 +74,15 @@ class SelectRows:
         return self._body is not None
 
 
-def _gemma3(config: dict[str, Any]) -> None:
-    rope = config.get("rope_parameters") or {}
-    if isinstance(full := rope.get("full_attention"), Mapping):
-        config.setdefault("rope_theta", full["rope_theta"])
-        if full.get("rope_type", "default") != "default":
-            config.setdefault("rope_scaling", dict(full))
-    if isinstance(sliding := rope.get("sliding_attention"), Mapping):
-        config.setdefault("rope_local_base_freq", sliding["rope_theta"])
-    config["rope_parameters"] = None
-    kinds = config.get("layer_types")
-    if not kinds:
-        return
-    pattern = next((i + 1 for i, kind in enumerate(kinds) if kind == "full_attention"), len(kinds) + 1)
+def _check_pattern(config: Mapping[str, Any]) -> None:
+    """mlx-lm's gemma3 knows only "every n-th layer is full"."""
+    kinds, pattern = (
+        config.get("layer_types") or [],
+        config.get("sliding_window_pattern") or len(config.get("layer_types") or []) + 1,
+    )
     expected = ["sliding_attention" if (i + 1) % pattern else "full_attention" for i in range(len(kinds))]
-    if kinds != expected or pattern > len(kinds):
+    if list(kinds) != expected or pattern > len(kinds) > 0:
         raise UnsupportedFeatureError(f"mlx-lm's gemma3 needs every n-th layer full, not {kinds}; use backend='hf'")
-    config["sliding_window_pattern"] = pattern
 
 
 def _exact_embedding_scale(body: Any, hidden_size: int) -> None:

@@ -1,4 +1,4 @@
-"""From a model folder, or a ready model, to an mlx-lm model: safetensors only, no foreign code, corrected config."""
+"""From a model folder, or a ready model, to an mlx-lm model: no foreign code, corrected where it is wrong."""
 
 from __future__ import annotations
 
@@ -7,14 +7,12 @@ import logging
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
 from mlx.utils import tree_flatten
 from mlx_lm.utils import load_model as load_mlx_model
-from safetensors import SafetensorError, safe_open
 
 from runtime.backends import facts
 from runtime.backends.mlx.corrections import class_lookup, completed, correct
@@ -43,13 +41,12 @@ def load_model(source: ModelFolder | tuple[Any, Any], options: LoadOptions) -> L
     """The evaluated model.
 
     Raises:
-        ModelLoadError: No such device, damaged weights, or an architecture that mlx-lm does not have.
+        ModelLoadError: No such device, or an architecture that mlx-lm does not have.
     """
     os.environ.pop("MLX_LM_TRUST_REMOTE_CODE", None)
     _set_device(options.device)
     if isinstance(source, tuple):
         return _adopted(*source)
-    check_weights(source.path)
     config = completed(source.config)
     try:
         model, config = load_mlx_model(source.path, model_config=config, lazy=True, **class_lookup(config))
@@ -68,26 +65,9 @@ def load_model(source: ModelFolder | tuple[Any, Any], options: LoadOptions) -> L
         dtype=dtype,
         weights_digest=source.weights_digest,
         text_digest=source.text_digest,
-        has_template=facts.has_template(source),
+        has_template=source.chat_template is not None,
         quantisation=quantisation,
     )
-
-
-def check_weights(path: Path) -> None:
-    """Opens every weight file with the strict reader first: `mx.load` accepts kinds of damage that it rejects.
-
-    Raises:
-        ModelLoadError: A file that is not sound safetensors, or none at all.
-    """
-    files = sorted(path.glob("model*.safetensors"))
-    if not files:
-        raise ModelLoadError(f"{path} holds no model*.safetensors")
-    for file in files:
-        try:
-            with safe_open(file, framework="numpy"):
-                pass
-        except (SafetensorError, OSError) as error:
-            raise ModelLoadError(f"{file.name} is damaged: {error}") from error
 
 
 def _set_device(wanted: str) -> None:

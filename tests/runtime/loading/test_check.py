@@ -214,7 +214,9 @@ def test_weights_quantised_for_cuda_are_named(backend: str, model: Path) -> None
         open_folder(model, backend=backend)
 
 
-@pytest.mark.parametrize("written", ["a text", [{"name": "tool_use", "template": "no"}, {"name": "default", "template": "a text"}]])
+@pytest.mark.parametrize(
+    "written", ["a text", [{"name": "tool_use", "template": "no"}, {"name": "default", "template": "a text"}]]
+)
 def test_a_template_in_the_tokenizers_config_is_found(written: object, model: Path) -> None:
     # given
     (model / "chat_template.jinja").unlink()

@@ -11,6 +11,8 @@ from runtime.loading.check import read_json
 from runtime.loading.config import check_sizes, normalised
 from tests.tiny_models import tiny_path
 
+_MLX_MODULES = {"mistral": "llama"}  # where mlx_lm calls the architecture by another name
+
 
 def test_transformers_5_spelling_gets_the_older_keys() -> None:
     config = normalised({"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}})
@@ -82,7 +84,9 @@ def test_mlx_lm_reads_what_transformers_wrote(name: str) -> None:
     theirs = AutoConfig.from_pretrained(folder)
     # when
     config = normalised(read_json(folder / "config.json") or {})
-    arguments = importlib.import_module(f"mlx_lm.models.{config['model_type']}").ModelArgs.from_dict(config)
+    arguments = importlib.import_module(f"mlx_lm.models.{_MLX_MODULES.get(name, config['model_type'])}").ModelArgs.from_dict(
+        config
+    )
     # then
     rope = theirs.rope_parameters
     assert arguments.rope_theta == rope.get("full_attention", rope)["rope_theta"]

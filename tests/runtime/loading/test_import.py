@@ -2,11 +2,13 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +16,6 @@ import pytest
 from safetensors.numpy import load_file
 
 from runtime.errors import ModelLoadError
-from runtime.loading import importer
 from runtime.loading.convert import check, convert
 from runtime.loading.importer import import_model
 from runtime.loading.progress import Progress
@@ -231,7 +232,7 @@ def test_a_killed_converter_is_reported_and_leaves_nothing(shelf: Path, gguf: Pa
         child.kill()
         return child
 
-    monkeypatch.setattr(importer.subprocess, "Popen", popen)
+    monkeypatch.setattr("runtime.loading.importer.subprocess.Popen", popen)
     # when, then
     with pytest.raises(ModelLoadError, match="ended without an answer"):
         import_model(gguf)
@@ -253,7 +254,9 @@ import_model(sys.argv[1], progress=hold)
 def test_a_killed_importer_takes_its_child_along_and_is_cleaned_up_after(shelf: Path, gguf: Path) -> None:
     # given
     with subprocess.Popen(
-        [sys.executable, "-c", KILLED_IMPORT, str(gguf)], stdout=subprocess.PIPE, env={**os.environ, "ELSEWISE_MODELS": str(shelf)}
+        [sys.executable, "-c", KILLED_IMPORT, str(gguf)],
+        stdout=subprocess.PIPE,
+        env={**os.environ, "ELSEWISE_MODELS": str(shelf)},
     ) as parent:
         assert parent.stdout is not None
         assert parent.stdout.readline() == b"converting\n"
@@ -282,9 +285,7 @@ def test_two_imports_at_once_take_turns(shelf: Path, gguf: Path) -> None:
 
 def test_a_disk_that_is_too_small_is_named_before_the_work(shelf: Path, gguf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # given
-    import shutil
-
-    monkeypatch.setattr(importer.shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10, 9, 1))  # type: ignore[attr-defined]
+    monkeypatch.setattr("runtime.loading.importer.shutil.disk_usage", lambda path: SimpleNamespace(free=1))
     # when, then
     with pytest.raises(ModelLoadError, match=r"needs .* GB in .*, 0\.0 GB are free"):
         import_model(gguf)
@@ -300,8 +301,6 @@ def test_a_shelf_that_cannot_be_made_is_named(gguf: Path, tmp_path: Path, monkey
 
 def test_a_folder_is_copied_and_only_what_is_needed(shelf: Path, tmp_path: Path) -> None:
     # given
-    import shutil
-
     source = tmp_path / "org model"
     shutil.copytree(tiny_path("qwen3"), source)
     (source / "pytorch_model.bin").write_bytes(b"\x80\x04never opened")

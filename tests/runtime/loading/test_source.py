@@ -81,7 +81,9 @@ def test_bit_rot_is_noticed_and_named(name: str, imported: Path) -> None:
     data[len(data) // 2] ^= 1
     (imported / name).write_bytes(data)
     # when, then
-    with pytest.raises(ModelLoadError, match=rf"{name} is damaged or was changed.*remove the model \(small\) and import small.gguf"):
+    with pytest.raises(
+        ModelLoadError, match=rf"{name} is damaged or was changed.*remove the model \(small\) and import small.gguf"
+    ):
         resolve("small")
 
 

@@ -1,0 +1,59 @@
+# Elsewise: `make run` and `make test` are the two commands; the others are parts of them or extras.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+UV_VERSION := 0.13.8
+TORCH := torch==2.13.0
+# The OpenGL and input libraries that Qt's platform plugins are linked to, and what a virtual screen needs.
+QT_PACKAGES := libegl1 libgl1 libxkbcommon0 libxkbcommon-x11-0 libdbus-1-3 libfontconfig1 libxcb-cursor0 libxcb-icccm4 \
+  libxcb-image0 libxcb-keysyms1 libxcb-randr0 libxcb-render-util0 libxcb-shape0 libxcb-xinerama0 libxcb-xkb1
+
+export HF_HUB_DISABLE_TELEMETRY := 1
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.PHONY: run setup lint test test-fast test-slow bench screenshots sample system clean
+
+run: setup
+	$(BIN)/elsewise
+
+setup: $(VENV)/.ready model
+
+$(VENV)/.ready: requirements.lock pyproject.toml packaging/setup.sh packaging/system.sh
+	PYTHON="$(PYTHON)" UV_VERSION="$(UV_VERSION)" TORCH="$(TORCH)" QT_PACKAGES="$(QT_PACKAGES)" sh packaging/setup.sh "$(VENV)"
+	touch $@
+
+.PHONY: model
+model: $(VENV)/.ready
+	@$(BIN)/python -m runtime.loading.embedded
+
+lint: $(VENV)/.ready
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+# Everything that is not marked slow, after lint; under eight minutes on two cores.
+test: setup lint test-fast
+
+test-fast: setup
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow" $(PYTEST_ARGS)
+
+# SmolLM2, fault sweeps, mutants.
+test-slow: setup
+	$(BIN)/python -m pytest -m slow $(PYTEST_ARGS)
+
+bench: setup
+	$(BIN)/elsewise bench $(BENCH_ARGS)
+
+screenshots: setup
+	QT_QPA_PLATFORM=offscreen $(BIN)/python -m tests.tools.screenshots docs
+
+# Records resources/sample from SmolLM2 again.
+sample: setup
+	$(BIN)/python -m tests.tools.record_sample
+
+system:
+	@QT_PACKAGES="$(QT_PACKAGES)" sh packaging/system.sh
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .cache

@@ -1,0 +1,215 @@
+"""What is special about the torch backend."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from runtime.backends.base import ROOT, Backend
+from runtime.backends.hf.backend import HfBackend, load
+from runtime.backends.hf.loading import attention_of
+from runtime.errors import InvalidRequestError, MemoryBudgetError, ModelLoadError, SnapshotFormatError, UnsupportedFeatureError
+from runtime.options import LoadOptions
+from tests.runtime.backends.reference import TOLERANCE, append, expected, log_softmax, random_ids
+from tests.tiny_models import tiny_folder, tiny_path, tiny_tokenizer
+
+
+@pytest.fixture(scope="module")
+def llama() -> Iterator[HfBackend]:
+    backend = load(tiny_folder("llama"), LoadOptions())
+    yield backend
+    backend.unload()
+
+
+def test_it_is_a_backend(llama: HfBackend) -> None:
+    backend: Backend = llama  # for the type checker
+    assert backend.info.backend == "hf"
+
+
+def test_payloads_hold_nothing_but_their_own_bytes(llama: HfBackend) -> None:
+    # given a large pack, when a few tokens are taken, split and restored
+    pack = llama.open_pack()
+    slots, _ = append(llama, pack, random_ids(1, 200))
+    payload = llama.take(pack, slots[50:60])
+    head, tail = llama.split(payload, 3)
+    # then every tensor owns exactly its storage
+    for part in (payload, head, tail, llama.restore(llama.export(payload))):
+        for tensor in (*part.keys, *part.values):
+            assert tensor.untyped_storage().nbytes() == tensor.nbytes
+            assert tensor.is_contiguous()
+
+
+def test_payloads_do_not_change_when_the_pack_does(llama: HfBackend) -> None:
+    pack, ids = llama.open_pack(), random_ids(2, 20)
+    slots, _ = append(llama, pack, ids)
+    before = llama.export(llama.take(pack, slots))
+    payload = llama.take(pack, slots)
+    llama.close(pack)
+    other = llama.open_pack()
+    held = llama.load(other, payload, ROOT)
+    append(llama, other, ids, int(held[3]))
+    after = llama.export(payload)
+    assert all(np.array_equal(before[name], after[name]) for name in before)
+
+
+def test_decoding_moves_no_buffer(llama: HfBackend) -> None:
+    # given a pack with room, when tokens are decoded, then the buffers stay where they are
+    pack = llama.open_pack()
+    append(llama, pack, random_ids(3, 70))
+    append(llama, pack, random_ids(4, 1), 69)
+    places = [layer.keys.data_ptr() for layer in pack.attention]
+    for at in range(70, 100):
+        llama.forward(pack, np.array([at]), np.array([at]), np.array([0]))
+    assert [layer.keys.data_ptr() for layer in pack.attention] == places
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3"])
+def test_eager_attention_gives_the_same_numbers(name: str) -> None:
+    backend = load(tiny_folder(name), LoadOptions(attention="eager"))
+    assert backend.info.options["attention"] == "eager"
+    pack, ids = backend.open_pack(), random_ids(5, 25)
+    append(backend, pack, ids)
+    _, logits = backend.forward(pack, np.array([3, 4]), np.array([24, 20]), np.arange(2))
+    np.testing.assert_allclose(log_softmax(logits[0]), expected(name, [*ids, 3])[-1], atol=TOLERANCE)
+    np.testing.assert_allclose(log_softmax(logits[1]), expected(name, [*ids[:21], 4])[-1], atol=TOLERANCE)
+
+
+def test_a_ready_pair_is_used_where_it_is_and_given_back() -> None:
+    model = AutoModelForCausalLM.from_pretrained(tiny_path("llama"), dtype=torch.float32)
+    before = attention_of(model)
+    first = load((model, tiny_tokenizer()), LoadOptions())
+    pack, ids = first.open_pack(), random_ids(6, 12)
+    _, got = append(first, pack, ids)
+    np.testing.assert_allclose(got, expected("llama", ids.tolist()), atol=TOLERANCE)
+    assert len(first.info.kv_fingerprint) == 64
+    fingerprint = first.info.kv_fingerprint
+    first.unload()
+    assert attention_of(model) == before
+    with torch.no_grad():
+        next(iter(model.parameters())).add_(1e-3)
+    assert load((model, tiny_tokenizer()), LoadOptions()).info.kv_fingerprint != fingerprint
+
+
+def test_fingerprints_follow_what_changes_numbers(llama: HfBackend) -> None:
+    again = load(tiny_folder("llama"), LoadOptions())
+    assert again.info.kv_fingerprint == llama.info.kv_fingerprint
+    other = [
+        load(tiny_folder("llama_wide"), LoadOptions()),
+        load(tiny_folder("llama"), LoadOptions(dtype="bfloat16")),
+        load(tiny_folder("llama"), LoadOptions(kv_dtype="f16")),
+    ]
+    assert len({b.info.kv_fingerprint for b in (llama, *other)}) == 4
+    assert llama.info.model_fingerprint != llama.info.kv_fingerprint
+
+
+def test_cached_kv_in_16_bits_halves_the_bytes_and_stays_near(llama: HfBackend) -> None:
+    ids, tail = random_ids(7, 30), random_ids(8, 3)
+    backend = load(tiny_folder("llama"), LoadOptions(kv_dtype="bf16"))
+    assert backend.info.kv_bytes_per_token * 2 == llama.info.kv_bytes_per_token
+    pack = backend.open_pack()
+    slots, _ = append(backend, pack, ids)
+    payload = backend.take(pack, slots)
+    assert backend.payload_bytes(payload) == 30 * backend.info.kv_bytes_per_token
+    fresh = backend.open_pack()
+    held = backend.load(fresh, backend.restore(backend.export(payload)), ROOT)
+    _, got = append(backend, fresh, tail, int(held[-1]))
+    gap = np.abs(got - expected("llama", [*ids.tolist(), *tail.tolist()])[30:]).max()
+    assert 1e-6 < gap < 0.2
+
+
+@pytest.mark.parametrize("kv_dtype", ["q8", "q4"])
+def test_quantised_kv_is_refused(kv_dtype: Any) -> None:
+    with pytest.raises(UnsupportedFeatureError, match="kv_dtype"):
+        load(tiny_folder("llama"), LoadOptions(kv_dtype=kv_dtype))
+
+
+def test_bfloat16_computes_and_exports() -> None:
+    backend = load(tiny_folder("llama"), LoadOptions(dtype="bfloat16"))
+    assert backend.info.dtype == "bfloat16"
+    pack = backend.open_pack()
+    slots, _ = append(backend, pack, random_ids(9, 8))
+    plain = backend.export(backend.take(pack, slots))
+    assert plain["keys.0"].dtype == np.uint16
+    assert backend.restore(plain).keys[0].dtype == torch.bfloat16
+
+
+def test_foreign_arrays_are_not_restored(llama: HfBackend) -> None:
+    pack = llama.open_pack()
+    slots, _ = append(llama, pack, random_ids(10, 4))
+    plain = llama.export(llama.take(pack, slots))
+    for damaged in ({"kv": plain["n"]}, {**plain, "n": np.array(5)}, {**plain, "keys.0": plain["keys.0"].astype(np.float64)}):
+        with pytest.raises(SnapshotFormatError):
+            llama.restore(damaged)
+
+
+def test_context_length_can_be_shortened_not_stretched(llama: HfBackend) -> None:
+    assert llama.info.context_length == 4096
+    assert load(tiny_folder("llama"), LoadOptions(context_length=32)).info.context_length == 32
+    with pytest.raises(InvalidRequestError, match=r"5,000.*4,096"):
+        load(tiny_folder("llama"), LoadOptions(context_length=5000))
+
+
+@pytest.mark.parametrize(("device", "said"), [("cuda:99", "not on this machine"), ("warp", "not one torch knows")])
+def test_a_device_that_is_not_there(device: str, said: str) -> None:
+    with pytest.raises(ModelLoadError, match=said):
+        load(tiny_folder("llama"), LoadOptions(device=device))
+
+
+def test_threads_are_set() -> None:
+    before = torch.get_num_threads()
+    try:
+        load(tiny_folder("llama"), LoadOptions(threads=1))
+        assert torch.get_num_threads() == 1
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_pickled_weights_are_never_opened(tmp_path: Path) -> None:
+    from dataclasses import replace
+
+    folder = tiny_folder("llama")
+    shutil.copytree(folder.path, tmp_path / "m")
+    (tmp_path / "m" / "model.safetensors").rename(tmp_path / "m" / "pytorch_model.bin")
+    with pytest.raises(ModelLoadError, match="tiny-llama"):
+        load(replace(folder, path=tmp_path / "m"), LoadOptions())
+
+
+def test_out_of_memory_is_ours_and_leaves_the_pack_usable(llama: HfBackend) -> None:
+    # given a forward that runs out of memory in the second layer
+    pack, ids = llama.open_pack(), random_ids(11, 10)
+    append(llama, pack, ids)
+
+    def starve(*_: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB")
+
+    handle = llama._model.model.layers[1].register_forward_pre_hook(starve)
+    with pytest.raises(MemoryBudgetError, match="out of memory"):
+        append(llama, pack, ids[:3], 9)
+    handle.remove()
+    # then the pack is as before and the retry is right
+    assert llama.size(pack) == 10
+    _, got = append(llama, pack, ids[:3], 9)
+    np.testing.assert_allclose(got, expected("llama", [*ids.tolist(), *ids[:3].tolist()])[10:], atol=TOLERANCE)
+
+
+@pytest.mark.gpu
+def test_the_accelerator_gives_the_same_numbers() -> None:
+    if not (torch.cuda.is_available() or torch.backends.mps.is_available()):
+        pytest.skip("torch finds no CUDA or MPS device")
+    backend = load(tiny_folder("llama"), LoadOptions(dtype="float32"))
+    assert backend.info.device != "cpu"
+    pack, ids = backend.open_pack(), random_ids(12, 40)
+    slots, got = append(backend, pack, ids)
+    np.testing.assert_allclose(got, expected("llama", ids.tolist()), atol=1e-3)
+    fresh = backend.open_pack()
+    held = backend.load(fresh, backend.restore(backend.export(backend.take(pack, slots))), ROOT)
+    _, logits = backend.forward(fresh, np.array([3, 4]), np.array([int(held[-1]), int(held[20])]), np.arange(2))
+    np.testing.assert_allclose(log_softmax(logits[0]), expected("llama", [*ids.tolist(), 3])[-1], atol=1e-3)
+    np.testing.assert_allclose(log_softmax(logits[1]), expected("llama", [*ids[:21].tolist(), 4])[-1], atol=1e-3)

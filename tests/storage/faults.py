@@ -1,0 +1,69 @@
+"""Running the writer under faults, and the one check that follows all of them: what was acknowledged is there."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from storage import NodeRow, SessionStore
+from tests.storage.helpers import ids, with_store
+
+REPOSITORY = Path(__file__).parents[2]
+
+
+def writer(path: Path, rounds: int, *, limit: int = 0) -> list[str]:
+    """The command line of the writer."""
+    return [sys.executable, "-m", "tests.storage.writer", str(path), str(rounds), str(limit)]
+
+
+def run(command: Sequence[str]) -> list[list[Any]]:
+    """Runs to the end, however it ends; returns what was acknowledged."""
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=120, check=False)
+    assert "Traceback" not in done.stderr, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def strace(path: Path, log: Path, inject: str) -> list[str]:
+    """A strace that spoils the writes to the database and its WAL. `log` says afterwards how many faults fired."""
+    files = [argument for suffix in ("", "-wal") for argument in ("-P", f"{path}{suffix}")]
+    call = inject.split(":")[0]
+    return ["strace", "-f", "-o", str(log), *files, "-e", f"trace={call}", "-e", f"inject={inject}"]
+
+
+def require_strace() -> None:
+    """Skips where ptrace is forbidden or strace is missing; the kills and limits of the other tests run everywhere."""
+    if shutil.which("strace") is None or subprocess.run(["strace", "-o", "/dev/null", "true"], check=False).returncode:
+        pytest.skip("needs strace and the right to use ptrace")
+
+
+def check_nothing_was_lost(path: Path, said: Sequence[Sequence[Any]]) -> None:
+    """Every acknowledged token is there, sound, and nothing is left open; more than was acknowledged may be there."""
+    promised = {words[1]: words[2] for words in said if words[0] in ("user", "chunk", "finish")}
+    finished = {words[1] for words in said if words[0] == "finish"}
+
+    async def check(store: SessionStore) -> None:
+        assert await store.verify() == []
+        nodes: dict[int, NodeRow] = {}
+        for session in await store.sessions():
+            nodes |= {node.id: node for node in (await store.load_session(session.id)).nodes}
+        assert nodes.keys() >= promised.keys()
+        tokens = await store.load_tokens(list(nodes))
+        for node_id, count in promised.items():
+            held = ids(tokens[node_id])
+            assert held == list(range(len(held)))
+            assert count <= len(held) == nodes[node_id].token_count
+        for node_id, node in nodes.items():
+            assert node.status == ("complete" if node_id in finished or node.role == "user" else node.status)
+            assert node.status != "open"
+            if node.status == "partial":
+                assert node.finish_reason == "engine_died"
+                assert node.text.split() == [f"w{i}" for i in range(node.token_count)]
+
+    with_store(path, check)

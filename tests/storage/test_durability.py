@@ -1,0 +1,137 @@
+"""What was acknowledged survives kill -9, a full disk and a failing one."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from storage import NewNode, SessionStore
+from tests.storage.faults import REPOSITORY, check_nothing_was_lost, require_strace, run, strace, writer
+from tests.storage.helpers import chunk, with_store
+
+
+@pytest.mark.parametrize("lines", [1, 2, 4, 5, 13])
+def test_kill_9_after_an_acknowledgement(path: Path, lines: int) -> None:
+    said = []
+    with subprocess.Popen(writer(path, 1_000), cwd=REPOSITORY, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            said = [json.loads(process.stdout.readline()) for _ in range(lines)]
+        finally:
+            process.send_signal(signal.SIGKILL)
+    assert process.returncode == -signal.SIGKILL
+    check_nothing_was_lost(path, said)
+
+
+def test_an_open_run_becomes_partial_with_the_text_it_had(path: Path, tmp_path: Path) -> None:
+    store = SessionStore.open(path)
+
+    async def stream() -> tuple[int, int, int]:
+        session = await store.create_session("s")
+        user = await store.add_node(NewNode(session, None, "user", "hi"), chunk(0, 2))
+        full = await store.add_node(NewNode(session, user, "assistant", status="open"))
+        header = chunk(0, 3)
+        header.columns["origin"][0] = 0  # the template's own token is not part of the text
+        await store.append_chunk(full, header)
+        await store.append_chunk(full, chunk(3, 2))
+        empty = await store.add_node(NewNode(session, user, "assistant", status="open"))
+        return session, full, empty
+
+    session, full, empty = asyncio.run(stream())
+    crashed = tmp_path / "crashed.sqlite3"
+    for suffix in ("", "-wal"):  # as a killed process leaves them
+        Path(f"{crashed}{suffix}").write_bytes(Path(f"{path}{suffix}").read_bytes())
+    store.close_sync()
+
+    async def look(store: SessionStore) -> None:
+        nodes = {node.id: node for node in (await store.load_session(session)).nodes}
+        assert (nodes[full].status, nodes[full].finish_reason) == ("partial", "engine_died")
+        assert (nodes[full].text, nodes[full].token_count) == ("w1 w2 w3 w4 ", 5)
+        assert (nodes[empty].status, nodes[empty].text, nodes[empty].token_count) == ("partial", "", 0)
+        assert [row.id for row in await store.sessions("w3")] == [session]
+        assert await store.verify() == []
+
+    with_store(crashed, look)
+
+
+def test_a_reader_beside_the_writer_closes_no_run(path: Path) -> None:
+    store = SessionStore.open(path)
+
+    async def begin() -> int:
+        session = await store.create_session("s")
+        await store.add_node(NewNode(session, None, "assistant", status="open"))
+        return session
+
+    session = asyncio.run(begin())
+    tree = with_store(path, lambda reader: reader.load_session(session), read_only=True)
+    assert tree.nodes[0].status == "open"
+    store.close_sync()
+
+
+@pytest.mark.parametrize("limit", [150_000, 200_000, 250_000])
+def test_a_full_disk_is_said_and_loses_nothing(path: Path, limit: int) -> None:
+    with_store(path, lambda store: store.sessions())
+    said = run(writer(path, 100, limit=limit))
+    [failed] = [words for words in said if words[0] == "failed"]
+    assert failed[1] == "StoreFullError"
+    assert "free some space" in failed[2]
+    assert said[-1] == ["done"]  # after somebody made room, the same store went on
+    assert [words[0] for words in said[said.index(failed) + 1 :]].count("finish") == 1
+    check_nothing_was_lost(path, said)
+
+
+@pytest.mark.slow
+def test_kill_9_at_every_write(path: Path, tmp_path: Path) -> None:
+    require_strace()
+    with_store(path, lambda store: store.sessions())
+    fired = 0
+    for k in range(1, 61):
+        copy = tmp_path / f"{k}.sqlite3"
+        copy.write_bytes(path.read_bytes())
+        log = tmp_path / "log"
+        said = run([*strace(copy, log, f"pwrite64:signal=SIGKILL:when={k}"), *writer(copy, 2)])
+        fired += "killed by SIGKILL" in log.read_text()
+        check_nothing_was_lost(copy, said)
+    print(f"kill -9: {fired} of 60 fired")  # noqa: T201  # the sweep says how much it swept
+    assert fired >= 30
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("fault", "errors"),
+    [
+        ("pwrite64:error=ENOSPC:when={k}", set[str]()),  # once: the retry saves it
+        ("pwrite64:error=ENOSPC:when={k}+", {"StoreFullError"}),
+        ("pwrite64:error=EIO:when={k}+", {"StoreFullError", "StoreDiskError"}),
+        ("fdatasync:error=EIO:when={k}+", {"StoreDiskError"}),
+    ],
+)
+def test_a_failing_disk_is_said_and_loses_nothing(path: Path, tmp_path: Path, fault: str, errors: set[str]) -> None:
+    require_strace()
+    with_store(path, lambda store: store.sessions())
+    fired, seen = 0, set[str]()
+    for k in range(1, 41, 5):
+        copy = tmp_path / f"{k}.sqlite3"
+        copy.write_bytes(path.read_bytes())
+        log = tmp_path / "log"
+        said = run([*strace(copy, log, fault.format(k=k)), *writer(copy, 2)])
+        fired += log.read_text().count("(INJECTED)")
+        seen |= {words[1] for words in said if words[0] == "failed"}
+        check_nothing_was_lost(copy, said)
+    print(f"{fault}: {fired} faults fired, seen as {seen or 'nothing'}")  # noqa: T201  # the sweep says how much it swept
+    assert fired >= 6
+    assert seen <= errors
+    assert bool(seen) == bool(errors)
+
+
+def test_the_writer_ends_well_when_nothing_is_wrong(path: Path) -> None:
+    said = run(writer(path, 2))
+    assert [words[0] for words in said] == ["user", "chunk", "chunk", "chunk", "finish"] * 2 + ["done"]
+    assert os.listdir(path.parent) == [path.name]  # noqa: PTH208  # names only
+    check_nothing_was_lost(path, said)
