@@ -6,12 +6,13 @@ import asyncio
 import logging
 import logging.handlers
 import signal
+import socket
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
-from PySide6.QtCore import QFileSystemWatcher
+from PySide6.QtCore import QFileSystemWatcher, QSocketNotifier
 from PySide6.QtWidgets import QApplication
 from qasync import QEventLoop
 
@@ -84,14 +85,13 @@ async def run_window(
     rows = [row for row in await store.sessions() if not row.is_sample and row.branches]
     window.start(sample if demo or not rows else rows[0].id)
     watcher = _watch_focus(data.focus, window)
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: loop.call_soon_threadsafe(window.close))
+    wakeful = _close_on_signals(window)
     if not demo:
         workbench.warm_up()
     if on_shown is not None:
         on_shown(window, workbench)
     await ended.wait()
+    wakeful.setEnabled(False)
     watcher.deleteLater()
     if states:
         await _keep(data, states[-1])
@@ -113,6 +113,20 @@ def _state(kept: object) -> WindowState | None:
         return WindowState(**kept)
     except TypeError:  # another version's: the defaults will do
         return None
+
+
+def _close_on_signals(window: MainWindow) -> QSocketNotifier:
+    """Ctrl-C and SIGTERM close the window like its button; Qt's loop must be woken for Python to see a signal."""
+    ours, pythons = socket.socketpair()
+    for end in (ours, pythons):
+        end.setblocking(False)
+    signal.set_wakeup_fd(pythons.fileno(), warn_on_full_buffer=False)
+    notifier = QSocketNotifier(ours.fileno(), QSocketNotifier.Type.Read, window)
+    notifier.activated.connect(lambda: ours.recv(64))
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: window.close())
+    window.destroyed.connect(pythons.close)
+    return notifier
 
 
 def _watch_focus(focus: Path, window: MainWindow) -> QFileSystemWatcher:

@@ -1,7 +1,7 @@
 """The language model as an async library: the only names other packages may use."""
 
 from runtime.backends.registry import available_backends, default_backend, register_backend, unregister_backend
-from runtime.client.start import spawn
+from runtime.client import EngineClient, EngineLimits, spawn
 from runtime.errors import (
     AdapterError,
     BackendUnavailableError,
@@ -25,11 +25,11 @@ from runtime.errors import (
 )
 from runtime.info import CacheReport, EdgeReport, Metrics, ModelInfo
 from runtime.language_model import LanguageModel, Message, PrefixMatch
-from runtime.loading.embedded import fetch_embedded
 from runtime.loading.importer import import_model
 from runtime.loading.paths import models_dir
 from runtime.loading.progress import Progress
 from runtime.loading.shelf import ShelfEntry, list_models
+from runtime.loading.smollm2 import fetch_embedded
 from runtime.loading.verify import verify_model
 from runtime.model import load, load_model_by_name
 from runtime.options import GenerationOptions, LoadOptions, SamplingOptions
@@ -44,7 +44,9 @@ __all__ = [
     "CacheReport",
     "ContextOverflowError",
     "EdgeReport",
+    "EngineClient",
     "EngineDiedError",
+    "EngineLimits",
     "Finish",
     "FullVocabUnavailableError",
     "GenerationOptions",

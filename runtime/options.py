@@ -63,7 +63,7 @@ class LoadOptions:
             "kv_cache_bytes",
         ):
             value = getattr(self, name)
-            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+            if value is not None and not _whole(value, 1):
                 raise InvalidRequestError(f"{name} must be a whole number above 0, not {value!r}")
         if not isinstance(self.cache, bool):
             raise InvalidRequestError(f"cache is True or False, not {self.cache!r}")
@@ -99,7 +99,7 @@ class SamplingOptions:
         _in_range("temperature", self.temperature, 0.0, math.inf)
         _in_range("top_p", self.top_p, 0.0, 1.0, open_low=True)
         _in_range("min_p", self.min_p, 0.0, 1.0)
-        if self.top_k is not None and (isinstance(self.top_k, bool) or not isinstance(self.top_k, int) or self.top_k < 0):
+        if self.top_k is not None and not _whole(self.top_k, 0):
             raise InvalidRequestError(f"top_k must be a whole number, 0 (off) or more, not {self.top_k!r}")
         return self
 
@@ -124,15 +124,20 @@ class GenerationOptions:
             InvalidRequestError: A value out of range; the message names it.
         """
         self.sampling.check()
-        if self.max_tokens is not None and (not isinstance(self.max_tokens, int) or self.max_tokens < 1):
-            raise InvalidRequestError(f"max_tokens must be 1 or more, not {self.max_tokens!r}")
-        if isinstance(self.stop, str) or any(not isinstance(s, str) or not s for s in self.stop):
+        if self.max_tokens is not None and not _whole(self.max_tokens, 1):
+            raise InvalidRequestError(f"max_tokens must be a whole number, 1 or more, not {self.max_tokens!r}")
+        if not isinstance(self.stop, list | tuple) or any(not isinstance(s, str) or not s for s in self.stop):
             raise InvalidRequestError(f"stop is a sequence of texts, none of them empty, not {self.stop!r}")
-        if not isinstance(self.top_k, int) or not 0 <= self.top_k <= 1000:
+        if not _whole(self.top_k, 0) or self.top_k > 1000:
             raise InvalidRequestError(f"top_k (alternatives recorded) must lie within 0 and 1,000, not {self.top_k!r}")
-        if self.seed is not None and (not isinstance(self.seed, int) or not 0 <= self.seed < 1 << 64):
-            raise InvalidRequestError(f"seed must be a whole number within 0 and 2**64 - 1, not {self.seed!r}")
+        for name, value in (("seed", self.seed), ("branch", self.branch)):
+            if value is not None and (not _whole(value, 0) or value >= 1 << 64):
+                raise InvalidRequestError(f"{name} must be a whole number within 0 and 2**64 - 1, not {value!r}")
         return self
+
+
+def _whole(value: object, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
 
 
 def _in_range(name: str, value: float | None, low: float, high: float, *, open_low: bool = False) -> None:

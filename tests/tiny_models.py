@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import importlib.metadata
 import json
 import os
 import tempfile
@@ -183,4 +184,5 @@ def _tokenizer_config() -> dict[str, Any]:
 
 @functools.cache
 def _digest() -> str:
-    return hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:12]
+    made_by = importlib.metadata.version("transformers")  # whose spelling of config.json the folders have
+    return hashlib.sha256(Path(__file__).read_bytes() + made_by.encode()).hexdigest()[:12]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 
-from PySide6.QtCore import QObject
-from PySide6.QtGui import QAction, QActionGroup, QKeySequence
-from PySide6.QtWidgets import QMainWindow, QMenu
+from PySide6.QtCore import QEvent, QObject, Qt
+from PySide6.QtGui import QAction, QActionGroup, QKeyEvent, QKeySequence
+from PySide6.QtWidgets import QApplication, QMainWindow, QMenu
 
 Role = QAction.MenuRole
 _MAC = sys.platform == "darwin"
@@ -79,6 +79,14 @@ class Actions(QObject):
             else:
                 menu.addAction(entry)
         return menu
+
+
+def copy_focused() -> None:
+    """Copies from whatever has the keyboard: the menu's Copy is the key that the widget would have got."""
+    focused = QApplication.focusWidget()
+    if focused is not None:
+        key = QKeyEvent(QEvent.Type.KeyPress, Qt.Key.Key_C, Qt.KeyboardModifier.ControlModifier)
+        focused.keyPressEvent(key)  # sent as an event it would come back here as the shortcut
 
 
 def connect(action: QAction, do: Callable[[], object]) -> None:

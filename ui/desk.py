@@ -186,6 +186,7 @@ class Desk(QObject):
     async def close(self) -> None:
         """Saves and ends everything; safe to call once."""
         self.events.close()
+        self.shown = None  # nothing is asked any more on behalf of a session
         await self._workbench.close()
         await self.tasks.cancel()
 
@@ -207,10 +208,10 @@ class Desk(QObject):
         await self._list()
 
     async def _open(self, session_id: int) -> None:
-        self._show(await self._workbench.open_session(session_id))
+        self._show_answer(await self._workbench.open_session(session_id))
 
     async def _new(self) -> None:
-        self._show(await self._workbench.new_session())
+        self._show_answer(await self._workbench.new_session())
 
     async def _trash(self, session_id: int, title: str) -> None:
         await self._workbench.trash_session(session_id)
@@ -238,7 +239,7 @@ class Desk(QObject):
         view = await self._workbench.select(session_id, node_id)
         if before is not None:
             self._remember(Undo(self.tr("Branch Selection"), lambda: self._select(session_id, before, None)))
-        self._show(view)
+        self._show_answer(view)
 
     async def _compose(self, session_id: int, text: str) -> None:
         self.composed.emit(await self._workbench.compose(session_id, text))
@@ -280,6 +281,11 @@ class Desk(QObject):
             text = self._sending[1]
             self._sending = None
             self.draft_saved.emit(text)
+
+    def _show_answer(self, view: SessionView) -> None:
+        """Shows a view that a command returned: news still queued is older and already part of it."""
+        self.events.flush()
+        self._show(view)
 
     def _show(self, view: SessionView) -> None:
         self.shown = Shown(view)

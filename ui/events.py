@@ -5,6 +5,7 @@ A model may say a hundred tokens in one frame; painting once is enough. The time
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 
@@ -12,6 +13,8 @@ from PySide6.QtCore import QObject, QTimer
 
 from runtime import TokenRun
 from ui.port import Event, StatusChanged, TokensArrived
+
+logger = logging.getLogger(__name__)
 
 FRAME_MS = 16
 
@@ -56,10 +59,17 @@ class EventQueue(QObject):
         if not self._queued:
             self._timer.stop()
             return
+        self.flush()
+
+    def flush(self) -> None:
+        """Delivers now what is queued: everything older than what the caller is about to show."""
         events = list(self._queued)
         self._queued.clear()
         for event in merged(events):
-            self._deliver(event)
+            try:
+                self._deliver(event)
+            except Exception:  # the border between news and widgets: one bug must not swallow the rest of the frame
+                logger.exception("showing %s failed", type(event).__name__)
 
 
 def merged(events: Iterable[Event]) -> Iterator[Event]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 
 from PySide6.QtCore import QPoint, Qt, Signal
@@ -19,7 +18,6 @@ from ui.widgets import ElidedLabel, IconButton, Label
 
 HEIGHT = 44
 CONTROL_HEIGHT = 27
-LIGHTS = 66  # room for the three window buttons on macOS
 LEFT = 220  # up to the title, which stands over the transcript
 
 
@@ -69,7 +67,7 @@ class TopBar(QWidget):
     def _left(self) -> QWidget:
         left = QWidget()
         row = QHBoxLayout(left)
-        row.setContentsMargins(LIGHTS if sys.platform == "darwin" else 0, 0, 0, 0)
+        row.setContentsMargins(0, 0, 0, 0)
         row.setSpacing(4)
         row.addWidget(self.menu_button)
         row.addWidget(self.sidebar_button)

@@ -74,7 +74,7 @@ def _with_store(settings: Settings, read: Callable[[SessionStore], Coroutine[Any
         raise click.ClickException(f"no sessions yet in {settings.data.root}; start one with 'elsewise'")
 
     async def run() -> Any:
-        store = SessionStore.open(settings.data.sessions)
+        store = SessionStore.open(settings.data.sessions, read_only=True)
         try:
             return await read(store)
         finally:

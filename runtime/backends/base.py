@@ -51,6 +51,11 @@ class Backend(Protocol):
         Returns:
             The new slots ``(n,)`` (always ``size before + arange(n)``) and the raw logits
             ``(len(want), vocab) float32``.
+
+        Raises:
+            InvalidRequestError: Ids outside the vocabulary, unknown parents, a parent that is not `resumable`.
+            ContextOverflowError: A path longer than `info.context_length`.
+            MemoryBudgetError: The device ran out of memory. After any error the pack is as it was before the call.
         """
 
     def size(self, pack: Pack) -> int:
@@ -85,6 +90,9 @@ class Backend(Protocol):
 
     def logits_uncached(self, ids: Sequence[int]) -> npt.NDArray[np.float32]:
         """``(vocab,)`` raw logits after `ids`, computed by the library's own plain forward, no cache of ours."""
+
+    def set_kv_budget(self, nbytes: int) -> None:
+        """Tells how many bytes of KV may be held in all, so that a device with limits of its own can set them once."""
 
     def unload(self) -> None:
         """Frees the model."""

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
-
-F = TypeVar("F")
+from typing import Any
 
 BYTES = 256  # ids 0..255 are the bytes themselves
 SPECIALS = ("<|im_start|>", "<|im_end|>", "<|endoftext|>")  # ids 256, 257, 258
@@ -32,12 +30,6 @@ def byte_characters() -> tuple[str, ...]:
     printable = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
     stand_ins = iter(range(BYTES, 2 * BYTES))
     return tuple(chr(byte) if byte in printable else chr(next(stand_ins)) for byte in range(BYTES))
-
-
-def with_own_text(factory: F) -> F:
-    """Marks a factory whose models come without a folder: `load` takes tokenizer and template from here."""
-    factory.own_text = own_text  # type: ignore[attr-defined]  # functions take attributes
-    return factory
 
 
 def own_text() -> tuple[Any, str, tuple[int, ...]]:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from runtime.backends.byte_text import CHATML, VOCABULARY, with_own_text
+from runtime.backends.byte_text import CHATML, VOCABULARY
 from runtime.backends.byte_text import byte_tokenizer as fake_tokenizer
 from runtime.backends.mock import toy_info
 from runtime.backends.packed import Float32, PackedBackend, State, Step, WorkingPack, as_ids, chain_parents
@@ -53,7 +53,6 @@ class Behaviour:
     recurrent: bool = False
 
 
-@with_own_text
 def load(source: ModelFolder | tuple[Any, Any] | str, options: LoadOptions) -> FakeBackend:
     """The registry's factory; `source` is ignored, but for a pair that starts with a `Behaviour`."""
     behaviour = source[0] if isinstance(source, tuple) and isinstance(source[0], Behaviour) else Behaviour()

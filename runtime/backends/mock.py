@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from runtime.backends import facts
-from runtime.backends.byte_text import CHATML, VOCABULARY, with_own_text
+from runtime.backends.byte_text import CHATML, VOCABULARY
 from runtime.backends.byte_text import byte_tokenizer as mock_tokenizer
 from runtime.backends.packed import Float32, PackedBackend, State, Step, WorkingPack, as_ids, chain_parents
 from runtime.backends.tree import Int64
@@ -26,7 +26,6 @@ TEMPLATE = CHATML
 CONTEXT = 32_768  # tokens
 
 
-@with_own_text
 def load(source: ModelFolder | tuple[Any, Any] | str, options: LoadOptions) -> MockBackend:  # noqa: ARG001  # a mock of any model
     """The registry's factory; `source` is ignored."""
     return MockBackend(options)

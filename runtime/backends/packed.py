@@ -88,6 +88,9 @@ class PackedBackend(ABC, Generic[P]):
     def logits_uncached(self, ids: Sequence[int]) -> Float32:
         """``(vocab,)`` raw logits after `ids` by the library's own plain forward."""
 
+    def set_kv_budget(self, nbytes: int) -> None:  # most devices have no limits to set
+        """Tells how many bytes of KV may be held in all."""
+
     def size(self, pack: P) -> int:
         """Slots in use."""
         return pack.tree.size

@@ -1,8 +1,9 @@
 """Which backends there are, whether they can run here, and how a name becomes a factory.
 
 A backend is a factory ``(source, options) -> Backend``, known by a name and a dotted "module:function", so that another
-process can be told about it. A factory with an `own_text` (see `runtime.backends.byte_text`) is given no folder. Backends come from three places: built in, `register_backend`, and the entry-point group
-`elsewise.backends`; a registered name wins over an entry point, both over a built-in one.
+process can be told about it. A factory with an `own_text` (see `runtime.backends.byte_text`) is given no folder.
+Backends come from three places: built in, `register_backend`, and the entry-point group `elsewise.backends`; a
+registered name wins over an entry point, both over a built-in one.
 """
 
 from __future__ import annotations
@@ -32,13 +33,14 @@ class _BuiltIn:
     dotted: str
     needs: tuple[str, ...] = ()  # top-level modules
     install: str = ""
+    own_text: bool = False  # a toy: it brings tokenizer and template, and needs no model folder
 
 
 _BUILT_IN = {
     "hf": _BuiltIn("runtime.backends.hf.backend:load", ("torch", "transformers"), "pip install 'elsewise[hf]'"),
     "mlx": _BuiltIn("runtime.backends.mlx.backend:load", ("mlx", "mlx_lm"), "pip install mlx mlx-lm   (Linux: 'mlx[cpu]')"),
-    "mock": _BuiltIn("runtime.backends.mock:load"),
-    "fake": _BuiltIn("runtime.backends.fake:load"),
+    "mock": _BuiltIn("runtime.backends.mock:load", own_text=True),
+    "fake": _BuiltIn("runtime.backends.fake:load", own_text=True),
 }
 _PLANNED = {"vllm": "the vllm backend is not built yet; use hf or mlx on this machine"}
 
@@ -99,12 +101,11 @@ def default_backend() -> str:
     return "mlx" if apple and available_backends()["mlx"] is True else "hf"
 
 
-def resolve_backend(name: str | None = None) -> Factory:
-    """The factory behind a name; None and "auto" mean `default_backend()`.
+def check_backend(name: str | None = None) -> str:
+    """The name that is meant, if that backend can run here; imports none.
 
     Raises:
-        UnknownBackendError: No such backend; the message names the nearest.
-        BackendUnavailableError: Known, but it cannot run here; the message has the install line.
+        UnknownBackendError, BackendUnavailableError: As `resolve_backend`.
     """
     chosen = default_backend() if name in (None, "auto") else str(name)
     known = available_backends()
@@ -112,6 +113,23 @@ def resolve_backend(name: str | None = None) -> Factory:
         raise UnknownBackendError(f"unknown backend {chosen!r}: {nearest(chosen, known)}")
     if known[chosen] is not True:
         raise BackendUnavailableError(f"backend {chosen!r} cannot run here: {known[chosen]}")
+    return chosen
+
+
+def brings_text(name: str) -> bool:
+    """Whether a backend brings tokenizer and template of its own and needs no model folder; imports nothing."""
+    built_in = _BUILT_IN.get(name)
+    return name not in _registered and built_in is not None and built_in.own_text
+
+
+def resolve_backend(name: str | None = None) -> Factory:
+    """The factory behind a name; None and "auto" mean `default_backend()`.
+
+    Raises:
+        UnknownBackendError: No such backend; the message names the nearest.
+        BackendUnavailableError: Known, but it cannot run here; the message has the install line.
+    """
+    chosen = check_backend(name)
     factory = _registered.get(chosen)
     if callable(factory):
         return factory

@@ -8,7 +8,7 @@ once: no walk over single ancestors.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -85,13 +85,12 @@ class SlotTree:
 
     def visible(self, first: int) -> Bool:
         """``(size - first, size)``: which slots each slot from `first` on sees: its ancestors and itself."""
+        branches, which = np.unique(self._branch[first : self.size], return_inverse=True)
+        lineages = self._lineages(branches.tolist())
+        if len(branches) == len(which):  # one new slot per branch: nothing on its branch comes after it
+            return lineages[which]
         slots = np.arange(self.size)
-        mask = np.empty((self.size - first, self.size), np.bool_)
-        new = self._branch[first : self.size]
-        for branch in np.unique(new):
-            rows = np.flatnonzero(new == branch)
-            lineage = self._lineage(int(branch))
-            mask[rows] = lineage & (slots <= (rows + first)[:, None])
+        mask: Bool = lineages[which] & (slots <= slots[first:, None])
         return mask
 
     def within(self, mask: Bool, first: int, window: int) -> Bool:
@@ -105,7 +104,7 @@ class SlotTree:
             return np.empty(0, np.int64)
         if self.linear:
             return np.arange(slot + 1)
-        return np.flatnonzero(self._lineage(int(self._branch[slot]))[: slot + 1])
+        return np.flatnonzero(self._lineages([int(self._branch[slot])])[0, : slot + 1])
 
     def extends(self, parents: Int64) -> bool:
         """Whether the pack is one chain and `parents` only lengthens it."""
@@ -134,15 +133,17 @@ class SlotTree:
         self._branch[start:stop] = branch
         self._depth[start:stop] = np.arange(depth, depth + stop - start)
 
-    def _lineage(self, branch: int) -> Bool:
-        """``(size,)``: the slots on the way to the newest slot of `branch`."""
-        limits = np.full(len(self._forks), -1)  # per branch: the last slot of it on the way
-        limits[branch] = self.size
-        above, slot = self._forks[branch]
-        while above != _NO_BRANCH:
-            limits[above] = slot
-            above, slot = self._forks[above]
-        return limits[self._branch[: self.size]] >= np.arange(self.size)
+    def _lineages(self, branches: Sequence[int]) -> Bool:
+        """``(len(branches), size)``: the slots on the way to the newest slot of each branch."""
+        limits = np.full((len(branches), len(self._forks)), -1)  # per branch: the last slot of it on the way
+        for row, branch in zip(limits, branches, strict=True):
+            row[branch] = self.size
+            above, slot = self._forks[branch]
+            while above != _NO_BRANCH:
+                row[above] = slot
+                above, slot = self._forks[above]
+        reached: Bool = np.take(limits, self._branch[: self.size], axis=1) >= np.arange(self.size)
+        return reached
 
     def _reserve(self, size: int) -> None:
         if size > len(self._parent):

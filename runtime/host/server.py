@@ -130,7 +130,8 @@ class Server:
             model = await asyncio.to_thread(make_model, request)
             loaded = encode(await asyncio.to_thread(describe, model))
         except BaseException as error:  # noqa: BLE001  # the border: a Rust panic is a BaseException; the caller gets it all
-            _log.warning("loading %r failed", request.source, exc_info=error)
+            if not isinstance(error, RuntimeFault):  # those say all there is to say, to the caller
+                _log.warning("loading %r failed", request.source, exc_info=error)
             self._post(encode(Failure(LOAD_ID, pack_fault(error))))
         else:
             self._model = model
@@ -213,10 +214,11 @@ class Server:
             return []
 
     async def _push_while_busy(self) -> None:
-        while self._calls:
+        busy = True
+        while busy:
+            busy = bool(self._calls)  # one more round after the last answer: what a model counts afterwards
             await asyncio.sleep(_PUSH_SECONDS)
-            if news := self._news():
-                self.connection.post(news)
+            self.connection.post(self._news())
         self._pusher = None
 
     async def _beat(self, seconds: float) -> None:

@@ -15,7 +15,6 @@ import resource
 import sys
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -23,46 +22,12 @@ import numpy as np
 
 from runtime.errors import ModelLoadError, RuntimeFault
 from runtime.loading.gguf import vocabulary
-from runtime.loading.gguf.dequantise import UNPACKERS, Floats, dequantise
-from runtime.loading.gguf.header import read_header
+from runtime.loading.gguf.convertible import Checked, check
+from runtime.loading.gguf.dequantise import Floats, dequantise
 from runtime.loading.gguf.layout import GgufHeader
-from runtime.loading.gguf.llama import LlamaShape, Tensor, check_tensors, unpermuted
+from runtime.loading.gguf.llama import Tensor, unpermuted
 
-ARCHITECTURES = ("llama",)
 _BASE_MEMORY = 4 << 30  # bytes of address space: interpreter, numpy, tokenizer, and room
-
-
-@dataclass(frozen=True, slots=True)
-class Checked:
-    """A file that can be converted, as far as its header tells."""
-
-    header: GgufHeader
-    shape: LlamaShape
-    tensors: list[Tensor]
-
-    @property
-    def float32_bytes(self) -> int:
-        """Size of the weights once converted."""
-        return sum(math.prod(tensor.shape) for tensor in self.tensors) * 4
-
-
-def check(path: Path) -> Checked:
-    """Everything that can be refused before work begins.
-
-    Raises:
-        ModelLoadError: Damaged, or of a kind that cannot be converted.
-    """
-    header = read_header(path)
-    if header.architecture not in ARCHITECTURES:
-        works = ", ".join(ARCHITECTURES)
-        raise ModelLoadError(f"{path}: the architecture {header.architecture!r} cannot be imported from GGUF; {works} can")
-    shape = LlamaShape.of(header)
-    tensors = check_tensors(header, shape)
-    for tensor in tensors:
-        kind = header.tensors[tensor.source].format.name
-        if kind not in UNPACKERS:
-            raise ModelLoadError(f"{path}: {tensor.source} is packed as {kind}; a file in {', '.join(UNPACKERS)} can be read")
-    return Checked(header, shape, tensors)
 
 
 def convert(checked: Checked, target: Path, report: Callable[[int, int], None]) -> int:

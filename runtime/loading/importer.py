@@ -23,9 +23,9 @@ import filelock
 
 from runtime.errors import ModelLoadError
 from runtime.loading.check import INDEX, SETTINGS_FILES, TEXT_FILES, open_folder, weight_files
-from runtime.loading.convert import check
 from runtime.loading.digests import digest_of_all, known_sha256, sync_all, sync_folder
 from runtime.loading.folder import ModelFolder
+from runtime.loading.gguf.convertible import check
 from runtime.loading.manifest import FORMAT, Manifest, notes_of, read_manifest, write_manifest
 from runtime.loading.paths import made_models_dir, models_dir, shelf_path
 from runtime.loading.progress import OnProgress, Progress, ignore

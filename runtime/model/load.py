@@ -9,7 +9,8 @@ from typing import Any
 import psutil
 
 from runtime.backends.base import Backend
-from runtime.backends.registry import resolve_backend
+from runtime.backends.byte_text import own_text
+from runtime.backends.registry import brings_text, check_backend, resolve_backend
 from runtime.engine import Engine
 from runtime.loading.folder import ModelFolder
 from runtime.loading.source import resolve
@@ -39,20 +40,21 @@ def load(source: str | Path | Pair, backend: str | None = "auto", **options: Any
         ModelLoadError: The model is not here (the message has the command that fetches it), incomplete or damaged.
     """
     checked = LoadOptions.from_mapping(options)
-    factory = resolve_backend(backend)
+    name = check_backend(backend)
     model: ModelFolder | Pair
-    if (own_text := getattr(factory, "own_text", None)) is not None:  # a toy backend: no folder to read
+    if brings_text(name):
         model, text = (source if isinstance(source, tuple) else (None, None)), TextSide.from_parts(*own_text())
     elif isinstance(source, tuple):
         model, text = source, TextSide.from_transformers(*source)
     else:
-        folder = resolve(source, backend=backend or "auto")
-        model, text = folder, TextSide.from_folder(folder)
+        model = resolve(source, backend=name)  # before the libraries are imported: a missing model is said at once
+        text = TextSide.from_folder(model)
 
     def make() -> tuple[Backend, Scheduler]:
-        made = factory(model, checked)
+        made = resolve_backend(name)(model, checked)
         token_bytes = text.tokenizer.byte_vocab(made.info.vocab_size)
         budget = checked.kv_cache_bytes or max(psutil.virtual_memory().available // BUDGET_SHARE, LEAST_BUDGET)
+        made.set_kv_budget(budget)
         eos = frozenset(text.tokenizer.eos_token_ids)
         return made, Scheduler(made, checked, budget, token_bytes, eos, Utf8Stream)
 

@@ -43,9 +43,10 @@ class Sampler:
             return int(logprobs.argmax()), float("nan")
         u = uniform(self.seed, position, self.branch)
         vocab = len(logprobs)
-        scaled = logprobs.astype(np.float64) / self.temperature
-        scaled -= scaled.max()
-        weights = np.exp(scaled)
+        scaled = logprobs.astype(np.float64)
+        scaled -= scaled.max()  # before the division: the likeliest stays at 0 however small the temperature
+        with np.errstate(over="ignore"):
+            weights = np.exp(scaled / self.temperature)
         total = float(weights.sum())
         head = min(self.top_k or HEAD, vocab)
         while True:

@@ -10,7 +10,7 @@ from runtime.scheduler.jobs import GenerateJob, Job, ScoreJob
 from runtime.scheduler.prefill import Prefill
 from runtime.scheduler.rows import narrow
 from runtime.scheduler.vectors import VectorCache
-from runtime.scheduler.workspace import Workspaces
+from runtime.scheduler.workspace import Workspace, Workspaces
 from runtime.scoring import empty_scores
 from runtime.trie import Lease, Namespace, Trie
 
@@ -57,14 +57,30 @@ class Cache:
     def place(self, job: Job, first_wanted: int) -> Prefill:
         """Puts what is known of a path into a workspace, up to the first row that must be pushed."""
         workspace = self.workspaces.place(job.namespace, job.ids, alone=not self.enabled)
-        slot, depth = workspace.find(job.ids, first_wanted) if self.enabled else (ROOT, 0)
         lease = self.trie.lookup([(job.namespace, job.ids[:first_wanted])])
-        if lease.length > depth:
-            slot, depth = workspace.load(lease, slot, depth)
+        slot, depth = self._stand(workspace, job.ids[:first_wanted], lease)
         if isinstance(job, GenerateJob):
             self._explain(job, depth)
         last_only = not isinstance(job, ScoreJob)
         return Prefill(job, workspace, lease, slot, depth, first_wanted, last_only=last_only, reused=depth)
+
+    def regain(self, prefill: Prefill) -> None:
+        """Goes back to a place from which the job can go on, when its own was given up: recurrent state moves along
+        with whoever appends, and a place that two jobs share is left by the first.
+        """
+        if prefill.workspace.resumable(prefill.slot):
+            return
+        job, ids = prefill.job, prefill.job.ids[: prefill.at]
+        prefill.lease.release()
+        prefill.lease = self.trie.lookup([(job.namespace, ids)])
+        prefill.slot, at = self._stand(prefill.workspace, ids, prefill.lease)
+        prefill.reused -= prefill.at - at
+        prefill.at = at
+
+    def _stand(self, workspace: Workspace, ids: Int32, lease: Lease) -> tuple[int, int]:
+        """The deepest place on a path that the workspace or the lease can give: its slot and depth."""
+        slot, depth = workspace.find(ids, len(ids)) if self.enabled else (ROOT, 0)
+        return workspace.load(lease, slot, depth) if lease.length > depth else (slot, depth)
 
     def publish(self, prefill: Prefill, namespace: Namespace, tokens: Int32, slot: int, scores: Scores | None) -> None:
         """Copies the tokens from the lease's end to `slot` into the trie; `scores` has one row for each."""

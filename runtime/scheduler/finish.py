@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 
 import numpy as np
@@ -13,6 +14,8 @@ from runtime.scheduler.jobs import Job, QueryJob, ScoreJob, settle
 from runtime.scheduler.prefill import Prefill, stack
 from runtime.scheduler.rows import Row, non_finite, normalise
 from runtime.scoring import empty_scores, summarise
+
+log = logging.getLogger(__name__)
 
 
 def gone(job: Job) -> bool:
@@ -26,7 +29,6 @@ class Finisher:
     def __init__(self, cache: Cache, counters: Counters) -> None:
         self._cache = cache
         self._counters = counters
-        self._known: dict[int, Scores] = {}  # of a score job in work, by its identity
 
     # ---- scores -----------------------------------------------------------------------------------------------------
 
@@ -35,17 +37,20 @@ class Finisher:
         known = self._cache.known_scores(job)
         first, n = max(job.start, 1), len(job.ids)
         unknown = np.flatnonzero(known.rank[first:] == 0) if first < n else np.empty(0, np.int64)
-        self._known[id(job)] = known
+        job.known = known
         if not unknown.size:
             return n
         at = first + int(unknown[0])
-        self._counters.tokens_rescored += max(self._cache.match(job.namespace, job.ids) - at, 0)
+        self._counters.tokens_rescored += max(self._cache.match(job.namespace, job.ids) - (at - 1), 0)  # from the row before
         return at
 
     def scores_are_known(self, job: ScoreJob) -> None:
         """Answers from what is remembered."""
         self._counters.tokens_reused += len(job.ids)
-        settle(job.future, self._known.pop(id(job))[job.start :])
+        self._counters.last_reused, self._counters.last_computed = len(job.ids), 0
+        self._counters.publish(self._cache)
+        assert job.known is not None
+        settle(job.future, job.known[job.start :])
 
     # ---- chunks -----------------------------------------------------------------------------------------------------
 
@@ -74,7 +79,8 @@ class Finisher:
 
     def _score_rows(self, job: ScoreJob, indices: np.ndarray[tuple[int], np.dtype[np.int64]], logprobs: Float32) -> Scores:
         """Scores of the tokens that follow the rows, merged into what the job knows; rows for the whole path."""
-        known = self._known[id(job)]
+        known = job.known
+        assert known is not None
         inner = indices[indices + 1 < len(job.ids)]
         if len(inner):
             fresh = summarise(logprobs[: len(inner)], job.ids[inner + 1], job.k)
@@ -89,21 +95,30 @@ class Finisher:
         if scores is not None and start:
             self._cache.keep_scores(prefill.lease, scores[:start])
 
-    def answer(self, prefill: Prefill, last: Float32) -> None:
-        """The job is complete; `last` is the distribution after its path ``(vocab,)``."""
-        job = prefill.job
+    def count(self, prefill: Prefill) -> None:
+        """The job is complete: its tokens are counted, before whoever waits can look."""
         self._counters.tokens_reused += prefill.reused
+        if isinstance(prefill.job, ScoreJob):
+            self._counters.last_reused, self._counters.last_computed = prefill.reused, prefill.computed
+
+    def answer(self, job: Job, last: Float32) -> None:
+        """Tells whoever waits; `last` is the distribution after the job's path ``(vocab,)``."""
         if isinstance(job, QueryJob):
             job.answer(last)
         elif isinstance(job, ScoreJob):
-            self._counters.last_reused, self._counters.last_computed = prefill.reused, prefill.computed
-            self._counters.publish(self._cache)
-            settle(job.future, self._known.pop(id(job))[job.start :])
+            assert job.known is not None
+            settle(job.future, job.known[job.start :])
 
     # ---- rows -------------------------------------------------------------------------------------------------------
 
     def publish_row(self, row: Row) -> None:
-        """Publishes what a generation has pushed since the last time."""
+        """Publishes what a generation has pushed since the last time; where that fails, the answer goes on without."""
+        try:
+            self._publish_tail(row)
+        except Exception:  # a copy for later that cannot be made (no memory) must not end what runs
+            log.exception("the KV of a running answer could not be kept")
+
+    def _publish_tail(self, row: Row) -> None:
         job, lease = row.job, row.prefill.lease
         count = row.unpublished
         if count <= 0:

@@ -77,6 +77,7 @@ class ScoreJob(Job):
     start: int = 0
     k: int = 10
     future: Future[Scores] = field(default_factory=Future)
+    known: Scores | None = None  # of the whole path, as far as worked out; owner thread
 
     def fail(self, error: BaseException) -> None:
         """The waiter gets the error."""
@@ -127,7 +128,10 @@ def check_ids(ids: Sequence[int] | np.ndarray[Any, Any], *, vocab: int, context:
         InvalidRequestError: Empty, not whole numbers, or outside the vocabulary (the first bad one is named).
         ContextOverflowError: More than the context holds.
     """
-    array = np.asarray(ids)
+    try:
+        array = np.asarray(ids)
+    except (ValueError, OverflowError) as error:  # lists of different lengths
+        raise InvalidRequestError(f"token ids must be one flat sequence: {error}") from error
     if array.ndim != 1 or array.size == 0:
         raise InvalidRequestError(
             "no tokens: give at least one token id (an empty prompt has nothing to predict from)"

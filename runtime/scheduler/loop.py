@@ -166,6 +166,7 @@ class Scheduler:
         elif (vector := self.cache.vectors.get(job.key)) is not None:
             if isinstance(job, QueryJob):
                 self.counters.tokens_reused += len(job.ids)
+                self.counters.publish(self.cache)
                 self._forget(job)
                 job.answer(vector)
                 return
@@ -241,15 +242,16 @@ class Scheduler:
 
     def _quota(self) -> int:
         by_time = int(self._speed * (CHUNK_SECONDS if self._rows else ALONE_SECONDS))
-        sized = max(min(by_time, self._options.prefill_chunk_tokens), MIN_CHUNK)
+        sized = min(max(by_time, MIN_CHUNK), self._options.prefill_chunk_tokens)
         short = SHORT * sum(p.total - p.at <= SHORT for p in self._prefills)
         return min(max(sized, short), self._options.max_batch_tokens)
 
     def _push(self, group: list[Prefill], quota: int) -> int:
         """One forward over the group's next tokens; how many rows were pushed."""
-        batch = Batch(group[0].workspace, group[0].workspace.size)
         for prefill in group:
+            self.cache.regain(prefill)
             prefill.save()
+        batch = Batch(group[0].workspace, group[0].workspace.size)
         started = time.monotonic()
         try:
             for prefill in group:
@@ -266,13 +268,23 @@ class Scheduler:
             self._speed += 0.5 * (pushed / max(time.monotonic() - started, 1e-6) - self._speed)
         self.counters.tokens_computed += pushed
         self.counters.forward_calls += pushed > 0
-        for prefill in group:
-            if prefill.at > prefill.mark_at:
-                self._settle_chunk(prefill)
+        self.counters.publish(self.cache)  # before the answers, so that who sees one sees its numbers
+        moved = [prefill for prefill in group if prefill.at > prefill.mark_at]
+        complete = [(prefill, last) for prefill in moved if (last := self._settle_chunk(prefill)) is not None]
+        self.counters.publish(self.cache)  # before the answers, so that who has one sees its numbers
+        for prefill, last in complete:
+            if isinstance(prefill.job, GenerateJob):
+                self._start_row(prefill, last)
+            else:
+                self._finish.answer(prefill.job, last)
         return pushed
 
-    def _settle_chunk(self, prefill: Prefill) -> None:
-        """Publishes what a chunk computed and answers the job when it is complete."""
+    def _settle_chunk(self, prefill: Prefill) -> Float32 | None:
+        """Publishes what a chunk computed.
+
+        Returns:
+            The distribution after the job's path ``(vocab,)`` when it is complete; its lease is then released.
+        """
         rows: list[Float32] = []
 
         def take() -> None:
@@ -281,12 +293,13 @@ class Scheduler:
         if not self._guard(prefill.job, take):
             self._drop_prefill(prefill)
         elif prefill.done:
-            self._drop_prefill(prefill, leave=not isinstance(prefill.job, GenerateJob))
+            generates = isinstance(prefill.job, GenerateJob)
+            self._drop_prefill(prefill, leave=not generates)
             self._forget(prefill.job)
-            if isinstance(prefill.job, GenerateJob):
-                self._start_row(prefill, rows[-1])
-            else:
-                self._finish.answer(prefill, rows[-1])
+            if not generates:  # a generation's are counted at its end
+                self._finish.count(prefill)
+            return rows[-1]
+        return None
 
     def _drop_prefill(self, prefill: Prefill, *, leave: bool = True) -> None:
         self._prefills.remove(prefill)
@@ -297,7 +310,7 @@ class Scheduler:
         self._forget(prefill.job)
         self._drop_prefill(prefill)
         if error is not None:
-            prefill.job.fail(typed(error))
+            prefill.job.fail(error)
         elif isinstance(prefill.job, GenerateJob):
             prefill.job.on_end(None)
 
@@ -314,7 +327,9 @@ class Scheduler:
             return
         half = len(items) // 2
         for part in (items[:half], items[half:]):
-            again([item for item in part if not gone(item.job)])
+            wanted = [item for item in part if not gone(item.job)]
+            if wanted:
+                again(wanted)
 
 
 def typed(error: BaseException) -> Exception:

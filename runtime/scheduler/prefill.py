@@ -76,6 +76,7 @@ class Batch:
     tokens: list[int] = field(default_factory=list)
     parents: list[int] = field(default_factory=list)
     wanted: dict[int, list[tuple[Prefill, int]]] = field(default_factory=dict)  # row -> who wants it, for which token
+    _fresh: dict[tuple[int, int], int] = field(default_factory=dict)  # (parent, token) -> slot of this batch, twins too
 
     def advance(self, prefill: Prefill, quota: int) -> int:
         """Adds up to `quota` of the job's next tokens, sharing rows with jobs that are in the batch already.
@@ -86,17 +87,17 @@ class Batch:
         ids, ws, added = prefill.job.ids, self.workspace, 0
         while prefill.at < prefill.total:
             token, wanted = int(ids[prefill.at]), prefill.wants(prefill.at)
-            child = ws.child(prefill.slot, token)
-            if child is not None and child >= self.base:
-                prefill.slot = child  # another job of this batch computes it
-                prefill.reused += 1
-            elif child is not None and not wanted and ws.follow(prefill.slot, token) is not None:
-                prefill.slot = child
+            shared = self._fresh.get((prefill.slot, token))  # another job of this batch computes it
+            if shared is None and not wanted:
+                shared = ws.follow(prefill.slot, token)
+            if shared is not None:
+                prefill.slot = shared
                 prefill.reused += 1
             elif added < quota:
                 self.tokens.append(token)
                 self.parents.append(prefill.slot)
-                prefill.slot = ws.append(prefill.slot, token)
+                place = prefill.slot, token
+                prefill.slot = self._fresh[place] = ws.append(*place)
                 prefill.computed += 1
                 added += 1
             else:

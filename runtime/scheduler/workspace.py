@@ -41,10 +41,6 @@ class Workspace:
         """Bytes of the working buffers."""
         return self._backend.pack_bytes(self.pack)
 
-    def child(self, slot: int, token: int) -> int | None:
-        """The slot of `token` after `slot`, if it stands here."""
-        return self._children.get((slot, token))
-
     def find(self, ids: Int32, limit: int) -> tuple[int, int]:
         """The deepest slot on the path, within `limit` tokens, from which a token can be appended, and its depth."""
         slot, best, depth = ROOT, ROOT, 0
@@ -53,16 +49,18 @@ class Workspace:
             if found is None:
                 break
             slot = found
-            if self._always_resumable or self._backend.resumable(self.pack, slot):
+            if self.resumable(slot):
                 best, depth = slot, at + 1
         return best, depth
 
     def follow(self, slot: int, token: int) -> int | None:
-        """Like `child`, but only where a token can be appended later."""
+        """The slot of `token` after `slot`, if it stands here and a token can be appended after it."""
         found = self._children.get((slot, token))
-        if found is None or self._always_resumable or self._backend.resumable(self.pack, found):
-            return found
-        return None
+        return found if found is not None and self.resumable(found) else None
+
+    def resumable(self, slot: int) -> bool:
+        """Whether a token can be appended after `slot`."""
+        return self._always_resumable or self._backend.resumable(self.pack, slot)
 
     def load(self, lease: Lease, slot: int, depth: int) -> tuple[int, int]:
         """Copies what the lease holds beyond `depth` under `slot`; the last slot and its depth."""

@@ -34,11 +34,13 @@ class Connection(asyncio.Protocol):
         self._room.set()
 
     def post(self, payloads: Sequence[bytes]) -> None:
-        """Sends encoded messages as one group; after the pipe was closed they vanish.
+        """Sends encoded messages (none: nothing) as one group; after the pipe was closed they vanish.
 
         Raises:
             FrameError: One of them is too large.
         """
+        if not payloads:
+            return
         pieces = list(encode_group(payloads))
         if self._transport is None or self._transport.is_closing():
             return

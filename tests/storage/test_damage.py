@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from storage import SessionStore, StoreError
-from tests.storage.helpers import chat, sql, with_store
+from tests.storage.helpers import chat, with_store
 
 SESSIONS = 6
 
@@ -34,9 +34,9 @@ async def fill(store: SessionStore) -> None:
 
 def test_a_broken_page_costs_one_session_only(path: Path) -> None:
     with_store(path, fill)
-    [(page,)] = sql(path, "SELECT pageno FROM dbstat WHERE name = 'token_chunks' AND pagetype = 'leaf' LIMIT 1")
     raw = bytearray(path.read_bytes())
-    raw[(page - 1) * 4096 : page * 4096] = bytes([0xEE]) * 4096
+    leaf = next(at for at in range(4096, len(raw), 4096) if raw[at] == 0x0D and b"text_lengths" in raw[at : at + 4096])
+    raw[leaf : leaf + 4096] = bytes([0xEE]) * 4096
     path.write_bytes(raw)
 
     async def look(store: SessionStore) -> None:

@@ -47,6 +47,13 @@ def test_a_new_store_is_private(path: Path) -> None:
     assert set(modes.values()) == {0o600}
 
 
+def test_a_folder_with_an_awkward_name(tmp_path: Path) -> None:
+    path = tmp_path / "déjà ?mode=ro #1 100%" / "ses sions.sqlite3"
+    with_store(path, chat)
+    assert len(with_store(path, lambda store: store.sessions())) == 1
+    assert {p.name for p in path.parent.iterdir()} == {path.name}
+
+
 def test_pragmas_are_in_force(store: SessionStore) -> None:
     async def pragma(name: str) -> object:
         return await store._database.read(lambda db: db.execute(f"PRAGMA {name}").fetchone()[0])

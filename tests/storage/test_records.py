@@ -151,6 +151,19 @@ def test_a_chunk_that_is_lost_or_astray_leaves_a_named_gap(path: Path, harm: str
     with_store(path, read)
 
 
+def test_a_run_that_lost_all_its_tokens_is_one_named_gap(path: Path) -> None:
+    session, user, answer = with_store(path, chat)
+    sql(path, "DELETE FROM token_chunks WHERE node_id = ?", answer)
+
+    async def read(store: SessionStore) -> None:
+        assert layout((await store.load_tokens([answer]))[answer]) == [(0, 6, True)]
+        assert [node.damaged for node in (await store.load_session(session)).nodes] == [False, True]
+        assert [(row.node_id, row.turn, row.detail) for row in await store.verify()] == [(answer, 2, "6 tokens cannot be read")]
+        assert ids((await store.load_tokens([user, answer]))[user]) == [0, 1, 2, 3]
+
+    with_store(path, read)
+
+
 def test_scores_whose_range_is_damaged_make_the_whole_run_suspect(path: Path) -> None:
     async def make(store: SessionStore) -> int:
         session = await store.create_session("s")

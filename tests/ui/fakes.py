@@ -261,6 +261,9 @@ class FakeWorkbench:
                 break
             piece = run_of(self.vocabulary, [word], [0.4 + i])
             run = TokenRun.concat([run, piece])
+            streaming = replace(turn, run=run, status=TurnStatus.STREAMING)
+            view = self.views[session_id]
+            self.views[session_id] = replace(view, turns=(*view.turns[:-1], streaming))
             self.emit(TokensArrived(session_id, node, piece))
             await asyncio.sleep(0)
         stats = TurnStats(312, 1, 0.18, 41.0, float(run.logprob.sum()))

@@ -12,7 +12,7 @@ from PySide6.QtTest import QTest
 from tests.ui.conftest import Scene, frames, until
 from tests.ui.fakes import OTHERS, TRIP, FakeWorkbench
 from tests.ui.test_sidebar import make_sample
-from ui import MainWindow, TurnStatus
+from ui import EngineState, MainWindow, SessionView, StatusChanged, TokensArrived, TurnStatus
 
 Play = Callable[[Scene], None]
 
@@ -120,6 +120,39 @@ def test_send_turns_into_stop_which_stops(in_window: Play, bench: FakeWorkbench)
         assert (last.status, last.note, last.run.text) == (TurnStatus.PARTIAL, "stopped", "Because of")
         assert composer.draft == "and"
         assert window.acts.continue_answer.isEnabled()
+
+    in_window(scene)
+
+
+def test_going_away_and_back_in_the_middle_of_a_stream_doubles_nothing(in_window: Play, bench: FakeWorkbench) -> None:
+    finish(bench)
+
+    async def scene(window: MainWindow) -> None:
+        bench.gate = asyncio.Semaphore(2)
+        QTest.keyClicks(window.parts.composer.field, "Go")
+        QTest.keyClick(window.parts.composer.field, Qt.Key.Key_Return)
+        await until(lambda: turns(window)[-1][1] == "Because of")
+        window.desk.open(3)
+        await until(lambda: window.desk.shown is not None and window.desk.shown.session_id == 3)
+        assert window.parts.composer.send_button.text() == "Send"
+        # news that is still queued when the session is opened again is part of what is read
+        read = bench.open_session
+
+        async def read_and_tell(session_id: int) -> SessionView:
+            view = await read(session_id)
+            bench.emit(TokensArrived(session_id, view.turns[-1].node_id, view.turns[-1].run[-1:]))
+            return view
+
+        bench.open_session = read_and_tell  # type: ignore[method-assign]  # the order of things this test is about
+        window.desk.open(TRIP)
+        await until(lambda: turns(window))
+        await frames()
+        assert turns(window)[-1][1] == "Because of"
+        for _ in range(3):
+            bench.gate.release()
+        await until(lambda: not window.desk.running)
+        assert turns(window)[-1][1] == "".join(bench.answer)
+        assert window.parts.transcript.tokens.page.boxes[-1].turn.text == "".join(bench.answer)
 
     in_window(scene)
 
@@ -245,6 +278,22 @@ def test_the_draft_is_counted_a_moment_after_typing(in_window: Play, bench: Fake
         asked = [text for _session, text in bench.asked("compose")]
         assert asked.count("three short words") == 1
         assert "three" not in asked  # not one question per key
+
+    in_window(scene)
+
+
+def test_the_context_is_counted_again_when_the_engine_comes_up(in_window: Play, bench: FakeWorkbench) -> None:
+    finish(bench)
+
+    async def scene(window: MainWindow) -> None:
+        await until(lambda: len(bench.asked("compose")) >= 1)
+        before = len(bench.asked("compose"))
+        bench.status = replace(bench.status, engine=EngineState.STARTING)
+        bench.emit(StatusChanged(bench.status))
+        await until(lambda: len(bench.asked("compose")) == before + 1)
+        bench.emit(StatusChanged(bench.status))  # nothing new
+        await frames()
+        assert len(bench.asked("compose")) == before + 1
 
     in_window(scene)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine
 
+import pytest
 from PySide6.QtCore import QObject
 
 from tests.ui.conftest import until
@@ -60,6 +61,27 @@ def test_the_queue_delivers_together_and_its_timer_rests(arun: Arun) -> None:
         await asyncio.sleep(0.05)
         assert len(got) == 2
         assert queue.idle
+        owner.deleteLater()
+
+    arun(play())
+
+
+def test_a_bug_in_one_event_does_not_swallow_the_rest(arun: Arun, caplog: pytest.LogCaptureFixture) -> None:
+    async def play() -> None:
+        got, owner = list[Event](), QObject()
+
+        def deliver(event: Event) -> None:
+            got.append(event)
+            if len(got) == 1:
+                raise KeyError("a bug")
+
+        queue = EventQueue(deliver, owner)
+        queue.push(TurnChanged(1, FakeWorkbench().turn("user", ["x"])))
+        queue.push(SessionsChanged())
+        await until(lambda: len(got) == 2)
+        assert [record.getMessage() for record in caplog.records] == ["showing TurnChanged failed"]
+        caplog.clear()
+        await until(lambda: queue.idle)
         owner.deleteLater()
 
     arun(play())

@@ -88,6 +88,39 @@ def test_panels_fold_from_the_right_and_come_back(in_window: Play) -> None:
     in_window(scene)
 
 
+def test_the_composer_stands_under_the_text_in_both_modes(in_window: Play, bench: FakeWorkbench) -> None:
+    async def scene(window: MainWindow) -> None:
+        parts = window.parts
+
+        def aligned() -> bool:
+            return (parts.composer.x(), parts.composer.width()) == (104, parts.transcript.width() - 104 - 44)
+
+        # taking a picture measures hidden parts too
+        assert not window.grab().isNull()
+        bench.emit(SessionChanged(bench.views[TRIP]))
+        await frames()
+        assert not window.grab().isNull()
+        await frames()
+        assert aligned()
+        for size in ((1360, 860), (1000, 700)):
+            window.resize(*size)
+            await until(aligned)
+            window.acts.read.trigger()
+            await until(aligned)
+            # tokens that arrive, and another session, change nothing
+            bench.emit(SessionChanged(bench.views[TRIP]))
+            await frames()
+            assert aligned()
+            window.acts.tokens.trigger()
+            window.desk.open(3)
+            await until(lambda: window.parts.top.title.text() == "Why proofs by contradiction")
+            window.desk.open(TRIP)
+            await frames()
+            assert aligned()
+
+    in_window(scene)
+
+
 def test_read_and_tokens_by_mouse_and_key(in_window: Play) -> None:
     async def scene(window: MainWindow) -> None:
         modes = window.parts.top.modes
@@ -127,6 +160,34 @@ def test_every_action_has_a_place_and_no_two_share_a_shortcut(in_window: Play) -
         assert len(keys) == len(set(keys))
         assert {"Ctrl+N", "Ctrl+.", "Ctrl+R", "Ctrl+[", "Ctrl+]", "Ctrl+Z", "Ctrl+T"} <= set(keys)
         await frames(1)
+
+    in_window(scene)
+
+
+def test_copy_by_key_and_by_menu_takes_from_what_has_the_keyboard(in_window: Play) -> None:
+    async def scene(window: MainWindow) -> None:
+        clipboard = QApplication.clipboard()
+        window.activateWindow()
+        await until(window.isActiveWindow)
+        # the message field keeps its own key
+        field = window.parts.composer.field
+        QTest.keyClicks(field, "from the field")
+        field.selectAll()
+        QTest.keyClick(field, Qt.Key.Key_C, Qt.KeyboardModifier.ControlModifier)
+        assert clipboard.text() == "from the field"
+        # by the menu, from the search
+        search = window.parts.sidebar.sessions.search
+        search.setText("from the search")
+        search.setFocus()
+        search.selectAll()
+        window.acts.copy.trigger()
+        assert clipboard.text() == "from the search"
+        # by key, selected tokens of the conversation
+        pane = window.parts.transcript.tokens
+        pane.setFocus()
+        QTest.keyClick(pane, Qt.Key.Key_A, Qt.KeyboardModifier.ControlModifier)
+        QTest.keyClick(pane, Qt.Key.Key_C, Qt.KeyboardModifier.ControlModifier)
+        assert "Where should we go in April?" in clipboard.text()
 
     in_window(scene)
 

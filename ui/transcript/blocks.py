@@ -35,8 +35,9 @@ def stretches(source: str, start: int = 0) -> Iterator[Stretch]:
         if fence is not None:
             if source[begin:position].strip():
                 yield Stretch(begin, position)
+                begin = position
             position = _fence_end(source, stop, fence.group(1))
-            yield Stretch(begin if not source[begin:position].strip() else stop - len(line), position, *_code(source, stop, position, fence))
+            yield Stretch(begin, position, *_code(source[stop:position], fence))
             begin, in_list, blank = position, False, False
             continue
         empty = not line.strip()
@@ -70,13 +71,10 @@ def _fence_end(source: str, position: int, mark: str) -> int:
     return position
 
 
-def _code(source: str, first: int, last: int, fence: re.Match[str]) -> tuple[str, str]:
-    code = source[first:last]
-    lines = code.split("\n")
-    closing = next((i for i in (len(lines) - 1, len(lines) - 2) if i >= 0 and lines[i].strip()), None)
-    mark = fence.group(1)
-    if closing is not None:
-        stripped = lines[closing].strip()
-        if not stripped.strip(mark[0]) and len(stripped) >= len(mark):
-            lines = lines[:closing]
+def _code(held: str, fence: re.Match[str]) -> tuple[str, str]:
+    """What the fence holds, without its closing line, and its language."""
+    lines = held.rstrip("\n").split("\n")
+    closing, mark = lines[-1].strip(), fence.group(1)
+    if closing and not closing.strip(mark[0]) and len(closing) >= len(mark):
+        lines.pop()
     return "\n".join(lines).rstrip("\n"), fence.group(2).strip()

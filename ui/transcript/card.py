@@ -167,7 +167,7 @@ class Card(QWidget):
         width = _WIDTH * self._scale + self._word_width() - _WORD_LEAST * self._scale
         return QSize(round(width), round((rows * _ROW + 2 * _PAD_Y) * self._scale))
 
-    def paintEvent(self, event: QPaintEvent) -> None:
+    def paintEvent(self, event: QPaintEvent) -> None:  # noqa: ARG002  # Qt's signature
         if self._content is None:
             return
         painter = QPainter(self)

@@ -32,7 +32,7 @@ _INDENT_PX = 24  # of lists
 class BlankDocument(QTextDocument):
     """Whatever resource the text names, it gets a blank picture: returning nothing would let Qt open local files."""
 
-    def loadResource(self, kind: int, name: QUrl | str) -> QImage:
+    def loadResource(self, kind: int, name: QUrl | str) -> QImage:  # noqa: ARG002  # Qt's signature
         blank = QImage(1, 1, QImage.Format.Format_ARGB32_Premultiplied)
         blank.fill(Qt.GlobalColor.transparent)
         return blank
@@ -107,7 +107,7 @@ def _colour(document: QTextDocument, faces: Faces, palette: Palette) -> None:
     while block.isValid():
         level = block.blockFormat().headingLevel()
         quoted = bool(block.blockFormat().property(QTextFormat.Property.BlockQuoteLevel))
-        for fragment in [f.fragment() for f in block]:
+        for fragment in [f.fragment() for f in block]:  # type: ignore[attr-defined]  # iterable, the stubs miss it
             shape = QTextCharFormat(fragment.charFormat())
             if level:
                 shape.clearProperty(QTextFormat.Property.FontSizeAdjustment)

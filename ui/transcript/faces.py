@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from typing import cast
 
 from PySide6.QtCore import Qt
-from PySide6.QtGui import QFont, QFontMetricsF, QTextCharFormat, QTextLayout, QTextOption
+from PySide6.QtGui import QFont, QFontMetricsF, QTextCharFormat, QTextLayout, QTextLine, QTextOption
 
 from ui.theme.fonts import interface_font, mono_font
 
@@ -54,7 +55,7 @@ class Faces:
 
     def _range(self, first: int, last: int) -> QTextLayout.FormatRange:
         made = QTextLayout.FormatRange()
-        made.start, made.length, made.format = first, last - first, self._small  # type: ignore[misc]  # stubs: read-only
+        made.start, made.length, made.format = first, last - first, self._small
         return made
 
 
@@ -63,6 +64,11 @@ def tracked(font: QFont, px: float) -> QFont:
     if sys.platform != "darwin":
         font.setLetterSpacing(QFont.SpacingType.AbsoluteSpacing, _TRACKING * px)
     return font
+
+
+def x_of(line: QTextLine, position: int, edge: QTextLine.Edge = QTextLine.Edge.Leading) -> float:
+    """Where a QChar's edge stands in its line (Qt's stubs do not know that it answers a pair)."""
+    return cast("tuple[float, int]", line.cursorToX(position, edge))[0]
 
 
 def _option(right_to_left: bool, space: float, *, wrap: bool) -> QTextOption:

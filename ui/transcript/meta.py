@@ -61,7 +61,7 @@ class MetaLine:
     def __init__(self, view: TurnView, faces: Faces, width: float) -> None:
         self._faces = faces
         self._width = width
-        self._standing = self._flow(_standing(view), rows_from=0)
+        self._standing = self._flow(_standing(view))
         rows = 1 + max((self._row(p) for p in self._standing), default=0)
         shown = bool(self._standing) or view.role == "assistant"
         self.height = round((_TOP_PX + rows * _ROW_PX) * faces.scale) if shown else 0
@@ -87,15 +87,16 @@ class MetaLine:
             painter.setPen(ink.text if under and part.tone is not Tone.ACCENT else colours[part.tone])
             painter.drawText(part.box, Qt.AlignmentFlag.AlignVCenter | Qt.TextFlag.TextDontClip, part.text)
 
-    def _flow(self, wanted: list[_Wanted], *, rows_from: int) -> list[Part]:
+    def _flow(self, wanted: list[_Wanted]) -> list[Part]:
         parts: list[Part] = []
-        x, row, height = 0.0, rows_from, _ROW_PX * self._faces.scale
+        x, row, height = 0.0, 0, _ROW_PX * self._faces.scale
         for want in wanted:
             width = QFontMetricsF(self._font(want.tone)).horizontalAdvance(want.text)
             gap = want.gap * self._faces.scale if x else 0.0
             if x and x + gap + width > self._width:
                 x, gap, row = 0.0, 0.0, row + 1
-            parts.append(Part(want.text, want.tone, want.action, QRectF(x + gap, _TOP_PX * self._faces.scale + row * height, width, height)))
+            box = QRectF(x + gap, _TOP_PX * self._faces.scale + row * height, width, height)
+            parts.append(Part(want.text, want.tone, want.action, box))
             x += gap + width
         return parts
 
@@ -104,8 +105,9 @@ class MetaLine:
         standing = list(self._standing)
         while True:
             wanted = [_Wanted(p.text, p.tone, p.action, _gap_of(p)) for p in standing] + actions
-            flowed = self._flow(wanted, rows_from=0)
-            if not flowed or flowed[-1].box.bottom() <= self.height + 1 or not standing or standing[-1].action is not Action.NONE:
+            flowed = self._flow(wanted)
+            fits = not flowed or flowed[-1].box.bottom() <= self.height + 1
+            if fits or not standing or standing[-1].tone is not Tone.FAINT:
                 return flowed
             standing.pop()
 

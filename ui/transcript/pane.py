@@ -1,247 +1,51 @@
-"""What both modes share: a scrolled page of turns with rail and meta lines, kept still while heights change."""
+"""What both modes draw and do alike: the rail, the line under each turn and its actions."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from time import perf_counter
-from typing import Generic
 
-from PySide6.QtCore import QEvent, QPoint, QPointF, QRect, QRectF, Qt, QTimer, Signal
-from PySide6.QtGui import QFontMetricsF, QMouseEvent, QPainter, QPaintEvent, QResizeEvent
-from PySide6.QtWidgets import QAbstractScrollArea, QFrame, QWidget
+from PySide6.QtCore import QEvent, QPoint, QPointF, QRect, QRectF, Qt, Signal
+from PySide6.QtGui import QFontMetricsF, QMouseEvent, QPainter, QPaintEvent
+from PySide6.QtWidgets import QWidget
 
 from ui.port import Tier, TurnStatus
-from ui.transcript.faces import COLUMN_PX, MARGIN_RIGHT_PX, TURN_GAP_PX, Faces
+from ui.transcript.faces import TURN_GAP_PX
 from ui.transcript.ink import Ink
 from ui.transcript.meta import Action
 from ui.transcript.page import BodyT, Box, Page
+from ui.transcript.scroller import Scroller
 from ui.transcript.turn import Turn
 
-_AT_ONCE_SECONDS = 0.012  # laid out before the first frame; the rest follows in slices
-_SLICE_SECONDS = 0.006
 _RAIL_LINE_PX = 3
+_ROLE_GAP_PX = 14  # from the role to the tier line
+_ROLE_BASELINE_PX = 17
 _RAIL_GAP_PX = 18  # from the tier line to the text
 _EMPTY_HINT = "Say something, and see what else might have been said."
 READING = "reading the prompt…"
 
 
-@dataclass(frozen=True, slots=True)
-class Anchor:
-    """What stands at the top of the viewport: a token of a turn, `offset` pixels below the viewport's top."""
-
-    turn: int
-    token: int
-    offset: int
-    at_end: bool
-
-
-class Pane(QAbstractScrollArea, Generic[BodyT]):
+class Pane(Scroller[BodyT]):
     """A page of turns. Subclasses bring the bodies and what the mouse does to them."""
 
     variant_requested = Signal(int)
     regenerate_requested = Signal(int)
     continue_requested = Signal(int)
     copy_requested = Signal(str)
-    column_changed = Signal(int, int)  # left edge and width of the text column, in this widget's pixels
 
     def __init__(self, page: Page[BodyT], ink: Ink, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
-        self._page = page
+        super().__init__(page, parent)
         self._ink = ink
-        self._left = 0
         self._hovered: int | None = None  # the box whose actions show
         self._pointed = Action.NONE
-        self._retired = False
-        self._waiting: Sequence[Turn] | None = None  # the path that came while retired
-        self._stale: set[int] = set()  # boxes that changed while retired
-        self._slices = QTimer(self)
-        self._slices.setInterval(0)
-        self._slices.timeout.connect(self._slice)
-        self.setFrameShape(QFrame.Shape.NoFrame)
-        self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
-        self.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
-        self.viewport().setMouseTracking(True)
-        self.viewport().setAttribute(Qt.WidgetAttribute.WA_OpaquePaintEvent)
-
-    # ---- what is shown --------------------------------------------------------------------------------------------
-
-    @property
-    def page(self) -> Page[BodyT]:
-        """The boxes."""
-        return self._page
-
-    @property
-    def is_at_end(self) -> bool:
-        """Whether the end of the page is in sight; then it stays so while tokens arrive."""
-        bar = self.verticalScrollBar()
-        return bar.value() >= bar.maximum() - 4
-
-    def column(self) -> tuple[int, int]:
-        """Left edge and width of the text, in this widget's pixels."""
-        return self._left, int(self._page.width)
-
-    def scroll_to_end(self) -> None:
-        """Shows the end, and stays there."""
-        self.verticalScrollBar().setValue(self.verticalScrollBar().maximum())
 
     def set_ink(self, ink: Ink) -> None:
         """Other colours."""
         self._ink = ink
         self.viewport().update()
 
-    def set_faces(self, faces: Faces) -> None:
-        """Another text size."""
-        anchor = self.anchor()
-        self._page.set_faces(faces)
-        self._measure()
-        self._lay_out(anchor)
-
     def set_turns(self, turns: Sequence[Turn], changed: Sequence[int], *, to_end: bool) -> None:
-        """Shows other turns; shows the end, or what was at the top before.
-
-        Args:
-            turns: The path; turns that were shown before keep their layout.
-            changed: Indices of those among them that have other numbers or another state.
-            to_end: Whether to show the end.
-        """
         self._hovered, self._pointed = None, Action.NONE
-        if self._retired:
-            self._waiting = turns
-            self._stale = set()
-            return
-        anchor = self.anchor()
-        self._page.set_turns(turns)
-        for index in changed:
-            self._page.refresh(self._page.boxes[index])
-        self._stale.clear()
-        self._lay_out(Anchor(0, 0, 0, at_end=True) if to_end else anchor)
-
-    def tokens_appended(self, index: int) -> None:
-        """Box `index` has more tokens at its end: costs what they cost."""
-        if self._retired or self._page.width <= 0:
-            return
-        box = self._page.boxes[index]
-        stick, before = self.is_at_end, box.height
-        row = box.body.prepare(perf_counter() + _SLICE_SECONDS)
-        self._after_growth(index, box, stick=stick, before=before, row=row)
-
-    def turn_changed(self, index: int) -> None:
-        """Box `index` has other numbers or another state."""
-        if self._retired or self._page.width <= 0:
-            self._stale.add(index)
-            return
-        box = self._page.boxes[index]
-        stick, before = self.is_at_end, box.height
-        self._page.refresh(box)
-        box.body.prepare(perf_counter() + _SLICE_SECONDS)
-        self._after_growth(index, box, stick=stick, before=before, row=0)
-
-    def retire(self) -> None:
-        """The other mode is shown: do no work until `come_to`."""
-        self._retired = True
-        self._slices.stop()
-
-    def come_to(self, anchor: Anchor) -> None:
-        """This mode is shown again, at a place of the other one."""
-        self._retired = False
-        if self._waiting is not None:
-            self._page.set_turns(self._waiting)
-            self._stale, self._waiting = set(range(len(self._waiting))), None
-        self._measure()
-        self._refresh_stale()
-        self._lay_out(anchor)
-
-    def _refresh_stale(self) -> None:
-        for index in self._stale:
-            self._page.refresh(self._page.boxes[index])
-        self._stale.clear()
-
-    def anchor(self) -> Anchor:
-        """What stands at the top now."""
-        if not self._page.boxes:
-            return Anchor(0, 0, 0, at_end=True)
-        value = self.verticalScrollBar().value()
-        index = self._page.index_at(value)
-        box = self._page.boxes[index]
-        token = box.body.first_token(value - box.top)
-        return Anchor(index, token, box.top + box.body.top_of(token) - value, at_end=self.is_at_end)
-
-    def restore(self, anchor: Anchor) -> None:
-        """Puts the same token to the same height (or the end to the bottom)."""
-        self._update_bar()
-        bar = self.verticalScrollBar()
-        if anchor.at_end:
-            bar.setValue(bar.maximum())
-        elif anchor.turn < len(self._page.boxes):
-            box = self._page.boxes[anchor.turn]
-            bar.setValue(box.top + box.body.top_of(anchor.token) - anchor.offset)
-
-    def show_span(self, top: int, bottom: int) -> None:
-        """Scrolls as little as needed to have these rows of the page in sight, with some room around."""
-        bar, height, room = self.verticalScrollBar(), self.viewport().height(), self._page.faces.pitch * 2
-        if top - room < bar.value():
-            bar.setValue(top - room)
-        elif bottom + room > bar.value() + height:
-            bar.setValue(bottom + room - height)
-
-    # ---- layout ---------------------------------------------------------------------------------------------------
-
-    def resizeEvent(self, event: QResizeEvent) -> None:
-        anchor = self.anchor()
-        super().resizeEvent(event)
-        self._measure()
-        if not self._retired:
-            self._refresh_stale()
-        self._lay_out(anchor)
-
-    def _measure(self) -> None:
-        available = self.viewport().width()
-        faces = self._page.faces
-        right = MARGIN_RIGHT_PX if available > COLUMN_PX else MARGIN_RIGHT_PX // 2
-        column = max(min(round(COLUMN_PX * faces.scale), available - faces.rail - right), 80)
-        left = faces.rail + max(0, (available - faces.rail - right - column) // 2)
-        if (left, column) != self.column():
-            self._left = left
-            self._page.set_width(column)
-            self.column_changed.emit(left, column)
-
-    def _lay_out(self, anchor: Anchor) -> None:
-        if self._retired:
-            return
-        around = self._page.height if anchor.at_end else float(self.verticalScrollBar().value())
-        done = self._page.prepare(around, _AT_ONCE_SECONDS)
-        self.restore(anchor)
-        if not done:
-            self._slices.start()
-        self.viewport().update()
-
-    def _slice(self) -> None:
-        anchor = self.anchor()
-        around = self.verticalScrollBar().value() + self.viewport().height() / 2
-        if self._page.prepare(around, _SLICE_SECONDS):
-            self._slices.stop()
-        self.restore(anchor)
-        self.viewport().update()
-
-    def _after_growth(self, index: int, box: Box[BodyT], *, stick: bool, before: int, row: int | None) -> None:
-        if box.height != before or index == len(self._page.boxes) - 1:
-            self._page.place(index)
-        self._update_bar()
-        if stick:
-            self.scroll_to_end()
-        if not box.body.done:
-            self._slices.start()
-        if row is not None:
-            top = box.top + row - self.verticalScrollBar().value()
-            self.viewport().update(QRect(0, top, self.viewport().width(), max(self.viewport().height() - top, 0)))
-
-    def _update_bar(self) -> None:
-        bar = self.verticalScrollBar()
-        height = self.viewport().height()
-        bar.setPageStep(height)
-        bar.setSingleStep(self._page.faces.pitch)
-        bar.setRange(0, max(self._page.height - height, 0))
+        super().set_turns(turns, changed, to_end=to_end)
 
     # ---- painting -------------------------------------------------------------------------------------------------
 
@@ -284,14 +88,14 @@ class Pane(QAbstractScrollArea, Generic[BodyT]):
         metrics = QFontMetricsF(faces.role)
         painter.setFont(faces.role)
         painter.setPen(self._ink.soft)
-        right = x - 14
-        painter.drawText(QPointF(right - metrics.horizontalAdvance(box.turn.role), top + round(17 * faces.scale)), box.turn.role)
+        left = x - _ROLE_GAP_PX - metrics.horizontalAdvance(box.turn.role)
+        painter.drawText(QPointF(left, top + round(_ROLE_BASELINE_PX * faces.scale)), box.turn.role)
 
     def _paint_waiting(self, painter: QPainter, box: Box[BodyT]) -> None:
         faces = self._page.faces
         painter.setFont(faces.role)
         painter.setPen(self._ink.faint)
-        painter.drawText(QPointF(0, round(17 * faces.scale)), box.turn.view.note or READING)
+        painter.drawText(QPointF(0, round(_ROLE_BASELINE_PX * faces.scale)), box.turn.view.note or READING)
 
     def _paint_hint(self, painter: QPainter) -> None:
         painter.setFont(self._page.faces.text)

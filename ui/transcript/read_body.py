@@ -6,17 +6,24 @@ from bisect import bisect_right
 from dataclasses import dataclass, field
 from time import perf_counter
 
-import numpy as np
 from PySide6.QtCore import QPointF, QRectF, Qt
-from PySide6.QtGui import QAbstractTextDocumentLayout, QColor, QPainter, QPalette, QPen, QTextCharFormat, QTextCursor, QTextDocument
+from PySide6.QtGui import (
+    QAbstractTextDocumentLayout,
+    QColor,
+    QPainter,
+    QPalette,
+    QPen,
+    QTextCharFormat,
+    QTextCursor,
+    QTextDocument,
+)
 
 from ui.port import TurnStatus
 from ui.theme.palette import LIGHT, Palette
-from ui.transcript.blocks import Stretch, stretches
-from ui.transcript.compose import is_hidden
 from ui.transcript.document import code_document, markdown_document, plain_document
-from ui.transcript.faces import Faces
+from ui.transcript.faces import Faces, x_of
 from ui.transcript.ink import Ink
+from ui.transcript.source import Source
 from ui.transcript.turn import Turn
 
 _KEPT_DOCUMENTS = 80
@@ -38,7 +45,6 @@ class ReadPlace:
 
 @dataclass(slots=True)
 class _Laid:
-    stretch: Stretch
     height: int | None = None
     shift: float = 0.0  # moves the first baseline to where Tokens mode has it
     document: QTextDocument | None = field(default=None, repr=False)
@@ -52,36 +58,33 @@ class ReadBody:
         self._faces = faces
         self._width = width
         self._palette: Palette = LIGHT
-        self._source = ""
-        self._tokens_read = -1
-        self._version = turn.version
-        self._laid: list[_Laid] = []
+        self._source = Source(turn)
+        self._laid: list[_Laid] = []  # one for each stretch
         self._held_tops: list[int] = []  # of `_tops`; empty when a height changed
-        self._ends = np.empty(0, np.int64)  # where in the source each token ends
         self.selection: tuple[ReadPlace, ReadPlace] | None = None
 
     @property
     def height(self) -> int:
         """Pixels; estimated for stretches that were not rendered yet."""
         if not self._laid:
-            return self._estimate(len(self._turn.tokens) * 4) if self._tokens_read < 0 else self._faces.pitch
+            return self._faces.pitch if self._source.is_read else self._estimate(len(self._turn.tokens) * 4)
         return self._tops()[-1] - self._gap(len(self._laid) - 1)
 
     @property
     def done(self) -> bool:
         """Whether every stretch was rendered once."""
-        return self._is_current() and all(laid.height is not None for laid in self._laid)
+        return self._source.is_current and all(laid.height is not None for laid in self._laid)
 
     def set_width(self, width: float) -> None:
         """Another width from now on; call `prepare`."""
         if width != self._width:
             self._width = width
-            self._forget()
+            self._forget(0)
 
     def set_faces(self, faces: Faces, width: float) -> None:
         """Other measures."""
         self._faces, self._width = faces, width
-        self._forget()
+        self._forget(0)
 
     def set_template_visible(self, visible: bool) -> None:
         """Read mode never shows the template."""
@@ -91,11 +94,9 @@ class ReadBody:
 
     def prepare(self, deadline: float | None) -> int | None:
         """Renders until the deadline; the first row that changed, or None."""
-        row = self._read()
+        self._read()
         missing = [number for number, laid in enumerate(self._laid) if laid.height is None]
-        if missing:
-            top = self._tops()[missing[0]]
-            row = top if row is None else min(row, top)
+        row = self._tops()[missing[0]] if missing else None
         for number in missing:
             self._document(number)
             if deadline is not None and perf_counter() > deadline:
@@ -107,11 +108,11 @@ class ReadBody:
     def top_of(self, token: int) -> int:
         """The height of a token: its share of its stretch."""
         self._read()
-        if not self._laid or not len(self._ends):
+        if not self._laid:
             return 0
-        at = int(self._ends[token - 1]) if 0 < token <= len(self._ends) else 0
-        number = max(bisect_right([laid.stretch.start for laid in self._laid], at) - 1, 0)
-        stretch, tops = self._laid[number].stretch, self._tops()
+        at = self._source.character_of(token)
+        number = max(bisect_right([s.start for s in self._source.stretches], at) - 1, 0)
+        stretch, tops = self._source.stretches[number], self._tops()
         share = (at - stretch.start) / max(stretch.stop - stretch.start, 1)
         return tops[number] + int(min(share, 1) * (tops[number + 1] - tops[number]))
 
@@ -120,12 +121,10 @@ class ReadBody:
         self._read()
         if not self._laid:
             return 0
-        tops = self._tops()
-        number = min(max(bisect_right(tops, y) - 1, 0), len(self._laid) - 1)
-        stretch = self._laid[number].stretch
+        number, tops = self._number_at(y), self._tops()
+        stretch = self._source.stretches[number]
         share = (y - tops[number]) / max(tops[number + 1] - tops[number], 1)
-        at = stretch.start + min(max(share, 0), 1) * (stretch.stop - stretch.start)
-        return int(np.searchsorted(self._ends, at, side="right"))
+        return self._source.token_of(stretch.start + min(max(share, 0), 1) * (stretch.stop - stretch.start))
 
     def place_at(self, x: float, y: float) -> ReadPlace:
         """The place between characters nearest to a point."""
@@ -151,8 +150,8 @@ class ReadBody:
         """The stretch of code at a height and its box; None where there is none."""
         if not self._laid or not 0 <= y < self.height:
             return None
-        number, _ = self._inside(0, y)
-        return None if self._laid[number].stretch.code is None else (number, self._box(number))
+        number = self._number_at(y)
+        return (number, self._box(number)) if self._is_code(number) else None
 
     def top_of_stretch(self, number: int) -> int:
         """Where a stretch begins."""
@@ -160,7 +159,7 @@ class ReadBody:
 
     def code(self, number: int) -> str:
         """What a stretch of code holds."""
-        return self._laid[number].stretch.code or ""
+        return self._source.stretches[number].code or ""
 
     def text_between(self, first: ReadPlace, last: ReadPlace) -> str:
         """The text as it is read, between two places."""
@@ -187,9 +186,8 @@ class ReadBody:
 
     def _paint_stretch(self, painter: QPainter, ink: Ink, number: int, top: int) -> None:
         document = self._document(number)
-        is_code = self._laid[number].stretch.code is not None
         inset = self._inset(number)
-        if is_code:
+        if self._is_code(number):
             painter.setPen(QPen(ink.hairline, 1))
             painter.setBrush(QColor(ink.palette.code))
             painter.drawRoundedRect(self._box(number).adjusted(0.5, 0.5, -0.5, -0.5), _CODE_RADIUS, _CODE_RADIUS)
@@ -217,73 +215,46 @@ class ReadBody:
             return
         line = layout.lineAt(layout.lineCount() - 1)
         origin = self._document(number).documentLayout().blockBoundingRect(block).topLeft()
-        x = origin.x() + line.x() + line.cursorToX(line.textStart() + line.textLength())[0] + inset + 2
+        x = origin.x() + line.x() + x_of(line, line.textStart() + line.textLength()) + inset + 2
         bottom = tops[number] + inset + self._laid[number].shift + origin.y() + line.y() + line.height()
         painter.fillRect(QRectF(x, bottom - self._faces.glyphs - 2, _CARET_PX, self._faces.glyphs), ink.accent)
 
     # ---- layout ---------------------------------------------------------------------------------------------------
 
-    def _read(self) -> int | None:
-        """Takes in what the turn holds now; the first row that changed, or None."""
-        if self._is_current():
-            return None
-        tokens, held = self._turn.tokens, len(self._source)
-        again = self._version != self._turn.version or self._tokens_read < 0
-        texts = ["" if is_hidden(m, template=False) else t for t, m in zip(tokens.texts, tokens.marks, strict=True)]
-        source = "".join(texts)
-        self._ends = np.cumsum([len(t) for t in texts], dtype=np.int64)
-        self._tokens_read, self._version = len(tokens), self._turn.version
-        if again or not source.startswith(self._source):
-            self._source, self._laid, self._held_tops = source, [_Laid(s) for s in self._cut(source, 0)], []
-            return 0
-        self._source = source
-        if len(source) == held:
-            return None
-        begin = self._laid[-1].stretch.start if self._laid else 0
-        row = self._tops()[-2] if self._laid else 0
-        self._laid[-1:] = [_Laid(s) for s in self._cut(source, begin)]
+    def _read(self) -> None:
+        changed = self._source.read()
+        if changed is not None:
+            self._laid[changed:] = [_Laid() for _ in self._source.stretches[changed:]]
+            self._held_tops = []
+
+    def _forget(self, first: int) -> None:
+        self._laid[first:] = [_Laid() for _ in self._laid[first:]]
         self._held_tops = []
-        return row
-
-    def _cut(self, source: str, start: int) -> list[Stretch]:
-        if not source.strip():
-            return []
-        if not self._turn.is_answer:
-            return [Stretch(0, len(source))]
-        return list(stretches(source, start))
-
-    def _is_current(self) -> bool:
-        return self._tokens_read == len(self._turn.tokens) and self._version == self._turn.version
-
-    def _forget(self) -> None:
-        self._laid, self._held_tops = [_Laid(laid.stretch) for laid in self._laid], []
 
     def _document(self, number: int) -> QTextDocument:
         laid = self._laid[number]
         if laid.document is None:
             self._make_room()
-            laid.document = self._typeset(laid.stretch)
+            laid.document = self._typeset(number)
             height = max(round(laid.document.size().height()) + 2 * self._inset(number), 1)
             if height != laid.height:
                 laid.height, self._held_tops = height, []
-            laid.shift = self._shift(laid)
+            laid.shift = self._shift(number, laid.document)
         return laid.document
 
-    def _typeset(self, stretch: Stretch) -> QTextDocument:
-        if stretch.code is not None:
-            return code_document(stretch.code, self._faces, self._width - 2 * _CODE_PAD_PX)
-        source = self._source[stretch.start : stretch.stop]
-        if not self._turn.is_answer:
-            return plain_document(source.strip("\n"), self._faces, self._width)
-        return markdown_document(source, self._faces, self._palette, self._width)
+    def _typeset(self, number: int) -> QTextDocument:
+        code, markdown = self._source.stretches[number].code, self._source.markdown(number)
+        if code is not None:
+            return code_document(code, self._faces, self._width - 2 * _CODE_PAD_PX)
+        if markdown is not None:
+            return markdown_document(markdown, self._faces, self._palette, self._width)
+        return plain_document(self._source.plain(number).strip("\n"), self._faces, self._width)
 
-    def _shift(self, laid: _Laid) -> float:
-        assert laid.document is not None
-        block = laid.document.firstBlock()
-        if laid.stretch.code is not None or block.blockFormat().headingLevel() or not block.layout().lineCount():
+    def _shift(self, number: int, document: QTextDocument) -> float:
+        layout = document.firstBlock().layout()
+        if self._is_code(number) or self._source.is_heading(number) or not layout.lineCount():
             return 0.0
-        line = block.layout().lineAt(0)
-        return self._faces.lead + self._faces.ascent - line.y() - line.ascent()
+        return self._faces.lead + self._faces.ascent - layout.lineAt(0).y() - layout.lineAt(0).ascent()
 
     def _make_room(self) -> None:
         held = [laid for laid in self._laid if laid.document is not None]
@@ -297,28 +268,31 @@ class ReadBody:
             return self._held_tops
         tops = [0]
         for number, laid in enumerate(self._laid):
-            height = laid.height if laid.height is not None else self._estimate(laid.stretch.stop - laid.stretch.start)
+            stretch = self._source.stretches[number]
+            height = laid.height if laid.height is not None else self._estimate(stretch.stop - stretch.start)
             tops.append(tops[-1] + height + self._gap(number))
         self._held_tops = tops
         return tops
 
     def _gap(self, number: int) -> int:
         """Below a stretch."""
-        if self._is_heading(number):
+        if self._source.is_heading(number):
             return _GAP_AFTER_HEADING_PX
         last = number + 1 == len(self._laid)
-        return _GAP_BEFORE_HEADING_PX if not last and self._is_heading(number + 1) else _GAP_PX
-
-    def _is_heading(self, number: int) -> bool:
-        stretch = self._laid[number].stretch
-        return stretch.code is None and self._turn.is_answer and self._source.startswith("#", stretch.start)
+        return _GAP_PX if last or not self._source.is_heading(number + 1) else _GAP_BEFORE_HEADING_PX
 
     def _estimate(self, characters: int) -> int:
         per_line = max(self._width / self._faces.average, 1)
         return (int(characters / per_line) + 1) * self._faces.pitch
 
+    def _is_code(self, number: int) -> bool:
+        return self._source.stretches[number].code is not None
+
+    def _number_at(self, y: float) -> int:
+        return min(max(bisect_right(self._tops(), y) - 1, 0), len(self._laid) - 1)
+
     def _inset(self, number: int) -> int:
-        return _CODE_PAD_PX if self._laid[number].stretch.code is not None else 0
+        return _CODE_PAD_PX if self._is_code(number) else 0
 
     def _box(self, number: int) -> QRectF:
         tops = self._tops()
@@ -326,11 +300,10 @@ class ReadBody:
 
     def _inside(self, x: float, y: float) -> tuple[int, QPointF]:
         """The stretch at a height, and the point in its document's coordinates."""
-        tops = self._tops()
-        number = min(max(bisect_right(tops, y) - 1, 0), len(self._laid) - 1)
+        number = self._number_at(y)
         self._document(number)
         inset = self._inset(number)
-        return number, QPointF(x - inset, y - tops[number] - inset - self._laid[number].shift)
+        return number, QPointF(x - inset, y - self._tops()[number] - inset - self._laid[number].shift)
 
     def _cursor(self, number: int, first: ReadPlace, last: ReadPlace) -> QTextCursor:
         document = self._document(number)

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
+from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import pairwise
 
 from PySide6.QtCore import QTextBoundaryFinder
-from PySide6.QtGui import QTextLayout, QTextLine
+from PySide6.QtGui import QTextLine
 
 from ui.transcript.compose import Composed, Place, compose, is_hidden
-from ui.transcript.faces import Faces
+from ui.transcript.faces import Faces, x_of
 from ui.transcript.tokens import RARE, STEP, TEMPLATE, Tokens
 from ui.transcript.visible import is_right_to_left
 from ui.transcript.wrap import LineTable
 
 _SLOT_PX = 6.0  # what is drawn for a token without width: a newline, the first bytes of a character
 _THIN_PX = 3.0
+_TOUCHING_PX = 0.5
 
 
 @dataclass(slots=True)
@@ -62,7 +63,9 @@ class ShapedLine:
         for span in self.spans:
             if span.x1 - span.x0 < _THIN_PX:
                 span.x1 = span.x0 + (slot if span.start == span.stop else _THIN_PX)
-        self.end_x = max((s.x1 for s in self.spans), default=0.0) if not rtl else min((s.x0 for s in self.spans), default=table.width)
+        self.end_x = (  # where the text goes on
+            min((s.x0 for s in self.spans), default=table.width) if rtl else max((s.x1 for s in self.spans), default=0.0)
+        )
 
     def span_at(self, x: float) -> Span | None:
         """The span under x."""
@@ -73,9 +76,9 @@ class ShapedLine:
         index = bisect_right(self._starts, x) - 1
         return self.spans[index] if index >= 0 and x < self.spans[index].x1 else None
 
-    def span_of(self, token: int) -> Span | None:
-        """The span that a token is part of."""
-        return next((s for s in self.spans if s.first <= token <= s.last), None)
+    def spans_of(self, token: int) -> list[Span]:
+        """The spans of a token: one, or several where the direction of writing changes inside it."""
+        return [s for s in self.spans if s.first <= token <= s.last]
 
     def place_at(self, x: float) -> Place:
         """The place between characters that is nearest to x."""
@@ -93,55 +96,66 @@ class ShapedLine:
             low = start + max(first.offset - composed.offsets[piece], 0) if token == first.token else start
             high = start + last.offset - composed.offsets[piece] if token == last.token else stop
             if min(high, stop) > low:
-                found.append(self._extent(low, min(high, stop)))
+                found += [(x0, x1) for x0, x1, _, _ in self._parts_between(low, min(high, stop))]
         return found
 
     def _cut(self, tokens: Tokens, table: LineTable, start: Place, *, soft_wrapped: bool, last: bool) -> list[Span]:
         composed, marks = self.composed, tokens.marks
         length = len_qchars(composed, self.line)
         right = self._text_end(length) if soft_wrapped and not self._reversed else math.inf
-        ends = [*composed.starts[1:], length]
-        edges = self._edges(composed, ends)
         spans: list[Span] = []
-        for piece, token in enumerate(composed.tokens):
-            x0, x1 = edges[piece]
+        for piece, (x0, x1, begin, stop) in self._extents(length):
+            token = composed.tokens[piece]
             if x1 > right:
                 if x0 >= right - 0.01 and token == table.start(self._number + 1).token:
                     continue  # the space in front of a word that went to the next line
                 x1 = max(right, x0)
             mark = marks[token]
-            spans.append(
-                Span(token, token, x0, x1, composed.starts[piece], ends[piece], mark & STEP, mark & RARE > 0, mark & TEMPLATE > 0)
-            )
+            spans.append(Span(token, token, x0, x1, begin, stop, mark & STEP, mark & RARE > 0, mark & TEMPLATE > 0))
         if not composed.text.isascii():
             spans = _join_graphemes(spans, composed.text)
         _take_fragments(spans, tokens, composed, template=table.template)
         if last and not composed.newline:
-            first = composed.tokens[-1] + 1 if composed.tokens else _first_fragment(tokens, start.token, template=table.template)
-            _add_fragments(spans, tokens, first, self._extent(length, length)[0], length, template=table.template)
+            held = composed.tokens
+            first = held[-1] + 1 if held else _first_fragment(tokens, start.token, template=table.template)
+            _add_fragments(spans, tokens, first, x_of(self.line, length), length, template=table.template)
         return spans
 
-    def _edges(self, composed: Composed, ends: list[int]) -> list[tuple[float, float]]:
+    def _extents(self, length: int) -> Iterator[tuple[int, tuple[float, float, int, int]]]:
+        """For each piece, where it stands: left, right, first and last QChar; several parts where the direction changes."""
+        starts = self.composed.starts
+        ends = [*starts[1:], length]
         if self._reversed:
-            return [self._extent(a, b) for a, b in zip(composed.starts, ends, strict=False)]
-        to_x = self.line.cursorToX
-        xs = [to_x(position)[0] for position in (*composed.starts, ends[-1])]
-        return list(pairwise(xs))
+            for piece, (begin, stop) in enumerate(zip(starts, ends, strict=False)):
+                for part in self._parts(begin, stop):
+                    yield piece, part
+            return
+        xs = [x_of(self.line, position) for position in (*starts, length)]
+        for piece, begin in enumerate(starts):
+            yield piece, (xs[piece], xs[piece + 1], begin, ends[piece])
+
+    def _parts(self, begin: int, stop: int) -> list[tuple[float, float, int, int]]:
+        """The stretches of a piece that stand together on the line."""
+        if begin == stop:
+            return [(x_of(self.line, begin), x_of(self.line, begin), begin, stop)]
+        parts: list[tuple[float, float, int, int]] = []
+        for position in range(begin, stop):
+            x0, x1 = sorted((x_of(self.line, position), x_of(self.line, position, QTextLine.Edge.Trailing)))
+            if parts:
+                left, right, first, _ = parts[-1]
+                if x0 <= right + _TOUCHING_PX and x1 >= left - _TOUCHING_PX:
+                    parts[-1] = (min(left, x0), max(right, x1), first, position + 1)
+                    continue
+            parts.append((x0, x1, position, position + 1))
+        return parts
+
+    def _parts_between(self, begin: int, stop: int) -> list[tuple[float, float, int, int]]:
+        return self._parts(begin, stop) if self._reversed else [(x_of(self.line, begin), x_of(self.line, stop), begin, stop)]
 
     def _text_end(self, length: int) -> float:
         """Where the text ends without the spaces that hang at a wrapped line's end: nothing is drawn for them."""
         text = self.composed.text
-        return self._extent(0, length - len(text) + len(text.rstrip(" ")))[1]
-
-    def _extent(self, start: int, stop: int) -> tuple[float, float]:
-        line = self.line
-        if not self._reversed or start == stop:
-            return line.cursorToX(start)[0], line.cursorToX(stop)[0]
-        edges = []
-        for position in range(start, stop):
-            edges.append(line.cursorToX(position, QTextLine.Edge.Leading)[0])
-            edges.append(line.cursorToX(position, QTextLine.Edge.Trailing)[0])
-        return min(edges), max(edges)
+        return x_of(self.line, length - len(text) + len(text.rstrip(" ")))
 
 
 def len_qchars(composed: Composed, line: QTextLine) -> int:

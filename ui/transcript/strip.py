@@ -138,7 +138,7 @@ class EntropyStrip(QWidget):
         if event.button() is Qt.MouseButton.LeftButton and found is not None:
             self.token_clicked.emit(*found)
 
-    def paintEvent(self, event: QPaintEvent) -> None:
+    def paintEvent(self, event: QPaintEvent) -> None:  # noqa: ARG002  # Qt's signature
         self._read()
         painter = QPainter(self)
         try:

@@ -129,11 +129,10 @@ class TokensBody:
         rects = []
         line = self._table.line_of(Place(token))
         for candidate in range(line, min(line + 3, len(self._table))):
-            span = self.shaped(candidate).span_of(token)
-            if span is not None:
-                rects.append(self._rect(span, candidate * self._faces.pitch))
-            elif rects:
+            spans = self.shaped(candidate).spans_of(token)
+            if rects and not spans:
                 break
+            rects += [self._rect(span, candidate * self._faces.pitch) for span in spans]
         return rects
 
     def end_of_text(self) -> QPointF:

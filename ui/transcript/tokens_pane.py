@@ -14,6 +14,7 @@ from ui.transcript.faces import Faces
 from ui.transcript.ink import Ink
 from ui.transcript.page import Box, Page
 from ui.transcript.pane import Pane
+from ui.transcript.scroller import Anchor
 from ui.transcript.selection import Selection, Spot
 from ui.transcript.tokens_body import TokensBody
 from ui.transcript.turn import Turn
@@ -36,7 +37,7 @@ class TokensPane(Pane[TokensBody]):
     def __init__(self, ink: Ink, faces: Faces, parent: QWidget | None = None) -> None:
         self._template = False
         super().__init__(Page(self._make_body, faces), ink, parent)
-        self._pin: TokenAt | None = None
+        self._pinned: tuple[int, int] | None = None
         self._under: TokenAt | None = None  # the token under the mouse
         self._pressed: QPoint | None = None
         self._selection: Selection | None = None
@@ -52,28 +53,44 @@ class TokensPane(Pane[TokensBody]):
     @property
     def pin(self) -> tuple[int, int] | None:
         """The pinned token: node and index into the turn's run."""
-        return None if self._pin is None else (self._page.boxes[self._pin.turn].turn.node_id, self._pin.token)
+        return self._pinned
+
+    @property
+    def _pin(self) -> TokenAt | None:
+        """Where on the page the pinned token is; None while it is not there."""
+        turn = None if self._pinned is None else self._page.index_of(self._pinned[0])
+        if turn is None or self._pinned is None or self._pinned[1] >= len(self._page.boxes[turn].turn.tokens):
+            return None
+        return TokenAt(turn, self._pinned[1])
 
     def set_turns(self, turns: Sequence[Turn], changed: Sequence[int], *, to_end: bool) -> None:
-        pin = self.pin
-        self._pin = None
         self._select(None)
         super().set_turns(turns, changed, to_end=to_end)
         self._announce_leave()
-        if pin is not None and not self.set_pin(*pin, show=False):
-            self.token_pinned.emit(None)
+        if self._pinned is not None:
+            node_id, index = self._pinned
+            if not any(turn.node_id == node_id and index < len(turn.tokens) for turn in turns):
+                self._pinned = None
+                self.token_pinned.emit(None)
 
-    def set_pin(self, node_id: int, index: int, *, show: bool = True) -> bool:
-        """Outlines a token, and scrolls to it where `show`; False where there is none such."""
-        turn = self._page.index_of(node_id)
-        if turn is None or not 0 <= index < len(self._page.boxes[turn].turn.tokens):
-            return False
-        self._move_pin(TokenAt(turn, index), show=show)
-        return True
+    def come_to(self, anchor: Anchor) -> None:
+        super().come_to(anchor)
+        self._select(None)
+
+    def set_pin(self, node_id: int, index: int) -> None:
+        """Outlines a token and scrolls to it."""
+        self._pinned = (node_id, index)
+        at = self._pin
+        if at is not None:
+            box = self._page.boxes[at.turn]
+            top = box.top + box.body.top_of(at.token)
+            self.show_span(top, top + self._page.faces.pitch)
+        self.viewport().update()
 
     def clear_pin(self) -> None:
         """No token is outlined."""
-        self._move_pin(None, show=False)
+        self._pinned = None
+        self.viewport().update()
 
     def set_template_visible(self, visible: bool) -> None:
         """Shows or hides what the chat template added."""
@@ -109,8 +126,9 @@ class TokensPane(Pane[TokensBody]):
         super()._paint(painter, clip)
         if self._page.boxes:
             self._paint_caret(painter, self._page.boxes[-1])
-        if self._pin is not None:
-            self._paint_pin(painter, self._pin)
+        pin = self._pin
+        if pin is not None:
+            self._paint_pin(painter, pin)
 
     def _paint_caret(self, painter: QPainter, box: Box[TokensBody]) -> None:
         if box.turn.view.status is not TurnStatus.STREAMING or not self._is_in_sight(box):
@@ -259,7 +277,7 @@ class TokensPane(Pane[TokensBody]):
         key = event.key()
         if key in (Qt.Key.Key_Left, Qt.Key.Key_Right):
             self._step(-1 if key == Qt.Key.Key_Left else 1)
-        elif Qt.Key.Key_1 <= key <= Qt.Key.Key_9 and self._pin is not None:
+        elif Qt.Key.Key_1 <= key <= Qt.Key.Key_9 and self._pinned is not None:
             self._choose(key - Qt.Key.Key_1)
         elif key == Qt.Key.Key_N:
             self.next_uncertain()
@@ -269,7 +287,7 @@ class TokensPane(Pane[TokensBody]):
             self.scroll_to_end()
         elif key == Qt.Key.Key_Escape and self._selection is not None and not self._selection.is_empty:
             self._select(None)
-        elif key == Qt.Key.Key_Escape and self._pin is not None:
+        elif key == Qt.Key.Key_Escape and self._pinned is not None:
             self.clear_pin()
             self.token_pinned.emit(None)
         else:
@@ -277,8 +295,9 @@ class TokensPane(Pane[TokensBody]):
         return True
 
     def _step(self, by: int) -> None:
-        if self._pin is not None:
-            found = walk.neighbour(self._turns(), self._pin, by, template=self._template)
+        pin = self._pin
+        if pin is not None:
+            found = walk.neighbour(self._turns(), pin, by, template=self._template)
         elif by < 0:
             found = walk.last(self._turns(), template=self._template)
         else:
@@ -296,20 +315,14 @@ class TokensPane(Pane[TokensBody]):
         return walk.neighbour(self._turns(), before, 1, template=self._template)
 
     def _choose(self, place: int) -> None:
-        assert self._pin is not None
-        turn = self._page.boxes[self._pin.turn].turn
-        record = turn.tokens.record(self._pin.token)
+        pin = self._pin
+        if pin is None:
+            return
+        turn = self._page.boxes[pin.turn].turn
+        record = turn.tokens.record(pin.token)
         if place < len(record.top_ids) and record.top_ids[place] != record.token_id:
-            self.alternative_chosen.emit(turn.node_id, self._pin.token, record.top_ids[place])
+            self.alternative_chosen.emit(turn.node_id, pin.token, record.top_ids[place])
 
     def _pin_and_tell(self, at: TokenAt) -> None:
-        self._move_pin(at, show=True)
-        self.token_pinned.emit(self.pin)
-
-    def _move_pin(self, at: TokenAt | None, *, show: bool) -> None:
-        self._pin = at
-        if at is not None and show:
-            box = self._page.boxes[at.turn]
-            top = box.top + box.body.top_of(at.token)
-            self.show_span(top, top + self._page.faces.pitch)
-        self.viewport().update()
+        self.set_pin(self._page.boxes[at.turn].turn.node_id, at.token)
+        self.token_pinned.emit(self._pinned)

@@ -12,7 +12,6 @@ from runtime import TokenRecord, TokenRun
 from ui.port import SessionView, TurnView
 from ui.theme.palette import LIGHT, Palette
 from ui.transcript.card import Card, CardContent, card_content
-from ui.transcript.compose import is_hidden
 from ui.transcript.faces import Faces
 from ui.transcript.ink import Ink
 from ui.transcript.read_pane import ReadPane
@@ -20,10 +19,9 @@ from ui.transcript.strip import EntropyStrip
 from ui.transcript.tokens_pane import TokensPane
 from ui.transcript.turn import Turn, is_same
 from ui.transcript.visible import visible_bytes
+from ui.transcript.wording import words_before, words_of
 
 Resolver = Callable[[Sequence[int]], Sequence[bytes]]
-
-_BEFORE_CHARACTERS = 14  # of the text in front of a token, on the card
 
 
 class Mode(StrEnum):
@@ -90,6 +88,7 @@ class TranscriptView(QWidget):
         self.tokens.token_hovered.connect(self._hovered)
         self.tokens.column_changed.connect(self._align)
         self.strip.token_clicked.connect(self._strip_clicked)
+        self.read.column_changed.connect(self._align)
         for pane in self._panes():
             pane.variant_requested.connect(self.variant_requested)
             pane.regenerate_requested.connect(self.regenerate_requested)
@@ -207,8 +206,9 @@ class TranscriptView(QWidget):
         return self.tokens.pin
 
     def set_pinned(self, node_id: int, index: int) -> None:
-        """Pins a token and scrolls to it; emits nothing."""
-        self.tokens.set_pin(node_id, index)
+        """Pins a token and scrolls to it; emits nothing. A token that is not on the path is ignored."""
+        if self.record(node_id, index) is not None:
+            self.tokens.set_pin(node_id, index)
 
     def clear_pin(self) -> None:
         """No token is pinned; emits nothing."""
@@ -241,6 +241,8 @@ class TranscriptView(QWidget):
         self._below.setVisible(self._mode is Mode.TOKENS and not self.strip.is_empty)
 
     def _align(self, left: int, width: int) -> None:
+        if self.sender() is not self._pane():
+            return  # a hidden pane is measured too, at a size nobody sees (when the window is grabbed for a picture)
         self._strip_row.setContentsMargins(left, 0, max(self.width() - left - width, 0), 0)
         self.column_changed.emit(left, width)
 
@@ -260,44 +262,6 @@ class TranscriptView(QWidget):
         turn = self._index(node_id)
         if turn is None:
             return None
-        tokens = self._turns[turn].tokens
-        record = tokens.record(index)
-        resolved = list(self._resolve(record.top_ids))
-        resolved += [b""] * (len(record.top_ids) - len(resolved))
-        words = [
-            visible_bytes(data) if data else f"#{token}"
-            for token, data in zip(record.top_ids, self._own_bytes(record, resolved), strict=True)
-        ]
-        return card_content(record, self._before(turn, index), words, visible_bytes(record.token_bytes))
-
-    def _own_bytes(self, record: TokenRecord, resolved: Sequence[bytes]) -> list[bytes]:
-        """The token's own bytes are known without a vocabulary."""
-        return [record.token_bytes if t == record.token_id else d for t, d in zip(record.top_ids, resolved, strict=True)]
-
-    def _before(self, turn: int, index: int) -> str:
-        """The last words in front of a token, on one line."""
-        text = ""
-        while turn >= 0 and len(text) <= _BEFORE_CHARACTERS:
-            tokens = self._turns[turn].tokens
-            for position in range(index - 1, -1, -1):
-                if not is_hidden(tokens.marks[position], template=False):
-                    text = tokens.texts[position][-2 * _BEFORE_CHARACTERS :] + text
-                if len(text) > _BEFORE_CHARACTERS:
-                    break
-            turn -= 1
-            index = len(self._turns[turn].tokens) if turn >= 0 else 0
-            if turn >= 0 and len(text) <= _BEFORE_CHARACTERS:
-                text = "\n" + text
-        flat = visible_bytes(text.encode(errors="replace")).strip() if text.strip() else ""
-        return _shortened(flat)
-
-
-def _shortened(text: str) -> str:
-    """Whole words from the end, with an ellipsis where something was left out."""
-    if len(text) <= _BEFORE_CHARACTERS:
-        return text
-    tail = text[-_BEFORE_CHARACTERS:]
-    space = tail.find(" ")
-    return "…" + (tail[space + 1 :] if 0 <= space < len(tail) - 1 else tail)
-
-
+        record = self._turns[turn].tokens.record(index)
+        words = words_of(record, self._resolve(record.top_ids))
+        return card_content(record, words_before(self._turns, turn, index), words, visible_bytes(record.token_bytes))

@@ -1,7 +1,8 @@
 r"""What is shown for a token's text: control characters and bytes are made visible, so that nothing hides or acts.
 
-The pictures of U+2400 are too small to be read at text size, so the codes' names stand for them. A terminal escape, a bidi override, a tag character or a zero-width space in a model's output must be seen and must do
-nothing. Only `\n` and `\t` keep their meaning. U+200C, U+200D and variation selectors stay: they join emoji and letters.
+A terminal escape, a bidi override, a tag character or a zero-width space in a model's output must be seen and must do
+nothing: the codes' names stand for them (the pictures of U+2400 are too small to be read at text size). Only `\n` and
+`\t` keep their meaning. U+200C, U+200D and the variation selectors up to U+FE0F stay: they join emoji and letters.
 """
 
 from __future__ import annotations
@@ -10,8 +11,9 @@ import re
 from dataclasses import dataclass
 
 _CONTROLS = (
-    "NUL SOH STX ETX EOT ENQ ACK BEL BS HT LF VT FF CR SO SI DLE DC1 DC2 DC3 DC4 NAK SYN ETB CAN EM SUB ESC FS GS RS US"
-).split()
+    "NUL", "SOH", "STX", "ETX", "EOT", "ENQ", "ACK", "BEL", "BS", "HT", "LF", "VT", "FF", "CR", "SO", "SI",
+    "DLE", "DC1", "DC2", "DC3", "DC4", "NAK", "SYN", "ETB", "CAN", "EM", "SUB", "ESC", "FS", "GS", "RS", "US",
+)  # fmt: skip
 _NAMED = {
     0x7F: "DEL",
     0x061C: "ALM", 0x200B: "ZWSP", 0x200E: "LRM", 0x200F: "RLM", 0x2028: "LSEP", 0x2029: "PSEP",

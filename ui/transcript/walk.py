@@ -44,7 +44,7 @@ def neighbour(turns: Sequence[Turn], at: TokenAt, by: int, *, template: bool) ->
 
 def last(turns: Sequence[Turn], *, template: bool) -> TokenAt | None:
     """The last token that is shown."""
-    return neighbour(turns, TokenAt(len(turns), 0), -1, template=template) if turns else None
+    return neighbour(turns, TokenAt(len(turns) - 1, len(turns[-1].tokens)), -1, template=template) if turns else None
 
 
 def next_uncertain(turns: Sequence[Turn], at: TokenAt | None) -> TokenAt | None:

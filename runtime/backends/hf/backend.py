@@ -17,7 +17,7 @@ from runtime.backends.hf.loading import LoadedModel, attention_of, load_model
 from runtime.backends.hf.payload import Arrays, TorchPayload
 from runtime.backends.packed import Float32, PackedBackend, State, Step, as_ids, chain_parents
 from runtime.backends.selftest import self_test
-from runtime.backends.tree import ROOT, Bool, Int64
+from runtime.backends.tree import Bool, Int64
 from runtime.errors import MemoryBudgetError, UnsupportedFeatureError
 from runtime.info import ModelInfo
 from runtime.loading.folder import ModelFolder
@@ -223,6 +223,3 @@ def _computing() -> Iterator[None]:
         if isinstance(error, torch.OutOfMemoryError) or "out of memory" in text or "can't allocate memory" in text:
             raise MemoryBudgetError(f"the device ran out of memory: free KV or load a smaller model ({text[:200]})") from error
         raise
-
-
-__all__ = ["ROOT", "HfBackend", "load"]

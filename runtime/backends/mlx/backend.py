@@ -20,7 +20,7 @@ from runtime.backends.mlx.memory import DeviceLimits
 from runtime.backends.mlx.payload import MlxPayload, Stored
 from runtime.backends.packed import Float32, PackedBackend, State, Step, as_ids, chain_parents
 from runtime.backends.selftest import self_test
-from runtime.backends.tree import ROOT, Int64
+from runtime.backends.tree import Int64
 from runtime.errors import MemoryBudgetError, UnsupportedFeatureError
 from runtime.info import ModelInfo
 from runtime.loading.folder import ModelFolder
@@ -67,10 +67,13 @@ class MlxBackend(PackedBackend[MlxPack]):
             warnings += ("threads has no meaning with MLX",)
         self.info = self._describe(options, warnings)
         self._limits = DeviceLimits()
-        self._limits.apply(sum(a.nbytes for _, a in flat_parameters(self._model)), options.kv_cache_bytes or 0)
+        self.set_kv_budget(options.kv_cache_bytes or 0)
 
     def open_pack(self) -> MlxPack:
         return MlxPack(make_caches(self._model, self._window))
+
+    def set_kv_budget(self, nbytes: int) -> None:
+        self._limits.apply(sum(a.nbytes for _, a in flat_parameters(self._model)), nbytes)
 
     def load(self, pack: MlxPack, payload: MlxPayload, parent: int) -> Int64:
         base = pack.tree.size
@@ -260,6 +263,3 @@ def _memory() -> Iterator[None]:
         if isinstance(error, MemoryError) or "memory" in str(error).lower():
             raise MemoryBudgetError(f"the device ran out of memory: free KV or load a smaller model ({error})") from error
         raise
-
-
-__all__ = ["ROOT", "MlxBackend", "load"]

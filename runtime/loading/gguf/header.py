@@ -31,8 +31,8 @@ MAX_PAIRS = 1 << 14
 MAX_TENSORS = 1 << 16
 MAX_NAME_BYTES = 512
 MAX_STRING_BYTES = 4 << 20  # the longest honest ones are chat templates
-MAX_ARRAY_ITEMS = 1 << 23  # all arrays of a file together; honest files hold about a million
-MAX_HEADER_BYTES = 512 << 20
+MAX_ARRAY_ITEMS = 1 << 22  # all arrays of a file together; honest files hold about a million
+MAX_HEADER_BYTES = 128 << 20
 MAX_DIMENSIONS = 4
 
 

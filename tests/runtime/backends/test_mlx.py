@@ -236,6 +236,13 @@ def test_limits_are_set_from_weights_and_budget_and_put_back(monkeypatch: pytest
     ]
 
 
+def test_the_budget_reaches_the_limits(llama: MlxBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[int, int]] = []
+    monkeypatch.setattr(DeviceLimits, "apply", lambda self, weights, kv_budget: asked.append((weights, kv_budget)))
+    llama.set_kv_budget(123)
+    assert asked == [(4 * llama.info.parameters, 123)]
+
+
 def _quantised(tmp_path: Path) -> ModelFolder:
     folder = tiny_folder("llama")
     model, config = load_model(folder.path, model_config=completed(folder.config))

@@ -1,16 +1,18 @@
 from __future__ import annotations
 
+import subprocess
+import sys
 import zipfile
 from pathlib import Path
 
 import pytest
 
 from runtime.errors import ModelLoadError
-from runtime.loading import embedded
+from runtime.loading import smollm2
 from runtime.loading.digests import sha256_of
-from runtime.loading.embedded import GGUF_MEMBER, fetch_embedded
 from runtime.loading.importer import SOURCE
 from runtime.loading.progress import Progress
+from runtime.loading.smollm2 import GGUF_MEMBER, fetch_embedded
 from tests.runtime.loading.gguf_files import small_llama
 
 
@@ -25,8 +27,8 @@ def trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A wheel with a small model, made the one that is expected."""
     gguf = small_llama().write(tmp_path / "small.gguf")
     wheel = wheel_of(tmp_path / "model.whl", gguf.read_bytes())
-    monkeypatch.setattr(embedded, "WHEEL_SHA256", sha256_of(wheel))
-    monkeypatch.setattr(embedded, "GGUF_SHA256", sha256_of(gguf))
+    monkeypatch.setattr(smollm2, "WHEEL_SHA256", sha256_of(wheel))
+    monkeypatch.setattr(smollm2, "GGUF_SHA256", sha256_of(gguf))
     return wheel
 
 
@@ -35,7 +37,7 @@ def test_a_wheel_is_checked_taken_apart_and_imported(trusted: Path, shelf: Path)
     folder = fetch_embedded(wheel=trusted)
     # then
     assert (folder.path, folder.name) == (shelf / "smollm2", "SmolLM2-135M-Instruct")
-    assert sha256_of(folder.path / SOURCE) == embedded.GGUF_SHA256
+    assert sha256_of(folder.path / SOURCE) == smollm2.GGUF_SHA256
 
 
 def test_what_is_there_is_not_fetched_again(trusted: Path, shelf: Path) -> None:
@@ -56,7 +58,7 @@ def test_another_wheel_is_refused(trusted: Path, shelf: Path, tmp_path: Path) ->
 
 
 def test_another_file_in_the_wheel_is_refused(trusted: Path, shelf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(embedded, "GGUF_SHA256", "0" * 64)
+    monkeypatch.setattr(smollm2, "GGUF_SHA256", "0" * 64)
     with pytest.raises(ModelLoadError, match=r"SmolLM2-135M-Instruct\.Q4_1\.gguf: SHA-256 is"):
         fetch_embedded(wheel=trusted)
 
@@ -69,7 +71,7 @@ def test_a_wheel_without_the_model_is_named(kind: str, shelf: Path, tmp_path: Pa
         wheel.write_bytes(b"PK nothing")
     else:
         wheel_of(wheel, b"", member="elsewhere.gguf")
-    monkeypatch.setattr(embedded, "WHEEL_SHA256", sha256_of(wheel))
+    monkeypatch.setattr(smollm2, "WHEEL_SHA256", sha256_of(wheel))
     # when, then
     with pytest.raises(ModelLoadError, match="cannot be taken out"):
         fetch_embedded(wheel=wheel)
@@ -77,7 +79,7 @@ def test_a_wheel_without_the_model_is_named(kind: str, shelf: Path, tmp_path: Pa
 
 def test_a_failed_download_says_what_pip_said(shelf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # given: a requirement that names a file which is not there, so that pip fails without any network
-    monkeypatch.setattr(embedded, "REQUIREMENT", "/no/such/file.whl")
+    monkeypatch.setattr(smollm2, "REQUIREMENT", "/no/such/file.whl")
     # when, then
     with pytest.raises(ModelLoadError, match=r"pip could not download .*such/file\.whl"):
         fetch_embedded()
@@ -88,6 +90,33 @@ def test_a_download_can_be_cancelled(shelf: Path, monkeypatch: pytest.MonkeyPatc
     def cancel(progress: Progress) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(embedded, "REQUIREMENT", "/no/such/file.whl")
+    monkeypatch.setattr(smollm2, "REQUIREMENT", "/no/such/file.whl")
     with pytest.raises(KeyboardInterrupt):
         fetch_embedded(cancel)
+
+
+def test_the_command_of_make_setup_is_quiet_and_quick_when_all_is_there(trusted: Path, shelf: Path) -> None:
+    # given
+    fetch_embedded(wheel=trusted)
+    # when
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-m", "runtime.loading.embedded"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    # then
+    assert (done.returncode, done.stderr) == (0, f"SmolLM2-135M-Instruct: ready in {shelf}\n")
+
+
+def test_the_command_fails_in_one_line(shelf: Path, tmp_path: Path) -> None:
+    # given
+    wheel = wheel_of(tmp_path / "other.whl", b"another model")
+    # when
+    command = [sys.executable, "-m", "runtime.loading.embedded", str(wheel)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    # then
+    assert done.returncode == 1
+    assert done.stderr.count("\n") == 1
+    assert "other.whl: SHA-256 is" in done.stderr

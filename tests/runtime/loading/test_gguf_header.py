@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from runtime.errors import ModelLoadError
-from runtime.loading.convert import check
+from runtime.loading.gguf.convertible import check
 from runtime.loading.gguf.header import read_header
 from tests.runtime.loading.gguf_files import SPECIALS, U32, bad_files, small_llama, unsuitable_files
 

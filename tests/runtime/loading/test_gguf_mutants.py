@@ -9,7 +9,8 @@ import pytest
 from safetensors.numpy import load_file
 
 from runtime.errors import ModelLoadError
-from runtime.loading.convert import check, convert
+from runtime.loading.convert import convert
+from runtime.loading.gguf.convertible import check
 from runtime.loading.gguf.header import read_header
 from tests.runtime.loading.gguf_files import small_llama
 

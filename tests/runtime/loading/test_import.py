@@ -16,7 +16,8 @@ import pytest
 from safetensors.numpy import load_file
 
 from runtime.errors import ModelLoadError
-from runtime.loading.convert import check, convert
+from runtime.loading.convert import convert
+from runtime.loading.gguf.convertible import check
 from runtime.loading.importer import import_model
 from runtime.loading.progress import Progress
 from runtime.loading.shelf import list_models

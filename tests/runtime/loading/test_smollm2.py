@@ -11,12 +11,12 @@ import pytest
 from safetensors import safe_open
 
 from runtime.errors import ModelLoadError
-from runtime.loading.convert import check
-from runtime.loading.embedded import GGUF_BYTES, fetch_embedded
 from runtime.loading.folder import ModelFolder
+from runtime.loading.gguf.convertible import check
 from runtime.loading.gguf.llama import unpermuted
 from runtime.loading.importer import SOURCE
 from runtime.loading.paths import shelf_path
+from runtime.loading.smollm2 import GGUF_BYTES, fetch_embedded
 from runtime.loading.source import resolve
 from runtime.text.chat import render_chat_ids
 from runtime.text.template import ChatTemplate

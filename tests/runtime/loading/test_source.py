@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from runtime.loading.manifest import MANIFEST
 from runtime.loading.paths import models_dir
 from runtime.loading.shelf import list_models
 from runtime.loading.source import resolve
+from runtime.loading.verify import verify_model
 from tests.runtime.loading.gguf_files import small_llama
 from tests.tiny_models import tiny_path
 
@@ -133,3 +135,23 @@ def test_a_newer_manifest_is_refused(imported: Path) -> None:
 
 def test_an_empty_shelf_lists_nothing(shelf: Path) -> None:
     assert list_models() == []
+
+
+def test_every_byte_is_read_again_on_demand(imported: Path) -> None:
+    # given: a change that leaves size and time as they were
+    verify_model("small")
+    path = imported / "model.safetensors"
+    before = path.stat()
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    # when, then
+    with pytest.raises(ModelLoadError, match=r"model\.safetensors is damaged or was changed"):
+        verify_model("small")
+
+
+@pytest.mark.parametrize("name", ["missing", "../small", ""])
+def test_what_is_not_on_the_shelf_cannot_be_verified(name: str, shelf: Path) -> None:
+    with pytest.raises(ModelLoadError, match="not on the shelf"):
+        verify_model(name)

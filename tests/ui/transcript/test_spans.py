@@ -1,0 +1,104 @@
+"""Spans as they are drawn: joined graphemes, fragments, colours."""
+
+from __future__ import annotations
+
+import pytest
+from PySide6.QtGui import QColor
+from PySide6.QtWidgets import QApplication
+
+from runtime import Origin
+from tests.ui.transcript.conftest import Show
+from tests.ui.transcript.samples import drawing, run_of, session, turn, written
+from ui.theme.palette import DARK, LIGHT
+from ui.transcript.faces import Faces
+from ui.transcript.shape import ShapedLine, Span
+from ui.transcript.tokens import Tokens
+from ui.transcript.wrap import LineTable
+
+
+@pytest.fixture
+def faces(qapp: QApplication) -> Faces:
+    return Faces()
+
+
+def spans_of(faces: Faces, texts: list[str], bits: list[float] | None = None) -> list[Span]:
+    tokens = Tokens(run_of(texts, bits or [1.0] * len(texts), Origin.SAMPLED))
+    table = LineTable(tokens, faces, 640, template=False)
+    table.extend()
+    return ShapedLine(tokens, table, 0, faces).spans
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [["👩", "\u200d", "👧"], ["e", "\u0301"], ["🇩", "🇪"], ["👍", "🏽"], ["", "", "", "😀"]],
+    ids=["family", "accent", "flag", "skin", "bytes"],
+)
+def test_tokens_that_share_a_character_are_one_span(faces: Faces, parts: list[str]) -> None:
+    # when the most surprising of them is in the middle of other text
+    bits = [1.0, *[0.1] * (len(parts) - 1), 9.0, 1.0]
+    spans = spans_of(faces, ["so ", *parts, " ok"], bits)
+    # then there is one span for them, with its colour, and each of them can be pointed at
+    assert [(s.first, s.last) for s in spans] == [(0, 0), (1, len(parts)), (len(parts) + 1, len(parts) + 1)]
+    assert spans[1].step == 5
+    width = spans[1].x1 - spans[1].x0
+    pointed = [spans[1].token_at(spans[1].x0 + width * (i + 0.5) / len(parts)) for i in range(len(parts))]
+    assert pointed == list(range(1, len(parts) + 1))
+
+
+def test_spans_of_a_line_have_no_gaps(faces: Faces) -> None:
+    spans = spans_of(faces, ["You", " could", " visit", " Lisbon", "!"])
+    assert [a.x1 for a in spans[:-1]] == [b.x0 for b in spans[1:]]
+
+
+def test_bytes_that_wait_for_their_rest_have_a_slot(faces: Faces) -> None:
+    spans = spans_of(faces, ["ok ", "", ""])
+    assert (spans[1].first, spans[1].last) == (1, 2)
+    assert spans[1].x1 > spans[1].x0
+
+
+def test_a_newline_can_be_pointed_at(faces: Faces) -> None:
+    spans = spans_of(faces, ["end", "\n", "more"])
+    assert (spans[1].first, spans[1].last) == (1, 1)
+    assert spans[1].x1 - spans[1].x0 >= 3
+
+
+def test_colours_are_those_of_the_ramp(show: Show) -> None:
+    # given the drawing
+    transcript = show(drawing())
+    # then the middle of the top of each span has the colour of its step
+    for palette in (LIGHT, DARK):
+        transcript.set_palette_of(palette)
+        picture = transcript.tokens.viewport().grab().toImage()
+        for index, step in ((0, 0), (1, 1), (2, 2), (6, 3), (11, 4), (3, 5)):
+            box = transcript.tokens.token_box(2, index)
+            assert box is not None
+            wanted = palette.surprise[step] or palette.window
+            assert picture.pixelColor(box.center().x(), box.top() + 2) == QColor(wanted)
+
+
+def test_template_tokens_are_not_drawn_unless_asked_for(show: Show) -> None:
+    transcript = show(drawing())
+    assert transcript.tokens.token_box(1, 0) is None
+    transcript.set_template_visible(True)
+    assert transcript.tokens.token_box(1, 0) is not None
+    assert "<|im_start|>" in transcript.tokens.page.boxes[0].turn.tokens.texts[0]
+
+
+def test_right_to_left_tokens_are_found_under_the_mouse(show: Show) -> None:
+    transcript = show(session(turn(1, "assistant", run_of([" مرحبا", " بال", "عالم", " tram", " 28"], [1.0] * 5, Origin.SAMPLED))))
+    for index in range(5):
+        box = transcript.tokens.token_box(1, index)
+        assert box is not None
+        assert transcript.tokens._token_at(box.center()) is not None
+        found = transcript.tokens._token_at(box.center())
+        assert found is not None
+        assert found.token == index
+
+
+def test_unscored_tokens_have_no_colour(show: Show) -> None:
+    run = run_of(["never", " scored"], [None, None], Origin.IMPORTED)
+    transcript = show(session(turn(1, "user", run), turn(2, "assistant", written("a=e"))))
+    picture = transcript.tokens.viewport().grab().toImage()
+    box = transcript.tokens.token_box(1, 0)
+    assert box is not None
+    assert picture.pixelColor(box.center().x(), box.top() + 1) == QColor(LIGHT.window)

@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+import numpy as np
+from PySide6.QtCore import QPoint, Qt
+from pytestqt.qtbot import QtBot
+
+from runtime import Origin
+from tests.ui.transcript.conftest import Show
+from tests.ui.transcript.samples import drawing, run_of, session, turn, written
+from ui.transcript import Mode, TranscriptView
+
+
+def click_at(qtbot: QtBot, transcript: TranscriptView, share: float) -> None:
+    at = QPoint(int(transcript.strip.width() * share), 20)
+    qtbot.mouseClick(transcript.strip, Qt.MouseButton.LeftButton, pos=at)
+
+
+def test_a_click_pins_the_token_under_it(qtbot: QtBot, show: Show) -> None:
+    transcript = show(drawing())
+    clicked: list[tuple[int, int]] = []
+    transcript.token_clicked.connect(lambda *args: clicked.append(args))
+    click_at(qtbot, transcript, 0.001)
+    click_at(qtbot, transcript, 0.999)
+    assert clicked == [(2, 0), (4, 7)]
+    assert transcript.pinned == (4, 7)
+
+
+def test_the_highest_point_is_found_among_many_tokens(qtbot: QtBot, show: Show) -> None:
+    # given thousands of even tokens and one that stands out
+    bits = [1.0] * 8000
+    bits[4321] = 30.0
+    transcript = show(session(turn(1, "user", written("Hi")), turn(2, "assistant", run_of([" w"] * 8000, bits, Origin.SAMPLED))))
+    # when clicking where it is
+    clicked: list[tuple[int, int]] = []
+    transcript.token_clicked.connect(lambda *args: clicked.append(args))
+    click_at(qtbot, transcript, 4321.5 / 8000)
+    # then it is that one
+    assert clicked == [(2, 4321)]
+
+
+def test_there_is_no_strip_without_generated_tokens_or_in_read_mode(show: Show) -> None:
+    transcript = show(session(turn(1, "user", run_of(["a", "b", "c"], [1.0] * 3, Origin.TYPED))))
+    assert not transcript.strip.isVisible()
+    transcript.set_session(drawing())
+    assert transcript.strip.isVisible()
+    transcript.set_mode(Mode.READ)
+    assert not transcript.strip.isVisible()
+
+
+def test_it_follows_streams_and_new_numbers(show: Show) -> None:
+    transcript = show(drawing())
+    before = transcript.strip.token_at(transcript.strip.width() - 1)
+    transcript.append_tokens(4, run_of([f" w{i}" for i in range(500)], [2.0] * 500, Origin.SAMPLED, 900))
+    assert before == (4, 7)
+    assert transcript.strip.token_at(transcript.strip.width() - 1) == (4, 507)
+    scored = run_of(["x", "y", "z"], [None, None, None], Origin.SAMPLED)
+    transcript.set_session(session(turn(9, "assistant", scored)))
+    again = run_of(["x", "y", "z"], [0.1, 9.0, 0.1], Origin.SAMPLED)
+    transcript.update_turn(turn(9, "assistant", again))
+    values = transcript.strip._joined()
+    assert not np.isnan(values).any() or transcript.strip.token_at(1) is not None
+    assert transcript.strip._points()
+    assert float(np.nanmax(transcript.strip._joined())) > 3

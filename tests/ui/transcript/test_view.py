@@ -1,0 +1,315 @@
+"""What the window does with a transcript: sessions, streams, modes, scrolling, meta lines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+from PySide6.QtCore import QPoint, QPointF, Qt
+from PySide6.QtWidgets import QApplication
+from pytestqt.qtbot import QtBot
+
+from runtime import Origin, TokenRun
+from tests.ui.transcript.conftest import Show, settle
+from tests.ui.transcript.samples import drawing as drawn
+from tests.ui.transcript.samples import run_of, session, turn, written
+from ui.port import SessionView, TurnStatus, TurnView
+from ui.theme.palette import DARK, LIGHT
+from ui.transcript import Mode, TranscriptView
+from ui.transcript.meta import Action
+from ui.transcript.pane import Pane
+
+
+def words(count: int, first_id: int = 1, origin: Origin = Origin.SAMPLED) -> TokenRun:
+    return run_of([f" word{i}" for i in range(count)], [1.0] * count, origin, first_id)
+
+
+def long_session(turns: int = 20, count: int = 150, session_id: int = 1) -> SessionView:
+    roles = ("user", "assistant")
+    return session(*(turn(i, roles[i % 2], words(count, i * 1000)) for i in range(turns)), session_id=session_id)
+
+
+def streaming(run: TokenRun) -> SessionView:
+    return session(turn(1, "user", words(300)), turn(2, "assistant", run, status=TurnStatus.STREAMING))
+
+
+def at_end(transcript: TranscriptView) -> bool:
+    bar = transcript.tokens.verticalScrollBar()
+    return bar.maximum() > 0 and bar.value() == bar.maximum()
+
+
+# ---- streams ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_stream_keeps_the_end_in_sight(qtbot: QtBot, show: Show) -> None:
+    transcript = show(streaming(words(100, 5000)))
+    assert at_end(transcript)
+    for _ in range(5):
+        transcript.append_tokens(2, words(40, 6000))
+        QApplication.processEvents()
+        assert at_end(transcript)
+
+
+def test_a_stream_does_not_move_what_is_being_read(qtbot: QtBot, show: Show) -> None:
+    # given a page scrolled up
+    transcript = show(streaming(words(100, 5000)))
+    bar = transcript.tokens.verticalScrollBar()
+    bar.setValue(40)
+    before = bar.maximum()
+    # when more arrives
+    transcript.append_tokens(2, words(400, 6000))
+    # then the page is longer and nothing moved
+    assert bar.maximum() > before
+    assert bar.value() == 40
+
+
+def test_streamed_tokens_look_as_they_do_when_the_session_is_opened_again(qtbot: QtBot, show: Show) -> None:
+    whole = written("Because| the=b| city=a| is| built=c|\n\n| for| slow=d| mornings=b|.| Be| cause=e")
+    streamed = show(session(turn(4, "assistant", whole[:0], status=TurnStatus.WAITING)))
+    for i in range(len(whole)):
+        streamed.append_tokens(4, whole[i : i + 1])
+    streamed.update_turn(turn(4, "assistant", whole))
+    opened = show(session(turn(4, "assistant", whole)))
+    assert streamed.tokens.viewport().grab().toImage() == opened.tokens.viewport().grab().toImage()
+
+
+def test_a_waiting_turn_says_so_and_streams_once_tokens_come(show: Show) -> None:
+    transcript = show(session(turn(1, "assistant", words(0), status=TurnStatus.WAITING)))
+    waiting = transcript.tokens.viewport().grab().toImage()
+    transcript.append_tokens(1, written("Hello=b"))
+    assert transcript.tokens.page.boxes[0].turn.view.status is TurnStatus.STREAMING
+    assert transcript.tokens.viewport().grab().toImage() != waiting
+
+
+def test_tokens_and_turns_of_another_session_are_ignored(show: Show) -> None:
+    transcript = show(drawn())
+    transcript.append_tokens(77, words(3))
+    transcript.update_turn(turn(77, "assistant", words(3)))
+    assert [box.turn.node_id for box in transcript.tokens.page.boxes] == [1, 2, 3, 4]
+
+
+def test_the_record_of_a_streamed_token_is_known(show: Show) -> None:
+    transcript = show(drawn())
+    transcript.append_tokens(4, written(" at=d", first_id=90))
+    record = transcript.record(4, 8)
+    assert record is not None
+    assert record.text == " at"
+    assert transcript.record(4, 9) is None
+    assert transcript.record(77, 0) is None
+
+
+# ---- sessions ---------------------------------------------------------------------------------------------------------
+
+
+def test_turns_that_did_not_change_keep_their_layout(show: Show) -> None:
+    # given a path
+    view = drawn()
+    transcript = show(view)
+    before = [box.body for box in transcript.tokens.page.boxes]
+    # when a sibling takes the place of one turn
+    other = turn(9, "assistant", written("You| should=b| stay=e"), variants=(2, 9))
+    transcript.set_session(replace(view, turns=(*view.turns[:1], other, *view.turns[2:])))
+    # then only that one is new
+    after = [box.body for box in transcript.tokens.page.boxes]
+    assert [a is b for a, b in zip(before, after, strict=True)] == [True, False, True, True]
+
+
+def test_another_path_of_the_session_keeps_the_place_and_another_session_shows_its_end(qtbot: QtBot, show: Show) -> None:
+    view = long_session()
+    transcript = show(view)
+    bar = transcript.tokens.verticalScrollBar()
+    bar.setValue(500)
+    transcript.set_session(replace(view, turns=view.turns[:-1]))
+    settle(qtbot, transcript)
+    assert bar.value() == 500
+    transcript.set_session(long_session(session_id=2))
+    settle(qtbot, transcript)
+    assert at_end(transcript)
+
+
+def test_scores_that_come_later_colour_the_turn(show: Show) -> None:
+    scored = written("You| could=a| visit=e")
+    plain = TokenRun.unscored(scored.ids.tolist(), scored.token_bytes, scored.texts, Origin.TYPED)
+    transcript = show(session(turn(1, "user", plain)))
+    transcript.update_turn(turn(1, "user", scored))
+    box = transcript.tokens.token_box(1, 2)
+    assert box is not None
+    picture = transcript.tokens.viewport().grab().toImage()
+    assert picture.pixelColor(box.center().x(), box.top() + 2).name() == LIGHT.surprise[5]
+
+
+def test_a_session_of_a_hundred_thousand_tokens_is_laid_out_in_slices(qtbot: QtBot, show: Show) -> None:
+    transcript = show(long_session(turns=10, count=10_000))
+    assert at_end(transcript)
+    assert transcript.tokens.page.height > 100_000
+
+
+@pytest.mark.parametrize("width", [200, 500, 1300])
+def test_the_column_fits_and_is_never_wider_than_it_can_be_read(show: Show, width: int) -> None:
+    transcript = show(drawn(), width=width)
+    left, column = transcript.column()
+    assert column <= 640
+    if width >= 500:
+        assert left + column <= width
+    assert transcript.strip.mapTo(transcript, QPoint(0, 0)).x() == left
+
+
+def test_resizing_keeps_the_token_at_the_top(qtbot: QtBot, show: Show) -> None:
+    transcript = show(long_session())
+    transcript.tokens.verticalScrollBar().setValue(1500)
+    before = transcript.tokens.anchor()
+    transcript.resize(520, 690)
+    settle(qtbot, transcript)
+    after = transcript.tokens.anchor()
+    assert after.turn == before.turn
+    assert abs(after.token - before.token) < 12, "the same line, broken elsewhere"
+
+
+def test_an_empty_session_has_a_hint(show: Show) -> None:
+    picture = show(session()).tokens.viewport().grab().toImage()
+    colours = {picture.pixelColor(x, picture.height() // 2).name() for x in range(picture.width())}
+    assert LIGHT.faint in colours or len(colours) > 1
+
+
+def test_another_text_size_wraps_again(qtbot: QtBot, show: Show) -> None:
+    transcript = show(long_session())
+    before = transcript.tokens.page.height
+    transcript.set_text_scale(1.5)
+    settle(qtbot, transcript)
+    assert transcript.tokens.page.height > before * 1.3
+
+
+# ---- modes ------------------------------------------------------------------------------------------------------------
+
+
+def test_switching_modes_keeps_the_place(qtbot: QtBot, show: Show) -> None:
+    transcript = show(long_session())
+    transcript.tokens.verticalScrollBar().setValue(1500)
+    before = transcript.tokens.anchor()
+    transcript.set_mode(Mode.READ)
+    settle(qtbot, transcript)
+    assert transcript.mode is Mode.READ
+    assert transcript.read.anchor().turn == before.turn
+    transcript.set_mode(Mode.TOKENS)
+    settle(qtbot, transcript)
+    after = transcript.tokens.anchor()
+    assert after.turn == before.turn
+    assert abs(after.token - before.token) < 24
+
+
+def test_what_happened_while_the_other_mode_was_shown_is_there_after_switching(qtbot: QtBot, show: Show) -> None:
+    # given a pinned token and Read mode
+    transcript = show(drawn())
+    transcript.set_pinned(3, 1)
+    transcript.set_mode(Mode.READ)
+    # when the stream goes on and ends, and another turn comes
+    transcript.append_tokens(4, written(" and| more=b", first_id=90))
+    transcript.update_turn(turn(4, "assistant", TokenRun.concat([drawn().turns[3].run, written(" and| more=b", first_id=90)])))
+    transcript.set_session(session(*drawn().turns[:3], turn(8, "assistant", written("Another=c"))))
+    # then Tokens mode shows it, and the pin still stands
+    transcript.set_mode(Mode.TOKENS)
+    settle(qtbot, transcript)
+    assert [box.turn.node_id for box in transcript.tokens.page.boxes] == [1, 2, 3, 8]
+    assert transcript.pinned == (3, 1)
+    assert transcript.tokens.token_box(8, 0) is not None
+
+
+def test_other_colours_reach_every_part(qtbot: QtBot, show: Show) -> None:
+    transcript = show(drawn())
+    transcript.set_palette_of(DARK)
+    for mode in (Mode.TOKENS, Mode.READ):
+        transcript.set_mode(mode)
+        QApplication.processEvents()
+        assert transcript.grab().toImage().pixelColor(3, 400).name() == DARK.window
+
+
+# ---- the line under a turn --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=[Mode.TOKENS, Mode.READ])
+def either(request: pytest.FixtureRequest, qtbot: QtBot, show: Show) -> Iterator[TranscriptView]:
+    view = drawn()
+    stopped = replace(view.turns[3], status=TurnStatus.PARTIAL, note="stopped")
+    transcript = show(replace(view, turns=(*view.turns[:3], stopped)))
+    transcript.set_mode(request.param)
+    settle(qtbot, transcript)
+    yield transcript
+
+
+def pane_of(transcript: TranscriptView) -> Pane:  # type: ignore[type-arg]  # of either body
+    return transcript.tokens if transcript.mode is Mode.TOKENS else transcript.read
+
+
+def press_action(qtbot: QtBot, transcript: TranscriptView, box: int, action: Action) -> None:
+    """Moves to a turn, then clicks one of the actions that appeared."""
+    pane = pane_of(transcript)
+    shown = pane.page.boxes[box]
+    top = shown.top - pane.verticalScrollBar().value()
+    qtbot.mouseMove(pane.viewport(), pos=QPoint(pane.column()[0] + 2, top + 4))
+    part = next(p for p in shown.meta.parts(hovered=True) if p.action is action)
+    point = part.box.center() + QPointF(pane.column()[0], top + shown.body.height)
+    qtbot.mouseMove(pane.viewport(), pos=point.toPoint())
+    qtbot.mouseClick(pane.viewport(), Qt.MouseButton.LeftButton, pos=point.toPoint())
+
+
+def test_the_arrows_ask_for_the_neighbouring_variants(qtbot: QtBot, either: TranscriptView) -> None:
+    asked: list[int] = []
+    either.variant_requested.connect(asked.append)
+    press_action(qtbot, either, 1, Action.NEXT)
+    press_action(qtbot, either, 1, Action.PREVIOUS)
+    assert asked == [22, 20]
+
+
+def test_actions_ask_and_copy_gives_the_plain_text(qtbot: QtBot, either: TranscriptView) -> None:
+    asked: list[object] = []
+    either.regenerate_requested.connect(asked.append)
+    either.continue_requested.connect(asked.append)
+    either.copy_requested.connect(asked.append)
+    press_action(qtbot, either, 1, Action.REGENERATE)
+    press_action(qtbot, either, 3, Action.CONTINUE)
+    press_action(qtbot, either, 3, Action.COPY)
+    assert asked == [2, 4, "Because the city is built for slow mornings"]
+
+
+def texts_of(transcript: TranscriptView, box: int, *, hovered: bool) -> list[str]:
+    return [part.text.strip() for part in transcript.tokens.page.boxes[box].meta.parts(hovered=hovered)]
+
+
+def test_the_line_says_how_the_answer_was_made(show: Show) -> None:
+    transcript = show(drawn())
+    assert texts_of(transcript, 1, hovered=False) == ["‹", "2 / 3", "›", "41 tok/s", "reused 312, computed 1", "−23.9 nats"]
+    assert texts_of(transcript, 0, hovered=True) == []
+    assert texts_of(transcript, 3, hovered=True) == [], "nothing can be done to an answer that is still coming"
+
+
+def test_the_first_variant_has_none_before_it(show: Show) -> None:
+    transcript = show(session(turn(1, "user", written("Hi"), variants=(1, 5))))
+    actions = [part.action for part in transcript.tokens.page.boxes[0].meta.parts(hovered=False)]
+    assert actions == [Action.NONE, Action.NONE, Action.NEXT]
+
+
+def test_a_long_note_is_wrapped_and_nothing_leaves_the_column(show: Show) -> None:
+    note = "engine stopped; your text is kept. Send again to restart it. The log has the reason, if you want to know more."
+    partial: TurnView = replace(drawn().turns[1], status=TurnStatus.PARTIAL, note=note)
+    transcript = show(session(partial), width=420)
+    box = transcript.tokens.page.boxes[0]
+    for hovered in (False, True):
+        parts = box.meta.parts(hovered=hovered)
+        assert all(part.box.right() <= transcript.column()[1] for part in parts)
+    assert " ".join(note.split()) in " ".join(texts_of(transcript, 0, hovered=False))
+    assert box.meta.height > 40
+
+
+def test_a_click_on_the_line_without_an_action_does_nothing(qtbot: QtBot, show: Show) -> None:
+    transcript = show(drawn())
+    pane = transcript.tokens
+    box = pane.page.boxes[1]
+    with qtbot.assertNotEmitted(transcript.variant_requested), qtbot.assertNotEmitted(transcript.copy_requested):
+        qtbot.mouseClick(pane.viewport(), Qt.MouseButton.LeftButton, pos=QPoint(pane.column()[0] + 90, box.top + box.body.height + 12))
+
+
+def test_everything_has_an_accessible_name(show: Show) -> None:
+    transcript = show(drawn())
+    for widget in (transcript, transcript.tokens, transcript.read, transcript.strip):
+        assert widget.accessibleName()

@@ -1,0 +1,145 @@
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PySide6.QtWidgets import QApplication
+
+from runtime import Origin, TokenRun
+from tests.ui.transcript.samples import run_of
+from ui.transcript.compose import Place, compose
+from ui.transcript.faces import Faces
+from ui.transcript.shape import ShapedLine
+from ui.transcript.tokens import Tokens
+from ui.transcript.wrap import LineTable
+
+WIDTH = 300.0
+PIECES = [" the", " tram", "s", "\n", ".\n\n", " ", "   ", "春天", "，", " مرحبا", "👩", "\u200d", "👧", "", "\x1b[", "e\u0301", "x" * 90, "\t"]
+
+
+@pytest.fixture
+def faces(qapp: QApplication) -> Faces:
+    return Faces()
+
+
+def tokens_of(texts: list[str]) -> Tokens:
+    return Tokens(run_of(texts, [1.0] * len(texts), Origin.SAMPLED))
+
+
+def table_of(tokens: Tokens, faces: Faces) -> LineTable:
+    table = LineTable(tokens, faces, WIDTH, template=False)
+    table.extend()
+    return table
+
+
+def lines_of(tokens: Tokens, table: LineTable) -> list[str]:
+    """What stands on each line."""
+    return [
+        compose(tokens, table.start(i), template=False, limit=1 << 62, end=table.start(i + 1)).text for i in range(len(table))
+    ]
+
+
+@given(st.lists(st.sampled_from(PIECES), min_size=1, max_size=60), st.integers(1, 7))
+@settings(max_examples=60, deadline=None)
+def test_streaming_wraps_as_if_all_had_been_there(qapp: QApplication, texts: list[str], size: int) -> None:
+    faces = Faces()
+    whole = tokens_of(texts)
+    run = run_of(texts, [1.0] * len(texts), Origin.SAMPLED)
+    grown = Tokens(run[:0])
+    table = LineTable(grown, faces, WIDTH, template=False)
+    for start in range(0, len(texts), size):
+        grown.append(run[start : start + size])
+        table.extend()
+    assert lines_of(grown, table) == lines_of(whole, table_of(whole, faces))
+
+
+@given(st.lists(st.sampled_from(PIECES), min_size=1, max_size=60))
+@settings(max_examples=60, deadline=None)
+def test_no_character_is_lost_and_no_line_is_too_long(qapp: QApplication, texts: list[str]) -> None:
+    faces = Faces()
+    tokens = tokens_of(texts)
+    table = table_of(tokens, faces)
+    shown = "".join(lines_of(tokens, table))
+    assert shown == "".join(texts).replace("\n", "").replace("\x1b", "ESC")
+    for line in range(len(table)):
+        shaped = ShapedLine(tokens, table, line, faces)
+        assert all(-1 <= s.x0 and s.x1 <= WIDTH + 8 for s in shaped.spans)
+
+
+@given(st.lists(st.sampled_from(PIECES), min_size=1, max_size=40))
+@settings(max_examples=60, deadline=None)
+def test_every_token_that_is_drawn_is_found_where_it_is_drawn(qapp: QApplication, texts: list[str]) -> None:
+    faces = Faces()
+    tokens = tokens_of(texts)
+    table = table_of(tokens, faces)
+    drawn = set()
+    for line in range(len(table)):
+        shaped = ShapedLine(tokens, table, line, faces)
+        for span in shaped.spans:
+            found = shaped.span_at((span.x0 + span.x1) / 2)
+            assert found is not None
+            drawn |= set(range(span.first, span.last + 1))
+    assert drawn == set(range(len(texts)))
+
+
+def test_words_are_kept_whole_and_spaces_are_kept(faces: Faces) -> None:
+    tokens = tokens_of(["every", " sec", "ond", " bak", "ery", "  has", " a", " window", " seat", " in", " the", " sun"])
+    table = table_of(tokens, faces)
+    lines = lines_of(tokens, table)
+    assert len(lines) > 1
+    assert all(not line.startswith(" ") and line.endswith(" ") for line in lines[1:-1])
+    assert "  has" in "".join(lines)
+
+
+def test_newlines_break_lines_and_a_closing_one_adds_none(faces: Faces) -> None:
+    tokens = tokens_of(["a", "\n\n", "b", "\n"])
+    assert lines_of(tokens, table_of(tokens, faces)) == ["a", "", "b"]
+
+
+def test_a_right_to_left_paragraph_stands_at_the_right_on_every_line(faces: Faces) -> None:
+    tokens = tokens_of([" مرحبا", " بالعالم"] * 12 + ["\n", "left"])
+    table = table_of(tokens, faces)
+    assert len(table) > 3
+    for line in range(len(table) - 1):
+        right = max(s.x1 for s in ShapedLine(tokens, table, line, faces).spans)
+        assert abs(right - WIDTH) < 6
+    assert ShapedLine(tokens, table, len(table) - 1, faces).spans[0].x0 == 0
+
+
+def test_a_place_is_on_the_line_that_holds_it(faces: Faces) -> None:
+    random.seed(7)
+    tokens = tokens_of([random.choice(PIECES) for _ in range(400)])
+    table = table_of(tokens, faces)
+    for line in range(len(table)):
+        assert table.line_of(table.start(line)) == line
+
+
+@pytest.mark.parametrize("text", ["x" * 1_000_000, "e" + "\u0301" * 20_000, "\x1b" * 30_000, "word " * 100_000])
+def test_monstrous_tokens_are_survived(faces: Faces, text: str) -> None:
+    tokens = tokens_of(["a", text, "b"])
+    table = table_of(tokens, faces)
+    assert table.done
+    for line in (0, len(table) // 2, len(table) - 1):
+        assert ShapedLine(tokens, table, line, faces).spans
+
+
+def test_wrapping_in_slices_comes_to_the_same_lines(faces: Faces) -> None:
+    tokens = tokens_of([" word"] * 3000)
+    sliced = LineTable(tokens, faces, WIDTH, template=False)
+    steps = 0
+    while not sliced.done:
+        sliced.extend(deadline=0.0)
+        steps += 1
+    assert steps > 5
+    assert lines_of(tokens, sliced) == lines_of(tokens, table_of(tokens, faces))
+
+
+def test_hidden_tokens_take_no_place(faces: Faces) -> None:
+    run = TokenRun.concat([run_of(["<|im_start|>"], [None], Origin.TEMPLATE), run_of(["Hi"], [1.0], Origin.TYPED)])
+    tokens = Tokens(run)
+    assert lines_of(tokens, table_of(tokens, faces)) == ["Hi"]
+    shown = LineTable(tokens, faces, WIDTH, template=True)
+    shown.extend()
+    assert compose(tokens, Place(0), template=True, limit=99).text == "<|im_start|>Hi"

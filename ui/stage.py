@@ -1,0 +1,146 @@
+"""What the window shows: takes the desk's news to the parts, and keeps in step what can be done now."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from PySide6.QtCore import QObject
+from PySide6.QtWidgets import QMainWindow
+
+from runtime import TokenRun
+from ui.actions import Actions
+from ui.desk import Desk
+from ui.frame import Frame
+from ui.port import EngineState, ModelChoice, SessionSummary, SessionView, StatusView, TurnStatus, TurnView
+from ui.theme.palette import Palette
+from ui.theme.scheme import current_theme
+from ui.transcript import Mode
+
+
+class Stage(QObject):
+    """Desk to parts, one way. What the parts are asked by mouse and keys goes the other way, in `ui.window`."""
+
+    def __init__(self, window: QMainWindow, desk: Desk, parts: Frame, acts: Actions) -> None:
+        super().__init__(window)
+        self._window, self._desk, self._parts, self._acts = window, desk, parts, acts
+        self.sessions: dict[int, SessionSummary] = {}
+        self.mode = Mode.TOKENS
+        self._counted_at: tuple[EngineState, bool] | None = None
+        desk.session_shown.connect(self._show_session)
+        desk.turn_changed.connect(self._show_turn)
+        desk.tokens_arrived.connect(self._append_tokens)
+        desk.activity_changed.connect(self.refresh)
+        desk.listed.connect(self._show_sessions)
+        desk.models_listed.connect(self._show_model)
+        desk.model_menu_ready.connect(parts.top.model.open_menu)
+        desk.status_changed.connect(self._show_status)
+        desk.draft_saved.connect(parts.composer.clear_sent)
+        desk.composed.connect(parts.composer.show_cost)
+        desk.refused.connect(parts.composer.notice.say)
+        desk.trashed.connect(parts.sidebar.sessions.offer_undo)
+        desk.undo_changed.connect(self.refresh)
+        parts.panels_changed.connect(self.refresh)
+        parts.transcript.set_vocabulary(desk.token_bytes)
+        theme = current_theme()
+        theme.changed.connect(self._recolour)
+        self._recolour(theme.palette)
+
+    def set_mode(self, mode: Mode) -> None:
+        """Read or Tokens."""
+        self.mode = mode
+        self._parts.transcript.set_mode(mode)
+        self._parts.top.modes.show_mode(mode)
+        (self._acts.read if mode is Mode.READ else self._acts.tokens).setChecked(True)
+
+    def pin(self, node_id: int, index: int) -> None:
+        """Pins a token, in the transcript and in the inspector."""
+        self._parts.transcript.set_pinned(node_id, index)
+        self.show_pin((node_id, index))
+
+    def show_pin(self, place: tuple[int, int] | None) -> None:
+        """Shows in the inspector what is pinned in the transcript."""
+        shown = self._desk.shown
+        spot = shown.spot(*place) if shown is not None and place is not None else None
+        turn = shown.turn(spot.node_id) if shown is not None and spot is not None else None
+        can_choose = turn is not None and turn.role != "system" and shown is not None and not shown.view.is_sample
+        self._parts.inspector.show_spot(spot, self._desk.token_bytes, can_choose=can_choose)
+
+    def refresh(self) -> None:
+        """What can be done now."""
+        acts, shown, running = self._acts, self._desk.shown, self._desk.running
+        editable = shown is not None and not shown.view.is_sample
+        answer = shown.last_answer if shown is not None else None
+        fork = shown.fork if shown is not None else None
+        self._parts.composer.set_running(running)
+        acts.stop.setEnabled(running)
+        acts.rename.setEnabled(editable)
+        acts.trash.setEnabled(editable)
+        acts.regenerate.setEnabled(editable and answer is not None and not running)
+        partial = answer is not None and answer.status is TurnStatus.PARTIAL
+        acts.continue_answer.setEnabled(editable and partial and not running)
+        acts.previous.setEnabled(fork is not None and fork.step(-1) is not None)
+        acts.next.setEnabled(fork is not None and fork.step(+1) is not None)
+        undo = self._desk.undo_label
+        acts.undo.setText(self.tr("Undo {0}").format(undo) if undo else self.tr("Undo"))
+        acts.undo.setEnabled(bool(undo))
+        acts.sidebar.setChecked(not self._parts.sidebar.isHidden())
+        acts.inspector.setChecked(not self._parts.inspector.isHidden())
+        self._count_again()
+
+    def _count_again(self) -> None:
+        """The context meter moves when an answer ends, and can be read only once an engine is there."""
+        now = (self._desk.engine, self._desk.running)
+        if self._counted_at not in (None, now):
+            self._desk.compose(self._parts.composer.draft)
+        self._counted_at = now
+
+    def _show_session(self, view: SessionView) -> None:
+        parts = self._parts
+        parts.transcript.set_session(view)
+        parts.sidebar.show_session(view)
+        parts.top.title.setText(view.title or self.tr("New session"))
+        self._window.setWindowTitle(self.tr("{0} – Elsewise").format(view.title) if view.title else "Elsewise")
+        assert self._desk.shown is not None
+        parts.top.branch.show_branch(view.branch_name, self._desk.shown.fork)
+        parts.composer.set_read_only(view.is_sample)
+        if view.is_sample:
+            parts.transcript.setFocus()  # the field that had it is gone
+        parts.inspector.show_path(view.turns)
+        self._show_pin_again()
+        self._desk.compose(parts.composer.draft)
+
+    def _show_turn(self, turn: TurnView) -> None:
+        self._parts.transcript.update_turn(turn)
+        if self._desk.shown is not None:
+            self._parts.inspector.show_path(self._desk.shown.view.turns)
+        pinned = self._parts.inspector.token.spot
+        if pinned is not None and pinned.node_id == turn.node_id:
+            self._show_pin_again()
+
+    def _append_tokens(self, node_id: int, run: TokenRun) -> None:
+        self._parts.transcript.append_tokens(node_id, run)
+
+    def _show_sessions(self, sessions: Sequence[SessionSummary]) -> None:
+        self.sessions = {session.session_id: session for session in sessions}
+        self._parts.sidebar.sessions.show_sessions(sessions)
+        shown = self._desk.shown
+        summary = self.sessions.get(shown.session_id) if shown is not None else None
+        if summary is not None:  # a rename reaches the title by the list
+            self._parts.top.title.setText(summary.title)
+
+    def _show_model(self, models: Sequence[ModelChoice]) -> None:
+        self._parts.top.model.show_model(next((choice for choice in models if choice.loaded), None))
+
+    def _show_status(self, status: StatusView) -> None:
+        self._parts.status.show_status(status)
+        self._parts.inspector.show_status(status)
+        self._count_again()
+
+    def _show_pin_again(self) -> None:
+        """The pinned token may have other numbers now, or be gone with its path."""
+        held = self._parts.inspector.token.spot
+        if held is not None:
+            self.show_pin((held.node_id, held.index))
+
+    def _recolour(self, palette: Palette) -> None:
+        self._parts.transcript.set_palette_of(palette)

@@ -1,0 +1,82 @@
+"""The text of a turn as Read mode takes it in: cut into stretches, with the way from tokens to characters and back."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from ui.transcript.blocks import Stretch, stretches
+from ui.transcript.compose import is_hidden
+from ui.transcript.turn import Turn
+
+
+class Source:
+    """What was read of a turn so far. Only a model's answer is markdown; what was typed stays as it is."""
+
+    def __init__(self, turn: Turn) -> None:
+        self._turn = turn
+        self._version = turn.version
+        self._read = -1  # tokens; -1 before the first reading
+        self._ends: npt.NDArray[np.int64] = np.empty(0, np.int64)  # where in the text each token ends
+        self.text = ""
+        self.stretches: list[Stretch] = []
+
+    @property
+    def is_current(self) -> bool:
+        """Whether everything the turn holds was read."""
+        return self._read == len(self._turn.tokens) and self._version == self._turn.version
+
+    @property
+    def is_read(self) -> bool:
+        """Whether anything was read."""
+        return self._read >= 0
+
+    def read(self) -> int | None:
+        """Takes in what the turn holds now.
+
+        Returns:
+            The first stretch that changed; those before it are final. None where the text is the same.
+        """
+        if self.is_current:
+            return None
+        tokens = self._turn.tokens
+        texts = ["" if is_hidden(m, template=False) else t for t, m in zip(tokens.texts, tokens.marks, strict=True)]
+        text, before, first_time = "".join(texts), self.text, self._read < 0
+        self._ends = np.cumsum([len(t) for t in texts], dtype=np.int64)
+        self._read, self._version, self.text = len(tokens), self._turn.version, text
+        if text == before and not first_time:
+            return None
+        kept = max(len(self.stretches) - 1, 0) if text.startswith(before) else 0
+        begin = self.stretches[kept].start if self.stretches and kept else 0
+        self.stretches[kept:] = self._cut(begin)
+        return kept
+
+    def character_of(self, token: int) -> int:
+        """Where in the text a token begins."""
+        return int(self._ends[min(token, len(self._ends)) - 1]) if token > 0 and len(self._ends) else 0
+
+    def token_of(self, character: float) -> int:
+        """The token that holds a character."""
+        return int(np.searchsorted(self._ends, character, side="right"))
+
+    def markdown(self, number: int) -> str | None:
+        """The source of a stretch that is markdown; None where it is code or was typed."""
+        stretch = self.stretches[number]
+        return self.plain(number) if stretch.code is None and self._turn.is_answer else None
+
+    def plain(self, number: int) -> str:
+        """The characters of a stretch."""
+        return self.text[self.stretches[number].start : self.stretches[number].stop]
+
+    def is_heading(self, number: int) -> bool:
+        """Whether a stretch begins with a heading."""
+        return (
+            self._turn.is_answer
+            and self.stretches[number].code is None
+            and self.text.startswith("#", self.stretches[number].start)
+        )
+
+    def _cut(self, begin: int) -> list[Stretch]:
+        if not self.text.strip():
+            return []
+        return list(stretches(self.text, begin)) if self._turn.is_answer else [Stretch(0, len(self.text))]
