@@ -8,7 +8,8 @@ import logging.handlers
 import signal
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
@@ -85,13 +86,12 @@ async def run_window(
     rows = [row for row in await store.sessions() if not row.is_sample and row.branches]
     window.start(sample if demo or not rows else rows[0].id)
     watcher = _watch_focus(data.focus, window)
-    wakeful = _close_on_signals(window)
     if not demo:
         workbench.warm_up()
-    if on_shown is not None:
-        on_shown(window, workbench)
-    await ended.wait()
-    wakeful.setEnabled(False)
+    with _closing_on_signals(window):
+        if on_shown is not None:
+            on_shown(window, workbench)
+        await ended.wait()
     watcher.deleteLater()
     if states:
         await _keep(data, states[-1])
@@ -115,18 +115,24 @@ def _state(kept: object) -> WindowState | None:
         return None
 
 
-def _close_on_signals(window: MainWindow) -> QSocketNotifier:
+@contextmanager
+def _closing_on_signals(window: MainWindow) -> Iterator[None]:
     """Ctrl-C and SIGTERM close the window like its button; Qt's loop must be woken for Python to see a signal."""
     ours, pythons = socket.socketpair()
-    for end in (ours, pythons):
-        end.setblocking(False)
-    signal.set_wakeup_fd(pythons.fileno(), warn_on_full_buffer=False)
-    notifier = QSocketNotifier(ours.fileno(), QSocketNotifier.Type.Read, window)
-    notifier.activated.connect(lambda: ours.recv(64))
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: window.close())
-    window.destroyed.connect(pythons.close)
-    return notifier
+    with ours, pythons:
+        for end in (ours, pythons):
+            end.setblocking(False)
+        before = signal.set_wakeup_fd(pythons.fileno(), warn_on_full_buffer=False)
+        notifier = QSocketNotifier(ours.fileno(), QSocketNotifier.Type.Read, window)
+        notifier.activated.connect(lambda: ours.recv(64))
+        handlers = {number: signal.signal(number, lambda *_: window.close()) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            notifier.setEnabled(False)
+            signal.set_wakeup_fd(before)
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
 
 
 def _watch_focus(focus: Path, window: MainWindow) -> QFileSystemWatcher:

@@ -181,6 +181,8 @@ class Trie:
         if not node.attached:
             return Inserted(0, 0, len(tokens))
         self._clock += 1
+        for above in node.path():  # an ancestor is never older than what is hung under it
+            above.stamp = self._clock
         while at < len(tokens):
             child = node.children.get((namespace, int(tokens[at])))
             if child is None:
@@ -304,13 +306,13 @@ class Trie:
         if merged is None:
             return
         grown = merged.nbytes - (0 if node.scores is None else node.scores.nbytes)
-        pinned = node.pins == 0
-        if pinned:
+        free = node.pins == 0
+        if free:
             self.pin(node)  # making room must not take the node itself
         if grown <= 0 or self.make_room(grown):
             node.scores = merged
             self._weigh(node, node.nbytes + grown)
-        if pinned:
+        if free:
             self.unpin(node)
 
     def _complete(self, node: Node, payload: Any, at: int) -> None:

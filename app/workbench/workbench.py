@@ -66,7 +66,7 @@ class AppWorkbench:
 
     def __init__(self, store: SessionStore, supervisor: Supervisor, options: GenerationOptions = PRESET) -> None:
         self._store = store
-        self._supervisor = supervisor
+        self.supervisor = supervisor
         self._options = options
         self._listeners: list[Callable[[Event], None]] = []
         self._open: dict[int, OpenSession] = {}
@@ -95,7 +95,7 @@ class AppWorkbench:
 
     async def _warm_up(self) -> None:
         try:
-            await self.vocabulary.learn(await self._supervisor.model())
+            await self.vocabulary.learn(await self.supervisor.model())
         except RuntimeFault as fault:
             log.warning("the engine did not start: %s", fault)
 
@@ -327,7 +327,7 @@ class AppWorkbench:
         """Tokens and context of a draft; no forward. Counted once the engine runs."""
         session = self._open.get(session_id)
         used = sum(len(turn.run) for turn in session.turn_views()) if session else 0
-        model = self._supervisor.running
+        model = self.supervisor.running
         if model is None:
             return Composition(None, None, used, None)
         tokens = len(await model.tokenize_async(clean_text(text))) if text else 0
@@ -336,13 +336,13 @@ class AppWorkbench:
     async def models(self) -> Sequence[ModelChoice]:
         """What is on the shelf."""
         entries = await asyncio.to_thread(list_models)
-        return [ModelChoice(e.name, e.title, detail_of(e), e.name == self._supervisor.source) for e in entries]
+        return [ModelChoice(e.name, e.title, detail_of(e), e.name == self.supervisor.source) for e in entries]
 
     async def choose_model(self, source: str) -> None:
         """From the next request on."""
         if self._answers.running:
             raise Refusal(BUSY)
-        await self._supervisor.change(source)
+        await self.supervisor.change(source)
         self.warm_up()
 
     def token_text(self, session_id: int, token_ids: Sequence[int]) -> Sequence[bytes]:  # noqa: ARG002  # one vocabulary so far
@@ -356,7 +356,7 @@ class AppWorkbench:
         await self._answers.ended()
         for task in list(self._tasks):
             task.cancel()
-        await self._supervisor.close()
+        await self.supervisor.close()
         await self._store.close()
 
     def _idle(self, session_id: int) -> OpenSession:
@@ -379,20 +379,20 @@ class AppWorkbench:
 
     async def _find_warm(self, session: OpenSession) -> None:
         """How much of the path the engine holds."""
-        model, session.warm = self._supervisor.running, 0
+        model, session.warm = self.supervisor.running, 0
         ids = session.path_ids(session.tree.path(session.tip))
         if model is None or not ids or len(ids) > model.info.context_length:
             return
         try:
             session.warm = (await model.prefix_match_async(ids)).tokens
         except EngineDiedError:
-            await self._supervisor.died()
+            await self.supervisor.died()
         except RuntimeFault as fault:
             log.info("no warm prefix: %s", fault)
 
     def _refresh_status(self) -> None:
-        model, session = self._supervisor.running, self._shown
-        status = StatusView(self._supervisor.state, self._supervisor.reason)
+        model, session = self.supervisor.running, self._shown
+        status = StatusView(self.supervisor.state, self.supervisor.reason)
         if model is not None:
             metrics = model.metrics()
             status = replace(status, kv_bytes=metrics.kv_bytes, kv_budget=metrics.kv_budget)

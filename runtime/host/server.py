@@ -74,7 +74,7 @@ class Server:
         self._calls: dict[int, asyncio.Task[None]] = {}
         self._background: set[asyncio.Task[None]] = set()
         self._outbox: list[bytes] = []
-        self._answered = False  # the outbox holds the end of a request
+        self._news_due = False  # the outbox holds the end of a request
         self._pushed: Push | None = None
         self._pusher: asyncio.Task[None] | None = None
 
@@ -154,7 +154,7 @@ class Server:
             payload = encode(Failure(call.id, pack_fault(error)))
         finally:
             del self._calls[call.id]
-        self._post(payload, final=True)
+        self._post(payload, news=True)
 
     async def _perform(self, call: Call) -> bytes:
         method = METHODS.get(call.method)
@@ -167,9 +167,11 @@ class Server:
         except msgspec.MsgspecError as mismatch:
             raise InvalidRequestError(f"{call.method}: {mismatch}") from mismatch
         if method.streams:
+            begun = False
             async with aclosing(self._model.generate_runs(**arguments)) as runs:
                 async for run in runs:
-                    self._post(encode(Chunk(call.id, pack_run(run))))
+                    self._post(encode(Chunk(call.id, pack_run(run))), news=not begun)  # what the prompt cost goes first
+                    begun = True
                     await self.connection.drained()
             return encode(End(call.id))
         payload = encode(Result(call.id, method.write_answer(await getattr(self._model, call.method)(**arguments))))
@@ -182,17 +184,17 @@ class Server:
 
     # ---- what leaves -----------------------------------------------------------------------------------------
 
-    def _post(self, payload: bytes, *, final: bool = False) -> None:
+    def _post(self, payload: bytes, *, news: bool = False) -> None:
         if not self._outbox:
             asyncio.get_running_loop().call_soon(self._flush)
         self._outbox.append(payload)
-        self._answered |= final
+        self._news_due |= news
 
     def _flush(self) -> None:
-        """Sends what one turn of the loop produced; where a request was answered, the new counters go first."""
+        """Sends what one turn of the loop produced; where a request was answered or a stream began, the new counters go first."""
         payloads, self._outbox = self._outbox, []
-        if self._answered:
-            self._answered = False
+        if self._news_due:
+            self._news_due = False
             payloads[:0] = self._news()
         for group in _groups(payloads):
             self.connection.post(group)

@@ -65,8 +65,9 @@ class Cache:
         return Prefill(job, workspace, lease, slot, depth, first_wanted, last_only=last_only, reused=depth)
 
     def regain(self, prefill: Prefill) -> None:
-        """Goes back to a place from which the job can go on, when its own was given up: recurrent state moves along
-        with whoever appends, and a place that two jobs share is left by the first.
+        """Goes back to a place from which the job can go on, when its own was given up.
+
+        Recurrent state moves along with whoever appends: a place that two jobs share is lost to the second.
         """
         if prefill.workspace.resumable(prefill.slot):
             return

@@ -40,9 +40,7 @@ class Finisher:
         job.known = known
         if not unknown.size:
             return n
-        at = first + int(unknown[0])
-        self._counters.tokens_rescored += max(self._cache.match(job.namespace, job.ids) - (at - 1), 0)  # from the row before
-        return at
+        return first + int(unknown[0])
 
     def scores_are_known(self, job: ScoreJob) -> None:
         """Answers from what is remembered."""

@@ -175,7 +175,10 @@ class Scheduler:
                 self._start_row(prefill, vector)
                 return
             self.cache.leave(prefill)
-        self._prefills.append(self.cache.place(job, max(first_wanted, 0)))
+        prefill = self.cache.place(job, max(first_wanted, 0))
+        self._prefills.append(prefill)
+        if isinstance(job, ScoreJob):  # what is held but must be pushed again, for want of scores
+            self.counters.tokens_rescored += max(self.cache.match(job.namespace, job.ids) - prefill.at, 0)
 
     # ---- (b) one token for every generation -----------------------------------------------------------------------
 

@@ -41,7 +41,7 @@ async def record(folder: Path) -> dict[str, Any]:
         await workbench.select(session_id, tip)
         session = OpenSession(await store.load_session(session_id))
         session.add_tokens(await store.load_tokens(list(session.tree.nodes)))
-        model = await workbench._supervisor.model()
+        model = await workbench.supervisor.model()
         return as_json(session, model.info.kv_fingerprint, model.byte_vocab, tip)
     finally:
         await workbench.close()

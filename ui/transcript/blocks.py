@@ -8,7 +8,9 @@ from dataclasses import dataclass
 
 _FENCE = re.compile(r" {0,3}(`{3,}|~{3,})[ \t]*([^`\n]*)")
 _LIST_ITEM = re.compile(r" {0,3}(?:[-*+]|\d{1,9}[.)])(?:\s|$)")
-_LONGEST = 8000  # characters of one stretch; a table or a list beyond it is cut at a line
+_LONGEST = 6000  # characters of one stretch; a longer table or list is cut at a line, a longer line anywhere
+
+_LONGEST_WORD = 1500  # Qt takes quadratic time to break a word over many lines
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,9 +29,12 @@ def stretches(source: str, start: int = 0) -> Iterator[Stretch]:
     Cut are fenced code, and paragraphs at blank lines; a list with blank lines between its items stays whole.
     """
     begin = position = start
-    in_list = blank = False
+    in_list = blank = broken = False  # broken: the stretch ends inside a word
     while position < len(source):
-        stop = _line_end(source, position)
+        was_broken, broken = broken, False
+        stop = min(_line_end(source, position), position + _LONGEST)
+        if stop - position > _LONGEST_WORD and " " not in source[position : position + _LONGEST_WORD]:
+            stop, broken = position + _LONGEST_WORD, True
         line = source[position:stop]
         fence = _FENCE.match(line)
         if fence is not None:
@@ -44,7 +49,7 @@ def stretches(source: str, start: int = 0) -> Iterator[Stretch]:
         starts_item = _LIST_ITEM.match(line) is not None
         indented = line[:1] in (" ", "\t")
         cut = blank and not empty and not (in_list and (starts_item or indented))
-        if (cut or position - begin > _LONGEST) and source[begin:position].strip():
+        if (cut or was_broken or position - begin >= _LONGEST) and source[begin:position].strip():
             yield Stretch(begin, position)
             begin = position
         if not empty and (cut or not source[begin:position].strip()):
@@ -54,6 +59,18 @@ def stretches(source: str, start: int = 0) -> Iterator[Stretch]:
         position = stop
     if source[begin:].strip() or begin == start:
         yield Stretch(begin, len(source))
+
+
+def plain_stretches(source: str) -> Iterator[Stretch]:
+    """Text that is not markdown, cut at line ends so that no stretch takes long to typeset."""
+    begin = 0
+    while begin < len(source):
+        stop = len(source)
+        if stop - begin > _LONGEST:
+            line = source.rfind("\n", begin, begin + _LONGEST)
+            stop = line + 1 if line >= begin else begin + _LONGEST
+        yield Stretch(begin, stop)
+        begin = stop
 
 
 def _line_end(source: str, position: int) -> int:

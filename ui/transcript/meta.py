@@ -53,6 +53,7 @@ class _Wanted:
     tone: Tone = Tone.FAINT
     action: Action = Action.NONE
     gap: float = _GAP_PX  # before it
+    gives_way: bool = False  # to the actions, where there is no room for both
 
 
 class MetaLine:
@@ -61,15 +62,21 @@ class MetaLine:
     def __init__(self, view: TurnView, faces: Faces, width: float) -> None:
         self._faces = faces
         self._width = width
-        self._standing = self._flow(_standing(view))
+        self._wanted = _standing(view)
+        self._standing = self._flow(self._wanted)
         rows = 1 + max((self._row(p) for p in self._standing), default=0)
         shown = bool(self._standing) or view.role == "assistant"
         self.height = round((_TOP_PX + rows * _ROW_PX) * faces.scale) if shown else 0
-        self._hovered = self._with_actions(_actions(view)) if self.height else []
+        self._actions = _actions(view) if self.height else []
+        self._hovered: list[Part] | None = None  # laid out when the mouse first comes
 
     def parts(self, *, hovered: bool) -> list[Part]:
         """What is shown."""
-        return self._hovered if hovered else self._standing
+        if not hovered or not self._actions:
+            return self._standing
+        if self._hovered is None:
+            self._hovered = self._with_actions(self._actions)
+        return self._hovered
 
     def action_at(self, point: QPointF, *, hovered: bool) -> Action:
         """What a click at a point (relative to the line's top left) asks for."""
@@ -102,24 +109,19 @@ class MetaLine:
 
     def _with_actions(self, actions: list[_Wanted]) -> list[Part]:
         """The standing parts and the actions after them; where there is no room, the last numbers give way."""
-        standing = list(self._standing)
+        wanted = list(self._wanted)
         while True:
-            wanted = [_Wanted(p.text, p.tone, p.action, _gap_of(p)) for p in standing] + actions
-            flowed = self._flow(wanted)
-            fits = not flowed or flowed[-1].box.bottom() <= self.height + 1
-            if fits or not standing or standing[-1].tone is not Tone.FAINT:
+            flowed = self._flow(wanted + actions)
+            numbers_left = [i for i, want in enumerate(wanted) if want.gives_way]
+            if not numbers_left or flowed[-1].box.bottom() <= self.height + 1:
                 return flowed
-            standing.pop()
+            del wanted[numbers_left[-1]]
 
     def _row(self, part: Part) -> int:
         return round((part.box.top() / self._faces.scale - _TOP_PX) / _ROW_PX)
 
     def _font(self, tone: Tone) -> QFont:
         return self._faces.meta_bold if tone is Tone.ACCENT else self._faces.meta
-
-
-def _gap_of(part: Part) -> float:
-    return 0.0 if part.action is Action.NEXT or part.text.startswith(" ") else _GAP_PX
 
 
 def _standing(view: TurnView) -> list[_Wanted]:
@@ -133,10 +135,11 @@ def _standing(view: TurnView) -> list[_Wanted]:
     stats = view.stats
     if stats is not None and view.role == "assistant":
         if stats.tokens_per_second is not None:
-            wanted.append(_Wanted(numbers.rate(stats.tokens_per_second)))
-        wanted.append(_Wanted(f"reused {numbers.count(stats.reused)}, computed {numbers.count(stats.computed)}"))
+            wanted.append(_Wanted(numbers.rate(stats.tokens_per_second), gives_way=True))
+        made = f"reused {numbers.count(stats.reused)}, computed {numbers.count(stats.computed)}"
+        wanted.append(_Wanted(made, gives_way=True))
         if stats.logprob is not None:
-            wanted.append(_Wanted(numbers.nats(stats.logprob)))
+            wanted.append(_Wanted(numbers.nats(stats.logprob), gives_way=True))
     if view.note:
         words = view.note.split()
         wanted += [_Wanted(word, Tone.SOFT, gap=_GAP_PX if i == 0 else 3) for i, word in enumerate(words)]

@@ -106,25 +106,30 @@ class ReadBody:
     # ---- places ---------------------------------------------------------------------------------------------------
 
     def top_of(self, token: int) -> int:
-        """The height of a token: its share of its stretch."""
+        """The height of the line where a token stands: the token's share of its stretch, looked up in the typeset text."""
         self._read()
         if not self._laid:
             return 0
         at = self._source.character_of(token)
         number = max(bisect_right([s.start for s in self._source.stretches], at) - 1, 0)
-        stretch, tops = self._source.stretches[number], self._tops()
-        share = (at - stretch.start) / max(stretch.stop - stretch.start, 1)
-        return tops[number] + int(min(share, 1) * (tops[number + 1] - tops[number]))
+        document, stretch = self._document(number), self._source.stretches[number]
+        share = min((at - stretch.start) / max(stretch.stop - stretch.start, 1), 1)
+        position = int(share * (document.characterCount() - 1))
+        block = document.findBlock(position)
+        line = block.layout().lineForTextPosition(position - block.position())
+        y = document.documentLayout().blockBoundingRect(block).top() + (line.y() if line.isValid() else 0)
+        return self._tops()[number] + int(self._inset(number) + self._laid[number].shift + y)
 
     def first_token(self, y: float) -> int:
-        """The first token at a height."""
+        """The first token of the line at a height."""
         self._read()
         if not self._laid:
             return 0
-        number, tops = self._number_at(y), self._tops()
-        stretch = self._source.stretches[number]
-        share = (y - tops[number]) / max(tops[number + 1] - tops[number], 1)
-        return self._source.token_of(stretch.start + min(max(share, 0), 1) * (stretch.stop - stretch.start))
+        number, point = self._inside(0, y)
+        document, stretch = self._document(number), self._source.stretches[number]
+        position = document.documentLayout().hitTest(point, Qt.HitTestAccuracy.FuzzyHit)
+        share = max(position, 0) / max(document.characterCount() - 1, 1)
+        return self._source.token_of(stretch.start + share * (stretch.stop - stretch.start))
 
     def place_at(self, x: float, y: float) -> ReadPlace:
         """The place between characters nearest to a point."""
@@ -167,7 +172,7 @@ class ReadBody:
         for number in range(first.stretch, min(last.stretch + 1, len(self._laid))):
             cursor = self._cursor(number, first, last)
             parts.append(cursor.selectedText().replace("\u2029", "\n").replace("\u2028", "\n"))
-        return "\n\n".join(parts)
+        return ("\n" if self._source.is_typed else "\n\n").join(parts)
 
     # ---- painting -------------------------------------------------------------------------------------------------
 
@@ -248,7 +253,7 @@ class ReadBody:
             return code_document(code, self._faces, self._width - 2 * _CODE_PAD_PX)
         if markdown is not None:
             return markdown_document(markdown, self._faces, self._palette, self._width)
-        return plain_document(self._source.plain(number).strip("\n"), self._faces, self._width)
+        return plain_document(self._source.plain(number).removesuffix("\n"), self._faces, self._width)
 
     def _shift(self, number: int, document: QTextDocument) -> float:
         layout = document.firstBlock().layout()
@@ -276,6 +281,8 @@ class ReadBody:
 
     def _gap(self, number: int) -> int:
         """Below a stretch."""
+        if self._source.is_typed:
+            return 0
         if self._source.is_heading(number):
             return _GAP_AFTER_HEADING_PX
         last = number + 1 == len(self._laid)

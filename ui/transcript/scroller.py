@@ -175,7 +175,7 @@ class Scroller(QAbstractScrollArea, Generic[BodyT]):
         self._lay_out(anchor)
 
     def _measure(self) -> None:
-        available = self.viewport().width()
+        available = self.width()  # the scroll bar comes and goes in the right margin; nothing is wrapped again for it
         faces = self._page.faces
         right = MARGIN_RIGHT_PX if available > COLUMN_PX else MARGIN_RIGHT_PX // 2
         column = max(min(round(COLUMN_PX * faces.scale), available - faces.rail - right), 80)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -10,7 +9,7 @@ from dataclasses import dataclass
 from PySide6.QtCore import QTextBoundaryFinder
 from PySide6.QtGui import QTextLine
 
-from ui.transcript.compose import Composed, Place, compose, is_hidden
+from ui.transcript.compose import Composed, Place, is_hidden
 from ui.transcript.faces import Faces, x_of
 from ui.transcript.tokens import RARE, STEP, TEMPLATE, Tokens
 from ui.transcript.visible import is_right_to_left
@@ -19,6 +18,7 @@ from ui.transcript.wrap import LineTable
 _SLOT_PX = 6.0  # what is drawn for a token without width: a newline, the first bytes of a character
 _THIN_PX = 3.0
 _TOUCHING_PX = 0.5
+_OVERHANG_PX = 12.0  # how far spaces at a paragraph's end may stand out of the column
 
 
 @dataclass(slots=True)
@@ -46,9 +46,8 @@ class ShapedLine:
 
     def __init__(self, tokens: Tokens, table: LineTable, line: int, faces: Faces) -> None:
         self._number = line
-        end = table.start(line + 1)
         start = table.start(line)
-        self.composed = compose(tokens, start, template=table.template, limit=1 << 62, end=end)
+        self.composed = table.text_of(line)
         rtl = table.is_right_to_left(line)
         self.layout = faces.layout(self.composed.text, self.composed.codes, right_to_left=rtl, wrap=False)
         self.layout.beginLayout()
@@ -56,7 +55,7 @@ class ShapedLine:
         self.line.setLineWidth(table.width)  # what right-to-left lines are aligned in; nothing is wrapped
         self.layout.endLayout()
         self._starts: list[float] = []
-        self._reversed = is_right_to_left(self.composed.text)
+        self._reversed = rtl or is_right_to_left(self.composed.text)
         soft_wrapped = not self.composed.newline and line + 1 < len(table)
         self.spans = self._cut(tokens, table, start, soft_wrapped=soft_wrapped, last=line + 1 >= len(table))
         slot = _SLOT_PX * faces.scale
@@ -102,14 +101,14 @@ class ShapedLine:
     def _cut(self, tokens: Tokens, table: LineTable, start: Place, *, soft_wrapped: bool, last: bool) -> list[Span]:
         composed, marks = self.composed, tokens.marks
         length = len_qchars(composed, self.line)
-        right = self._text_end(length) if soft_wrapped and not self._reversed else math.inf
+        right = self._text_end(length) if soft_wrapped and not self._reversed else table.width + _OVERHANG_PX
         spans: list[Span] = []
         for piece, (x0, x1, begin, stop) in self._extents(length):
             token = composed.tokens[piece]
             if x1 > right:
-                if x0 >= right - 0.01 and token == table.start(self._number + 1).token:
+                if soft_wrapped and x0 >= right - 0.01 and token == table.start(self._number + 1).token:
                     continue  # the space in front of a word that went to the next line
-                x1 = max(right, x0)
+                x0, x1 = min(x0, right), right
             mark = marks[token]
             spans.append(Span(token, token, x0, x1, begin, stop, mark & STEP, mark & RARE > 0, mark & TEMPLATE > 0))
         if not composed.text.isascii():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from ui.transcript.blocks import Stretch, stretches
+from ui.transcript.blocks import Stretch, plain_stretches, stretches
 from ui.transcript.compose import is_hidden
 from ui.transcript.turn import Turn
 
@@ -46,7 +46,7 @@ class Source:
         self._read, self._version, self.text = len(tokens), self._turn.version, text
         if text == before and not first_time:
             return None
-        kept = max(len(self.stretches) - 1, 0) if text.startswith(before) else 0
+        kept = max(len(self.stretches) - 1, 0) if text.startswith(before) and self._turn.is_answer else 0
         begin = self.stretches[kept].start if self.stretches and kept else 0
         self.stretches[kept:] = self._cut(begin)
         return kept
@@ -76,7 +76,12 @@ class Source:
             and self.text.startswith("#", self.stretches[number].start)
         )
 
+    @property
+    def is_typed(self) -> bool:
+        """Whether the stretches are parts of one plain text."""
+        return not self._turn.is_answer
+
     def _cut(self, begin: int) -> list[Stretch]:
         if not self.text.strip():
             return []
-        return list(stretches(self.text, begin)) if self._turn.is_answer else [Stretch(0, len(self.text))]
+        return list(stretches(self.text, begin) if self._turn.is_answer else plain_stretches(self.text))

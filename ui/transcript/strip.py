@@ -16,6 +16,7 @@ from ui.transcript.turn import Turn
 _HEIGHT_PX, _TOP_PX, _BOTTOM_PX = 44, 10, 16  # a hairline at the top, the line between
 _LINE_PX, _DOT_PX = 1.4, 3.2
 _PIXELS_A_POINT = 2
+_REACH_PX = 3  # how near to a peak a click must be
 _STREAM_MS = 100  # how often the line follows a stream
 _LEAST_SPAN = 1.0  # nats: an even text is not blown up to full height
 
@@ -101,19 +102,26 @@ class EntropyStrip(QWidget):
     @property
     def is_empty(self) -> bool:
         """Whether there is nothing to draw."""
-        self._read()
-        return sum(len(series.values) for series in self._series) < 2
+        count = 0
+        for series in self._series:
+            series.read()
+            count += len(series.values)
+            if count > 1:
+                return False
+        return True
 
     def token_at(self, x: float) -> tuple[int, int] | None:
-        """Node and index of the token at x: the highest of those that share the pixel."""
+        """Node and index of the token at x; where tokens stand close, the highest of those near it."""
         self._read()
         values = self._joined()
         if not len(values):
             return None
-        per_pixel = len(values) / max(self.width(), 1)
-        low = min(max(int((x - 0.5) * per_pixel), 0), len(values) - 1)
-        high = max(min(int((x + 0.5) * per_pixel), len(values)), low + 1)
-        return self._token(low + int(np.nanargmax(np.nan_to_num(values[low:high], nan=-1.0))))
+        per_pixel = (len(values) - 1) / max(self.width() - 2 * _DOT_PX, 1.0)
+        at = (x - _DOT_PX) * per_pixel
+        reach = _REACH_PX * per_pixel if per_pixel * _REACH_PX > 1 else 0
+        low = min(max(round(at - reach), 0), len(values) - 1)
+        high = min(max(round(at + reach), low), len(values) - 1) + 1
+        return self._token(low + int(np.argmax(np.nan_to_num(values[low:high], nan=-1.0))))
 
     def _read(self) -> None:
         for index in self._stale:

@@ -126,7 +126,7 @@ class TokensBody:
 
     def rects_of(self, token: int) -> list[QRectF]:
         """Where a token's span is drawn; one rectangle a line."""
-        rects = []
+        rects: list[QRectF] = []
         line = self._table.line_of(Place(token))
         for candidate in range(line, min(line + 3, len(self._table))):
             spans = self.shaped(candidate).spans_of(token)

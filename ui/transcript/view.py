@@ -45,6 +45,7 @@ class TranscriptView(QWidget):
     regenerate_requested = Signal(int)
     continue_requested = Signal(int)
     copy_requested = Signal(str)
+    link_requested = Signal(str)  # an http(s) address that was clicked in Read mode; nothing was opened
     column_changed = Signal(int, int)  # left edge and width of the text column in this widget: align what stands below
 
     def __init__(self, parent: QWidget | None = None, *, palette: Palette = LIGHT) -> None:
@@ -89,6 +90,7 @@ class TranscriptView(QWidget):
         self.tokens.column_changed.connect(self._align)
         self.strip.token_clicked.connect(self._strip_clicked)
         self.read.column_changed.connect(self._align)
+        self.read.link_requested.connect(self.link_requested)
         for pane in self._panes():
             pane.variant_requested.connect(self.variant_requested)
             pane.regenerate_requested.connect(self.regenerate_requested)

@@ -11,7 +11,7 @@ from time import perf_counter
 
 from PySide6.QtGui import QTextLayout
 
-from ui.transcript.compose import Composed, Place, compose, direction
+from ui.transcript.compose import Composed, Place, compose, direction, is_hidden
 from ui.transcript.faces import Faces
 from ui.transcript.tokens import Tokens
 
@@ -60,6 +60,12 @@ class LineTable:
             return Place(len(self._tokens))
         return Place(self._first[line], self._offset[line])
 
+    def text_of(self, line: int) -> Composed:
+        """What stands on a line. Of the last one, while more is to be wrapped, no more than a stretch."""
+        if line + 1 >= len(self._first) and not self.done:
+            return compose(self._tokens, self.start(line), template=self.template, limit=_STRETCH)
+        return compose(self._tokens, self.start(line), template=self.template, limit=1 << 62, end=self.start(line + 1))
+
     def is_right_to_left(self, line: int) -> bool:
         """Whether the line's paragraph runs from right to left."""
         return bool(self._flags[line] & RIGHT_TO_LEFT)
@@ -97,8 +103,8 @@ class LineTable:
         breaks = self._breaks(composed, right_to_left=bool(flags & RIGHT_TO_LEFT))
         at_end = composed.newline or composed.end.token >= len(self._tokens)
         closed = at_end or len(breaks) == 1
-        if not composed.text and not composed.newline:  # nothing to see: the line waits behind what was left out
-            start = composed.end
+        if not composed.text and not composed.newline:
+            start = self._first_fragment(start, composed.end)
         for position in breaks if closed else breaks[:-1]:
             self._push(composed.place(position) if position else start, flags)
             flags &= ~PARAGRAPH
@@ -109,6 +115,13 @@ class LineTable:
         elif not at_end:  # one line as long as a stretch: marks that take no width; cut it
             self._push(composed.end, flags)
         self._wrapped = composed.end.token if at_end else self._first[-1]
+
+    def _first_fragment(self, start: Place, end: Place) -> Place:
+        """Where nothing is to be seen, a line begins at the first bytes that wait for their rest, else behind it all."""
+        for token in range(start.token, end.token):
+            if not self._tokens.texts[token] and not is_hidden(self._tokens.marks[token], template=self.template):
+                return Place(token)
+        return end
 
     def _breaks(self, composed: Composed, *, right_to_left: bool) -> list[int]:
         layout = self._faces.layout(composed.text, composed.codes, right_to_left=right_to_left, wrap=True)

@@ -9,6 +9,7 @@ os.environ["QT_QPA_PLATFORM"] = "offscreen"  # before PySide6 is imported anywhe
 
 import pytest
 from PySide6.QtCore import QPoint, Qt
+from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QApplication
 from pytestqt.qtbot import QtBot
 
@@ -61,13 +62,13 @@ def centre(transcript: TranscriptView, node_id: int, index: int) -> QPoint:
 
 def click(qtbot: QtBot, transcript: TranscriptView, node_id: int, index: int) -> None:
     """A real click on a token."""
-    qtbot.mouseClick(transcript.tokens.viewport(), Qt.MouseButton.LeftButton, pos=centre(transcript, node_id, index))
+    QTest.mouseClick(transcript.tokens.viewport(), Qt.MouseButton.LeftButton, pos=centre(transcript, node_id, index))
 
 
 def drag(qtbot: QtBot, transcript: TranscriptView, first: QPoint, last: QPoint) -> None:
     """A real drag with the left button."""
     viewport = transcript.tokens.viewport()
-    qtbot.mousePress(viewport, Qt.MouseButton.LeftButton, pos=first)
-    qtbot.mouseMove(viewport, pos=(first + last) / 2)
-    qtbot.mouseMove(viewport, pos=last)
-    qtbot.mouseRelease(viewport, Qt.MouseButton.LeftButton, pos=last)
+    QTest.mousePress(viewport, Qt.MouseButton.LeftButton, pos=first)
+    QTest.mouseMove(viewport, pos=(first + last) / 2)
+    QTest.mouseMove(viewport, pos=last)
+    QTest.mouseRelease(viewport, Qt.MouseButton.LeftButton, pos=last)

@@ -9,7 +9,16 @@ from ui.transcript import numbers
 
 @pytest.mark.parametrize(
     ("p", "text"),
-    [(0.412, ".412"), (0.0981, ".098"), (0.00099, "<.001"), (0.9996, ">.999"), (1.0, "1"), (0.0, "0"), (0.001, ".001"), (math.nan, "–")],
+    [
+        (0.412, ".412"),
+        (0.0981, ".098"),
+        (0.00099, "<.001"),
+        (0.9996, ">.999"),
+        (1.0, "1"),
+        (0.0, "0"),
+        (0.001, ".001"),
+        (math.nan, "–"),
+    ],
 )
 def test_probabilities_have_three_figures_and_no_zero_in_front(p: float, text: str) -> None:
     assert numbers.probability(p) == text

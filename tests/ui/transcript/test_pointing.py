@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from PySide6.QtCore import QPoint, Qt
 from PySide6.QtGui import QGuiApplication
+from PySide6.QtTest import QTest
 from pytestqt.qtbot import QtBot
 
 from runtime import Origin, TokenRun
@@ -19,7 +20,7 @@ LISBON = (2, 3)
 
 def press(qtbot: QtBot, transcript: TranscriptView, key: Qt.Key, count: int = 1) -> None:
     for _ in range(count):
-        qtbot.keyClick(transcript.tokens, key)
+        QTest.keyClick(transcript.tokens, key)
 
 
 def test_a_click_pins_the_token_and_says_so(qtbot: QtBot, drawing: TranscriptView) -> None:
@@ -101,8 +102,8 @@ def test_a_pin_that_left_the_path_is_lost_and_said_so(qtbot: QtBot, drawing: Tra
 
 def hover(qtbot: QtBot, transcript: TranscriptView, node_id: int, index: int) -> None:
     viewport = transcript.tokens.viewport()
-    qtbot.mouseMove(viewport, pos=QPoint(1, 1))
-    qtbot.mouseMove(viewport, pos=centre(transcript, node_id, index))
+    QTest.mouseMove(viewport, pos=QPoint(1, 1))
+    QTest.mouseMove(viewport, pos=centre(transcript, node_id, index))
     qtbot.waitUntil(lambda: transcript.card.content is not None)
 
 
@@ -136,7 +137,7 @@ def test_the_card_goes_when_the_mouse_leaves_or_the_page_scrolls(qtbot: QtBot, s
     transcript = show(session(*(turn(i, "assistant", written("You| could=a| visit=b", first_id=i * 10)) for i in range(1, 40))))
     transcript.tokens.verticalScrollBar().setValue(0)
     hover(qtbot, transcript, 2, 1)
-    qtbot.mouseMove(transcript.tokens.viewport(), pos=QPoint(2, 2))
+    QTest.mouseMove(transcript.tokens.viewport(), pos=QPoint(2, 2))
     qtbot.waitUntil(lambda: not transcript.card.isVisible())
     hover(qtbot, transcript, 2, 1)
     transcript.tokens.verticalScrollBar().setValue(60)
@@ -158,7 +159,7 @@ def test_tokens_without_numbers_have_no_card(qtbot: QtBot, show: Show) -> None:
     run = TokenRun.concat([run_of(["never"], [None], Origin.TYPED), written(" scored=a", first_id=5)])
     transcript = show(session(turn(1, "user", run)))
     hover(qtbot, transcript, 1, 1)
-    qtbot.mouseMove(transcript.tokens.viewport(), pos=centre(transcript, 1, 0))
+    QTest.mouseMove(transcript.tokens.viewport(), pos=centre(transcript, 1, 0))
     qtbot.waitUntil(lambda: transcript.card.content is None)
 
 
@@ -171,7 +172,7 @@ def test_dragging_selects_exact_text_across_turns_and_copies_it(qtbot: QtBot, dr
     assert first is not None
     assert last is not None
     drag(qtbot, drawing, QPoint(first.left(), first.center().y()), QPoint(last.right() + 1, last.center().y()))
-    qtbot.keyClick(drawing.tokens, Qt.Key.Key_C, Qt.KeyboardModifier.ControlModifier)
+    QTest.keyClick(drawing.tokens, Qt.Key.Key_C, Qt.KeyboardModifier.ControlModifier)
     assert QGuiApplication.clipboard().text() == " window seat.\n\nWhy there"
     assert drawing.pinned is None, "a drag is not a click"
 
@@ -179,8 +180,8 @@ def test_dragging_selects_exact_text_across_turns_and_copies_it(qtbot: QtBot, dr
 def test_what_is_drawn_as_a_code_is_copied_as_it_is(qtbot: QtBot, show: Show) -> None:
     texts = ["a\tb", "\x1b[", "31m", "\n", "👩", "\u200d", "👧", " مرحبا", "\u202e", "  x"]
     transcript = show(session(turn(1, "assistant", run_of(texts, [1.0] * len(texts), Origin.SAMPLED))))
-    qtbot.keyClick(transcript.tokens, Qt.Key.Key_A, Qt.KeyboardModifier.ControlModifier)
-    qtbot.keyClick(transcript.tokens, Qt.Key.Key_C, Qt.KeyboardModifier.ControlModifier)
+    QTest.keyClick(transcript.tokens, Qt.Key.Key_A, Qt.KeyboardModifier.ControlModifier)
+    QTest.keyClick(transcript.tokens, Qt.Key.Key_C, Qt.KeyboardModifier.ControlModifier)
     assert QGuiApplication.clipboard().text() == "".join(texts)
 
 
@@ -207,10 +208,10 @@ def test_dragging_below_the_edge_scrolls_and_goes_on(qtbot: QtBot, show: Show) -
     bar = transcript.tokens.verticalScrollBar()
     bar.setValue(0)
     viewport = transcript.tokens.viewport()
-    qtbot.mousePress(viewport, Qt.MouseButton.LeftButton, pos=QPoint(120, 60))
+    QTest.mousePress(viewport, Qt.MouseButton.LeftButton, pos=QPoint(120, 60))
     for _ in range(5):
-        qtbot.mouseMove(viewport, pos=QPoint(300, viewport.height() + 40))
-        qtbot.mouseMove(viewport, pos=QPoint(301, viewport.height() + 40))
-    qtbot.mouseRelease(viewport, Qt.MouseButton.LeftButton, pos=QPoint(301, viewport.height() + 40))
+        QTest.mouseMove(viewport, pos=QPoint(300, viewport.height() + 40))
+        QTest.mouseMove(viewport, pos=QPoint(301, viewport.height() + 40))
+    QTest.mouseRelease(viewport, Qt.MouseButton.LeftButton, pos=QPoint(301, viewport.height() + 40))
     assert bar.value() > 0
     assert len(transcript.tokens.selected_text) > 2000

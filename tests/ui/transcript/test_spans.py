@@ -85,11 +85,12 @@ def test_template_tokens_are_not_drawn_unless_asked_for(show: Show) -> None:
 
 
 def test_right_to_left_tokens_are_found_under_the_mouse(show: Show) -> None:
-    transcript = show(session(turn(1, "assistant", run_of([" مرحبا", " بال", "عالم", " tram", " 28"], [1.0] * 5, Origin.SAMPLED))))
+    transcript = show(
+        session(turn(1, "assistant", run_of([" مرحبا", " بال", "عالم", " tram", " 28"], [1.0] * 5, Origin.SAMPLED)))
+    )
     for index in range(5):
         box = transcript.tokens.token_box(1, index)
         assert box is not None
-        assert transcript.tokens._token_at(box.center()) is not None
         found = transcript.tokens._token_at(box.center())
         assert found is not None
         assert found.token == index

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
-import numpy as np
 from PySide6.QtCore import QPoint, Qt
+from PySide6.QtTest import QTest
 from pytestqt.qtbot import QtBot
 
 from runtime import Origin
@@ -12,7 +12,7 @@ from ui.transcript import Mode, TranscriptView
 
 def click_at(qtbot: QtBot, transcript: TranscriptView, share: float) -> None:
     at = QPoint(int(transcript.strip.width() * share), 20)
-    qtbot.mouseClick(transcript.strip, Qt.MouseButton.LeftButton, pos=at)
+    QTest.mouseClick(transcript.strip, Qt.MouseButton.LeftButton, pos=at)
 
 
 def test_a_click_pins_the_token_under_it(qtbot: QtBot, show: Show) -> None:
@@ -29,7 +29,9 @@ def test_the_highest_point_is_found_among_many_tokens(qtbot: QtBot, show: Show) 
     # given thousands of even tokens and one that stands out
     bits = [1.0] * 8000
     bits[4321] = 30.0
-    transcript = show(session(turn(1, "user", written("Hi")), turn(2, "assistant", run_of([" w"] * 8000, bits, Origin.SAMPLED))))
+    transcript = show(
+        session(turn(1, "user", written("Hi")), turn(2, "assistant", run_of([" w"] * 8000, bits, Origin.SAMPLED)))
+    )
     # when clicking where it is
     clicked: list[tuple[int, int]] = []
     transcript.token_clicked.connect(lambda *args: clicked.append(args))
@@ -52,12 +54,14 @@ def test_it_follows_streams_and_new_numbers(show: Show) -> None:
     before = transcript.strip.token_at(transcript.strip.width() - 1)
     transcript.append_tokens(4, run_of([f" w{i}" for i in range(500)], [2.0] * 500, Origin.SAMPLED, 900))
     assert before == (4, 7)
-    assert transcript.strip.token_at(transcript.strip.width() - 1) == (4, 507)
+    after = transcript.strip.token_at(transcript.strip.width() - 1)
+    assert after is not None
+    assert after[0] == 4
+    assert after[1] > 500
     scored = run_of(["x", "y", "z"], [None, None, None], Origin.SAMPLED)
     transcript.set_session(session(turn(9, "assistant", scored)))
     again = run_of(["x", "y", "z"], [0.1, 9.0, 0.1], Origin.SAMPLED)
     transcript.update_turn(turn(9, "assistant", again))
-    values = transcript.strip._joined()
-    assert not np.isnan(values).any() or transcript.strip.token_at(1) is not None
-    assert transcript.strip._points()
-    assert float(np.nanmax(transcript.strip._joined())) > 3
+    assert transcript.strip.token_at(transcript.strip.width() / 2) == (9, 1)
+    points = transcript.strip._points()
+    assert min(points, key=lambda p: p.y()) == points[1]

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
 from PySide6.QtCore import QPoint, QPointF, Qt
+from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QApplication
 from pytestqt.qtbot import QtBot
 
@@ -167,9 +167,11 @@ def test_resizing_keeps_the_token_at_the_top(qtbot: QtBot, show: Show) -> None:
 
 
 def test_an_empty_session_has_a_hint(show: Show) -> None:
-    picture = show(session()).tokens.viewport().grab().toImage()
-    colours = {picture.pixelColor(x, picture.height() // 2).name() for x in range(picture.width())}
-    assert LIGHT.faint in colours or len(colours) > 1
+    transcript = show(session())
+    picture = transcript.tokens.viewport().grab().toImage()
+    across = {picture.pixelColor(x, picture.height() // 2).name() for x in range(picture.width())}
+    assert len(across) > 5, "the hint's letters"
+    assert {picture.pixelColor(x, 10).name() for x in range(picture.width())} == {LIGHT.window}
 
 
 def test_another_text_size_wraps_again(qtbot: QtBot, show: Show) -> None:
@@ -228,13 +230,13 @@ def test_other_colours_reach_every_part(qtbot: QtBot, show: Show) -> None:
 
 
 @pytest.fixture(params=[Mode.TOKENS, Mode.READ])
-def either(request: pytest.FixtureRequest, qtbot: QtBot, show: Show) -> Iterator[TranscriptView]:
+def either(request: pytest.FixtureRequest, qtbot: QtBot, show: Show) -> TranscriptView:
     view = drawn()
     stopped = replace(view.turns[3], status=TurnStatus.PARTIAL, note="stopped")
     transcript = show(replace(view, turns=(*view.turns[:3], stopped)))
     transcript.set_mode(request.param)
     settle(qtbot, transcript)
-    yield transcript
+    return transcript
 
 
 def pane_of(transcript: TranscriptView) -> Pane:  # type: ignore[type-arg]  # of either body
@@ -246,11 +248,11 @@ def press_action(qtbot: QtBot, transcript: TranscriptView, box: int, action: Act
     pane = pane_of(transcript)
     shown = pane.page.boxes[box]
     top = shown.top - pane.verticalScrollBar().value()
-    qtbot.mouseMove(pane.viewport(), pos=QPoint(pane.column()[0] + 2, top + 4))
+    QTest.mouseMove(pane.viewport(), pos=QPoint(pane.column()[0] + 2, top + 4))
     part = next(p for p in shown.meta.parts(hovered=True) if p.action is action)
     point = part.box.center() + QPointF(pane.column()[0], top + shown.body.height)
-    qtbot.mouseMove(pane.viewport(), pos=point.toPoint())
-    qtbot.mouseClick(pane.viewport(), Qt.MouseButton.LeftButton, pos=point.toPoint())
+    QTest.mouseMove(pane.viewport(), pos=point.toPoint())
+    QTest.mouseClick(pane.viewport(), Qt.MouseButton.LeftButton, pos=point.toPoint())
 
 
 def test_the_arrows_ask_for_the_neighbouring_variants(qtbot: QtBot, either: TranscriptView) -> None:
@@ -301,12 +303,29 @@ def test_a_long_note_is_wrapped_and_nothing_leaves_the_column(show: Show) -> Non
     assert box.meta.height > 40
 
 
+def test_actions_come_after_a_note_that_stays_where_it_was(show: Show) -> None:
+    stopped = replace(drawn().turns[1], status=TurnStatus.PARTIAL, note="stopped by you")
+    meta = show(session(stopped)).tokens.page.boxes[0].meta
+    standing, hovered = meta.parts(hovered=False), meta.parts(hovered=True)
+    assert hovered[: len(standing)] == standing
+    assert [part.text for part in hovered[len(standing) :]] == ["copy", "regenerate", "continue"]
+
+
+def test_where_there_is_no_room_numbers_give_way_to_actions(show: Show) -> None:
+    transcript = show(drawn(), width=480)
+    texts = texts_of(transcript, 1, hovered=True)
+    assert "−23.9 nats" not in texts
+    assert texts[-2:] == ["copy", "regenerate"]
+
+
 def test_a_click_on_the_line_without_an_action_does_nothing(qtbot: QtBot, show: Show) -> None:
     transcript = show(drawn())
     pane = transcript.tokens
     box = pane.page.boxes[1]
     with qtbot.assertNotEmitted(transcript.variant_requested), qtbot.assertNotEmitted(transcript.copy_requested):
-        qtbot.mouseClick(pane.viewport(), Qt.MouseButton.LeftButton, pos=QPoint(pane.column()[0] + 90, box.top + box.body.height + 12))
+        QTest.mouseClick(
+            pane.viewport(), Qt.MouseButton.LeftButton, pos=QPoint(pane.column()[0] + 90, box.top + box.body.height + 12)
+        )
 
 
 def test_everything_has_an_accessible_name(show: Show) -> None:

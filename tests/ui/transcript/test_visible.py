@@ -50,7 +50,15 @@ def test_lengths_are_those_of_utf16(text: str) -> None:
 
 @pytest.mark.parametrize(
     ("data", "word"),
-    [(b" Paris", "Paris"), (b"  ", "␣␣"), (b"\n\n", "↵↵"), (b"\xe2\x82", "e2 82"), (b"\t", "⇥"), (b"\x1b", "ESC"), ("é".encode(), "é")],
+    [
+        (b" Paris", "Paris"),
+        (b"  ", "␣␣"),
+        (b"\n\n", "↵↵"),
+        (b"\xe2\x82", "e2 82"),
+        (b"\t", "⇥"),
+        (b"\x1b", "ESC"),
+        ("é".encode(), "é"),
+    ],
 )
 def test_any_token_has_a_word(data: bytes, word: str) -> None:
     assert visible_bytes(data) == word

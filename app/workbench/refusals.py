@@ -1,0 +1,23 @@
+"""What is refused, in the words the window shows."""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+from storage import StoreError
+from ui import Refusal
+
+T = TypeVar("T")
+
+BUSY = "an answer is being written here; stop it first (Ctrl-.)"
+READ_ONLY = "the sample session is read-only; start a new session (Ctrl-N)"
+GONE = "that turn is not part of this session any more"
+
+
+async def stored(work: Coroutine[Any, Any, T]) -> T:
+    """What the store answers; its errors as refusals."""
+    try:
+        return await work
+    except StoreError as fault:
+        raise Refusal(str(fault)) from fault

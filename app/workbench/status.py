@@ -1,0 +1,39 @@
+"""The status bar, and a model in a few words."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from app.supervisor import Supervisor
+from app.workbench.session import OpenSession
+from runtime import ShelfEntry
+from ui import StatusView, Tier
+
+
+def status_of(supervisor: Supervisor, session: OpenSession | None) -> StatusView:
+    """What the engine does, and how the last answer of the shown session was made."""
+    status = StatusView(supervisor.state, supervisor.reason)
+    model = supervisor.running
+    if model is not None:
+        metrics = model.metrics()
+        status = replace(status, kv_bytes=metrics.kv_bytes, kv_budget=metrics.kv_budget)
+    if session is None:
+        return status
+    views = session.turn_views()
+    status = replace(status, tiers={tier: sum(view.tier is tier for view in views) for tier in Tier})
+    last = next((view.stats for view in reversed(views) if view.stats), None)
+    if last is None:
+        return status
+    return replace(
+        status,
+        tokens_per_second=last.tokens_per_second,
+        first_token_seconds=last.first_token_seconds,
+        reused=last.reused,
+        computed=last.computed,
+    )
+
+
+def detail_of(entry: ShelfEntry) -> str:
+    """A model's size and format in a few words."""
+    parameters = f"{entry.parameters / 1e6:,.0f} M parameters · " if entry.parameters else ""
+    return entry.problem or f"{parameters}{entry.bytes / 1e6:,.0f} MB · {entry.format}"

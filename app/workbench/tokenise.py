@@ -1,0 +1,56 @@
+"""The tokens an answer starts from: the ids of what was typed, on the disk before the model sees them."""
+
+from __future__ import annotations
+
+from app.workbench.pick import as_eos
+from app.workbench.prompt import as_run, render_header, render_turn
+from app.workbench.recorder import chunk
+from app.workbench.session import EMPTY, OpenSession
+from app.workbench.vocabulary import Vocabulary
+from runtime import LanguageModel, Origin, TokenRun
+from storage import NodeRow, SessionStore
+
+
+class Tokeniser:
+    """Turns what was typed into ids, with the template of the model that answers."""
+
+    def __init__(self, store: SessionStore, vocabulary: Vocabulary) -> None:
+        self._store = store
+        self._vocabulary = vocabulary
+
+    async def from_known(self, known: TokenRun, session: OpenSession, node: NodeRow, model: LanguageModel) -> TokenRun:
+        """The node begins with tokens that are known already; turns before it may still need theirs."""
+        await self._tokenise(session, model, before=node.id)
+        if len(known) and int(known.origin[-1]) == Origin.PICKED and model.is_eos(int(known.ids[-1])):
+            return as_eos(known)
+        return known
+
+    async def after_user(self, session: OpenSession, node: NodeRow, model: LanguageModel) -> TokenRun:
+        """The node begins with the header the template puts before an answer."""
+        header = await self._tokenise(session, model, before=node.id)
+        if header is None:
+            turns = session.tree.turns(node.parent_id)
+            header = await render_header(model, session.messages(turns))
+        return as_run(model, header, "")
+
+    async def _tokenise(self, session: OpenSession, model: LanguageModel, before: int) -> list[int] | None:
+        """Gives the user turns of the path their ids, where no model has seen them yet; the last one's header."""
+        await self._vocabulary.learn(model)
+        header: list[int] | None = None
+        turns = [turn for turn in session.tree.turns(before) if turn.tip.id != before]
+        for count, turn in enumerate(turns, 1):
+            if turn.role != "user" or len(session.runs.get(turn.tip.id, EMPTY)):
+                continue
+            parents = session.tree.path(turn.tip.id)[:-1]
+            held = session.path_ids(parents)
+            ids = await render_turn(model, held, session.messages(turns[:count]))
+            if ids.system and parents:
+                await self._keep(session, model, parents[0].node, as_run(model, ids.system, parents[0].node.text))
+            await self._keep(session, model, turn.tip, as_run(model, ids.user, turn.tip.text))
+            header = ids.header
+        return header
+
+    async def _keep(self, session: OpenSession, model: LanguageModel, node: NodeRow, run: TokenRun) -> None:
+        """The ids of a saved turn: on the disk before the model sees them."""
+        session.runs[node.id] = run
+        await self._store.append_chunk(node.id, chunk(run, model.info.kv_fingerprint))

@@ -1,0 +1,191 @@
+"""Send, stream, click a token, branch, stop, kill the engine, quit, reopen: with mouse and keys, on real weights."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sqlite3
+import time
+from collections.abc import Callable
+
+import pytest
+from PySide6.QtCore import Qt
+from PySide6.QtTest import QTest
+
+from app.paths import DataFolder
+from app.workbench import AppWorkbench
+from runtime import EngineClient, Origin, TokenRun
+from tests.end_to_end.conftest import Scene
+from tests.tiny_models import tiny_folder
+from tests.ui.transcript.conftest import centre
+from ui import EngineState, MainWindow, Tier, TurnStatus, TurnView
+
+OpenApp = Callable[[str, str, Scene], None]
+QUIT_SECONDS = 2.0
+PATIENCE_SECONDS = 60.0  # an engine imports torch before its first token; a condition that holds costs nothing
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Lets the app run until the condition holds."""
+    give_up = time.monotonic() + PATIENCE_SECONDS
+    while not condition():
+        assert time.monotonic() < give_up, "the condition never held"
+        await asyncio.sleep(0.005)
+
+
+def last(window: MainWindow) -> TurnView:
+    assert window.desk.shown is not None
+    return window.desk.shown.view.turns[-1]
+
+
+def say(window: MainWindow, text: str) -> None:
+    QTest.keyClicks(window.parts.composer.field, text)
+    QTest.keyClick(window.parts.composer.field, Qt.Key.Key_Return)
+
+
+def scored(window: MainWindow) -> bool:
+    """Whether every token of the path but the first has its numbers."""
+    assert window.desk.shown is not None
+    path = TokenRun.concat([turn.run for turn in window.desk.shown.view.turns])
+    return len(path) > 1 and bool((path.rank[1:] > 0).all())
+
+
+def generated(turn: TurnView) -> list[int]:
+    """Indices of the tokens the model made."""
+    return [i for i, origin in enumerate(turn.run.origin.tolist()) if origin in (Origin.SAMPLED, Origin.PICKED)]
+
+
+async def new_session(window: MainWindow) -> None:
+    window.acts.new_session.trigger()
+    await until(lambda: window.desk.shown is not None and not window.desk.shown.view.is_sample)
+
+
+async def answered(window: MainWindow, tokens: int) -> TurnView:
+    """When so many tokens have arrived."""
+
+    def arrived() -> bool:
+        shown = window.desk.shown
+        return shown is not None and bool(shown.view.turns) and len(generated(shown.view.turns[-1])) >= tokens
+
+    await until(arrived)
+    return last(window)
+
+
+async def click(window: MainWindow, node_id: int, index: int) -> None:
+    """A real click on a token, once the text stands still."""
+    view = window.parts.transcript
+    await until(lambda: not window.desk.running and all(box.body.done for box in view.tokens.page.boxes))
+    await asyncio.sleep(0.1)
+    QTest.mouseClick(view.tokens.viewport(), Qt.MouseButton.LeftButton, pos=centre(view, node_id, index))
+    await until(lambda: view.pinned == (node_id, index))
+
+
+def engine_pid(workbench: AppWorkbench) -> int:
+    model = workbench.supervisor.running
+    assert isinstance(model, EngineClient)
+    return model.pid
+
+
+def test_a_chat_from_first_word_to_reopening(open_app: OpenApp, paced: str, data: DataFolder) -> None:
+    model = str(tiny_folder("llama").path)
+    kept: dict[str, object] = {}
+
+    async def first_evening(window: MainWindow, workbench: AppWorkbench) -> None:
+        # given: the window shows the sample before any engine runs
+        await until(lambda: window.desk.shown is not None)
+        assert window.desk.shown is not None
+        assert window.desk.shown.view.is_sample
+        await new_session(window)
+        # when a message is sent
+        say(window, "Where should we go?")
+        turn = await answered(window, 8)
+        # then it is on the disk, and the stream goes on
+        with sqlite3.connect(f"file:{data.sessions}?mode=ro", uri=True) as db:
+            assert db.execute("select count(*) from nodes where text = 'Where should we go?'").fetchone() == (1,)
+        assert turn.status is TurnStatus.STREAMING
+        # and every token of the prompt has its numbers
+        assert scored(window)
+
+        # when it is stopped
+        QTest.keyClick(window, Qt.Key.Key_Period, Qt.KeyboardModifier.ControlModifier)
+        await until(lambda: last(window).status is TurnStatus.PARTIAL)
+        stopped = last(window)
+        assert stopped.note == "stopped"
+        assert len(generated(stopped)) >= 8
+
+        # when an alternative of an inner token is chosen with its number
+        index = generated(stopped)[3]
+        tokens = window.parts.transcript.tokens
+        await click(window, stopped.node_id, index)
+        record = stopped.run.record(index)
+        place = next(k for k, token in enumerate(record.top_ids) if token != record.token_id)
+        await until(lambda: len(window.parts.inspector.token.alternatives.buttons) == 10)
+        QTest.keyClick(tokens, Qt.Key(Qt.Key.Key_1 + place))
+        await until(lambda: last(window).node_id != stopped.node_id and len(generated(last(window))) >= 8)
+        # then it is a sibling that shares what came before, the old one is the other of two
+        branch = last(window)
+        assert branch.run.ids[:index].tolist() == stopped.run.ids[:index].tolist()
+        assert branch.run.ids[index] == record.top_ids[place]
+        assert branch.run.logprob[index] == pytest.approx(record.top_logprobs[place])
+        assert branch.variants == (stopped.node_id, branch.node_id)
+        QTest.keyClick(window, Qt.Key.Key_Period, Qt.KeyboardModifier.ControlModifier)
+        await until(lambda: last(window).status is TurnStatus.PARTIAL)
+        stats = last(window).stats
+        assert stats is not None
+        assert stats.computed == 1
+        assert stats.reused == sum(len(t.run) for t in window.desk.shown.view.turns[:-1]) + index
+        assert len(window.desk.shown.view.branches) >= 3
+        assert last(window).tier is Tier.WARM
+
+        # when the engine is killed in the middle of the next answer
+        say(window, "Why?")
+        await until(lambda: last(window).node_id != branch.node_id)
+        await answered(window, 4)
+        os.kill(engine_pid(workbench), signal.SIGKILL)
+        await until(lambda: last(window).status is TurnStatus.PARTIAL)
+        # then the text is kept and the window says what to do
+        assert len(generated(last(window))) >= 4
+        assert "your text is kept" in last(window).note
+        assert workbench.status.engine is EngineState.DIED
+        # and the next message works
+        died = last(window).node_id
+        say(window, "Once more?")
+        await until(lambda: last(window).node_id != died)
+        await answered(window, 4)
+        kept["view"] = window.desk.shown.view
+        kept["quit"] = time.monotonic()
+
+    open_app(model, paced, first_evening)
+    # then quitting in the middle of the stream took less than two seconds
+    assert time.monotonic() - float(str(kept["quit"])) < QUIT_SECONDS + 1  # the app's own end, plus the loop's
+
+    async def next_morning(window: MainWindow, workbench: AppWorkbench) -> None:
+        # when the app is opened again, everything is there
+        await until(lambda: window.desk.shown is not None)
+        assert window.desk.shown is not None
+        view, before = window.desk.shown.view, kept["view"]
+        assert [turn.run.text[:40] for turn in view.turns] == [turn.run.text[:40] for turn in before.turns]  # type: ignore[attr-defined]  # a SessionView
+        assert last(window).status is TurnStatus.PARTIAL
+        assert len(view.branches) == len(before.branches)  # type: ignore[attr-defined]  # a SessionView
+        assert scored(window)
+
+    open_app(model, paced, next_morning)
+
+
+@pytest.mark.slow
+def test_smollm2_answers_in_the_window(open_app: OpenApp) -> None:
+    async def scene(window: MainWindow, workbench: AppWorkbench) -> None:
+        await until(lambda: window.desk.shown is not None)
+        await new_session(window)
+        say(window, "Name three colours. 说中文 🎨")
+        turn = await answered(window, 6)
+        assert (turn.run.rank[1:] > 0).all()
+        QTest.keyClick(window, Qt.Key.Key_Period, Qt.KeyboardModifier.ControlModifier)
+        await until(lambda: last(window).status is not TurnStatus.STREAMING)
+        assert window.desk.shown is not None
+        assert scored(window)
+        user = window.desk.shown.view.turns[-2]
+        assert "说中文 🎨" in user.run.text
+
+    open_app("smollm2", "hf", scene)

@@ -1,0 +1,87 @@
+"""What tests share: the `fake` backend as a model, its numbers worked out alone, and ways to hold it still."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from runtime.backends.fake import Behaviour, FakeBackend
+from runtime.info import CacheReport, Metrics
+from runtime.model import LocalModel, load
+from runtime.options import LoadOptions
+from runtime.records import Float32
+
+KINDS = ("attention", "recurrent")
+TOLERANCE = 1e-5  # nats; the fake computes in float64
+
+
+@contextmanager
+def fake_model(behaviour: Behaviour | None = None, **options: Any) -> Iterator[LocalModel]:
+    """A model on the fake backend, closed at the end; nothing of it may be left leased."""
+    with load((behaviour or Behaviour(), None), backend="fake", **options) as model:
+        yield model
+        assert settled(model)[1].leases == 0
+        assert settled(model)[1].leased_bytes == 0
+
+
+def settled(model: LocalModel) -> tuple[Metrics, CacheReport]:
+    """The numbers once everything that was cancelled or finished is out of the way."""
+    for _ in range(2):  # the first step drops what was cancelled, the second comes after its report
+        model.prefix_match([1])
+    return model.metrics(), model.cache_report()
+
+
+@functools.cache
+def _alone(kind: str) -> FakeBackend:
+    return FakeBackend(LoadOptions(), Behaviour(recurrent=kind == "recurrent"))
+
+
+@functools.lru_cache(maxsize=4096)
+def _reference(ids: tuple[int, ...], kind: str) -> Float32:
+    wide = _alone(kind).logits_uncached(ids).astype(np.float64)
+    wide -= wide.max()
+    logprobs: Float32 = (wide - np.log(np.exp(wide).sum())).astype(np.float32)
+    return logprobs
+
+
+def reference(ids: Sequence[int] | npt.NDArray[Any], kind: str = "attention") -> Float32:
+    """``(vocab,)`` log-probabilities after `ids`, by a fake backend that has seen nothing else."""
+    return _reference(tuple(int(i) for i in ids), kind)
+
+
+def assert_right(got: Float32, ids: Sequence[int] | npt.NDArray[Any], kind: str = "attention") -> None:
+    """The model's answer for `ids` is what a fresh run alone gives."""
+    np.testing.assert_allclose(got, reference(ids, kind), atol=TOLERANCE, rtol=0)
+
+
+def some_ids(seed: int, n: int, vocab: int = 256) -> list[int]:
+    """Token ids, the same for the same seed."""
+    return [int(i) for i in np.random.default_rng(seed).integers(0, vocab, n)]
+
+
+class Gate:
+    """Stops a model in the middle of a forward: `before_forward=gate`. Open until `shut`."""
+
+    def __init__(self) -> None:
+        self._open = threading.Event()
+        self._open.set()
+        self.reached = threading.Event()
+
+    def __call__(self, _: object) -> None:
+        self.reached.set()
+        assert self._open.wait(30)
+
+    def shut(self) -> None:
+        """The next forward waits."""
+        self.reached.clear()
+        self._open.clear()
+
+    def open(self) -> None:
+        """Lets it go on."""
+        self._open.set()

@@ -1,0 +1,189 @@
+"""Tokens pushed through the model = tokens that are not in the trie yet, counted exactly."""
+
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+import pytest
+
+from runtime.backends.fake import Behaviour
+from runtime.model import LocalModel
+from runtime.options import GenerationOptions
+from tests.fakes import KINDS, assert_right, fake_model, some_ids
+
+def answer(model: LocalModel, ids: list[int], n: int) -> list[int]:
+    return asyncio.run(model.sample(ids, n, [], temperature=0.0))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_particles(kind: str) -> None:
+    # given particles over one prompt that step together and are resampled every fourth step
+    prompt = some_ids(0, 100)
+    rng = np.random.default_rng(1)
+    particles = [list(prompt) for _ in range(16)]
+    seen = {tuple(prompt[:n]) for n in range(1, 101)}
+    with fake_model(Behaviour(recurrent=kind == "recurrent")) as model:
+        for step in range(12):
+            rows = model.batch_next_token_logprobs_sync(particles)
+            assert_right(rows[3], particles[3], kind)
+            for particle, row in zip(particles, rows, strict=True):
+                particle.append(int(np.argsort(-row)[rng.integers(0, 5)]))
+            if step % 4 == 3:
+                particles = [list(particles[i]) for i in rng.integers(0, 16, 16)]
+            seen |= {tuple(p) for p in particles}
+        model.batch_next_token_logprobs_sync(particles)
+        # then each different path was pushed once
+        assert model.metrics().tokens_computed == len(seen)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_growing_chat(kind: str) -> None:
+    # given turns that each add a question and get an answer
+    path: list[int] = []
+    with fake_model(Behaviour(recurrent=kind == "recurrent")) as model:
+        for turn in range(6):
+            path += some_ids(turn, 20)
+            before = model.metrics().tokens_computed
+            got = answer(model, path, 8)
+            metrics = model.metrics()
+            # then a turn computes its question, the last token of the answer before it, and its answer but the last
+            new = 20 + (1 if turn else 0)
+            assert metrics.last_computed == new
+            assert metrics.last_reused == len(path) - new
+            assert metrics.tokens_computed - before == new + 7
+            path += got
+        assert model.metrics().tokens_computed == len(path) - 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_branches_of_one_transcript(kind: str) -> None:
+    # given a transcript, when branches leave at its last token and are continued by sampling
+    transcript = some_ids(0, 150)
+    with fake_model(Behaviour(recurrent=kind == "recurrent")) as model:
+        model.cache_kv(transcript)
+        branches = [[*transcript, token] for token in range(8)]
+
+        async def main() -> list[list[int]]:
+            return await model.batch_sample(branches, 6, [], temperature=0.0)
+
+        tails = asyncio.run(main())
+        # then each branch costs its own tokens, but the last, which nobody asked to follow
+        assert model.metrics().tokens_computed == 150 + 8 * 6
+        for branch, tail in zip(branches, tails, strict=True):
+            assert tail[0] == int(model.next_token_logprobs_uncached(branch).argmax())
+
+
+def test_a_branch_in_the_middle_of_an_edge() -> None:
+    transcript = some_ids(0, 150)
+    with fake_model() as model:
+        model.cache_kv(transcript)
+        for at in (149, 75, 3, 1):
+            before = model.metrics().tokens_computed
+            path = [*transcript[:at], 255 - transcript[at]]
+            assert_right(model.next_token_logprobs_sync(path), path)
+            assert model.metrics().tokens_computed - before == 1
+
+
+def test_a_sibling_reports_its_prefix_and_one() -> None:
+    # given an answer, when an alternative to its third token is continued, then reused = prefix, computed = 1
+    with fake_model() as model:
+        prompt = some_ids(4, 30)
+        path = [*prompt, *answer(model, prompt, 10)]
+        sibling = [*path[:32], 255 - path[32]]
+        answer(model, sibling, 1)
+        metrics = model.metrics()
+        assert (metrics.last_reused, metrics.last_computed) == (32, 1)
+
+
+def test_a_prompt_that_was_asked_for_before_starts_without_a_forward() -> None:
+    with fake_model() as model:
+        prompt = some_ids(4, 30)
+        model.cache_kv(prompt)
+        before = model.metrics()
+        answer(model, prompt, 1)
+        after = model.metrics()
+        assert after.forward_calls == before.forward_calls
+        assert (after.last_reused, after.last_computed) == (30, 0)
+
+
+def test_equal_prompts_in_one_batch_are_prefilled_once() -> None:
+    prompt = some_ids(4, 30)
+    with fake_model() as model:
+        for _ in range(2):  # the second time from what is remembered
+            tails = asyncio.run(model.batch_sample([prompt] * 5, 1, [], temperature=0.0))
+            assert len({tuple(t) for t in tails}) == 1
+            assert model.metrics().tokens_computed == 30
+
+
+def test_requests_that_need_the_same_row_again_share_it() -> None:
+    # given KV without the vector that followed it (it was inside a longer text)
+    ids = some_ids(4, 40)
+    with fake_model() as model:
+        model.cache_kv(ids)
+        before = model.metrics().tokens_computed
+
+        async def main() -> None:
+            await asyncio.gather(model.next_token_logprobs(ids[:20]), *(model.sample(ids[:20], 1, []) for _ in range(4)))
+
+        asyncio.run(main())
+        # then the one row that must be pushed again is pushed once
+        assert model.metrics().tokens_computed - before == 1
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 16])
+def test_prefill_chunks_are_capped(chunk: int) -> None:
+    sizes: list[int] = []
+    behaviour = Behaviour(before_forward=lambda tokens: sizes.append(len(tokens)))
+    with fake_model(behaviour, prefill_chunk_tokens=chunk) as model:
+        ids = some_ids(1, 50)
+        assert_right(model.next_token_logprobs_sync(ids), ids)
+        assert max(sizes) <= max(chunk, 2)
+        assert sum(sizes) == model.metrics().tokens_computed == 50
+        assert len(sizes) == model.metrics().forward_calls
+
+
+def test_a_batch_holds_no_more_tokens_than_it_may() -> None:
+    sizes: list[int] = []
+    behaviour = Behaviour(before_forward=lambda tokens: sizes.append(len(tokens)))
+    with fake_model(behaviour, max_batch_tokens=10) as model:
+        prompts = [some_ids(seed, 9) for seed in range(7)]
+        for row, ids in zip(model.batch_next_token_logprobs_sync(prompts), prompts, strict=True):
+            assert_right(row, ids)
+        assert max(sizes) <= 10
+
+
+def test_no_more_rows_decode_at_once_than_may() -> None:
+    sizes: list[int] = []
+    behaviour = Behaviour()
+    with fake_model(behaviour, max_batch_rows=3) as model:
+        prompts = [some_ids(seed, 9) for seed in range(8)]
+        model.batch_next_token_logprobs_sync(prompts)
+        behaviour.before_forward = lambda tokens: sizes.append(len(tokens))
+        asyncio.run(model.batch_sample(prompts, 5, [], temperature=0.0))
+        assert max(sizes) == 3
+        assert sum(sizes) == 8 * 4
+
+
+def test_a_running_chat_waits_for_one_chunk_at_most() -> None:
+    # given an answer that streams, when a long prompt arrives
+    calls: list[int] = []
+    behaviour = Behaviour(delay=0.0005, before_forward=lambda tokens: calls.append(len(tokens)))
+    with fake_model(behaviour, prefill_chunk_tokens=32) as model:
+
+        async def main() -> list[int]:
+            marks: list[int] = []
+            stream = model.generate(some_ids(1, 5), GenerationOptions(max_tokens=30, ignore_eos=True, seed=1))
+            async for _ in stream:
+                marks.append(len(calls))
+                if len(marks) == 3:
+                    other = asyncio.create_task(model.next_token_logprobs(some_ids(2, 400)))
+            await other
+            return marks
+
+        asyncio.run(main())
+        # then decode steps (one token) and chunks take turns: never two chunks in a row while the answer runs
+        big = [n > 1 for n in calls]
+        first, last = big.index(True, 1), max(i for i, n in enumerate(calls) if n == 1)
+        assert not any(a and b for a, b in zip(big[first:last], big[first + 1 : last], strict=False))
+        assert sum(big[first:]) >= 400 // 32

@@ -1,0 +1,204 @@
+"""A request that fails takes nobody with it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from runtime.backends.fake import Behaviour
+from runtime.errors import NonFiniteLogitsError, RuntimeFault
+from runtime.model import LocalModel
+from runtime.options import GenerationOptions, SamplingOptions
+from runtime.records import TokenRecord
+from tests.fakes import KINDS, Gate, assert_right, fake_model, reference, settled, some_ids
+
+GUILTY = 258  # a token that only guilty prompts hold
+
+
+class NativePanic(BaseException):
+    """What a native library's panic looks like: no Exception."""
+
+
+async def outcomes(model: LocalModel, prompts: Sequence[list[int]]) -> list[Any]:
+    return list(await asyncio.gather(*(model.next_token_logprobs(p) for p in prompts), return_exceptions=True))
+
+
+def fault(kind: str) -> Behaviour:
+    if kind == "nan":
+        return Behaviour(nan_on=frozenset({GUILTY}))
+    return Behaviour(raise_on={GUILTY: ZeroDivisionError("broken kernel") if kind == "exception" else NativePanic("panic")})
+
+
+EXPECTED = {"exception": ZeroDivisionError, "panic": RuntimeFault, "nan": NonFiniteLogitsError}
+
+
+@given(
+    kind=st.sampled_from(sorted(EXPECTED)),
+    recurrent=st.booleans(),
+    guilty=st.sets(st.integers(0, 11), max_size=3),
+    chunk=st.sampled_from([3, 512]),
+    shared=st.integers(0, 6),
+)
+@settings(max_examples=25, deadline=None)
+def test_only_the_guilty_fail(kind: str, recurrent: bool, guilty: set[int], chunk: int, shared: int) -> None:
+    # given a batch over a common stem, some of it guilty at any place
+    stem = some_ids(99, shared)
+    prompts = [[*stem, *some_ids(i, 3 + i % 4)] for i in range(12)]
+    for i in guilty:
+        prompts[i] = [*prompts[i], GUILTY]
+    behaviour = fault(kind)
+    behaviour.recurrent = recurrent
+    with fake_model(behaviour, prefill_chunk_tokens=chunk) as model:
+        # when it is computed, then the guilty get their error, the others their answer
+        for i, got in enumerate(asyncio.run(outcomes(model, prompts))):
+            if i in guilty:
+                assert type(got) is EXPECTED[kind]
+            else:
+                assert_right(got, prompts[i], "recurrent" if recurrent else "attention")
+        # and the model goes on
+        behaviour.raise_on, behaviour.nan_on = {}, frozenset()
+        for i in guilty:
+            assert_right(model.next_token_logprobs_sync(prompts[i]), prompts[i], "recurrent" if recurrent else "attention")
+
+
+def test_a_panic_is_told_with_its_cause() -> None:
+    with fake_model(fault("panic")) as model, pytest.raises(RuntimeFault, match="panic") as caught:
+        model.next_token_logprobs_sync([1, GUILTY])
+    assert isinstance(caught.value.__cause__, NativePanic)
+
+
+def test_nan_names_the_position() -> None:
+    with fake_model(fault("nan")) as model:
+        with pytest.raises(NonFiniteLogitsError, match="position 2"):
+            model.next_token_logprobs_sync([1, 2, GUILTY])
+        with pytest.raises(NonFiniteLogitsError):
+            asyncio.run(model.score([1, GUILTY, 2]))
+
+
+def test_a_waiter_that_joined_the_guilty_fails_too() -> None:
+    with fake_model(fault("exception")) as model:
+        got = asyncio.run(outcomes(model, [[1, GUILTY], [1, GUILTY], [1, 2]]))
+        assert [type(g) for g in got[:2]] == [ZeroDivisionError] * 2
+        assert_right(got[2], [1, 2])
+
+
+@pytest.mark.parametrize("recurrent", [False, True])
+@pytest.mark.parametrize("kind", sorted(EXPECTED))
+def test_a_stream_that_fails_in_the_middle_keeps_its_records(kind: str, recurrent: bool) -> None:
+    # given streams of which one will draw a token at which the model fails
+    behaviour = Behaviour(recurrent=recurrent)
+    name = "recurrent" if recurrent else "attention"
+    prompts = [some_ids(seed, 5) for seed in range(5)]
+    options = GenerationOptions(max_tokens=12, sampling=SamplingOptions(temperature=0.0), ignore_eos=True)
+
+    async def collect(model: LocalModel, prompt: list[int]) -> tuple[list[TokenRecord], BaseException | None]:
+        records: list[TokenRecord] = []
+        try:
+            async for record in model.generate(prompt, options):
+                records.append(record)
+        except Exception as error:  # the test looks at it
+            return records, error
+        return records, None
+
+    async def all_of(model: LocalModel) -> list[tuple[list[TokenRecord], BaseException | None]]:
+        return list(await asyncio.gather(*(collect(model, p) for p in prompts)))
+
+    with fake_model(Behaviour(recurrent=recurrent)) as model:
+        plain = [[r.token_id for r in records] for records, _ in asyncio.run(all_of(model))]
+    others = {t for i, ids in enumerate(plain) for t in ids if i != 2} | {t for prompt in prompts for t in prompt}
+    trouble = next(t for t in plain[2][3:] if t not in others)
+    at = plain[2].index(trouble)
+    behaviour.raise_on = fault(kind).raise_on and {trouble: fault(kind).raise_on[GUILTY]}
+    behaviour.nan_on = frozenset({trouble}) if kind == "nan" else frozenset()
+    with fake_model(behaviour) as model:
+        got = asyncio.run(all_of(model))
+        for i, (records, error) in enumerate(got):
+            assert [r.token_id for r in records] == (plain[i][: at + 1] if i == 2 else plain[i])
+            assert type(error) is (EXPECTED[kind] if i == 2 else type(None))
+        assert_right(model.next_token_logprobs_sync([*prompts[2], *plain[2][:at]]), [*prompts[2], *plain[2][:at]], name)
+
+
+def test_cancelled_requests_in_a_failing_batch() -> None:
+    # given a batch in which half is cancelled while the model runs into a fault
+    gate = Gate()
+    behaviour = fault("exception")
+    behaviour.before_forward = gate
+    with fake_model(behaviour) as model:
+
+        async def main() -> None:
+            gate.shut()
+            prompts = [[*some_ids(i, 4), GUILTY] if i in (0, 5) else some_ids(i, 4) for i in range(8)]
+            tasks = [asyncio.create_task(model.next_token_logprobs(p)) for p in prompts]
+            streams = [asyncio.create_task(model.sample(p[:4], 5, [])) for p in prompts]
+            await asyncio.to_thread(gate.reached.wait)
+            for task in (*tasks[:6], *streams[:6]):
+                task.cancel()
+            await asyncio.sleep(0.02)
+            gate.open()
+            for got, prompt in zip(await asyncio.gather(*tasks[6:]), prompts[6:], strict=True):
+                assert_right(got, prompt)
+            assert [len(ids) for ids in await asyncio.gather(*streams[6:])] == [5, 5]
+
+        asyncio.run(main())
+        assert_right(model.next_token_logprobs_sync([3, 4]), [3, 4])
+
+
+def test_kv_that_cannot_be_kept_does_not_end_the_stream(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    prompt = some_ids(1, 5)
+    with fake_model() as model:
+        model.cache_kv(prompt)
+
+        def take(*_: object) -> None:
+            raise MemoryError("no room for a copy")
+
+        monkeypatch.setattr(model._engine.backend, "take", take)
+        ids = asyncio.run(model.sample(prompt, 80, [], temperature=0.0))
+        assert len(ids) == 80
+        assert ids[0] == int(reference(prompt).argmax())
+        assert "could not be kept" in caplog.text
+        monkeypatch.undo()
+        assert_right(model.next_token_logprobs_sync([*prompt, *ids]), [*prompt, *ids])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_queries_that_follow_a_running_stream(kind: str) -> None:
+    # given a stream whose tip moves on, when every prefix of its text is asked for meanwhile
+    prompt = some_ids(1, 6)
+    with fake_model(Behaviour(recurrent=kind == "recurrent")) as model:
+
+        async def main() -> None:
+            path, asked = list(prompt), list[tuple[list[int], asyncio.Task[Any]]]()
+            async for record in model.generate(prompt, GenerationOptions(max_tokens=60, seed=3, ignore_eos=True)):
+                path.append(record.token_id)
+                for text in (list(path), [*path[:-1], 7], [*path, 9, 8]):
+                    asked.append((text, asyncio.create_task(model.next_token_logprobs(text))))
+            for text, task in asked:
+                assert_right(await task, text, kind)
+
+        asyncio.run(main())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_long_texts_that_part_while_chunks_are_small(kind: str) -> None:
+    # given many prompts over one stem and less room in a batch than they need
+    stem = some_ids(0, 70)
+    prompts = [[*stem[: 30 + 10 * (i % 5)], *some_ids(i, 20)] for i in range(10)]
+    with fake_model(Behaviour(recurrent=kind == "recurrent"), prefill_chunk_tokens=16, max_batch_tokens=16) as model:
+        for row, prompt in zip(model.batch_next_token_logprobs_sync(prompts), prompts, strict=True):
+            assert_right(row, prompt, kind)
+        if kind == "attention":
+            assert model.metrics().tokens_computed == len({tuple(p[:n]) for p in prompts for n in range(1, len(p) + 1)})
+        assert settled(model)[1].leases == 0
+
+
+def test_answers_are_finite_and_sum_to_one_after_everything() -> None:
+    with fake_model(fault("nan")) as model:
+        asyncio.run(outcomes(model, [[GUILTY], [1, GUILTY, 3], [2]]))
+        row = model.next_token_logprobs_sync([1, GUILTY, 3])  # asked for after the NaN row, not at it
+        assert float(np.exp(row.astype(np.float64)).sum()) == pytest.approx(1.0, abs=1e-6)

@@ -1,0 +1,176 @@
+"""Queries: one forward for equal ones, never another prefix's answer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+import numpy as np
+import pytest
+
+from runtime.backends.fake import Behaviour
+from runtime.options import GenerationOptions, SamplingOptions
+from tests.fakes import KINDS, Gate, assert_right, fake_model, settled, some_ids
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_same_suffix_after_another_prefix_is_another_answer(kind: str) -> None:
+    # given two cached prefixes, when the same tokens follow both in one batch
+    first, second, suffix = some_ids(1, 30), some_ids(2, 30), some_ids(3, 5)
+    with fake_model(Behaviour(recurrent=kind == "recurrent")) as model:
+        model.cache_kv(first)
+        model.cache_kv(second)
+        rows = model.batch_next_token_logprobs_sync([[*first, *suffix], [*second, *suffix]])
+        # then each row is its own prefix's, and nothing was shared
+        assert_right(rows[0], [*first, *suffix], kind)
+        assert_right(rows[1], [*second, *suffix], kind)
+        assert np.abs(rows[0] - rows[1]).max() > 0.1
+        assert model.metrics().queries_deduplicated == 0
+        assert model.metrics().tokens_computed == 2 * (30 + 5)
+
+
+def test_equal_queries_in_one_batch_are_computed_once() -> None:
+    a, b = some_ids(1, 20), some_ids(2, 20)
+    with fake_model() as model:
+        rows = model.batch_next_token_logprobs_sync([a, b, a, a, b])
+        for row, ids in zip(rows, [a, b, a, a, b], strict=True):
+            assert_right(row, ids)
+        metrics = model.metrics()
+        assert (metrics.queries, metrics.queries_deduplicated, metrics.tokens_computed) == (5, 3, 40)
+        assert metrics.forward_calls == 1
+
+
+def test_a_query_joins_its_like_in_flight() -> None:
+    # given a query that is being computed, when the same one comes, then one forward answers both
+    gate = Gate()
+    with fake_model(Behaviour(before_forward=gate)) as model:
+
+        async def main() -> tuple[Any, Any]:
+            gate.shut()
+            first = asyncio.create_task(model.next_token_logprobs([1, 2, 3]))
+            await asyncio.to_thread(gate.reached.wait)
+            second = asyncio.create_task(model.next_token_logprobs([1, 2, 3]))
+            await asyncio.sleep(0.01)
+            gate.open()
+            return await first, await second
+
+        one, two = asyncio.run(main())
+        assert_right(one, [1, 2, 3])
+        assert np.array_equal(one, two)
+        assert model.metrics().tokens_computed == 3
+        assert model.metrics().forward_calls == 1
+
+
+def test_every_answer_is_the_callers_own() -> None:
+    with fake_model() as model:
+        rows = [model.next_token_logprobs_sync([4, 5]) for _ in range(2)]
+        rows[0][:] = 0
+        rows.append(model.next_token_logprobs_sync([4, 5]))
+        for row in rows[1:]:
+            assert_right(row, [4, 5])
+
+
+def test_what_one_turn_of_the_loop_asks_for_is_one_forward() -> None:
+    prompts = [some_ids(seed, 6) for seed in range(12)]
+    with fake_model() as model:
+
+        async def main() -> list[Any]:
+            return list(await asyncio.gather(*(model.next_token_logprobs(p) for p in prompts)))
+
+        for row, ids in zip(asyncio.run(main()), prompts, strict=True):
+            assert_right(row, ids)
+        assert model.metrics().forward_calls == 1
+
+
+def test_numbers_are_there_when_the_answer_is() -> None:
+    with fake_model() as model:
+        for n in range(1, 40):
+            model.next_token_logprobs_sync(list(range(n)))
+            metrics = model.metrics()
+            assert (metrics.queries, metrics.tokens_computed) == (n, n)
+
+
+def test_a_remembered_vector_needs_no_forward() -> None:
+    with fake_model() as model:
+        model.next_token_logprobs_sync([1, 2, 3])
+        model.next_token_logprobs_sync([1, 2, 3])
+        metrics = model.metrics()
+        assert (metrics.tokens_computed, metrics.full_vector_hits, metrics.tokens_reused) == (3, 1, 3)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_cleared_is_gone_and_comes_back_right(kind: str) -> None:
+    ids = some_ids(1, 50)
+    with fake_model(Behaviour(recurrent=kind == "recurrent")) as model:
+        before = model.next_token_logprobs_sync(ids)
+        assert model.prefix_match(ids).tokens == 50
+        model.clear_cache()
+        assert model.prefix_match(ids).tokens == 0
+        assert np.array_equal(model.next_token_logprobs_sync(ids), before)
+        assert model.metrics().tokens_computed == 100
+        assert settled(model)[1].tokens == 50
+
+
+def test_clear_kv_cache_keeps_answers_but_no_kv() -> None:
+    with fake_model() as model:
+        model.next_token_logprobs_sync([1, 2, 3])
+        model.clear_kv_cache()
+        assert model.prefix_match([1, 2, 3]).tokens == 0
+        assert_right(model.next_token_logprobs_sync([1, 2, 3, 4]), [1, 2, 3, 4])
+        assert model.metrics().tokens_computed == 3 + 4
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_clearing_while_others_work_disturbs_nobody(kind: str) -> None:
+    prompts = [some_ids(seed, 40 + seed) for seed in range(10)]
+    with fake_model(Behaviour(recurrent=kind == "recurrent"), prefill_chunk_tokens=16) as model:
+
+        async def clear() -> None:
+            for _ in range(25):
+                await model.clear_cache_async()
+                await asyncio.sleep(0.001)
+
+        async def main() -> tuple[list[Any], list[int]]:
+            works: list[Coroutine[Any, Any, Any]] = [model.next_token_logprobs(p) for p in prompts]
+            running = [*works, model.sample(prompts[0], 40, [], temperature=0.0), clear()]
+            *rows, ids, _ = await asyncio.gather(*running)
+            return rows, ids
+
+        rows, ids = asyncio.run(main())
+        for row, prompt in zip(rows, prompts, strict=True):
+            assert_right(row, prompt, kind)
+        path = list(prompts[0])
+        for token in ids:
+            assert token == int(model.next_token_logprobs_uncached(path).argmax())
+            path.append(token)
+        model.clear_cache()
+        assert settled(model)[1].bytes == 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_without_a_cache_every_number_is_uncached(kind: str) -> None:
+    ids = some_ids(1, 20)
+    with fake_model(Behaviour(recurrent=kind == "recurrent"), cache=False) as model:
+        for _ in range(2):
+            assert_right(model.next_token_logprobs_sync(ids), ids, kind)
+        assert model.metrics().tokens_computed == 40
+        rows = model.batch_next_token_logprobs_sync([ids, ids[:10], ids])
+        assert_right(rows[1], ids[:10], kind)
+
+        async def main() -> tuple[Any, Any]:
+            greedy = GenerationOptions(max_tokens=5, sampling=SamplingOptions(temperature=0.0), ignore_eos=True)
+            return await model.score(ids), [r async for r in model.generate(ids, greedy)]
+
+        scores, records = asyncio.run(main())
+        assert [r.logprob for r in scores[1:]] == pytest.approx(
+            [float(model.next_token_logprobs_uncached(ids[:i])[ids[i]]) for i in range(1, 20)], abs=1e-5
+        )
+        path = list(ids)
+        for record in records:
+            assert record.token_id == int(model.next_token_logprobs_uncached(path).argmax())
+            path.append(record.token_id)
+        assert model.prefix_match(ids).tokens == 0
+        report = settled(model)[1]
+        assert (report.edges, report.bytes) == (0, 0)
+        assert model.metrics().kv_bytes == 0

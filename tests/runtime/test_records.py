@@ -1,0 +1,112 @@
+"""Runs of tokens: columns, rows, pieces, and the way there and back."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from runtime.errors import InvalidRequestError
+from runtime.records import NO_TOKEN, Finish, Origin, Scores, TokenRun
+from runtime.scoring import log_softmax, summarise
+
+TEXTS = ("na", "ï", "", "🙂")
+DATA = (b"na", "ï".encode(), b"\xf0\x9f", b"\x99\x82")
+
+
+def scored(n: int = 4, k: int = 3) -> TokenRun:
+    logprobs = log_softmax(np.random.default_rng(n).normal(size=(n, 20)).astype(np.float32))
+    scores = summarise(logprobs, np.arange(n, dtype=np.int32), k)
+    return TokenRun(
+        ids=np.arange(n, dtype=np.int32),
+        token_bytes=DATA[:n],
+        texts=TEXTS[:n],
+        logprob=scores.logprob,
+        rank=scores.rank,
+        entropy=scores.entropy,
+        top_ids=scores.top_ids,
+        top_logprobs=scores.top_logprobs,
+        covered_mass=scores.covered_mass,
+        origin=np.full(n, int(Origin.SAMPLED), np.uint8),
+        finish=np.array([0] * (n - 1) + [int(Finish.STOP)], np.uint8),
+        draw=np.linspace(0, 0.9, n, dtype=np.float32),
+    )
+
+
+def assert_same(a: TokenRun, b: TokenRun) -> None:
+    assert a.token_bytes == b.token_bytes
+    assert a.texts == b.texts
+    for name, column in a.to_columns().items():
+        other = b.to_columns()[name]
+        assert column.dtype == other.dtype, name
+        assert np.array_equal(column, other, equal_nan=column.dtype.kind == "f"), name
+
+
+def test_a_record_is_a_row() -> None:
+    run = scored()
+    record = list(run)[3]
+    assert record.token_id == 3
+    assert (record.token_bytes, record.text) == (DATA[3], "🙂")
+    assert record.logprob == float(run.logprob[3])
+    assert record.rank == int(run.rank[3])
+    assert record.entropy == float(run.entropy[3])
+    assert record.top_ids == tuple(run.top_ids[3].tolist())
+    assert record.top_logprobs == tuple(run.top_logprobs[3].tolist())
+    assert record.covered_mass == float(run.covered_mass[3])
+    assert record.origin is Origin.SAMPLED
+    assert record.finish_reason == "stop"
+    assert list(run)[0].finish_reason is None
+    assert record.logprob is not None
+    assert record.surprisal_bits == pytest.approx(-record.logprob / np.log(2))
+
+
+def test_what_was_not_scored_has_no_numbers() -> None:
+    record = next(iter(TokenRun.unscored([5], [b"x"], ["x"], Origin.TYPED)))
+    assert (record.logprob, record.rank, record.entropy, record.covered_mass) == (None, None, None, None)
+    assert record.surprisal_bits is None
+    assert record.top_ids == record.top_logprobs == ()
+
+
+def test_alternatives_that_do_not_exist_are_left_out() -> None:
+    run = scored(1)
+    wide = TokenRun.concat([run, scored(2, k=5)])
+    assert wide.top_k == 5
+    assert wide.top_ids[0, 3:].tolist() == [NO_TOKEN, NO_TOKEN]
+    assert next(iter(wide)).top_ids == tuple(run.top_ids[0].tolist())
+
+
+def test_columns_there_and_back() -> None:
+    assert_same(TokenRun.from_columns(scored().to_columns()), scored())
+    empty = TokenRun.unscored([], [], [], Origin.TYPED)
+    assert len(TokenRun.from_columns(empty.to_columns())) == 0
+
+
+def test_pieces_put_together_are_the_whole() -> None:
+    run = scored()
+    assert_same(TokenRun.concat([run[:1], run[1:1], run[1:3], run[3:]]), run)
+    assert len(TokenRun.concat([])) == 0
+
+
+def test_origin_is_replaced_for_all() -> None:
+    assert {r.origin for r in scored().with_origin(Origin.PICKED)} == {Origin.PICKED}
+
+
+def test_columns_of_different_length_are_refused() -> None:
+    with pytest.raises(InvalidRequestError, match=r"texts has 3 rows, ids has 4"):
+        replace(scored(), texts=TEXTS[:3])
+
+
+def test_finish_reasons_have_the_names_users_see() -> None:
+    labels = [f.label for f in Finish]
+    assert labels == [None, "eos", "stop", "length", "context", "cancelled", "grammar", "error", "engine_died"]
+
+
+def test_scores_are_cut_into_memory_of_their_own() -> None:
+    scores = summarise(log_softmax(np.random.default_rng(0).normal(size=(4, 20))), None, 3)
+    part = scores[1:3]
+    assert len(part) == 2
+    assert part.top_ids.base is None
+    assert part.nbytes == scores.nbytes // 2
+    joined = Scores.concat([scores[:1], part, scores[3:]])
+    assert np.array_equal(joined.top_ids, scores.top_ids)

@@ -1,0 +1,129 @@
+"""Numbers from raw logits, against float64 and the definitions written out."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from runtime.records import NO_TOKEN, Float32
+from runtime.scoring import empty_scores, log_softmax, summarise, top_k
+
+VOCABULARIES = (7, 1000, 49_152, 256_000)
+
+
+def reference(logits: npt.NDArray[np.floating]) -> npt.NDArray[np.float64]:
+    wide = logits.astype(np.float64)
+    wide -= wide.max(-1, keepdims=True)
+    normal: npt.NDArray[np.float64] = wide - np.log(np.exp(wide).sum(-1, keepdims=True))
+    return normal
+
+
+def rows(vocab: int, *, seed: int = 0, scale: float = 3.0, n: int = 3) -> Float32:
+    return (np.random.default_rng(seed).normal(size=(n, vocab)) * scale).astype(np.float32)
+
+
+@pytest.mark.parametrize("vocab", VOCABULARIES)
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 8.0])
+def test_log_softmax_is_exact(vocab: int, scale: float) -> None:
+    logits = rows(vocab, scale=scale)
+    got = log_softmax(logits)
+    assert got.dtype == np.float32
+    # the float32 rounding of the answer itself, and no systematic part of the sum
+    np.testing.assert_allclose(got, reference(logits), rtol=2.5e-7, atol=1e-6)
+    assert np.abs(np.exp(got.astype(np.float64)).sum(-1) - 1).max() < 3e-6
+
+
+def test_log_softmax_of_equal_logits_has_no_bias() -> None:
+    # a float32 sum over 256,000 equal terms is where the normaliser drifts
+    got = log_softmax(np.full((1, 256_000), 5.0, np.float32))
+    assert abs(float(got[0, 0]) + np.log(256_000)) < 1e-6
+
+
+def test_log_softmax_survives_huge_logits() -> None:
+    got = log_softmax(np.array([[1e30, 0.0, -1e30], [-5e4, -5e4, -6e4]], np.float32))
+    assert got[0, 0] == 0.0
+    np.testing.assert_allclose(got[1, :2], np.log(0.5), atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float64])
+def test_other_dtypes_are_worked_out_in_float32(dtype: type) -> None:
+    logits = rows(500).astype(dtype)
+    got = log_softmax(logits)
+    assert got.dtype == np.float32
+    np.testing.assert_allclose(got, reference(logits), atol=2e-6)
+
+
+def test_rank_is_one_more_than_the_entries_strictly_above() -> None:
+    logprobs = log_softmax(np.array([[3, 1, 3, 2, 0]] * 5, np.float32))
+    scores = summarise(logprobs, np.arange(5, dtype=np.int32), 0)
+    assert scores.rank.tolist() == [1, 4, 1, 3, 5]
+    assert scores.logprob.tolist() == logprobs[0].tolist()
+
+
+@pytest.mark.parametrize("k", [0, 1, 10, 64])
+@pytest.mark.parametrize("vocab", [7, 1000, 49_152])
+def test_top_k_equals_a_full_sort(vocab: int, k: int) -> None:
+    logprobs = np.round(log_softmax(rows(vocab)), 2)  # rounded: many ties
+    ids, values = top_k(logprobs, min(k, vocab))
+    for row in range(len(logprobs)):
+        order = sorted(range(vocab), key=lambda t, row=row: (-logprobs[row, t], t))[:k]  # type: ignore[misc]  # default
+        assert ids[row].tolist() == order
+        assert values[row].tolist() == logprobs[row][order].tolist()
+
+
+def test_ties_at_the_border_go_to_the_lowest_ids() -> None:
+    ids, _ = top_k(np.array([[0, 5, 5, 5, 9, 5]], np.float32), 3)
+    assert ids.tolist() == [[4, 1, 2]]
+    ids, _ = top_k(np.zeros((1, 4), np.float32), 4)
+    assert ids.tolist() == [[0, 1, 2, 3]]
+
+
+def test_more_alternatives_than_the_vocabulary_has() -> None:
+    scores = summarise(log_softmax(rows(3, n=2)), None, 5)
+    assert scores.top_ids.shape == (2, 5)
+    assert sorted(scores.top_ids[0, :3].tolist()) == [0, 1, 2]
+    assert (scores.top_ids[:, 3:] == NO_TOKEN).all()
+    assert np.isneginf(scores.top_logprobs[:, 3:]).all()
+    np.testing.assert_allclose(scores.covered_mass, 1.0, atol=1e-6)
+    assert (scores.covered_mass <= 1.0).all()
+
+
+@pytest.mark.parametrize("vocab", VOCABULARIES)
+def test_entropy_and_covered_mass(vocab: int) -> None:
+    logits = rows(vocab)
+    wide = reference(logits)
+    scores = summarise(log_softmax(logits), None, 10)
+    np.testing.assert_allclose(scores.entropy, -(np.exp(wide) * wide).sum(-1), rtol=1e-5)
+    np.testing.assert_allclose(scores.covered_mass, np.sort(np.exp(wide), -1)[:, ::-1][:, :10].sum(-1), rtol=1e-5)
+    assert np.isnan(scores.logprob).all()
+    assert not scores.rank.any()
+
+
+def test_entropy_of_certainty_and_of_ignorance() -> None:
+    with np.errstate(divide="raise", invalid="raise"):
+        sure = summarise(np.array([[0.0, -np.inf, -np.inf]], np.float32), None, 1)
+    assert sure.entropy.tolist() == [0.0]
+    assert sure.covered_mass.tolist() == [1.0]
+    even = summarise(log_softmax(np.zeros((1, 1024), np.float32)), None, 0)
+    np.testing.assert_allclose(even.entropy, np.log(1024), rtol=1e-6)
+    assert even.covered_mass.tolist() == [0.0]
+
+
+def test_a_row_is_the_same_alone_and_among_others() -> None:
+    logits = rows(1000, n=9)
+    targets = np.arange(9, dtype=np.int32)
+    together = summarise(log_softmax(logits), targets, 5)
+    for i in range(9):
+        alone = summarise(log_softmax(logits[i : i + 1]), targets[i : i + 1], 5)
+        for column in ("logprob", "rank", "entropy", "top_ids", "top_logprobs", "covered_mass"):
+            assert np.array_equal(getattr(alone, column)[0], getattr(together, column)[i]), column
+
+
+def test_unknown_scores_say_so() -> None:
+    none = empty_scores(2, 3)
+    assert np.isnan(none.logprob).all()
+    assert none.rank.tolist() == [0, 0]
+    assert (none.top_ids == NO_TOKEN).all()
+    none.entropy[0] = 1.0  # columns do not share memory
+    assert np.isnan(none.logprob[0])

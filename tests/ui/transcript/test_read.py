@@ -1,0 +1,230 @@
+"""Read mode: what is cut, what is frozen, what is never opened."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PySide6.QtCore import QPoint, Qt, QUrl
+from PySide6.QtGui import QGuiApplication, QImage, QTextDocument
+from PySide6.QtTest import QTest
+from PySide6.QtWidgets import QApplication
+from pytestqt.qtbot import QtBot
+
+from runtime import Origin, TokenRun
+from tests.ui.transcript.conftest import Show, settle
+from tests.ui.transcript.samples import run_of, session, turn, written
+from ui.port import TurnStatus
+from ui.theme.palette import LIGHT
+from ui.transcript import Mode, TranscriptView
+from ui.transcript.blocks import stretches
+from ui.transcript.document import BlankDocument, markdown_document
+from ui.transcript.faces import Faces
+
+ANSWER = """# Spring
+
+Go to **Lisbon**, see [the trams](https://example.org/trams).
+
+- one
+
+- two
+
+```python
+def f(x):
+
+    return x
+```
+
+Last words.
+"""
+
+
+def pieces(text: str, size: int = 5) -> TokenRun:
+    """The text in tokens of a few characters."""
+    parts = [text[i : i + size] for i in range(0, len(text), size)]
+    return run_of(parts, [1.0] * len(parts), Origin.SAMPLED)
+
+
+@pytest.fixture
+def reading(qtbot: QtBot, show: Show) -> TranscriptView:
+    transcript = show(session(turn(1, "user", written("# no| heading\n|here")), turn(2, "assistant", pieces(ANSWER))))
+    transcript.set_mode(Mode.READ)
+    settle(qtbot, transcript)
+    return transcript
+
+
+PARTS = ["word ", "\n", "\n\n", "```\n", "- item\n", "    code\n", "# Head\n"]
+
+
+# ---- cutting ----------------------------------------------------------------------------------------------------------
+
+
+def test_answers_are_cut_at_paragraphs_and_fences_but_not_inside_lists() -> None:
+    cut = list(stretches(ANSWER))
+    sources = [ANSWER[s.start : s.stop].strip() for s in cut]
+    assert sources[0] == "# Spring"
+    assert sources[2] == "- one\n\n- two"
+    assert (cut[3].code, cut[3].language) == ("def f(x):\n\n    return x", "python")
+    assert sources[4] == "Last words."
+
+
+def test_an_open_fence_is_code_already() -> None:
+    cut = list(stretches("Look:\n```py\nx = 1\n"))
+    assert [s.code for s in cut] == [None, "x = 1"]
+
+
+@given(st.lists(st.sampled_from([*PARTS, "1. one\n", "~~~", "| a |\n", "x" * 9000])))
+def test_the_stretches_are_the_text(parts: list[str]) -> None:
+    text = "".join(parts)
+    cut = list(stretches(text))
+    assert [s.start for s in cut[1:]] == [s.stop for s in cut[:-1]]
+    assert not cut or (cut[0].start == 0 and not text[cut[-1].stop :].strip())
+
+
+@given(st.lists(st.sampled_from(PARTS), min_size=2), st.data())
+def test_what_is_cut_off_stays_so_while_more_arrives(parts: list[str], data: st.DataObject) -> None:
+    text = "".join(parts)
+    shorter = text[: data.draw(st.integers(0, len(text)))]
+    frozen = list(stretches(shorter))[:-1]
+    assert list(stretches(text))[: len(frozen)] == frozen
+
+
+def test_long_typed_text_is_cut_at_lines_and_comes_back_whole(qtbot: QtBot, show: Show) -> None:
+    text = "".join(f"line {i} of a pasted file\n" for i in range(900))
+    transcript = show(session(turn(1, "user", run_of([text], [1.0], Origin.TYPED))))
+    transcript.set_mode(Mode.READ)
+    settle(qtbot, transcript)
+    body = transcript.read.page.boxes[0].body
+    assert len(body._laid) > 2
+    transcript.read.select_all()
+    assert transcript.read.selected_text == text.removesuffix("\n")
+
+
+# ---- rendering --------------------------------------------------------------------------------------------------------
+
+
+def test_only_the_last_stretch_of_a_stream_is_rendered_again(qtbot: QtBot, show: Show) -> None:
+    # given an answer that is being written
+    half = ANSWER.index("Last")
+    transcript = show(session(turn(2, "assistant", pieces(ANSWER[:half]), status=TurnStatus.STREAMING)))
+    transcript.set_mode(Mode.READ)
+    settle(qtbot, transcript)
+    body = transcript.read.page.boxes[0].body
+    before = [laid.document for laid in body._laid]
+    # when more arrives
+    transcript.append_tokens(2, pieces(ANSWER[half:]))
+    qtbot.waitUntil(lambda: len(body._laid) > len(before))
+    # then what was finished is the same object
+    after = [laid.document for laid in body._laid]
+    assert [a is b for a, b in zip(before[:-1], after, strict=False)] == [True] * (len(before) - 1)
+
+
+def test_what_was_typed_is_not_interpreted(reading: TranscriptView) -> None:
+    body = reading.read.page.boxes[0].body
+    assert body._document(0).toPlainText() == "# no heading\nhere"
+
+
+def test_markdown_is(reading: TranscriptView) -> None:
+    body = reading.read.page.boxes[1].body
+    assert body._document(0).toPlainText() == "Spring"
+    assert body._document(1).toPlainText() == "Go to Lisbon, see the trams."
+
+
+def test_a_long_answer_is_rendered_in_slices_and_keeps_its_end(qtbot: QtBot, show: Show) -> None:
+    transcript = show(session(turn(2, "assistant", pieces(ANSWER * 60))))
+    transcript.set_mode(Mode.READ)
+    settle(qtbot, transcript)
+    bar = transcript.read.verticalScrollBar()
+    assert bar.value() == bar.maximum() > 5000
+
+
+def test_selecting_and_copying_gives_the_text_as_it_is_read(qtbot: QtBot, reading: TranscriptView) -> None:
+    QTest.keyClick(reading.read, Qt.Key.Key_A, Qt.KeyboardModifier.ControlModifier)
+    QTest.keyClick(reading.read, Qt.Key.Key_C, Qt.KeyboardModifier.ControlModifier)
+    copied = QGuiApplication.clipboard().text()
+    assert copied.startswith("# no heading\nhere\n\nSpring\n\nGo to Lisbon")
+    assert "def f(x):\n\n    return x" in copied
+
+
+def test_dragging_selects(qtbot: QtBot, reading: TranscriptView) -> None:
+    pane = reading.read
+    left, box = pane.column()[0], pane.page.boxes[1]
+    y = box.top + box.body._tops()[1] + 14
+    viewport = pane.viewport()
+    QTest.mousePress(viewport, Qt.MouseButton.LeftButton, pos=QPoint(left, y))
+    QTest.mouseMove(viewport, pos=QPoint(left + 60, y))
+    QTest.mouseMove(viewport, pos=QPoint(left + 640, y))
+    QTest.mouseRelease(viewport, Qt.MouseButton.LeftButton, pos=QPoint(left + 640, y))
+    assert pane.selected_text == "Go to Lisbon, see the trams."
+
+
+def test_a_link_is_only_reported_and_only_if_it_is_http(qtbot: QtBot, show: Show) -> None:
+    text = "[web](https://example.org/x) [file](file:///etc/passwd) [run](javascript:alert)"
+    transcript = show(session(turn(2, "assistant", pieces(text))))
+    transcript.set_mode(Mode.READ)
+    settle(qtbot, transcript)
+    pane = transcript.read
+    asked: list[str] = []
+    transcript.link_requested.connect(asked.append)
+    for x in range(2, 120, 4):
+        QTest.mouseClick(
+            pane.viewport(), Qt.MouseButton.LeftButton, pos=QPoint(pane.column()[0] + x, pane.page.boxes[0].top + 14)
+        )
+    assert set(asked) == {"https://example.org/x"}
+
+
+def test_a_block_of_code_can_be_copied(qtbot: QtBot, reading: TranscriptView) -> None:
+    pane = reading.read
+    box = pane.page.boxes[1]
+    inside = box.top + box.body._tops()[3] + 20
+    QTest.mouseMove(pane.viewport(), pos=QPoint(pane.column()[0] + 30, inside))
+    with qtbot.waitSignal(reading.copy_requested) as said:
+        QTest.mouseClick(pane.viewport(), Qt.MouseButton.LeftButton, pos=pane._copy_rect().center().toPoint())
+    assert said.args == ["def f(x):\n\n    return x"]
+
+
+# ---- safety -----------------------------------------------------------------------------------------------------------
+
+
+def test_every_resource_is_a_blank_picture(qapp: QApplication, tmp_path: Path) -> None:
+    # given a real picture on disk
+    picture = QImage(40, 40, QImage.Format.Format_RGB32)
+    picture.fill(Qt.GlobalColor.red)
+    assert picture.save(str(tmp_path / "red.png"))
+    document = BlankDocument()
+    for name in (
+        str(tmp_path / "red.png"),
+        QUrl.fromLocalFile(str(tmp_path / "red.png")).toString(),
+        "https://example.org/a.png",
+    ):
+        found = document.resource(QTextDocument.ResourceType.ImageResource.value, QUrl(name))
+        assert (found.width(), found.height()) == (1, 1)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no FIFOs on this system")
+def test_a_picture_that_is_a_fifo_does_not_hang(qapp: QApplication, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.png")
+    for source in (f"![x]({tmp_path}/pipe.png)", f"<img src='{tmp_path}/pipe.png'>", "![x](file:///dev/zero)"):
+        document = markdown_document(source, Faces(), LIGHT, 600)
+        assert document.size().height() < 200
+
+
+def test_html_is_shown_and_not_interpreted(qapp: QApplication) -> None:
+    document = markdown_document("a <b>bold</b> <img src=x>", Faces(), LIGHT, 600)
+    assert "<b>" in document.toPlainText()
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["x" * 200_000, "> " * 3000, "- " * 3000, "[" * 5000, "*" * 5000, "| " * 3000 + "\n" + "|-" * 3000, "\x1b\u202e" * 9],
+)
+def test_hostile_markdown_is_survived(qtbot: QtBot, show: Show, text: str) -> None:
+    transcript = show(session(turn(2, "assistant", run_of([text], [1.0], Origin.SAMPLED))))
+    transcript.set_mode(Mode.READ)
+    settle(qtbot, transcript)
+    box = transcript.read.page.boxes[0]
+    assert box.body.height > 0
+    assert all(laid.height is not None for laid in box.body._laid)
