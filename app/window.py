@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import logging.handlers
 import signal
@@ -88,6 +89,8 @@ async def run_window(
     watcher = _watch_focus(data.focus, window)
     if not demo:
         workbench.warm_up()
+    gc.freeze()  # what lives as long as the window need not be looked through again: full passes would be seen as jerks
+    gc.set_threshold(20_000, 20, 50)
     with _closing_on_signals(window):
         if on_shown is not None:
             on_shown(window, workbench)

@@ -238,4 +238,6 @@ def _cut(data: bytes, lengths: npt.NDArray[np.generic]) -> tuple[bytes, ...]:
 
 
 def _widen(table: npt.NDArray[Any], k: int, fill: float) -> npt.NDArray[Any]:
+    if table.shape[1] == k:
+        return table
     return np.pad(table, ((0, 0), (0, k - table.shape[1])), constant_values=fill)

@@ -37,6 +37,7 @@ class Actions(QObject):
             modes.addAction(mode)
         self.sidebar = self._make(self.tr("Sidebar"), "Ctrl+Alt+S", checkable=True)
         self.inspector = self._make(self.tr("Inspector"), "Ctrl+Alt+I", checkable=True)
+        self.template = self._make(self.tr("Template Tokens"), checkable=True)
         self.uncertain = self._make(self.tr("Next Uncertain Token"), "Ctrl+J")
         self.stop = self._make(self.tr("Stop"), "Ctrl+.")
         self.regenerate = self._make(self.tr("Regenerate"), "Ctrl+R")
@@ -50,7 +51,9 @@ class Actions(QObject):
         return [
             self._menu(self.tr("File"), self.new_session, self.rename, self.trash, None, self.close, self.quit),
             self._menu(self.tr("Edit"), self.undo, self.copy, None, self.find),
-            self._menu(self.tr("View"), self.read, self.tokens, None, self.sidebar, self.inspector, None, self.uncertain),
+            self._menu(
+                self.tr("View"), self.read, self.tokens, self.template, None, self.sidebar, self.inspector, None, self.uncertain
+            ),
             self._menu(self.tr("Session"), self.stop, self.regenerate, self.continue_answer, None, self.previous, self.next),
             self._menu(self.tr("Help"), self.about),
         ]

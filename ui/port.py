@@ -137,7 +137,7 @@ class ModelChoice:
     source: str
     label: str
     detail: str  # "135M · float32 · 513 MB"
-    loaded: bool
+    loaded: bool  # it is the one in use
 
 
 @dataclass(frozen=True, slots=True)

@@ -129,6 +129,7 @@ class MainWindow(QMainWindow):
         connect(acts.tokens, lambda: self.stage.set_mode(Mode.TOKENS))
         connect(acts.sidebar, lambda: self.parts.show_sidebar(acts.sidebar.isChecked()))
         connect(acts.inspector, lambda: self.parts.show_inspector(acts.inspector.isChecked()))
+        acts.template.toggled.connect(self.parts.transcript.set_template_visible)
         connect(acts.uncertain, self.parts.transcript.next_uncertain)
         connect(acts.stop, desk.stop)
         connect(acts.regenerate, self._regenerate)
@@ -142,6 +143,7 @@ class MainWindow(QMainWindow):
     def _send(self, text: str, replaces: int | None) -> None:
         self.parts.composer.notice.clear()
         self.desk.send(text, replaces)
+        self.parts.transcript.scroll_to_end()
 
     def _new_session(self) -> None:
         self.desk.new_session()

@@ -38,10 +38,8 @@ class Report:
         for (backend, model), rows in groupby(self.results, key=lambda r: (r.backend, r.model)):
             console.print(_table(f"{backend}, {model}", list(rows)))
         idle = self.calibration
-        console.print(
-            f"calibration: a fixed numpy kernel took {idle.cpu_seconds:.2f} cpu-seconds, {idle.wall_seconds:.2f} s of wall time",
-            highlight=False,
-        )
+        seconds = f"{idle.cpu_seconds:.2f} cpu-seconds, {idle.wall_seconds:.2f} s of wall time"
+        console.print(f"calibration: a fixed numpy kernel took {seconds}", highlight=False)
 
     def save(self, path: Path) -> None:
         """Writes the same figures as JSON."""

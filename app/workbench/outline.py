@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from app.workbench.tree import Tree
@@ -20,7 +21,7 @@ class _Line:
     start: int
     byte: int
     depth: int
-    before: str
+    shared: str  # what was said in this run before it diverged
 
 
 def outline(tree: Tree, tip: int | None) -> tuple[BranchRow, ...]:
@@ -32,12 +33,13 @@ def outline(tree: Tree, tip: int | None) -> tuple[BranchRow, ...]:
         line = stack.pop()
         end, branches = _follow(tree, line)
         on_path = _on_path(line, path)
+        before, name = _name(tree, line, end)
         rows.append(
             BranchRow(
                 node_id=line.node.id,
                 depth=line.depth,
-                before=line.before,
-                name=_name(tree, line, end),
+                before=before,
+                name=name,
                 logprob=_logprob(line.node),
                 on_path=on_path,
                 current=False,
@@ -70,9 +72,9 @@ def _follow(tree: Tree, line: _Line) -> tuple[NodeRow, list[_Line]]:
             at = min(c.at_token or 0 for c in inner)
             leaving = [c for c in inner if c.at_token == at]
             at_byte = leaving[0].at_byte or 0
-            before = _last_words(node.text.encode()[byte:at_byte].decode(errors="ignore"))
-            rest = _Line(node, at, at_byte, line.depth + 1, before)
-            return node, [rest, *(_Line(c, 0, 0, line.depth + 1, before) for c in leaving)]
+            shared = node.text.encode()[byte:at_byte].decode(errors="ignore")
+            rest = _Line(node, at, at_byte, line.depth + 1, shared)
+            return node, [rest, *(_Line(c, 0, 0, line.depth + 1, shared) for c in leaving)]
         after = [c for c in tree.children(node.id) if tree.leaves_at_end(c)]
         if len(after) > 1:
             return node, [_Line(c, 0, 0, line.depth + 1, "") for c in after]
@@ -95,12 +97,20 @@ def _mark_current(rows: list[BranchRow]) -> tuple[BranchRow, ...]:
     )
 
 
-def _name(tree: Tree, line: _Line, end: NodeRow) -> str:
-    own = _first_words(line.node.text.encode()[line.byte :].decode(errors="ignore"))
+def _name(tree: Tree, line: _Line, end: NodeRow) -> tuple[str, str]:
+    """The last words before a branch, and its own first words; a word that was cut in the middle belongs to the name."""
+    shared, own = line.shared, line.node.text.encode()[line.byte :].decode(errors="ignore")
+    if own[:1].strip():
+        stem = re.search(r"\S*$", shared)
+        cut = stem.start() if stem else len(shared)
+        shared, own = shared[:cut], shared[cut:] + own
+    before, name = _last_words(shared), _first_words(own) or "…"
     if line.node.role != "user" or line.depth == 0 or end.id == line.node.id:
-        return own or "…"
+        return before, name
     answers = [c for c in tree.children(line.node.id) if tree.leaves_at_end(c)]
-    return f"{own} → {_first_words(answers[0].text, 4)}" if len(answers) == 1 and answers[0].text else own
+    if len(answers) == 1 and answers[0].text:
+        return before, f"{name} → {_first_words(answers[0].text, 4)}"
+    return before, name
 
 
 def _logprob(node: NodeRow) -> float | None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from contextlib import suppress
 
 from runtime import TokenRun
-from storage import NewChunk, SessionStore
+from storage import NewChunk, SessionStore, StoreError
+
+log = logging.getLogger(__name__)
 
 FLUSH_SECONDS = 0.4  # well under the second that is promised, a slow disk included
 
@@ -18,24 +21,28 @@ class Recorder:
         store: Where to.
         node_id: The node, still open.
         fingerprint: Of the model that made the tokens.
-        first: Tokens of the node that are stored already.
     """
 
-    def __init__(self, store: SessionStore, node_id: int, fingerprint: str, first: int = 0) -> None:
+    def __init__(self, store: SessionStore, node_id: int, fingerprint: str) -> None:
         self._store = store
         self._node_id = node_id
         self._fingerprint = fingerprint
-        self._stored = first
+        self._stored = 0
         self._pending: list[TokenRun] = []
         self._lock = asyncio.Lock()
         self._task = asyncio.create_task(self._flush_now_and_then(), name=f"record node {node_id}")
 
     def add(self, run: TokenRun) -> None:
         """Tokens that arrived."""
-        self._pending.append(run)
+        if len(run):
+            self._pending.append(run)
 
     async def close(self) -> None:
-        """Writes the rest; durable on return."""
+        """Writes the rest; durable on return. May be repeated after it failed.
+
+        Raises:
+            StoreError: It cannot be written now; it is kept.
+        """
         self._task.cancel()
         with suppress(asyncio.CancelledError):
             await self._task
@@ -44,7 +51,10 @@ class Recorder:
     async def _flush_now_and_then(self) -> None:
         while True:
             await asyncio.sleep(FLUSH_SECONDS)
-            await asyncio.shield(self._flush())
+            try:
+                await asyncio.shield(self._flush())
+            except StoreError as fault:  # tried again with the next tokens; `close` says so if it does not get better
+                log.warning("node %d cannot be saved yet: %s", self._node_id, fault)
 
     async def _flush(self) -> None:
         async with self._lock:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from app.workbench.outline import branch_name, outline
 from app.workbench.tree import Segment, Tree, Turn
-from runtime import Finish, Origin, TokenRun
+from runtime import Finish, Origin, TokenRun, texts_of
 from storage import NodeRow, SessionTree, StoredChunk
 from ui import SessionView, Tier, TurnStats, TurnStatus, TurnView
 
@@ -39,14 +41,17 @@ class OpenSession:
     # ---- tokens -----------------------------------------------------------------------------------------------------
 
     def missing(self) -> list[int]:
-        """Nodes of the path whose tokens were not read yet."""
-        return [s.node.id for s in self.tree.path(self.tip) if s.node.id not in self.runs]
+        """Nodes of the path whose tokens were not read yet; one that is being written has them here, not on the disk."""
+        ids = (segment.node.id for segment in self.tree.path(self.tip))
+        return [i for i in ids if i not in self.runs and i not in self.states]
 
     def add_tokens(self, chunks: Mapping[int, Sequence[StoredChunk]]) -> None:
         """Takes in what the store read."""
         for node_id, stored in chunks.items():
+            if node_id in self.runs or node_id in self.states:  # an answer began while the store was reading
+                continue
             whole = [c for c in stored if c.columns]
-            self.runs[node_id] = TokenRun.concat([TokenRun.from_columns(c.columns) for c in whole])
+            self.runs[node_id] = healed(TokenRun.concat([TokenRun.from_columns(c.columns) for c in whole]))
             if any(c.damaged for c in stored):
                 self.damaged.add(node_id)
 
@@ -59,7 +64,7 @@ class OpenSession:
 
     def turn_run(self, turn: Turn) -> TokenRun:
         """The tokens of a turn along the path."""
-        return TokenRun.concat([self.segment_run(segment) for segment in turn.segments])
+        return healed(TokenRun.concat([self.segment_run(segment) for segment in turn.segments]))
 
     def path_ids(self, segments: Sequence[Segment]) -> list[int]:
         """The ids along segments: what entered the model."""
@@ -74,19 +79,19 @@ class OpenSession:
         return [m for m in found if m["content"] or m["role"] == "assistant"]
 
     def content(self, turn: Turn) -> str:
-        """What was said, without the template's own tokens."""
+        """What was said, without the template's own tokens; a message word for word, as it was typed."""
         run = self.turn_run(turn)
-        return content_of(run) if len(run) else turn.tip.text
+        return content_of(run) if len(run) and turn.role == "assistant" else turn.tip.text
 
-    def locate(self, node_id: int, index: int) -> tuple[NodeRow, int]:
-        """The node and the offset in it of token `index` of the turn that `node_id` ends."""
-        turn = next(t for t in self.tree.turns(node_id) if t.tip.id == node_id)
-        for segment in turn.segments:
+    def locate(self, node_id: int, index: int) -> tuple[NodeRow, int] | None:
+        """The node and the offset in it of token `index` of the turn that `node_id` ends; None when there is none."""
+        turns = self.tree.turns(node_id)
+        for segment in turns[-1].segments if turns and index >= 0 else ():
             length = len(self.segment_run(segment))
             if index < length:
                 return segment.node, index
             index -= length
-        raise IndexError(index)
+        return None
 
     # ---- what is shown ----------------------------------------------------------------------------------------------
 
@@ -158,6 +163,11 @@ def content_of(run: TokenRun) -> str:
     """The text of a run without the template's tokens and the closing eos."""
     kept = (run.origin != int(Origin.TEMPLATE)) & (run.finish != int(Finish.EOS))
     return "".join(text for text, keep in zip(run.texts, kept.tolist(), strict=True) if keep)
+
+
+def healed(run: TokenRun) -> TokenRun:
+    """The run with texts decoded as a whole, where a character was split over two pieces."""
+    return replace(run, texts=texts_of(run.token_bytes)) if "\ufffd" in run.text else run
 
 
 def stored_stats(node: NodeRow) -> TurnStats | None:

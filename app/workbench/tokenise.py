@@ -8,7 +8,7 @@ from app.workbench.recorder import chunk
 from app.workbench.session import EMPTY, OpenSession
 from app.workbench.vocabulary import Vocabulary
 from runtime import LanguageModel, Origin, TokenRun
-from storage import NodeRow, SessionStore
+from storage import NodeRow, SessionStore, StoreError
 
 
 class Tokeniser:
@@ -52,5 +52,9 @@ class Tokeniser:
 
     async def _keep(self, session: OpenSession, model: LanguageModel, node: NodeRow, run: TokenRun) -> None:
         """The ids of a saved turn: on the disk before the model sees them."""
-        session.runs[node.id] = run
-        await self._store.append_chunk(node.id, chunk(run, model.info.kv_fingerprint))
+        session.runs[node.id] = run  # first: a write that was begun is carried out, also when somebody presses stop
+        try:
+            await self._store.append_chunk(node.id, chunk(run, model.info.kv_fingerprint))
+        except StoreError:
+            del session.runs[node.id]
+            raise

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from storage import NodeRow
 
@@ -43,9 +43,17 @@ class Tree:
             self.put(node)
 
     def put(self, node: NodeRow) -> None:
-        """Adds a node, or replaces what is known of it."""
-        if node.id not in self.nodes:
-            self._children.setdefault(node.parent_id, []).append(node.id)
+        """Adds a node, or replaces what is known of it.
+
+        A parent is always older than its child: a damaged row that says otherwise stands as a root, so that no path is
+        a circle.
+        """
+        if node.id in self.nodes:
+            self.nodes[node.id] = replace(node, parent_id=self.nodes[node.id].parent_id)
+            return
+        if node.parent_id not in self.nodes:
+            node = replace(node, parent_id=None)
+        self._children.setdefault(node.parent_id, []).append(node.id)
         self.nodes[node.id] = node
 
     def children(self, node_id: int | None) -> list[NodeRow]:
@@ -57,7 +65,7 @@ class Tree:
         segments: list[Segment] = []
         stop: int | None = None
         node = self.nodes.get(tip) if tip is not None else None
-        while node is not None and len(segments) <= len(self.nodes):
+        while node is not None:
             segments.append(Segment(node, stop))
             stop = node.at_token
             node = self.nodes.get(node.parent_id) if node.parent_id is not None else None
@@ -76,7 +84,7 @@ class Tree:
 
     def opening(self, node: NodeRow) -> NodeRow:
         """The node that opened the turn `node` belongs to."""
-        while not node.turn_start and node.parent_id in self.nodes:
+        while not node.turn_start and node.parent_id is not None:
             node = self.nodes[node.parent_id]
         return node
 
@@ -93,10 +101,10 @@ class Tree:
         found, stack = [], [node]
         while stack:
             each = stack.pop()
-            runs = [child for child in self.children(each.id) if not child.turn_start]
-            if not any(self.leaves_at_end(child) for child in runs):
-                found.append(each.id)  # nothing goes on with it: it is a version of its own
-            stack.extend(runs)
+            after = [child for child in self.children(each.id) if self.leaves_at_end(child)]
+            if not after or any(child.turn_start for child in after):
+                found.append(each.id)  # the turn ends here, on one path at least: it is a version of its own
+            stack.extend(child for child in self.children(each.id) if not child.turn_start)
         return found
 
     def leaves_at_end(self, child: NodeRow) -> bool:
@@ -105,10 +113,15 @@ class Tree:
         return child.at_token is None or (parent is not None and child.at_token >= parent.token_count > 0)
 
     def leaf(self, node_id: int, shown: Sequence[int] = ()) -> int:
-        """The tip under a node: along what was shown last, else the newest."""
-        seen = set(shown)
+        """The tip under a node: along what was shown last, else the newest.
+
+        Where the node's own turn both ends and goes on, it ends: the node was chosen, not what continues it.
+        """
+        seen, chosen = set(shown), node_id
         while True:
             after = [child for child in self.children(node_id) if self.leaves_at_end(child)]
+            if node_id == chosen:
+                after = [child for child in after if child.turn_start] or after
             if not after:
                 return node_id
             node_id = next((child.id for child in after if child.id in seen), after[-1].id)

@@ -6,12 +6,17 @@ from dataclasses import replace
 
 import numpy as np
 
-from runtime import TokenRun
+from runtime import Origin, TokenRun
 from ui.port import TurnStatus, TurnView
 from ui.transcript.compose import is_hidden
 from ui.transcript.tokens import Tokens
 
 ROLES = {"user": "you", "assistant": "model", "system": "system"}
+
+
+def has_own_words(run: TokenRun) -> bool:
+    """Whether a run holds anything but the template's tokens."""
+    return bool((run.origin != int(Origin.TEMPLATE)).any())
 
 
 class Turn:

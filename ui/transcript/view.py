@@ -17,7 +17,7 @@ from ui.transcript.ink import Ink
 from ui.transcript.read_pane import ReadPane
 from ui.transcript.strip import EntropyStrip
 from ui.transcript.tokens_pane import TokensPane
-from ui.transcript.turn import Turn, is_same
+from ui.transcript.turn import Turn, has_own_words, is_same
 from ui.transcript.visible import visible_bytes
 from ui.transcript.wording import words_before, words_of
 
@@ -53,6 +53,8 @@ class TranscriptView(QWidget):
         self._palette = palette
         self._scale = 1.0
         self._session_id: int | None = None
+        self._shown: SessionView | None = None
+        self._template = False
         self._turns: list[Turn] = []
         self._resolve: Resolver = lambda ids: [b""] * len(ids)
         self._mode = Mode.TOKENS
@@ -104,12 +106,15 @@ class TranscriptView(QWidget):
 
     def set_session(self, view: SessionView) -> None:
         """Shows a session, or another path of it; turns that did not change keep their layout."""
+        self._shown = view
         other = view.session_id != self._session_id
         held = {} if other else {turn.node_id: turn for turn in self._turns}
         self._session_id = view.session_id
         turns: list[Turn] = []
         changed: list[int] = []
         for turn_view in view.turns:
+            if turn_view.role == "system" and not self._template and not has_own_words(turn_view.run):
+                continue  # the template brought it: nothing of it is shown
             turn = held.get(turn_view.node_id)
             if turn is None:
                 turn = Turn(turn_view)
@@ -186,7 +191,10 @@ class TranscriptView(QWidget):
 
     def set_template_visible(self, visible: bool) -> None:
         """Shows or hides what the chat template added, in Tokens mode."""
+        self._template = visible
         self.tokens.set_template_visible(visible)
+        if self._shown is not None:
+            self.set_session(self._shown)
 
     def set_vocabulary(self, resolver: Resolver) -> None:
         """Where the bytes of alternatives come from."""

@@ -13,7 +13,7 @@ def branches(vocabulary: int, *, count: int, transcript: int, tokens: int) -> Wo
     Args:
         vocabulary: Tokens are drawn below this.
         count: Branches.
-        transcript: Tokens that are there before; the second half of them is branched.
+        transcript: Tokens that are there before; any but the first may be replaced.
         tokens: Tokens generated on each branch, after the one that was picked.
     """
 
@@ -21,7 +21,7 @@ def branches(vocabulary: int, *, count: int, transcript: int, tokens: int) -> Wo
         rng = np.random.default_rng(3)
         text = rng.integers(vocabulary, size=transcript).tolist()
         subject.logprobs([text])
-        places = rng.permutation(np.arange(transcript // 2, transcript))[:count].tolist()
+        places = rng.permutation(np.arange(1, transcript))[:count].tolist()
         picked = [(text[at] + 1 + int(rng.integers(vocabulary - 1))) % vocabulary for at in places]  # never the same
         subject.answers([[*text[:at], token] for at, token in zip(places, picked, strict=True)], tokens)
 

@@ -23,6 +23,7 @@ def particles(vocabulary: int, *, count: int, steps: int, prompt: int, resample_
     def play(subject: Subject) -> None:
         rng = np.random.default_rng(1)
         stem = rng.integers(vocabulary, size=prompt).tolist()
+        subject.logprobs([stem])  # once, before the particles: kinder to caches that know only what is finished
         population = [list(stem) for _ in range(count)]
         for step in range(1, steps + 1):
             logprobs = subject.logprobs(population)

@@ -1,0 +1,166 @@
+"""The open sessions, in step with the store: opening, listing, naming, choosing a path."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+
+from app.supervisor import Supervisor
+from app.workbench.refusals import GONE, READ_ONLY, stored
+from app.workbench.session import OpenSession
+from runtime import EngineDiedError, RuntimeFault, clean_text
+from storage import NewNode, NodeRow, SessionStore, StoreError
+from ui import Event, Refusal, SessionChanged, SessionsChanged, SessionSummary
+
+log = logging.getLogger(__name__)
+
+UNTITLED = "New session"
+
+
+class Sessions:
+    """The sessions that are open, and the one that is shown.
+
+    Args:
+        store: Where they are saved.
+        supervisor: Knows what the engine holds of a path.
+        tell: Takes events for the window.
+    """
+
+    def __init__(self, store: SessionStore, supervisor: Supervisor, tell: Callable[[Event], None]) -> None:
+        self._store = store
+        self._supervisor = supervisor
+        self._tell = tell
+        self._open: dict[int, OpenSession] = {}
+        self.shown: OpenSession | None = None
+
+    # ---- one session --------------------------------------------------------------------------------------------------
+
+    def find(self, session_id: int) -> OpenSession | None:
+        """A session, if it is open."""
+        return self._open.get(session_id)
+
+    def opened(self, session_id: int, *, to_write: bool = False) -> OpenSession:
+        """An open session.
+
+        Raises:
+            Refusal: It is not open, or (`to_write`) the sample.
+        """
+        session = self._open.get(session_id)
+        if session is None:
+            raise Refusal("that session is not open")
+        if to_write and session.is_sample:
+            raise Refusal(READ_ONLY)
+        return session
+
+    async def show(self, session_id: int) -> OpenSession:
+        """Opens a session and reads its path; no model is needed."""
+        session = self._open.get(session_id)
+        if session is None:
+            session = OpenSession(await stored(self._store.load_session(session_id)))
+            session = self._open.setdefault(session_id, session)  # somebody else may have opened it meanwhile
+        await self._load_path(session)
+        self.shown = session
+        await self.find_warm(session)
+        return session
+
+    async def create(self) -> OpenSession:
+        """An empty one, shown."""
+        session = await self.show(await stored(self._store.create_session(UNTITLED)))
+        self._tell(SessionsChanged())
+        return session
+
+    async def move(self, session: OpenSession, node_id: int) -> None:
+        """Shows the path through a node, down to the leaf that was last shown under it."""
+        if node_id not in session.tree.nodes:
+            raise Refusal(GONE)
+        shown = [segment.node.id for segment in session.tree.path(session.tip)]
+        session.tip = session.tree.leaf(node_id, shown)
+        await stored(self._store.set_current(session.id, session.tip))
+        await self._load_path(session)
+        await self.find_warm(session)
+
+    async def add(self, session: OpenSession, node: NewNode) -> NodeRow:
+        """Adds a node on the disk and in the open tree, and makes it the tip."""
+        node_id = await stored(self._store.add_node(node, current=True))
+        row = NodeRow(
+            id=node_id,
+            session_id=node.session_id,
+            parent_id=node.parent_id,
+            at_token=node.at_token,
+            at_byte=node.at_byte,
+            role=node.role,
+            turn_start=node.turn_start,
+            text=node.text,
+            status=node.status,
+            finish_reason=None,
+            token_count=0,
+            stats={},
+            seq=len(session.tree.nodes) + 1,
+            kv_fingerprint=None,
+        )
+        session.tree.put(row)
+        session.tip = node_id
+        return row
+
+    async def refresh(self, session: OpenSession) -> None:
+        """Takes in what an answer has changed on the disk and in the engine."""
+        try:
+            tree = await self._store.load_session(session.id)
+        except StoreError as fault:  # what is shown stays as it is; the next command says what is wrong with the store
+            log.warning("session %d could not be read again: %s", session.id, fault)
+        else:
+            for row in tree.nodes:
+                session.tree.put(row)
+        await self.find_warm(session)
+
+    async def find_warm(self, session: OpenSession) -> None:
+        """How much of the path the engine holds."""
+        model, session.warm = self._supervisor.running, 0
+        ids = session.path_ids(session.tree.path(session.tip))
+        if model is None or not ids or len(ids) > model.info.context_length:
+            return
+        try:
+            session.warm = (await model.prefix_match_async(ids)).tokens
+        except EngineDiedError:
+            await self._supervisor.died(model)
+        except RuntimeFault as fault:
+            log.info("no warm prefix: %s", fault)
+
+    async def _load_path(self, session: OpenSession) -> None:
+        missing = session.missing()
+        if missing:
+            session.add_tokens(await stored(self._store.load_tokens(missing)))
+
+    # ---- the list -----------------------------------------------------------------------------------------------------
+
+    async def summaries(self, query: str) -> Sequence[SessionSummary]:
+        """Pinned first, then the latest; an empty one stands there only while it is shown."""
+        rows = await stored(self._store.sessions(query))
+        shown_id = self.shown.id if self.shown else None
+        return [
+            SessionSummary(row.id, row.title, row.updated, row.branches, row.pinned, row.is_sample)
+            for row in rows
+            if row.branches or row.id == shown_id
+        ]
+
+    async def rename(self, session_id: int, title: str) -> None:
+        """Another title."""
+        title = clean_text(title).strip()
+        if not title:
+            raise Refusal("a title needs at least one character")
+        await stored(self._store.rename_session(session_id, title))
+        session = self._open.get(session_id)
+        if session is not None:
+            session.title = title
+            self._tell(SessionChanged(session.view()))
+        self._tell(SessionsChanged())
+
+    async def trash(self, session_id: int) -> None:
+        """Into the trash."""
+        await stored(self._store.trash_session(session_id))
+        self._tell(SessionsChanged())
+
+    async def restore(self, session_id: int) -> None:
+        """Back out of the trash."""
+        await stored(self._store.restore_session(session_id))
+        self._tell(SessionsChanged())

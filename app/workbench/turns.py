@@ -1,0 +1,166 @@
+"""What starts an answer: a message, another token, another try, going on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+from app.workbench.answers import Answer, Answers, Given, Prepare
+from app.workbench.pick import began, leading_template, pick
+from app.workbench.refusals import GONE
+from app.workbench.session import EMPTY, OpenSession, content_of
+from app.workbench.sessions import UNTITLED, Sessions
+from app.workbench.tokenise import Tokeniser
+from app.workbench.vocabulary import Vocabulary
+from runtime import Finish, Origin, clean_text
+from storage import NewNode, NodeRow, StoreError
+from ui import Event, Refusal, SessionChanged, SessionsChanged
+
+TITLE_LENGTH = 60
+
+
+class Turns:
+    """The use cases that end in a streamed answer; each returns when it has ended.
+
+    Args:
+        sessions: The open sessions.
+        answers: Streams.
+        tokeniser: Turns what was typed into ids.
+        vocabulary: Knows the bytes of an alternative.
+        tell: Takes events for the window.
+        on_progress: Called when counters changed.
+    """
+
+    def __init__(
+        self,
+        sessions: Sessions,
+        answers: Answers,
+        tokeniser: Tokeniser,
+        vocabulary: Vocabulary,
+        tell: Callable[[Event], None],
+        on_progress: Callable[[], None],
+    ) -> None:
+        self._sessions = sessions
+        self._answers = answers
+        self._tokeniser = tokeniser
+        self._vocabulary = vocabulary
+        self._tell = tell
+        self._progress = on_progress
+
+    async def send(self, session_id: int, text: str, replaces: int | None) -> None:
+        """Saves the user's turn (beside `replaces`, an earlier version of it), then streams an answer."""
+        session = self._sessions.opened(session_id, to_write=True)
+        text = clean_text(text).replace("\0", "\ufffd")  # as the store keeps it
+        if not text.strip():
+            raise Refusal("write a message first")
+        with self._answers.claim(session) as answer:
+            await self._answers.settle(session)
+            parent, at = await self._place(session, replaces)
+            user = await self._sessions.add(session, NewNode(session.id, parent, "user", text=text, at_token=at))
+            node = await self._sessions.add(session, NewNode(session.id, user.id, "assistant", status="open"))
+            if session.title == UNTITLED:
+                await self._sessions.rename(session_id, " ".join(text.split())[:TITLE_LENGTH])
+            self._tell(SessionsChanged())
+            await self._stream(answer, node, partial(self._tokeniser.after_user, session, node))
+
+    async def branch(self, session_id: int, node_id: int, index: int, token_id: int) -> None:
+        """A sibling that has another token at `index`, and goes on from there."""
+        session = self._sessions.opened(session_id, to_write=True)
+        place = session.locate(node_id, index)
+        if place is None:
+            raise Refusal(GONE)
+        node, offset = place
+        run = session.runs.get(node.id, EMPTY)
+        if node.role != "assistant":
+            raise Refusal("this is your own text; edit the message to change it")
+        if offset >= len(run) or int(run.origin[offset]) == Origin.TEMPLATE:
+            raise Refusal("this token belongs to the template, not to the answer")
+        picked = pick(run, offset, token_id, self._vocabulary.bytes_of(token_id))
+        parent, at, byte = node.id, offset, len(content_of(run[:offset]).encode())
+        new = NewNode(
+            session.id, parent, "assistant", at_token=at, at_byte=byte, turn_start=False, status="open", text=picked.text
+        )
+        if offset == 0 and not node.turn_start:  # beside the run, not inside it
+            new = replace(new, parent_id=node.parent_id, at_token=node.at_token, at_byte=node.at_byte)
+        with self._answers.claim(session) as answer:
+            await self._answers.settle(session)
+            await self._go_on(answer, new, Given(picked, node.kv_fingerprint))
+
+    async def regenerate(self, session_id: int, node_id: int) -> None:
+        """Another answer beside the model's turn."""
+        session = self._sessions.opened(session_id, to_write=True)
+        opening = session.tree.opening(self._node(session, node_id))
+        if opening.role != "assistant":
+            raise Refusal("only the model's turns can be regenerated; edit your own")
+        run = session.runs.get(opening.id, EMPTY)
+        header = run[: leading_template(run)]
+        new = NewNode(session.id, opening.parent_id, "assistant", at_token=opening.at_token, status="open")
+        with self._answers.claim(session) as answer:
+            await self._answers.settle(session)
+            if len(header):
+                await self._go_on(answer, new, Given(header, opening.kv_fingerprint))
+            else:
+                node = await self._sessions.add(session, new)
+                await self._stream(answer, node, partial(self._tokeniser.after_user, session, node))
+
+    async def continue_turn(self, session_id: int, node_id: int) -> None:
+        """Goes on with an answer that was stopped."""
+        session = self._sessions.opened(session_id, to_write=True)
+        node = self._node(session, node_id)
+        run = session.runs.get(node_id, EMPTY)
+        if node.role != "assistant" or not began(run):
+            raise Refusal("there is nothing to go on from; regenerate the answer instead")
+        if int(run.finish[-1]) == Finish.EOS:
+            raise Refusal("the answer is complete; the model ended it itself")
+        new = NewNode(session.id, node_id, "assistant", turn_start=False, status="open")
+        with self._answers.claim(session) as answer:
+            await self._answers.settle(session)
+            await self._go_on(answer, new, Given(EMPTY, node.kv_fingerprint))
+
+    # ---- how ----------------------------------------------------------------------------------------------------------
+
+    async def _go_on(self, answer: Answer, new: NewNode, given: Given) -> None:
+        """An answer that begins with tokens which are known already."""
+        session = answer.session
+        node = await self._sessions.add(session, new)
+        session.runs[node.id] = given.run
+        answer.given = given
+        await self._stream(answer, node, partial(self._tokeniser.from_known, given.run, session, node))
+
+    async def _stream(self, answer: Answer, node: NodeRow, prepare: Prepare) -> None:
+        """Streams into an open node that has just become the tip."""
+        session = answer.session
+        try:
+            await self._answers.run(answer, node.id, prepare)
+        except StoreError as fault:
+            raise Refusal(
+                f"{fault}. What the model wrote stays on the screen, and is saved before your next message is"
+            ) from fault
+        finally:
+            await self._sessions.refresh(session)
+            self._tell(SessionChanged(session.view()))
+            self._tell(SessionsChanged())
+            self._progress()
+
+    async def _place(self, session: OpenSession, replaces: int | None) -> tuple[int | None, int | None]:
+        """Where a new user turn hangs: its parent and the token at which it leaves it."""
+        if replaces is not None:
+            opening = session.tree.opening(self._node(session, replaces))
+            if opening.role != "user":
+                raise Refusal("only your own messages can be edited; regenerate the model's")
+            return opening.parent_id, opening.at_token
+        tip = session.tree.nodes.get(session.tip) if session.tip is not None else None
+        if tip is None:
+            root = await self._sessions.add(session, NewNode(session.id, None, "system"))
+            return root.id, None
+        empty = not tip.text and not began(session.runs.get(tip.id, EMPTY))
+        if tip.role == "assistant" and tip.turn_start and empty:
+            return tip.parent_id, tip.at_token  # an answer that never began is passed over
+        return tip.id, None
+
+    def _node(self, session: OpenSession, node_id: int) -> NodeRow:
+        node = session.tree.nodes.get(node_id)
+        if node is None:
+            raise Refusal(GONE)
+        return node

@@ -1,0 +1,145 @@
+"""What is refused, before anything is computed, and what the refusal says."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from runtime.errors import BackendUnavailableError, ContextOverflowError, InvalidRequestError, ModelLoadError, UnknownBackendError
+from runtime.model import LocalModel, load
+from runtime.options import GenerationOptions, SamplingOptions
+from tests.fakes import assert_right, fake_model, some_ids
+
+BAD_IDS: list[tuple[Any, str]] = [
+    ([], "no tokens"),
+    ([[]], "no tokens"),
+    ([1, -1], r"token id -1 at position 1 is outside the vocabulary of 259"),
+    ([1, 2, 259], r"token id 259 at position 2 is outside the vocabulary of 259"),
+    ([1 << 40], r"token id 1099511627776 at position 0"),
+    ([1 << 80], "whole numbers"),
+    ([1.0, 2.0], "whole numbers, not float64"),
+    ([1, None], "whole numbers"),
+    (["1"], "whole numbers"),
+    ([True, False], "whole numbers, not bool"),
+    ([[1, 2], [3, 4]], r"one flat sequence"),
+    ([[1, 2], [3]], r"one flat sequence"),
+    ("ab", "flat|whole"),
+    (5, "flat"),
+    (np.zeros((2, 2), np.int64), "flat"),
+    (np.array([np.nan]), "whole numbers"),
+]
+
+
+async def everything(model: LocalModel, ids: Any) -> list[Any]:
+    works = (
+        model.next_token_logprobs(ids),
+        model.batch_next_token_logprobs([[1], ids]),
+        model.score(ids),
+        model.sample(ids, 3, []),
+        model.next_token_logprobs_uncached_async(ids),
+        anext(model.generate(ids)),
+    )
+    return list(await asyncio.gather(*works, return_exceptions=True))
+
+
+@pytest.mark.parametrize(("ids", "says"), BAD_IDS, ids=str)
+def test_bad_ids(ids: Any, says: str) -> None:
+    with fake_model() as model:
+        for error in asyncio.run(everything(model, ids)):
+            with pytest.raises(InvalidRequestError, match=says):
+                raise error
+        for call in (model.next_token_logprobs_sync, model.cache_kv, model.prefix_match, model.next_token_logprobs_uncached):
+            with pytest.raises(InvalidRequestError, match=says):
+                call(ids)
+        assert model.metrics().tokens_computed == 0
+
+
+@pytest.mark.parametrize("ids", [(1, 2), np.array([1, 2], np.uint8), np.array([1, 2], np.int64), range(1, 3)], ids=repr)
+def test_good_ids_of_any_kind(ids: Any) -> None:
+    with fake_model() as model:
+        assert_right(model.next_token_logprobs_sync(ids), [1, 2])
+
+
+def test_a_caller_may_change_its_array_afterwards() -> None:
+    ids = np.array([1, 2, 3], np.int32)
+    with fake_model() as model:
+
+        async def main() -> Any:
+            task = asyncio.create_task(model.next_token_logprobs(ids))
+            await asyncio.sleep(0)
+            ids[:] = 9
+            return await task
+
+        assert_right(asyncio.run(main()), [1, 2, 3])
+
+
+def test_too_long_is_said_with_numbers_before_any_compute() -> None:
+    with fake_model(context_length=50) as model:
+        for error in asyncio.run(everything(model, some_ids(1, 51))):
+            assert isinstance(error, ContextOverflowError)
+            assert (error.resident, error.additional, error.limit) == (0, 51, 50)
+            assert "51 tokens do not fit into the context of 50 (1 too many)" in str(error)
+            assert "context_length" in str(error)
+        assert model.metrics().tokens_computed == 0
+        assert model.metrics().forward_calls == 0
+        assert_right(model.next_token_logprobs_sync(some_ids(1, 50)), some_ids(1, 50))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [GenerationOptions(sampling=SamplingOptions(temperature=-1.0)), GenerationOptions(max_tokens=0), GenerationOptions(branch=-1)],
+)
+def test_bad_options_stop_nothing_else(options: GenerationOptions) -> None:
+    with fake_model() as model:
+
+        async def main() -> None:
+            other = asyncio.create_task(model.sample([1], 5, []))
+            with pytest.raises(InvalidRequestError):
+                await anext(model.generate([1], options))
+            assert len(await other) == 5
+
+        asyncio.run(main())
+        with pytest.raises(InvalidRequestError):
+            next(iter(model.generate_sync([1], options)))
+
+
+def test_bad_sampling_arguments_of_genlms_call() -> None:
+    with fake_model() as model:
+        for arguments in ({"max_tokens": 0}, {"temperature": -1.0}, {"seed": -1}):
+            with pytest.raises(InvalidRequestError, match=next(iter(arguments))):
+                asyncio.run(model.sample([1], **{"max_tokens": 2, "eos_token_ids": [], **arguments}))  # type: ignore[arg-type]  # by name
+
+
+def test_unknown_options_and_backends_name_the_nearest(tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequestError, match=r"'kv_cache_bytes'"):
+        load("anything", backend="fake", kv_cache_byte=5)
+    with pytest.raises(InvalidRequestError, match="trust_remote_code"):
+        load("anything", backend="fake", trust_remote_code=True)
+    with pytest.raises(UnknownBackendError, match="'fake'"):
+        load("anything", backend="fak")
+    with pytest.raises(BackendUnavailableError, match="vllm"):
+        load("anything", backend="vllm")
+    with pytest.raises(InvalidRequestError, match="positions"):
+        load("anything", backend="fake", context_length=10**9)
+
+
+@pytest.mark.parametrize("backend", ["hf", "mlx"])
+def test_a_model_that_is_not_here(backend: str, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    for source in (tmp_path / "none", tmp_path / "empty", "nobody/nothing"):
+        with pytest.raises(ModelLoadError) as caught:
+            load(source, backend=backend)
+        assert Path(str(source)).name in str(caught.value)
+
+
+def test_ids_outside_the_vocabulary_have_no_bytes() -> None:
+    with fake_model() as model:
+        for bad in (-1, 259):
+            with pytest.raises(InvalidRequestError, match="259"):
+                model.decode_token(bad)
+            with pytest.raises(InvalidRequestError):
+                model.detokenize([65, bad])

@@ -1,0 +1,140 @@
+"""genlm-backend's names, and what it promises under them."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import numpy as np
+import pytest
+
+from runtime.backends.fake import Behaviour
+from runtime.errors import BackendUnavailableError, InvalidRequestError, UnknownBackendError
+from runtime.model import load_model_by_name
+from tests.fakes import Gate, assert_right, fake_model, reference, some_ids
+from tests.tiny_models import tiny_path
+
+
+def test_loading_by_name_takes_genlms_options() -> None:
+    options = {"batch_size": 3, "prefill_step_size": 17, "cache_size": 1 << 22, "timeout": 0.02}
+    with load_model_by_name("anything", backend="mock", llm_opts=options) as model:
+        assert model.info.options["max_batch_rows"] == 3
+        assert model.info.options["prefill_chunk_tokens"] == 17
+        assert model.info.options["kv_cache_bytes"] == 1 << 22
+    with load_model_by_name(str(tiny_path("llama"))) as model:
+        assert model.info.backend in ("hf", "mlx")
+
+
+def test_backends_that_cannot_be() -> None:
+    with pytest.raises(UnknownBackendError, match="'mock'"):
+        load_model_by_name("anything", backend="moc")
+    with pytest.raises(BackendUnavailableError, match="vllm"):
+        load_model_by_name("anything", backend="vllm")
+    with pytest.raises(InvalidRequestError, match="'dtype'"):
+        load_model_by_name("anything", backend="mock", llm_opts={"dtyp": "float32"})
+
+
+def test_async_batch_and_sync_are_one_answer() -> None:
+    prompts = [some_ids(seed, 5 + seed) for seed in range(6)]
+    with fake_model() as model:
+
+        async def main() -> Any:
+            singles = await asyncio.gather(*(model.next_token_logprobs(p) for p in prompts))
+            return np.stack(singles), await model.batch_next_token_logprobs(prompts)
+
+        singles, batch = asyncio.run(main())
+        assert np.array_equal(singles, batch)
+        assert np.array_equal(batch, model.batch_next_token_logprobs_sync(prompts))
+        assert np.array_equal(batch[2], model.next_token_logprobs_sync(prompts[2]))
+        np.testing.assert_allclose(batch[3], model.next_token_logprobs_uncached(prompts[3]), atol=1e-5)
+
+
+def test_reset_fails_every_waiter_and_no_stream() -> None:
+    # given queries in the model, in the queue and joined, beside a stream
+    gate = Gate()
+    with fake_model(Behaviour(before_forward=gate), prefill_chunk_tokens=4) as model:
+
+        async def main() -> None:
+            gate.shut()
+            first = [asyncio.create_task(model.next_token_logprobs(some_ids(s, 20))) for s in range(3)]
+            stream = asyncio.create_task(model.sample([7, 8], 10, [], temperature=0.0))
+            await asyncio.to_thread(gate.reached.wait)
+            late = [asyncio.create_task(model.next_token_logprobs(some_ids(s, 20))) for s in (0, 9)]
+            await asyncio.sleep(0.01)
+            reset = asyncio.create_task(model.reset_async_queries_async())
+            await asyncio.sleep(0.01)
+            gate.open()
+            await reset
+            for task in (*first, *late):
+                with pytest.raises(asyncio.CancelledError):
+                    await task
+            assert len(await stream) == 10
+            # and the same questions are answered afterwards
+            for seed in (0, 9):
+                assert_right(await model.next_token_logprobs(some_ids(seed, 20)), some_ids(seed, 20))
+
+        asyncio.run(main())
+        model.reset_async_queries()  # with nobody waiting: nothing happens
+
+
+def test_sampling_and_queries_at_once() -> None:
+    prompts = [some_ids(seed, 8) for seed in range(5)]
+    with fake_model() as model:
+        alone = [asyncio.run(model.sample(p, 12, [0], seed=3)) for p in prompts]
+        model.clear_cache()
+
+        async def main() -> tuple[Any, Any]:
+            return await asyncio.gather(
+                model.batch_sample(prompts, 12, [0], seed=3), model.batch_next_token_logprobs([p[:6] for p in prompts])
+            )
+
+        tails, rows = asyncio.run(main())
+        assert tails == alone
+        for row, prompt in zip(rows, prompts, strict=True):
+            assert_right(row, prompt[:6])
+
+
+def test_sample_leaves_the_eos_out_and_honours_the_temperature() -> None:
+    prompt = some_ids(1, 8)
+    with fake_model() as model:
+        greedy = asyncio.run(model.sample(prompt, 10, [], temperature=0.0))
+        assert greedy[0] == int(reference(prompt).argmax())
+        # an eos in the middle ends it before
+        at = next(i for i in range(1, 10) if greedy[i] not in greedy[:i])
+        assert asyncio.run(model.sample(prompt, 10, [greedy[at]], temperature=0.0)) == greedy[:at]
+        # the model's own eos means nothing here
+        for seed in range(30):
+            ids = asyncio.run(model.sample(prompt, 30, [], seed=seed))
+            assert len(ids) == 30
+        # without a seed two calls differ, with one they do not
+        assert asyncio.run(model.sample(prompt, 20, [])) != asyncio.run(model.sample(prompt, 20, []))
+        assert asyncio.run(model.sample(prompt, 20, [], seed=1)) == asyncio.run(model.sample(prompt, 20, [], seed=1))
+
+
+def test_empty_batches_are_mistakes() -> None:
+    with fake_model() as model:
+        with pytest.raises(InvalidRequestError, match="empty batch"):
+            model.batch_next_token_logprobs_sync([])
+        for work in (lambda: model.batch_next_token_logprobs([]), lambda: model.batch_sample([], 1, [])):
+            with pytest.raises(InvalidRequestError, match="empty batch"):
+                asyncio.run(work())  # type: ignore[arg-type]  # either coroutine
+
+
+def test_clear_cache_forgets() -> None:
+    with fake_model() as model:
+        model.cache_kv([1, 2, 3])
+        assert model.prefix_match([1, 2, 3, 4]).tokens == 3
+        assert model.prefix_match([1, 2, 3, 4]).tier == "warm"
+        model.clear_cache()
+        assert (model.prefix_match([1, 2, 3]).tokens, model.prefix_match([1, 2, 3]).tier) == (0, "cold")
+
+
+@pytest.mark.parametrize("name", ["llama", "llama_wide"])
+def test_vocabularies_are_as_long_as_the_logits_are_wide(name: str) -> None:
+    with load_model_by_name(str(tiny_path(name)), backend="hf") as model:
+        assert len(model.byte_vocab) == len(model.str_vocab) == model.info.vocab_size == len(model.next_token_logprobs_sync([1]))
+        text = "Lists may be nested: naïve 🙂\n\n"
+        ids = model.tokenize(text)
+        assert b"".join(model.byte_vocab[i] for i in ids) == text.encode()
+        assert b"".join(model.decode_token(i) for i in ids).decode() == model.detokenize(ids) == text
+        assert len({*model.byte_vocab[3:1000]}) == 997

@@ -1,0 +1,224 @@
+"""Loops and threads: any number of them, and an end for everybody who waits."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from runtime.backends.fake import Behaviour
+from runtime.backends.registry import register_backend, resolve_backend, unregister_backend
+from runtime.errors import SessionClosedError
+from runtime.model import load
+from runtime.options import GenerationOptions, LoadOptions
+from tests.fakes import Gate, assert_right, fake_model, settled, some_ids
+from tests.tiny_models import tiny_path
+
+
+def test_one_loop_after_the_other() -> None:
+    with fake_model() as model:
+        for n in range(1, 6):
+            assert_right(asyncio.run(model.next_token_logprobs(list(range(n)))), range(n))
+            assert len(asyncio.run(model.sample([n], 4, []))) == 4
+
+
+def test_a_loop_that_ends_in_the_middle_of_a_stream() -> None:
+    with fake_model(Behaviour(delay=0.001)) as model:
+
+        async def leave() -> None:
+            stream = model.generate([1], GenerationOptions(max_tokens=1000, ignore_eos=True))
+            await anext(stream)
+            await stream.aclose()
+
+        asyncio.run(leave())
+
+        async def abandon() -> asyncio.Task[Any]:
+            task = asyncio.create_task(model.sample([2], 1000, []))
+            await asyncio.sleep(0.02)
+            return task
+
+        assert asyncio.run(abandon()).cancelled()
+        assert settled(model)[1].leases == 0
+        assert_right(model.next_token_logprobs_sync([3]), [3])
+
+
+def test_two_loops_in_two_threads() -> None:
+    failures: list[BaseException] = []
+    with fake_model(Behaviour(delay=0.0005)) as model:
+
+        async def work(seed: int) -> None:
+            for step in range(15):
+                paths = [some_ids(seed * 100 + i, 5 + step) for i in range(4)] + [some_ids(step, 8)]
+                rows = await asyncio.gather(*(model.next_token_logprobs(p) for p in paths), model.sample(paths[0], 3, []))
+                for row, path in zip(rows[:-1], paths, strict=True):
+                    assert_right(row, path)  # type: ignore[arg-type]  # rows but for the last
+
+        def run(seed: int) -> None:
+            try:
+                asyncio.run(work(seed))
+            except BaseException as error:  # told below
+                failures.append(error)
+
+        threads = [threading.Thread(target=run, args=(seed,)) for seed in (1, 2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert failures == []
+
+
+def test_blocking_twins_inside_a_running_loop() -> None:
+    with fake_model() as model:
+
+        async def main() -> None:
+            other = asyncio.create_task(model.next_token_logprobs([9, 9]))
+            assert_right(model.next_token_logprobs_sync([1, 2]), [1, 2])
+            assert_right(model.batch_next_token_logprobs_sync([[1], [2, 3]])[1], [2, 3])
+            model.cache_kv([5])
+            model.clear_cache()
+            assert len(list(model.generate_sync([1], GenerationOptions(max_tokens=3, ignore_eos=True)))) == 3
+            assert_right(await other, [9, 9])
+
+        asyncio.run(main())
+
+
+def test_async_twins() -> None:
+    async def main() -> None:
+        async with load("anything", backend="fake") as model:
+            await model.cache_kv_async([1, 2, 3])
+            assert (await model.prefix_match_async([1, 2, 3])).tokens == 3
+            await model.clear_kv_cache_async()
+            assert (await model.prefix_match_async([1, 2, 3])).tokens == 0
+            await model.set_kv_budget_async(1 << 20)
+            await model.clear_cache_async()
+            await model.reset_async_queries_async()
+            assert_right(await model.next_token_logprobs_uncached_async([1]), [1])
+            assert model.metrics().kv_budget == 1 << 20
+        with pytest.raises(SessionClosedError):
+            await model.next_token_logprobs([1])
+
+    asyncio.run(main())
+
+
+def test_closing_tells_everybody_who_waits() -> None:
+    # given a query in the model, one in the queue, a score, and streams that run and wait
+    gate = Gate()
+    model = load((Behaviour(before_forward=gate), None), backend="fake")
+
+    async def main() -> None:
+        stream = model.generate([1, 2], GenerationOptions(max_tokens=1000, ignore_eos=True))
+        first = await anext(stream)
+        assert first.rank is not None
+        gate.shut()
+        waiting: list[asyncio.Task[Any]] = [asyncio.create_task(model.next_token_logprobs([3]))]
+        await asyncio.to_thread(gate.reached.wait)
+        waiting += [asyncio.create_task(w) for w in (model.score([1, 2]), model.sample([4], 9, []), model.prefix_match_async([1]))]
+        await asyncio.sleep(0.01)
+        closing = asyncio.create_task(model.close_async())
+        await asyncio.sleep(0.01)
+        gate.open()
+        await closing
+        for task in waiting:
+            with pytest.raises(SessionClosedError):
+                await asyncio.wait_for(task, 10)
+        with pytest.raises(SessionClosedError):
+            async for _ in stream:
+                pass
+
+    asyncio.run(main())
+    model.close()  # once more does nothing
+    for call in (
+        lambda: model.next_token_logprobs_sync([1]),
+        lambda: model.next_token_logprobs_uncached([1]),
+        lambda: model.prefix_match([1]),
+        lambda: asyncio.run(model.score([1, 2])),
+        lambda: asyncio.run(model.sample([1], 1, [])),
+        lambda: list(model.generate_sync([1])),
+        model.clear_cache,
+        model.reset_async_queries,
+    ):
+        with pytest.raises(SessionClosedError, match="closed"):
+            call()
+    assert model.info.backend == "fake"  # what is known stays known
+    assert model.metrics().tokens_computed > 0
+
+
+def test_no_thread_is_left() -> None:
+    before = set(threading.enumerate())
+    with fake_model() as model:
+        model.next_token_logprobs_sync([1])
+        assert [t.name for t in set(threading.enumerate()) - before] == ["elsewise-owner"]
+    assert set(threading.enumerate()) <= before
+
+
+def test_a_backend_that_cannot_load_raises_where_it_is_loaded() -> None:
+    def broken(*_: object) -> Any:
+        raise MemoryError("weights do not fit")
+
+    register_backend("broken", broken)
+    try:
+        before = set(threading.enumerate())
+        with pytest.raises(MemoryError, match="weights"):
+            load(tiny_path("llama"), backend="broken")
+        assert {t for t in set(threading.enumerate()) - before if t.is_alive()} == set()
+    finally:
+        unregister_backend("broken")
+
+
+class Watched:
+    """A backend that notes which thread calls it. `info` is plain data, for everybody."""
+
+    def __init__(self, backend: Any, callers: set[tuple[str, int]]) -> None:
+        self.info = backend.info
+        self._backend, self._callers = backend, callers
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self._backend, name)
+
+        def call(*arguments: Any) -> Any:
+            self._callers.add((name, threading.get_ident()))
+            return method(*arguments)
+
+        return call
+
+
+@pytest.mark.parametrize("name", ["hf", "mlx"])
+def test_the_backend_is_called_by_one_thread_alone(name: str) -> None:
+    callers: set[tuple[str, int]] = set()
+
+    def watched(source: Any, options: LoadOptions) -> Any:
+        callers.add(("load", threading.get_ident()))
+        return Watched(resolve_backend(name)(source, options), callers)
+
+    register_backend("watched", watched)
+    try:
+        with load(tiny_path("llama"), backend="watched", kv_cache_bytes=200_000, prefill_chunk_tokens=16) as model:
+
+            async def main() -> None:
+                prompts: Sequence[list[int]] = [some_ids(seed, 20) for seed in range(6)]
+                await asyncio.gather(
+                    model.batch_next_token_logprobs(prompts),
+                    model.batch_sample(prompts, 70, []),
+                    model.score(prompts[0]),
+                    model.next_token_logprobs_uncached_async(prompts[1]),
+                )
+                await model.clear_cache_async()
+
+            asyncio.run(main())
+            threads = [threading.Thread(target=model.next_token_logprobs_sync, args=(some_ids(s, 9),)) for s in range(4)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            assert np.isfinite(model.next_token_logprobs_uncached([1])).all()
+            model.clear_cache()
+        methods, idents = {m for m, _ in callers}, {i for _, i in callers}
+        assert {"load", "open_pack", "forward", "take", "split", "close", "logits_uncached", "unload"} <= methods
+        assert len(idents) == 1
+        assert threading.get_ident() not in idents
+    finally:
+        unregister_backend("watched")

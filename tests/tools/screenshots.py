@@ -1,0 +1,138 @@
+"""Takes the pictures of the README from the real window, without a screen: ``make screenshots``."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import tempfile
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import qasync
+from PySide6.QtCore import QEvent, QPointF, Qt
+from PySide6.QtGui import QMouseEvent
+from PySide6.QtTest import QTest
+from PySide6.QtWidgets import QApplication
+
+from app.paths import DataFolder
+from app.window import run_window
+from app.workbench import AppWorkbench
+from runtime import Origin
+from storage import SessionStore
+from ui import MainWindow, Scheme, TurnView, apply_theme
+
+Scene = Callable[[MainWindow, AppWorkbench, Path], Awaitable[None]]
+
+
+async def settled(window: MainWindow) -> None:
+    """Until the text stands still."""
+    for _ in range(500):
+        await asyncio.sleep(0.02)
+        shown = window.desk.shown
+        if (
+            shown is not None
+            and not window.desk.running
+            and all(b.body.done for b in window.parts.transcript.tokens.page.boxes)
+        ):
+            break
+    await asyncio.sleep(0.2)
+
+
+def surprising(turn: TurnView, rank: int = 0) -> int:
+    """The index of the turn's most surprising generated token (or the next ones)."""
+    made = [i for i in range(len(turn.run)) if int(turn.run.origin[i]) in (Origin.SAMPLED, Origin.PICKED)]
+    return sorted(made, key=lambda i: float(turn.run.logprob[i]))[rank]
+
+
+def answers(window: MainWindow) -> list[TurnView]:
+    """The model's turns."""
+    assert window.desk.shown is not None
+    return [turn for turn in window.desk.shown.view.turns if turn.role == "assistant"]
+
+
+def pin(window: MainWindow, node_id: int, index: int) -> None:
+    """Clicks a token."""
+    tokens = window.parts.transcript.tokens
+    box = tokens.token_box(node_id, index)
+    assert box is not None
+    QTest.mouseClick(tokens.viewport(), Qt.MouseButton.LeftButton, pos=box.center())
+
+
+async def hover(window: MainWindow, node_id: int, index: int) -> None:
+    """Moves the mouse over a token and waits for the card."""
+    tokens = window.parts.transcript.tokens
+    box = tokens.token_box(node_id, index)
+    assert box is not None
+    at = QPointF(box.center())
+    viewport = tokens.viewport()
+    move = QMouseEvent(
+        QEvent.Type.MouseMove, at, QPointF(viewport.mapToGlobal(box.center())), Qt.MouseButton.NoButton,
+        Qt.MouseButton.NoButton, Qt.KeyboardModifier.NoModifier,
+    )  # fmt: skip
+    QApplication.sendEvent(viewport, move)
+    await asyncio.sleep(0.6)
+
+
+async def tokens_with_card(window: MainWindow, _: AppWorkbench, folder: Path, name: str) -> None:
+    """The sample in Tokens mode: a token pinned, another under the mouse."""
+    turn = answers(window)[0]
+    pin(window, turn.node_id, surprising(turn))
+    await settled(window)
+    await hover(window, turn.node_id, surprising(turn, 1))
+    window.grab().save(str(folder / f"{name}.png"))
+
+
+async def branch_with_tree(window: MainWindow, bench: AppWorkbench, folder: Path, name: str) -> None:
+    """Another branch of the sample, chosen in the outline."""
+    assert window.desk.shown is not None
+    other = next(row for row in window.desk.shown.view.branches if row.depth and not row.on_path)
+    window.desk.select(other.node_id)
+    await settled(window)
+    turn = answers(window)[0]
+    picked = next(i for i in range(len(turn.run)) if int(turn.run.origin[i]) == Origin.PICKED)
+    pin(window, turn.node_id, picked)
+    await settled(window)
+    window.grab().save(str(folder / f"{name}.png"))
+
+
+def take(application: QApplication, folder: Path, name: str, scheme: Scheme, scene: Callable[..., Awaitable[None]]) -> None:
+    """Opens the window on a fresh data folder with the sample, plays the scene, closes it."""
+    apply_theme(application, scheme)
+
+    async def whole(data: DataFolder) -> None:
+        tasks: list[asyncio.Task[None]] = []
+
+        async def act(window: MainWindow, workbench: AppWorkbench) -> None:
+            try:
+                await settled(window)
+                await scene(window, workbench, folder, name)
+            finally:
+                window.close()
+
+        def on_shown(window: MainWindow, workbench: AppWorkbench) -> None:
+            tasks.append(asyncio.create_task(act(window, workbench)))
+
+        store = SessionStore.open(data.sessions)
+        await run_window(data, store, "smollm2", "auto", demo=True, on_shown=on_shown)
+        await tasks[0]
+
+    with tempfile.TemporaryDirectory() as scratch:
+        data = DataFolder(Path(scratch) / "data")
+        data.make()
+        with asyncio.Runner(loop_factory=lambda: qasync.QEventLoop(application)) as runner:
+            runner.run(whole(data))
+
+
+def main() -> None:
+    """Writes the pictures into the folder that is named."""
+    folder = Path(sys.argv[1] if len(sys.argv) > 1 else "docs")
+    folder.mkdir(parents=True, exist_ok=True)
+    application = QApplication(["elsewise"])
+    application.setQuitOnLastWindowClosed(False)
+    take(application, folder, "tokens", Scheme.LIGHT, tokens_with_card)
+    take(application, folder, "branch", Scheme.LIGHT, branch_with_tree)
+    take(application, folder, "tokens-dark", Scheme.DARK, tokens_with_card)
+
+
+if __name__ == "__main__":
+    main()
