@@ -21,7 +21,6 @@ class Supervisor:
     Args:
         source: The model: a folder, a GGUF file or a name on the shelf.
         backend: Which engine runs it.
-        options: `LoadOptions` by name.
         start: Makes the model; an engine process by default.
         options: For `start`: `LoadOptions` by name, `log_path`.
     """
@@ -78,12 +77,13 @@ class Supervisor:
         if self._model is not None:
             self._tell(EngineState.BUSY if busy else EngineState.READY, "")
 
-    async def died(self) -> None:
-        """A request met `EngineDiedError`: the next one starts a new process."""
-        dead, self._model = self._model, None
+    async def died(self, model: LanguageModel) -> None:
+        """A request to `model` met `EngineDiedError`: the next one starts a new process."""
+        if model is not self._model:  # somebody else said so first, and another one may run by now
+            return
+        self._model = None
         self._tell(EngineState.DIED, "engine stopped; your text is kept. Send again to restart it")
-        if dead is not None:
-            await dead.close_async()
+        await model.close_async()
 
     async def change(self, source: str) -> None:
         """Another model from the next request on; the memory of the old one is given back."""

@@ -70,7 +70,7 @@ def _table(title: str, results: Sequence[Result]) -> Table:
         table.add_column(name, no_wrap=True)
     for name in ("tokens", "ideal", "ratio", "cpu s", "wall s"):
         table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("same text", no_wrap=True)
+    table.add_column("same tokens", no_wrap=True)
     for workload, group in groupby(sorted(results, key=lambda r: r.workload), key=lambda r: r.workload):
         rows = list(group)
         for i, row in enumerate(rows):

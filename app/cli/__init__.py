@@ -1,5 +1,14 @@
 """The command line: global options stand before the command; results go to stdout, everything else to stderr."""
 
-from app.cli.main import main
+from app.names import check_names
+
+
+def main() -> None:
+    """Runs the command line and exits: 0 done, 1 the work failed, 2 bad use."""
+    check_names()  # before anything of ours is imported that a foreign package could stand in for
+    from app.cli.group import run
+
+    run()
+
 
 __all__ = ["main"]

@@ -14,7 +14,16 @@ import click
 
 from app.cli.common import Settings, load_model
 from app.cli.saved import ask_saved
-from runtime import Finish, GenerationOptions, LanguageModel, SamplingOptions, TokenRecord, TokenRun, fresh_seed
+from runtime import (
+    Finish,
+    GenerationOptions,
+    InvalidRequestError,
+    LanguageModel,
+    SamplingOptions,
+    TokenRecord,
+    TokenRun,
+    fresh_seed,
+)
 
 
 @click.command()
@@ -47,10 +56,15 @@ def ask(
     as_json: bool,
 ) -> None:
     """Answers TEXT."""
-    sampling = SamplingOptions(temperature=temperature, top_k=sample_top_k, top_p=0.95, min_p=0.05).check()
+    if not text.strip():
+        raise click.UsageError("TEXT is empty; write a message")
+    sampling = SamplingOptions(temperature=temperature, top_k=sample_top_k, top_p=0.95, min_p=0.05)
     seed = fresh_seed() if seed is None else seed
     recorded = max(alternatives, 10) if session else alternatives
-    options = GenerationOptions(max_tokens=max_tokens, sampling=sampling, top_k=recorded, seed=seed).check()
+    try:
+        options = GenerationOptions(max_tokens=max_tokens, sampling=sampling, top_k=recorded, seed=seed).check()
+    except InvalidRequestError as fault:
+        raise click.UsageError(str(fault)) from fault
     if session is not None and (system or raw):
         raise click.UsageError("--session keeps its own system prompt and template: leave out --system and --raw")
     chosen, engine = model or settings.model, backend or settings.backend

@@ -12,9 +12,9 @@ from app.cli.common import load_model
 from app.paths import DataFolder
 from app.supervisor import Supervisor
 from app.workbench import AppWorkbench
-from runtime import GenerationOptions, LanguageModel, TokenRun
+from runtime import Finish, GenerationOptions, LanguageModel, TokenRun
 from storage import DataFolderLock, SessionStore
-from ui import Event, Refusal, TokensArrived, TurnStatus
+from ui import Event, Refusal, TokensArrived
 
 Decode = Callable[[int], bytes]
 
@@ -54,9 +54,13 @@ async def _send(
     rows = [row for row in await store.sessions() if row.title == title and not row.is_sample]
     session_id = rows[0].id if rows else await store.create_session(title)
 
+    finish = Finish.NONE
+
     def listen(event: Event) -> None:
+        nonlocal finish
         if isinstance(event, TokensArrived):
-            on_run(event.run, lambda token: workbench.vocabulary.bytes_of(token))
+            finish = Finish(int(event.run.finish[-1]))
+            on_run(event.run, workbench.vocabulary.bytes_of)
 
     await workbench.open_session(session_id)
     workbench.subscribe(listen)
@@ -64,10 +68,9 @@ async def _send(
         await workbench.send(session_id, text)
     except Refusal as refusal:
         raise click.ClickException(str(refusal)) from refusal
-    await store.rename_session(session_id, title)
-    last = (await workbench.open_session(session_id)).turns[-1]
-    if last.status is TurnStatus.PARTIAL and not len(last.run):
-        raise click.ClickException(last.note or "the answer did not begin")
+    if finish is Finish.NONE:
+        last = (await workbench.open_session(session_id)).turns[-1]
+        raise click.ClickException(last.note or "the answer did not end")
 
 
 async def _in_process(source: str, backend: str, **_: Any) -> LanguageModel:

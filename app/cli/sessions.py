@@ -26,7 +26,8 @@ def sessions() -> None:
 @click.pass_obj
 def list_command(settings: Settings) -> None:
     """All sessions, pinned first, then the latest."""
-    _print_rows(_with_store(settings, lambda store: store.sessions()))
+    if not _nothing_yet(settings):
+        _print_rows(_with_store(settings, lambda store: store.sessions()))
 
 
 @sessions.command("search")
@@ -34,7 +35,8 @@ def list_command(settings: Settings) -> None:
 @click.pass_obj
 def search_command(settings: Settings, query: str) -> None:
     """Sessions whose title or text matches QUERY, over all branches."""
-    _print_rows(_with_store(settings, lambda store: store.sessions(query)))
+    if not _nothing_yet(settings):
+        _print_rows(_with_store(settings, lambda store: store.sessions(query)))
 
 
 @sessions.command("show")
@@ -48,6 +50,8 @@ def show_command(settings: Settings, session_id: int) -> None:
         session.add_tokens(await store.load_tokens(session.missing()))
         return session
 
+    if _nothing_yet(settings):
+        raise click.exceptions.Exit(1)
     session = _with_store(settings, read)
     click.echo(f"# {session.title}")
     for turn in session.tree.turns(session.tip):
@@ -59,6 +63,8 @@ def show_command(settings: Settings, session_id: int) -> None:
 @click.pass_obj
 def verify_command(settings: Settings) -> None:
     """Checks every row; names what is damaged."""
+    if _nothing_yet(settings):
+        return
     damage = _with_store(settings, lambda store: store.verify())
     for row in damage:
         place = f"{row.title!r}, turn {row.turn}: " if row.title else ""
@@ -68,10 +74,16 @@ def verify_command(settings: Settings) -> None:
         raise click.exceptions.Exit(1)
 
 
+def _nothing_yet(settings: Settings) -> bool:
+    """Whether there is no store; says so on stderr, and makes none."""
+    if settings.data.sessions.exists():
+        return False
+    click.echo(f"no sessions yet in {settings.data.root}; start one with 'elsewise'", err=True)
+    return True
+
+
 def _with_store(settings: Settings, read: Callable[[SessionStore], Coroutine[Any, Any, Any]]) -> Any:
-    """Runs `read` on the store; an empty answer needs no data folder."""
-    if not settings.data.sessions.exists():
-        raise click.ClickException(f"no sessions yet in {settings.data.root}; start one with 'elsewise'")
+    """Runs `read` on the store, opened so that whoever writes there is not disturbed."""
 
     async def run() -> Any:
         store = SessionStore.open(settings.data.sessions, read_only=True)
@@ -84,6 +96,9 @@ def _with_store(settings: Settings, read: Callable[[SessionStore], Coroutine[Any
 
 
 def _print_rows(rows: list[SessionRow]) -> None:
+    if not rows:
+        click.echo("no session found", err=True)
+        return
     table = Table(box=None, header_style="bold", pad_edge=False)
     for name in ("id", "title", "branches", "changed"):
         table.add_column(name, justify="right" if name in ("id", "branches") else "left")

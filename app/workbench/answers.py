@@ -1,53 +1,57 @@
-"""One answer from first to last token: prompt, scores, stream, disk. The window hears of every step."""
+"""Answers in work: one per session, from first to last token, on the screen and on the disk."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import aclosing
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any
-
-import numpy as np
 
 from app.supervisor import Supervisor
-from app.workbench.recorder import Recorder, chunk
-from app.workbench.session import EMPTY, OpenSession, content_of
-from app.workbench.tree import Segment
-from runtime import EngineDiedError, Finish, GenerationOptions, LanguageModel, RuntimeFault, TokenRun, fresh_seed, texts_of
-from storage import SessionStore
-from ui import Event, SessionChanged, TokensArrived, TurnChanged, TurnStats, TurnStatus
+from app.workbench.ending import Ending, stats_of
+from app.workbench.pick import began
+from app.workbench.prompt import check_tokens
+from app.workbench.recorder import Recorder
+from app.workbench.refusals import BUSY
+from app.workbench.scoring import score_prompt
+from app.workbench.session import EMPTY, OpenSession, content_of, healed
+from runtime import EngineDiedError, Finish, GenerationOptions, LanguageModel, RuntimeFault, TokenRun, fresh_seed
+from storage import SessionStore, StoreError
+from ui import Event, Refusal, SessionChanged, TokensArrived, TurnChanged, TurnStats, TurnStatus
 
 log = logging.getLogger(__name__)
 
-SCORED = ("logprob", "rank", "entropy", "top_ids", "top_logprobs", "covered_mass")
+Prepare = Callable[[LanguageModel], Awaitable[TokenRun]]  # gives the tokens a node begins with: header, picked token
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
-    """What an answer starts from: the tokens its node begins with (header, picked token), unscored or not."""
+class Given:
+    """Tokens that a node begins with before any model is asked, and the model their numbers are of."""
 
-    known: TokenRun
+    run: TokenRun
+    fingerprint: str | None
 
 
 @dataclass(slots=True)
 class Answer:
-    """An answer in work."""
+    """An answer in work, from the moment its session is claimed."""
 
     session: OpenSession
-    node_id: int
+    node_id: int = -1
+    given: Given = field(default_factory=lambda: Given(EMPTY, None))
     began: float = field(default_factory=time.monotonic)
     stopping: bool = False
     finish: str = "cancelled"
     message: str = ""
-    prompt: int = 0
-    computed: int = 0
+    model: LanguageModel | None = None
+    recorder: Recorder | None = None
+    prompt: int = 0  # tokens
+    computed: int = 0  # tokens
     first_token: float | None = None
     last_token: float = 0.0
-    made: int = 0
+    made: int = 0  # tokens
     task: asyncio.Task[None] | None = None
 
 
@@ -57,6 +61,7 @@ class Answers:
     Args:
         store: Where nodes and tokens go.
         supervisor: Gives the model.
+        options: How answers are drawn.
         tell: Takes events for the window.
         on_progress: Called when counters changed.
     """
@@ -65,84 +70,123 @@ class Answers:
         self,
         store: SessionStore,
         supervisor: Supervisor,
+        options: GenerationOptions,
         tell: Callable[[Event], None],
         on_progress: Callable[[], None],
     ) -> None:
         self._store = store
         self._supervisor = supervisor
+        self._options = options
         self._tell = tell
         self._progress = on_progress
         self.running: dict[int, Answer] = {}  # by session
         self._idle = asyncio.Event()
         self._idle.set()
 
+    @contextmanager
+    def claim(self, session: OpenSession) -> Iterator[Answer]:
+        """Keeps a session for one answer, until everything about it is written.
+
+        Raises:
+            Refusal: It is kept for another one.
+        """
+        self.check_idle(session.id)
+        answer = self.running[session.id] = Answer(session)
+        self._idle.clear()
+        try:
+            yield answer
+        finally:
+            del self.running[session.id]
+            if not self.running:
+                self._idle.set()
+
+    def check_idle(self, session_id: int) -> None:
+        """Refuses where an answer is in work."""
+        if session_id in self.running:
+            raise Refusal(BUSY)
+
     async def ended(self) -> None:
         """Returns when no answer is in work."""
         await self._idle.wait()
 
-    async def run(
-        self,
-        session: OpenSession,
-        node_id: int,
-        options: GenerationOptions,
-        prepare: Callable[[LanguageModel], Awaitable[Start]],
-    ) -> None:
-        """Streams the answer of an open node; returns when it has ended, however it did."""
-        answer = Answer(session, node_id)
-        options = replace(options, seed=fresh_seed() if options.seed is None else options.seed)
-        self.running[session.id] = answer
-        self._idle.clear()
-        session.states[node_id] = TurnStatus.WAITING
-        self._tell(SessionChanged(session.view()))
-        answer.task = asyncio.create_task(self._stream(answer, options, prepare), name=f"answer {node_id}")
-        try:
-            await asyncio.wait([answer.task])
-            self._judge(answer)
-        finally:
-            try:
-                await self._finish(answer, options)
-            finally:
-                del self.running[session.id]
-                if not self.running:
-                    self._idle.set()
-
     def stop(self, session_id: int) -> None:
         """Ends a stream; what arrived is kept."""
         answer = self.running.get(session_id)
-        if answer is not None and answer.task is not None:
+        if answer is not None:
             answer.stopping = True
-            answer.task.cancel()
+            if answer.task is not None:
+                answer.task.cancel()
 
-    async def _stream(
-        self, answer: Answer, options: GenerationOptions, prepare: Callable[[LanguageModel], Awaitable[Start]]
-    ) -> None:
+    async def settle(self, session: OpenSession) -> None:
+        """Writes what could not be written at the end of an answer.
+
+        Raises:
+            Refusal: It still cannot be written.
+        """
+        ending = session.unsaved
+        if ending is None:
+            return
+        try:
+            await ending.save(self._store)
+        except StoreError as fault:
+            raise Refusal(f"{fault}. The answer on the screen is not saved yet; make room, then try again") from fault
+        session.unsaved = None
+        session.states.pop(ending.node_id, None)
+        session.notes.pop(ending.node_id, None)
+
+    async def run(self, answer: Answer, node_id: int, prepare: Prepare) -> None:
+        """Streams the answer of an open node; returns when it has ended, however it did.
+
+        Raises:
+            StoreError: Its end could not be written; `settle` tries again.
+        """
+        answer.node_id, answer.session.states[node_id] = node_id, TurnStatus.WAITING
+        options = self._options
+        options = replace(options, seed=fresh_seed() if options.seed is None else options.seed)
+        self._tell(SessionChanged(answer.session.view()))
+        answer.task = asyncio.create_task(self._stream(answer, options, prepare), name=f"answer {node_id}")
+        if answer.stopping:
+            answer.task.cancel()
+        try:
+            await asyncio.wait([answer.task])
+        finally:
+            answer.task.cancel()  # where it was our caller that was cancelled
+            await asyncio.wait([answer.task])
+            self._judge(answer)
+            await self._finish(answer, options)
+
+    # ---- the stream -------------------------------------------------------------------------------------------------
+
+    async def _stream(self, answer: Answer, options: GenerationOptions, prepare: Prepare) -> None:
         session, node_id = answer.session, answer.node_id
-        model = await self._supervisor.model()
-        start = await prepare(model)
-        self._supervisor.busy(True)
-        known = session.runs.setdefault(node_id, start.known)
+        model = answer.model = await self._supervisor.model()
         segments = session.tree.path(node_id)
+        check_tokens(model, session, segments)
+        known = await prepare(model)
+        self._supervisor.busy(True)
+        session.runs[node_id] = known
         prompt = session.path_ids(segments)
         answer.prompt = len(prompt)
-        recorder = Recorder(self._store, node_id, model.info.kv_fingerprint)
+        recorder = answer.recorder = Recorder(self._store, node_id, model.info.kv_fingerprint)
         try:
-            scored = await self._score(model, session, segments, prompt)
-            known = session.runs[node_id]
-            recorder.add(known)
-            session.states[node_id] = TurnStatus.STREAMING
-            self._tell(TurnChanged(session.id, session.last_turn()))
-            if len(known) and int(known.finish[-1]) == Finish.EOS:
-                answer.finish = "eos"
-                return
-            try:
-                async with aclosing(model.generate_runs(prompt, options)) as runs:
-                    async for run in runs:
-                        self._take(answer, run)
-                        recorder.add(run)
-            finally:
-                answer.computed = scored + model.metrics().last_computed
+            scored = await score_prompt(model, self._store, session, segments, prompt)
         finally:
-            await asyncio.shield(recorder.close())
+            recorder.add(session.runs[node_id])
+        for turn in session.turn_views():
+            if turn.role != "assistant":
+                self._tell(TurnChanged(session.id, turn))
+        session.states[node_id] = TurnStatus.STREAMING
+        self._tell(TurnChanged(session.id, session.last_turn()))
+        if len(known) and int(known.finish[-1]) == Finish.EOS:
+            answer.finish = "eos"
+            return
+        try:
+            async with aclosing(model.generate_runs(prompt, options)) as runs:
+                async for run in runs:
+                    self._take(answer, run)
+                    recorder.add(run)
+        finally:
+            answer.computed = scored + model.metrics().last_computed
 
     def _take(self, answer: Answer, run: TokenRun) -> None:
         now = time.monotonic()
@@ -157,41 +201,6 @@ class Answers:
         self._tell(TokensArrived(session.id, node_id, run))
         self._progress()
 
-    async def _score(
-        self, model: LanguageModel, session: OpenSession, segments: Sequence[Segment], prompt: Sequence[int]
-    ) -> int:
-        """Gives every prompt token that has no numbers yet its numbers: on the screen and on the disk.
-
-        Returns:
-            Tokens that had to be computed for it.
-        """
-        path = TokenRun.concat([session.segment_run(segment) for segment in segments])
-        unscored = np.flatnonzero(path.rank[1:] == 0) + 1
-        if not unscored.size:
-            return 0
-        first = int(unscored[0])
-        scored = await model.score_run(prompt, start=first)
-        computed = model.metrics().last_computed
-        at = 0
-        for segment in segments:
-            start, at = at, at + len(session.segment_run(segment))
-            if at > first:
-                begin = max(first - start, 0)
-                part = scored[max(start - first, 0) : at - first]
-                await self._keep_scores(model, session, segment.node.id, begin, part)
-        for turn in session.turn_views():
-            if turn.role != "assistant":
-                self._tell(TurnChanged(session.id, turn))
-        return computed
-
-    async def _keep_scores(self, model: LanguageModel, session: OpenSession, node_id: int, begin: int, part: TokenRun) -> None:
-        run = session.runs[node_id]
-        end = begin + len(part)
-        fresh = replace(run[begin:end], **{name: getattr(part, name) for name in SCORED})
-        session.runs[node_id] = TokenRun.concat([run[:begin], fresh, run[end:]])
-        if session.tree.nodes[node_id].status != "open":  # an open node is written by its recorder
-            await self._store.rescore(node_id, chunk(fresh, model.info.kv_fingerprint, begin))
-
     # ---- the end ----------------------------------------------------------------------------------------------------
 
     def _judge(self, answer: Answer) -> None:
@@ -204,20 +213,26 @@ class Answers:
         error = task.exception()
         if error is None:
             return
-        answer.message = str(error)
+        answer.finish, answer.message = "error", str(error)
         if isinstance(error, EngineDiedError):
-            answer.finish, answer.message = "engine_died", ""
-        else:
-            answer.finish = "error"
-            if not isinstance(error, RuntimeFault):
-                log.error("an answer failed", exc_info=error)
-                answer.message = f"something went wrong ({error}); your text is kept. The details are in the log"
+            answer.finish = "engine_died"
+            log.warning("the engine died: %s", error)
+            loading = f"the engine stopped while it was loading; your text is kept. Send again to try again ({error})"
+            answer.message = "" if answer.model is not None else loading
+        elif not isinstance(error, RuntimeFault | StoreError):
+            log.error("an answer failed", exc_info=error)
+            answer.message = f"something went wrong ({error}); your text is kept. The details are in the log"
 
     async def _finish(self, answer: Answer, options: GenerationOptions) -> None:
-        session, node_id = answer.session, answer.node_id
+        session, node_id, given = answer.session, answer.node_id, answer.given
         run = session.runs.get(node_id, EMPTY)
-        stats = self._stats(answer, run, options)
-        await self._store.finish_node(node_id, finish_reason=answer.finish, stats=stats, text=content_of(run))
+        if answer.recorder is None and given.fingerprint is not None and began(run):
+            answer.recorder = Recorder(self._store, node_id, given.fingerprint)  # no model came, but the pick is kept
+            answer.recorder.add(run)
+        elif answer.recorder is None:
+            session.runs[node_id] = run = EMPTY  # as on the disk
+        stats = stats_of(answer, run, options)
+        ending = Ending(node_id, answer.finish, stats, content_of(run), answer.recorder)
         session.states.pop(node_id, None)
         if answer.first_token is not None:
             session.stats[node_id] = TurnStats(
@@ -227,39 +242,15 @@ class Answers:
                 tokens_per_second=stats["tokens_per_second"],
                 logprob=stats["logprob"],
             )
-        if answer.finish == "engine_died":
-            await self._supervisor.died()
-        else:
-            self._supervisor.busy(len(self.running) > 1)
-
-    def _stats(self, answer: Answer, run: TokenRun, options: GenerationOptions) -> dict[str, Any]:
-        """How the answer was made, as stored with it."""
-        seconds = answer.last_token - (answer.first_token or 0.0)
-        own = run.logprob[len(run) - answer.made :] if answer.made else run.logprob[:0]
-        stats: dict[str, Any] = {
-            "reused": max(answer.prompt - answer.computed, 0),
-            "computed": answer.computed,
-            "generated": answer.made,
-            "first_token_seconds": None if answer.first_token is None else answer.first_token - answer.began,
-            "tokens_per_second": (answer.made - 1) / seconds if answer.made > 1 and seconds > 0 else None,
-            "logprob": finite(float(np.nansum(own))) if answer.made else None,
-            "seed": options.seed,
-            "sampling": {
-                name: getattr(options.sampling, name)
-                for name in ("temperature", "top_k", "top_p", "min_p")
-                if getattr(options.sampling, name) is not None
-            },
-        }
-        if answer.message:
-            stats["message"] = answer.message
-        return stats
-
-
-def finite(value: float) -> float | None:
-    """The value, or None for what JSON cannot hold."""
-    return value if math.isfinite(value) else None
-
-
-def healed(run: TokenRun) -> TokenRun:
-    """The run with texts decoded as a whole, where a character was split over two pieces."""
-    return replace(run, texts=texts_of(run.token_bytes)) if "\ufffd" in run.text else run
+        try:
+            await ending.save(self._store)
+        except StoreError as fault:
+            session.unsaved = ending
+            session.states[node_id] = TurnStatus.PARTIAL
+            session.notes[node_id] = f"not saved yet: {fault}"
+            raise
+        finally:
+            if answer.finish == "engine_died" and answer.model is not None:
+                await self._supervisor.died(answer.model)
+            else:
+                self._supervisor.busy(len(self.running) > 1)

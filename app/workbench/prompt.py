@@ -11,7 +11,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from runtime import LanguageModel, Origin, TokenRun, texts_of
+from app.workbench.session import OpenSession
+from app.workbench.tree import Segment
+from runtime import InvalidRequestError, LanguageModel, Origin, TokenRun, texts_of
 
 Message = Mapping[str, str]
 
@@ -58,7 +60,8 @@ async def _alone(model: LanguageModel, messages: Sequence[Message]) -> NewIds:
     last = [messages[-1]]
     full = await model.render_chat_async(last, add_generation_prompt=True)
     closed = await model.render_chat_async(last, add_generation_prompt=False)
-    user, header = _close_at_eos(model, closed, full[len(closed) :])
+    split = len(closed) if full[: len(closed)] == closed else len(full)
+    user, header = _close_at_eos(model, full[:split], full[split:])
     return NewIds([], _system_part(model, user)[1], header)
 
 
@@ -93,15 +96,35 @@ def _system_part(model: LanguageModel, ids: list[int]) -> tuple[list[int], list[
     return ids[:cut], ids[cut:]
 
 
+def check_tokens(model: LanguageModel, session: OpenSession, segments: Sequence[Segment]) -> None:
+    """Refuses a path whose tokens another tokenizer made: their ids mean something else to this model.
+
+    Raises:
+        InvalidRequestError: The first token that differs is named.
+    """
+    mine = model.info.kv_fingerprint
+    for segment in segments:
+        run = session.runs.get(segment.node.id)
+        if run is None or segment.node.kv_fingerprint in (None, mine):
+            continue
+        for token, data in zip(run.ids.tolist(), run.token_bytes, strict=True):
+            if token >= model.info.vocab_size or model.decode_token(token) != data:
+                raise InvalidRequestError(
+                    f"this session was written with another tokenizer: its token {token} ({data.decode(errors='replace')!r}) "
+                    f"means something else to {model.info.name}. Choose the model it was written with, or start a new session"
+                )
+
+
 def as_run(model: LanguageModel, ids: Sequence[int], content: str) -> TokenRun:
     """Unscored tokens of a turn: those that spell `content` are typed, the others the template's."""
     token_bytes = [model.decode_token(i) for i in ids]
     run = TokenRun.unscored(ids, token_bytes, texts_of(token_bytes), Origin.TEMPLATE)
-    data = b"".join(token_bytes)
-    start = data.rfind(content.strip().encode()) if content.strip() else -1
-    if start < 0:
+    # a closing <|im_end|> must not be found for somebody who typed "end": its bytes are overwritten by what no text holds
+    data = b"".join(b"\xff" * len(b) if model.is_eos(i) else b for i, b in zip(ids, token_bytes, strict=True))
+    found = [(at, len(c)) for c in (content.encode(), content.strip().encode()) if c and (at := data.rfind(c)) >= 0]
+    if not found:
         return run
-    end = start + len(content.strip().encode())
+    start, end = found[0][0], sum(found[0])
     edges = np.cumsum([0, *(len(b) for b in token_bytes)])
     typed = (edges[1:] > start) & (edges[:-1] < end)
     return replace(run, origin=np.where(typed, int(Origin.TYPED), int(Origin.TEMPLATE)).astype(np.uint8))

@@ -12,6 +12,9 @@ from runtime import Finish, Origin, TokenRun, texts_of
 from storage import NodeRow, SessionTree, StoredChunk
 from ui import SessionView, Tier, TurnStats, TurnStatus, TurnView
 
+if TYPE_CHECKING:
+    from app.workbench.ending import Ending
+
 EMPTY = TokenRun.concat([])
 NOTES = {
     "cancelled": "stopped",
@@ -36,6 +39,7 @@ class OpenSession:
         self.notes: dict[int, str] = {}
         self.states: dict[int, TurnStatus] = {}  # of turns in work
         self.stats: dict[int, TurnStats] = {}
+        self.unsaved: Ending | None = None  # of an answer that is on the screen and could not be written
         self.warm = 0  # tokens of the path the engine holds
 
     # ---- tokens -----------------------------------------------------------------------------------------------------

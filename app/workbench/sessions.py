@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from app.supervisor import Supervisor
 from app.workbench.refusals import GONE, READ_ONLY, stored
@@ -125,6 +125,14 @@ class Sessions:
             await self._supervisor.died(model)
         except RuntimeFault as fault:
             log.info("no warm prefix: %s", fault)
+
+    async def settle(self, write: Callable[[OpenSession], Awaitable[None]]) -> None:
+        """Tries once more, before the end, to write what could not be written."""
+        for session in self._open.values():
+            try:
+                await write(session)
+            except Refusal as refusal:
+                log.warning("session %d: %s", session.id, refusal)
 
     async def _load_path(self, session: OpenSession) -> None:
         missing = session.missing()

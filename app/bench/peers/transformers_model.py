@@ -29,6 +29,7 @@ class TransformersModel:
         self._device = torch.device(_device())
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
         self._model: Any = model.to(self._device).eval()
+        self._model.generation_config = GenerationConfig(do_sample=False, pad_token_id=0)  # no token ends an answer
         self._model.register_forward_pre_hook(self._count, with_kwargs=True)
 
     def logprobs_after(self, rows: Any, cache: Any = None) -> Float32:
@@ -41,11 +42,9 @@ class TransformersModel:
     def greedy(self, prompt: Ids, n: int, cache: Any = None) -> list[int]:
         """`n` tokens by the library's own `generate`, which keeps its cache for this one call unless it is given one."""
         ids = self.tensor([prompt])
-        config = GenerationConfig(do_sample=False, max_new_tokens=n, eos_token_id=None, pad_token_id=0)
+        mask = torch.ones_like(ids)
         with torch.inference_mode():
-            out = self._model.generate(
-                ids, attention_mask=torch.ones_like(ids), generation_config=config, past_key_values=cache
-            )
+            out = self._model.generate(ids, attention_mask=mask, max_new_tokens=n, past_key_values=cache)
         answer: list[int] = out[0, len(prompt) :].tolist()
         return answer
 

@@ -15,9 +15,8 @@ from app.cli.doctor import doctor
 from app.cli.models import models
 from app.cli.score import score
 from app.cli.sessions import sessions
-from app.names import check_names
 from app.paths import DataFolder
-from runtime import RuntimeFault, __version__
+from runtime import RuntimeFault, UnknownBackendError, __version__
 from storage import StoreError
 
 
@@ -47,9 +46,8 @@ for command in (ask, bench, doctor, models, score, sessions):
     cli.add_command(command)
 
 
-def main() -> None:
-    """Runs the command line and exits: 0 done, 1 the work failed, 2 bad use."""
-    check_names()
+def run() -> None:
+    """Runs the command line and exits."""
     try:
         code = cli(standalone_mode=False)
     except click.exceptions.Abort:
@@ -58,6 +56,9 @@ def main() -> None:
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)
+    except UnknownBackendError as error:
+        click.echo(f"elsewise: {error}", err=True)
+        sys.exit(2)
     except (RuntimeFault, StoreError, OSError) as error:
         click.echo(f"elsewise: {error}", err=True)
         sys.exit(1)

@@ -1,0 +1,64 @@
+"""How an answer ended: what the disk and the turn's footer get to know of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from app.workbench.recorder import Recorder
+from runtime import GenerationOptions, TokenRun
+from storage import SessionStore
+
+if TYPE_CHECKING:
+    from app.workbench.answers import Answer
+
+SAMPLING = ("temperature", "top_k", "top_p", "min_p")
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """The last write of an answer; where it fails it can be tried again."""
+
+    node_id: int
+    finish: str
+    stats: Mapping[str, Any]
+    text: str
+    recorder: Recorder | None
+
+    async def save(self, store: SessionStore) -> None:
+        """Writes the tokens that are left, then closes the node.
+
+        Raises:
+            StoreError: It cannot be written now; nothing of it is lost.
+        """
+        if self.recorder is not None:
+            await self.recorder.close()
+        await store.finish_node(self.node_id, finish_reason=self.finish, stats=self.stats, text=self.text)
+
+
+def stats_of(answer: Answer, run: TokenRun, options: GenerationOptions) -> dict[str, Any]:
+    """How the answer was made, as stored with it."""
+    seconds = answer.last_token - (answer.first_token or 0.0)
+    own = run.logprob[len(run) - answer.made :] if answer.made else run.logprob[:0]
+    stats: dict[str, Any] = {
+        "reused": max(answer.prompt - answer.computed, 0),
+        "computed": answer.computed,
+        "generated": answer.made,
+        "first_token_seconds": None if answer.first_token is None else answer.first_token - answer.began,
+        "tokens_per_second": (answer.made - 1) / seconds if answer.made > 1 and seconds > 0 else None,
+        "logprob": finite(float(np.nansum(own))) if answer.made else None,
+        "seed": options.seed,
+        "sampling": {n: getattr(options.sampling, n) for n in SAMPLING if getattr(options.sampling, n) is not None},
+    }
+    if answer.message:
+        stats["message"] = answer.message
+    return stats
+
+
+def finite(value: float) -> float | None:
+    """The value, or None for what JSON cannot hold."""
+    return value if math.isfinite(value) else None

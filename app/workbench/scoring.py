@@ -1,0 +1,56 @@
+"""Numbers for the prompt: every token that has none yet gets them, on the screen and on the disk."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from app.workbench.recorder import chunk
+from app.workbench.session import EMPTY, OpenSession
+from app.workbench.tree import Segment
+from runtime import LanguageModel, TokenRun
+from storage import SessionStore
+
+SCORED = ("logprob", "rank", "entropy", "top_ids", "top_logprobs", "covered_mass")
+
+
+async def score_prompt(
+    model: LanguageModel, store: SessionStore, session: OpenSession, segments: Sequence[Segment], prompt: Sequence[int]
+) -> int:
+    """Scores `prompt`, the ids along `segments`, from its first token without numbers on.
+
+    Returns:
+        Tokens that had to be computed for it.
+
+    Raises:
+        ContextOverflowError: The prompt does not fit; nothing was computed.
+        StoreError: The numbers cannot be saved.
+    """
+    runs = [session.runs.get(segment.node.id, EMPTY)[: segment.stop] for segment in segments]
+    unscored = np.flatnonzero(TokenRun.concat(runs).rank[1:] == 0) + 1  # nothing precedes the first token
+    if not unscored.size:
+        return 0
+    first = int(unscored[0])
+    scored = await model.score_run(prompt, start=first)
+    computed = model.metrics().last_computed
+    at = 0
+    for segment, run in zip(segments, runs, strict=True):
+        start, at = at, at + len(run)
+        if at > first:
+            begin = max(first - start, 0)
+            part = scored[max(start - first, 0) : at - first]
+            await _keep(model, store, session, segment.node.id, begin, part)
+    return computed
+
+
+async def _keep(
+    model: LanguageModel, store: SessionStore, session: OpenSession, node_id: int, begin: int, part: TokenRun
+) -> None:
+    run = session.runs[node_id]
+    end = begin + len(part)
+    fresh = replace(run[begin:end], **{name: getattr(part, name) for name in SCORED})
+    session.runs[node_id] = TokenRun.concat([run[:begin], fresh, run[end:]])
+    if session.tree.nodes[node_id].status != "open":  # an open node is written by its recorder
+        await store.rescore(node_id, chunk(fresh, model.info.kv_fingerprint, begin))

@@ -1,0 +1,84 @@
+"""Starting the window where something is in the way."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from app.paths import DataFolder
+from app.window import open_window
+from storage import DataFolderLock
+
+SLACK_SECONDS = 60.0
+
+
+def test_a_second_window_calls_the_first_to_the_front(data: DataFolder) -> None:
+    # given: a window holds the folder
+    lock = DataFolderLock(data.root, "window")
+    assert lock.acquire()
+    before = data.focus.stat().st_mtime_ns
+    # when another is opened on it
+    time.sleep(0.02)  # file systems keep times in steps
+    code = open_window(data, "smollm2", "auto")
+    # then it ends well, having touched the file that the first one watches
+    assert code == 0
+    assert data.focus.stat().st_mtime_ns > before
+    lock.release()
+
+
+def test_a_data_folder_that_cannot_be_made_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    in_the_way = tmp_path / "file"
+    in_the_way.write_text("not a folder")
+    code = open_window(DataFolder(in_the_way / "data"), "smollm2", "auto")
+    assert code == 1
+    message = capsys.readouterr().err
+    assert str(in_the_way) in message
+    assert "--data-dir" in message
+
+
+def test_a_read_only_data_folder_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    # /proc refuses new files to everybody, root too
+    code = open_window(DataFolder(Path("/proc/elsewise")), "smollm2", "auto")
+    assert code == 1
+    assert "/proc/elsewise" in capsys.readouterr().err
+
+
+def test_a_foreign_database_is_left_as_it_is(data: DataFolder, capsys: pytest.CaptureFixture[str]) -> None:
+    data.sessions.write_bytes(b"this is no database" * 100)
+    before = data.sessions.read_bytes()
+    assert open_window(data, "smollm2", "auto") == 1
+    assert str(data.sessions) in capsys.readouterr().err
+    assert data.sessions.read_bytes() == before
+
+
+def test_the_windows_process_needs_no_model_library() -> None:
+    code = (
+        "import sys, app.window\n"
+        "heavy = {'torch', 'mlx', 'mlx_lm', 'transformers'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_sigterm_closes_the_window_and_ends_the_process(tmp_path: Path) -> None:
+    # given: the window of a real process, on the sample
+    environment = {**os.environ, "QT_QPA_PLATFORM": "offscreen"}
+    command = [sys.executable, "-m", "app", "--data-dir", str(tmp_path / "data"), "--demo"]
+    process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
+    log = tmp_path / "data" / "sessions.db"
+    give_up = time.monotonic() + SLACK_SECONDS
+    while not log.exists() and time.monotonic() < give_up:
+        time.sleep(0.05)
+    time.sleep(1.0)  # the window comes right after the store
+    # when it is told to end
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=SLACK_SECONDS)
+    # then it ends as if its button had been pressed
+    assert process.returncode == 0, errors
