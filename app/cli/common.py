@@ -9,11 +9,13 @@ from pathlib import Path
 
 import click
 from rich.console import Console
+from rich.table import Table
 
 from app.paths import DataFolder
 from runtime import LanguageModel, load
 
 console = Console(stderr=True)
+PIPE_WIDTH = 10_000  # characters; wider than any row
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +34,11 @@ def load_model(model: str, backend: str) -> LanguageModel:
     os.environ.pop("MLX_LM_TRUST_REMOTE_CODE", None)
     with console.status(f"loading {model}"):
         return load(model, backend)
+
+
+def print_table(table: Table) -> None:
+    """A table on stdout; whole lines where another program reads them."""
+    Console(width=None if sys.stdout.isatty() else PIPE_WIDTH).print(table)
 
 
 def read_text(file: str) -> str:

@@ -7,11 +7,10 @@ import platform
 
 import click
 import psutil
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from app.cli.common import Settings
+from app.cli.common import Settings, print_table
 from runtime import __version__, available_backends, default_backend, list_models, models_dir
 
 LIBRARIES = ("PySide6-Essentials", "qasync", "numpy", "torch", "transformers", "mlx", "mlx-lm", "tokenizers", "sqlite-utils")
@@ -43,7 +42,7 @@ def doctor(settings: Settings) -> None:
     if available_backends().get(default_backend()) is not True:
         problems.append(f"backend {default_backend()} cannot run: {available_backends()[default_backend()]}")
     table.add_row("sessions", Text(str(settings.data.sessions)))
-    Console().print(table)
+    print_table(table)
     for problem in problems:
         click.echo(f"problem: {problem}", err=True)
     if problems:

@@ -5,12 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import click
-from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
 
-from app.cli.common import console
+from app.cli.common import console, print_table
 from runtime import ModelLoadError, fetch_embedded, import_model, list_models, models_dir, verify_model
 from runtime import Progress as Step
 
@@ -38,7 +37,7 @@ def list_command() -> None:
         table.add_row(
             Text(entry.name), Text(entry.title), parameters, f"{entry.bytes / 1e6:,.0f} MB", entry.format, Text(state)
         )
-    Console().print(table)
+    print_table(table)
 
 
 @models.command("import")

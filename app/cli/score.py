@@ -9,12 +9,11 @@ import math
 import sys
 
 import click
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from app.cli.ask import probability, shown
-from app.cli.common import Settings, load_model, read_text
+from app.cli.common import Settings, load_model, print_table, read_text
 from runtime import LanguageModel, TokenRun
 
 
@@ -33,6 +32,8 @@ def score(
     if as_json and as_csv:
         raise click.UsageError("choose one of --json and --csv")
     text = read_text(file)
+    if not text:
+        raise click.ClickException(f"{file}: empty; there is nothing to score")
     with load_model(model or settings.model, backend or settings.backend) as loaded:
         ids = loaded.tokenize(text)
         run = asyncio.run(loaded.score_run(ids, top_k=top_k))
@@ -92,4 +93,4 @@ def _write_table(run: TokenRun, model: LanguageModel) -> None:
         )
         token = shown(record.token_bytes.decode(errors="replace"))
         table.add_row(str(at), Text(token), *numbers, Text(instead))
-    Console().print(table)
+    print_table(table)

@@ -8,11 +8,10 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 import click
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from app.cli.common import Settings
+from app.cli.common import Settings, print_table
 from app.workbench.session import OpenSession
 from storage import SessionRow, SessionStore
 
@@ -106,4 +105,4 @@ def _print_rows(rows: list[SessionRow]) -> None:
         changed = datetime.datetime.fromtimestamp(row.updated).strftime("%Y-%m-%d %H:%M")
         title = f"{row.title} (sample)" if row.is_sample else row.title
         table.add_row(str(row.id), Text(title), str(row.branches), changed)
-    Console().print(table)
+    print_table(table)

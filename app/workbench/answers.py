@@ -22,6 +22,7 @@ from storage import SessionStore, StoreError
 from ui import Event, Refusal, SessionChanged, TokensArrived, TurnChanged, TurnStats, TurnStatus
 
 log = logging.getLogger(__name__)
+STARTING = "starting the engine…"
 
 Prepare = Callable[[LanguageModel], Awaitable[TokenRun]]  # gives the tokens a node begins with: header, picked token
 
@@ -141,6 +142,8 @@ class Answers:
             StoreError: Its end could not be written; `settle` tries again.
         """
         answer.node_id, answer.session.states[node_id] = node_id, TurnStatus.WAITING
+        if self._supervisor.running is None:
+            answer.session.notes[node_id] = STARTING
         options = self._options
         options = replace(options, seed=fresh_seed() if options.seed is None else options.seed)
         self._tell(SessionChanged(answer.session.view()))
@@ -159,7 +162,12 @@ class Answers:
 
     async def _stream(self, answer: Answer, options: GenerationOptions, prepare: Prepare) -> None:
         session, node_id = answer.session, answer.node_id
-        model = answer.model = await self._supervisor.model()
+        try:
+            model = answer.model = await self._supervisor.model()
+        finally:
+            if session.notes.get(node_id) == STARTING:
+                del session.notes[node_id]
+        self._tell(TurnChanged(session.id, session.last_turn()))
         segments = session.tree.path(node_id)
         check_tokens(model, session, segments)
         known = await prepare(model)

@@ -130,7 +130,9 @@ class OpenSession:
     def turn_view(self, turn: Turn, start: int) -> TurnView:
         """One turn; `start` is the path's tokens before it."""
         node, run = turn.tip, self.turn_run(turn)
-        warm = bool(len(run)) and start + len(run) <= self.warm + 1  # the last token's KV follows with the next turn
+        warm = (
+            bool(self.warm and len(run)) and start + len(run) <= self.warm + 1
+        )  # the last token's KV follows with the next turn
         return TurnView(
             node_id=node.id,
             role=turn.role,

@@ -105,7 +105,7 @@ def test_async_twins() -> None:
 
 
 def test_closing_tells_everybody_who_waits() -> None:
-    # given a query in the model, one in the queue, a score, and streams that run and wait
+    # given a stream in the middle of a forward, and a query, a score, a stream and a call that wait for its end
     gate = Gate()
     model = load((Behaviour(before_forward=gate), None), backend="fake")
 
@@ -114,9 +114,9 @@ def test_closing_tells_everybody_who_waits() -> None:
         first = await anext(stream)
         assert first.rank is not None
         gate.shut()
-        waiting: list[asyncio.Task[Any]] = [asyncio.create_task(model.next_token_logprobs([3]))]
         await asyncio.to_thread(gate.reached.wait)
-        waiting += [asyncio.create_task(w) for w in (model.score([1, 2]), model.sample([4], 9, []), model.prefix_match_async([1]))]
+        asked: list[Any] = [model.next_token_logprobs([3]), model.score([1, 2]), model.sample([4], 9, [])]
+        waiting = [asyncio.create_task(each) for each in (*asked, model.prefix_match_async([1]))]
         await asyncio.sleep(0.01)
         closing = asyncio.create_task(model.close_async())
         await asyncio.sleep(0.01)

@@ -1,0 +1,22 @@
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def no_bugs_in_the_log(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """An error that was only logged fails the test."""
+    yield
+    errors = [record.getMessage() for record in caplog.get_records("call") if record.levelno >= logging.ERROR]
+    assert not errors, errors
+
+
+@pytest.fixture(autouse=True)
+def own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is read from or written into the folders of whoever runs the tests."""
+    monkeypatch.setenv("ELSEWISE_MODELS", str(tmp_path / "models"))
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "share"))

@@ -1,0 +1,41 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from runtime import GenerationOptions
+from tests.app.workbench.scene import OPTIONS, Engine, Scene
+
+Play = Callable[..., None]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "data" / "sessions.db"
+
+
+@pytest.fixture
+def play(path: Path) -> Play:
+    """Plays a scene on a fresh workbench over the same file; afterwards nothing of it goes on.
+
+    A test may play several scenes: each one is another start of the app.
+    """
+
+    def run(
+        scene: Callable[[Scene], Awaitable[None]], *, engine: Engine | None = None, options: GenerationOptions = OPTIONS
+    ) -> None:
+        async def whole() -> None:
+            opened = Scene.open(path, engine or Engine(), options)
+            try:
+                await scene(opened)
+            finally:
+                await opened.workbench.close()
+            left = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+            assert not left, f"tasks left behind: {left}"
+
+        asyncio.run(whole())
+
+    return run

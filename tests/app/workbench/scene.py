@@ -1,0 +1,170 @@
+"""A workbench on a real store and a real little model, with an engine that can be told to fail."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing, closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from app.supervisor import Supervisor
+from app.workbench import AppWorkbench
+from runtime import EngineDiedError, GenerationOptions, LanguageModel, SamplingOptions, TokenRun, load
+from storage import SessionStore
+from ui import Event, SessionView, TokensArrived, TurnView
+
+PATIENCE_SECONDS = 20.0  # how long a condition may take on a busy machine; one that holds costs nothing
+OPTIONS = GenerationOptions(max_tokens=12, sampling=SamplingOptions(temperature=0.8), seed=5)
+COLUMNS = ("ids", "logprob", "rank", "entropy", "top_ids", "top_logprobs", "covered_mass", "origin", "finish", "draw")
+
+
+@dataclass
+class Engine:
+    """What the supervisor starts: the `fake` backend in this process. Its faults may be set at any time."""
+
+    options: dict[str, Any] = field(default_factory=dict)
+    refuses: list[BaseException] = field(default_factory=list)  # the next starts raise these
+    loading: asyncio.Event | None = None  # a start waits for it
+    dies_after: int | None = None  # tokens of an answer; once
+    holds_after: int | None = None  # tokens of an answer; waits until it is cancelled
+    on_look: Callable[[str], None] = lambda _what: None  # called before the model sees anything
+    starts: int = 0
+    prompts: list[list[int]] = field(default_factory=list)
+
+    async def __call__(self, source: str, backend: str, **_: Any) -> LanguageModel:
+        self.starts += 1
+        self.on_look("start")
+        if self.loading is not None:
+            await self.loading.wait()
+        if self.refuses:
+            raise self.refuses.pop(0)
+        return FrailModel(await asyncio.to_thread(load, source, backend="fake", **self.options), self)  # type: ignore[return-value]  # all else is passed on
+
+
+class FrailModel:
+    """A model whose process can end in the middle of an answer."""
+
+    def __init__(self, model: LanguageModel, engine: Engine) -> None:
+        self.model = model
+        self._engine = engine
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.model, name)
+
+    async def score_run(self, ids: Sequence[int], top_k: int = 10, start: int = 0) -> TokenRun:
+        self._engine.on_look("score")
+        return await self.model.score_run(ids, top_k, start)
+
+    async def generate_runs(self, ids: Sequence[int], options: GenerationOptions | None) -> AsyncGenerator[TokenRun, None]:
+        engine, made = self._engine, 0
+        engine.on_look("generate")
+        engine.prompts.append(list(ids))
+        async with aclosing(self.model.generate_runs(ids, options)) as runs:
+            async for run in runs:
+                for at in range(len(run)):
+                    if made == engine.dies_after:
+                        engine.dies_after = None
+                        raise EngineDiedError("the engine process has ended: signal 9 (SIGKILL)")
+                    if made == engine.holds_after:
+                        await asyncio.Event().wait()
+                    made += 1
+                    yield run[at : at + 1]
+                    await asyncio.sleep(0)
+
+
+@dataclass
+class Scene:
+    """What a test has in its hands."""
+
+    path: Path
+    engine: Engine
+    store: SessionStore
+    workbench: AppWorkbench
+    events: list[Event]
+
+    @classmethod
+    def open(cls, path: Path, engine: Engine, options: GenerationOptions = OPTIONS) -> Scene:
+        store = SessionStore.open(path)
+        scene = cls(path, engine, store, AppWorkbench(store, Supervisor("x", start=engine), options), [])
+        scene.workbench.subscribe(scene.events.append)
+        return scene
+
+    async def new(self) -> int:
+        return (await self.workbench.new_session()).session_id
+
+    async def view(self, session_id: int) -> SessionView:
+        return await self.workbench.open_session(session_id)
+
+    async def last(self, session_id: int) -> TurnView:
+        return (await self.view(session_id)).turns[-1]
+
+    async def asked(self, text: str = "hello") -> int:
+        """A new session with an answered message."""
+        session_id = await self.new()
+        await self.workbench.send(session_id, text)
+        return session_id
+
+    def arrived(self, session_id: int) -> int:
+        """Tokens that were streamed so far."""
+        return sum(len(e.run) for e in self.events if isinstance(e, TokensArrived) and e.session_id == session_id)
+
+    async def path_ids(self, session_id: int) -> list[int]:
+        return TokenRun.concat([turn.run for turn in (await self.view(session_id)).turns]).ids.tolist()
+
+
+def rows(path: Path, statement: str, *parameters: object) -> list[tuple[Any, ...]]:
+    """What stands in the file, seen by somebody else who cannot write."""
+    with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as conn:
+        return conn.execute(statement, parameters).fetchall()
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Lets the loop run until the condition holds."""
+    give_up = time.monotonic() + PATIENCE_SECONDS
+    while not condition():
+        assert time.monotonic() < give_up, "the condition never held"
+        await asyncio.sleep(0.002)
+
+
+def words(text: str) -> list[int]:
+    """The ids of text for the toy models: its bytes."""
+    return list(text.encode())
+
+
+def alternative(turn: TurnView, index: int) -> int:
+    """The likeliest other token at a place."""
+    return next(int(t) for t in turn.run.top_ids[index] if t != turn.run.ids[index])
+
+
+def own_tokens(turn: TurnView) -> list[int]:
+    """Indices of the tokens that are not the template's."""
+    return [i for i, origin in enumerate(turn.run.origin.tolist()) if origin != 0]
+
+
+def assert_same_run(a: TokenRun, b: TokenRun) -> None:
+    """Token for token and number for number."""
+    assert a.token_bytes == b.token_bytes
+    assert a.texts == b.texts
+    for name in COLUMNS:
+        left, right = getattr(a, name), getattr(b, name)
+        if name.startswith("top_"):
+            k = min(left.shape[1], right.shape[1])
+            assert (getattr(a, "top_ids")[:, k:] < 0).all() and (getattr(b, "top_ids")[:, k:] < 0).all()
+            left, right = left[:, :k], right[:, :k]
+        np.testing.assert_array_equal(left, right, err_msg=name)
+
+
+def assert_same_view(a: SessionView, b: SessionView) -> None:
+    """Everything that is saved of a session; where its KV is may differ."""
+    assert (a.title, a.branches, a.branch_name, a.context_used) == (b.title, b.branches, b.branch_name, b.context_used)
+    assert len(a.turns) == len(b.turns)
+    for left, right in zip(a.turns, b.turns, strict=True):
+        for name in ("node_id", "role", "status", "variants", "note", "stats"):
+            assert getattr(left, name) == getattr(right, name), name
+        assert_same_run(left.run, right.run)

@@ -1,0 +1,275 @@
+"""A message and its answer: saved before the model sees it, streamed, scored, kept."""
+
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+import pytest
+
+from runtime import Finish, GenerationOptions, Origin, SamplingOptions, TokenRun, load
+from storage import SessionStore
+from tests.app.workbench.conftest import Play
+from tests.app.workbench.scene import OPTIONS, Engine, Scene, own_tokens, rows, words
+from ui import EngineState, Refusal, SessionChanged, TokensArrived, TurnStatus
+
+
+def test_the_message_is_in_the_file_before_the_model_sees_anything(play: Play) -> None:
+    seen: list[tuple[str, list[tuple[object, ...]], int]] = []
+
+    async def scene(s: Scene) -> None:
+        def look(what: str) -> None:
+            nodes = rows(s.path, "SELECT text, status FROM nodes WHERE role = 'user'")
+            ids = rows(s.path, "SELECT count(*) FROM token_chunks c JOIN nodes n ON n.id = c.node_id WHERE n.role = 'user'")
+            seen.append((what, nodes, int(ids[0][0])))
+
+        s.engine.on_look = look
+        await s.asked("where to?")
+
+    play(scene)
+
+    assert [what for what, _, _ in seen] == ["start", "score", "generate"]
+    assert all(nodes == [("where to?", "complete")] for _, nodes, _ in seen)
+    assert seen[0][2] == 0
+    assert seen[1][2] == 1  # the ids too: what is scored stands in the file
+
+
+def test_an_answer_streams_to_the_window_and_ends_complete_or_at_its_limit(play: Play) -> None:
+    async def scene(s: Scene) -> None:
+        session_id = await s.asked()
+        answer = await s.last(session_id)
+
+        streamed = TokenRun.concat([e.run for e in s.events if isinstance(e, TokensArrived)])
+        own = own_tokens(answer)
+        assert streamed.ids.tolist() == answer.run.ids[own].tolist()
+        assert len(streamed) == 12
+        assert answer.status is TurnStatus.PARTIAL
+        assert answer.note == "reached the length limit"
+        assert answer.run.record(len(answer.run) - 1).finish_reason == "length"
+        states = [e.view.turns[-1].status for e in s.events if isinstance(e, SessionChanged) and e.view.turns]
+        assert TurnStatus.WAITING in states
+        assert s.workbench.status.engine is EngineState.READY
+
+    play(scene)
+
+
+def test_the_path_is_the_prompt_and_the_answer(play: Play) -> None:
+    async def scene(s: Scene) -> None:
+        session_id = await s.asked("one")
+        await s.workbench.send(session_id, "two")
+        ids = await s.path_ids(session_id)
+        view = await s.view(session_id)
+
+        made = own_tokens(view.turns[-1])
+        assert s.engine.prompts[1] == ids[: len(ids) - len(made)]
+        first_answer = b"".join(view.turns[2].run.token_bytes[i] for i in own_tokens(view.turns[2]))
+        text = b"".join(TokenRun.concat([turn.run for turn in view.turns]).token_bytes)
+        assert text.startswith(
+            b"<|im_start|>user\none<|im_end|>\n<|im_start|>assistant\n"
+            + first_answer
+            + b"<|im_end|>\n<|im_start|>user\ntwo<|im_end|>\n<|im_start|>assistant\n"
+        )
+        assert [turn.role for turn in view.turns] == ["system", "user", "assistant", "user", "assistant"]
+
+    play(scene)
+
+
+def test_every_prompt_token_has_the_models_numbers_on_the_screen_and_in_the_file(play: Play) -> None:
+    shown: list[TokenRun] = []
+
+    async def scene(s: Scene) -> None:
+        session_id = await s.asked("one")
+        await s.workbench.send(session_id, "two")
+        shown.extend(turn.run for turn in (await s.view(session_id)).turns)
+
+        stored = await SessionStore.open(s.path, read_only=True).load_tokens([1, 2, 3, 4, 5])
+        held = TokenRun.concat([TokenRun.from_columns(c.columns) for chunks in stored.values() for c in chunks])
+        np.testing.assert_array_equal(held.rank, TokenRun.concat(shown).rank)
+
+    play(scene)
+
+    path = TokenRun.concat(shown)
+    assert path.rank[0] == 0  # nothing precedes it
+    assert (path.rank[1:] > 0).all()
+    with load("x", backend="fake") as model:
+        alone = asyncio.run(model.score_run(path.ids.tolist()))
+    np.testing.assert_allclose(path.logprob, alone.logprob, atol=1e-5)
+    np.testing.assert_array_equal(path.rank, alone.rank)
+    np.testing.assert_allclose(path.entropy, alone.entropy, atol=1e-5)
+
+
+def test_a_second_message_computes_only_what_is_new(play: Play) -> None:
+    async def scene(s: Scene) -> None:
+        session_id = await s.asked("one")
+        before = len(await s.path_ids(session_id))
+        await s.workbench.send(session_id, "two")
+        answer = await s.last(session_id)
+        assert answer.stats is not None
+        assert answer.stats.reused == before - 1  # the last token that was drawn was never pushed
+        assert answer.stats.reused + answer.stats.computed == len(s.engine.prompts[-1])
+
+    play(scene)
+
+
+def test_the_model_ending_its_answer_leaves_it_complete(play: Play) -> None:
+    async def scene(s: Scene) -> None:
+        session_id = await s.asked()
+        answer = await s.last(session_id)
+        assert answer.status is TurnStatus.COMPLETE
+        assert answer.note == ""
+        assert int(answer.run.finish[-1]) == Finish.EOS
+        with pytest.raises(Refusal, match="the model ended it itself"):
+            await s.workbench.continue_turn(session_id, answer.node_id)
+        await s.workbench.send(session_id, "two")
+        user = (await s.view(session_id)).turns[-2]
+        assert user.run.token_bytes[0] == b"\n"  # the end itself belongs to the answer, the newline to the next header
+
+    play(scene, options=eos_soon())
+
+
+def eos_soon() -> GenerationOptions:
+    """Hot sampling with a seed under which the toy model draws its end."""
+    return GenerationOptions(max_tokens=4000, sampling=SamplingOptions(temperature=8.0), seed=1)
+
+
+def test_the_title_is_the_first_message_unless_somebody_named_the_session(play: Play) -> None:
+    async def scene(s: Scene) -> None:
+        session_id = await s.asked("  where  to\ngo, " + "x" * 100)
+        assert (await s.view(session_id)).title == ("where to go, " + "x" * 100)[:60]
+        named = await s.new()
+        await s.workbench.rename_session(named, "Trip")
+        await s.workbench.send(named, "hello")
+        assert (await s.view(named)).title == "Trip"
+        assert [row.title for row in await s.workbench.sessions("trip")] == ["Trip"]
+
+    play(scene)
+
+
+@pytest.mark.parametrize("text", ["", "   ", "\n\t"])
+def test_an_empty_message_is_refused_and_leaves_nothing(play: Play, text: str) -> None:
+    async def scene(s: Scene) -> None:
+        session_id = await s.new()
+        with pytest.raises(Refusal, match="write a message first"):
+            await s.workbench.send(session_id, text)
+        assert rows(s.path, "SELECT count(*) FROM nodes") == [(0,)]
+        assert s.engine.starts == 0
+
+    play(scene)
+
+
+@pytest.mark.parametrize(
+    ("typed", "kept"),
+    [
+        ("tab\tbell\x07esc\x1b[31m", "tab\tbell\x07esc\x1b[31m"),
+        ("half \ud83d a pair", "half \ufffd a pair"),
+        ("whole \ud83d\ude00 pair", "whole 😀 pair"),
+        ("nul \0 inside", "nul \ufffd inside"),
+        ("say <|im_end|> twice <|im_start|>", "say <|im_end|> twice <|im_start|>"),
+        ("<|im_end|>", "<|im_end|>"),
+        ("end", "end"),
+        (">", ">"),
+        ("user", "user"),
+        ("  spaces around  ", "  spaces around  "),
+    ],
+)
+def test_whatever_is_typed_stays_text(play: Play, typed: str, kept: str) -> None:
+    async def scene(s: Scene) -> None:
+        session_id = await s.asked(typed)
+        user = (await s.view(session_id)).turns[1]
+        typed_ids = [i for i, o in zip(user.run.ids.tolist(), user.run.origin.tolist(), strict=True) if o == Origin.TYPED]
+        assert typed_ids == words(kept)  # bytes, no control token
+        assert rows(s.path, "SELECT text FROM nodes WHERE role = 'user'") == [(kept,)]
+        assert s.engine.prompts[0] == [256, *words("user\n" + kept), 257, *words("\n"), 256, *words("assistant\n")]
+
+        await s.workbench.send(session_id, "two")  # what was typed is repeated word for word
+        ids = await s.path_ids(session_id)
+        assert ids[: len(s.engine.prompts[0])] == s.engine.prompts[0]
+        assert s.engine.prompts[1].count(256) == 4
+        assert s.engine.prompts[1].count(257) == 3
+
+    play(scene)
+
+
+def test_a_prompt_longer_than_the_context_is_refused_with_the_numbers_before_anything_is_computed(play: Play) -> None:
+    async def scene(s: Scene) -> None:
+        session_id = await s.asked("x" * 100)
+        answer = await s.last(session_id)
+        model = s.workbench.supervisor.running
+        assert model is not None
+        assert model.metrics().tokens_computed == 0
+        length = 100 + len("<user\n>\n<assistant\n")
+        assert f"{length} tokens do not fit into the context of 64 ({length - 64} too many)" in answer.note
+        assert answer.status is TurnStatus.PARTIAL
+        assert (await s.view(session_id)).turns[1].run.text.endswith("x" * 100 + "<|im_end|>")
+
+        question = (await s.view(session_id)).turns[1]
+        await s.workbench.send(session_id, "short", replaces=question.node_id)  # the way out
+        assert (await s.last(session_id)).note == "reached the length limit"
+
+    play(scene, engine=Engine(options={"context_length": 64}))
+
+
+def test_the_context_filling_up_in_the_middle_says_so(play: Play) -> None:
+    async def scene(s: Scene) -> None:
+        session_id = await s.asked("x" * 40)
+        answer = await s.last(session_id)
+        assert answer.note == "the context is full"
+        assert 0 < len(own_tokens(answer)) < 12
+
+    play(scene, engine=Engine(options={"context_length": 64}))
+
+
+def test_two_sends_at_once_make_one_turn(play: Play) -> None:
+    async def scene(s: Scene) -> None:
+        session_id = await s.new()
+        answers = await asyncio.gather(
+            s.workbench.send(session_id, "one"), s.workbench.send(session_id, "two"), return_exceptions=True
+        )
+        assert answers[0] is None
+        assert isinstance(answers[1], Refusal)
+        assert rows(s.path, "SELECT text FROM nodes WHERE role = 'user'") == [("one",)]
+
+    play(scene)
+
+
+def test_what_cannot_be_done_is_refused_with_words(play: Play) -> None:
+    async def scene(s: Scene) -> None:
+        session_id = await s.asked()
+        view = await s.view(session_id)
+        answer, user = view.turns[-1].node_id, view.turns[-2].node_id
+        refused = [
+            (s.workbench.send(99, "x"), "not open"),
+            (s.workbench.send(session_id, "x", replaces=answer), "only your own messages"),
+            (s.workbench.send(session_id, "x", replaces=99), "not part of this session"),
+            (s.workbench.regenerate(session_id, user), "edit your own"),
+            (s.workbench.regenerate(session_id, 99), "not part of this session"),
+            (s.workbench.continue_turn(session_id, user), "nothing to go on from"),
+            (s.workbench.branch(session_id, user, 7, 65), "your own text"),
+            (s.workbench.branch(session_id, answer, 0, 65), "belongs to the template"),
+            (s.workbench.branch(session_id, answer, 999, 65), "not part of this session"),
+            (s.workbench.branch(session_id, 99, 0, 65), "not part of this session"),
+            (s.workbench.select(session_id, 99), "not part of this session"),
+            (s.workbench.rename_session(session_id, " "), "at least one character"),
+            (s.workbench.open_session(99), "99"),
+        ]
+        for work, match in refused:
+            with pytest.raises(Refusal, match=match):
+                await work
+        assert rows(s.path, "SELECT count(*) FROM nodes") == [(3,)]
+
+    play(scene)
+
+
+def test_a_draft_is_counted_once_the_engine_runs(play: Play) -> None:
+    async def scene(s: Scene) -> None:
+        session_id = await s.new()
+        assert (await s.workbench.compose(session_id, "draft")).tokens is None
+        await s.workbench.send(session_id, "hello")
+        counted = await s.workbench.compose(session_id, "draft \ud800")
+        assert counted.tokens == len("draft ") + 3
+        assert counted.context_used == len(await s.path_ids(session_id)) + len("draft ") + 3
+
+    play(scene)
+
+
+assert OPTIONS.max_tokens == 12  # the numbers above
