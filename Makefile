@@ -11,7 +11,7 @@ QT_PACKAGES := libegl1 libgl1 libxkbcommon0 libxkbcommon-x11-0 libdbus-1-3 libfo
 export HF_HUB_DISABLE_TELEMETRY := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: run setup lint test test-fast test-slow bench screenshots sample system clean
+.PHONY: run setup lint test test-fast test-slow bench bench-quick screenshots sample system clean
 
 run: setup
 	$(BIN)/elsewise
@@ -44,6 +44,9 @@ test-slow: setup
 
 bench: setup
 	$(BIN)/elsewise bench $(BENCH_ARGS)
+
+bench-quick: setup
+	$(BIN)/elsewise bench --quick
 
 screenshots: setup
 	QT_QPA_PLATFORM=offscreen $(BIN)/python -m tests.tools.screenshots docs

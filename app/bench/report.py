@@ -21,7 +21,8 @@ from runtime import __version__
 
 BAR = 1.05  # tokens over ideal that Elsewise promises to stay within
 FORMAT = 1  # of the JSON
-WIDTH = 100  # where the output is no terminal
+LEGEND = "ratio: tokens computed over the fewest that exact answers need; same: drew the same tokens as Elsewise"
+WIDTH = 110  # where the output is no terminal
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +38,7 @@ class Report:
         """A table per backend and model, and what the seconds are to be held against."""
         for (backend, model), rows in groupby(self.results, key=lambda r: (r.backend, r.model)):
             console.print(_table(f"{backend}, {model}", list(rows)))
+        console.print(LEGEND, highlight=False)
         idle = self.calibration
         seconds = f"{idle.cpu_seconds:.2f} cpu-seconds, {idle.wall_seconds:.2f} s of wall time"
         console.print(f"calibration: a fixed numpy kernel took {seconds}", highlight=False)
@@ -66,11 +68,11 @@ def wide_console() -> Console:
 
 def _table(title: str, results: Sequence[Result]) -> Table:
     table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", padding=(0, 1))
-    for name in ("workload", "who"):
-        table.add_column(name, no_wrap=True)
+    table.add_column("workload", no_wrap=True)
+    table.add_column("who")  # gives way in a narrow terminal
     for name in ("tokens", "ideal", "ratio", "cpu s", "wall s"):
         table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("same tokens", no_wrap=True)
+    table.add_column("same", no_wrap=True)
     for workload, group in groupby(sorted(results, key=lambda r: r.workload), key=lambda r: r.workload):
         rows = list(group)
         for i, row in enumerate(rows):

@@ -9,6 +9,8 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field, replace
 
+import numpy as np
+
 from app.supervisor import Supervisor
 from app.workbench.ending import Ending, stats_of
 from app.workbench.pick import began
@@ -22,6 +24,7 @@ from storage import SessionStore, StoreError
 from ui import Event, Refusal, SessionChanged, TokensArrived, TurnChanged, TurnStats, TurnStatus
 
 log = logging.getLogger(__name__)
+STATUS_SECONDS = 0.25  # between two looks at the counters while a stream runs
 STARTING = "starting the engine…"
 
 Prepare = Callable[[LanguageModel], Awaitable[TokenRun]]  # gives the tokens a node begins with: header, picked token
@@ -53,6 +56,8 @@ class Answer:
     first_token: float | None = None
     last_token: float = 0.0
     made: int = 0  # tokens
+    logprob: float = 0.0  # nats, of the tokens made
+    told: float = 0.0  # when the status bar last heard
     task: asyncio.Task[None] | None = None
 
 
@@ -191,10 +196,11 @@ class Answers:
         try:
             async with aclosing(model.generate_runs(prompt, options)) as runs:
                 async for run in runs:
+                    answer.computed = scored + model.metrics().last_computed
                     self._take(answer, run)
                     recorder.add(run)
         finally:
-            answer.computed = scored + model.metrics().last_computed
+            answer.computed = scored + model.metrics().last_computed  # cancelled before its first token, too
 
     def _take(self, answer: Answer, run: TokenRun) -> None:
         now = time.monotonic()
@@ -206,8 +212,12 @@ class Answers:
         finish = Finish(int(run.finish[-1]))
         if finish is not Finish.NONE:
             answer.finish = finish.label or ""
+        answer.logprob += float(np.nansum(run.logprob))
         self._tell(TokensArrived(session.id, node_id, run))
-        self._progress()
+        if now - answer.told > STATUS_SECONDS:
+            answer.told = now
+            session.stats[node_id] = live_stats(answer)
+            self._progress()
 
     # ---- the end ----------------------------------------------------------------------------------------------------
 
@@ -262,3 +272,16 @@ class Answers:
                 await self._supervisor.died(answer.model)
             else:
                 self._supervisor.busy(len(self.running) > 1)
+
+
+def live_stats(answer: Answer) -> TurnStats:
+    """How a stream is doing."""
+    first = answer.first_token or answer.last_token
+    seconds = answer.last_token - first
+    return TurnStats(
+        reused=max(answer.prompt - answer.computed, 0),
+        computed=answer.computed,
+        first_token_seconds=first - answer.began,
+        tokens_per_second=(answer.made - 1) / seconds if answer.made > 1 and seconds > 0 else None,
+        logprob=answer.logprob,
+    )

@@ -16,6 +16,7 @@ from app.workbench.tree import Segment
 from runtime import InvalidRequestError, LanguageModel, Origin, TokenRun, texts_of
 
 Message = Mapping[str, str]
+MARK = "\U000f8f8f"  # stands for the turn before; private use: nobody types it
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,15 +31,16 @@ class NewIds:
 async def render_turn(model: LanguageModel, held: Sequence[int], messages: Sequence[Message]) -> NewIds:
     """The ids that the last message adds to `held`, and the header after it.
 
-    Where the template does not repeat what is held (it strips or changes history), the last message is rendered alone:
-    what is held stays verbatim, and the model sees exactly what the tree says.
+    Where the template does not repeat what is held (it strips or changes history, or an answer was cut inside a
+    character), what follows a stand-in for the turn before is taken instead: what is held stays verbatim, and the model
+    sees exactly what the tree says.
     """
     full = await model.render_chat_async(messages, add_generation_prompt=True)
     closed = await model.render_chat_async(messages, add_generation_prompt=False)
     split = len(closed) if full[: len(closed)] == closed else len(full)
     start = _aligned(model, held, full)
     if start is None or start > split:
-        return await _alone(model, messages)
+        return await _after_mark(model, held, messages) or await _alone(model, messages)
     user, header = _close_at_eos(model, full[start:split], full[split:])
     system: list[int] = []
     if not held:
@@ -53,6 +55,32 @@ async def render_header(model: LanguageModel, messages: Sequence[Message]) -> li
     if full[: len(closed)] != closed:
         return []
     return _close_at_eos(model, closed, full[len(closed) :])[1]
+
+
+async def _after_mark(model: LanguageModel, held: Sequence[int], messages: Sequence[Message]) -> NewIds | None:
+    """What the template writes after the turn before: its end, where `held` has none, and the last message."""
+    if len(messages) < 2:
+        return None
+    marked = [*messages[:-2], {**messages[-2], "content": MARK}, messages[-1]]
+    full = await model.render_chat_async(marked, add_generation_prompt=True)
+    closed = await model.render_chat_async(marked, add_generation_prompt=False)
+    split = len(closed) if full[: len(closed)] == closed else len(full)
+    start = _end_of(model, full, MARK.encode())
+    if start is None or start > split:
+        return None
+    if start < split and model.is_eos(full[start]) and model.is_eos(held[-1]):
+        start += 1
+    user, header = _close_at_eos(model, full[start:split], full[split:])
+    return NewIds([], user, header)
+
+
+def _end_of(model: LanguageModel, ids: Sequence[int], data: bytes) -> int | None:
+    """The index of the token after the first place where `data` stands, if a token ends there."""
+    pieces = [model.decode_token(i) for i in ids]
+    at = b"".join(pieces).find(data)
+    ends = np.cumsum([len(piece) for piece in pieces])
+    found = np.flatnonzero(ends == at + len(data))
+    return int(found[0]) + 1 if at >= 0 and found.size else None
 
 
 async def _alone(model: LanguageModel, messages: Sequence[Message]) -> NewIds:

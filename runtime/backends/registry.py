@@ -119,7 +119,7 @@ def check_backend(name: str | None = None) -> str:
 def brings_text(name: str) -> bool:
     """Whether a backend brings tokenizer and template of its own and needs no model folder; imports nothing."""
     built_in = _BUILT_IN.get(name)
-    return name not in _registered and built_in is not None and built_in.own_text
+    return built_in is not None and built_in.own_text and dotted_backends().get(name) == built_in.dotted
 
 
 def resolve_backend(name: str | None = None) -> Factory:

@@ -225,6 +225,7 @@ class Scheduler:
         self._rows.append(row)
         self.counters.last_reused, self.counters.last_computed = prefill.reused, prefill.computed
         self.counters.first_token_seconds = time.monotonic() - job.submitted
+        self.counters.publish(self.cache)  # before the first token, so that who sees it sees what the prompt cost
         self._draw([row], last[None], np.ones(1, np.bool_))
 
     def _end_row(self, row: Row, error: BaseException | None) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +14,15 @@ def no_bugs_in_the_log(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
     yield
     errors = [record.getMessage() for record in caplog.get_records("call") if record.levelno >= logging.ERROR]
     assert not errors, errors
+
+
+@pytest.fixture(autouse=True)
+def no_thread_is_left() -> Iterator[None]:
+    """The store's thread, the engine's: every one that a test started has ended."""
+    before = set(threading.enumerate())
+    yield
+    left = [thread.name for thread in threading.enumerate() if thread not in before and not thread.name.startswith("asyncio")]
+    assert not left, left
 
 
 @pytest.fixture(autouse=True)

@@ -56,7 +56,7 @@ def test_a_record_is_a_row() -> None:
     assert record.covered_mass == float(run.covered_mass[3])
     assert record.origin is Origin.SAMPLED
     assert record.finish_reason == "stop"
-    assert list(run)[0].finish_reason is None
+    assert next(iter(run)).finish_reason is None
     assert record.logprob is not None
     assert record.surprisal_bits == pytest.approx(-record.logprob / np.log(2))
 

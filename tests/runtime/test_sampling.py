@@ -20,7 +20,9 @@ MASK = (1 << 64) - 1
 
 
 def row(seed: int, vocab: int = 1000, scale: float = 2.0) -> Float32:
-    return log_softmax((np.random.default_rng(seed).normal(size=(1, vocab)) * scale).astype(np.float32))[0]
+    logits = np.random.default_rng(seed).normal(size=(1, vocab)) * scale
+    logprobs: Float32 = log_softmax(logits.astype(np.float32))[0]
+    return logprobs
 
 
 def drawn(sampler: Sampler, logprobs: Float32, n: int) -> npt.NDArray[np.int64]:
@@ -159,7 +161,8 @@ def test_draws_reach_beyond_the_head() -> None:
     # given an even distribution over many more ids than are looked at first
     vocab = 40 * HEAD
     logprobs = log_softmax(np.random.default_rng(0).normal(size=(1, vocab)).astype(np.float32) * 0.01)[0]
-    for stages in ({}, {"top_p": 0.97}, {"min_p": 0.5}):
+    cases: tuple[dict[str, Any], ...] = ({}, {"top_p": 0.97}, {"min_p": 0.5})
+    for stages in cases:
         sampler = dataclasses.replace(PLAIN, **stages)
         ids = [sampler.draw(logprobs, position)[0] for position in range(60)]
         order = np.argsort(np.argsort(-logprobs, kind="stable"))
@@ -183,9 +186,8 @@ def test_draws_follow_the_distribution(stages: dict[str, Any]) -> None:
 
 def test_another_seed_or_branch_draws_differently() -> None:
     logprobs = row(8)
-    streams = [
-        [dataclasses.replace(PLAIN, seed=s, branch=b).draw(logprobs, p)[0] for p in range(20)] for s, b in [(1, 0), (1, 1), (2, 0)]
-    ]
+    samplers = [dataclasses.replace(PLAIN, seed=seed, branch=branch) for seed, branch in ((1, 0), (1, 1), (2, 0))]
+    streams = [[sampler.draw(logprobs, position)[0] for position in range(20)] for sampler in samplers]
     assert streams[0] != streams[1] != streams[2] != streams[0]
 
 

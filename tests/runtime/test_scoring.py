@@ -48,7 +48,7 @@ def test_log_softmax_survives_huge_logits() -> None:
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float64])
 def test_other_dtypes_are_worked_out_in_float32(dtype: type) -> None:
-    logits = rows(500).astype(dtype)
+    logits: npt.NDArray[np.floating] = rows(500).astype(dtype)
     got = log_softmax(logits)
     assert got.dtype == np.float32
     np.testing.assert_allclose(got, reference(logits), atol=2e-6)

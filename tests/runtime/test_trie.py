@@ -456,9 +456,7 @@ class TrieMachine(RuleBasedStateMachine):
     @rule(size=st.integers(1, 200))
     def evict(self, size: int) -> None:
         evictable = self.trie.evictable_bytes
-        leaves = {
-            id(n): n.stamp for n in self.trie.nodes() if not n.children and not n.pins
-        }
+        leaves = {id(n): n.stamp for n in self.trie.nodes() if not n.children and not n.pins}
         freed = self.trie.evict(size)
         assert freed >= min(size, evictable)
         left = [s for i, s in leaves.items() if i in {id(n) for n in self.trie.nodes()}]

@@ -8,6 +8,8 @@ import pytest
 from click.testing import CliRunner
 from rich.console import Console
 
+from app.bench.calibration import Calibration
+from app.bench.measure import Result
 from app.bench.report import BAR, WIDTH, Report
 from app.bench.run import measure_all, run_bench
 from app.bench.sizes import Sizes
@@ -55,6 +57,15 @@ def test_tables_fit_and_name_every_row(report: Report) -> None:
         assert f"{result.backend}, {result.model}" in text
     assert "…" not in text
     assert "calibration" in text
+
+
+@pytest.mark.parametrize("width", [80, WIDTH])
+def test_large_numbers_are_never_cut(width: int) -> None:
+    rows = [Result(f"W{i}", "hf", "tiny-qwen3", "transformers, stateless", 205_696, 824, 123.45, 678.9, "x") for i in (1, 2)]
+    out = io.StringIO()
+    Report(True, SMALL, Calibration(1.0, 1.0), tuple(rows)).print(Console(file=out, width=width))
+    for number in ("205,696", "824", "249.631", "123.45", "678.90"):
+        assert out.getvalue().count(number) == 2
 
 
 def test_json_holds_the_same_figures(report: Report, tmp_path: Path) -> None:

@@ -155,7 +155,8 @@ def assert_same_run(a: TokenRun, b: TokenRun) -> None:
         left, right = getattr(a, name), getattr(b, name)
         if name.startswith("top_"):
             k = min(left.shape[1], right.shape[1])
-            assert (getattr(a, "top_ids")[:, k:] < 0).all() and (getattr(b, "top_ids")[:, k:] < 0).all()
+            assert (a.top_ids[:, k:] < 0).all()
+            assert (b.top_ids[:, k:] < 0).all()
             left, right = left[:, :k], right[:, :k]
         np.testing.assert_array_equal(left, right, err_msg=name)
 

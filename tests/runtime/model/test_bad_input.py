@@ -9,7 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from runtime.errors import BackendUnavailableError, ContextOverflowError, InvalidRequestError, ModelLoadError, UnknownBackendError
+from runtime.errors import (
+    BackendUnavailableError,
+    ContextOverflowError,
+    InvalidRequestError,
+    ModelLoadError,
+    UnknownBackendError,
+)
 from runtime.model import LocalModel, load
 from runtime.options import GenerationOptions, SamplingOptions
 from tests.fakes import assert_right, fake_model, some_ids
@@ -65,7 +71,7 @@ def test_good_ids_of_any_kind(ids: Any) -> None:
 
 
 def test_a_caller_may_change_its_array_afterwards() -> None:
-    ids = np.array([1, 2, 3], np.int32)
+    ids: Any = np.array([1, 2, 3], np.int32)  # arrays are taken where sequences are
     with fake_model() as model:
 
         async def main() -> Any:
@@ -91,7 +97,11 @@ def test_too_long_is_said_with_numbers_before_any_compute() -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [GenerationOptions(sampling=SamplingOptions(temperature=-1.0)), GenerationOptions(max_tokens=0), GenerationOptions(branch=-1)],
+    [
+        GenerationOptions(sampling=SamplingOptions(temperature=-1.0)),
+        GenerationOptions(max_tokens=0),
+        GenerationOptions(branch=-1),
+    ],
 )
 def test_bad_options_stop_nothing_else(options: GenerationOptions) -> None:
     with fake_model() as model:

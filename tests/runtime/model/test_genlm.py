@@ -117,7 +117,7 @@ def test_empty_batches_are_mistakes() -> None:
             model.batch_next_token_logprobs_sync([])
         for work in (lambda: model.batch_next_token_logprobs([]), lambda: model.batch_sample([], 1, [])):
             with pytest.raises(InvalidRequestError, match="empty batch"):
-                asyncio.run(work())  # type: ignore[arg-type]  # either coroutine
+                asyncio.run(work())
 
 
 def test_clear_cache_forgets() -> None:
@@ -132,7 +132,9 @@ def test_clear_cache_forgets() -> None:
 @pytest.mark.parametrize("name", ["llama", "llama_wide"])
 def test_vocabularies_are_as_long_as_the_logits_are_wide(name: str) -> None:
     with load_model_by_name(str(tiny_path(name)), backend="hf") as model:
-        assert len(model.byte_vocab) == len(model.str_vocab) == model.info.vocab_size == len(model.next_token_logprobs_sync([1]))
+        assert (
+            len(model.byte_vocab) == len(model.str_vocab) == model.info.vocab_size == len(model.next_token_logprobs_sync([1]))
+        )
         text = "Lists may be nested: naïve 🙂\n\n"
         ids = model.tokenize(text)
         assert b"".join(model.byte_vocab[i] for i in ids) == text.encode()

@@ -61,7 +61,13 @@ def test_batched_equals_alone(case: tuple[LocalModel, str]) -> None:
     model, name = case
     stem = ids(2, 30)
     model.cache_kv(stem)
-    paths = [[*stem, *ids(seed, 1 + seed % 5)] for seed in range(6)] + [ids(50, 3), ids(51, 41), stem[:11], [*stem, 3], [*stem, 3]]
+    paths = [[*stem, *ids(seed, 1 + seed % 5)] for seed in range(6)] + [
+        ids(50, 3),
+        ids(51, 41),
+        stem[:11],
+        [*stem, 3],
+        [*stem, 3],
+    ]
     for row, path in zip(model.batch_next_token_logprobs_sync(paths), paths, strict=True):
         right(row, name, path)
 

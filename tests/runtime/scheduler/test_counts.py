@@ -12,6 +12,7 @@ from runtime.model import LocalModel
 from runtime.options import GenerationOptions
 from tests.fakes import KINDS, assert_right, fake_model, some_ids
 
+
 def answer(model: LocalModel, ids: list[int], n: int) -> list[int]:
     return asyncio.run(model.sample(ids, n, [], temperature=0.0))
 

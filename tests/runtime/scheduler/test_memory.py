@@ -17,7 +17,9 @@ def test_a_prompt_larger_than_the_budget_is_refused_with_the_numbers() -> None:
     with fake_model(kv_cache_bytes=50 * TOKEN) as model:
         model.next_token_logprobs_sync(some_ids(1, 20))
         for ask in (model.next_token_logprobs, model.score):
-            with pytest.raises(MemoryBudgetError, match=r"60 tokens need 15,360 bytes of KV, the budget is 12,800.*kv_cache_bytes"):
+            with pytest.raises(
+                MemoryBudgetError, match=r"60 tokens need 15,360 bytes of KV, the budget is 12,800.*kv_cache_bytes"
+            ):
                 asyncio.run(ask(some_ids(2, 60)))
         with pytest.raises(MemoryBudgetError):
             asyncio.run(model.sample(some_ids(2, 60), 4, []))
@@ -44,7 +46,7 @@ def test_eviction_changes_no_answer(kind: str, tokens: int) -> None:
     with fake_model(Behaviour(recurrent=kind == "recurrent"), kv_cache_bytes=tokens * TOKEN) as model:
         for prompt in prompts:
             assert_right(model.next_token_logprobs_sync(prompt), prompt, kind)
-            metrics, report = settled(model)
+            report = settled(model)[1]
             assert report.bytes <= tokens * TOKEN
             assert report.leased_bytes == 0
         for row, prompt in zip(model.batch_next_token_logprobs_sync(prompts), prompts, strict=True):

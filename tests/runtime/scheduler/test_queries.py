@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
 from typing import Any
 
 import numpy as np
@@ -132,10 +131,11 @@ def test_clearing_while_others_work_disturbs_nobody(kind: str) -> None:
                 await asyncio.sleep(0.001)
 
         async def main() -> tuple[list[Any], list[int]]:
-            works: list[Coroutine[Any, Any, Any]] = [model.next_token_logprobs(p) for p in prompts]
-            running = [*works, model.sample(prompts[0], 40, [], temperature=0.0), clear()]
-            *rows, ids, _ = await asyncio.gather(*running)
-            return rows, ids
+            stream = asyncio.create_task(model.sample(prompts[0], 40, [], temperature=0.0))
+            clearing = asyncio.create_task(clear())
+            rows = await asyncio.gather(*(model.next_token_logprobs(p) for p in prompts))
+            await clearing
+            return rows, await stream
 
         rows, ids = asyncio.run(main())
         for row, prompt in zip(rows, prompts, strict=True):

@@ -185,7 +185,8 @@ def stream(model: LocalModel, ids: list[int], options: GenerationOptions) -> lis
 def test_greedy_follows_the_likeliest_token_with_all_its_numbers(kind: str) -> None:
     prompt = some_ids(1, 12)
     with fake_model(Behaviour(recurrent=kind == "recurrent")) as model:
-        records = stream(model, prompt, GenerationOptions(max_tokens=100, sampling=GREEDY, ignore_eos=True, top_k=5))
+        options = GenerationOptions(max_tokens=100, sampling=GREEDY, ignore_eos=True, top_k=5)
+        records = stream(model, prompt, options)
         path = list(prompt)
         for record in records:
             row = reference(path, kind)
@@ -198,9 +199,7 @@ def test_greedy_follows_the_likeliest_token_with_all_its_numbers(kind: str) -> N
             assert record.entropy == pytest.approx(float(-(np.exp(row) * row).sum()), abs=1e-4)
             path.append(record.token_id)
         assert [r.finish_reason for r in records] == [None] * 99 + ["length"]
-        assert list(model.generate_sync(prompt, GenerationOptions(max_tokens=100, sampling=GREEDY, ignore_eos=True, top_k=5))) == [
-            *records
-        ]
+        assert list(model.generate_sync(prompt, options)) == records
 
 
 def test_a_stop_string_ends_a_real_stream_before_it() -> None:

@@ -1,0 +1,215 @@
+"""Other versions of a turn: another token, another try, an edit, going on; and moving between them."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from runtime import Finish, GenerationOptions, Origin, SamplingOptions
+from tests.app.workbench.conftest import Play
+from tests.app.workbench.scene import Scene, alternative, assert_same_run, own_tokens, rows
+from ui import TurnStatus, TurnView
+
+
+async def answered(s: Scene) -> tuple[int, TurnView]:
+    session_id = await s.asked("where to?")
+    return session_id, await s.last(session_id)
+
+
+def test_another_token_makes_a_sibling_that_shares_the_prefix_and_computes_one_token(play: Play) -> None:
+    async def scene(s: Scene) -> None:
+        session_id, old = await answered(s)
+        at = own_tokens(old)[4]
+        token = alternative(old, at)
+        await s.workbench.branch(session_id, old.node_id, at, token)
+        view = await s.view(session_id)
+        new = view.turns[-1]
+
+        assert_same_run(new.run[:at], old.run[:at])
+        assert int(new.run.ids[at]) == token
+        assert len(own_tokens(new)) == 5 + 12
+        assert new.variants == (old.node_id, new.node_id)
+        assert new.variant == 1
+        assert new.stats is not None
+        assert new.stats.computed == 1
+        assert new.stats.reused == len(await s.path_ids(session_id)) - 12 - 1
+        assert s.workbench.status.reused == new.stats.reused
+        assert s.engine.prompts[-1] == (await s.path_ids(session_id))[:-12]
+        assert [(b.on_path, b.current) for b in view.branches] == [(True, False), (False, False), (True, True)]
+
+    play(scene)
+
+
+def test_the_picked_token_has_the_numbers_of_the_record_it_replaces(play: Play) -> None:
+    async def scene(s: Scene) -> None:
+        session_id, old = await answered(s)
+        at = own_tokens(old)[4]
+        rank = int(old.run.rank[at])
+        token = alternative(old, at)
+        place = old.run.top_ids[at].tolist().index(token)
+        await s.workbench.branch(session_id, old.node_id, at, token)
+        picked, was = (await s.last(session_id)).run.record(at), old.run.record(at)
+
+        assert picked.origin is Origin.PICKED
+        assert (picked.entropy, picked.covered_mass) == (was.entropy, was.covered_mass)
+        assert (picked.top_ids, picked.top_logprobs) == (was.top_ids, was.top_logprobs)
+        assert picked.logprob == was.top_logprobs[place]
+        assert picked.rank == place + 1 != rank
+        assert picked.token_bytes == s.workbench.token_text(session_id, [token])[0]
+
+    play(scene)
+
+
+def test_nothing_is_lost_by_branching_and_select_goes_back(play: Play) -> None:
+    async def scene(s: Scene) -> None:
+        session_id, old = await answered(s)
+        await s.workbench.branch(session_id, old.node_id, own_tokens(old)[2], alternative(old, own_tokens(old)[2]))
+        new = await s.last(session_id)
+
+        view = await s.workbench.select(session_id, old.node_id)
+        assert_same_run(view.turns[-1].run, old.run)
+        assert view.turns[-1].variant == 0
+        view = await s.workbench.select(session_id, new.node_id)
+        assert_same_run(view.turns[-1].run, new.run)
+
+    play(scene)
+
+
+def test_a_branch_of_a_branch_and_one_beside_its_first_token(play: Play) -> None:
+    async def scene(s: Scene) -> None:
+        session_id, old = await answered(s)
+        at = own_tokens(old)[3]
+        await s.workbench.branch(session_id, old.node_id, at, alternative(old, at))
+        child = await s.last(session_id)
+        third = next(int(t) for t in child.run.top_ids[at] if t not in (child.run.ids[at], old.run.ids[at]))
+        await s.workbench.branch(session_id, child.node_id, at, third)  # the child's own first token
+        beside = await s.last(session_id)
+        await s.workbench.branch(session_id, beside.node_id, at + 2, alternative(beside, at + 2))
+        deeper = await s.last(session_id)
+
+        assert deeper.variants == (old.node_id, child.node_id, beside.node_id, deeper.node_id)
+        assert_same_run(beside.run[:at], old.run[:at])
+        assert int(beside.run.ids[at]) == third
+        assert_same_run(deeper.run[: at + 2], beside.run[: at + 2])
+        places = rows(s.path, "SELECT parent_id, at_token FROM nodes WHERE id IN (?, ?)", child.node_id, beside.node_id)
+        assert places[0] == places[1]
+
+    play(scene)
+
+
+def test_a_token_that_goes_on_beside_the_start_of_a_continuation(play: Play) -> None:
+    async def scene(s: Scene) -> None:
+        session_id, old = await answered(s)
+        await s.workbench.continue_turn(session_id, old.node_id)
+        longer = await s.last(session_id)
+        at = len(old.run)
+        await s.workbench.branch(session_id, longer.node_id, at, alternative(longer, at))
+        other = await s.last(session_id)
+
+        assert_same_run(other.run[:at], old.run)  # all of it comes before, not nothing
+        assert int(other.run.ids[at]) != int(longer.run.ids[at])
+        assert set(other.variants) == {longer.node_id, other.node_id}
+
+    play(scene)
+
+
+def test_picking_the_end_of_the_text_ends_the_answer(play: Play) -> None:
+    async def scene(s: Scene) -> None:
+        session_id, old = await answered(s)
+        at = own_tokens(old)[1]
+        await s.workbench.branch(session_id, old.node_id, at, 257)
+        new = await s.last(session_id)
+        assert new.status is TurnStatus.COMPLETE
+        assert len(new.run) == at + 1
+        assert int(new.run.finish[-1]) == Finish.EOS
+        assert int(new.run.rank[-1]) > 0  # outside the top-k it had no numbers to copy
+
+    play(scene)
+
+
+def test_regenerate_makes_another_answer_under_the_same_question(play: Play) -> None:
+    async def scene(s: Scene) -> None:
+        session_id, old = await answered(s)
+        await s.workbench.regenerate(session_id, old.node_id)
+        view = await s.view(session_id)
+        new = view.turns[-1]
+        header = own_tokens(old)[0]
+
+        assert new.variants == (old.node_id, new.node_id)
+        assert_same_run(new.run[:header], old.run[:header])
+        assert new.run.ids[header:].tolist() != old.run.ids[header:].tolist()
+        assert len(view.turns) == 3
+        assert new.stats is not None
+        assert new.stats.computed <= 1  # the question is in the cache
+
+    play(scene, options=GenerationOptions(max_tokens=12, sampling=SamplingOptions(temperature=0.8)))  # a fresh seed each
+
+
+def test_an_edited_message_stands_beside_the_old_one(play: Play) -> None:
+    async def scene(s: Scene) -> None:
+        session_id, old = await answered(s)
+        await s.workbench.send(session_id, "and then?")
+        first = (await s.view(session_id)).turns[1]
+        await s.workbench.send(session_id, "where from?", replaces=first.node_id)
+        view = await s.view(session_id)
+
+        assert [turn.role for turn in view.turns] == ["system", "user", "assistant"]
+        edited = view.turns[1]
+        assert edited.variants == (first.node_id, edited.node_id)
+        assert edited.run.text.count("where from?") == 1
+        back = await s.workbench.select(session_id, first.node_id)
+        assert len(back.turns) == 5
+        assert_same_run(back.turns[2].run, old.run)
+        second = back.turns[3]
+        await s.workbench.send(session_id, "or then?", replaces=second.node_id)
+        assert (await s.view(session_id)).turns[3].variants[0] == second.node_id
+        assert_same_run((await s.view(session_id)).turns[2].run, old.run)
+
+    play(scene)
+
+
+def test_going_on_keeps_what_was_written(play: Play) -> None:
+    async def scene(s: Scene) -> None:
+        session_id, old = await answered(s)
+        await s.workbench.continue_turn(session_id, old.node_id)
+        new = await s.last(session_id)
+        assert_same_run(new.run[: len(old.run)], old.run)
+        assert len(new.run) == len(old.run) + 12
+        assert new.variants == (new.node_id,)
+        assert len((await s.view(session_id)).turns) == 3
+
+    play(scene)
+
+
+def test_going_on_with_an_answer_that_was_answered_already(play: Play) -> None:
+    async def scene(s: Scene) -> None:
+        session_id, old = await answered(s)
+        await s.workbench.send(session_id, "and then?")
+        await s.workbench.continue_turn(session_id, old.node_id)
+        longer = await s.last(session_id)
+        assert longer.variants == (old.node_id, longer.node_id)
+
+        back = await s.workbench.select(session_id, old.node_id)  # the version that was answered
+        assert [turn.role for turn in back.turns] == ["system", "user", "assistant", "user", "assistant"]
+        assert back.turns[2].variant == 0
+        forth = await s.workbench.select(session_id, longer.node_id)
+        assert forth.turns[-1].variant == 1
+
+    play(scene)
+
+
+def test_the_cache_never_changes_the_numbers_of_a_path(play: Play) -> None:
+    async def scene(s: Scene) -> None:
+        session_id, old = await answered(s)
+        await s.workbench.branch(session_id, old.node_id, own_tokens(old)[5], alternative(old, own_tokens(old)[5]))
+        await s.workbench.send(session_id, "more")
+        turns = (await s.view(session_id)).turns
+        model = s.workbench.supervisor.running
+        assert model is not None
+        await model.clear_cache_async()
+        alone = await model.score_run(await s.path_ids(session_id))
+        ranks = np.concatenate([turn.run.rank for turn in turns])
+        logprobs = np.concatenate([turn.run.logprob for turn in turns])
+        np.testing.assert_array_equal(ranks, alone.rank)
+        np.testing.assert_allclose(logprobs, alone.logprob, atol=1e-5)
+
+    play(scene)

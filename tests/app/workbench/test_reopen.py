@@ -1,0 +1,149 @@
+"""What stands on the disk is what was shown."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from app.sample import ensure_sample
+from tests.app.workbench.conftest import Play
+from tests.app.workbench.scene import Engine, Scene, alternative, assert_same_view, own_tokens, until
+from ui import Refusal, SessionView, TurnStatus
+
+
+def test_a_session_reopened_without_an_engine_is_what_was_shown(play: Play) -> None:
+    shown: list[SessionView] = []
+    texts: list[list[bytes]] = []
+
+    async def first(s: Scene) -> None:
+        session_id = await s.asked("où? <|im_end|>")
+        old = await s.last(session_id)
+        at = own_tokens(old)[3]
+        await s.workbench.branch(session_id, old.node_id, at, alternative(old, at))
+        await s.workbench.send(session_id, "two")
+        await s.workbench.regenerate(session_id, (await s.last(session_id)).node_id)
+        shown.append(await s.view(session_id))
+        texts.append(list(s.workbench.token_text(session_id, [65, 257])))
+
+    async def second(s: Scene) -> None:
+        rows = await s.workbench.sessions()
+        view = await s.view(rows[0].session_id)
+        assert_same_view(view, shown[0])
+        assert list(s.workbench.token_text(view.session_id, [65, 257])) == texts[0] == [b"A", b"<|im_end|>"]
+        assert s.engine.starts == 0
+
+    play(first)
+    play(second)
+
+
+def test_every_branch_comes_back(play: Play) -> None:
+    shown: list[SessionView] = []
+
+    async def first(s: Scene) -> None:
+        session_id = await s.asked()
+        old = await s.last(session_id)
+        for at in own_tokens(old)[2:5]:
+            await s.workbench.branch(session_id, old.node_id, at, alternative(old, at))
+        variants = (await s.last(session_id)).variants
+        shown.extend([await s.workbench.select(session_id, variant) for variant in variants])
+
+    async def second(s: Scene) -> None:
+        session_id = (await s.workbench.sessions())[0].session_id
+        await s.view(session_id)
+        for view in shown:
+            assert_same_view(await s.workbench.select(session_id, view.turns[-1].node_id), view)
+
+    play(first)
+    play(second)
+
+
+def test_a_conversation_goes_on_after_a_restart(play: Play) -> None:
+    async def first(s: Scene) -> None:
+        await s.asked("one")
+
+    async def second(s: Scene) -> None:
+        session_id = (await s.workbench.sessions())[0].session_id
+        before = await s.view(session_id)
+        await s.workbench.send(session_id, "two")
+        after = await s.view(session_id)
+        assert_same_view_turns(after, before)
+        assert s.engine.prompts[0] == (await s.path_ids(session_id))[: len(s.engine.prompts[0])]
+
+    def assert_same_view_turns(after: SessionView, before: SessionView) -> None:
+        assert [t.run.ids.tolist() for t in after.turns[:3]] == [t.run.ids.tolist() for t in before.turns]
+
+    play(first)
+    play(second)
+
+
+def test_looking_at_another_session_while_the_engine_loads_loses_nothing(play: Play) -> None:
+    async def scene(s: Scene) -> None:
+        s.engine.loading = asyncio.Event()
+        other = await s.new()
+        session_id = await s.new()
+        sending = asyncio.create_task(s.workbench.send(session_id, "hello"))
+        await until(lambda: s.engine.starts)
+        await s.view(other)
+        waiting = await s.view(session_id)
+        assert waiting.turns[-1].status is TurnStatus.WAITING
+        s.engine.loading.set()
+        await sending
+        answer = await s.last(session_id)
+        assert answer.run.text.startswith("\n<|im_start|>assistant\n")
+        assert s.engine.prompts[0] == (await s.path_ids(session_id))[: len(s.engine.prompts[0])]
+        assert s.engine.prompts[0][-len(b"assistant\n") - 1] == 256
+
+    play(scene)
+
+
+def test_opening_a_session_while_it_streams_shows_the_stream(play: Play) -> None:
+    async def scene(s: Scene) -> None:
+        session_id = await s.new()
+        sending = asyncio.create_task(s.workbench.send(session_id, "hello"))
+        await until(lambda: s.arrived(session_id) == 4)
+        live = await s.last(session_id)
+        assert live.status is TurnStatus.STREAMING
+        assert len(own_tokens(live)) == 4
+        s.workbench.stop(session_id)
+        await sending
+        assert (await s.last(session_id)).run.ids.tolist() == live.run.ids.tolist()
+
+    play(scene, engine=Engine(holds_after=4))
+
+
+def test_the_sample_is_there_without_a_model_and_cannot_be_written(play: Play) -> None:
+    async def scene(s: Scene) -> None:
+        sample = await ensure_sample(s.store)
+        assert await ensure_sample(s.store) == sample
+        view = await s.view(sample)
+        answer = view.turns[-1]
+        assert view.is_sample
+        assert (answer.run.rank[own_tokens(answer)] > 0).all()
+        assert len(view.branches) > 1
+        last = own_tokens(answer)[1]
+        assert s.workbench.token_text(sample, [alternative(answer, last)])[0]
+        for work in (
+            s.workbench.send(sample, "x"),
+            s.workbench.branch(sample, answer.node_id, last, alternative(answer, last)),
+            s.workbench.regenerate(sample, answer.node_id),
+            s.workbench.continue_turn(sample, answer.node_id),
+        ):
+            with pytest.raises(Refusal, match="read-only"):
+                await work
+        for row in view.branches:
+            assert (await s.workbench.select(sample, row.node_id)).turns
+        assert s.engine.starts == 0
+
+    play(scene)
+
+
+def test_a_session_in_the_trash_is_out_of_the_list_and_comes_back(play: Play) -> None:
+    async def scene(s: Scene) -> None:
+        session_id = await s.asked()
+        await s.workbench.trash_session(session_id)
+        assert await s.workbench.sessions() == []
+        await s.workbench.restore_session(session_id)
+        assert [row.session_id for row in await s.workbench.sessions()] == [session_id]
+
+    play(scene)

@@ -1,0 +1,219 @@
+"""Stopping, and quitting in the middle: what was written is kept."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+
+from storage import SessionStore
+from tests.app.workbench.conftest import Play
+from tests.app.workbench.scene import OPTIONS, Engine, Scene, assert_same_run, assert_same_view, own_tokens, rows, until
+from ui import Refusal, SessionView, TurnStatus
+
+QUIT_SECONDS = 2.0  # promised
+
+
+def test_stop_keeps_what_arrived_and_marks_it(play: Play) -> None:
+    shown: list[SessionView] = []
+
+    async def scene(s: Scene) -> None:
+        session_id = await s.new()
+        sending = asyncio.create_task(s.workbench.send(session_id, "hello"))
+        await until(lambda: s.arrived(session_id) == 5)
+        s.workbench.stop(session_id)
+        await sending
+        view = await s.view(session_id)
+        answer = view.turns[-1]
+        assert answer.status is TurnStatus.PARTIAL
+        assert answer.note == "stopped"
+        assert len(own_tokens(answer)) == 5
+        shown.append(view)
+        s.engine.holds_after = None
+        await s.workbench.continue_turn(session_id, answer.node_id)
+        longer = await s.last(session_id)
+        assert_same_run(longer.run[: len(answer.run)], answer.run)
+        assert len(own_tokens(longer)) == 5 + 12
+        await s.workbench.select(session_id, answer.node_id)
+        shown.append(await s.view(session_id))
+
+    async def later(s: Scene) -> None:
+        assert_same_view(await s.view(shown[0].session_id), shown[1])
+
+    play(scene, engine=Engine(holds_after=5))
+    play(later)
+
+
+def test_a_stopped_answer_is_ended_by_the_next_message(play: Play) -> None:
+    async def scene(s: Scene) -> None:
+        session_id = await s.new()
+        sending = asyncio.create_task(s.workbench.send(session_id, "hello"))
+        await until(lambda: s.arrived(session_id) == 5)
+        s.workbench.stop(session_id)
+        await sending
+        s.engine.holds_after = None
+        stopped = await s.last(session_id)
+        await s.workbench.send(session_id, "go on")
+        view = await s.view(session_id)
+        assert_same_run(view.turns[2].run, stopped.run)
+        assert view.turns[3].run.text == "<|im_end|>\n<|im_start|>user\ngo on<|im_end|>"
+
+    play(scene, engine=Engine(holds_after=5))
+
+
+@pytest.mark.parametrize("when", ["loading", "scoring"])
+def test_stop_before_the_first_token_keeps_the_message(play: Play, when: str) -> None:
+    async def scene(s: Scene) -> None:
+        session_id = await s.new()
+        if when == "loading":
+            s.engine.loading = asyncio.Event()
+        else:
+            s.engine.on_look = lambda what: s.workbench.stop(session_id) if what == "score" else None
+        sending = asyncio.create_task(s.workbench.send(session_id, "hello"))
+        await until(lambda: s.engine.starts)
+        if when == "loading":
+            s.workbench.stop(session_id)
+        await sending
+        stopped = await s.last(session_id)
+        assert (stopped.status, stopped.note) == (TurnStatus.PARTIAL, "stopped")
+        assert own_tokens(stopped) == []
+
+        if s.engine.loading is not None:
+            s.engine.loading.set()
+        s.engine.on_look = lambda _what: None
+        await s.workbench.regenerate(session_id, stopped.node_id)
+        assert len(own_tokens(await s.last(session_id))) == 12
+        assert s.engine.starts == 1  # loading went on
+        texts = rows(s.path, "SELECT text FROM nodes WHERE role = 'user'")
+        assert texts == [("hello",)]
+
+    play(scene)
+
+
+def test_a_caller_that_gives_up_stops_the_stream_too(play: Play) -> None:
+    async def scene(s: Scene) -> None:
+        session_id = await s.new()
+        sending = asyncio.create_task(s.workbench.send(session_id, "hello"))
+        await until(lambda: s.arrived(session_id) == 5)
+        sending.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await sending
+        answer = await s.last(session_id)
+        assert (answer.note, len(own_tokens(answer))) == ("stopped", 5)
+        assert rows(s.path, "SELECT status, finish_reason FROM nodes WHERE id = ?", answer.node_id) == [
+            ("partial", "cancelled")
+        ]
+
+    play(scene, engine=Engine(holds_after=5))
+
+
+def test_while_an_answer_is_written_nothing_else_is_begun_in_its_session(play: Play) -> None:
+    async def scene(s: Scene) -> None:
+        session_id = await s.asked()
+        answer = await s.last(session_id)
+        s.engine.holds_after = 3
+        sending = asyncio.create_task(s.workbench.send(session_id, "two"))
+        await until(lambda: s.arrived(session_id) == 12 + 3)
+        for work in (
+            s.workbench.send(session_id, "three"),
+            s.workbench.branch(session_id, answer.node_id, own_tokens(answer)[1], 65),
+            s.workbench.regenerate(session_id, answer.node_id),
+            s.workbench.continue_turn(session_id, answer.node_id),
+            s.workbench.select(session_id, answer.node_id),
+            s.workbench.choose_model("other"),
+        ):
+            with pytest.raises(Refusal, match="stop it first"):
+                await work
+        s.workbench.stop(session_id)
+        await sending
+
+    play(scene)
+
+
+@pytest.mark.parametrize("when", ["saving", "loading", "streaming"])
+def test_quitting_in_the_middle_is_quick_and_keeps_the_text(play: Play, path: object, when: str) -> None:
+    kept: list[int] = []
+
+    async def scene(s: Scene) -> None:
+        session_id = await s.new()
+        if when == "loading":
+            s.engine.loading = asyncio.Event()
+        sending = asyncio.create_task(s.workbench.send(session_id, "hello"))
+        if when == "saving":
+            await asyncio.sleep(0)
+        elif when == "loading":
+            await until(lambda: s.engine.starts)
+        else:
+            await until(lambda: s.arrived(session_id) == 7)
+        begun = time.monotonic()
+        await s.workbench.close()
+        assert time.monotonic() - begun < QUIT_SECONDS
+        await sending  # it has ended, without a complaint
+        kept.append(7 if when == "streaming" else 0)
+
+    async def later(s: Scene) -> None:
+        session_id = (await s.workbench.sessions())[0].session_id
+        view = await s.view(session_id)
+        assert view.turns[1].run.text.count("hello") == 1
+        answer = view.turns[-1]
+        assert (answer.status, answer.note) == (TurnStatus.PARTIAL, "stopped")
+        assert len(own_tokens(answer)) == kept[0]
+
+    play(scene, engine=Engine(holds_after=7))
+    play(later)
+
+
+def test_a_crash_of_the_app_leaves_a_partial_answer(play: Play) -> None:
+    async def scene(s: Scene) -> None:
+        session_id = await s.new()
+        sending = asyncio.create_task(s.workbench.send(session_id, "hello"))
+        await until(lambda: s.arrived(session_id) == 6)
+        await until(lambda: rows(s.path, "SELECT sum(count) FROM token_chunks WHERE node_id = 3")[0][0])  # within a second
+        copy = s.path.parent / "crashed.db"
+        for suffix in ("", "-wal"):
+            (copy.parent / f"crashed.db{suffix}").write_bytes((s.path.parent / f"{s.path.name}{suffix}").read_bytes())
+        s.workbench.stop(session_id)
+        await sending
+
+        store = SessionStore.open(copy)
+        crashed = Scene(copy, s.engine, store, type(s.workbench)(store, s.workbench.supervisor, OPTIONS), [])
+        answer = await crashed.last(session_id)
+        assert answer.status is TurnStatus.PARTIAL
+        assert answer.note.startswith("engine stopped")
+        assert answer.run.token_bytes == (await s.last(session_id)).run.token_bytes
+        await store.close()
+
+    play(scene, engine=Engine(holds_after=6))
+
+
+def test_two_sessions_stream_at_once(play: Play) -> None:
+    async def scene(s: Scene) -> None:
+        one, two, three = await s.new(), await s.new(), await s.new()
+        sends = [s.workbench.send(one, "first"), s.workbench.send(two, "second"), s.workbench.send(three, "third")]
+        await asyncio.gather(*sends)
+        together = [await s.view(i) for i in (one, two, three)]
+        assert s.engine.starts == 1
+        for view, text in zip(together, ("first", "second", "third"), strict=True):
+            alone = await s.view(await s.asked(text))
+            assert [t.run.ids.tolist() for t in alone.turns] == [t.run.ids.tolist() for t in view.turns]
+            assert len(own_tokens(view.turns[-1])) == 12
+
+    play(scene)
+
+
+def test_stopping_one_of_two_leaves_the_other(play: Play) -> None:
+    async def scene(s: Scene) -> None:
+        one, two = await s.new(), await s.new()
+        s.engine.holds_after = 4
+        first = asyncio.create_task(s.workbench.send(one, "first"))
+        await until(lambda: s.arrived(one) == 4)
+        s.engine.holds_after = None
+        await s.workbench.send(two, "second")
+        assert not first.done()
+        s.workbench.stop(one)
+        await first
+        assert (await s.last(one)).note == "stopped"
+        assert len(own_tokens(await s.last(two))) == 12
+
+    play(scene)

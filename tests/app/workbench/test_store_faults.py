@@ -1,0 +1,166 @@
+"""The disk is full, or cannot be written: nothing is lost, and the words say what to do."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+
+import pytest
+
+from storage import SessionStore, StoreFullError
+from tests.app.workbench.conftest import Play
+from tests.app.workbench.scene import Engine, Scene, assert_same_view, own_tokens, rows, until
+from ui import Refusal, SessionView, TurnStatus
+
+
+async def fill(store: SessionStore, *, full: bool) -> None:
+    """From here on SQLite refuses new pages as on a full disk, or has room again."""
+
+    def change(db: object) -> None:
+        conn: sqlite3.Connection = db.conn  # type: ignore[attr-defined]  # sqlite_utils.Database
+        conn.execute("PRAGMA cache_size = -64")
+        used = conn.execute("PRAGMA page_count").fetchone()[0]
+        conn.execute(f"PRAGMA max_page_count = {used if full else 1 << 30}")
+
+    await store._database.read(change)
+
+
+def test_a_disk_that_is_full_before_the_message_refuses_it(play: Play) -> None:
+    async def scene(s: Scene) -> None:
+        session_id = await s.asked()
+        before = await s.view(session_id)
+        await fill(s.store, full=True)
+        with pytest.raises(Refusal, match="the disk is full"):
+            await s.workbench.send(session_id, "x" * 100_000)  # the window keeps the draft
+        assert_same_view(await s.view(session_id), before)
+        await fill(s.store, full=False)
+        await s.workbench.send(session_id, "y")
+        assert len(own_tokens(await s.last(session_id))) == 12
+
+    play(scene)
+
+
+def test_a_disk_that_fills_up_under_a_stream_loses_no_token(play: Play, caplog: pytest.LogCaptureFixture) -> None:
+    shown: list[SessionView] = []
+
+    async def scene(s: Scene) -> None:
+        session_id = await s.new()
+        sending = asyncio.create_task(s.workbench.send(session_id, "hello"))
+        await until(lambda: s.arrived(session_id) == 6)
+        refuse(s.store, "append_chunk", "finish_node")
+        await until(lambda: "cannot be saved yet" in caplog.text)  # the stream goes on meanwhile
+        s.workbench.stop(session_id)
+        with pytest.raises(Refusal, match="the disk is full.*stays on the screen"):
+            await sending
+        answer = await s.last(session_id)
+        assert len(own_tokens(answer)) == 6
+        assert answer.status is TurnStatus.PARTIAL
+        assert "not saved yet" in answer.note
+
+        with pytest.raises(Refusal, match="not saved yet; make room"):
+            await s.workbench.send(session_id, "two")
+        allow(s.store)
+        s.engine.holds_after = None
+        await s.workbench.send(session_id, "two")
+        view = await s.view(session_id)
+        assert view.turns[2].note == "stopped"
+        assert len(own_tokens(view.turns[2])) == 6
+        shown.append(view)
+
+    async def later(s: Scene) -> None:
+        assert_same_view(await s.view(shown[0].session_id), shown[0])
+
+    play(scene, engine=Engine(holds_after=6))
+    play(later)
+
+
+def test_a_disk_that_has_room_again_before_the_end_is_no_event(play: Play, caplog: pytest.LogCaptureFixture) -> None:
+    async def scene(s: Scene) -> None:
+        session_id = await s.new()
+        sending = asyncio.create_task(s.workbench.send(session_id, "hello"))
+        await until(lambda: s.arrived(session_id) == 6)
+        refuse(s.store, "append_chunk")
+        await until(lambda: "cannot be saved yet" in caplog.text)
+        allow(s.store)
+        s.workbench.stop(session_id)
+        await sending
+        answer = await s.last(session_id)
+        assert answer.note == "stopped"
+        saved = rows(s.path, "SELECT sum(count) FROM token_chunks WHERE node_id = ?", answer.node_id)
+        assert saved == [(len(answer.run),)]
+
+    play(scene, engine=Engine(holds_after=6))
+
+
+def test_what_could_not_be_saved_is_saved_at_the_end(play: Play) -> None:
+    async def scene(s: Scene) -> None:
+        session_id = await s.new()
+        s.engine.on_look = lambda what: refuse(s.store, "finish_node") if what == "generate" else None
+        with pytest.raises(Refusal, match="the disk is full"):
+            await s.workbench.send(session_id, "hello")
+        allow(s.store)
+
+    async def later(s: Scene) -> None:
+        answer = await s.last((await s.workbench.sessions())[0].session_id)
+        assert answer.note == "reached the length limit"
+        assert len(own_tokens(answer)) == 12
+
+    play(scene)
+    play(later)
+
+
+def test_ids_that_cannot_be_saved_are_not_shown_to_the_model(play: Play) -> None:
+    async def scene(s: Scene) -> None:
+        session_id = await s.new()
+        s.engine.on_look = lambda _what: refuse(s.store, "append_chunk")
+        with pytest.raises(Refusal):
+            await failed_write(s, session_id)
+        allow(s.store)
+        s.engine.on_look = lambda _what: None
+        assert s.engine.prompts == []
+        await s.workbench.send(session_id, "again")
+        assert len(own_tokens(await s.last(session_id))) == 12
+
+    async def failed_write(s: Scene, session_id: int) -> None:
+        await s.workbench.send(session_id, "hello")
+        note = (await s.last(session_id)).note
+        assert "the disk is full" in note
+        raise Refusal(note)
+
+    play(scene)
+
+
+def test_a_damaged_turn_is_named_and_hides_nothing_else(play: Play, path: object) -> None:
+    async def first(s: Scene) -> None:
+        session_id = await s.asked("one")
+        await s.workbench.send(session_id, "two")
+        await s.asked("other")
+
+    async def second(s: Scene) -> None:
+        titles = [row.title for row in await s.workbench.sessions()]
+        assert titles == ["other", "one"]
+        view = await s.view((await s.workbench.sessions())[1].session_id)
+        assert [t.status for t in view.turns][2] is TurnStatus.DAMAGED
+        assert "damaged" in view.turns[2].note
+        assert view.turns[3].run.text.count("two") == 1
+
+    play(first)
+    with sqlite3.connect(str(path)) as conn:
+        conn.execute("UPDATE token_chunks SET columns = zeroblob(length(columns)) WHERE node_id = 3")
+    conn.close()
+    play(second)
+
+
+def refuse(store: SessionStore, *members: str) -> None:
+    """These members fail as on a full disk."""
+
+    async def fail(*_: object, **__: object) -> None:
+        raise StoreFullError("sessions.db: the disk is full; free some space")
+
+    for name in members:
+        setattr(store, name, fail)
+
+
+def allow(store: SessionStore) -> None:
+    for name in ("append_chunk", "finish_node"):
+        store.__dict__.pop(name, None)
