@@ -27,7 +27,7 @@ class Supervisor:
 
     def __init__(self, source: str, backend: str = "auto", *, start: Starter = spawn, **options: Any) -> None:
         self.source = source
-        self._backend = backend
+        self.backend = backend
         self._options = options
         self._start_engine = start
         self._model: LanguageModel | None = None
@@ -60,7 +60,7 @@ class Supervisor:
     async def _start(self) -> LanguageModel:
         self._tell(EngineState.STARTING, f"loading {Path(self.source).name}")
         try:
-            self._model = await self._start_engine(self.source, self._backend, **self._options)
+            self._model = await self._start_engine(self.source, self.backend, **self._options)
         except EngineDiedError as error:
             self._tell(EngineState.DIED, str(error))
             raise
@@ -85,10 +85,11 @@ class Supervisor:
         self._tell(EngineState.DIED, "engine stopped; your text is kept. Send again to restart it")
         await model.close_async()
 
-    async def change(self, source: str) -> None:
-        """Another model from the next request on; the memory of the old one is given back."""
+    async def change(self, *, source: str | None = None, backend: str | None = None) -> None:
+        """Another model or engine from the next request on; the memory of the old one is given back."""
         await self.close()
-        self.source = source
+        self.source = source or self.source
+        self.backend = backend or self.backend
         self._tell(EngineState.NONE, "")
 
     async def close(self) -> None:

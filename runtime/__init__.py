@@ -1,6 +1,6 @@
 """The language model as an async library: the only names other packages may use."""
 
-from runtime.backends.registry import available_backends, default_backend, register_backend, unregister_backend
+from runtime.backends.registry import available_backends, brings_text, default_backend, register_backend, unregister_backend
 from runtime.client import EngineClient, EngineLimits, spawn
 from runtime.errors import (
     AdapterError,
@@ -79,6 +79,7 @@ __all__ = [
     "UnsupportedFeatureError",
     "__version__",
     "available_backends",
+    "brings_text",
     "clean_text",
     "default_backend",
     "fetch_embedded",

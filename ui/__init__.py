@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from ui.port import (
+    BackendChoice,
     BranchRow,
     Composition,
     EngineState,
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 __all__ = [
     "DARK",
     "LIGHT",
+    "BackendChoice",
     "BranchRow",
     "Composition",
     "EngineState",

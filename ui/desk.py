@@ -51,7 +51,7 @@ class Desk(QObject):
     activity_changed = Signal()  # an answer began or ended
     listed = Signal(object)  # Sequence[SessionSummary]
     models_listed = Signal(object)  # Sequence[ModelChoice]
-    model_menu_ready = Signal(object)  # Sequence[ModelChoice], on request
+    model_menu_ready = Signal(object, object)  # Sequence[ModelChoice], Sequence[BackendChoice], on request
     status_changed = Signal(object)  # StatusView
     draft_saved = Signal(str)  # the message is in the store: the draft has done its work
     composed = Signal(object)  # Composition of the draft
@@ -183,6 +183,10 @@ class Desk(QObject):
         """Another model from the next request on."""
         self.tasks.run(self._choose_model(source))
 
+    def choose_backend(self, name: str) -> None:
+        """Another engine from the next request on."""
+        self.tasks.run(self._workbench.choose_backend(name))
+
     async def close(self) -> None:
         """Saves and ends everything; safe to call once."""
         self.events.close()
@@ -248,7 +252,7 @@ class Desk(QObject):
         models = await self._workbench.models()
         self.models_listed.emit(models)
         if menu:
-            self.model_menu_ready.emit(models)
+            self.model_menu_ready.emit(models, self._workbench.backends())
 
     async def _choose_model(self, source: str) -> None:
         await self._workbench.choose_model(source)

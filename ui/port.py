@@ -141,6 +141,15 @@ class ModelChoice:
 
 
 @dataclass(frozen=True, slots=True)
+class BackendChoice:
+    """One engine that can run models, or why it cannot."""
+
+    name: str
+    problem: str  # empty: it can run here
+    chosen: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Composition:
     """What the typed text will cost."""
 
@@ -247,6 +256,12 @@ class Workbench(Protocol):
 
     async def choose_model(self, source: str) -> None:
         """Loads another model from the next request on."""
+
+    def backends(self) -> Sequence[BackendChoice]:
+        """The engines that are known, registered ones too."""
+
+    async def choose_backend(self, name: str) -> None:
+        """Runs the model on another engine from the next request on."""
 
     def token_text(self, session_id: int, token_ids: Sequence[int]) -> Sequence[bytes]:
         """The bytes of any token (alternatives), without the engine; empty where the vocabulary is not known."""

@@ -8,7 +8,7 @@ from PySide6.QtCore import QPoint, Qt, Signal
 from PySide6.QtGui import QAction, QActionGroup, QFont
 from PySide6.QtWidgets import QApplication, QButtonGroup, QHBoxLayout, QMenu, QPushButton, QSizePolicy, QToolButton, QWidget
 
-from ui.port import ModelChoice
+from ui.port import BackendChoice, ModelChoice
 from ui.shown import Fork
 from ui.theme.fonts import interface_font
 from ui.theme.icons import icon
@@ -28,6 +28,7 @@ class TopBar(QWidget):
     step_wanted = Signal(int)  # to the previous (-1) or next (+1) variant
     models_wanted = Signal()
     model_chosen = Signal(str)  # source
+    backend_chosen = Signal(str)  # name
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -46,6 +47,7 @@ class TopBar(QWidget):
         self.model = ModelChip()
         self.model.clicked.connect(self.models_wanted)
         self.model.chosen.connect(self.model_chosen)
+        self.model.backend_chosen.connect(self.backend_chosen)
         self.modes = ModeSwitch()
         self.modes.chosen.connect(self.mode_chosen)
         row = QHBoxLayout(self)
@@ -128,7 +130,8 @@ class BranchChip(QWidget):
 class ModelChip(QPushButton):
     """The model's name; pressed, it opens the shelf as a menu (never blocking)."""
 
-    chosen = Signal(str)
+    chosen = Signal(str)  # source
+    backend_chosen = Signal(str)  # name
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -148,8 +151,8 @@ class ModelChip(QPushButton):
         self.setText(shown.replace("&", "&&"))
         self.setAccessibleName(self.tr("Model: {0}").format(label))
 
-    def open_menu(self, choices: Sequence[ModelChoice]) -> None:
-        """Shows what is on the shelf, under the chip."""
+    def open_menu(self, choices: Sequence[ModelChoice], backends: Sequence[BackendChoice] = ()) -> None:
+        """Shows what is on the shelf and what can run it, under the chip."""
         menu = QMenu(self)
         menu.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
         menu.setLayoutDirection(QApplication.layoutDirection())  # not the chip's own
@@ -162,8 +165,22 @@ class ModelChip(QPushButton):
             menu.addAction(action)
         if not choices:
             menu.addAction(self.tr("No model is here yet: elsewise models import FILE")).setEnabled(False)
+        self._add_backends(menu, backends)
         right = self.mapToGlobal(QPoint(self.width(), self.height() + 4))
         menu.popup(QPoint(right.x() - menu.sizeHint().width(), right.y()))
+
+    def _add_backends(self, menu: QMenu, backends: Sequence[BackendChoice]) -> None:
+        if not backends:
+            return
+        menu.addSeparator()
+        group = QActionGroup(menu)
+        for backend in backends:
+            words = self.tr("run on {0}").format(backend.name).replace("&", "&&")
+            problem = backend.problem.replace("&", "&&")
+            action = QAction(f"{words}\t{problem}" if problem else words, group, checkable=True, checked=backend.chosen)
+            action.setEnabled(not backend.problem)
+            action.triggered.connect(lambda _checked, name=backend.name: self.backend_chosen.emit(name))
+            menu.addAction(action)
 
     def _tint(self) -> None:
         self.setIcon(icon("chevron-down", self._theme.palette.soft))

@@ -95,6 +95,7 @@ class MainWindow(QMainWindow):
         parts.top.step_wanted.connect(desk.step_variant)
         parts.top.models_wanted.connect(desk.ask_models)
         parts.top.model_chosen.connect(desk.choose_model)
+        parts.top.backend_chosen.connect(desk.choose_backend)
         view.token_pinned.connect(self.stage.show_pin)
         view.alternative_chosen.connect(self._branch)
         view.variant_requested.connect(desk.select)

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from app.supervisor import Supervisor
 from app.workbench.session import OpenSession
-from runtime import ShelfEntry
-from ui import StatusView, Tier
+from runtime import ShelfEntry, available_backends, brings_text, default_backend
+from ui import BackendChoice, StatusView, Tier
 
 
 def status_of(supervisor: Supervisor, session: OpenSession | None) -> StatusView:
@@ -31,6 +31,16 @@ def status_of(supervisor: Supervisor, session: OpenSession | None) -> StatusView
         reused=last.reused,
         computed=last.computed,
     )
+
+
+def backend_choices(asked: str) -> list[BackendChoice]:
+    """Every engine that runs real models, in the order of their names; `asked` may be "auto"."""
+    chosen = default_backend() if asked == "auto" else asked
+    return [
+        BackendChoice(name, "" if state is True else str(state), name == chosen)
+        for name, state in sorted(available_backends().items())
+        if name == chosen or not brings_text(name)
+    ]
 
 
 def detail_of(entry: ShelfEntry) -> str:

@@ -10,13 +10,14 @@ from app.supervisor import Supervisor
 from app.workbench.answers import Answers
 from app.workbench.refusals import BUSY
 from app.workbench.sessions import Sessions
-from app.workbench.status import detail_of, status_of
+from app.workbench.status import backend_choices, detail_of, status_of
 from app.workbench.tokenise import Tokeniser
 from app.workbench.turns import Turns
 from app.workbench.vocabulary import Vocabulary
 from runtime import EngineDiedError, GenerationOptions, RuntimeFault, SamplingOptions, clean_text, list_models
 from storage import SessionStore, StoreError
 from ui import (
+    BackendChoice,
     Composition,
     EngineState,
     Event,
@@ -172,9 +173,20 @@ class AppWorkbench:
 
     async def choose_model(self, source: str) -> None:
         """From the next request on."""
+        await self._change(source=source)
+
+    def backends(self) -> Sequence[BackendChoice]:
+        """The engines that are known, without the toys."""
+        return backend_choices(self.supervisor.backend)
+
+    async def choose_backend(self, name: str) -> None:
+        """From the next request on."""
+        await self._change(backend=name)
+
+    async def _change(self, **changes: str) -> None:
         if self._answers.running:
             raise Refusal(BUSY)
-        await self.supervisor.change(source)
+        await self.supervisor.change(**changes)
         self.warm_up()
 
     def token_text(self, session_id: int, token_ids: Sequence[int]) -> Sequence[bytes]:  # noqa: ARG002  # one vocabulary so far

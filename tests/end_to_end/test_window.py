@@ -96,6 +96,8 @@ def test_a_chat_from_first_word_to_reopening(open_app: OpenApp, paced: str, data
         await until(lambda: window.desk.shown is not None)
         assert window.desk.shown is not None
         assert window.desk.shown.view.is_sample
+        # and it offers the backend that was registered, without being told of it
+        assert [choice.name for choice in workbench.backends() if choice.chosen] == [paced]
         await new_session(window)
         # when a message is sent
         say(window, "Where should we go?")

@@ -10,6 +10,7 @@ import numpy as np
 
 from runtime import Finish, Origin, TokenRun
 from ui import (
+    BackendChoice,
     BranchRow,
     Composition,
     EngineState,
@@ -101,6 +102,7 @@ class FakeWorkbench:
         self.views: dict[int, SessionView] = {}
         self.summaries: dict[int, SessionSummary] = {}
         self.trash: set[int] = set()
+        self.engines = [BackendChoice("hf", "", True), BackendChoice("vllm", "not built yet", False)]
         self.choices = [
             ModelChoice("smollm2", "SmolLM2 135M Instruct", "135M · float32 · 513 MB", loaded=True),
             ModelChoice("qwen3", "Qwen3 0.6B", "0.6B · 4 bit · 335 MB", loaded=False),
@@ -216,6 +218,13 @@ class FakeWorkbench:
     async def choose_model(self, source: str) -> None:
         self._note("choose_model", source)
         self.choices = [replace(choice, loaded=choice.source == source) for choice in self.choices]
+
+    def backends(self) -> Sequence[BackendChoice]:
+        return self.engines
+
+    async def choose_backend(self, name: str) -> None:
+        self._note("choose_backend", name)
+        self.engines = [replace(engine, chosen=engine.name == name) for engine in self.engines]
 
     def token_text(self, session_id: int, token_ids: Sequence[int]) -> Sequence[bytes]:
         return self.vocabulary.bytes_of(token_ids)

@@ -17,7 +17,7 @@ from PySide6.QtWidgets import QApplication, QDialog, QLabel, QMenu, QWidget
 from tests.ui.conftest import Scene, frames, until
 from tests.ui.fakes import TRIP, FakeWorkbench
 from ui import DARK, LIGHT, MainWindow, Scheme, SessionChanged, SessionSummary, StatusChanged, WindowState, apply_theme
-from ui.port import EngineState, StatusView
+from ui.port import BackendChoice, EngineState, StatusView
 from ui.transcript import Mode
 
 Play = Callable[[Scene], None]
@@ -136,13 +136,40 @@ def test_read_and_tokens_by_mouse_and_key(in_window: Play) -> None:
     in_window(scene)
 
 
+def test_an_engine_is_chosen_from_the_menu(in_window: Play, bench: FakeWorkbench) -> None:
+    async def scene(window: MainWindow) -> None:
+        bench.engines = [
+            BackendChoice("hf", "", True),
+            BackendChoice("third", "", False),
+            BackendChoice("vllm", "not yet", False),
+        ]
+        QTest.mouseClick(window.parts.top.model, Qt.MouseButton.LeftButton)
+        await until(lambda: QApplication.activePopupWidget() is not None)
+        menu = QApplication.activePopupWidget()
+        assert isinstance(menu, QMenu)
+        # then every engine is named, the one in use is checked, one that cannot run says why and cannot be chosen
+        entries = {action.text().split("\t")[0]: action for action in menu.actions() if action.text().startswith("run on")}
+        assert {name: (a.isChecked(), a.isEnabled()) for name, a in entries.items()} == {
+            "run on hf": (True, True),
+            "run on third": (False, True),
+            "run on vllm": (False, False),
+        }
+        assert entries["run on vllm"].text().endswith("not yet")
+        # when another is chosen
+        entries["run on third"].trigger()
+        menu.close()
+        await until(lambda: bench.asked("choose_backend") == [("third",)])
+
+    in_window(scene)
+
+
 def test_a_model_is_chosen_from_the_menu(in_window: Play, bench: FakeWorkbench) -> None:
     async def scene(window: MainWindow) -> None:
         QTest.mouseClick(window.parts.top.model, Qt.MouseButton.LeftButton)
         await until(lambda: isinstance(QApplication.activePopupWidget(), QMenu))
         menu = QApplication.activePopupWidget()
         assert isinstance(menu, QMenu)
-        entries = menu.actions()
+        entries = [action for action in menu.actions() if "run on" not in action.text() and not action.isSeparator()]
         assert [entry.text().split("\t")[0] for entry in entries] == ["SmolLM2 135M Instruct", "Qwen3 0.6B"]
         QTest.mouseClick(menu, Qt.MouseButton.LeftButton, pos=menu.actionGeometry(entries[1]).center())
         await until(lambda: window.parts.top.model.text() == "Qwen3 0.6B")

@@ -17,7 +17,7 @@ from app.supervisor import Supervisor
 from app.workbench import AppWorkbench
 from runtime import EngineDiedError, GenerationOptions, LanguageModel, SamplingOptions, TokenRun, load
 from storage import SessionStore
-from ui import Event, SessionView, TokensArrived, TurnView
+from ui import EngineState, Event, SessionView, TokensArrived, TurnView
 
 PATIENCE_SECONDS = 20.0  # how long a condition may take on a busy machine; one that holds costs nothing
 OPTIONS = GenerationOptions(max_tokens=12, sampling=SamplingOptions(temperature=0.8), seed=5)
@@ -115,7 +115,12 @@ class Scene:
         return sum(len(e.run) for e in self.events if isinstance(e, TokensArrived) and e.session_id == session_id)
 
     async def path_ids(self, session_id: int) -> list[int]:
-        return TokenRun.concat([turn.run for turn in (await self.view(session_id)).turns]).ids.tolist()
+        ids: list[int] = TokenRun.concat([turn.run for turn in (await self.view(session_id)).turns]).ids.tolist()
+        return ids
+
+    @property
+    def engine_state(self) -> EngineState:
+        return self.workbench.status.engine
 
 
 def rows(path: Path, statement: str, *parameters: object) -> list[tuple[Any, ...]]:

@@ -32,13 +32,13 @@ def test_an_engine_that_dies_in_the_middle_keeps_the_text_and_is_restarted(play:
         dead = await s.last(session_id)
         assert (dead.status, dead.note) == (TurnStatus.PARTIAL, DIED)
         assert len(own_tokens(dead)) == 5
-        assert s.workbench.status.engine is EngineState.DIED
+        assert s.engine_state is EngineState.DIED
         assert s.workbench.status.reason == DIED
 
         await s.workbench.send(session_id, "three")
         assert len(own_tokens(await s.last(session_id))) == 12
         assert s.engine.starts == 2
-        assert s.workbench.status.engine is EngineState.READY
+        assert s.engine_state is EngineState.READY
         await s.workbench.continue_turn(session_id, dead.node_id)
         assert len(own_tokens(await s.last(session_id))) == 5 + 12
         shown.append(await s.view(session_id))
@@ -90,7 +90,7 @@ def test_an_engine_that_cannot_load(play: Play, fault: RuntimeFault, words: str,
         assert view.turns[-1].status is TurnStatus.PARTIAL
         assert view.turns[-2].run.text == "hello"
         assert rows(s.path, "SELECT text FROM nodes WHERE role = 'user'") == [("hello",)]
-        assert s.workbench.status.engine is state
+        assert s.engine_state is state
         assert str(fault) in s.workbench.status.reason
 
         await s.workbench.send(session_id, "again")
@@ -171,7 +171,7 @@ def test_a_fault_of_the_model_in_the_middle_keeps_the_text(play: Play) -> None:
         await s.workbench.send(session_id, "two")
         failed = await s.last(session_id)
         assert failed.note == "token 3: the logits hold NaN; try another dtype"
-        assert s.workbench.status.engine is EngineState.READY
+        assert s.engine_state is EngineState.READY
         s.engine.on_look = lambda _what: None
         await s.workbench.regenerate(session_id, failed.node_id)
         assert len(own_tokens(await s.last(session_id))) == 12

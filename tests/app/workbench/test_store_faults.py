@@ -50,7 +50,7 @@ def test_a_disk_that_fills_up_under_a_stream_loses_no_token(play: Play, caplog: 
         refuse(s.store, "append_chunk", "finish_node")
         await until(lambda: "cannot be saved yet" in caplog.text)  # the stream goes on meanwhile
         s.workbench.stop(session_id)
-        with pytest.raises(Refusal, match="the disk is full.*stays on the screen"):
+        with pytest.raises(Refusal, match=r"the disk is full.*stays on the screen"):
             await sending
         answer = await s.last(session_id)
         assert len(own_tokens(answer)) == 6

@@ -159,11 +159,12 @@ def test_a_backend_that_cannot_load_raises_where_it_is_loaded() -> None:
     def broken(*_: object) -> Any:
         raise MemoryError("weights do not fit")
 
+    folder = tiny_path("llama")
     register_backend("broken", broken)
     try:
         before = set(threading.enumerate())
         with pytest.raises(MemoryError, match="weights"):
-            load(tiny_path("llama"), backend="broken")
+            load(folder, backend="broken")
         assert {t for t in set(threading.enumerate()) - before if t.is_alive()} == set()
     finally:
         unregister_backend("broken")

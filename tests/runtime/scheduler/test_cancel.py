@@ -65,18 +65,18 @@ def test_a_storm_of_cancellations(kind: str, seed: int) -> None:
 
 
 def test_one_waiter_leaves_the_others_stay() -> None:
-    gate = Gate()
-    with fake_model(Behaviour(before_forward=gate)) as model:
+    gate, ids = Gate(), some_ids(1, 40)
+    with fake_model(Behaviour(before_forward=gate), prefill_chunk_tokens=4) as model:  # long after they left
 
         async def main() -> None:
             gate.shut()
-            tasks = [asyncio.create_task(model.next_token_logprobs([1, 2, 3])) for _ in range(3)]
+            tasks = [asyncio.create_task(model.next_token_logprobs(ids)) for _ in range(3)]
             await asyncio.to_thread(gate.reached.wait)
             tasks[0].cancel()
             tasks[2].cancel()
             await asyncio.sleep(0.01)
             gate.open()
-            assert_right(await tasks[1], [1, 2, 3])
+            assert_right(await asyncio.wait_for(tasks[1], 10), ids)
             for task in (tasks[0], tasks[2]):
                 with pytest.raises(asyncio.CancelledError):
                     await task
@@ -148,6 +148,21 @@ def test_a_stream_that_is_closed_early_keeps_its_kv(kind: str) -> None:
         before = model.metrics().tokens_computed
         assert_right(model.next_token_logprobs_sync(path), path, kind)
         assert model.metrics().tokens_computed - before <= (1 if kind == "attention" else 20)
+
+
+def test_a_stream_publishes_while_it_runs() -> None:
+    prompt = some_ids(1, 10)
+    with fake_model() as model:
+
+        async def main() -> int:
+            path = list(prompt)
+            async for record in model.generate(prompt, GenerationOptions(max_tokens=10_000, seed=4, ignore_eos=True)):
+                path.append(record.token_id)
+                if len(path) == 200:
+                    return (await model.prefix_match_async(path)).tokens
+            return 0
+
+        assert asyncio.run(main()) >= 10 + 128
 
 
 def test_a_stream_dropped_before_it_began_costs_nothing() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -63,22 +64,34 @@ def test_a_query_joins_its_like_in_flight() -> None:
 
 def test_every_answer_is_the_callers_own() -> None:
     with fake_model() as model:
-        rows = [model.next_token_logprobs_sync([4, 5]) for _ in range(2)]
-        rows[0][:] = 0
-        rows.append(model.next_token_logprobs_sync([4, 5]))
-        for row in rows[1:]:
-            assert_right(row, [4, 5])
+
+        async def main() -> list[Any]:
+            return list(await asyncio.gather(*(model.next_token_logprobs([4, 5]) for _ in range(2))))
+
+        for _ in range(2):  # computed for both, then remembered
+            one, two = asyncio.run(main())
+            one[:] = 0
+            assert_right(two, [4, 5])
 
 
-def test_what_one_turn_of_the_loop_asks_for_is_one_forward() -> None:
+def test_what_one_turn_of_the_loop_asks_for_is_one_forward(monkeypatch: pytest.MonkeyPatch) -> None:
     prompts = [some_ids(seed, 6) for seed in range(12)]
+    batches: list[int] = []
     with fake_model() as model:
+        submit = model._engine.submit
+
+        def spy(jobs: Sequence[Any]) -> None:
+            batches.append(len(jobs))
+            submit(jobs)
+
+        monkeypatch.setattr(model._engine, "submit", spy)
 
         async def main() -> list[Any]:
             return list(await asyncio.gather(*(model.next_token_logprobs(p) for p in prompts)))
 
         for row, ids in zip(asyncio.run(main()), prompts, strict=True):
             assert_right(row, ids)
+        assert batches == [12]
         assert model.metrics().forward_calls == 1
 
 
@@ -109,6 +122,21 @@ def test_cleared_is_gone_and_comes_back_right(kind: str) -> None:
         assert np.array_equal(model.next_token_logprobs_sync(ids), before)
         assert model.metrics().tokens_computed == 100
         assert settled(model)[1].tokens == 50
+
+
+def test_after_a_clear_nothing_comes_from_what_others_still_hold() -> None:
+    # given a stream that runs on through a clear, when its prompt is asked for, then it is computed anew
+    prompt = some_ids(1, 30)
+    with fake_model() as model:
+
+        async def main() -> None:
+            async for record in model.generate(prompt, GenerationOptions(max_tokens=20, seed=1, ignore_eos=True)):
+                if record.rank and not model.metrics().queries:
+                    await model.clear_cache_async()
+                    assert_right(await model.next_token_logprobs([*prompt, 1]), [*prompt, 1])
+
+        asyncio.run(main())
+        assert model.metrics().tokens_computed == 30 + 19 + 31
 
 
 def test_clear_kv_cache_keeps_answers_but_no_kv() -> None:

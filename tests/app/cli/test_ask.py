@@ -1,0 +1,133 @@
+"""`elsewise ask`: text to stdout, everything else to stderr."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from runtime import load
+from tests.app.cli.conftest import Elsewise
+
+ASK = ("--backend", "fake", "--max-tokens", "8", "--seed", "1")
+
+
+def lines(out: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in out.splitlines()]
+
+
+def test_the_answer_goes_to_stdout_and_the_summary_to_stderr(elsewise: Elsewise) -> None:
+    done = elsewise("ask", "hello", *ASK)
+    tokens = lines(elsewise("ask", "hello", *ASK, "--json").out)
+    assert done.code == 0
+    assert done.out == "".join(token["text"] for token in tokens[:-1]) + "\n"
+    assert done.err.startswith("8 tokens, length")
+    assert done.err.endswith("seed 1\n")
+
+
+def test_json_is_an_object_a_line_and_then_the_end(elsewise: Elsewise) -> None:
+    done = elsewise("ask", "hello", *ASK, "--json", "--top-k", "3")
+    *tokens, end = lines(done.out)
+    assert [token["type"] for token in tokens] == ["token"] * 8
+    assert end["type"] == "end"
+    assert (end["tokens"], end["finish_reason"], end["seed"], end["reused"]) == (8, "length", 1, 0)
+    assert end["computed"] == len("<user\nhello>\n<assistant\n")
+    assert [token["finish_reason"] for token in tokens] == [None] * 7 + ["length"]
+    for token in tokens:
+        assert bytes.fromhex(token["bytes"]) == bytes([token["id"]])
+        assert len(token["top"]) == 3
+        assert [t["logprob"] for t in token["top"]] == sorted((t["logprob"] for t in token["top"]), reverse=True)
+        ranked = {t["id"]: (rank, t["logprob"]) for rank, t in enumerate(token["top"], 1)}
+        assert ranked.get(token["id"], (token["rank"], token["logprob"])) == (token["rank"], token["logprob"])
+    assert "top" not in lines(elsewise("ask", "hello", *ASK, "--json").out)[0]
+    assert done.err == ""
+
+
+def test_alternatives_stand_on_a_line_per_token(elsewise: Elsewise) -> None:
+    done = elsewise("ask", "hello", *ASK, "--top-k", "2")
+    assert len(done.out.splitlines()) == 8
+    first = lines(elsewise("ask", "hello", *ASK, "--top-k", "2", "--json").out)[0]
+    assert f"rank {first['rank']}" in done.out.splitlines()[0]
+    assert done.out.splitlines()[0].count(".") == 3  # its own probability and two others
+
+
+def test_the_same_seed_gives_the_same_answer_and_another_one_another(elsewise: Elsewise) -> None:
+    again = [elsewise("ask", "hello", *ASK).out for _ in range(2)]
+    assert again[0] == again[1]
+    assert elsewise("ask", "hello", *ASK[:-1], "3").out != again[0]
+    loose = [elsewise("ask", "hello", *ASK[:-2]) for _ in range(2)]
+    seed = loose[0].err.split()[-1]
+    assert seed != loose[1].err.split()[-1]
+    assert elsewise("ask", "hello", *ASK[:-1], seed).out == loose[0].out
+
+
+def test_temperature_zero_and_a_top_k_of_one_take_the_likeliest(elsewise: Elsewise) -> None:
+    greedy = elsewise("ask", "hello", *ASK, "--temperature", "0", "--json")
+    assert {token["rank"] for token in lines(greedy.out)[:-1]} == {1}
+    one = elsewise("ask", "hello", *ASK, "--sample-top-k", "1", "--json")
+    assert [token["id"] for token in lines(one.out)[:-1]] == [token["id"] for token in lines(greedy.out)[:-1]]
+
+
+def test_raw_goes_on_with_the_text_itself_and_system_comes_first(elsewise: Elsewise) -> None:
+    greedy = (*ASK, "--temperature", "0", "--json")
+    with load("x", backend="fake") as model:
+        expected = {
+            "raw": int(model.next_token_logprobs_sync(model.tokenize("hello")).argmax()),
+            "system": int(
+                model.next_token_logprobs_sync(
+                    model.render_chat([{"role": "system", "content": "be"}, {"role": "user", "content": "hello"}])
+                ).argmax()
+            ),
+        }
+    assert lines(elsewise("ask", "hello", "--raw", *greedy).out)[0]["id"] == expected["raw"]
+    assert lines(elsewise("ask", "hello", "--system", "be", *greedy).out)[0]["id"] == expected["system"]
+
+
+def test_the_global_options_choose_the_model_too(elsewise: Elsewise) -> None:
+    done = elsewise("--backend", "mock", "--model", "anything", "ask", "hello", "--max-tokens", "2", "--json")
+    assert len(lines(done.out)) == 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (("ask", "hi", "--backend", "nope"), 2, "unknown backend 'nope': known: fake, hf, mlx, mock"),
+        (("ask", "hi", "--backend", "fakes"), 2, "did you mean 'fake'?"),
+        (("ask", "hi", "--backend", "vllm"), 1, "not built yet; use hf or mlx"),
+        (("ask", "hi", "--model", "nope"), 1, "elsewise models list"),
+        (("ask", "hi"), 1, "elsewise models get smollm2"),
+        (("ask", "", "--backend", "fake"), 2, "TEXT is empty"),
+        (("ask", " \n", "--backend", "fake"), 2, "TEXT is empty"),
+        (("ask", "hi", "--backend", "fake", "--max-tokens", "0"), 2, "--max-tokens"),
+        (("ask", "hi", "--backend", "fake", "--temperature", "-1"), 2, "temperature must lie within [0, inf], not -1.0"),
+        (("ask", "hi", "--backend", "fake", "--temperature", "nan"), 2, "temperature"),
+        (("ask", "hi", "--backend", "fake", "--temperature", "warm"), 2, "--temperature"),
+        (("ask", "hi", "--backend", "fake", "--seed", str(1 << 64)), 2, "seed must be a whole number within 0 and 2**64"),
+        (("ask", "hi", "--backend", "fake", "--top-k", "1001"), 2, "--top-k"),
+        (("ask", "hi", "--session", "A", "--raw"), 2, "leave out --system and --raw"),
+        (("ask",), 2, "TEXT"),
+        (("asks", "hi"), 2, "No such command 'asks'"),
+        (("--nope", "ask", "hi"), 2, "No such option"),
+    ],
+)
+def test_what_cannot_be_done_says_what_to_do(elsewise: Elsewise, arguments: tuple[str, ...], code: int, words: str) -> None:
+    done = elsewise(*arguments)
+    assert (done.code, done.out) == (code, "")
+    assert words in done.err
+
+
+def test_a_prompt_longer_than_the_context_says_so(elsewise: Elsewise) -> None:
+    done = elsewise("ask", "x" * 40_000, "--backend", "mock")
+    assert done.code == 1
+    assert "do not fit into the context of 32,768" in done.err
+
+
+@pytest.mark.parametrize("text", ["tab\tesc\x1b[31m", "half \ud83d", "<|im_end|>", "é😀"])
+def test_any_text_is_only_text(elsewise: Elsewise, text: str) -> None:
+    assert elsewise("ask", text, *ASK).code == 0
+
+
+def test_a_plain_ask_saves_nothing(elsewise: Elsewise, data: object) -> None:
+    elsewise("ask", "hello", *ASK)
+    assert elsewise("sessions", "list").err.startswith("no sessions yet")

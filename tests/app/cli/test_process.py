@@ -1,0 +1,87 @@
+"""The command line as other programs meet it: a process with two streams and an exit code."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from runtime import __version__
+
+ROOT = Path(__file__).parents[3]
+PATIENCE_SECONDS = 60
+
+
+def run(*arguments: str | bytes, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "app", *arguments],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_SECONDS,
+        check=False,
+    )
+
+
+def test_python_m_app_is_elsewise(tmp_path: Path) -> None:
+    done = run("--version", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.split() == ["elsewise,", "version", __version__]
+
+
+def test_streams_and_exit_codes(tmp_path: Path) -> None:
+    good = run("--data-dir", str(tmp_path), "ask", "hi", "--backend", "fake", "--max-tokens", "3", "--seed", "1", "--json")
+    assert good.returncode == 0
+    assert [json.loads(line)["type"] for line in good.stdout.splitlines()] == ["token"] * 3 + ["end"]
+    bad = run("ask", "hi", "--backend", "nope")
+    assert (bad.returncode, bad.stdout) == (2, "")
+    assert len(bad.stderr.splitlines()) == 1
+
+
+def test_bytes_that_are_no_text_are_taken_as_such(tmp_path: Path) -> None:
+    arguments = ("ask", b"caf\xe9", "--session", "A", "--backend", "fake", "--max-tokens", "2")
+    done = run("--data-dir", str(tmp_path), *arguments)
+    assert (done.returncode, "Traceback" in done.stderr) == (0, False)
+    assert "user: caf\ufffd" in run("--data-dir", str(tmp_path), "sessions", "show", "1").stdout
+
+
+def test_a_reader_that_goes_away_is_no_traceback(tmp_path: Path) -> None:
+    text = tmp_path / "text"
+    text.write_text("word " * 5000)
+    command = f"{sys.executable} -m app score {text} --backend mock --json | head -n 1"
+    done = subprocess.run(
+        ["bash", "-c", command], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False
+    )
+    assert json.loads(done.stdout)["text"] == "w"
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals")
+def test_interrupting_a_saved_answer_keeps_it(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "app", "--data-dir", str(tmp_path), "ask", "hi", "--session", "Trip", "--backend", "fake"]
+    process = subprocess.Popen(
+        [*command, "--max-tokens", "100000", "--temperature", "0", "--json"],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    for _ in range(5):
+        process.stdout.readline()
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=PATIENCE_SECONDS)
+    assert process.returncode == 1
+    assert b"Traceback" not in err
+    listed = run("--data-dir", str(tmp_path), "sessions", "list").stdout
+    assert "Trip" in listed
+    shown = run("--data-dir", str(tmp_path), "sessions", "show", "1").stdout
+    assert "user: hi" in shown
+    assert len(shown.split("assistant: ")[1]) >= 3
+    again = run("--data-dir", str(tmp_path), "ask", "go on", "--session", "Trip", "--backend", "fake", "--max-tokens", "2")
+    assert again.returncode == 0
+    assert len(run("--data-dir", str(tmp_path), "sessions", "list").stdout.splitlines()) == 2

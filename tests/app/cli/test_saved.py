@@ -1,0 +1,181 @@
+"""`elsewise ask --session` and `elsewise sessions`: the window's store from a terminal."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from app.cli import common, saved
+from runtime import ModelLoadError
+from storage import DataFolderLock, NewNode, SessionStore
+from tests.app.cli.conftest import Elsewise
+
+ASK = ("--backend", "fake", "--max-tokens", "6", "--seed", "1")
+
+
+def test_a_session_is_made_and_then_continued(elsewise: Elsewise) -> None:
+    first = elsewise("ask", "where to?", "--session", "Trip", *ASK)
+    second = elsewise("ask", "and then?", "--session", "Trip", *ASK)
+    assert (first.code, second.code) == (0, 0)
+
+    listed = elsewise("sessions", "list").out.splitlines()
+    assert len(listed) == 2
+    assert listed[1].split()[:3] == ["1", "Trip", "1"]
+    shown = elsewise("sessions", "show", "1")
+    assert shown.out.startswith("# Trip\n\nuser: where to?\n\nassistant: ")
+    assert "user: and then?" in shown.out
+    assert first.out.strip() in shown.out
+    assert second.out.strip() in shown.out
+
+
+def test_the_second_answer_knows_the_first_turn(elsewise: Elsewise) -> None:
+    elsewise("ask", "one", "--session", "A", *ASK)
+    continued = elsewise("ask", "two", "--session", "A", *ASK)
+    alone = elsewise("ask", "two", "--session", "B", *ASK)
+    assert continued.out != alone.out
+
+
+def test_json_and_alternatives_work_in_a_session_too(elsewise: Elsewise) -> None:
+    done = elsewise("ask", "one", "--session", "A", *ASK, "--json", "--top-k", "2")
+    *tokens, end = [json.loads(line) for line in done.out.splitlines()]
+    assert [len(token["top"]) for token in tokens] == [2] * 6
+    assert bytes.fromhex(tokens[0]["bytes"]).decode(errors="replace") == tokens[0]["text"]
+    assert {"type": "end", "tokens": 6, "finish_reason": "length", "seed": 1}.items() <= end.items()
+
+
+def test_a_locked_data_folder_is_refused_before_any_model_is_loaded(
+    elsewise: Elsewise, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never(*_: object) -> None:
+        raise AssertionError("a model was loaded")
+
+    monkeypatch.setattr(saved, "load_model", never)
+    lock = DataFolderLock(data, "window")
+    assert lock.acquire()
+    done = elsewise("ask", "hi", "--session", "A", *ASK)
+    assert (done.code, done.out) == (1, "")
+    assert "is in use by window, pid " in done.err
+    assert "close it, or ask without --session" in done.err
+    monkeypatch.undo()
+    lock.release()
+
+
+def test_a_locked_data_folder_does_not_stop_a_plain_ask_or_reading(elsewise: Elsewise, data: Path) -> None:
+    elsewise("ask", "hello", "--session", "A", *ASK)
+    lock = DataFolderLock(data, "window")
+    assert lock.acquire()
+    assert elsewise("ask", "hello", *ASK).code == 0
+    assert elsewise("sessions", "show", "1").code == 0
+    assert elsewise("sessions", "verify").code == 0
+    lock.release()
+
+
+def test_an_answer_that_fails_keeps_the_message_and_exits_1(elsewise: Elsewise, monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(*_: object) -> None:
+        raise ModelLoadError("no model; fetch it with: elsewise models get smollm2")
+
+    monkeypatch.setattr(saved, "load_model", missing)
+    failed = elsewise("ask", "hello", "--session", "A", *ASK)
+    assert (failed.code, failed.out) == (1, "")
+    assert "elsewise models get smollm2" in failed.err
+    assert "user: hello" in elsewise("sessions", "show", "1").out
+
+    monkeypatch.setattr(saved, "load_model", common.load_model)
+    assert elsewise("ask", "again", "--session", "A", *ASK).code == 0
+    assert len(elsewise("sessions", "list").out.splitlines()) == 2  # the same session
+
+
+def test_a_prompt_longer_than_the_context_exits_1(elsewise: Elsewise) -> None:
+    done = elsewise("ask", "x" * 40_000, "--session", "A", "--backend", "mock")
+    assert (done.code, done.out) == (1, "")
+    assert "do not fit into the context of 32,768" in done.err
+
+
+def test_a_data_folder_that_cannot_be_made_is_named(elsewise: Elsewise, data: Path) -> None:
+    data.parent.joinpath("data").write_text("a file")
+    assert elsewise("ask", "hi", "--session", "A", *ASK).code == 2  # a file is no folder: click says so
+    data.unlink()
+    data.mkdir()
+    (data / "lock").mkdir()
+    done = elsewise("ask", "hi", "--session", "A", *ASK)
+    assert done.code == 1
+    assert "the data folder cannot be written" in done.err
+
+
+@pytest.mark.parametrize(("arguments", "code"), [(("list",), 0), (("search", "x"), 0), (("verify",), 0), (("show", "1"), 1)])
+def test_an_empty_data_folder_is_said_and_not_made(
+    elsewise: Elsewise, data: Path, arguments: tuple[str, ...], code: int
+) -> None:
+    done = elsewise("sessions", *arguments)
+    assert (done.code, done.out) == (code, "")
+    assert "no sessions yet" in done.err
+    assert not data.exists()
+
+
+def test_search_finds_words_of_any_branch(elsewise: Elsewise) -> None:
+    elsewise("ask", "lighthouse keeper", "--session", "A", *ASK)
+    elsewise("ask", "cats", "--session", "B", *ASK)
+    assert [line.split()[1] for line in elsewise("sessions", "search", "lighthouse").out.splitlines()[1:]] == ["A"]
+    nothing = elsewise("sessions", "search", "zebra")
+    assert (nothing.code, nothing.out, nothing.err) == (0, "", "no session found\n")
+
+
+def test_a_long_title_stays_on_one_line_for_other_programs(elsewise: Elsewise) -> None:
+    title = "word " * 40
+    elsewise("ask", "hi", "--session", title.strip(), *ASK)
+    assert title.strip() in elsewise("sessions", "list").out
+
+
+def test_an_unknown_session_is_named(elsewise: Elsewise) -> None:
+    elsewise("ask", "hi", "--session", "A", *ASK)
+    done = elsewise("sessions", "show", "99")
+    assert (done.code, done.out) == (1, "")
+    assert "99" in done.err
+    assert elsewise("sessions", "show", "first").code == 2
+
+
+def test_verify_names_what_is_damaged(elsewise: Elsewise, data: Path) -> None:
+    elsewise("ask", "hi", "--session", "Trip", *ASK)
+    sound = elsewise("sessions", "verify")
+    assert (sound.code, sound.out, sound.err) == (0, "", "sound\n")
+    conn = sqlite3.connect(data / "sessions.db")
+    conn.execute("UPDATE nodes SET text = 'forged' WHERE role = 'user'")
+    conn.commit()
+    conn.close()
+    done = elsewise("sessions", "verify")
+    assert done.code == 1
+    assert "'Trip'" in done.out
+    assert done.err.endswith("damaged\n")
+
+
+def test_a_file_that_is_no_database_is_left_alone(elsewise: Elsewise, data: Path) -> None:
+    data.mkdir()
+    (data / "sessions.db").write_bytes(b"not a database" * 100)
+    for arguments in (("sessions", "list"), ("sessions", "verify"), ("ask", "hi", "--session", "A", *ASK)):
+        done = elsewise(*arguments)
+        assert (done.code, done.out) == (1, "")
+        assert "not a database" in done.err
+    assert (data / "sessions.db").read_bytes() == b"not a database" * 100
+
+
+def test_reading_does_not_disturb_who_writes(elsewise: Elsewise, data: Path) -> None:
+    store = SessionStore.open(data / "sessions.db")
+
+    async def write(session: int, parent: int | None, text: str) -> int:
+        return await store.add_node(NewNode(session, parent, "user", text=text))
+
+    session = asyncio.run(store.create_session("A"))
+    parent = asyncio.run(write(session, None, "before"))
+    assert "before" in elsewise("sessions", "search", "before").out or elsewise("sessions", "list").code == 0
+    answer = asyncio.run(store.add_node(NewNode(session, parent, "assistant", status="open")))
+    assert elsewise("sessions", "list").code == 0
+    assert elsewise("sessions", "verify").code == 0
+    asyncio.run(write(session, parent, "after"))
+    tree = asyncio.run(store.load_session(session))
+    assert [node.status for node in tree.nodes if node.id == answer] == ["open"]  # not taken for a crash's
+    assert [node.text for node in tree.nodes][-1] == "after"
+    store.close_sync()

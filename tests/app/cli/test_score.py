@@ -1,0 +1,88 @@
+"""`elsewise score`: a table, JSON lines, CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import sys
+from pathlib import Path
+
+import pytest
+
+from runtime import load
+from tests.app.cli.conftest import Elsewise
+
+TEXT = "so it goes, é\n\t“quoted”"
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> str:
+    path = tmp_path / "text.txt"
+    path.write_text(TEXT, "utf-8")
+    return str(path)
+
+
+def test_json_has_the_models_numbers(elsewise: Elsewise, file: str) -> None:
+    done = elsewise("score", file, "--backend", "fake", "--json", "--top-k", "4")
+    rows = [json.loads(line) for line in done.out.splitlines()]
+    with load("x", backend="fake") as model:
+        ids = model.tokenize(TEXT)
+        assert [row["id"] for row in rows] == ids
+        for at in (1, len(ids) - 1):
+            logprobs = model.next_token_logprobs_sync(ids[:at])
+            assert rows[at]["logprob"] == pytest.approx(float(logprobs[ids[at]]), abs=1e-5)
+            assert rows[at]["rank"] == 1 + int((logprobs > logprobs[ids[at]]).sum())
+            assert [t["id"] for t in rows[at]["top"]] == logprobs.argsort()[::-1][:4].tolist()
+    assert bytes.fromhex("".join(row["bytes"] for row in rows)).decode() == TEXT
+    assert (rows[0]["logprob"], rows[0]["rank"], rows[0]["top"]) == (None, None, [])
+
+
+def test_csv_has_a_header_and_as_many_rows_as_tokens(elsewise: Elsewise, file: str) -> None:
+    done = elsewise("score", file, "--backend", "fake", "--csv")
+    rows = list(csv.DictReader(io.StringIO(done.out)))
+    as_json = [json.loads(line) for line in elsewise("score", file, "--backend", "fake", "--json").out.splitlines()]
+    assert [int(row["id"]) for row in rows] == [row["id"] for row in as_json]
+    assert [row["text"] for row in rows] == [row["text"] for row in as_json]
+    assert float(rows[5]["logprob"]) == as_json[5]["logprob"]
+    assert int(rows[5]["top1_id"]) == as_json[5]["top"][0]["id"]
+    assert rows[0]["logprob"] == ""
+
+
+def test_the_table_has_a_line_per_token_and_the_sum_goes_to_stderr(elsewise: Elsewise, file: str) -> None:
+    done = elsewise("score", file, "--backend", "fake")
+    as_json = [json.loads(line) for line in elsewise("score", file, "--backend", "fake", "--json").out.splitlines()]
+    assert len(done.out.splitlines()) == 1 + len(TEXT.encode())
+    logprobs = [row["logprob"] for row in as_json[1:]]
+    assert f"log-probability {sum(logprobs):,.2f} nats" in done.err
+    assert f"perplexity {math.exp(-sum(logprobs) / len(logprobs)):,.2f}" in done.err
+
+
+def test_a_dash_reads_stdin(elsewise: Elsewise, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("abc"))
+    done = elsewise("score", "-", "--backend", "fake", "--json")
+    assert [json.loads(line)["text"] for line in done.out.splitlines()] == ["a", "b", "c"]
+
+
+def test_what_cannot_be_scored_is_said(elsewise: Elsewise, tmp_path: Path, file: str) -> None:
+    (tmp_path / "empty").write_text("")
+    (tmp_path / "latin").write_bytes("café".encode("latin-1"))
+    (tmp_path / "long").write_text("x" * 40_000)
+    for name, code, words in (
+        ("missing", 1, "No such file"),
+        ("empty", 1, "empty; there is nothing to score"),
+        ("latin", 1, "not UTF-8 at byte 3"),
+        ("long", 1, "do not fit into the context of 32,768"),
+        (".", 1, "Is a directory"),
+    ):
+        done = elsewise("score", str(tmp_path / name), "--backend", "mock")
+        assert (done.code, done.out) == (code, ""), name
+        assert words in done.err
+    assert elsewise("score", file, "--json", "--csv").code == 2
+
+
+def test_one_token_has_nothing_before_it(elsewise: Elsewise, tmp_path: Path) -> None:
+    (tmp_path / "one").write_text("a")
+    done = elsewise("score", str(tmp_path / "one"), "--backend", "fake")
+    assert (done.code, len(done.out.splitlines())) == (0, 2)

@@ -1,0 +1,95 @@
+"""`elsewise models` and `elsewise doctor`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from runtime import register_backend, unregister_backend
+from tests.app.cli.conftest import Elsewise
+
+
+def snapshot(folder: Path) -> list[str]:
+    return sorted(str(path) for path in folder.rglob("*"))
+
+
+def test_an_empty_shelf_says_how_to_fill_it(elsewise: Elsewise) -> None:
+    done = elsewise("models", "list")
+    assert (done.code, done.out) == (0, "")
+    assert "elsewise models get smollm2" in done.err
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"GGUF", b"not a model at all" * 100, b"GGUF\x03\0\0\0" + b"\xff" * 64, b"GGUF\x63\0\0\0" + b"\0" * 64],
+)
+def test_a_broken_gguf_is_refused_in_one_line_and_changes_nothing(elsewise: Elsewise, tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "broken.gguf").write_bytes(content)
+    before = snapshot(tmp_path)
+    done = elsewise("models", "import", str(tmp_path / "broken.gguf"))
+    assert (done.code, done.out) == (1, "")
+    said = [line for line in done.err.splitlines() if line.strip()]
+    assert len(said) == 1
+    assert "broken.gguf" in said[0]
+    assert [path for path in snapshot(tmp_path) if path not in before and not path.endswith("models")] == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (("import", "missing.gguf"), 1, "missing.gguf"),
+        (("import",), 2, "PATH"),
+        (("get", "llama"), 1, "only 'smollm2' can be fetched"),
+        (("verify", "nope"), 1, "nope"),
+    ],
+)
+def test_what_cannot_be_done_is_said(elsewise: Elsewise, arguments: tuple[str, ...], code: int, words: str) -> None:
+    done = elsewise("models", *arguments)
+    assert (done.code, done.out) == (code, "")
+    assert words in done.err
+
+
+def test_a_folder_without_weights_is_refused(elsewise: Elsewise, tmp_path: Path) -> None:
+    folder = tmp_path / "hollow"
+    folder.mkdir()
+    (folder / "config.json").write_text('{"model_type": "llama"}')
+    for arguments in (("models", "import", str(folder)), ("ask", "hi", "--model", str(folder), "--backend", "hf")):
+        done = elsewise(*arguments)
+        assert (done.code, done.out) == (1, "")
+        assert "hollow" in done.err
+
+
+def test_doctor_without_a_model_says_what_is_missing_and_exits_1(elsewise: Elsewise, data: Path) -> None:
+    done = elsewise("doctor")
+    assert done.code == 1
+    assert "problem: no model is ready: elsewise models get smollm2" in done.err
+    assert str(data / "sessions.db") in done.out
+    assert not data.exists()
+
+
+def test_doctor_shows_a_third_backend_and_one_whose_module_is_missing(elsewise: Elsewise) -> None:
+    register_backend("thirds", "runtime.backends.mock:load")
+    register_backend("absent", "no_such_module:load")
+    try:
+        rows = {line.split()[1]: line for line in elsewise("doctor").out.splitlines() if line.startswith("backend ")}
+    finally:
+        unregister_backend("thirds")
+        unregister_backend("absent")
+    assert rows["thirds"].split()[2:] == ["available"]
+    assert "module no_such_module is not installed" in rows["absent"]
+    assert {"hf", "mlx", "mock", "fake", "vllm"} <= rows.keys()
+
+
+def test_doctor_is_content_with_a_model_on_the_shelf_and_names_a_torn_one(elsewise: Elsewise, tmp_path: Path) -> None:
+    (tmp_path / "models" / "tiny").mkdir(parents=True)
+    (tmp_path / "models" / "tiny" / "config.json").write_text("{}")
+    done = elsewise("doctor")
+    assert (done.code, done.err) == (0, "everything is in place\n")
+    assert str(tmp_path / "models") in done.out
+    assert elsewise("models", "list").out.split()[6] == "tiny"
+
+    (tmp_path / "models" / "torn").mkdir()
+    done = elsewise("doctor")
+    assert done.code == 1
+    assert done.err == "problem: model torn: no config.json\n"

@@ -1,0 +1,99 @@
+"""One engine, started when it is needed and again after it died."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from app.supervisor import Supervisor
+from runtime import LanguageModel, ModelLoadError
+from tests.app.workbench.scene import Engine, until
+from ui import EngineState
+
+
+def test_requests_at_once_start_one_engine_and_each_change_is_told() -> None:
+    engine = Engine()
+    told: list[tuple[EngineState, str]] = []
+
+    async def scene() -> None:
+        supervisor = Supervisor("shelf/x", start=engine)
+        supervisor.subscribe(lambda: told.append((supervisor.state, supervisor.reason)))
+        models = await asyncio.gather(*(supervisor.model() for _ in range(3)))
+        assert engine.starts == 1
+        assert models[0] is models[1] is models[2] is supervisor.running
+        supervisor.busy(True)
+        supervisor.busy(False)
+        await supervisor.close()
+        assert supervisor.running is None
+
+    asyncio.run(scene())
+    assert told == [
+        (EngineState.STARTING, "loading x"),
+        (EngineState.READY, ""),
+        (EngineState.BUSY, ""),
+        (EngineState.READY, ""),
+    ]
+
+
+def test_who_gives_up_waiting_does_not_stop_the_start_for_others() -> None:
+    async def scene() -> None:
+        engine = Engine(loading=asyncio.Event())
+        supervisor = Supervisor("x", start=engine)
+        first, second = asyncio.create_task(supervisor.model()), asyncio.create_task(supervisor.model())
+        await until(lambda: engine.starts)
+        first.cancel()
+        assert engine.loading is not None
+        engine.loading.set()
+        assert await second is supervisor.running
+        await supervisor.close()
+
+    asyncio.run(scene())
+
+
+def test_a_start_that_failed_is_tried_again() -> None:
+    async def scene() -> None:
+        engine = Engine(refuses=[ModelLoadError("not here")])
+        supervisor = Supervisor("x", start=engine)
+        with pytest.raises(ModelLoadError):
+            await supervisor.model()
+        assert (supervisor.state, supervisor.reason) == (EngineState.NONE, "not here")
+        assert await supervisor.model() is supervisor.running
+        await supervisor.close()
+
+    asyncio.run(scene())
+
+
+def test_closing_while_it_starts_ends_the_start() -> None:
+    async def scene() -> None:
+        engine = Engine(loading=asyncio.Event())
+        supervisor = Supervisor("x", start=engine)
+        waiting = asyncio.create_task(supervisor.model())
+        await until(lambda: engine.starts)
+        await supervisor.close()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        assert supervisor.running is None
+
+    asyncio.run(scene())
+
+
+def test_another_model_is_loaded_by_the_next_request() -> None:
+    asked: list[tuple[str, str]] = []
+    engine = Engine()
+
+    async def start(source: str, backend: str, **options: object) -> LanguageModel:
+        asked.append((source, backend))
+        return await engine(source, backend, **options)
+
+    async def scene() -> None:
+        supervisor = Supervisor("one", "mock", start=start)
+        old = await supervisor.model()
+        await supervisor.change("two")
+        assert supervisor.running is None
+        assert supervisor.state is EngineState.NONE
+        assert await supervisor.model() is not old
+        await supervisor.close()
+
+    asyncio.run(scene())
+    assert asked == [("one", "mock"), ("two", "mock")]

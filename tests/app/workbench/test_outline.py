@@ -1,0 +1,77 @@
+"""The tree as an outline: rows named by the words with which they part."""
+
+from __future__ import annotations
+
+from hypothesis import given
+
+from app.workbench.outline import branch_name, outline
+from app.workbench.tree import Tree
+from storage import NodeRow
+from tests.app.workbench.test_tree import damaged_rows
+from tests.app.workbench.trees import chat, node, run
+
+
+def test_a_session_without_branches_is_one_row_without_a_name_of_its_branch() -> None:
+    rows = outline(chat(), 3)
+    assert [(r.node_id, r.depth, r.before, r.name, r.on_path, r.current) for r in rows] == [(2, 0, "", "where to?", True, True)]
+    assert branch_name(rows) == ""
+
+
+def test_a_branch_inside_an_answer_shows_the_words_before_and_the_words_that_differ() -> None:
+    answer = "we could visit Lisbon when it rains"
+    byte = len("we could visit ")
+    tree = Tree(
+        [
+            node(1, None, "system"),
+            node(2, 1, "user", "where to?"),
+            node(3, 2, text=answer, token_count=7),
+            run(4, 3, at=3, byte=byte, text="Rome in spring", stats={"logprob": -1.5}),
+        ]
+    )
+    rows = outline(tree, 4)
+    assert [(r.node_id, r.depth, r.before, r.name, r.on_path, r.current) for r in rows] == [
+        (2, 0, "", "where to?", True, False),
+        (3, 1, "… could visit", "Lisbon when it rains", False, False),
+        (4, 1, "… could visit", "Rome in spring", True, True),
+    ]
+    assert rows[2].logprob == -1.5
+    assert rows[0].logprob is None
+    assert branch_name(rows) == "Rome in spring"
+    assert [r.on_path for r in outline(tree, 3)] == [True, True, False]
+
+
+def test_answers_beside_each_other_and_questions_beside_each_other_are_rows() -> None:
+    tree = chat(node(4, 2, text="four five"), node(5, 1, "user", "where from?"), node(6, 5, text="six"))
+    rows = outline(tree, 6)
+    assert [(r.node_id, r.depth, r.current) for r in rows] == [(2, 0, False), (3, 1, False), (4, 1, False), (5, 0, True)]
+
+
+def test_an_empty_branch_has_a_sign_for_a_name() -> None:
+    rows = outline(chat(run(4, 3, at=2, byte=8)), 4)
+    assert rows[-1].name == "…"
+
+
+def test_characters_of_several_bytes_are_not_cut() -> None:
+    text = "naïve 😀 café"
+    byte = len("naïve 😀 ".encode())
+    tree = Tree(
+        [
+            node(1, None, "user", "q"),
+            node(2, 1, text=text, token_count=9),
+            run(3, 2, at=4, byte=byte, text="thé"),
+            run(4, 2, at=4, byte=byte - 3, text="!"),  # inside the emoji
+        ]
+    )
+    rows = outline(tree, 2)
+    assert rows[1].name == "café"
+    assert all("\ufffd" not in r.name + r.before for r in rows)
+
+
+@given(damaged_rows())
+def test_any_tree_has_an_outline_with_one_current_row_on_its_path(rows: list[NodeRow]) -> None:
+    tree = Tree(rows)
+    for row in rows:
+        shown = outline(tree, tree.leaf(row.id))
+        assert sum(r.current for r in shown) == any(r.on_path for r in shown)
+        assert all(r.on_path for r in shown if r.current)
+        assert {r.node_id for r in shown} <= set(tree.nodes)

@@ -1,0 +1,190 @@
+"""The rules of the house that no linter knows."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.metadata
+import importlib.util
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from app.names import OURS
+from app.sample import ensure_sample
+from runtime import available_backends, load, register_backend, unregister_backend
+from storage import SessionStore
+
+ROOT = Path(__file__).parents[1]
+PATIENCE_SECONDS = 120
+HEAVY = ("torch", "mlx", "mlx_lm", "transformers", "PySide6", "qasync", "sqlite3", "sqlite_utils")
+# Written in pieces, so that this file does not hold what it looks for.
+HOSTS = ("pypi" + ".org", "python" + "hosted", "npm" + "js", "anaconda" + ".org", "arti" + "factory", "index" + "-url")
+FOLDERS = ("/wo" + "rk/", "/tm" + "p/", "/ro" + "ot/", "/ho" + "me/", "/Us" + "ers/")
+
+
+def python(*arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, *arguments]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False)
+
+
+def loaded_by(statement: str) -> set[str]:
+    """The top-level modules in a fresh interpreter after a statement."""
+    done = python("-c", f"{statement}\nimport sys\nprint(*{{name.partition('.')[0] for name in sys.modules}})")
+    assert done.returncode == 0, done.stderr
+    return set(done.stdout.split())
+
+
+def tracked() -> list[Path]:
+    if shutil.which("git") is None or not (ROOT / ".git").exists():
+        pytest.skip("not a checkout")
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True).stdout
+    return [ROOT / name for name in listed.decode().split("\0") if name and (ROOT / name).is_file()]
+
+
+# ---- our names ----------------------------------------------------------------------------------------------------------
+
+
+def test_packaging_is_no_package_of_ours() -> None:
+    assert not (ROOT / "packaging" / "__init__.py").exists()  # it would stand in front of PyPA's
+    found = importlib.util.find_spec("packaging")
+    assert found is not None
+    assert found.origin is not None
+    assert not Path(found.origin).is_relative_to(ROOT / "packaging")
+
+
+def test_resources_is_a_package() -> None:
+    assert (ROOT / "resources" / "__init__.py").is_file()
+
+
+def test_our_packages_belong_to_our_distribution_alone() -> None:
+    owners = importlib.metadata.packages_distributions()
+    for name in OURS:
+        spec = importlib.util.find_spec(name)
+        assert spec is not None
+        assert spec.origin is not None
+        assert Path(spec.origin).parent == ROOT / name
+        assert set(owners.get(name, ["elsewise"])) == {"elsewise"}  # an editable install may list no packages
+    assert importlib.metadata.version("elsewise") == importlib.import_module("runtime").__version__
+
+
+@pytest.mark.parametrize("name", [name for name in OURS if name != "app"])
+def test_a_foreign_package_of_our_name_is_told_from_ours(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "__init__.py").write_text("")
+    start = f"import sys; sys.path[:0] = [{str(tmp_path)!r}, {str(ROOT)!r}]; from app.cli import main; main()"
+    done = python("-c", start, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert len(done.stderr.splitlines()) == 1
+    assert done.stderr.startswith(f"elsewise: the package '{name}' is loaded from {tmp_path / name}")
+    assert "environment of its own" in done.stderr
+
+
+def test_a_stray_folder_where_one_stands_is_told_too(tmp_path: Path) -> None:
+    (tmp_path / "runtime").mkdir()
+    (tmp_path / "runtime" / "__init__.py").write_text("raise SystemExit('somebody else ran')")
+    done = python("-m", "app", "--version", cwd=tmp_path)  # python -m looks into the current folder first
+    assert done.returncode == 1
+    assert done.stderr.startswith("elsewise: the package 'runtime' is loaded from")
+
+
+def test_an_empty_stray_folder_harms_nothing(tmp_path: Path) -> None:
+    for name in OURS:
+        (tmp_path / name).mkdir()
+    assert python("-m", "app", "--version", cwd=tmp_path).returncode == 0
+
+
+# ---- what is loaded when ------------------------------------------------------------------------------------------------
+
+
+def test_importing_runtime_loads_no_engine_no_window_and_no_database() -> None:
+    assert loaded_by("import runtime").isdisjoint(HEAVY)
+
+
+def test_importing_storage_loads_no_model_and_no_window() -> None:
+    assert loaded_by("import storage").isdisjoint({*HEAVY[:6], "runtime", "ui", "app"})
+
+
+def test_the_command_line_loads_no_engine() -> None:
+    assert loaded_by("import app.cli.group").isdisjoint(HEAVY[:4])
+
+
+def test_the_window_loads_no_engine() -> None:
+    assert loaded_by("import app.window").isdisjoint(HEAVY[:4])
+
+
+# ---- what is in the repository and in the wheel -------------------------------------------------------------------------
+
+
+def test_no_file_names_a_registry_or_a_folder_of_one_machine() -> None:
+    pattern = re.compile("|".join(re.escape(word) for word in (*HOSTS, *FOLDERS)))
+    found = []
+    for path in tracked():
+        data = path.read_bytes()
+        if b"\0" in data[:8000]:
+            continue
+        lines = data.decode(errors="replace").splitlines()
+        found += [f"{path.relative_to(ROOT)}:{n}: {line[:120]}" for n, line in enumerate(lines, 1) if pattern.search(line)]
+    assert not found, "\n".join(found)
+
+
+def test_no_file_is_larger_than_a_checkout_should_carry() -> None:
+    large = [f"{path.relative_to(ROOT)}: {path.stat().st_size:,}" for path in tracked() if path.stat().st_size > 3 << 20]
+    assert not large, large
+
+
+@pytest.mark.slow
+def test_the_wheel_holds_exactly_our_packages(tmp_path: Path) -> None:
+    for path in tracked():
+        copy = tmp_path / "source" / path.relative_to(ROOT)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, copy)
+    out = tmp_path / "out"
+    done = python("-m", "build", "--wheel", "--no-isolation", "--outdir", str(out), str(tmp_path / "source"))
+    assert done.returncode == 0, done.stderr
+    (wheel,) = out.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+    top = {name.split("/")[0] for name in names}
+    assert {name for name in top if not name.endswith(".dist-info")} == set(OURS)
+    assert {"resources/sample/session.json", "app/__main__.py", "runtime/host/__main__.py"} <= set(names)
+    assert any(name.startswith("resources/icons/") for name in names)
+    assert any(name.startswith("resources/fonts/") for name in names)
+
+
+# ---- the slot and the sample --------------------------------------------------------------------------------------------
+
+
+def test_a_third_backend_needs_no_edit_anywhere() -> None:
+    register_backend("thirds", "runtime.backends.mock:load")
+    try:
+        assert available_backends()["thirds"] is True
+    finally:
+        unregister_backend("thirds")
+    assert "thirds" not in available_backends()
+    with pytest.raises(ValueError, match="unknown backend 'thirds'"):
+        load("x", backend="thirds")
+
+
+def test_the_sample_session_is_whole(tmp_path: Path) -> None:
+    store = SessionStore.open(tmp_path / "sessions.db")
+
+    async def check() -> None:
+        sample = await ensure_sample(store)
+        assert await store.verify() == []
+        tree = await store.load_session(sample)
+        assert tree.session.is_sample
+        assert tree.session.branches > 1
+        assert {node.role for node in tree.nodes} == {"system", "user", "assistant"}
+        tokens = await store.load_tokens([node.id for node in tree.nodes])
+        scored = [chunk.columns["rank"] for chunks in tokens.values() for chunk in chunks]
+        assert sum(int((ranks == 0).sum()) for ranks in scored) == 1  # the very first token
+
+    try:
+        asyncio.run(check())
+    finally:
+        store.close_sync()
