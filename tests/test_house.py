@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[1]
 PATIENCE_SECONDS = 120
 HEAVY = ("torch", "mlx", "mlx_lm", "transformers", "PySide6", "qasync", "sqlite3", "sqlite_utils")
 # Written in pieces, so that this file does not hold what it looks for.
-HOSTS = ("pypi" + ".org", "python" + "hosted", "npm" + "js", "anaconda" + ".org", "arti" + "factory", "index" + "-url")
+HOSTS = ("pypi" + ".org", "python" + "hosted", "npm" + "js", "anaconda" + ".org", "arti" + "factory", "extra-index" + "-url")
 FOLDERS = ("/wo" + "rk/", "/tm" + "p/", "/ro" + "ot/", "/ho" + "me/", "/Us" + "ers/")
 
 

@@ -34,6 +34,12 @@ def as_eos(picked: TokenRun) -> TokenRun:
     return replace(picked, finish=np.array([int(Finish.EOS)], np.uint8))
 
 
+def without_numbers(run: TokenRun) -> TokenRun:
+    """The same tokens, to be scored anew: another model thought those numbers."""
+    plain = TokenRun.unscored(run.ids.tolist(), run.token_bytes, run.texts, Origin.TEMPLATE)
+    return replace(plain, origin=run.origin, finish=run.finish)
+
+
 def leading_template(run: TokenRun) -> int:
     """How many tokens at the beginning are the template's."""
     own = np.flatnonzero(run.origin != int(Origin.TEMPLATE))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from app.workbench.pick import as_eos
+from app.workbench.answers import Given
+from app.workbench.pick import as_eos, without_numbers
 from app.workbench.prompt import as_run, render_header, render_turn
 from app.workbench.recorder import chunk
 from app.workbench.session import EMPTY, OpenSession
@@ -18,9 +19,10 @@ class Tokeniser:
         self._store = store
         self._vocabulary = vocabulary
 
-    async def from_known(self, known: TokenRun, session: OpenSession, node: NodeRow, model: LanguageModel) -> TokenRun:
+    async def from_known(self, given: Given, session: OpenSession, node: NodeRow, model: LanguageModel) -> TokenRun:
         """The node begins with tokens that are known already; turns before it may still need theirs."""
         await self._tokenise(session, model, before=node.id)
+        known = given.run if given.fingerprint == model.info.kv_fingerprint else without_numbers(given.run)
         if len(known) and int(known.origin[-1]) == Origin.PICKED and model.is_eos(int(known.ids[-1])):
             return as_eos(known)
         return known

@@ -126,7 +126,7 @@ class Turns:
         node = await self._sessions.add(session, new)
         session.runs[node.id] = given.run
         answer.given = given
-        await self._stream(answer, node, partial(self._tokeniser.from_known, given.run, session, node))
+        await self._stream(answer, node, partial(self._tokeniser.from_known, given, session, node))
 
     async def _stream(self, answer: Answer, node: NodeRow, prepare: Prepare) -> None:
         """Streams into an open node that has just become the tip."""

@@ -89,11 +89,11 @@ def test_another_model_is_loaded_by_the_next_request() -> None:
     async def scene() -> None:
         supervisor = Supervisor("one", "mock", start=start)
         old = await supervisor.model()
-        await supervisor.change("two")
+        await supervisor.change(source="two", backend="hf")
         assert supervisor.running is None
         assert supervisor.state is EngineState.NONE
         assert await supervisor.model() is not old
         await supervisor.close()
 
     asyncio.run(scene())
-    assert asked == [("one", "mock"), ("two", "mock")]
+    assert asked == [("one", "mock"), ("two", "hf")]

@@ -38,10 +38,10 @@ async def settled(window: MainWindow) -> None:
     await asyncio.sleep(0.2)
 
 
-def surprising(turn: TurnView, rank: int = 0) -> int:
-    """The index of the turn's most surprising generated token (or the next ones)."""
+def surprising(turn: TurnView) -> int:
+    """The index of the turn's most surprising generated token."""
     made = [i for i in range(len(turn.run)) if int(turn.run.origin[i]) in (Origin.SAMPLED, Origin.PICKED)]
-    return sorted(made, key=lambda i: float(turn.run.logprob[i]))[rank]
+    return min(made, key=lambda i: float(turn.run.logprob[i]))
 
 
 def answers(window: MainWindow) -> list[TurnView]:
@@ -74,11 +74,11 @@ async def hover(window: MainWindow, node_id: int, index: int) -> None:
 
 
 async def tokens_with_card(window: MainWindow, _: AppWorkbench, folder: Path, name: str) -> None:
-    """The sample in Tokens mode: a token pinned, another under the mouse."""
+    """The sample in Tokens mode: the most surprising token pinned, and the card under the mouse."""
     turn = answers(window)[0]
     pin(window, turn.node_id, surprising(turn))
     await settled(window)
-    await hover(window, turn.node_id, surprising(turn, 1))
+    await hover(window, turn.node_id, surprising(turn))
     window.grab().save(str(folder / f"{name}.png"))
 
 

@@ -17,7 +17,7 @@ from app.supervisor import Supervisor
 from app.workbench import AppWorkbench
 from runtime import EngineDiedError, GenerationOptions, LanguageModel, SamplingOptions, TokenRun, load
 from storage import SessionStore
-from ui import EngineState, Event, SessionView, TokensArrived, TurnView
+from ui import Event, SessionView, TokensArrived, TurnView
 
 PATIENCE_SECONDS = 20.0  # how long a condition may take on a busy machine; one that holds costs nothing
 OPTIONS = GenerationOptions(max_tokens=12, sampling=SamplingOptions(temperature=0.8), seed=5)
@@ -117,10 +117,6 @@ class Scene:
     async def path_ids(self, session_id: int) -> list[int]:
         ids: list[int] = TokenRun.concat([turn.run for turn in (await self.view(session_id)).turns]).ids.tolist()
         return ids
-
-    @property
-    def engine_state(self) -> EngineState:
-        return self.workbench.status.engine
 
 
 def rows(path: Path, statement: str, *parameters: object) -> list[tuple[Any, ...]]:

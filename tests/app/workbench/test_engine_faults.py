@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -22,6 +24,10 @@ from ui import EngineState, SessionView, TurnStatus
 DIED = "engine stopped; your text is kept. Send again to restart it"
 
 
+def state_of(s: Scene) -> EngineState:
+    return s.workbench.status.engine
+
+
 def test_an_engine_that_dies_in_the_middle_keeps_the_text_and_is_restarted(play: Play) -> None:
     shown: list[SessionView] = []
 
@@ -32,13 +38,13 @@ def test_an_engine_that_dies_in_the_middle_keeps_the_text_and_is_restarted(play:
         dead = await s.last(session_id)
         assert (dead.status, dead.note) == (TurnStatus.PARTIAL, DIED)
         assert len(own_tokens(dead)) == 5
-        assert s.engine_state is EngineState.DIED
+        assert state_of(s) is EngineState.DIED
         assert s.workbench.status.reason == DIED
 
         await s.workbench.send(session_id, "three")
         assert len(own_tokens(await s.last(session_id))) == 12
         assert s.engine.starts == 2
-        assert s.engine_state is EngineState.READY
+        assert state_of(s) is EngineState.READY
         await s.workbench.continue_turn(session_id, dead.node_id)
         assert len(own_tokens(await s.last(session_id))) == 5 + 12
         shown.append(await s.view(session_id))
@@ -90,7 +96,7 @@ def test_an_engine_that_cannot_load(play: Play, fault: RuntimeFault, words: str,
         assert view.turns[-1].status is TurnStatus.PARTIAL
         assert view.turns[-2].run.text == "hello"
         assert rows(s.path, "SELECT text FROM nodes WHERE role = 'user'") == [("hello",)]
-        assert s.engine_state is state
+        assert state_of(s) is state
         assert str(fault) in s.workbench.status.reason
 
         await s.workbench.send(session_id, "again")
@@ -171,7 +177,7 @@ def test_a_fault_of_the_model_in_the_middle_keeps_the_text(play: Play) -> None:
         await s.workbench.send(session_id, "two")
         failed = await s.last(session_id)
         assert failed.note == "token 3: the logits hold NaN; try another dtype"
-        assert s.engine_state is EngineState.READY
+        assert state_of(s) is EngineState.READY
         s.engine.on_look = lambda _what: None
         await s.workbench.regenerate(session_id, failed.node_id)
         assert len(own_tokens(await s.last(session_id))) == 12
@@ -192,28 +198,34 @@ def test_a_bug_under_an_answer_is_logged_and_ends_the_turn(play: Play, caplog: p
     caplog.clear()
 
 
+class Other:
+    """The same model under another fingerprint; perhaps its ids mean other bytes."""
+
+    def __init__(self, model: LanguageModel, shift: int) -> None:
+        self._model = model
+        self._shift = shift
+        self.info = replace(model.info, kv_fingerprint="another", model_fingerprint="another")
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+    def decode_token(self, token: int) -> bytes:
+        return self._model.decode_token((token + self._shift) % 259)
+
+
+def supervise(s: Scene, shift: int) -> None:
+    async def start(*_: object, **__: object) -> LanguageModel:
+        return Other(await asyncio.to_thread(load, "x", backend="fake"), shift)
+
+    s.workbench.supervisor._start_engine = start
+
+
 def test_another_tokenizer_is_refused_instead_of_reading_wrong_words(play: Play) -> None:
-    class Shifted:
-        """The same model, but its ids mean other bytes."""
-
-        def __init__(self, model: LanguageModel) -> None:
-            self._model = model
-            self.info = _renamed(model)
-
-        def __getattr__(self, name: str) -> object:
-            return getattr(self._model, name)
-
-        def decode_token(self, token: int) -> bytes:
-            return self._model.decode_token((token + 1) % 256)
-
     async def first(s: Scene) -> None:
         await s.asked()
 
     async def second(s: Scene) -> None:
-        async def start(*_: object, **__: object) -> LanguageModel:
-            return Shifted(await asyncio.to_thread(load, "x", backend="fake"))  # type: ignore[return-value]  # all else is passed on
-
-        s.workbench.supervisor._start_engine = start
+        supervise(s, shift=1)
         session_id = (await s.workbench.sessions())[0].session_id
         before = rows(s.path, "SELECT count(*) FROM token_chunks")
         await s.view(session_id)
@@ -227,7 +239,27 @@ def test_another_tokenizer_is_refused_instead_of_reading_wrong_words(play: Play)
     play(second)
 
 
-def _renamed(model: LanguageModel) -> object:
-    from dataclasses import replace
+def test_numbers_of_another_model_are_not_taken_for_those_of_the_one_that_answers(play: Play) -> None:
+    async def first(s: Scene) -> None:
+        await s.asked()
 
-    return replace(model.info, kv_fingerprint="another", model_fingerprint="another")
+    async def second(s: Scene) -> None:
+        supervise(s, shift=0)
+        session_id = (await s.workbench.sessions())[0].session_id
+        old = await s.last(session_id)
+        at = own_tokens(old)[3]
+        await s.workbench.branch(session_id, old.node_id, at, alternative(old, at))
+        new = await s.last(session_id)
+        assert new.note == "reached the length limit"
+        path = await s.path_ids(session_id)
+        model = s.workbench.supervisor.running
+        assert model is not None
+        own = (await model.score_run(path))[len(path) - 12 - 1 : len(path) - 12]
+        assert new.run.logprob[at] == pytest.approx(own.logprob[0], abs=1e-5)
+        (fingerprints,) = rows(s.path, "SELECT group_concat(DISTINCT kv_fingerprint) FROM token_chunks WHERE node_id = 4")
+        assert fingerprints == ("another",)
+        await s.workbench.regenerate(session_id, new.node_id)
+        assert len(own_tokens(await s.last(session_id))) == 12
+
+    play(first)
+    play(second)
