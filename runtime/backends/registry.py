@@ -118,8 +118,8 @@ def check_backend(name: str | None = None) -> str:
 
 def brings_text(name: str) -> bool:
     """Whether a backend brings tokenizer and template of its own and needs no model folder; imports nothing."""
-    built_in = _BUILT_IN.get(name)
-    return built_in is not None and built_in.own_text and dotted_backends().get(name) == built_in.dotted
+    toys = {built_in.dotted for built_in in _BUILT_IN.values() if built_in.own_text}
+    return dotted_backends().get(name) in toys  # whatever it is called
 
 
 def resolve_backend(name: str | None = None) -> Factory:

@@ -64,19 +64,14 @@ class Cache:
         last_only = not isinstance(job, ScoreJob)
         return Prefill(job, workspace, lease, slot, depth, first_wanted, last_only=last_only, reused=depth)
 
-    def regain(self, prefill: Prefill) -> None:
-        """Goes back to a place from which the job can go on, when its own was given up.
+    def regain(self, prefill: Prefill, ids: Int32) -> tuple[int, int]:
+        """Where a job whose place was given up can go on along `ids`: the slot, and the tokens in place there.
 
         Recurrent state moves along with whoever appends: a place that two jobs share is lost to the second.
         """
-        if prefill.workspace.resumable(prefill.slot):
-            return
-        job, ids = prefill.job, prefill.job.ids[: prefill.at]
         prefill.lease.release()
-        prefill.lease = self.trie.lookup([(job.namespace, ids)])
-        prefill.slot, at = self._stand(prefill.workspace, ids, prefill.lease)
-        prefill.reused -= prefill.at - at
-        prefill.at = at
+        prefill.lease = self.trie.lookup([(prefill.job.namespace, ids)])
+        return self._stand(prefill.workspace, ids, prefill.lease)
 
     def _stand(self, workspace: Workspace, ids: Int32, lease: Lease) -> tuple[int, int]:
         """The deepest place on a path that the workspace or the lease can give: its slot and depth."""

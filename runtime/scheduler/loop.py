@@ -183,6 +183,8 @@ class Scheduler:
     # ---- (b) one token for every generation -----------------------------------------------------------------------
 
     def _decode_step(self) -> None:
+        for row in [row for row in self._rows if not row.workspace.resumable(row.slot)]:
+            self._push_again(row)
         by_workspace: dict[int, list[Row]] = {}
         for row in self._rows:
             by_workspace.setdefault(id(row.workspace), []).append(row)
@@ -207,6 +209,25 @@ class Scheduler:
             row.slot = slot
             row.pushed += 1
         self._draw(rows, *normalise(logits))
+
+    def _push_again(self, row: Row) -> None:
+        """Brings a generation back to its place, whose recurrent state went along with another job."""
+        workspace, base, path = row.workspace, row.workspace.size, row.path
+        try:
+            slot, at = self.cache.regain(row.prefill, path)
+            base, missing, parents = workspace.size, path[at:].tolist(), []
+            for token in missing:
+                parents.append(slot)
+                slot = workspace.append(slot, token)
+            if missing:
+                workspace.forward(missing, parents, [])
+        except BaseException as error:  # noqa: BLE001  # the border: this generation alone fails
+            workspace.rollback(base)
+            self._end_row(row, typed(error))
+            return
+        row.slot = slot
+        self.counters.tokens_computed += len(missing)
+        self.counters.forward_calls += bool(missing)
 
     def _draw(self, rows: list[Row], logprobs: Float32, finite: npt.NDArray[np.bool_]) -> None:
         for row, failure in decode(rows, logprobs, finite):
@@ -253,7 +274,9 @@ class Scheduler:
     def _push(self, group: list[Prefill], quota: int) -> int:
         """One forward over the group's next tokens; how many rows were pushed."""
         for prefill in group:
-            self.cache.regain(prefill)
+            if not prefill.workspace.resumable(prefill.slot):
+                slot, at = self.cache.regain(prefill, prefill.job.ids[: prefill.at])
+                prefill.go_back(slot, at)
             prefill.save()
         batch = Batch(group[0].workspace, group[0].workspace.size)
         started = time.monotonic()

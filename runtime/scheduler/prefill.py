@@ -57,6 +57,11 @@ class Prefill:
         """Tokens that were in place when `save` was called."""
         return self._mark[1]
 
+    def go_back(self, slot: int, at: int) -> None:
+        """Stands at an earlier place of the path: what lies between is pushed or found again."""
+        self.reused -= self.at - at
+        self.slot, self.at = slot, at
+
     def save(self) -> None:
         """Remembers the cursor for `undo`."""
         self._mark = self.slot, self.at, self.reused, self.computed

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from runtime.errors import NonFiniteLogitsError
-from runtime.records import Finish, Float32, Scores
+from runtime.records import Finish, Float32, Int32, Scores
 from runtime.scheduler.jobs import GenerateJob
 from runtime.scheduler.prefill import Prefill
 from runtime.scheduler.stream import Stream
@@ -39,6 +39,12 @@ class Row:
     def workspace(self) -> Workspace:
         """Where it decodes."""
         return self.prefill.workspace
+
+    @property
+    def path(self) -> Int32:
+        """The tokens that stand in the workspace."""
+        joined: Int32 = np.concatenate([self.job.ids, self.stream.new_tokens(0)[: self.pushed]])
+        return joined
 
     @property
     def unpublished(self) -> int:

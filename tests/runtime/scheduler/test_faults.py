@@ -186,6 +186,28 @@ def test_queries_that_follow_a_running_stream(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_a_prompt_that_ends_inside_anothers(kind: str) -> None:
+    # given a stream whose prompt is the beginning of a query's text, in one batch and either order
+    text = some_ids(1, 40)
+    for first in (True, False):
+        with fake_model(Behaviour(recurrent=kind == "recurrent")) as model:
+
+            async def main(model: LocalModel = model, first: bool = first) -> None:
+                tasks: list[asyncio.Task[Any]] = []
+                for stream in (first, not first):
+                    work: Any = model.sample(text[:15], 8, [], temperature=0.0) if stream else model.next_token_logprobs(text)
+                    tasks.append(asyncio.create_task(work))
+                tail, row = (await asyncio.gather(*tasks))[:: 1 if first else -1]
+                assert_right(row, text, kind)
+                path = text[:15]
+                for token in tail:
+                    assert token == int(reference(path, kind).argmax())
+                    path = [*path, token]
+
+            asyncio.run(main())
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_long_texts_that_part_while_chunks_are_small(kind: str) -> None:
     # given many prompts over one stem and less room in a batch than they need
     stem = some_ids(0, 70)
