@@ -28,6 +28,7 @@ COLUMNS = ("ids", "logprob", "rank", "entropy", "top_ids", "top_logprobs", "cove
 class Engine:
     """What the supervisor starts: the `fake` backend in this process. Its faults may be set at any time."""
 
+    source: Any = "x"  # or a pair that starts with a `Behaviour`
     options: dict[str, Any] = field(default_factory=dict)
     refuses: list[BaseException] = field(default_factory=list)  # the next starts raise these
     loading: asyncio.Event | None = None  # a start waits for it
@@ -44,7 +45,7 @@ class Engine:
             await self.loading.wait()
         if self.refuses:
             raise self.refuses.pop(0)
-        return FrailModel(await asyncio.to_thread(load, source, backend="fake", **self.options), self)  # type: ignore[return-value]  # all else is passed on
+        return FrailModel(await asyncio.to_thread(load, self.source, backend="fake", **self.options), self)  # type: ignore[return-value]  # all else is passed on
 
 
 class FrailModel:

@@ -17,8 +17,9 @@ from runtime import (
     RuntimeFault,
     load,
 )
+from runtime.backends.fake import Behaviour
 from tests.app.workbench.conftest import Play
-from tests.app.workbench.scene import Scene, alternative, assert_same_view, own_tokens, rows, until
+from tests.app.workbench.scene import Engine, Scene, alternative, assert_same_view, own_tokens, rows, until
 from ui import EngineState, SessionView, TurnStatus
 
 DIED = "engine stopped; your text is kept. Send again to restart it"
@@ -198,26 +199,18 @@ def test_a_bug_under_an_answer_is_logged_and_ends_the_turn(play: Play, caplog: p
     caplog.clear()
 
 
-class Other:
-    """The same model under another fingerprint; perhaps its ids mean other bytes."""
+class Shifted:
+    """Another model, whose ids mean other bytes."""
 
-    def __init__(self, model: LanguageModel, shift: int) -> None:
+    def __init__(self, model: LanguageModel) -> None:
         self._model = model
-        self._shift = shift
         self.info = replace(model.info, kv_fingerprint="another", model_fingerprint="another")
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._model, name)
 
     def decode_token(self, token: int) -> bytes:
-        return self._model.decode_token((token + self._shift) % 259)
-
-
-def supervise(s: Scene, shift: int) -> None:
-    async def start(*_: object, **__: object) -> LanguageModel:
-        return Other(await asyncio.to_thread(load, "x", backend="fake"), shift)
-
-    s.workbench.supervisor._start_engine = start
+        return self._model.decode_token((token + 1) % 259)
 
 
 def test_another_tokenizer_is_refused_instead_of_reading_wrong_words(play: Play) -> None:
@@ -225,7 +218,10 @@ def test_another_tokenizer_is_refused_instead_of_reading_wrong_words(play: Play)
         await s.asked()
 
     async def second(s: Scene) -> None:
-        supervise(s, shift=1)
+        async def start(*_: object, **__: object) -> LanguageModel:
+            return Shifted(await asyncio.to_thread(load, "x", backend="fake"))
+
+        s.workbench.supervisor._start_engine = start
         session_id = (await s.workbench.sessions())[0].session_id
         before = rows(s.path, "SELECT count(*) FROM token_chunks")
         await s.view(session_id)
@@ -244,22 +240,26 @@ def test_numbers_of_another_model_are_not_taken_for_those_of_the_one_that_answer
         await s.asked()
 
     async def second(s: Scene) -> None:
-        supervise(s, shift=0)
         session_id = (await s.workbench.sessions())[0].session_id
         old = await s.last(session_id)
         at = own_tokens(old)[3]
         await s.workbench.branch(session_id, old.node_id, at, alternative(old, at))
         new = await s.last(session_id)
         assert new.note == "reached the length limit"
-        path = await s.path_ids(session_id)
         model = s.workbench.supervisor.running
         assert model is not None
-        own = (await model.score_run(path))[len(path) - 12 - 1 : len(path) - 12]
-        assert new.run.logprob[at] == pytest.approx(own.logprob[0], abs=1e-5)
-        (fingerprints,) = rows(s.path, "SELECT group_concat(DISTINCT kv_fingerprint) FROM token_chunks WHERE node_id = 4")
-        assert fingerprints == ("another",)
+        path = await s.path_ids(session_id)
+        own = await model.score_run(path, start=len(path) - 12 - 1)
+        assert new.run.logprob[at:] == pytest.approx(own.logprob, abs=1e-5)
+        assert new.run.logprob[:at] == pytest.approx(old.run.logprob[:at], nan_ok=True)  # still the first model's
+        prints = dict(rows(s.path, "SELECT id, kv_fingerprint FROM nodes"))
+        assert prints[new.node_id] == model.info.kv_fingerprint != prints[old.node_id]
         await s.workbench.regenerate(session_id, new.node_id)
-        assert len(own_tokens(await s.last(session_id))) == 12
+        header = (await s.last(session_id)).run[: own_tokens(old)[0]]
+        path = await s.path_ids(session_id)
+        own = await model.score_run(path)
+        start = len(path) - 12 - len(header)
+        assert header.logprob == pytest.approx(own.logprob[start : start + len(header)], abs=1e-5)
 
     play(first)
-    play(second)
+    play(second, engine=Engine(source=(Behaviour(recurrent=True), None)))  # the same bytes, other numbers

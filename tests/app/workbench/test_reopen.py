@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from app.sample import ensure_sample
+from app.workbench.session import OpenSession
 from tests.app.workbench.conftest import Play
 from tests.app.workbench.scene import Engine, Scene, alternative, assert_same_view, own_tokens, until
 from ui import Refusal, SessionView, TurnStatus
@@ -93,6 +94,23 @@ def test_looking_at_another_session_while_the_engine_loads_loses_nothing(play: P
         assert answer.run.text.startswith("\n<|im_start|>assistant\n")
         assert s.engine.prompts[0] == (await s.path_ids(session_id))[: len(s.engine.prompts[0])]
         assert s.engine.prompts[0][-len(b"assistant\n") - 1] == 256
+
+    play(scene)
+
+
+def test_what_the_store_read_too_late_does_not_replace_what_is_being_written(play: Play) -> None:
+    async def scene(s: Scene) -> None:
+        session_id = await s.asked()
+        view = await s.view(session_id)
+        session = OpenSession(await s.store.load_session(session_id))
+        read = await s.store.load_tokens(session.missing())
+        streaming, waiting = view.turns[2], view.turns[1]
+        session.runs[streaming.node_id] = streaming.run[:3]
+        session.states[waiting.node_id] = TurnStatus.WAITING
+        session.add_tokens(read)
+        assert len(session.runs[streaming.node_id]) == 3
+        assert waiting.node_id not in session.runs
+        assert session.missing() == []
 
     play(scene)
 

@@ -91,6 +91,25 @@ def test_stop_before_the_first_token_keeps_the_message(play: Play, when: str) ->
     play(scene)
 
 
+def test_stop_before_a_continuation_has_a_token_leaves_what_was_there(play: Play) -> None:
+    async def scene(s: Scene) -> None:
+        session_id = await s.asked()
+        old = await s.last(session_id)
+        s.engine.holds_after = 0
+        going_on = asyncio.create_task(s.workbench.continue_turn(session_id, old.node_id))
+        await until(lambda: len(s.engine.prompts) == 2)
+        s.workbench.stop(session_id)
+        await going_on
+        stopped = await s.last(session_id)
+        assert_same_run(stopped.run, old.run)
+        assert stopped.note == "stopped"
+        s.engine.holds_after = None
+        await s.workbench.send(session_id, "two")
+        assert len(own_tokens(await s.last(session_id))) == 12
+
+    play(scene)
+
+
 def test_a_caller_that_gives_up_stops_the_stream_too(play: Play) -> None:
     async def scene(s: Scene) -> None:
         session_id = await s.new()
