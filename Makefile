@@ -4,8 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 UV_VERSION := 0.13.8
 TORCH := torch==2.13.0
-# The OpenGL and input libraries that Qt's platform plugins are linked to, and what a virtual screen needs.
-QT_PACKAGES := libegl1 libgl1 libxkbcommon0 libxkbcommon-x11-0 libdbus-1-3 libfontconfig1 libxcb-cursor0 libxcb-icccm4 \
+# What Qt and its platform plugins are linked to. "a|b": the package's name on older and on newer systems.
+QT_PACKAGES := libglib2.0-0|libglib2.0-0t64 libegl1 libgl1 libxkbcommon0 libxkbcommon-x11-0 libdbus-1-3 libfontconfig1 libxcb-cursor0 libxcb-icccm4 \
   libxcb-image0 libxcb-keysyms1 libxcb-randr0 libxcb-render-util0 libxcb-shape0 libxcb-xinerama0 libxcb-xkb1
 
 export HF_HUB_DISABLE_TELEMETRY := 1
@@ -45,6 +45,7 @@ test-slow: setup
 bench: setup
 	$(BIN)/elsewise bench $(BENCH_ARGS)
 
+# Two minutes at most.
 bench-quick: setup
 	$(BIN)/elsewise bench --quick
 
@@ -56,7 +57,7 @@ sample: setup
 	$(BIN)/python -m tests.tools.record_sample
 
 system:
-	@QT_PACKAGES="$(QT_PACKAGES)" sh packaging/system.sh
+	@PYTHON="$(PYTHON)" QT_PACKAGES="$(QT_PACKAGES)" sh packaging/system.sh
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .cache

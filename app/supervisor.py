@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-from runtime import EngineDiedError, LanguageModel, spawn
+from runtime import EngineClient, EngineDiedError, LanguageModel, spawn
 from ui import EngineState
 
 log = logging.getLogger(__name__)
@@ -51,6 +51,8 @@ class Supervisor:
         Raises:
             ModelLoadError, BackendUnavailableError, EngineDiedError: It cannot be loaded.
         """
+        if self._model is not None and ended(self._model):
+            await self.died(self._model)  # while nobody was asking
         if self._model is not None:
             return self._model
         if self._starting is None:
@@ -68,7 +70,8 @@ class Supervisor:
             self._tell(EngineState.NONE, str(error))
             raise
         finally:
-            self._starting = None
+            if self._starting is asyncio.current_task():
+                self._starting = None
         self._tell(EngineState.READY, "")
         return self._model
 
@@ -87,18 +90,18 @@ class Supervisor:
 
     async def change(self, *, source: str | None = None, backend: str | None = None) -> None:
         """Another model or engine from the next request on; the memory of the old one is given back."""
-        await self.close()
-        self.source = source or self.source
+        self.source = source or self.source  # before anything is awaited: whoever asks meanwhile gets the new one
         self.backend = backend or self.backend
+        await self.close()
         self._tell(EngineState.NONE, "")
 
     async def close(self) -> None:
         """Ends the process, within 2 s."""
         starting, self._starting = self._starting, None
+        model, self._model = self._model, None
         if starting is not None:
             starting.cancel()
             await asyncio.wait([starting], timeout=1)
-        model, self._model = self._model, None
         if model is not None:
             await model.close_async()
 
@@ -106,3 +109,8 @@ class Supervisor:
         self.state, self.reason = state, reason
         for listener in self._listeners:
             listener()
+
+
+def ended(model: LanguageModel) -> bool:
+    """Whether the model's process is over, though no request has met its end yet."""
+    return isinstance(model, EngineClient) and model.ended is not None

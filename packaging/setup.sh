@@ -2,19 +2,15 @@
 # Makes the virtual environment given as $1 from requirements.lock, with torch apart (see README, "CUDA").
 set -eu
 venv=$1
-"$PYTHON" - <<'PY' || exit 1
+sh packaging/system.sh
+"$PYTHON" - <<'PY'
 import sys
 if sys.version_info < (3, 11):
     sys.exit(f"Python 3.11 or newer is needed, this is {sys.version.split()[0]}: make run PYTHON=python3.11")
-try:
-    import ensurepip, venv
-except ImportError:
-    sys.exit("Python's venv is missing: apt-get install python3-venv")
 PY
-sh packaging/system.sh
 test -x "$venv/bin/python" || "$PYTHON" -m venv "$venv"
 "$venv/bin/python" -m pip install --quiet "uv==$UV_VERSION"
 "$venv/bin/uv" pip install --quiet --python "$venv/bin/python" --require-hashes -r requirements.lock
-# pip, not uv: it follows the user's own settings for where torch's wheel comes from.
-"$venv/bin/python" -c 'import torch' 2>/dev/null || "$venv/bin/python" -m pip install --quiet "$TORCH"
+# pip, not uv: it follows the user's own settings for where torch's wheel comes from. $TORCH may hold pip options.
+"$venv/bin/python" -c 'import torch' 2>/dev/null || "$venv/bin/python" -m pip install --quiet $TORCH
 "$venv/bin/uv" pip install --quiet --python "$venv/bin/python" --no-deps --editable .

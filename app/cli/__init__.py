@@ -1,10 +1,13 @@
 """The command line: global options stand before the command; results go to stdout, everything else to stderr."""
 
+import os
+
 from app.names import check_names
 
 
 def main() -> None:
     """Runs the command line and exits: 0 done, 1 the work failed, 2 bad use."""
+    os.umask(0o077)  # what we write is its owner's alone: files 0600, folders 0700
     check_names()  # before anything of ours is imported that a foreign package could stand in for
     from app.cli.group import run
 

@@ -12,7 +12,7 @@ from app.cli.common import load_model
 from app.paths import DataFolder
 from app.supervisor import Supervisor
 from app.workbench import AppWorkbench
-from runtime import Finish, GenerationOptions, LanguageModel, TokenRun
+from runtime import Finish, GenerationOptions, LanguageModel, TokenRun, clean_text
 from storage import DataFolderLock, SessionStore
 from ui import Event, Refusal, TokensArrived
 
@@ -33,6 +33,9 @@ async def ask_saved(
     Raises:
         click.ClickException: Another process writes into the data folder, or the answer failed.
     """
+    title = clean_text(title).strip()
+    if not title:
+        raise click.UsageError("--session needs a title of at least one character")
     lock = DataFolderLock(data.root, "ask --session")
     if not lock.acquire():
         holder = lock.held_by or "another process"

@@ -95,6 +95,7 @@ def _with_store(settings: Settings, read: Callable[[SessionStore], Coroutine[Any
 
 
 def _print_rows(rows: list[SessionRow]) -> None:
+    rows = [row for row in rows if row.branches]  # one that nothing was said in is no session yet
     if not rows:
         click.echo("no session found", err=True)
         return

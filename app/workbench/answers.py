@@ -193,14 +193,13 @@ class Answers:
         if len(known) and int(known.finish[-1]) == Finish.EOS:
             answer.finish = "eos"
             return
-        try:
-            async with aclosing(model.generate_runs(prompt, options)) as runs:
-                async for run in runs:
+        answer.computed = scored
+        async with aclosing(model.generate_runs(prompt, options)) as runs:
+            async for run in runs:
+                if answer.first_token is None:  # the counters come right before it: later ones are of other answers too
                     answer.computed = scored + model.metrics().last_computed
-                    self._take(answer, run)
-                    recorder.add(run)
-        finally:
-            answer.computed = scored + model.metrics().last_computed  # cancelled before its first token, too
+                self._take(answer, run)
+                recorder.add(run)
 
     def _take(self, answer: Answer, run: TokenRun) -> None:
         now = time.monotonic()

@@ -32,6 +32,7 @@ class Sessions:
         self._tell = tell
         self._open: dict[int, OpenSession] = {}
         self.shown: OpenSession | None = None
+        self.closing = False  # the engine is not asked for anything any more
 
     # ---- one session --------------------------------------------------------------------------------------------------
 
@@ -115,7 +116,7 @@ class Sessions:
 
     async def find_warm(self, session: OpenSession) -> None:
         """How much of the path the engine holds."""
-        model, session.warm = self._supervisor.running, 0
+        model, session.warm = (None if self.closing else self._supervisor.running), 0
         ids = session.path_ids(session.tree.path(session.tip))
         if model is None or not ids or len(ids) > model.info.context_length:
             return

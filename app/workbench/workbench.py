@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 from app.supervisor import Supervisor
 from app.workbench.answers import Answers
@@ -32,6 +33,7 @@ from ui import (
 
 log = logging.getLogger(__name__)
 
+PATIENCE_SECONDS = 0.5  # for answers to end by themselves when the app is closed
 PRESET = GenerationOptions(max_tokens=1024, sampling=SamplingOptions(temperature=0.8, top_p=0.95, min_p=0.05))
 
 
@@ -194,12 +196,18 @@ class AppWorkbench:
         return [self.vocabulary.bytes_of(token) for token in token_ids]
 
     async def close(self) -> None:
-        """Text first: streams are stopped and written, then the engine ends, then the store."""
+        """Text first: streams are stopped and written, then the engine ends, then the store.
+
+        An engine that does not answer is not waited for: its end ends whoever waits for it.
+        """
+        self._sessions.closing = True
         for session_id in list(self._answers.running):
             self._answers.stop(session_id)
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._answers.ended(), PATIENCE_SECONDS)
+        await self.supervisor.close()
         await self._answers.ended()
         await self._sessions.settle(self._answers.settle)
         for task in list(self._tasks):
             task.cancel()
-        await self.supervisor.close()
         await self._store.close()

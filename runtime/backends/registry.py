@@ -37,7 +37,9 @@ class _BuiltIn:
 
 
 _BUILT_IN = {
-    "hf": _BuiltIn("runtime.backends.hf.backend:load", ("torch", "transformers"), "pip install 'elsewise[hf]'"),
+    "hf": _BuiltIn(
+        "runtime.backends.hf.backend:load", ("torch", "transformers"), "make setup, or: pip install torch==2.13.0 transformers"
+    ),
     "mlx": _BuiltIn("runtime.backends.mlx.backend:load", ("mlx", "mlx_lm"), "pip install mlx mlx-lm   (Linux: 'mlx[cpu]')"),
     "mock": _BuiltIn("runtime.backends.mock:load", own_text=True),
     "fake": _BuiltIn("runtime.backends.fake:load", own_text=True),

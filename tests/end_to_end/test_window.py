@@ -40,7 +40,11 @@ def last(window: MainWindow) -> TurnView:
 
 
 def say(window: MainWindow, text: str) -> None:
-    QTest.keyClicks(window.parts.composer.field, text)
+    field = window.parts.composer.field
+    if text.isascii():
+        QTest.keyClicks(field, text)
+    else:
+        field.insertPlainText(text)  # there are no keys for it: an input method would bring it so
     QTest.keyClick(window.parts.composer.field, Qt.Key.Key_Return)
 
 
@@ -57,6 +61,7 @@ def generated(turn: TurnView) -> list[int]:
 
 
 async def new_session(window: MainWindow) -> None:
+    await until(lambda: window.desk.shown is not None)
     window.acts.new_session.trigger()
     await until(lambda: window.desk.shown is not None and not window.desk.shown.view.is_sample)
 

@@ -1,0 +1,78 @@
+"""The engine process at its worst: killed while nobody asks, frozen while somebody waits, changed while it runs."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+
+from app.workbench import AppWorkbench
+from tests.end_to_end.test_window import OpenApp, answered, engine_pid, generated, last, new_session, say, until
+from tests.tiny_models import tiny_folder
+from ui import EngineState, MainWindow, TurnStatus
+
+WATCHDOG_SECONDS = 30.0  # after which a hung engine is ended anyway
+
+
+def model() -> str:
+    return str(tiny_folder("llama").path)
+
+
+def test_an_engine_killed_while_nobody_asks_is_started_again(open_app: OpenApp, paced: str) -> None:
+    async def scene(window: MainWindow, workbench: AppWorkbench) -> None:
+        await new_session(window)
+        await until(lambda: workbench.status.engine is EngineState.READY)
+        first = engine_pid(workbench)
+        # given: it is killed while idle
+        os.kill(first, signal.SIGKILL)
+        await asyncio.sleep(0.5)
+        # when a message is sent, then it is answered: no turn is lost to the dead one
+        say(window, "Are you there?")
+        await answered(window, 3)
+        assert engine_pid(workbench) != first
+        assert last(window).status is TurnStatus.STREAMING
+        window.desk.stop()
+        await until(lambda: last(window).status is TurnStatus.PARTIAL)
+        assert last(window).note == "stopped"
+
+    open_app(model(), paced, scene)
+
+
+def test_quitting_does_not_wait_for_a_frozen_engine(open_app: OpenApp, paced: str) -> None:
+    began: list[float] = []
+
+    async def scene(window: MainWindow, workbench: AppWorkbench) -> None:
+        await new_session(window)
+        say(window, "Where should we go?")
+        turn = await answered(window, 3)
+        # given: the engine freezes in the middle of the answer
+        os.kill(engine_pid(workbench), signal.SIGSTOP)
+        await asyncio.sleep(0.2)
+        assert generated(turn)
+        began.append(time.monotonic())
+
+    # when the window is closed
+    open_app(model(), paced, scene)
+    # then it ends long before the watchdog would have ended the engine
+    assert time.monotonic() - began[0] < WATCHDOG_SECONDS / 3
+
+
+def test_another_engine_answers_the_next_message(open_app: OpenApp, paced: str) -> None:
+    async def scene(window: MainWindow, workbench: AppWorkbench) -> None:
+        await new_session(window)
+        await until(lambda: workbench.status.engine is EngineState.READY)
+        first = engine_pid(workbench)
+        # when another engine is chosen and a message follows at once
+        changing = asyncio.create_task(workbench.choose_backend("hf"))
+        say(window, "Hello")
+        await changing
+        await answered(window, 3)
+        # then it is answered by the new one
+        running = workbench.supervisor.running
+        assert running is not None
+        assert running.info.backend == "hf"
+        assert engine_pid(workbench) != first
+        assert [choice.name for choice in workbench.backends() if choice.chosen] == ["hf"]
+
+    open_app(model(), paced, scene)
