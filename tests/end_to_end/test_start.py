@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -13,7 +14,7 @@ import pytest
 
 from app.paths import DataFolder
 from app.window import open_window
-from storage import DataFolderLock
+from storage import DataFolderLock, SessionStore
 
 SLACK_SECONDS = 60.0
 
@@ -82,3 +83,26 @@ def test_sigterm_closes_the_window_and_ends_the_process(tmp_path: Path) -> None:
     _, errors = process.communicate(timeout=SLACK_SECONDS)
     # then it ends as if its button had been pressed
     assert process.returncode == 0, errors
+    # and what it wrote is its owner's alone
+    data = tmp_path / "data"
+    for path in (data, *data.rglob("*")):
+        assert path.stat().st_mode & 0o077 == 0, path
+
+
+def test_a_full_disk_is_named_and_nothing_is_half_made(tmp_path: Path) -> None:
+    # given: no file may grow beyond 4 KiB, as on a disk that is nearly full
+    def nearly_full() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+
+    environment = {**os.environ, "QT_QPA_PLATFORM": "offscreen"}
+    command = [sys.executable, "-B", "-m", "app", "--data-dir", str(tmp_path / "data"), "--demo"]
+    # when the window is opened
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=SLACK_SECONDS, check=False, preexec_fn=nearly_full
+    )
+    # then it says so in a line and ends
+    assert done.returncode == 1
+    assert str(tmp_path / "data") in done.stderr
+    assert "Traceback" not in done.stderr
+    # and with room again, the same folder works
+    SessionStore.open(tmp_path / "data" / "sessions.db").close_sync()
