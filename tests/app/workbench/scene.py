@@ -33,7 +33,7 @@ class Engine:
     refuses: list[BaseException] = field(default_factory=list)  # the next starts raise these
     loading: asyncio.Event | None = None  # a start waits for it
     dies_after: int | None = None  # tokens of an answer; once
-    holds_after: int | None = None  # tokens of an answer; waits until it is cancelled
+    holds_after: int | None = None  # tokens of an answer that begins now; waits until it is cancelled
     on_look: Callable[[str], None] = lambda _what: None  # called before the model sees anything
     starts: int = 0
     prompts: list[list[int]] = field(default_factory=list)
@@ -63,7 +63,7 @@ class FrailModel:
         return await self.model.score_run(ids, top_k, start)
 
     async def generate_runs(self, ids: Sequence[int], options: GenerationOptions | None) -> AsyncGenerator[TokenRun, None]:
-        engine, made = self._engine, 0
+        engine, made, holds_after = self._engine, 0, self._engine.holds_after
         engine.on_look("generate")
         engine.prompts.append(list(ids))
         async with aclosing(self.model.generate_runs(ids, options)) as runs:
@@ -72,7 +72,7 @@ class FrailModel:
                     if made == engine.dies_after:
                         engine.dies_after = None
                         raise EngineDiedError("the engine process has ended: signal 9 (SIGKILL)")
-                    if made == engine.holds_after:
+                    if made == holds_after:
                         await asyncio.Event().wait()
                     made += 1
                     yield run[at : at + 1]
