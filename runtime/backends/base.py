@@ -91,6 +91,9 @@ class Backend(Protocol):
     def logits_uncached(self, ids: Sequence[int]) -> npt.NDArray[np.float32]:
         """``(vocab,)`` raw logits after `ids`, computed by the library's own plain forward, no cache of ours."""
 
+    def free_bytes(self) -> int:
+        """Memory that is free where the KV is to live: on the device, or in the machine."""
+
     def set_kv_budget(self, nbytes: int) -> None:
         """Tells how many bytes of KV may be held in all, so that a device with limits of its own can set them once."""
 

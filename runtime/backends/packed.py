@@ -19,6 +19,7 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+import psutil
 
 from runtime.backends.tree import ROOT, Bool, Int64, SlotTree, segments
 from runtime.errors import ContextOverflowError, InvalidRequestError
@@ -87,6 +88,10 @@ class PackedBackend(ABC, Generic[P]):
     @abstractmethod
     def logits_uncached(self, ids: Sequence[int]) -> Float32:
         """``(vocab,)`` raw logits after `ids` by the library's own plain forward."""
+
+    def free_bytes(self) -> int:
+        """The machine's free memory; devices with their own say otherwise."""
+        return int(psutil.virtual_memory().available)
 
     def set_kv_budget(self, nbytes: int) -> None:  # most devices have no limits to set
         """Tells how many bytes of KV may be held in all."""

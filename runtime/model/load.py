@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from runtime.backends.base import Backend
 from runtime.backends.byte_text import own_text
 from runtime.backends.registry import brings_text, check_backend, resolve_backend
@@ -53,7 +51,7 @@ def load(source: str | Path | Pair, backend: str | None = "auto", **options: Any
     def make() -> tuple[Backend, Scheduler]:
         made = resolve_backend(name)(model, checked)
         token_bytes = text.tokenizer.byte_vocab(made.info.vocab_size)
-        budget = checked.kv_cache_bytes or max(psutil.virtual_memory().available // BUDGET_SHARE, LEAST_BUDGET)
+        budget = checked.kv_cache_bytes or max(made.free_bytes() // BUDGET_SHARE, LEAST_BUDGET)
         made.set_kv_budget(budget)
         eos = frozenset(text.tokenizer.eos_token_ids)
         return made, Scheduler(made, checked, budget, token_bytes, eos, Utf8Stream)

@@ -36,7 +36,7 @@ class Cache:
         self.peak = 0
         self.trie = Trie(backend, budget if enabled else 0)
         self.vectors = VectorCache(budget // VECTOR_SHARE if enabled else 0)
-        self.workspaces = Workspaces(backend)
+        self.workspaces = Workspaces(backend, self.give_way)
         self._last_prefix = 0
         self._last_reason = "nothing was asked yet"
 
@@ -58,7 +58,12 @@ class Cache:
         """Puts what is known of a path into a workspace, up to the first row that must be pushed."""
         workspace = self.workspaces.place(job.namespace, job.ids, alone=not self.enabled)
         lease = self.trie.lookup([(job.namespace, job.ids[:first_wanted])])
-        slot, depth = self._stand(workspace, job.ids[:first_wanted], lease)
+        try:
+            slot, depth = self._stand(workspace, job.ids[:first_wanted], lease)
+        except BaseException:  # no memory for it: nothing stays pinned
+            lease.release()
+            self.workspaces.leave(workspace, drop=not self.enabled)
+            raise
         if isinstance(job, GenerateJob):
             self._explain(job, depth)
         last_only = not isinstance(job, ScoreJob)
@@ -113,6 +118,12 @@ class Cache:
                 return
             self.trie.set_scores(node, scores[start:at])
 
+    def give_way(self) -> None:
+        """The device is full: idle packs, vectors and whatever no lease holds are freed."""
+        self.workspaces.drop_idle()
+        self.vectors.clear()
+        self.trie.evict(self.trie.evictable_bytes)
+
     def account(self) -> None:
         """After a step: the trie gives way to the working packs, idle packs to a tight budget."""
         packs = self.workspaces.nbytes
@@ -163,6 +174,7 @@ class Cache:
         if budget < held:
             raise MemoryBudgetError(f"running requests hold {held:,} bytes of KV; a budget of {budget:,} must wait for them")
         self.budget = budget
+        self.vectors.set_budget(budget // VECTOR_SHARE if self.enabled else 0)
         self.account()
 
     def match(self, namespace: Namespace, ids: Int32) -> int:

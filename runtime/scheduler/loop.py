@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from runtime.backends.base import Backend
-from runtime.errors import RuntimeFault
+from runtime.errors import MemoryBudgetError, RuntimeFault
 from runtime.options import LoadOptions
 from runtime.records import Float32
 from runtime.scheduler.cache import Cache
@@ -24,7 +24,7 @@ from runtime.scheduler.counters import Counters
 from runtime.scheduler.finish import Finisher, gone
 from runtime.scheduler.jobs import CallJob, GenerateJob, Job, QueryJob, ScoreJob, settle
 from runtime.scheduler.prefill import Batch, Prefill
-from runtime.scheduler.rows import PUBLISH_TOKENS, Row, decode, normalise
+from runtime.scheduler.rows import Row, decode, normalise
 from runtime.scheduler.stream import Stream, TextDecoder
 
 CHUNK_SECONDS = 0.08  # a prefill chunk while somebody else waits for a token
@@ -183,8 +183,13 @@ class Scheduler:
     # ---- (b) one token for every generation -----------------------------------------------------------------------
 
     def _decode_step(self) -> None:
-        for row in [row for row in self._rows if not row.workspace.resumable(row.slot)]:
-            self._push_again(row)
+        for _ in self._rows:  # one that is brought back may take the state that another stood on
+            lost = [row for row in self._rows if not row.workspace.resumable(row.slot)]
+            if not lost:
+                break
+            for row in lost:
+                if not row.workspace.resumable(row.slot):
+                    self._push_again(row)
         by_workspace: dict[int, list[Row]] = {}
         for row in self._rows:
             by_workspace.setdefault(id(row.workspace), []).append(row)
@@ -233,8 +238,15 @@ class Scheduler:
         for row, failure in decode(rows, logprobs, finite):
             self._end_row(row, failure)
         for row in rows:
-            if row.unpublished >= PUBLISH_TOKENS and row in self._rows:
+            if row not in self._rows:
+                continue
+            if row.due:
+                row.tried = row.pushed
                 self._finish.publish_row(row)
+            try:
+                self.cache.check_room(len(row.job.ids) + row.pushed + 1)
+            except MemoryBudgetError as full:  # this one has outgrown the budget by itself; what it said is kept
+                self._end_row(row, full)
 
     def _start_row(self, prefill: Prefill, last: Float32) -> None:
         """A prompt is in place: the first token comes from the distribution after it ``(vocab,)``."""
@@ -273,11 +285,9 @@ class Scheduler:
 
     def _push(self, group: list[Prefill], quota: int) -> int:
         """One forward over the group's next tokens; how many rows were pushed."""
-        for prefill in group:
-            if not prefill.workspace.resumable(prefill.slot):
-                slot, at = self.cache.regain(prefill, prefill.job.ids[: prefill.at])
-                prefill.go_back(slot, at)
-            prefill.save()
+        group = [prefill for prefill in group if self._guard(prefill.job, partial(self._stand_again, prefill))]
+        if not group:
+            return 0
         batch = Batch(group[0].workspace, group[0].workspace.size)
         started = time.monotonic()
         try:
@@ -305,6 +315,17 @@ class Scheduler:
             else:
                 self._finish.answer(prefill.job, last)
         return pushed
+
+    def _stand_again(self, prefill: Prefill) -> None:
+        """Makes sure that a token can be appended where the job stands."""
+        if not prefill.workspace.resumable(prefill.slot):
+            try:
+                slot, at = self.cache.regain(prefill, prefill.job.ids[: prefill.at])
+            except BaseException:  # the job is told by the caller
+                self._drop_prefill(prefill)
+                raise
+            prefill.go_back(slot, at)
+        prefill.save()
 
     def _settle_chunk(self, prefill: Prefill) -> Float32 | None:
         """Publishes what a chunk computed.

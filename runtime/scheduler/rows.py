@@ -28,6 +28,7 @@ class Row:
     slot: int
     pending: int = -1  # drawn, not yet pushed
     pushed: int = 0  # generated tokens whose KV stands in the workspace
+    tried: int = 0  # of them, when they were last offered to the trie
     started: float = 0.0  # monotonic seconds of the first token
 
     @property
@@ -45,6 +46,11 @@ class Row:
         """The tokens that stand in the workspace."""
         joined: Int32 = np.concatenate([self.job.ids, self.stream.new_tokens(0)[: self.pushed]])
         return joined
+
+    @property
+    def due(self) -> bool:
+        """Whether the tail is long enough to be published, and was not just refused."""
+        return min(self.unpublished, self.pushed - self.tried) >= PUBLISH_TOKENS
 
     @property
     def unpublished(self) -> int:

@@ -38,6 +38,14 @@ class VectorCache:
         row = row.copy() if row.base is not None else row
         row.flags.writeable = False
         self._rows[key] = row
+        self._shrink()
+
+    def set_budget(self, budget: int) -> None:
+        """Another budget in bytes; the least recently used rows beyond it go."""
+        self._budget = budget
+        self._shrink()
+
+    def _shrink(self) -> None:
         while self.bytes > self._budget:
             self.bytes -= self._rows.popitem(last=False)[1].nbytes
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from runtime.backends.base import ROOT, Backend
+from runtime.errors import MemoryBudgetError
 from runtime.records import Int32
 from runtime.trie import Lease, Namespace
 
@@ -20,8 +21,9 @@ class Workspace:
     A slot that was computed again for its logits (a *twin*) is not registered: paths lead to the first.
     """
 
-    def __init__(self, backend: Backend, namespace: Namespace) -> None:
+    def __init__(self, backend: Backend, namespace: Namespace, give_way: Callable[[], None]) -> None:
         self._backend = backend
+        self._give_way = give_way
         self.namespace = namespace
         self.pack = backend.open_pack()
         self.users = 0  # jobs that hold slots here
@@ -98,10 +100,12 @@ class Workspace:
     def forward(self, tokens: Sequence[int], parents: Sequence[int], want: Sequence[int]) -> npt.NDArray[np.float32]:
         """Fills the reserved slots: raw logits ``(len(want), vocab) float32``."""
         as_int = np.int64
-        _, logits = self._backend.forward(
-            self.pack, np.array(tokens, as_int), np.array(parents, as_int), np.array(want, as_int)
-        )
-        return logits
+        arrays = np.array(tokens, as_int), np.array(parents, as_int), np.array(want, as_int)
+        try:
+            return self._backend.forward(self.pack, *arrays)[1]
+        except MemoryBudgetError:  # the device is full: what nobody uses gives way, then once more
+            self._give_way()
+            return self._backend.forward(self.pack, *arrays)[1]
 
     def close(self) -> None:
         """Frees the buffers."""
@@ -119,12 +123,14 @@ class Workspaces:
 
     Args:
         backend: Owner of the packs.
+        give_way: Frees what nobody uses, when a forward finds no memory.
         limit: Packs kept at a time.
         crowd: Slots up to which unrelated rows share a pack (one forward for all beats the wasted attention).
     """
 
-    def __init__(self, backend: Backend, *, limit: int = 8, crowd: int = 1024) -> None:
+    def __init__(self, backend: Backend, give_way: Callable[[], None], *, limit: int = 8, crowd: int = 1024) -> None:
         self._backend = backend
+        self._give_way = give_way
         self._limit = limit
         self._crowd = crowd
         self._clock = 0
@@ -142,7 +148,7 @@ class Workspaces:
         if chosen is None:
             if len(self.open) >= self._limit:
                 self.drop_idle(keep=self._limit - 1)
-            chosen = Workspace(self._backend, namespace)
+            chosen = Workspace(self._backend, namespace, self._give_way)
             self.open.append(chosen)
         chosen.users += 1
         chosen.touched = self._clock

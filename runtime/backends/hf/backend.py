@@ -127,6 +127,13 @@ class HfBackend(PackedBackend[TorchPack]):
             logits: Float32 = self._model(input_ids=tokens, use_cache=False).logits[0, -1].float().cpu().numpy()
             return logits
 
+    def free_bytes(self) -> int:
+        if self._device.type == "cuda":
+            return int(torch.cuda.mem_get_info(self._device)[0])
+        if self._device.type == "mps":
+            return int(torch.mps.recommended_max_memory() - torch.mps.driver_allocated_memory())
+        return super().free_bytes()
+
     def unload(self) -> None:
         if self._loaded.attention_before is not None:
             self._model.set_attn_implementation(self._loaded.attention_before)

@@ -1,0 +1,128 @@
+"""When memory runs short in the middle: once more with what nobody uses given up, nothing pinned, nothing copied in vain."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+from typing import Any
+
+import pytest
+
+from runtime.backends.fake import Behaviour, FakeBackend
+from runtime.errors import MemoryBudgetError
+from runtime.options import GenerationOptions, SamplingOptions
+from tests.fakes import assert_right, fake_model, settled, some_ids
+
+TOKEN = 2 * 16 * 8  # bytes of the fake's KV
+GREEDY = SamplingOptions(temperature=0.0)
+
+
+class Full:
+    """A device that is full for so many forwards."""
+
+    def __init__(self, times: int) -> None:
+        self.left = times
+
+    def __call__(self, _: Any) -> None:
+        if self.left:
+            self.left -= 1
+            raise MemoryBudgetError("out of memory")
+
+
+def test_a_full_device_is_tried_once_more_with_what_nobody_uses_given_up() -> None:
+    behaviour = Behaviour()
+    with fake_model(behaviour) as model:
+        model.cache_kv(some_ids(1, 40))
+        # when one forward finds no memory
+        behaviour.before_forward = Full(1)
+        assert_right(model.next_token_logprobs_sync(some_ids(2, 30)), some_ids(2, 30))
+        # then it was answered all the same, and what nobody used is gone
+        assert model.prefix_match(some_ids(1, 40)).tokens == 0
+        # when there is none the second time either, then the typed error comes, and the next request is served
+        behaviour.before_forward = Full(2)
+        with pytest.raises(MemoryBudgetError):
+            model.next_token_logprobs_sync(some_ids(3, 30))
+        assert_right(model.next_token_logprobs_sync(some_ids(3, 30)), some_ids(3, 30))
+        assert settled(model)[1].leases == 0
+
+
+def test_kv_that_cannot_be_loaded_pins_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    with fake_model() as model:
+        model.cache_kv(some_ids(1, 40))
+        engine = model._engine
+        engine.call(engine.scheduler.cache.workspaces.drop_idle).result()  # so that the next request has to load
+        load = FakeBackend.load
+
+        def full(*_: Any) -> Any:
+            raise MemoryBudgetError("out of memory")
+
+        monkeypatch.setattr(FakeBackend, "load", full)
+        with pytest.raises(MemoryBudgetError):
+            model.next_token_logprobs_sync([*some_ids(1, 40), 7])
+        monkeypatch.setattr(FakeBackend, "load", load)
+        # then no lease and no user is left behind, and the same request works
+        assert settled(model)[1].leases == 0
+        assert all(w.users == 0 for w in engine.scheduler.cache.workspaces.open)
+        assert_right(model.next_token_logprobs_sync([*some_ids(1, 40), 7]), [*some_ids(1, 40), 7])
+
+
+def test_a_smaller_budget_holds_for_the_vectors_too() -> None:
+    with fake_model(kv_cache_bytes=32 << 20) as model:
+        for seed in range(60):
+            model.next_token_logprobs_sync(some_ids(seed, 5))
+        small = 200 * TOKEN
+        model.set_kv_budget(small)
+        assert model._engine.scheduler.cache.vectors.bytes <= small // 32
+        model.cache_kv(some_ids(99, 20))
+        assert settled(model)[0].kv_bytes <= small
+
+
+def test_a_tail_that_the_trie_refuses_is_not_copied_at_every_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[int] = []
+    take = FakeBackend.take
+
+    def counted(self: FakeBackend, pack: Any, slots: Any) -> Any:
+        taken.append(len(slots))
+        return take(self, pack, slots)
+
+    monkeypatch.setattr(FakeBackend, "take", counted)
+
+    async def main() -> int:
+        made = 0
+        options = GenerationOptions(max_tokens=400, ignore_eos=True, sampling=GREEDY, seed=1)
+        with fake_model(Behaviour(delay=0.0005)) as model:
+            async with aclosing(model.generate_runs(some_ids(1, 30), options)) as runs:
+                async for run in runs:
+                    made += len(run)
+                    if made == len(run):
+                        await model.clear_kv_cache_async()  # the path is detached: nothing can be published under it
+        return made
+
+    assert asyncio.run(main()) == 400
+    assert len(taken) <= 2 + 400 // 64 + 1
+    assert sum(taken) <= 30 + sum(range(0, 401 + 64, 64)) + 401
+
+
+def test_a_stream_that_outgrows_the_budget_ends_with_what_it_said() -> None:
+    said: list[int] = []
+    options = GenerationOptions(max_tokens=500, ignore_eos=True, sampling=GREEDY, seed=1)
+    with fake_model(kv_cache_bytes=100 * TOKEN) as model:
+
+        async def listen() -> None:
+            async for record in model.generate(some_ids(1, 20), options):
+                said.append(record.token_id)
+
+        with pytest.raises(MemoryBudgetError, match="tokens need"):
+            asyncio.run(listen())
+        # then what was said until then has arrived, and another request is served
+        assert 70 <= len(said) <= 81
+        assert_right(model.next_token_logprobs_sync(some_ids(2, 20)), some_ids(2, 20))
+        assert settled(model)[1].leases == 0
+
+
+def test_the_budget_is_a_share_of_what_the_device_has_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FakeBackend, "free_bytes", lambda _: 4 << 30)
+    with fake_model() as model:
+        assert model.cache_report().budget in (0, 1 << 30)  # no report before the first step
+        model.next_token_logprobs_sync([1, 2])
+        assert settled(model)[1].budget == 1 << 30
