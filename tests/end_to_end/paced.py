@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from runtime.backends.base import Backend
@@ -31,6 +32,15 @@ class PacedBackend(HfBackend):
         """Waits a little first, and never ends by itself: random weights would say eos now and then."""
         time.sleep(PACE_SECONDS)
         slots, logits = super().forward(pack, tokens, parents, want)
-        logits = logits.copy()
-        logits[:, :SPECIALS] -= UNLIKELY
-        return slots, logits
+        return slots, endless(logits)
+
+    def logits_uncached(self, ids: Sequence[int]) -> Float32:
+        """The same model, so the same numbers."""
+        return endless(super().logits_uncached(ids))
+
+
+def endless(logits: Float32) -> Float32:
+    """Logits that hardly allow a control token."""
+    changed = logits.copy()
+    changed[..., :SPECIALS] -= UNLIKELY
+    return changed
