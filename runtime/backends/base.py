@@ -92,7 +92,10 @@ class Backend(Protocol):
         """``(vocab,)`` raw logits after `ids`, computed by the library's own plain forward, no cache of ours."""
 
     def free_bytes(self) -> int:
-        """Memory that is free where the KV is to live: on the device, or in the machine."""
+        """Bytes that are free, once the weights are in place, where KV is to live: on the device, or in the machine.
+
+        The KV budget is a share of it when none is given. Never negative.
+        """
 
     def set_kv_budget(self, nbytes: int) -> None:
         """Tells how many bytes of KV may be held in all, so that a device with limits of its own can set them once."""

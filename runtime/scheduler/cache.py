@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
+
 from runtime.backends.base import ROOT, Backend
 from runtime.errors import MemoryBudgetError
 from runtime.info import CacheReport, EdgeReport
@@ -57,13 +59,11 @@ class Cache:
     def place(self, job: Job, first_wanted: int) -> Prefill:
         """Puts what is known of a path into a workspace, up to the first row that must be pushed."""
         workspace = self.workspaces.place(job.namespace, job.ids, alone=not self.enabled)
-        lease = self.trie.lookup([(job.namespace, job.ids[:first_wanted])])
-        try:
+        with ExitStack() as undo:  # no memory for it: nothing stays pinned
+            undo.callback(self.workspaces.leave, workspace, drop=not self.enabled)
+            lease = undo.enter_context(self.trie.lookup([(job.namespace, job.ids[:first_wanted])]))
             slot, depth = self._stand(workspace, job.ids[:first_wanted], lease)
-        except BaseException:  # no memory for it: nothing stays pinned
-            lease.release()
-            self.workspaces.leave(workspace, drop=not self.enabled)
-            raise
+            undo.pop_all()
         if isinstance(job, GenerateJob):
             self._explain(job, depth)
         last_only = not isinstance(job, ScoreJob)
@@ -85,7 +85,7 @@ class Cache:
 
     def publish(self, prefill: Prefill, namespace: Namespace, tokens: Int32, slot: int, scores: Scores | None) -> None:
         """Copies the tokens from the lease's end to `slot` into the trie; `scores` has one row for each."""
-        if not self.enabled or not len(tokens):
+        if not self.enabled or not len(tokens) or not prefill.lease.node.attached:  # under a cleared path nothing is kept
             return
         payload = self._backend.take(prefill.workspace.pack, prefill.workspace.chain(slot, len(tokens)))
         self.trie.insert(prefill.lease, namespace, tokens, payload, scores)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 import numpy as np
 import numpy.typing as npt
@@ -101,11 +102,10 @@ class Workspace:
         """Fills the reserved slots: raw logits ``(len(want), vocab) float32``."""
         as_int = np.int64
         arrays = np.array(tokens, as_int), np.array(parents, as_int), np.array(want, as_int)
-        try:
+        with suppress(MemoryBudgetError):  # left before the second try: its traceback would hold what the first computed
             return self._backend.forward(self.pack, *arrays)[1]
-        except MemoryBudgetError:  # the device is full: what nobody uses gives way, then once more
-            self._give_way()
-            return self._backend.forward(self.pack, *arrays)[1]
+        self._give_way()  # the device is full: what nobody uses goes, then once more
+        return self._backend.forward(self.pack, *arrays)[1]
 
     def close(self) -> None:
         """Frees the buffers."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -131,7 +132,7 @@ class HfBackend(PackedBackend[TorchPack]):
         if self._device.type == "cuda":
             return int(torch.cuda.mem_get_info(self._device)[0])
         if self._device.type == "mps":
-            return int(torch.mps.recommended_max_memory() - torch.mps.driver_allocated_memory())
+            return max(int(torch.mps.recommended_max_memory() - torch.mps.driver_allocated_memory()), 0)
         return super().free_bytes()
 
     def unload(self) -> None:
@@ -228,5 +229,6 @@ def _computing() -> Iterator[None]:
     except RuntimeError as error:  # torch.OutOfMemoryError is one; MPS and the CPU allocator raise it bare
         text = str(error)
         if isinstance(error, torch.OutOfMemoryError) or "out of memory" in text or "can't allocate memory" in text:
+            traceback.clear_frames(error.__traceback__)  # whoever tries again must not find their activations in the way
             raise MemoryBudgetError(f"the device ran out of memory: free KV or load a smaller model ({text[:200]})") from error
         raise

@@ -74,7 +74,8 @@ class MlxBackend(PackedBackend[MlxPack]):
 
     def free_bytes(self) -> int:
         recommended = int(mx.device_info().get("max_recommended_working_set_size", 0))  # Metal alone knows one
-        return min(recommended - mx.get_active_memory(), super().free_bytes()) if recommended else super().free_bytes()
+        free = super().free_bytes()
+        return max(min(recommended - mx.get_active_memory(), free), 0) if recommended else free
 
     def set_kv_budget(self, nbytes: int) -> None:
         self._limits.apply(sum(a.nbytes for _, a in flat_parameters(self._model)), nbytes)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import shutil
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -199,12 +201,35 @@ def test_out_of_memory_is_ours_and_leaves_the_pack_usable(llama: HfBackend) -> N
     np.testing.assert_allclose(got, expected("llama", [*ids.tolist(), *ids[:3].tolist()])[10:], atol=TOLERANCE)
 
 
+def test_out_of_memory_lets_go_of_what_was_computed(llama: HfBackend) -> None:
+    # given a forward that runs out of memory while it holds activations
+    made: list[weakref.ref[torch.Tensor]] = []
+
+    def starve(*_: Any) -> None:
+        activation = torch.empty(1000)
+        made.append(weakref.ref(activation))
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB")
+
+    handle = llama._model.model.layers[1].register_forward_pre_hook(starve)
+    with pytest.raises(MemoryBudgetError) as caught:
+        append(llama, llama.open_pack(), random_ids(11, 10))
+    handle.remove()
+    # then the error that is still in hand keeps none of them
+    gc.collect()
+    assert made[0]() is None
+    assert "out of memory" in str(caught.value)
+
+
 @pytest.mark.gpu
 def test_the_accelerator_gives_the_same_numbers() -> None:
     if not (torch.cuda.is_available() or torch.backends.mps.is_available()):
         pytest.skip("torch finds no CUDA or MPS device")
     backend = load(tiny_folder("llama"), LoadOptions(dtype="float32"))
     assert backend.info.device != "cpu"
+    # the KV budget is a share of the device's own memory: what is taken there is no longer free
+    free, taken = backend.free_bytes(), torch.empty(256 << 20, dtype=torch.uint8, device=backend.info.device)
+    assert 0 < backend.free_bytes() <= free - taken.nbytes // 2
+    del taken
     pack, ids = backend.open_pack(), random_ids(12, 40)
     slots, got = append(backend, pack, ids)
     np.testing.assert_allclose(got, expected("llama", ids.tolist()), atol=1e-3)

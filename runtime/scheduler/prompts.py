@@ -1,0 +1,162 @@
+"""Queries and prompts on their way in: chunks sized by time, packed into one forward per workspace."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Protocol
+
+from runtime.options import LoadOptions
+from runtime.records import Float32
+from runtime.scheduler.cache import Cache
+from runtime.scheduler.counters import Counters
+from runtime.scheduler.faults import bisect
+from runtime.scheduler.finish import Finisher
+from runtime.scheduler.jobs import GenerateJob, Job
+from runtime.scheduler.prefill import Batch, Prefill
+
+CHUNK_SECONDS = 0.08  # a prefill chunk while somebody else waits for a token
+ALONE_SECONDS = 0.4  # and when nobody does
+MIN_CHUNK = 32
+SHORT = 2  # tokens; what needs no more goes into the batch whatever the clock says
+
+
+class Guard(Protocol):
+    """Runs something for a job; where it fails, the job alone gets the error."""
+
+    def __call__(self, job: Job, act: Callable[[], None]) -> bool:
+        """Whether it went well."""
+
+
+class Prompts:
+    """The prefills that run. Owner thread only.
+
+    Args:
+        options: Batch limits.
+        cache: Where prefills stand.
+        counters: What was done.
+        finish: Publishes chunks and answers.
+        guard: Keeps a failure with its job.
+        forget: No other query joins the job any more.
+        start_row: A generation's prompt is in place, and the distribution after it ``(vocab,)``.
+    """
+
+    def __init__(
+        self,
+        options: LoadOptions,
+        cache: Cache,
+        counters: Counters,
+        finish: Finisher,
+        *,
+        guard: Guard,
+        forget: Callable[[Job], None],
+        start_row: Callable[[Prefill, Float32], None],
+    ) -> None:
+        self._options = options
+        self._cache = cache
+        self._counters = counters
+        self._finish = finish
+        self._guard = guard
+        self._forget = forget
+        self._start_row = start_row
+        self._speed = 400.0  # tokens per second, measured as we go
+        self.running: list[Prefill] = []
+
+    def step(self, *, decoding: bool) -> None:
+        """One forward per workspace, the more urgent first, within the quota; `decoding`: generations wait meanwhile."""
+        self.running.sort(key=lambda prefill: prefill.job.priority)
+        quota = self._quota(decoding=decoding)
+        groups: dict[int, list[Prefill]] = {}
+        for prefill in self.running:
+            groups.setdefault(id(prefill.workspace), []).append(prefill)
+        for group in groups.values():
+            quota -= self._push(group, quota)
+            if quota <= 0:
+                return
+
+    def _quota(self, *, decoding: bool) -> int:
+        by_time = int(self._speed * (CHUNK_SECONDS if decoding else ALONE_SECONDS))
+        sized = min(max(by_time, MIN_CHUNK), self._options.prefill_chunk_tokens)
+        short = SHORT * sum(p.total - p.at <= SHORT for p in self.running)
+        return min(max(sized, short), self._options.max_batch_tokens)
+
+    def _push(self, group: list[Prefill], quota: int) -> int:
+        """One forward over the group's next tokens; how many rows were pushed."""
+        group = [prefill for prefill in group if self._guard(prefill.job, partial(self._stand_again, prefill))]
+        if not group:
+            return 0
+        batch = Batch(group[0].workspace, group[0].workspace.size)
+        started = time.monotonic()
+        try:
+            for prefill in group:
+                batch.advance(prefill, quota - len(batch.tokens))
+            batch.run()
+        except BaseException as error:  # noqa: BLE001  # bisected: only the guilty request fails
+            batch.workspace.rollback(batch.base)
+            for prefill in group:
+                prefill.undo()
+            bisect(group, error, lambda part: self._push(part, quota), self.end)
+            return quota
+        pushed = len(batch.tokens)
+        if pushed >= MIN_CHUNK // 2:
+            self._speed += 0.5 * (pushed / max(time.monotonic() - started, 1e-6) - self._speed)
+        self._counters.tokens_computed += pushed
+        self._counters.forward_calls += pushed > 0
+        self._counters.publish(self._cache)  # before the answers, so that who sees one sees its numbers
+        moved = [prefill for prefill in group if prefill.at > prefill.mark_at]
+        complete = [(prefill, last) for prefill in moved if (last := self._settle_chunk(prefill)) is not None]
+        self._counters.publish(self._cache)  # before the answers, so that who has one sees its numbers
+        for prefill, last in complete:
+            if isinstance(prefill.job, GenerateJob):
+                self._guard(prefill.job, partial(self._start_row, prefill, last))
+            else:
+                self._finish.answer(prefill.job, last)
+        return pushed
+
+    def _stand_again(self, prefill: Prefill) -> None:
+        """Makes sure that a token can be appended where the job stands."""
+        if not prefill.workspace.resumable(prefill.slot):
+            try:
+                slot, at = self._cache.regain(prefill, prefill.job.ids[: prefill.at])
+            except BaseException:  # the job is told by the caller
+                self._drop(prefill)
+                raise
+            prefill.go_back(slot, at)
+        prefill.save()
+
+    def _settle_chunk(self, prefill: Prefill) -> Float32 | None:
+        """Publishes what a chunk computed.
+
+        Returns:
+            The distribution after the job's path ``(vocab,)`` when it is complete; its lease is then released.
+        """
+        rows: list[Float32] = []
+
+        def take() -> None:
+            rows.extend(self._finish.publish_chunk(prefill))
+
+        if not self._guard(prefill.job, take):
+            self._drop(prefill)
+        elif prefill.done:
+            generates = isinstance(prefill.job, GenerateJob)
+            self._drop(prefill, leave=not generates)
+            self._forget(prefill.job)
+            if not generates:  # a generation's are counted at its end
+                self._finish.count(prefill)
+            return rows[-1]
+        return None
+
+    def _drop(self, prefill: Prefill, *, leave: bool = True) -> None:
+        self.running.remove(prefill)
+        if leave:
+            self._cache.leave(prefill)
+
+    def end(self, prefill: Prefill, error: BaseException | None) -> None:
+        """The job ends here: with the error, or because nobody waits."""
+        self._forget(prefill.job)
+        self._drop(prefill)
+        if error is not None:
+            prefill.job.fail(error)
+        elif isinstance(prefill.job, GenerateJob):
+            prefill.job.on_end(None)
