@@ -23,7 +23,7 @@ from runtime.errors import (
     UnknownBackendError,
     UnsupportedFeatureError,
 )
-from runtime.info import CacheReport, EdgeReport, Metrics, ModelInfo
+from runtime.info import CacheReport, EdgeReport, Metrics, ModelInfo, OnProgress, PromptProgress
 from runtime.language_model import LanguageModel, Message, PrefixMatch
 from runtime.loading.importer import import_model
 from runtime.loading.paths import models_dir
@@ -61,9 +61,11 @@ __all__ = [
     "ModelInfo",
     "ModelLoadError",
     "NonFiniteLogitsError",
+    "OnProgress",
     "Origin",
     "PrefixMatch",
     "Progress",
+    "PromptProgress",
     "RuntimeFault",
     "SamplingOptions",
     "Scores",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -52,6 +53,19 @@ class Metrics:
     tokens_per_second: float | None = None  # of the last generation, after its first token
     last_reused: int = 0  # of the last generation: prompt tokens found in the cache
     last_computed: int = 0  # of the last generation: prompt tokens pushed through the model
+
+
+@dataclass(frozen=True, slots=True)
+class PromptProgress:
+    """How far one request's prompt is; the last one, with `done` equal to `total`, comes before the first token."""
+
+    done: int  # tokens in place
+    total: int  # tokens of the prompt
+    reused: int  # of `done`: found in the cache, or computed by another request
+    computed: int  # tokens pushed through the model for this request
+
+
+OnProgress = Callable[[PromptProgress], None]
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Protocol, Self
 
-from runtime.info import CacheReport, Metrics, ModelInfo
+from runtime.info import CacheReport, Metrics, ModelInfo, OnProgress
 from runtime.options import GenerationOptions
 from runtime.records import Float32, TokenRecord, TokenRun
 
@@ -105,36 +105,48 @@ class LanguageModel(Protocol):
 
     # ---- scores of given tokens ------------------------------------------------------------------------------
 
-    async def score(self, ids: Sequence[int], top_k: int = 10, start: int = 0) -> list[TokenRecord]:
+    async def score(
+        self, ids: Sequence[int], top_k: int = 10, start: int = 0, *, on_progress: OnProgress | None = None
+    ) -> list[TokenRecord]:
         """What the model thinks of each given token.
 
         Args:
             ids: The whole sequence, from its first token on.
             top_k: Alternatives recorded per token.
             start: The first position wanted; those before it are context only.
+            on_progress: Hears how far it is after each chunk, on the caller's loop, in order; the last time before the
+                answer. So of `generate`, for its prompt.
 
         Returns:
             ``len(ids) - start`` records: record i scores ``ids[start + i]`` given everything before it. Where nothing
             precedes a token, its numbers are None.
         """
 
-    async def score_run(self, ids: Sequence[int], top_k: int = 10, start: int = 0) -> TokenRun:
+    async def score_run(
+        self, ids: Sequence[int], top_k: int = 10, start: int = 0, *, on_progress: OnProgress | None = None
+    ) -> TokenRun:
         """`score` as columns, for the pipe and the window."""
 
     # ---- generation ------------------------------------------------------------------------------------------
 
-    def generate(self, ids: Sequence[int], options: GenerationOptions | None = None) -> AsyncGenerator[TokenRecord, None]:
+    def generate(
+        self, ids: Sequence[int], options: GenerationOptions | None = None, *, on_progress: OnProgress | None = None
+    ) -> AsyncGenerator[TokenRecord, None]:
         """Draws tokens after `ids`, one record each as soon as it is known; called without await.
 
         The last record has a `finish_reason` (eos's own record included). Closing the generator early, best with
         `contextlib.aclosing`, stops the generation. Records that were yielded before an error stay valid.
         """
 
-    def generate_runs(self, ids: Sequence[int], options: GenerationOptions | None = None) -> AsyncGenerator[TokenRun, None]:
+    def generate_runs(
+        self, ids: Sequence[int], options: GenerationOptions | None = None, *, on_progress: OnProgress | None = None
+    ) -> AsyncGenerator[TokenRun, None]:
         """`generate` in chunks of one or more tokens: whatever has arrived since the caller last asked."""
 
-    def generate_sync(self, ids: Sequence[int], options: GenerationOptions | None = None) -> Iterator[TokenRecord]:
-        """`generate`, blocking; closing the iterator stops the generation."""
+    def generate_sync(
+        self, ids: Sequence[int], options: GenerationOptions | None = None, *, on_progress: OnProgress | None = None
+    ) -> Iterator[TokenRecord]:
+        """`generate`, blocking; closing the iterator stops the generation. `on_progress` runs in the caller's thread."""
 
     async def sample(
         self,

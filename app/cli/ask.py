@@ -6,19 +6,20 @@ import asyncio
 import json
 import math
 from collections.abc import Callable
-from contextlib import aclosing
+from contextlib import ExitStack, aclosing
 from dataclasses import dataclass, replace
 from typing import Any
 
 import click
 
-from app.cli.common import Settings, load_model
+from app.cli.common import Settings, load_model, reading
 from app.cli.saved import ask_saved
 from runtime import (
     Finish,
     GenerationOptions,
     InvalidRequestError,
     LanguageModel,
+    PromptProgress,
     SamplingOptions,
     TokenRecord,
     TokenRun,
@@ -87,13 +88,19 @@ async def _stream(
         messages = ([{"role": "system", "content": system}] if system else []) + [{"role": "user", "content": text}]
         ids = await model.render_chat_async(messages)
     printer.vocabulary = model.decode_token
-    async with aclosing(model.generate_runs(ids, options)) as runs:
-        async for run in runs:
-            printer.run(run, model.decode_token)
-    metrics = model.metrics()
-    printer.summary = replace(
-        printer.summary, reused=metrics.last_reused, computed=metrics.last_computed, rate=metrics.tokens_per_second
-    )
+    with ExitStack() as bar:
+        show = bar.enter_context(reading())
+
+        def on_progress(progress: PromptProgress) -> None:
+            show(progress)
+            if progress.done == progress.total:
+                bar.close()  # what follows is the answer
+                printer.summary = replace(printer.summary, reused=progress.reused, computed=progress.computed)
+
+        async with aclosing(model.generate_runs(ids, options, on_progress=on_progress)) as runs:
+            async for run in runs:
+                printer.run(run, model.decode_token)
+    printer.summary = replace(printer.summary, rate=model.metrics().tokens_per_second)
 
 
 @dataclass(frozen=True, slots=True)

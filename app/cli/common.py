@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import click
 from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 
 from app.paths import DataFolder
-from runtime import LanguageModel, load
+from runtime import LanguageModel, OnProgress, PromptProgress, load
 
 console = Console(stderr=True)
 PIPE_WIDTH = 10_000  # characters; wider than any row
@@ -34,6 +37,19 @@ def load_model(model: str, backend: str) -> LanguageModel:
     os.environ.pop("MLX_LM_TRUST_REMOTE_CODE", None)
     with console.status(f"loading {model}"):
         return load(model, backend)
+
+
+@contextmanager
+def reading() -> Iterator[OnProgress]:
+    """A bar on stderr while a prompt is read, where somebody looks."""
+    columns = (TextColumn("reading"), BarColumn(), TextColumn("{task.completed:,.0f} of {task.total:,.0f} tokens"))
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("reading", total=None, visible=False)
+
+        def show(progress: PromptProgress) -> None:
+            bar.update(task, total=progress.total, completed=progress.done, visible=progress.done < progress.total)
+
+        yield show
 
 
 def print_table(table: Table) -> None:

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from app.cli.ask import probability, shown
-from app.cli.common import Settings, load_model, print_table, read_text
+from app.cli.common import Settings, load_model, print_table, read_text, reading
 from runtime import LanguageModel, TokenRun
 
 
@@ -36,7 +36,8 @@ def score(
         raise click.ClickException(f"{file}: empty; there is nothing to score")
     with load_model(model or settings.model, backend or settings.backend) as loaded:
         ids = loaded.tokenize(text)
-        run = asyncio.run(loaded.score_run(ids, top_k=top_k))
+        with reading() as on_progress:
+            run = asyncio.run(loaded.score_run(ids, top_k=top_k, on_progress=on_progress))
         write = _write_json if as_json else _write_csv if as_csv else _write_table
         write(run, loaded)
     total = [r.logprob for r in run if r.logprob is not None]

@@ -8,6 +8,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 
@@ -19,13 +20,23 @@ from app.workbench.recorder import Recorder
 from app.workbench.refusals import BUSY
 from app.workbench.scoring import score_prompt
 from app.workbench.session import EMPTY, OpenSession, content_of, healed
-from runtime import EngineDiedError, Finish, GenerationOptions, LanguageModel, RuntimeFault, TokenRun, fresh_seed
+from runtime import (
+    EngineDiedError,
+    Finish,
+    GenerationOptions,
+    LanguageModel,
+    PromptProgress,
+    RuntimeFault,
+    TokenRun,
+    fresh_seed,
+)
 from storage import SessionStore, StoreError
 from ui import Event, Refusal, SessionChanged, TokensArrived, TurnChanged, TurnStats, TurnStatus
 
 log = logging.getLogger(__name__)
 STATUS_SECONDS = 0.25  # between two looks at the counters while a stream runs
 STARTING = "starting the engine…"
+LONG_PROMPT = 256  # tokens still to be read that are worth a line
 
 Prepare = Callable[[LanguageModel], Awaitable[TokenRun]]  # gives the tokens a node begins with: header, picked token
 
@@ -182,7 +193,7 @@ class Answers:
         answer.prompt = len(prompt)
         recorder = answer.recorder = Recorder(self._store, node_id, model.info.kv_fingerprint)
         try:
-            scored = await score_prompt(model, self._store, session, segments, prompt)
+            await score_prompt(model, self._store, session, segments, prompt, partial(self._read_on, answer, 0))
         finally:
             recorder.add(session.runs[node_id])
         for turn in session.turn_views():
@@ -193,13 +204,21 @@ class Answers:
         if len(known) and int(known.finish[-1]) == Finish.EOS:
             answer.finish = "eos"
             return
-        answer.computed = scored
-        async with aclosing(model.generate_runs(prompt, options)) as runs:
+        read_on = partial(self._read_on, answer, answer.computed)
+        async with aclosing(model.generate_runs(prompt, options, on_progress=read_on)) as runs:
             async for run in runs:
-                if answer.first_token is None:  # the counters come right before it: later ones are of other answers too
-                    answer.computed = scored + model.metrics().last_computed
                 self._take(answer, run)
                 recorder.add(run)
+
+    def _read_on(self, answer: Answer, before: int, progress: PromptProgress) -> None:
+        """Counts what the prompt costs, on top of what was computed `before`; a long one says how far it is."""
+        answer.computed = before + progress.computed
+        session, node_id = answer.session, answer.node_id
+        if progress.total - progress.done >= LONG_PROMPT:
+            session.notes[node_id] = f"reading {progress.done:,} of {progress.total:,} tokens"
+        elif session.notes.pop(node_id, None) is None:
+            return
+        self._tell(TurnChanged(session.id, session.last_turn()))
 
     def _take(self, answer: Answer, run: TokenRun) -> None:
         now = time.monotonic()
@@ -242,6 +261,7 @@ class Answers:
 
     async def _finish(self, answer: Answer, options: GenerationOptions) -> None:
         session, node_id, given = answer.session, answer.node_id, answer.given
+        session.notes.pop(node_id, None)  # how far the reading was
         run = session.runs.get(node_id, EMPTY)
         if answer.recorder is None and given.fingerprint is not None and began(run):
             answer.recorder = Recorder(self._store, node_id, given.fingerprint)  # no model came, but the pick is kept

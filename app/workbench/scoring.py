@@ -10,19 +10,21 @@ import numpy as np
 from app.workbench.recorder import chunk
 from app.workbench.session import EMPTY, OpenSession
 from app.workbench.tree import Segment
-from runtime import LanguageModel, TokenRun
+from runtime import LanguageModel, OnProgress, TokenRun
 from storage import SessionStore
 
 SCORED = ("logprob", "rank", "entropy", "top_ids", "top_logprobs", "covered_mass")
 
 
 async def score_prompt(
-    model: LanguageModel, store: SessionStore, session: OpenSession, segments: Sequence[Segment], prompt: Sequence[int]
-) -> int:
+    model: LanguageModel,
+    store: SessionStore,
+    session: OpenSession,
+    segments: Sequence[Segment],
+    prompt: Sequence[int],
+    on_progress: OnProgress,
+) -> None:
     """Scores `prompt`, the ids along `segments`, from its first token without numbers on.
-
-    Returns:
-        Tokens that had to be computed for it.
 
     Raises:
         ContextOverflowError: The prompt does not fit; nothing was computed.
@@ -31,10 +33,9 @@ async def score_prompt(
     runs = [session.runs.get(segment.node.id, EMPTY)[: segment.stop] for segment in segments]
     unscored = np.flatnonzero(TokenRun.concat(runs).rank[1:] == 0) + 1  # nothing precedes the first token
     if not unscored.size:
-        return 0
+        return
     first = int(unscored[0])
-    scored = await model.score_run(prompt, start=first)
-    computed = model.metrics().last_computed
+    scored = await model.score_run(prompt, start=first, on_progress=on_progress)
     at = 0
     for segment, run in zip(segments, runs, strict=True):
         start, at = at, at + len(run)
@@ -42,7 +43,6 @@ async def score_prompt(
             begin = max(first - start, 0)
             part = scored[max(start - first, 0) : at - first]
             await _keep(model, store, session, segment.node.id, begin, part)
-    return computed
 
 
 async def _keep(

@@ -9,8 +9,9 @@ from typing import Any
 import msgspec
 
 from runtime.aio import Mailbox
-from runtime.client.link import EngineLink, Ticket
-from runtime.client.waiters import LoopCall, LoopStream, ThreadCall, ThreadStream, Waiter
+from runtime.client.link import EngineLink
+from runtime.client.waiters import LoopCall, LoopStream, ThreadCall, ThreadStream, Ticket, Waiter
+from runtime.info import OnProgress
 from runtime.records import TokenRun
 from runtime.wire.messages import Call, encode
 from runtime.wire.methods import METHODS
@@ -44,10 +45,10 @@ class Calls:
         self._link = link
         self._callers: dict[asyncio.AbstractEventLoop, _Caller] = {}
 
-    async def call(self, method: str, **arguments: Any) -> Any:
+    async def call(self, method: str, *, on_progress: OnProgress | None = None, **arguments: Any) -> Any:
         """Awaits the answer; cancelled, it tells the engine."""
         caller = self._caller()
-        waiter = LoopCall(caller.mailbox)
+        waiter = LoopCall(caller.mailbox, on_progress)
         ticket = self._ticket(method, arguments, waiter, waiter.future.done)
         caller.submit(ticket)
         try:
@@ -56,10 +57,12 @@ class Calls:
             self._link.cancel(ticket.id)
             raise
 
-    async def stream(self, method: str, **arguments: Any) -> AsyncGenerator[TokenRun, None]:
+    async def stream(
+        self, method: str, *, on_progress: OnProgress | None = None, **arguments: Any
+    ) -> AsyncGenerator[TokenRun, None]:
         """Runs as they arrive; closed early, it tells the engine."""
         caller = self._caller()
-        waiter = LoopStream(caller.mailbox)
+        waiter = LoopStream(caller.mailbox, on_progress)
         ticket = self._ticket(method, arguments, waiter, lambda: waiter.closed)
         caller.submit(ticket)
         try:
@@ -80,9 +83,11 @@ class Calls:
             self._link.cancel(ticket.id)
             raise
 
-    def stream_sync(self, method: str, **arguments: Any) -> Generator[TokenRun, None, None]:
+    def stream_sync(
+        self, method: str, *, on_progress: OnProgress | None = None, **arguments: Any
+    ) -> Generator[TokenRun, None, None]:
         """Blocks between the runs; closed early, it tells the engine."""
-        waiter = ThreadStream()
+        waiter = ThreadStream(on_progress)
         ticket = self._ticket(method, arguments, waiter, _never)
         self._send_now(ticket)
         try:

@@ -13,7 +13,7 @@ from runtime.client.arguments import plain_ids, plain_messages
 from runtime.client.calls import Calls
 from runtime.client.link import EngineLink
 from runtime.errors import InvalidRequestError, RuntimeFault
-from runtime.info import CacheReport, Metrics, ModelInfo
+from runtime.info import CacheReport, Metrics, ModelInfo, OnProgress
 from runtime.language_model import Message, PrefixMatch
 from runtime.options import GenerationOptions
 from runtime.records import Float32, TokenRecord, TokenRun
@@ -109,29 +109,40 @@ class EngineClient:
 
     # ---- scores ----------------------------------------------------------------------------------------------
 
-    async def score(self, ids: Sequence[int], top_k: int = 10, start: int = 0) -> list[TokenRecord]:
-        return list(await self.score_run(ids, top_k, start))
+    async def score(
+        self, ids: Sequence[int], top_k: int = 10, start: int = 0, *, on_progress: OnProgress | None = None
+    ) -> list[TokenRecord]:
+        return list(await self.score_run(ids, top_k, start, on_progress=on_progress))
 
-    async def score_run(self, ids: Sequence[int], top_k: int = 10, start: int = 0) -> TokenRun:
-        return cast("TokenRun", await self._calls.call("score_run", ids=plain_ids(ids), top_k=top_k, start=start))
+    async def score_run(
+        self, ids: Sequence[int], top_k: int = 10, start: int = 0, *, on_progress: OnProgress | None = None
+    ) -> TokenRun:
+        call = self._calls.call("score_run", on_progress=on_progress, ids=plain_ids(ids), top_k=top_k, start=start)
+        return cast("TokenRun", await call)
 
     # ---- generation ------------------------------------------------------------------------------------------
 
-    async def generate(self, ids: Sequence[int], options: GenerationOptions | None = None) -> AsyncGenerator[TokenRecord, None]:
-        async with aclosing(self.generate_runs(ids, options)) as runs:
+    async def generate(
+        self, ids: Sequence[int], options: GenerationOptions | None = None, *, on_progress: OnProgress | None = None
+    ) -> AsyncGenerator[TokenRecord, None]:
+        async with aclosing(self.generate_runs(ids, options, on_progress=on_progress)) as runs:
             async for run in runs:
                 for record in run:
                     yield record
 
     async def generate_runs(
-        self, ids: Sequence[int], options: GenerationOptions | None = None
+        self, ids: Sequence[int], options: GenerationOptions | None = None, *, on_progress: OnProgress | None = None
     ) -> AsyncGenerator[TokenRun, None]:
-        async with aclosing(self._calls.stream("generate_runs", ids=plain_ids(ids), options=options)) as runs:
+        stream = self._calls.stream("generate_runs", on_progress=on_progress, ids=plain_ids(ids), options=options)
+        async with aclosing(stream) as runs:
             async for run in runs:
                 yield run
 
-    def generate_sync(self, ids: Sequence[int], options: GenerationOptions | None = None) -> Iterator[TokenRecord]:
-        with closing(self._calls.stream_sync("generate_runs", ids=plain_ids(ids), options=options)) as runs:
+    def generate_sync(
+        self, ids: Sequence[int], options: GenerationOptions | None = None, *, on_progress: OnProgress | None = None
+    ) -> Iterator[TokenRecord]:
+        stream = self._calls.stream_sync("generate_runs", on_progress=on_progress, ids=plain_ids(ids), options=options)
+        with closing(stream) as runs:
             for run in runs:
                 yield from run
 

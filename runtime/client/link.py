@@ -9,7 +9,6 @@ import threading
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ import msgspec
 from runtime.aio import LoopThread
 from runtime.client.child import EngineProcess
 from runtime.client.limits import EngineLimits, Vigil
-from runtime.client.waiters import Waiter
+from runtime.client.waiters import Ticket, Waiter
 from runtime.errors import EngineDiedError, RuntimeFault, SessionClosedError
 from runtime.wire.arrays import unpack_run
 from runtime.wire.connection import Connection
@@ -32,6 +31,7 @@ from runtime.wire.messages import (
     Failure,
     Load,
     Loaded,
+    Progress,
     Push,
     Reply,
     Result,
@@ -39,23 +39,11 @@ from runtime.wire.messages import (
     decode_replies,
     encode,
 )
-from runtime.wire.methods import Method
 
 _log = logging.getLogger(__name__)
 _POLL_SECONDS = 0.01  # between two looks whether the child has ended
 _LAST_WORDS_SECONDS = 0.5  # for a child whose pipe is closed
 _TERM_SECONDS = 0.2  # between asking the system to end it and ending it
-
-
-@dataclass(frozen=True, slots=True)
-class Ticket:
-    """One call: what is sent, and who waits for what."""
-
-    id: int
-    payload: bytes
-    method: Method
-    waiter: Waiter
-    abandoned: Callable[[], bool]  # whether its caller has gone already
 
 
 class EngineLink:
@@ -246,6 +234,9 @@ class EngineLink:
                     self._loaded = None
             case Chunk():
                 self._on_chunk(reply)
+            case Progress():
+                if (ticket := self._waiting.get(reply.id)) is not None:  # else cancelled meanwhile
+                    ticket.waiter.progress(reply.progress)
             case _:
                 self._on_end(reply)
 

@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import asyncio
 import queue
-from collections.abc import AsyncGenerator, Generator
+from collections.abc import AsyncGenerator, Callable, Generator
 from concurrent.futures import CancelledError, Future
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
 from runtime.aio import Mailbox
+from runtime.info import OnProgress, PromptProgress
 from runtime.records import TokenRun
+from runtime.wire.methods import Method
 
 
 class Waiter(Protocol):
@@ -22,6 +25,9 @@ class Waiter(Protocol):
     def chunk(self, run: TokenRun) -> None:
         """Some tokens of a stream."""
 
+    def progress(self, progress: PromptProgress) -> None:
+        """How far its prompt is."""
+
     def result(self, value: Any) -> None:
         """The answer; for a stream its end (None)."""
 
@@ -29,15 +35,31 @@ class Waiter(Protocol):
         """It failed. CancelledError: the model dropped it."""
 
 
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """One call: what is sent, and who waits for what."""
+
+    id: int
+    payload: bytes
+    method: Method
+    waiter: Waiter
+    abandoned: Callable[[], bool]  # whether its caller has gone already
+
+
 class LoopCall:
     """A coroutine awaits `future`."""
 
-    def __init__(self, mailbox: Mailbox) -> None:
+    def __init__(self, mailbox: Mailbox, on_progress: OnProgress | None = None) -> None:
         self._mailbox = mailbox
+        self._on_progress = on_progress
         self.future: asyncio.Future[Any] = mailbox.loop.create_future()
 
     def chunk(self, run: TokenRun) -> None:
         """A call has none."""
+
+    def progress(self, progress: PromptProgress) -> None:
+        if self._on_progress is not None:
+            self._mailbox.post(partial(self._on_progress, progress))
 
     def result(self, value: Any) -> None:
         self._mailbox.post(partial(_settle, self.future, value))
@@ -55,6 +77,9 @@ class ThreadCall:
     def chunk(self, run: TokenRun) -> None:
         """A call has none."""
 
+    def progress(self, progress: PromptProgress) -> None:
+        """Nobody asks from a blocked call."""
+
     def result(self, value: Any) -> None:
         self.future.set_result(value)
 
@@ -65,8 +90,9 @@ class ThreadCall:
 class LoopStream:
     """An async generator reads; what arrived since it last asked comes as one run."""
 
-    def __init__(self, mailbox: Mailbox) -> None:
+    def __init__(self, mailbox: Mailbox, on_progress: OnProgress | None = None) -> None:
         self._mailbox = mailbox
+        self._on_progress = on_progress
         self.closed = False  # the reader has gone
         self._runs: list[TokenRun] = []
         self._over = False
@@ -87,6 +113,10 @@ class LoopStream:
     def chunk(self, run: TokenRun) -> None:
         self._mailbox.post(partial(self._arrive, run))
 
+    def progress(self, progress: PromptProgress) -> None:
+        if self._on_progress is not None:
+            self._mailbox.post(partial(self._on_progress, progress))
+
     def result(self, value: Any) -> None:  # noqa: ARG002  # a stream's end carries none
         self._mailbox.post(partial(self._end, None))
 
@@ -105,18 +135,25 @@ class LoopStream:
 class ThreadStream:
     """A blocked thread reads."""
 
-    def __init__(self) -> None:
-        self._arrived: queue.SimpleQueue[TokenRun | BaseException | None] = queue.SimpleQueue()
+    def __init__(self, on_progress: OnProgress | None = None) -> None:
+        self._on_progress = on_progress
+        self._arrived: queue.SimpleQueue[TokenRun | PromptProgress | BaseException | None] = queue.SimpleQueue()
 
     def runs(self) -> Generator[TokenRun, None, None]:
         """Runs until the end; an error is raised after everything that arrived before it."""
         while (item := self._arrived.get()) is not None:
             if isinstance(item, BaseException):
                 raise item
-            yield item
+            if isinstance(item, TokenRun):
+                yield item
+            elif self._on_progress is not None:
+                self._on_progress(item)
 
     def chunk(self, run: TokenRun) -> None:
         self._arrived.put(run)
+
+    def progress(self, progress: PromptProgress) -> None:
+        self._arrived.put(progress)
 
     def result(self, value: Any) -> None:  # noqa: ARG002  # a stream's end carries none
         self._arrived.put(None)

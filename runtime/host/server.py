@@ -36,6 +36,7 @@ from runtime.wire.messages import (
     Failure,
     Load,
     MessageError,
+    Progress,
     Push,
     Result,
     Shutdown,
@@ -166,6 +167,8 @@ class Server:
             arguments = method.read_arguments(call.arguments)
         except msgspec.MsgspecError as mismatch:
             raise InvalidRequestError(f"{call.method}: {mismatch}") from mismatch
+        if method.progresses:
+            arguments["on_progress"] = lambda progress: self._post(encode(Progress(call.id, progress)))
         if method.streams:
             begun = False
             async with aclosing(self._model.generate_runs(**arguments)) as runs:

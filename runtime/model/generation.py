@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from concurrent.futures import Future
 
+from runtime.info import OnProgress, PromptProgress
 from runtime.language_model import Message
 from runtime.model.core import some
 from runtime.model.texts import TextMembers
@@ -18,13 +19,17 @@ from runtime.sampling.chain import resolve_sampler
 from runtime.sampling.draw import fresh_seed
 from runtime.scheduler.jobs import GenerateJob, Priority
 
+Arrival = TokenRun | PromptProgress | BaseException | None  # what the owner thread tells; None: the end
+
 
 class GenerationMembers(TextMembers):
     """`generate`, `sample`, `complete` and their kin; see `LanguageModel`."""
 
-    async def generate(self, ids: Sequence[int], options: GenerationOptions | None = None) -> AsyncGenerator[TokenRecord, None]:
+    async def generate(
+        self, ids: Sequence[int], options: GenerationOptions | None = None, *, on_progress: OnProgress | None = None
+    ) -> AsyncGenerator[TokenRecord, None]:
         """Records as they come."""
-        runs = self.generate_runs(ids, options)
+        runs = self.generate_runs(ids, options, on_progress=on_progress)
         try:
             async for run in runs:
                 for record in run:
@@ -33,13 +38,13 @@ class GenerationMembers(TextMembers):
             await runs.aclose()
 
     async def generate_runs(
-        self, ids: Sequence[int], options: GenerationOptions | None = None
+        self, ids: Sequence[int], options: GenerationOptions | None = None, *, on_progress: OnProgress | None = None
     ) -> AsyncGenerator[TokenRun, None]:
         """Whatever has arrived."""
         job = self._generation(ids, options)
-        loop, arrived, news = asyncio.get_running_loop(), deque[TokenRun | BaseException | None](), asyncio.Event()
+        loop, arrived, news = asyncio.get_running_loop(), deque[Arrival](), asyncio.Event()
 
-        def tell(item: TokenRun | BaseException | None) -> None:
+        def tell(item: Arrival) -> None:
             arrived.append(item)
             try:
                 loop.call_soon_threadsafe(news.set)
@@ -47,12 +52,14 @@ class GenerationMembers(TextMembers):
                 job.cancelled = True
 
         job.on_run = job.on_end = tell
+        if on_progress is not None:
+            job.on_progress = tell
         self._submit_with_turn(job)
         try:
             while True:
                 await news.wait()
                 news.clear()
-                runs, ended, error = taken(arrived)
+                runs, ended, error = taken(arrived, on_progress)
                 if runs:
                     yield TokenRun.concat(runs)
                 if error is not None:
@@ -62,17 +69,24 @@ class GenerationMembers(TextMembers):
         finally:
             self._cancel(job)
 
-    def generate_sync(self, ids: Sequence[int], options: GenerationOptions | None = None) -> Iterator[TokenRecord]:
+    def generate_sync(
+        self, ids: Sequence[int], options: GenerationOptions | None = None, *, on_progress: OnProgress | None = None
+    ) -> Iterator[TokenRecord]:
         """Blocking."""
         job = self._generation(ids, options)
-        arrived: queue.SimpleQueue[TokenRun | BaseException | None] = queue.SimpleQueue()
+        arrived: queue.SimpleQueue[Arrival] = queue.SimpleQueue()
         job.on_run = job.on_end = arrived.put
+        if on_progress is not None:
+            job.on_progress = arrived.put
         self._engine.submit([job])
         try:
             while (item := arrived.get()) is not None:
                 if isinstance(item, BaseException):
                     raise item
-                yield from item
+                if isinstance(item, TokenRun):
+                    yield from item
+                elif on_progress is not None:
+                    on_progress(item)
         finally:
             self._cancel(job)
 
@@ -148,14 +162,15 @@ class GenerationMembers(TextMembers):
         )
 
 
-def taken(
-    arrived: deque[TokenRun | BaseException | None],
-) -> tuple[list[TokenRun], bool, BaseException | None]:
-    """Empties the queue: runs, whether the end was among them, and its error."""
+def taken(arrived: deque[Arrival], on_progress: OnProgress | None) -> tuple[list[TokenRun], bool, BaseException | None]:
+    """Empties the queue: runs, whether the end was among them, and its error; progress is passed on."""
     runs: list[TokenRun] = []
     while arrived:
         item = arrived.popleft()
-        if not isinstance(item, TokenRun):
+        if isinstance(item, TokenRun):
+            runs.append(item)
+        elif not isinstance(item, PromptProgress):
             return runs, True, item
-        runs.append(item)
+        elif on_progress is not None:
+            on_progress(item)
     return runs, False, None

@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from concurrent.futures import Future
+from functools import partial
 
 import numpy as np
 
+from runtime.aio import Mailbox
 from runtime.errors import InvalidRequestError
+from runtime.info import OnProgress
 from runtime.language_model import PrefixMatch
 from runtime.model.core import Core, some
 from runtime.options import GenerationOptions
@@ -83,17 +86,24 @@ class QueryMembers(Core):
 
         return self._engine.call(look)
 
-    async def score(self, ids: Sequence[int], top_k: int = 10, start: int = 0) -> list[TokenRecord]:
+    async def score(
+        self, ids: Sequence[int], top_k: int = 10, start: int = 0, *, on_progress: OnProgress | None = None
+    ) -> list[TokenRecord]:
         """Records."""
-        return list(await self.score_run(ids, top_k, start))
+        return list(await self.score_run(ids, top_k, start, on_progress=on_progress))
 
-    async def score_run(self, ids: Sequence[int], top_k: int = 10, start: int = 0) -> TokenRun:
+    async def score_run(
+        self, ids: Sequence[int], top_k: int = 10, start: int = 0, *, on_progress: OnProgress | None = None
+    ) -> TokenRun:
         """Columns."""
         checked = self._check(ids)
         if not 0 <= start < len(checked):
             raise InvalidRequestError(f"start must lie within 0 and {len(checked) - 1}, not {start}")
         GenerationOptions(top_k=top_k).check()
         job = ScoreJob(checked, self._namespace, Priority.INSPECTOR, start=start, k=top_k)
+        if on_progress is not None:
+            mailbox = Mailbox(asyncio.get_running_loop())
+            job.on_progress = lambda progress: mailbox.post(partial(on_progress, progress))
         self._submit_with_turn(job)
         try:
             scores = await asyncio.wrap_future(job.future)

@@ -7,6 +7,7 @@ import time
 
 import numpy as np
 
+from runtime.info import PromptProgress
 from runtime.records import Float32, Int32, Scores
 from runtime.scheduler.cache import Cache, fill_gaps
 from runtime.scheduler.counters import Counters
@@ -47,6 +48,7 @@ class Finisher:
         self._counters.tokens_reused += len(job.ids)
         self._counters.last_reused, self._counters.last_computed = len(job.ids), 0
         self._counters.publish(self._cache)
+        job.on_progress(PromptProgress(len(job.ids), len(job.ids), len(job.ids), 0))
         assert job.known is not None
         settle(job.future, job.known[job.start :])
 

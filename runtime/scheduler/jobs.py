@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from runtime.errors import ContextOverflowError, InvalidRequestError
+from runtime.info import OnProgress
 from runtime.options import GenerationOptions
 from runtime.records import Float32, Int32, Scores, TokenRun
 from runtime.sampling.chain import Sampler
@@ -37,6 +38,7 @@ class Job:
     namespace: Namespace
     priority: Priority = Priority.INSPECTOR
     cancelled: bool = False  # set by any thread, read between steps
+    on_progress: OnProgress = nothing  # runs on the owner thread and must not block
 
     def fail(self, error: BaseException) -> None:
         """Tells whoever waits."""

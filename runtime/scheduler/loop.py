@@ -174,11 +174,13 @@ class Scheduler:
                 return
             prefill = self.cache.place(job, len(job.ids))
             if prefill.at == len(job.ids):  # the KV is there as well: nothing to push
+                prefill.tell()
                 self._start_row(prefill, vector)
                 return
             self.cache.leave(prefill)
         prefill = self.cache.place(job, max(first_wanted, 0))
         self._prompts.running.append(prefill)
+        prefill.tell()
         if isinstance(job, ScoreJob):  # what is held but must be pushed again, for want of scores
             self.counters.tokens_rescored += max(self.cache.match(job.namespace, job.ids) - prefill.at, 0)
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from runtime.info import PromptProgress
 from runtime.records import Float32
 from runtime.scheduler.jobs import Job
 from runtime.scheduler.workspace import Workspace
@@ -56,6 +57,10 @@ class Prefill:
     def mark_at(self) -> int:
         """Tokens that were in place when `save` was called."""
         return self._mark[1]
+
+    def tell(self) -> None:
+        """Says how far it is."""
+        self.job.on_progress(PromptProgress(self.at, self.total, self.reused, self.computed))
 
     def go_back(self, slot: int, at: int) -> None:
         """Stands at an earlier place of the path: what lies between is pushed or found again."""

@@ -105,6 +105,8 @@ class Prompts:
         self._counters.forward_calls += pushed > 0
         self._counters.publish(self._cache)  # before the answers, so that who sees one sees its numbers
         moved = [prefill for prefill in group if prefill.at > prefill.mark_at]
+        for prefill in moved:
+            prefill.tell()
         complete = [(prefill, last) for prefill in moved if (last := self._settle_chunk(prefill)) is not None]
         self._counters.publish(self._cache)  # before the answers, so that who has one sees its numbers
         for prefill, last in complete:

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 
 from runtime.errors import InvalidRequestError, RuntimeFault
-from runtime.info import CacheReport, Metrics, ModelInfo
+from runtime.info import CacheReport, Metrics, ModelInfo, PromptProgress
 from runtime.wire.arrays import Array, Pieces
 from runtime.wire.faults import Fault
 
@@ -77,6 +77,13 @@ class Chunk(msgspec.Struct, tag="chunk", frozen=True):
     columns: dict[str, Array]
 
 
+class Progress(msgspec.Struct, tag="progress", frozen=True):
+    """How far the prompt of a call is."""
+
+    id: int
+    progress: PromptProgress
+
+
 class End(msgspec.Struct, tag="end", frozen=True):
     """The stream is complete."""
 
@@ -106,7 +113,7 @@ class Beat(msgspec.Struct, tag="beat", frozen=True):
 
 
 Request = Load | Call | Cancel | Shutdown
-Reply = Loaded | Result | Chunk | End | Failure | Push | Beat
+Reply = Loaded | Result | Chunk | Progress | End | Failure | Push | Beat
 
 _requests: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)
 _replies: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)

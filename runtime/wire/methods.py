@@ -116,6 +116,7 @@ class Method:
     arguments: type[msgspec.Struct]
     answer: Answer
     streams: bool = False  # answers by Chunks of runs and an End
+    progresses: bool = False  # takes `on_progress`: Progress messages go ahead of the first Chunk or the Result
     _decode_arguments: msgspec.msgpack.Decoder[Any] = field(init=False, repr=False, compare=False)
     _decode_answer: msgspec.msgpack.Decoder[Any] = field(init=False, repr=False, compare=False)
 
@@ -149,8 +150,8 @@ METHODS: dict[str, Method] = {
     "batch_next_token_logprobs": Method(Batch, ARRAY),
     "next_token_logprobs_uncached_async": Method(Ids, ARRAY),
     "prefix_match_async": Method(Ids, Answer(PrefixMatch)),
-    "score_run": Method(Score, RUN),
-    "generate_runs": Method(Generate, NOTHING, streams=True),
+    "score_run": Method(Score, RUN, progresses=True),
+    "generate_runs": Method(Generate, NOTHING, streams=True, progresses=True),
     "sample": Method(Sample, Answer(list[int])),
     "batch_sample": Method(SampleBatch, Answer(list[list[int]])),
     "complete": Method(Complete, Answer(str)),

@@ -15,7 +15,7 @@ import numpy as np
 
 from app.supervisor import Supervisor
 from app.workbench import AppWorkbench
-from runtime import EngineDiedError, GenerationOptions, LanguageModel, SamplingOptions, TokenRun, load
+from runtime import EngineDiedError, GenerationOptions, LanguageModel, OnProgress, SamplingOptions, TokenRun, load
 from storage import SessionStore
 from ui import Event, SessionView, TokensArrived, TurnView
 
@@ -58,15 +58,19 @@ class FrailModel:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.model, name)
 
-    async def score_run(self, ids: Sequence[int], top_k: int = 10, start: int = 0) -> TokenRun:
+    async def score_run(
+        self, ids: Sequence[int], top_k: int = 10, start: int = 0, *, on_progress: OnProgress | None = None
+    ) -> TokenRun:
         self._engine.on_look("score")
-        return await self.model.score_run(ids, top_k, start)
+        return await self.model.score_run(ids, top_k, start, on_progress=on_progress)
 
-    async def generate_runs(self, ids: Sequence[int], options: GenerationOptions | None) -> AsyncGenerator[TokenRun, None]:
+    async def generate_runs(
+        self, ids: Sequence[int], options: GenerationOptions | None, *, on_progress: OnProgress | None = None
+    ) -> AsyncGenerator[TokenRun, None]:
         engine, made, holds_after = self._engine, 0, self._engine.holds_after
         engine.on_look("generate")
         engine.prompts.append(list(ids))
-        async with aclosing(self.model.generate_runs(ids, options)) as runs:
+        async with aclosing(self.model.generate_runs(ids, options, on_progress=on_progress)) as runs:
             async for run in runs:
                 for at in range(len(run)):
                     if made == engine.dies_after:

@@ -36,6 +36,7 @@ from runtime import (
     TokenRun,
 )
 from runtime import errors as runtime_errors
+from runtime.info import OnProgress, PromptProgress
 from runtime.records import Float32
 
 VOCAB = [bytes([letter]) for letter in range(97, 123)] + [b"\xff", "é".encode()]
@@ -160,25 +161,36 @@ class FakeModel:
     async def prefix_match_async(self, ids: Sequence[int]) -> PrefixMatch:
         return self.prefix_match(ids)
 
-    async def score(self, ids: Sequence[int], top_k: int = 10, start: int = 0) -> list[TokenRecord]:
+    async def score(
+        self, ids: Sequence[int], top_k: int = 10, start: int = 0, *, on_progress: OnProgress | None = None
+    ) -> list[TokenRecord]:
         return list(await self.score_run(ids, top_k, start))
 
-    async def score_run(self, ids: Sequence[int], top_k: int = 10, start: int = 0) -> TokenRun:
+    async def score_run(
+        self, ids: Sequence[int], top_k: int = 10, start: int = 0, *, on_progress: OnProgress | None = None
+    ) -> TokenRun:
+        if on_progress is not None:
+            on_progress(PromptProgress(len(ids) // 2, len(ids), 1, len(ids) // 2 - 1))
+            on_progress(PromptProgress(len(ids), len(ids), 1, len(ids) - 1))
         return run_of(ids[start:], Origin.TYPED, top_k=top_k)
 
     # ---- generation ------------------------------------------------------------------------------------------
 
-    async def generate(self, ids: Sequence[int], options: GenerationOptions | None = None) -> AsyncGenerator[TokenRecord, None]:
+    async def generate(
+        self, ids: Sequence[int], options: GenerationOptions | None = None, *, on_progress: OnProgress | None = None
+    ) -> AsyncGenerator[TokenRecord, None]:
         async for run in self.generate_runs(ids, options):
             for record in run:
                 yield record
 
     async def generate_runs(
-        self, ids: Sequence[int], options: GenerationOptions | None = None
+        self, ids: Sequence[int], options: GenerationOptions | None = None, *, on_progress: OnProgress | None = None
     ) -> AsyncGenerator[TokenRun, None]:
         """Tokens 0, 1, 2, ...; a prompt [1] ends with an error after three, [2] with the death of the process, [3] never."""
         last = (options and options.max_tokens) or 8
         first = ids[0] if ids else 0
+        if on_progress is not None:
+            on_progress(PromptProgress(len(ids), len(ids), 0, len(ids)))
         try:
             for number in range(1 << 30):
                 if first in (1, 2) and number == 3:
@@ -199,7 +211,9 @@ class FakeModel:
             self.cancelled += 1
             raise
 
-    def generate_sync(self, ids: Sequence[int], options: GenerationOptions | None = None) -> Iterator[TokenRecord]:
+    def generate_sync(
+        self, ids: Sequence[int], options: GenerationOptions | None = None, *, on_progress: OnProgress | None = None
+    ) -> Iterator[TokenRecord]:
         raise NotImplementedError
 
     async def sample(

@@ -15,6 +15,7 @@ from runtime import (
     InvalidRequestError,
     LanguageModel,
     PrefixMatch,
+    PromptProgress,
     RuntimeFault,
     SamplingOptions,
 )
@@ -257,3 +258,19 @@ def test_counters_are_there_when_the_answer_is(client: EngineClient) -> None:
             assert client.metrics().queries == count
 
     asyncio.run(scenario())
+
+
+def test_progress_comes_over_the_pipe_before_what_it_leads_to(client: EngineClient) -> None:
+    heard: list[object] = []
+
+    async def scenario() -> None:
+        await client.score([1, 2, 3, 4], on_progress=heard.append)
+        heard.append("scored")
+        async for record in client.generate([0], GenerationOptions(max_tokens=1), on_progress=heard.append):
+            heard.append(record.token_id)  # noqa: PERF401  # the callback appends in between
+
+    asyncio.run(scenario())
+    for record in client.generate_sync([0], GenerationOptions(max_tokens=1), on_progress=heard.append):
+        heard.append(record.token_id)  # noqa: PERF401  # the callback appends in between
+    prompt = PromptProgress(1, 1, 0, 1)
+    assert heard == [PromptProgress(2, 4, 1, 1), PromptProgress(4, 4, 1, 3), "scored", prompt, 0, prompt, 0]

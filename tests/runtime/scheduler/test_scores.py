@@ -146,7 +146,7 @@ def test_one_token_has_nothing_before_it() -> None:
 @pytest.mark.parametrize(("options", "says"), [({"start": 5}, "start"), ({"start": -1}, "start"), ({"top_k": -1}, "top_k")])
 def test_bad_requests(options: dict[str, int], says: str) -> None:
     with fake_model() as model, pytest.raises(InvalidRequestError, match=says):
-        asyncio.run(model.score([1, 2, 3], **options))
+        asyncio.run(model.score([1, 2, 3], options.get("top_k", 10), options.get("start", 0)))
 
 
 def test_scores_count_in_the_budget() -> None:

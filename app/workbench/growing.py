@@ -1,0 +1,133 @@
+"""A run that grows by a token at a time: columns with room to spare, so that a stream of n tokens costs O(n) in all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, MutableMapping
+from dataclasses import fields
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from runtime import TokenRun, texts_of
+
+LEAST_ROOM = 64  # rows
+LISTED = ("token_bytes", "texts")
+EMPTY = TokenRun.concat([])
+BROKEN = "\ufffd"
+LONGEST_CHARACTER = 4  # bytes; tokens of one byte each are the worst case
+
+
+class GrowingRun:
+    """Columns that double when they are full. `moved` counts rows copied for that: fewer than twice those appended.
+
+    Args:
+        start: The tokens it begins with.
+    """
+
+    def __init__(self, start: TokenRun) -> None:
+        self._columns: dict[str, npt.NDArray[Any]] = {
+            column.name: getattr(start, column.name) for column in fields(TokenRun) if column.name not in LISTED
+        }
+        self._token_bytes = list(start.token_bytes)
+        self._texts = list(start.texts)
+        self._run: TokenRun | None = start  # as it was last asked for
+        self.moved = 0
+
+    def __len__(self) -> int:
+        return len(self._texts)
+
+    def append(self, run: TokenRun) -> None:
+        """More tokens, at a cost that depends on `run` alone (amortised)."""
+        if not len(run):
+            return
+        at, end = len(self), len(self) + len(run)
+        self._make_room(end, run.top_k)
+        for name, column in self._columns.items():
+            rows = getattr(run, name)
+            if rows.ndim == 2:
+                column[at:end, rows.shape[1] :] = -1 if name == "top_ids" else -np.inf
+                column[at:end, : rows.shape[1]] = rows
+            else:
+                column[at:end] = rows
+        self._token_bytes.extend(run.token_bytes)
+        self._texts.extend(run.texts)
+        self._heal(at)
+        self._run = None
+
+    @property
+    def run(self) -> TokenRun:
+        """All tokens so far. The arrays are views of rows that do not change any more; the two tuples are made anew."""
+        if self._run is None:
+            n = len(self)
+            columns = {name: column[:n] for name, column in self._columns.items()}
+            self._run = TokenRun(token_bytes=tuple(self._token_bytes), texts=tuple(self._texts), **columns)
+        return self._run
+
+    def _make_room(self, end: int, top_k: int) -> None:
+        for name, column in self._columns.items():
+            width = max(column.shape[1], top_k) if column.ndim == 2 else None
+            if end <= len(column) and (width is None or width == column.shape[1]):
+                continue
+            rows = max(2 * end, LEAST_ROOM)
+            fill = -1 if name == "top_ids" else -np.inf  # where a table was narrower
+            larger = np.empty(rows, column.dtype) if width is None else np.full((rows, width), fill, column.dtype)
+            if width is None:
+                larger[: len(self)] = column[: len(self)]
+            else:
+                larger[: len(self), : column.shape[1]] = column[: len(self)]
+            self.moved += len(self) if name == "ids" else 0
+            self._columns[name] = larger
+
+    def _heal(self, at: int) -> None:
+        """Texts of the tokens around a seam, where a character was split over both sides of it."""
+        if not any(BROKEN in text for text in self._texts[max(at - 1, 0) : at + 1]):
+            return
+        first = max(at - LONGEST_CHARACTER, 0)
+        while first and not starts_character(self._token_bytes[first]):
+            first -= 1
+        healed = texts_of(self._token_bytes[first:])
+        self._texts[first:] = healed
+
+
+def starts_character(data: bytes) -> bool:
+    """Whether a token begins with the first byte of a character, so that decoding may begin there."""
+    return bool(data) and data[0] & 0b1100_0000 != 0b1000_0000
+
+
+class Runs(MutableMapping[int, TokenRun]):
+    """Runs by node; those that grow are put together only when somebody asks for them."""
+
+    def __init__(self) -> None:
+        self._runs: dict[int, TokenRun | GrowingRun] = {}
+
+    def extend(self, node_id: int, run: TokenRun) -> None:
+        """Appends to a node's run, at a cost that depends on `run` alone (amortised)."""
+        held = self._runs.get(node_id, EMPTY)
+        if not isinstance(held, GrowingRun):
+            held = self._runs[node_id] = GrowingRun(held)
+        held.append(run)
+
+    def length(self, node_id: int) -> int:
+        """Tokens of a node, without putting its run together; 0 where it is not known."""
+        held = self._runs.get(node_id)
+        return 0 if held is None else len(held)
+
+    def __getitem__(self, node_id: int) -> TokenRun:
+        held = self._runs[node_id]
+        return held.run if isinstance(held, GrowingRun) else held
+
+    def __setitem__(self, node_id: int, run: TokenRun) -> None:
+        self._runs[node_id] = run
+
+    def __delitem__(self, node_id: int) -> None:
+        del self._runs[node_id]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._runs)
+
+    def __len__(self) -> int:
+        return len(self._runs)
+
+    def __contains__(self, node_id: object) -> bool:
+        return node_id in self._runs
