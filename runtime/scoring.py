@@ -1,72 +1,125 @@
-"""From raw logits to numbers: log-softmax, rank, entropy, top-k, vectorised over rows."""
+"""From raw logits to numbers: log-softmax, rank, entropy, top-k, vectorised over rows.
+
+Rows are worked through in blocks that stay in the processor's cache: each pass over a block of a large vocabulary would
+otherwise go through memory.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 import numpy as np
 import numpy.typing as npt
 
 from runtime.records import NO_TOKEN, Float32, Int32, Scores
 
+BLOCK_ENTRIES = 1 << 18  # 1 MiB of float32
+STRIPES = 64  # rows of a vocabulary laid out as a rectangle, for a first guess at its top
+
 
 def log_softmax(logits: npt.NDArray[np.floating]) -> Float32:
     """``(n, vocab)`` raw logits to ``(n, vocab) float32`` log-probabilities in nats.
 
-    The normaliser is summed in float64: a float32 sum over 50,000 entries is off by more than the tolerance we print.
+    The normaliser is summed pairwise: a plain float32 sum over 50,000 entries is off by more than the tolerance we print.
     """
+    return _normalise(logits, None)
+
+
+def log_softmax_and_entropy(logits: npt.NDArray[np.floating]) -> tuple[Float32, Float32]:
+    """`log_softmax` and the entropy ``(n,)`` in nats of each row of finite logits, from the same exponentials."""
+    entropy: Float32 = np.empty(len(logits), np.float32)
+    return _normalise(logits, entropy), entropy
+
+
+def _normalise(logits: npt.NDArray[np.floating], entropy: Float32 | None) -> Float32:
     rows = np.asarray(logits, np.float32)
-    top = rows.max(axis=-1, keepdims=True)
-    shifted = rows - top
-    total = np.exp(shifted).sum(axis=-1, keepdims=True, dtype=np.float64)
-    normalised: Float32 = shifted - np.log(total).astype(np.float32)
+    normalised: Float32 = np.empty(rows.shape, np.float32)
+    for block in _blocks(*rows.shape):
+        out = normalised[block]
+        np.subtract(rows[block], rows[block].max(axis=-1, keepdims=True), out=out)
+        weights = np.exp(out)
+        total = weights.sum(axis=-1, keepdims=True)
+        log_total = np.log(total)
+        if entropy is not None:
+            expected = np.multiply(weights, out, out=weights).sum(axis=-1, keepdims=True) / total
+            entropy[block] = (log_total - expected)[:, 0]
+        out -= log_total
     return normalised
 
 
-def summarise(logprobs: Float32, targets: Int32 | None, k: int) -> Scores:
+def summarise(logprobs: Float32, targets: Int32 | None, k: int, entropy: Float32 | None = None) -> Scores:
     """What the rows say of their next tokens.
 
     Args:
         logprobs: ``(n, vocab)`` from `log_softmax`.
         targets: ``(n,)`` the token that followed each row; None leaves logprob NaN and rank 0.
         k: Alternatives to keep; narrower vocabularies fill with `NO_TOKEN`.
+        entropy: ``(n,)`` where it is known already.
     """
     n, vocab = logprobs.shape
-    probs = np.exp(logprobs)
-    entropy = -(probs * np.where(np.isneginf(logprobs), 0.0, logprobs)).sum(axis=-1, dtype=np.float64)
-    top_ids, top_logprobs = top_k(logprobs, min(k, vocab))
-    missing = k - top_ids.shape[1]
-    if missing:
-        top_ids = np.pad(top_ids, ((0, 0), (0, missing)), constant_values=NO_TOKEN)
-        top_logprobs = np.pad(top_logprobs, ((0, 0), (0, missing)), constant_values=-np.inf)
-    if targets is None:
-        own, rank = np.full(n, np.nan, np.float32), np.zeros(n, np.int32)
-    else:
-        own = logprobs[np.arange(n), targets]
-        rank = 1 + (logprobs > own[:, None]).sum(axis=-1, dtype=np.int32)
+    known, entropy = entropy is not None, np.empty(n, np.float32) if entropy is None else entropy
+    own, rank = np.full(n, np.nan, np.float32), np.zeros(n, np.int32)
+    top_ids, top_logprobs = np.full((n, k), NO_TOKEN, np.int32), np.full((n, k), -np.inf, np.float32)
+    width = min(k, vocab)
+    for block in _blocks(n, vocab):
+        part = logprobs[block]
+        if not known:
+            entropy[block] = _entropy(part)
+        if targets is not None:
+            own[block] = np.take_along_axis(part, targets[block, None], axis=-1)[:, 0]
+            rank[block] = 1 + np.count_nonzero(part > own[block, None], axis=-1)
+        top_ids[block, :width], top_logprobs[block, :width] = top_k(part, width)
     covered = np.exp(top_logprobs).sum(axis=-1, dtype=np.float64)
-    return Scores(own, rank, entropy.astype(np.float32), top_ids, top_logprobs, np.minimum(covered, 1.0).astype(np.float32))
+    return Scores(own, rank, entropy, top_ids, top_logprobs, np.minimum(covered, 1.0).astype(np.float32))
 
 
 def top_k(logprobs: Float32, k: int) -> tuple[Int32, Float32]:
     """The `k` likeliest ids of each row and their values, falling, ties by id: ``(n, k)`` each."""
-    n, vocab = logprobs.shape
     if k == 0:
+        n = len(logprobs)
         return np.empty((n, 0), np.int32), np.empty((n, 0), np.float32)
-    if k < vocab:
-        border = np.partition(logprobs, vocab - k, axis=-1)[:, vocab - k]  # the k-th largest value of each row
-        found = [_first_k(row, border[i], k) for i, row in enumerate(logprobs)]
-        ids = np.stack(found)
-    else:
-        ids = np.broadcast_to(np.arange(vocab), (n, vocab))
-    values = np.take_along_axis(logprobs, ids, axis=-1)
-    order = np.lexsort((ids, -values), axis=-1)
-    return np.take_along_axis(ids, order, axis=-1).astype(np.int32), np.take_along_axis(values, order, axis=-1)
+    ids = np.stack([falling(row, k, border) for row, border in zip(logprobs, low_borders(logprobs, k), strict=True)])
+    return ids.astype(np.int32), np.take_along_axis(logprobs, ids, axis=-1)
 
 
-def _first_k(row: Float32, border: np.float32, k: int) -> npt.NDArray[np.int64]:
-    """The ids above the border and as many equal to it, lowest first, as fit."""
-    above = np.flatnonzero(row > border)
-    equal = np.flatnonzero(row == border)[: k - len(above)]
-    return np.concatenate([above, equal])
+def falling(row: Float32, k: int, border: np.float32) -> npt.NDArray[np.int64]:
+    """The `k` likeliest ids of one row ``(vocab,)``, falling, ties by id; `border` from `low_borders`."""
+    ids = np.flatnonzero(row >= border)
+    return ids[np.lexsort((ids, -row[ids]))][:k]
+
+
+def low_borders(logprobs: Float32, k: int) -> Float32:
+    """``(n,)``: a value that at least `k` entries of each row reach, and few more.
+
+    It is the k-th largest among the largest of many disjoint parts of the row, each of which is an entry of the row.
+    """
+    n, vocab = logprobs.shape
+    width = vocab // STRIPES
+    if k > width:
+        return _kth_largest(logprobs, min(k, vocab))
+    tops: Float32 = logprobs[:, : width * STRIPES].reshape(n, STRIPES, width).max(axis=1)
+    return _kth_largest(tops, k)
+
+
+def _kth_largest(values: Float32, k: int) -> Float32:
+    at = values.shape[1] - k
+    found: Float32 = np.partition(values, at, axis=-1)[:, at]
+    return found
+
+
+def _entropy(logprobs: Float32) -> Float32:
+    """``(n,)`` in nats; what has no probability adds nothing."""
+    probs = np.exp(logprobs)
+    if np.isneginf(logprobs.min(initial=0.0)):
+        logprobs = np.where(np.isneginf(logprobs), np.float32(0), logprobs)
+    entropy: Float32 = -np.multiply(probs, logprobs, out=probs).sum(axis=-1)
+    return entropy
+
+
+def _blocks(n: int, vocab: int) -> Iterator[slice]:
+    """Slices of rows that fit the cache."""
+    rows = max(BLOCK_ENTRIES // max(vocab, 1), 1)
+    return (slice(start, start + rows) for start in range(0, n, rows))
 
 
 def empty_scores(n: int, k: int) -> Scores:

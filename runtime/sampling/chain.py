@@ -9,12 +9,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from runtime.options import SamplingOptions
 from runtime.records import Float32
-from runtime.sampling.draw import falling, inverse_cdf, uniform
+from runtime.sampling.draw import inverse_cdf, uniform
+from runtime.scoring import falling, low_borders
 
 HEAD = 256  # most distributions are settled among this many
+COLDEST = 1e-30  # below it float32 knows no temperature; the likeliest has all of the weight long before
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,27 +46,39 @@ class Sampler:
             return int(logprobs.argmax()), float("nan")
         u = uniform(self.seed, position, self.branch)
         vocab = len(logprobs)
-        scaled = logprobs.astype(np.float64)
-        scaled -= scaled.max()  # before the division: the likeliest stays at 0 however small the temperature
-        with np.errstate(over="ignore"):
-            weights = np.exp(scaled / self.temperature)
-        total = float(weights.sum())
+        total = 0.0 if self.top_k else self._total(logprobs)
         head = min(self.top_k or HEAD, vocab)
         while True:
-            ids = falling(logprobs, head)
-            kept = self._kept(weights[ids], total, whole=head == vocab or head == self.top_k)
+            ids = falling(logprobs, head, low_borders(logprobs[None], head)[0])
+            weights = self._weights(logprobs[ids])
+            kept = self._kept(weights, total, whole=head == vocab or head == self.top_k)
             if kept is not None:
                 break
             head = min(head * 8, vocab)
         if self._open_ended and kept == head < vocab:
             return self._draw_beyond(logprobs, weights, total, ids, u), u
-        return int(ids[inverse_cdf(weights[ids[:kept]], u)]), u
+        return int(ids[inverse_cdf(weights[:kept], u)]), u
+
+    def _total(self, logprobs: Float32) -> float:
+        """The sum of all weights; nothing but a border at a share of it depends on it."""
+        scaled = logprobs - logprobs.max()
+        with np.errstate(over="ignore"):
+            scaled /= np.float32(max(self.temperature, COLDEST))
+        return float(np.exp(scaled, out=scaled).sum())
+
+    def _weights(self, falling_logprobs: Float32) -> npt.NDArray[np.float64]:
+        """What is drawn by: probabilities at the temperature, the likeliest of them 1."""
+        scaled = falling_logprobs.astype(np.float64)
+        scaled -= scaled[0]  # before the division: the likeliest stays at 0 however small the temperature
+        with np.errstate(over="ignore"):
+            weights: npt.NDArray[np.float64] = np.exp(scaled / self.temperature)
+        return weights
 
     @property
     def _open_ended(self) -> bool:
         return self.top_k == 0 and self.top_p >= 1.0 and self.min_p == 0.0
 
-    def _kept(self, weights: np.ndarray[tuple[int], np.dtype[np.float64]], total: float, *, whole: bool) -> int | None:
+    def _kept(self, weights: npt.NDArray[np.float64], total: float, *, whole: bool) -> int | None:
         """How many of the falling weights survive; None when the answer lies beyond them."""
         n = len(weights)
         if self._open_ended:
@@ -86,17 +101,17 @@ class Sampler:
     def _draw_beyond(
         self,
         logprobs: Float32,
-        weights: np.ndarray[tuple[int], np.dtype[np.float64]],
+        weights: npt.NDArray[np.float64],
         total: float,
-        ids: np.ndarray[tuple[int], np.dtype[np.int64]],
+        ids: npt.NDArray[np.int64],
         u: float,
     ) -> int:
         """No stage cuts: the head settles most draws, the whole vocabulary is sorted for the rest."""
-        edges = np.cumsum(weights[ids])
+        edges = np.cumsum(weights)
         if u * total < edges[-1]:
             return int(ids[int(np.searchsorted(edges, u * total, side="right"))])
-        order = falling(logprobs, len(logprobs))
-        return int(order[inverse_cdf(weights[order], u)])
+        order = np.lexsort((np.arange(len(logprobs)), -logprobs))
+        return int(order[inverse_cdf(self._weights(logprobs[order]), u)])
 
 
 def resolve_sampler(options: SamplingOptions, model: SamplingOptions, seed: int, branch: int) -> Sampler:

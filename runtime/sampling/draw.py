@@ -11,8 +11,6 @@ import secrets
 import numpy as np
 import numpy.typing as npt
 
-from runtime.records import Float32
-
 DRAW_STAGE = 0  # the stage's place in the counter; stages with numbers of their own get others
 
 
@@ -31,14 +29,3 @@ def inverse_cdf(probs: npt.NDArray[np.float64], u: float) -> int:
     """The index drawn from falling weights that need not sum to one."""
     edges = np.cumsum(probs)
     return min(int(np.searchsorted(edges, u * edges[-1], side="right")), len(probs) - 1)
-
-
-def falling(logprobs: Float32, head: int) -> npt.NDArray[np.int64]:
-    """The `head` likeliest ids of one row, falling, ties by id."""
-    vocab = len(logprobs)
-    if head < vocab:
-        border = np.partition(logprobs, vocab - head)[vocab - head]
-        ids = np.flatnonzero(logprobs >= border)
-    else:
-        ids = np.arange(vocab)
-    return ids[np.lexsort((ids, -logprobs[ids]))][:head]

@@ -6,6 +6,7 @@ import logging
 import time
 
 import numpy as np
+import numpy.typing as npt
 
 from runtime.info import PromptProgress
 from runtime.records import Float32, Int32, Scores
@@ -13,7 +14,7 @@ from runtime.scheduler.cache import Cache, fill_gaps
 from runtime.scheduler.counters import Counters
 from runtime.scheduler.jobs import Job, QueryJob, ScoreJob, settle
 from runtime.scheduler.prefill import Prefill, stack
-from runtime.scheduler.rows import Row, non_finite, normalise
+from runtime.scheduler.rows import Distributions, Row, non_finite, normalise
 from runtime.scoring import empty_scores, summarise
 
 log = logging.getLogger(__name__)
@@ -66,24 +67,25 @@ class Finisher:
             return np.empty((0, 0), np.float32)
         indices, logits = stack(prefill.rows)
         prefill.rows.clear()
-        logprobs, finite = normalise(logits)
-        if not finite.all():
-            raise non_finite(int(indices[int((~finite).argmax())]))
+        after = normalise(logits, entropy=isinstance(job, ScoreJob))
+        if not after.finite.all():
+            raise non_finite(int(indices[int((~after.finite).argmax())]))
         scores = None
         if isinstance(job, ScoreJob):
-            scores = self._score_rows(job, indices, logprobs)
+            scores = self._score_rows(job, indices, after)
         self._publish(prefill, scores)
         if prefill.done:
-            self._cache.vectors.put(job.key, logprobs[-1])
-        return logprobs
+            self._cache.vectors.put(job.key, after.logprobs[-1])
+        return after.logprobs
 
-    def _score_rows(self, job: ScoreJob, indices: np.ndarray[tuple[int], np.dtype[np.int64]], logprobs: Float32) -> Scores:
+    def _score_rows(self, job: ScoreJob, indices: npt.NDArray[np.int64], after: Distributions) -> Scores:
         """Scores of the tokens that follow the rows, merged into what the job knows; rows for the whole path."""
         known = job.known
         assert known is not None
         inner = indices[indices + 1 < len(job.ids)]
         if len(inner):
-            fresh = summarise(logprobs[: len(inner)], job.ids[inner + 1], job.k)
+            entropy = None if after.entropy is None else after.entropy[: len(inner)]
+            fresh = summarise(after.logprobs[: len(inner)], job.ids[inner + 1], job.k, entropy)
             fill_gaps(known, fresh, int(inner[0]) + 1)
         return known
 

@@ -11,9 +11,6 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 
-import numpy as np
-import numpy.typing as npt
-
 from runtime.backends.base import Backend
 from runtime.errors import MemoryBudgetError
 from runtime.options import LoadOptions
@@ -25,7 +22,7 @@ from runtime.scheduler.finish import Finisher, gone
 from runtime.scheduler.jobs import CallJob, GenerateJob, Job, QueryJob, ScoreJob, settle
 from runtime.scheduler.prefill import Prefill
 from runtime.scheduler.prompts import Prompts
-from runtime.scheduler.rows import Row, decode, normalise
+from runtime.scheduler.rows import Distributions, Row, decode, normalise
 from runtime.scheduler.stream import Stream, TextDecoder
 
 __all__ = ["Scheduler", "typed"]
@@ -200,20 +197,22 @@ class Scheduler:
             return
         workspace = rows[0].workspace
         base = workspace.size
-        parents = [row.slot for row in rows]
-        fresh = [workspace.append(row.slot, row.pending) for row in rows]
+        fresh: dict[tuple[int, int], int] = {}  # (slot, token) -> the new slot, shared by whoever says the same there
+        at = [fresh.setdefault((row.slot, row.pending), len(fresh)) for row in rows]
         try:
-            logits = workspace.forward([row.pending for row in rows], parents, range(len(rows)))
+            for place in fresh:
+                workspace.append(*place)
+            logits = workspace.forward([token for _, token in fresh], [slot for slot, _ in fresh], range(len(fresh)))
         except BaseException as error:  # noqa: BLE001  # bisected: only the guilty row fails
             workspace.rollback(base)
             bisect(rows, error, self._decode_rows, self._end_row)
             return
-        self.counters.tokens_computed += len(rows)
+        self.counters.tokens_computed += len(fresh)
         self.counters.forward_calls += 1
-        for row, slot in zip(rows, fresh, strict=True):
-            row.slot = slot
+        for row, i in zip(rows, at, strict=True):
+            row.slot = base + i
             row.pushed += 1
-        self._draw(rows, *normalise(logits))
+        self._draw(rows, normalise(logits, entropy=True), at)
 
     def _standing(self, rows: list[Row]) -> list[Row]:
         """The rows, each where a token can be appended now; one that cannot be brought back has ended.
@@ -225,13 +224,21 @@ class Scheduler:
             lost = [row for row in rows if not row.workspace.resumable(row.slot)]
             if not lost:
                 break
+            moved: dict[int, int] = {}  # who stood at one place stands at one place again
             for row in lost:
-                self._push_again(row)
+                if row.slot in moved:
+                    row.slot = moved[row.slot]
+                elif (slot := self._push_again(row)) is not None:
+                    moved[row.slot], row.slot = slot, slot
             rows = [row for row in rows if row in self._rows]
         return rows
 
-    def _push_again(self, row: Row) -> None:
-        """Brings a generation back to its place, whose recurrent state went along with another job."""
+    def _push_again(self, row: Row) -> int | None:
+        """Brings a generation back to its place, whose recurrent state went along with another job.
+
+        Returns:
+            Its new slot; None when it could not be brought back and has ended.
+        """
         workspace, path = row.workspace, row.path
         base: int | None = None
         try:
@@ -246,13 +253,13 @@ class Scheduler:
             if base is not None:  # what was loaded before stands in the pack as well
                 workspace.rollback(base)
             self._end_row(row, typed(error))
-            return
-        row.slot = slot
+            return None
         self.counters.tokens_computed += len(missing)
         self.counters.forward_calls += bool(missing)
+        return slot
 
-    def _draw(self, rows: list[Row], logprobs: Float32, finite: npt.NDArray[np.bool_]) -> None:
-        for row, failure in decode(rows, logprobs, finite):
+    def _draw(self, rows: list[Row], after: Distributions, at: Sequence[int]) -> None:
+        for row, failure in decode(rows, after, at):
             self._end_row(row, failure)
         for row in rows:
             if row not in self._rows:
@@ -277,7 +284,7 @@ class Scheduler:
             self.counters.last_reused, self.counters.last_computed = prefill.reused, prefill.computed
             self.counters.first_token_seconds = time.monotonic() - job.submitted
             self.counters.publish(self.cache)  # before the first token, so that who sees it sees what the prompt cost
-            self._draw([row], last[None], np.ones(1, np.bool_))
+            self._draw([row], Distributions.known(last), [0])
         except BaseException:  # the job is told by the caller; nothing of it stays
             if row is None or row in self._rows:
                 self._rows = [other for other in self._rows if other is not row]

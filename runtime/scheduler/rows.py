@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,7 +15,7 @@ from runtime.scheduler.jobs import GenerateJob
 from runtime.scheduler.prefill import Prefill
 from runtime.scheduler.stream import Stream
 from runtime.scheduler.workspace import Workspace
-from runtime.scoring import log_softmax, summarise
+from runtime.scoring import log_softmax, log_softmax_and_entropy, summarise
 
 PUBLISH_TOKENS = 64  # a tail goes to the trie in runs of this many
 
@@ -62,24 +63,41 @@ class Row:
         return Scores.concat(self.stream.scores[self.pushed - count : self.pushed])
 
 
-def decode(rows: list[Row], logprobs: Float32, finite: npt.NDArray[np.bool_]) -> list[tuple[Row, BaseException | None]]:
+@dataclass(frozen=True, slots=True)
+class Distributions:
+    """What a forward says of the next tokens."""
+
+    logprobs: Float32  # (n, vocab); uniform where the logits are no numbers
+    finite: npt.NDArray[np.bool_]  # (n,) which rows held numbers only
+    entropy: Float32 | None  # (n,) nats, where it was asked for
+
+    @classmethod
+    def known(cls, last: Float32) -> Distributions:
+        """One row ``(vocab,)`` that is remembered."""
+        return cls(last[None], np.ones(1, np.bool_), None)
+
+
+def decode(rows: list[Row], after: Distributions, at: Sequence[int]) -> list[tuple[Row, BaseException | None]]:
     """Draws each row's next token and records it.
 
     Args:
         rows: The generations.
-        logprobs: ``(len(rows), vocab)``.
-        finite: ``(len(rows),)`` which of them are numbers; the others end with `NonFiniteLogitsError`.
+        after: Of their last tokens; where it is not finite a generation ends with `NonFiniteLogitsError`.
+        at: Each generation's row in `after`.
 
     Returns:
         The rows that ended, each with the error that ended it, if one did.
     """
-    draws = [row.stream.draw(logprobs[i]) for i, row in enumerate(rows)]
+    draws = [row.stream.draw(after.logprobs[i]) for row, i in zip(rows, at, strict=True)]
     widest = max(row.job.options.top_k for row in rows)
-    scores = summarise(logprobs, np.array([token for token, _ in draws], np.int32), widest)
+    alone = len(rows) == len(after.logprobs)  # every generation has a row of its own
+    logprobs = after.logprobs if alone else after.logprobs[np.array(at)]
+    entropy = after.entropy if alone or after.entropy is None else after.entropy[np.array(at)]
+    scores = summarise(logprobs, np.array([token for token, _ in draws], np.int32), widest, entropy)
     ended: list[tuple[Row, BaseException | None]] = []
     now = time.monotonic()
     for i, (row, (token, u)) in enumerate(zip(rows, draws, strict=True)):
-        if not finite[i]:
+        if not after.finite[at[i]]:
             ended.append((row, non_finite(row.stream.position)))
             continue
         row.started = row.started or now
@@ -90,11 +108,12 @@ def decode(rows: list[Row], logprobs: Float32, finite: npt.NDArray[np.bool_]) ->
     return ended
 
 
-def normalise(logits: Float32) -> tuple[Float32, npt.NDArray[np.bool_]]:
-    """Log-probabilities ``(n, vocab)`` of raw logits, and which rows ``(n,)`` hold numbers only (the others: uniform)."""
+def normalise(logits: Float32, *, entropy: bool) -> Distributions:
+    """Log-probabilities of raw logits ``(n, vocab)``."""
     finite = np.atleast_1d(np.isfinite(logits).all(axis=-1))
     safe = logits if finite.all() else np.where(finite[:, None], logits, np.float32(0))
-    return log_softmax(safe), finite
+    logprobs, spread = log_softmax_and_entropy(safe) if entropy else (log_softmax(safe), None)
+    return Distributions(logprobs, finite, spread)
 
 
 def narrow(scores: Scores, k: int) -> Scores:

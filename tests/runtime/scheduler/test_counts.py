@@ -188,3 +188,20 @@ def test_a_running_chat_waits_for_one_chunk_at_most() -> None:
         first, last = big.index(True, 1), max(i for i, n in enumerate(calls) if n == 1)
         assert not any(a and b for a, b in zip(big[first:last], big[first + 1 : last], strict=False))
         assert sum(big[first:]) >= 400 // 32
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_generations_that_say_the_same_share_each_step(kind: str) -> None:
+    # given greedy answers to one prompt, two of which leave it by another first word
+    prompt = some_ids(4, 30)
+    with fake_model(Behaviour(recurrent=kind == "recurrent")) as model:
+        other = [*prompt, 7]
+        alone = [answer(model, ids, 12) for ids in (prompt, other)]
+        model.clear_cache()
+        before = model.metrics().tokens_computed
+        tails = asyncio.run(model.batch_sample([prompt] * 5 + [other] * 2, 12, [], temperature=0.0))
+        # then each says what it says alone, and each different token is pushed once; a recurrent state goes on with the
+        # longer prompt, so the shorter one is pushed once more, for all five
+        assert tails == [alone[0]] * 5 + [alone[1]] * 2
+        again = 30 if kind == "recurrent" else 0
+        assert model.metrics().tokens_computed - before == 31 + 2 * 11 + again
