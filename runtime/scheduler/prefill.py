@@ -36,6 +36,7 @@ class Prefill:
     last_only: bool
     reused: int = 0
     computed: int = 0
+    served: int = 0  # the round in which it was last pushed
     rows: list[tuple[int, Float32]] = field(default_factory=list)  # (token index, logits (vocab,)) of the last chunk
     _mark: tuple[int, int, int, int] = (0, 0, 0, 0)
 

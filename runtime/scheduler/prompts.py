@@ -61,18 +61,23 @@ class Prompts:
         self._forget = forget
         self._start_row = start_row
         self._speed = 400.0  # tokens per second, measured as we go
+        self._round = 0
         self.running: list[Prefill] = []
 
     def step(self, *, decoding: bool) -> None:
-        """One forward per workspace, the more urgent first, within the quota; `decoding`: generations wait meanwhile."""
-        self.running.sort(key=lambda prefill: prefill.job.priority)
+        """One forward per workspace within the quota: the more urgent first, then who has waited longest.
+
+        While generations wait (`decoding`) there is one forward only: one chunk stands between two of their tokens.
+        """
+        self._round += 1
+        self.running.sort(key=lambda prefill: (prefill.job.priority, prefill.served))
         quota = self._quota(decoding=decoding)
         groups: dict[int, list[Prefill]] = {}
         for prefill in self.running:
             groups.setdefault(id(prefill.workspace), []).append(prefill)
         for group in groups.values():
             quota -= self._push(group, quota)
-            if quota <= 0:
+            if quota <= 0 or decoding:
                 return
 
     def _quota(self, *, decoding: bool) -> int:
@@ -106,6 +111,7 @@ class Prompts:
         self._counters.publish(self._cache)  # before the answers, so that who sees one sees its numbers
         moved = [prefill for prefill in group if prefill.at > prefill.mark_at]
         for prefill in moved:
+            prefill.served = self._round
             prefill.tell()
         complete = [(prefill, last) for prefill in moved if (last := self._settle_chunk(prefill)) is not None]
         self._counters.publish(self._cache)  # before the answers, so that who has one sees its numbers

@@ -1,0 +1,70 @@
+"""Who waits for whom, counted in forwards: a chat goes on while long prompts are read."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import Future
+from itertools import pairwise
+
+import pytest
+
+from runtime.backends.fake import Behaviour
+from runtime.model import LocalModel
+from runtime.options import GenerationOptions
+from runtime.scheduler.jobs import GenerateJob, Priority, QueryJob
+from tests.fakes import KINDS, fake_model, some_ids
+
+LONG = 8_000  # tokens
+
+
+def chat(model: LocalModel, ids: list[int], log: list[int | str], n: int) -> tuple[GenerateJob, threading.Event]:
+    """A chat that writes "token" into the log; the event comes with its end."""
+    ended = threading.Event()
+    job = model._generation(ids, GenerationOptions(max_tokens=n, seed=1, ignore_eos=True))
+    job.on_run = lambda run: log.extend(["token"] * len(run))
+    job.on_end = lambda error: ended.set()
+    model._engine.submit([job])
+    return job, ended
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("prompts", [1, 2])
+def test_between_two_tokens_of_a_chat_comes_one_chunk_and_one_step(kind: str, prompts: int) -> None:
+    # given a chat that streams, when prompts of 8,000 tokens arrive
+    log: list[int | str] = []  # rows of each forward, and the chat's tokens
+    behaviour = Behaviour(before_forward=lambda tokens: log.append(len(tokens)), recurrent=kind == "recurrent")
+    with fake_model(behaviour, prefill_chunk_tokens=256) as model:
+        model.cache_kv(some_ids(0, 20))
+        log.clear()
+        job, ended = chat(model, some_ids(0, 20), log, 100_000)
+        jobs = [QueryJob(model._check(some_ids(5 + i, LONG)), model._namespace, Priority.BACKGROUND) for i in range(prompts)]
+        for query in jobs:
+            query.waiters.append(Future())
+        model._engine.submit(jobs)
+        for query in jobs:
+            query.waiters[0].result(60)
+        job.cancelled = True
+        model._engine.nudge()
+        assert ended.wait(10)
+        # then each gap between two tokens holds one decode step of one row and at most one chunk
+        tokens = [at for at, entry in enumerate(log) if entry == "token"]
+        gaps = [[rows for rows in log[a + 1 : b] if isinstance(rows, int)] for a, b in pairwise(tokens)]
+        for gap in gaps:
+            assert sorted(gap)[0] == 1
+            assert len(gap) <= 2
+            assert max(gap) <= 256
+        # and all but the first and the last chunks lay in such gaps
+        assert sum(max(gap) for gap in gaps if len(gap) == 2) >= prompts * LONG - 2 * 256
+
+
+def test_a_short_question_does_not_wait_for_a_long_prompt() -> None:
+    # given a long prompt that is being read, when a question of the same priority arrives
+    log: list[int | str] = []
+    with fake_model(Behaviour(before_forward=lambda tokens: log.append(len(tokens))), prefill_chunk_tokens=64) as model:
+        long = QueryJob(model._check(some_ids(5, LONG)), model._namespace, waiters=[Future()])
+        short = QueryJob(model._check(some_ids(6, 30)), model._namespace, waiters=[Future()])
+        short.waiters[0].add_done_callback(lambda _: log.append("answered"))
+        model._engine.submit([long, short])
+        long.waiters[0].result(60)
+        # then it is answered after one chunk of the long one at most
+        assert log.index("answered") <= 2
