@@ -98,9 +98,9 @@ class TokenRun:
 
     def __post_init__(self) -> None:
         n = len(self.ids)
-        for column in fields(self):
-            if len(getattr(self, column.name)) != n:
-                raise InvalidRequestError(f"column {column.name} has {len(getattr(self, column.name))} rows, ids has {n}")
+        for name in _RUN_COLUMNS:
+            if len(getattr(self, name)) != n:
+                raise InvalidRequestError(f"column {name} has {len(getattr(self, name))} rows, ids has {n}")
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -110,7 +110,7 @@ class TokenRun:
 
     def __getitem__(self, index: slice) -> TokenRun:
         """Some of the rows, as a run of its own; arrays are views."""
-        return TokenRun(**{column.name: getattr(self, column.name)[index] for column in fields(self)})
+        return TokenRun(**{name: getattr(self, name)[index] for name in _RUN_COLUMNS})
 
     @property
     def text(self) -> str:
@@ -124,17 +124,21 @@ class TokenRun:
 
     def record(self, i: int) -> TokenRecord:
         """Row `i` as a record."""
-        scored = bool(self.rank[i] > 0)
-        held = int((self.top_ids[i] >= 0).sum())
+        rank = int(self.rank[i])
+        scored = rank > 0
+        top_ids, top_logprobs = self.top_ids[i].tolist(), self.top_logprobs[i].tolist()
+        if NO_TOKEN in top_ids:
+            held = top_ids.index(NO_TOKEN)
+            top_ids, top_logprobs = top_ids[:held], top_logprobs[:held]
         return TokenRecord(
             token_id=int(self.ids[i]),
             token_bytes=self.token_bytes[i],
             text=self.texts[i],
             logprob=float(self.logprob[i]) if scored else None,
-            rank=int(self.rank[i]) if scored else None,
+            rank=rank if scored else None,
             entropy=float(self.entropy[i]) if scored else None,
-            top_ids=tuple(int(t) for t in self.top_ids[i, :held]),
-            top_logprobs=tuple(float(p) for p in self.top_logprobs[i, :held]),
+            top_ids=tuple(top_ids),
+            top_logprobs=tuple(top_logprobs),
             covered_mass=float(self.covered_mass[i]) if scored else None,
             origin=Origin(int(self.origin[i])),
             finish_reason=Finish(int(self.finish[i])).label,
@@ -147,7 +151,7 @@ class TokenRun:
     def to_columns(self) -> dict[str, npt.NDArray[np.generic]]:
         """Plain arrays for the pipe and the database: bytes become `data` (uint8) and `lengths`; texts are left out."""
         columns: dict[str, npt.NDArray[np.generic]] = {
-            c.name: getattr(self, c.name) for c in fields(self) if c.name not in ("token_bytes", "texts")
+            name: getattr(self, name) for name in _RUN_COLUMNS if name not in ("token_bytes", "texts")
         }
         columns["data"] = np.frombuffer(b"".join(self.token_bytes), np.uint8)
         columns["lengths"] = np.array([len(b) for b in self.token_bytes], np.int32)
@@ -158,7 +162,7 @@ class TokenRun:
     @classmethod
     def from_columns(cls, columns: Mapping[str, npt.NDArray[np.generic]]) -> Self:
         """The inverse of `to_columns`."""
-        plain = {c.name: columns[c.name] for c in fields(cls) if c.name not in ("token_bytes", "texts")}
+        plain = {name: columns[name] for name in _RUN_COLUMNS if name not in ("token_bytes", "texts")}
         token_bytes = _cut(columns["data"].tobytes(), columns["lengths"])
         texts = tuple(t.decode() for t in _cut(columns["text_data"].tobytes(), columns["text_lengths"]))
         return cls(token_bytes=token_bytes, texts=texts, **plain)  # type: ignore[arg-type]  # dtypes are the writer's
@@ -198,9 +202,9 @@ class TokenRun:
             "top_ids": np.concatenate([_widen(r.top_ids, k, NO_TOKEN) for r in runs]),
             "top_logprobs": np.concatenate([_widen(r.top_logprobs, k, -np.inf) for r in runs]),
         }
-        for column in fields(cls):
-            if column.name not in joined:
-                joined[column.name] = np.concatenate([getattr(r, column.name) for r in runs])
+        for name in _RUN_COLUMNS:
+            if name not in joined:
+                joined[name] = np.concatenate([getattr(r, name) for r in runs])
         return TokenRun(**joined)  # type: ignore[arg-type]  # columns by name
 
 
@@ -219,17 +223,21 @@ class Scores:
         return len(self.logprob)
 
     def __getitem__(self, index: slice) -> Scores:
-        return Scores(*(getattr(self, c.name)[index].copy() for c in fields(self)))
+        return Scores(*(getattr(self, name)[index].copy() for name in _SCORE_COLUMNS))
 
     @property
     def nbytes(self) -> int:
         """Bytes held by the columns."""
-        return sum(int(getattr(self, c.name).nbytes) for c in fields(self))
+        return sum(int(getattr(self, name).nbytes) for name in _SCORE_COLUMNS)
 
     @classmethod
     def concat(cls, parts: Sequence[Scores]) -> Scores:
         """One after the other; all must have the same k."""
-        return cls(*(np.concatenate([getattr(p, c.name) for p in parts]) for c in fields(cls)))
+        return cls(*(np.concatenate([getattr(p, name) for p in parts]) for name in _SCORE_COLUMNS))
+
+
+_RUN_COLUMNS = tuple(column.name for column in fields(TokenRun))
+_SCORE_COLUMNS = tuple(column.name for column in fields(Scores))
 
 
 def _cut(data: bytes, lengths: npt.NDArray[np.generic]) -> tuple[bytes, ...]:

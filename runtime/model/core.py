@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import TypeVar
 
+from runtime.aio import Mailbox
 from runtime.engine import Engine
 from runtime.errors import InvalidRequestError
 from runtime.info import ModelInfo
@@ -33,6 +34,7 @@ class Core:
         self._byte_vocab = text.tokenizer.byte_vocab(engine.backend.info.vocab_size)
         self._eos = frozenset(text.tokenizer.eos_token_ids)
         self._turns: dict[asyncio.AbstractEventLoop, list[Job]] = {}
+        self._mailboxes: dict[asyncio.AbstractEventLoop, Mailbox] = {}
 
     @property
     def info(self) -> ModelInfo:
@@ -45,6 +47,16 @@ class Core:
 
     def _check(self, ids: Sequence[int]) -> Int32:
         return check_ids(ids, vocab=self.info.vocab_size, context=self.info.context_length)
+
+    def _mailbox(self) -> Mailbox:
+        """Carries what the owner thread says to the running loop: one wake-up for all that is said at one moment."""
+        loop = asyncio.get_running_loop()
+        mailbox = self._mailboxes.get(loop)
+        if mailbox is None:
+            for known in [known for known in list(self._mailboxes) if known.is_closed()]:
+                self._mailboxes.pop(known, None)
+            mailbox = self._mailboxes[loop] = Mailbox(loop)
+        return mailbox
 
     def _cancel(self, job: Job) -> None:
         job.cancelled = True

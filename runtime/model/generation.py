@@ -42,13 +42,12 @@ class GenerationMembers(TextMembers):
     ) -> AsyncGenerator[TokenRun, None]:
         """Whatever has arrived."""
         job = self._generation(ids, options)
-        loop, arrived, news = asyncio.get_running_loop(), deque[Arrival](), asyncio.Event()
+        mailbox, arrived, news = self._mailbox(), deque[Arrival](), asyncio.Event()
 
         def tell(item: Arrival) -> None:
             arrived.append(item)
-            try:
-                loop.call_soon_threadsafe(news.set)
-            except RuntimeError:  # the caller's loop is closed: nobody listens any more
+            mailbox.post(news.set)
+            if mailbox.loop.is_closed():  # nobody listens any more
                 job.cancelled = True
 
         job.on_run = job.on_end = tell

@@ -9,7 +9,6 @@ from functools import partial
 
 import numpy as np
 
-from runtime.aio import Mailbox
 from runtime.errors import InvalidRequestError
 from runtime.info import OnProgress
 from runtime.language_model import PrefixMatch
@@ -102,7 +101,7 @@ class QueryMembers(Core):
         GenerationOptions(top_k=top_k).check()
         job = ScoreJob(checked, self._namespace, Priority.INSPECTOR, start=start, k=top_k)
         if on_progress is not None:
-            mailbox = Mailbox(asyncio.get_running_loop())
+            mailbox = self._mailbox()
             job.on_progress = lambda progress: mailbox.post(partial(on_progress, progress))
         self._submit_with_turn(job)
         try:

@@ -99,6 +99,8 @@ class Scheduler:
             self._guard(job, partial(self._admit, job))
         if self._rows:
             self._decode_step()
+            for row in self._rows:  # at one moment, after the work; before what may take long, all there is
+                row.stream.deliver(paced=not self._prompts.running)
         if self._prompts.running:
             self._prompts.step(decoding=bool(self._rows))
         self.cache.account()
@@ -285,6 +287,7 @@ class Scheduler:
             self.counters.first_token_seconds = time.monotonic() - job.submitted
             self.counters.publish(self.cache)  # before the first token, so that who sees it sees what the prompt cost
             self._draw([row], Distributions.known(last), [0])
+            row.stream.deliver()
         except BaseException:  # the job is told by the caller; nothing of it stays
             if row is None or row in self._rows:
                 self._rows = [other for other in self._rows if other is not row]

@@ -60,7 +60,7 @@ class Row:
 
     def take_scores(self, count: int) -> Scores:
         """The scores of the last `count` pushed tokens."""
-        return Scores.concat(self.stream.scores[self.pushed - count : self.pushed])
+        return self.stream.scores[self.pushed - count : self.pushed]
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,7 @@ def decode(rows: list[Row], after: Distributions, at: Sequence[int]) -> list[tup
             continue
         row.started = row.started or now
         row.pending = token
-        row.stream.accept(token, u, narrow(scores[i : i + 1], row.job.options.top_k))
+        row.stream.accept(token, u, scores, i)
         if row.stream.finish is not Finish.NONE:
             ended.append((row, None))
     return ended

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
 
 from runtime.records import Finish, Float32, Int32, Origin, Scores, TokenRun
+from runtime.scheduler.columns import GrowingScores
 from runtime.scheduler.jobs import GenerateJob
 
 DEFAULT_MAX_TOKENS = 512
+PACE_SECONDS = 0.005  # tokens that come faster are told together: each telling wakes another thread
 
 
 class TextDecoder(Protocol):
@@ -25,7 +27,9 @@ class TextDecoder(Protocol):
 
 
 class Stream:
-    """Turns drawn tokens into runs, holds back what may become a stop string, and knows when to end.
+    """Collects drawn tokens, holds back what may become a stop string, and knows when to end.
+
+    `accept` takes tokens in; `deliver` sends those that are ready, as one run.
 
     Args:
         job: The request.
@@ -44,9 +48,13 @@ class Stream:
         self._decoder = decoder
         self._room = context - len(job.ids)
         self._limit = job.options.max_tokens or DEFAULT_MAX_TOKENS
-        self._held: list[TokenRun] = []
+        self._texts: list[str] = []  # of the tokens that were not sent yet
+        self._draws: list[float] = []  # of all tokens
+        self._sent = 0  # tokens
+        self._ready = 0  # tokens, the sent ones included
+        self._told = -PACE_SECONDS  # monotonic seconds
         self.new_ids: list[int] = []
-        self.scores: list[Scores] = []
+        self.scores = GrowingScores(job.options.top_k)
         self.finish = Finish.NONE
 
     @property
@@ -58,32 +66,19 @@ class Stream:
         """The next token and its random number, from ``(vocab,)`` log-probabilities."""
         return self.job.sampler.draw(logprobs, self.position)
 
-    def accept(self, token: int, u: float, scores: Scores) -> None:
-        """Records a drawn token; `finish` says whether it was the last. `scores` has one row."""
+    def accept(self, token: int, u: float, scores: Scores, row: int) -> None:
+        """Records a drawn token; `finish` says whether it was the last. Its numbers are row `row` of `scores`."""
         self.new_ids.append(token)
-        self.scores.append(scores)
-        data = self._token_bytes[token]
-        text = self._decoder.feed(data)
-        finish = self._ending(token)
-        if finish:
-            text += self._decoder.flush()
-        run = TokenRun(
-            ids=np.array([token], np.int32),
-            token_bytes=(data,),
-            texts=(text,),
-            logprob=scores.logprob,
-            rank=scores.rank,
-            entropy=scores.entropy,
-            top_ids=scores.top_ids,
-            top_logprobs=scores.top_logprobs,
-            covered_mass=scores.covered_mass,
-            origin=np.array([int(Origin.SAMPLED)], np.uint8),
-            finish=np.array([int(finish)], np.uint8),
-            draw=np.array([u], np.float32),
-        )
-        self.finish = finish
-        self._held.append(run)
-        self._release()
+        self.scores.append(scores, row)
+        self._draws.append(u)
+        self.finish = self._ending(token)
+        text = self._decoder.feed(self._token_bytes[token])
+        self._texts.append(text + self._decoder.flush() if self.finish else text)
+        stops = self.job.options.stop
+        if stops:
+            self._cut_at_stop(stops)
+        held = self._partial(stops) if stops and not self.finish else 0
+        self._ready = self._sent + len(self._texts) - held
 
     def _ending(self, token: int) -> Finish:
         if token in self._eos and not self.job.options.ignore_eos:
@@ -94,38 +89,23 @@ class Stream:
             return Finish.LENGTH
         return Finish.NONE
 
-    def _release(self) -> None:
-        """Sends what can no longer become part of a stop string."""
-        stops = self.job.options.stop
-        if stops:
-            self._cut_at_stop(stops)
-            keep = 0 if self.finish else self._partial(stops)
-        else:
-            keep = 0
-        ready = len(self._held) - keep
-        if ready > 0:
-            self.job.on_run(TokenRun.concat(self._held[:ready]))
-            del self._held[:ready]
-
     def _cut_at_stop(self, stops: Sequence[str]) -> None:
-        text = "".join(run.text for run in self._held)
+        text = "".join(self._texts)
         found = [at for at in (text.find(stop) for stop in stops) if at >= 0]
         if not found:
             return
         cut, start = min(found), 0
-        for i, run in enumerate(self._held):
-            end = start + len(run.text)
+        for i, piece in enumerate(self._texts):
+            end = start + len(piece)
             if cut < end:
-                finish = np.array([int(Finish.STOP)], np.uint8)
-                self._held[i] = replace(run, texts=(run.text[: cut - start],), finish=finish)
-                del self._held[i + 1 :]
+                self._texts[i:] = [piece[: cut - start]]
                 self.finish = Finish.STOP
                 return
             start = end
 
     def _partial(self, stops: Sequence[str]) -> int:
         """How many of the last held tokens hold text that could be the beginning of a stop string."""
-        text = "".join(run.text for run in self._held)
+        text = "".join(self._texts)
         longest = 0
         for stop in stops:
             for n in range(min(len(stop) - 1, len(text)), 0, -1):
@@ -135,14 +115,46 @@ class Stream:
         tokens, covered = 0, 0
         while covered < longest:
             tokens += 1
-            covered += len(self._held[-tokens].text)
+            covered += len(self._texts[-tokens])
         return tokens
 
+    def deliver(self, *, paced: bool = False) -> None:
+        """Sends what can no longer become part of a stop string; `paced`: unless something was sent just before."""
+        n = self._ready - self._sent
+        if n <= 0:
+            return
+        now = time.monotonic()
+        if paced and now - self._told < PACE_SECONDS:
+            return
+        self._told = now
+        part = slice(self._sent, self._ready)
+        ids = self.new_ids[part]
+        scores = self.scores[part]
+        finish = np.zeros(n, np.uint8)
+        if n == len(self._texts):
+            finish[-1] = int(self.finish)
+        run = TokenRun(
+            ids=np.array(ids, np.int32),
+            token_bytes=tuple(self._token_bytes[token] for token in ids),
+            texts=tuple(self._texts[:n]),
+            logprob=scores.logprob,
+            rank=scores.rank,
+            entropy=scores.entropy,
+            top_ids=scores.top_ids,
+            top_logprobs=scores.top_logprobs,
+            covered_mass=scores.covered_mass,
+            origin=np.full(n, int(Origin.SAMPLED), np.uint8),
+            finish=finish,
+            draw=np.array(self._draws[part], np.float32),
+        )
+        self._sent = self._ready
+        del self._texts[:n]
+        self.job.on_run(run)
+
     def flush(self) -> None:
-        """Sends what is held back when the stream ends for another reason."""
-        if self._held:
-            self.job.on_run(TokenRun.concat(self._held))
-            self._held.clear()
+        """Sends what is left, what was held back too: the stream ends."""
+        self._ready = self._sent + len(self._texts)
+        self.deliver()
 
     def new_tokens(self, start: int) -> Int32:
         """The generated ids from `start`."""

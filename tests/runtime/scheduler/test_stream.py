@@ -38,7 +38,8 @@ class Told:
         for token in tokens:
             assert self.stream.finish is Finish.NONE
             data = token.encode() if isinstance(token, str) else token
-            self.stream.accept(data if isinstance(data, int) else VOCAB.index(data), 0.5, SCORES)
+            self.stream.accept(data if isinstance(data, int) else VOCAB.index(data), 0.5, SCORES, 0)
+            self.stream.deliver()
         return self
 
     @property
