@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.resources
-import json
 from typing import Any
 
 import numpy as np
@@ -23,8 +21,15 @@ async def ensure_sample(store: SessionStore) -> int:
     for row in await store.sessions():
         if row.is_sample:
             return row.id
-    recorded = json.loads(importlib.resources.files("resources").joinpath(FILE).read_text("utf-8"))
-    return await put_sample(store, recorded)
+    return await put_sample(store, _recorded())
+
+
+def _recorded() -> dict[str, Any]:
+    import importlib.resources  # for the first start alone: later ones find the sample in the store
+    import json
+
+    recorded: dict[str, Any] = json.loads(importlib.resources.files("resources").joinpath(FILE).read_text("utf-8"))
+    return recorded
 
 
 async def put_sample(store: SessionStore, recorded: dict[str, Any]) -> int:

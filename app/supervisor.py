@@ -5,14 +5,28 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from runtime import EngineClient, EngineDiedError, LanguageModel, spawn
+from runtime import EngineDiedError, LanguageModel
 from ui import EngineState
 
 log = logging.getLogger(__name__)
 Starter = Callable[..., Awaitable[LanguageModel]]  # (source, backend, **options)
+
+
+async def spawn_engine(source: str, backend: str, **options: Any) -> LanguageModel:
+    """`runtime.spawn`; what it needs is loaded on a thread, for the window is on the screen by now and must not stall."""
+    with ThreadPoolExecutor(1, thread_name_prefix="load-client") as thread:
+        spawn = await asyncio.wrap_future(thread.submit(_spawn))
+    return await spawn(source, backend, **options)
+
+
+def _spawn() -> Starter:
+    from runtime import spawn  # nothing of the pipe is loaded before an engine is wanted
+
+    return spawn
 
 
 class Supervisor:
@@ -25,7 +39,7 @@ class Supervisor:
         options: For `start`: `LoadOptions` by name, `log_path`.
     """
 
-    def __init__(self, source: str, backend: str = "auto", *, start: Starter = spawn, **options: Any) -> None:
+    def __init__(self, source: str, backend: str = "auto", *, start: Starter = spawn_engine, **options: Any) -> None:
         self.source = source
         self.backend = backend
         self._options = options
@@ -113,4 +127,6 @@ class Supervisor:
 
 def ended(model: LanguageModel) -> bool:
     """Whether the model's process is over, though no request has met its end yet."""
+    from runtime import EngineClient  # loaded by now, if it is one
+
     return isinstance(model, EngineClient) and model.ended is not None

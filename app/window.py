@@ -9,6 +9,7 @@ import logging.handlers
 import signal
 import socket
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -19,15 +20,17 @@ from PySide6.QtWidgets import QApplication
 from qasync import QEventLoop
 
 from app.paths import DataFolder
+from app.rescue import remedies, rescue
 from app.sample import ensure_sample
 from app.supervisor import Supervisor
 from app.workbench import AppWorkbench
-from storage import DataFolderLock, SessionStore, StoreError, request_focus
+from storage import DataFolderLock, SessionStore, StoreDamagedError, StoreError, request_focus
 from ui import MainWindow, Scheme, WindowState, apply_theme
 
 log = logging.getLogger(__name__)
 LOG_BYTES = 1 << 20
 WINDOW_SETTING = "window"
+COMPLETE = "the window stands with its first session after"  # what `--verbose` says, and the benchmark waits for
 
 
 def open_window(data: DataFolder, model: str, backend: str, *, demo: bool = False) -> int:
@@ -47,22 +50,40 @@ def open_window(data: DataFolder, model: str, backend: str, *, demo: bool = Fals
         data.make()
         _log_to(data.log)
         store = SessionStore.open(data.sessions)
+    except StoreDamagedError as fault:
+        sys.stderr.write(f"elsewise: {fault}\n{remedies(data)}\n")
+        instead = _rescued(data, fault)
+        lock.release()
+        return 1 if instead is None else open_window(instead, model, backend, demo=demo)
     except (StoreError, OSError) as fault:
         sys.stderr.write(f"elsewise: {fault}\n")
         lock.release()
         return 1
     try:
-        application = QApplication.instance() or QApplication(["elsewise"])
-        assert isinstance(application, QApplication)
-        application.setApplicationName("Elsewise")
-        application.setQuitOnLastWindowClosed(False)
-        apply_theme(application, Scheme.SYSTEM)
+        application = _application()
         with asyncio.Runner(loop_factory=lambda: QEventLoop(application)) as runner:
             runner.run(run_window(data, store, model, backend, demo=demo))
     finally:
         store.close_sync()
         lock.release()
     return 0
+
+
+def _application() -> QApplication:
+    application = QApplication.instance() or QApplication(["elsewise"])
+    assert isinstance(application, QApplication)
+    application.setApplicationName("Elsewise")
+    application.setQuitOnLastWindowClosed(False)
+    apply_theme(application, Scheme.SYSTEM)
+    return application
+
+
+def _rescued(data: DataFolder, fault: StoreDamagedError) -> DataFolder | None:
+    """What a person chooses to open where the sessions are damaged."""
+    gc.enable()  # this may take a while; see `app.cli.group`
+    application = _application()
+    with asyncio.Runner(loop_factory=lambda: QEventLoop(application)) as runner:
+        return runner.run(rescue(data, fault))
 
 
 async def run_window(
@@ -74,7 +95,11 @@ async def run_window(
     demo: bool = False,
     on_shown: Callable[[MainWindow, AppWorkbench], None] | None = None,
 ) -> None:
-    """Shows the window until it is closed; everything is saved and the engine has ended on return."""
+    """Shows the window until it is closed; everything is saved and the engine has ended on return.
+
+    `on_shown` is called when the window stands on the screen with its first session in it (or what keeps it from being
+    opened), and before anything of the engine is loaded.
+    """
     supervisor = Supervisor(model, backend, log_path=data.engine_log)
     workbench = AppWorkbench(store, supervisor)
     kept = await store.setting(WINDOW_SETTING)
@@ -82,18 +107,26 @@ async def run_window(
     window = MainWindow(workbench, state=_state(kept), keep_state=states.append)
     ended = asyncio.Event()
     window.closed.connect(ended.set)
+    filled = asyncio.Event()
+    for settled in (window.desk.session_shown, window.desk.refused, window.closed):
+        settled.connect(lambda *_: filled.set())
     window.show()
     sample = await ensure_sample(store)
     rows = [row for row in await store.sessions() if not row.is_sample and row.branches]
     window.start(sample if demo or not rows else rows[0].id)
     watcher = _watch_focus(data.focus, window)
-    if not demo:
-        workbench.warm_up()
-    gc.freeze()  # what lives as long as the window need not be looked through again: full passes would be seen as jerks
-    gc.set_threshold(20_000, 20, 50)
     with _closing_on_signals(window):
+        await filled.wait()
+        window.repaint()  # now, before the engine wants the processor
+        log.info("%s %.3f s of processor time", COMPLETE, time.process_time())
+        gc.enable()  # see `app.cli.group`
+        gc.freeze()  # what lives as long as the window need not be looked through again: full passes would be seen as jerks
+        gc.set_threshold(20_000, 20, 50)
         if on_shown is not None:
             on_shown(window, workbench)
+        if not demo:
+            workbench.warm_up()
+        workbench.tidy_up()
         await ended.wait()
     watcher.deleteLater()
     if states:

@@ -1,7 +1,13 @@
-"""The language model as an async library: the only names other packages may use."""
+"""The language model as an async library: the only names other packages may use.
 
-from runtime.backends.registry import available_backends, brings_text, default_backend, register_backend, unregister_backend
-from runtime.client import EngineClient, EngineLimits, spawn
+The module of a name is loaded when the name is first asked for: who wants an error need not wait for the engine.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
 from runtime.errors import (
     AdapterError,
     BackendUnavailableError,
@@ -23,20 +29,25 @@ from runtime.errors import (
     UnknownBackendError,
     UnsupportedFeatureError,
 )
-from runtime.info import CacheReport, EdgeReport, Metrics, ModelInfo, OnProgress, PromptProgress
-from runtime.language_model import LanguageModel, Message, PrefixMatch
-from runtime.loading.importer import import_model
-from runtime.loading.paths import models_dir
-from runtime.loading.progress import Progress
-from runtime.loading.shelf import ShelfEntry, list_models
-from runtime.loading.smollm2 import fetch_embedded
-from runtime.loading.verify import verify_model
-from runtime.model import load, load_model_by_name
-from runtime.options import GenerationOptions, LoadOptions, SamplingOptions
-from runtime.records import Finish, Origin, Scores, TokenRecord, TokenRun
-from runtime.sampling.draw import fresh_seed
-from runtime.text.utf8 import clean_text, texts_of
 from runtime.version import __version__
+
+if TYPE_CHECKING:
+    from runtime.backends.registry import available_backends, brings_text, default_backend, register_backend, unregister_backend
+    from runtime.client import EngineClient, EngineLimits, spawn
+    from runtime.info import CacheReport, EdgeReport, Metrics, ModelInfo, OnProgress, PromptProgress
+    from runtime.language_model import LanguageModel, Message, PrefixMatch
+    from runtime.loading.importer import import_model
+    from runtime.loading.paths import models_dir
+    from runtime.loading.progress import Progress
+    from runtime.loading.shelf import ShelfEntry, list_models
+    from runtime.loading.smollm2 import fetch_embedded
+    from runtime.loading.verify import verify_model
+    from runtime.model import load, load_model_by_name
+    from runtime.options import GenerationOptions, LoadOptions, SamplingOptions
+    from runtime.records import Finish, Origin, Scores, TokenRecord, TokenRun
+    from runtime.sampling.draw import fresh_seed
+    from runtime.text.utf8 import clean_text, texts_of
+    from runtime.trie import Trie
 
 __all__ = [
     "AdapterError",
@@ -77,6 +88,7 @@ __all__ = [
     "TokenRecord",
     "TokenRun",
     "ToolCallError",
+    "Trie",
     "UnknownBackendError",
     "UnsupportedFeatureError",
     "__version__",
@@ -97,3 +109,43 @@ __all__ = [
     "unregister_backend",
     "verify_model",
 ]
+
+_NAMES = {
+    "runtime.backends.registry": (
+        "available_backends",
+        "brings_text",
+        "default_backend",
+        "register_backend",
+        "unregister_backend",
+    ),
+    "runtime.client": ("EngineClient", "EngineLimits", "spawn"),
+    "runtime.info": ("CacheReport", "EdgeReport", "Metrics", "ModelInfo", "OnProgress", "PromptProgress"),
+    "runtime.language_model": ("LanguageModel", "Message", "PrefixMatch"),
+    "runtime.loading.importer": ("import_model",),
+    "runtime.loading.paths": ("models_dir",),
+    "runtime.loading.progress": ("Progress",),
+    "runtime.loading.shelf": ("ShelfEntry", "list_models"),
+    "runtime.loading.smollm2": ("fetch_embedded",),
+    "runtime.loading.verify": ("verify_model",),
+    "runtime.model": ("load", "load_model_by_name"),
+    "runtime.options": ("GenerationOptions", "LoadOptions", "SamplingOptions"),
+    "runtime.records": ("Finish", "Origin", "Scores", "TokenRecord", "TokenRun"),
+    "runtime.sampling.draw": ("fresh_seed",),
+    "runtime.text.utf8": ("clean_text", "texts_of"),
+    "runtime.trie": ("Trie",),
+}
+_HOMES = {name: module for module, names in _NAMES.items() for name in names}
+
+
+if not TYPE_CHECKING:  # or a name that is not there would pass the type checker
+
+    def __getattr__(name: str) -> object:
+        if name not in _HOMES:
+            raise AttributeError(f"module 'runtime' has no attribute {name!r}")
+        found = getattr(import_module(_HOMES[name]), name)
+        globals()[name] = found  # from now on it is found without asking
+        return found
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

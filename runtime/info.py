@@ -77,6 +77,7 @@ class EdgeReport:
     age: int
     leases: int
     tail: tuple[int, ...]
+    hits: int = 0  # lookups that passed it
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,3 +95,6 @@ class CacheReport:
     largest: tuple[EdgeReport, ...] = ()
     last_prefix: int = 0  # tokens the last request found
     last_reason: str = ""  # why its prefix ended there
+    last_cause: str = "none"  # the same in a word: none, whole, new, evicted, cleared, refused, other, checkpoint, scores, off
+    working_bytes: int = 0  # of packs, beside the trie's `bytes`
+    vector_bytes: int = 0  # of kept next-token vectors

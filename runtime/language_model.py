@@ -160,7 +160,7 @@ class LanguageModel(Protocol):
 
     async def batch_sample(
         self,
-        prompts: Sequence[Sequence[int]],
+        prompt_token_ids_list: Sequence[Sequence[int]],
         max_tokens: int,
         eos_token_ids: Sequence[int],
         temperature: float = 1.0,

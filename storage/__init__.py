@@ -1,8 +1,14 @@
 """Sessions on disk: one SQLite file, one thread, one writer.
 
 `SessionStore` holds sessions, the tree of runs, and their tokens as columns; `DataFolderLock` says who may write.
-The SQL views for other tools are described in `storage.views`, errors in `storage.errors`.
+The SQL views for other tools are described in `storage.views`, errors in `storage.errors`. The store and its library are
+loaded when they are first asked for.
 """
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
 
 from storage.errors import (
     InvalidRowError,
@@ -17,17 +23,12 @@ from storage.errors import (
     StoreReadOnlyError,
     UnknownRowError,
 )
-from storage.lock import DataFolderLock, request_focus
-from storage.rows import (
-    DamageRow,
-    NewChunk,
-    NewNode,
-    NodeRow,
-    SessionRow,
-    SessionTree,
-    StoredChunk,
-)
-from storage.store import SessionStore
+
+if TYPE_CHECKING:
+    from storage.lock import DataFolderLock, request_focus
+    from storage.rows import DamageRow, NewChunk, NewNode, NodeRow, Salvage, SessionCopy, SessionRow, SessionTree, StoredChunk
+    from storage.salvaging import salvage
+    from storage.store import SessionStore
 
 __all__ = [
     "DamageRow",
@@ -36,6 +37,8 @@ __all__ = [
     "NewChunk",
     "NewNode",
     "NodeRow",
+    "Salvage",
+    "SessionCopy",
     "SessionRow",
     "SessionStore",
     "SessionTree",
@@ -51,4 +54,37 @@ __all__ = [
     "StoredChunk",
     "UnknownRowError",
     "request_focus",
+    "salvage",
 ]
+
+_NAMES = {
+    "storage.lock": ("DataFolderLock", "request_focus"),
+    "storage.rows": (
+        "DamageRow",
+        "NewChunk",
+        "NewNode",
+        "NodeRow",
+        "Salvage",
+        "SessionCopy",
+        "SessionRow",
+        "SessionTree",
+        "StoredChunk",
+    ),
+    "storage.salvaging": ("salvage",),
+    "storage.store": ("SessionStore",),
+}
+_HOMES = {name: module for module, names in _NAMES.items() for name in names}
+
+
+if not TYPE_CHECKING:  # or a name that is not there would pass the type checker
+
+    def __getattr__(name: str) -> object:
+        if name not in _HOMES:
+            raise AttributeError(f"module 'storage' has no attribute {name!r}")
+        found = getattr(import_module(_HOMES[name]), name)
+        globals()[name] = found  # from now on it is found without asking
+        return found
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -21,7 +21,7 @@ def back_up(db: sqlite_utils.Database, target: Path) -> Path:
     Raises:
         StoreDamagedError: The copy is not sound, so the original is not either.
     """
-    final = _free_name(target)
+    final = free_name(target)
     draft = final.with_name(final.name + ".partial")
     draft.unlink(missing_ok=True)
     ensure_file(draft)
@@ -29,7 +29,7 @@ def back_up(db: sqlite_utils.Database, target: Path) -> Path:
         with closing(sqlite3.connect(draft)) as copy:
             db.conn.backup(copy)
             copy.execute("PRAGMA journal_mode = DELETE")  # one file, no -wal beside it
-            found = _findings(copy)
+            found = findings(copy)
         if found != ["ok"]:
             raise StoreDamagedError(f"the backup {final.name} would be damaged, nothing was changed: {'; '.join(found)}")
         draft.rename(final)
@@ -39,13 +39,15 @@ def back_up(db: sqlite_utils.Database, target: Path) -> Path:
     return final
 
 
-def _findings(conn: sqlite3.Connection) -> list[str]:
+def findings(conn: sqlite3.Connection) -> list[str]:
+    """What SQLite itself finds wrong with a database, at most three things; ["ok"] where nothing is."""
     try:
         return [row[0] for row in conn.execute("PRAGMA integrity_check(3)")]
     except sqlite3.DatabaseError as error:  # some pages are too broken to be reported about
         return [str(error)]
 
 
-def _free_name(target: Path) -> Path:
+def free_name(target: Path) -> Path:
+    """`target`, or the next name like it that nothing has."""
     names = [target, *(target.with_stem(f"{target.stem}-{n}") for n in range(2, 1000))]
     return next(name for name in names if not name.exists())

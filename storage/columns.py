@@ -50,7 +50,7 @@ def decode(blob: bytes) -> dict[str, npt.NDArray[np.generic]]:
     """
     try:
         packed = _decoder.decode(blob)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise StoreDamagedError(f"token columns cannot be read: {error}") from error
     return {name: _array(name, *column) for name, column in packed.items()}
 

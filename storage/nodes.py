@@ -26,7 +26,7 @@ def add(db: sqlite_utils.Database, new: NewNode, chunk: NewChunk | None, *, curr
     if new.role not in get_args(Role) or new.status not in get_args(Status):
         raise InvalidRowError(f"role {new.role!r} with status {new.status!r} is not one the store knows")
     at_end = _leaves_at_end(db, new)
-    grows_a_tip = new.parent_id is not None and at_end and not _goes_on(db, new.parent_id)
+    grows_a_tip = new.parent_id is not None and at_end and not goes_on(db, new.parent_id)
     text = clean(new.text)
     values = {
         "session_id": new.session_id,
@@ -147,5 +147,6 @@ def _leaves_at_end(db: sqlite_utils.Database, new: NewNode) -> bool:
     return bool(new.at_token == parent["token_count"])
 
 
-def _goes_on(db: sqlite_utils.Database, node_id: int) -> bool:
+def goes_on(db: sqlite_utils.Database, node_id: int) -> bool:
+    """Whether anything goes on where a node ends."""
     return bool(scalar(db, "SELECT EXISTS (SELECT 1 FROM nodes WHERE parent_id = ? AND at_end)", [node_id]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -119,6 +120,24 @@ class SessionTree:
 
     session: SessionRow
     nodes: tuple[NodeRow, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SessionCopy:
+    """A session that was copied: its own number, and which of its runs stands for which of the original's."""
+
+    session_id: int
+    nodes: Mapping[int, int]  # the original's node -> the copy's
+
+
+@dataclass(frozen=True, slots=True)
+class Salvage:
+    """What was saved from a damaged file."""
+
+    sessions: int
+    turns: int  # runs of tokens, to be exact
+    lost: tuple[str, ...]  # what could not be read, in plain words
+    kept: Path  # the damaged file
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from contextlib import closing
 from pathlib import Path
 from typing import Final
@@ -110,9 +111,9 @@ def open_sessions(path: Path, *, read_only: bool) -> sqlite_utils.Database:
     """
     if not read_only:
         if not path.exists():
-            _create(path)
+            create(path)
         ensure_file(path)  # a file that cannot be opened for writing is named here
-    applied = _survey(path)
+    applied = _survey(path, to_write=not read_only)
     known = [migration.name for migration in migrations._migrations]  # noqa: SLF001  # the library has no public list
     if newer := [name for name in applied if name not in known]:
         raise StoreNewerError(
@@ -131,7 +132,7 @@ def open_sessions(path: Path, *, read_only: bool) -> sqlite_utils.Database:
     return db
 
 
-def _create(path: Path) -> None:
+def create(path: Path) -> None:
     """Makes a whole, empty store under another name first: at `path` there is never half of one, so 0 bytes are damage."""
     if _size(_wal(path)):
         raise StoreDamagedError(f"{path} is missing, but its journal {_wal(path).name} is there; put the file back")
@@ -148,23 +149,25 @@ def _create(path: Path) -> None:
     sync_folder(path.parent)
 
 
-def _survey(path: Path) -> list[str]:
+def _survey(path: Path, *, to_write: bool) -> list[str]:
     """The migrations a file has, without changing a byte of it (a connection that could write would merge its WAL)."""
     size, alone = _size(path), not _size(_wal(path))
     if path.is_file() and size < _HEADER_BYTES:  # SQLite would take it for a new database
-        raise StoreDamagedError(f"{path} has {size} bytes and is not a database; restore it from a backup")
+        raise StoreDamagedError(f"{path} has {size} bytes and is not a database")
     # without a WAL nobody is writing, and an immutable connection leaves no files of its own behind
     with closing(connect(path, read_only=True, immutable=alone).conn) as conn:
         db = sqlite_utils.Database(conn, execute_plugins=False)
         whole = scalar(db, "PRAGMA page_count") * scalar(db, "PRAGMA page_size")
         if alone and size < whole:  # SQLite does not miss part of the last page
-            raise StoreDamagedError(f"{path} is cut short: {size:,} of {whole:,} bytes are there; restore it from a backup")
+            raise StoreDamagedError(f"{path} is cut short: {size:,} of {whole:,} bytes are there")
         applied = [migration.name for migration in migrations.applied(db)]
         ours = scalar(db, "PRAGMA application_id") == APPLICATION_ID
         if not ours or not applied:
             raise StoreDamagedError(f"{path} is not one of Elsewise's databases; move it away or choose another data folder")
         if bent := [name for name in misshapen(db) if name not in VIEWS]:
-            raise StoreDamagedError(f"{path}: the definition of {', '.join(bent)} is damaged; restore the file from a backup")
+            raise StoreDamagedError(f"{path}: the definition of {', '.join(bent)} is damaged")
+        if to_write:  # a list that cannot be read is told of now, not in the middle of work
+            scalar(db, "SELECT total(length(title)) FROM sessions NOT INDEXED")
     return applied
 
 
@@ -174,13 +177,19 @@ def misshapen(db: sqlite_utils.Database) -> list[str]:
     What SQLite and its libraries make for themselves may differ between their versions and is not compared.
     """
     applied = {migration.name for migration in migrations.applied(db)}
-    fresh = sqlite_utils.Database(memory=True)
-    with closing(fresh.conn):
-        pending = [migration.name for migration in migrations.pending(fresh) if migration.name not in applied]
-        migrations.apply(fresh, stop_before=pending)
-        theirs = {row["name"]: row["sql"] for row in fetch(fresh, _DEFINITIONS)}
+    theirs = definitions(applied)
     found = {row["name"]: row["sql"] for row in fetch(db, _DEFINITIONS)}
     return sorted(name for name, definition in theirs.items() if found.get(name) != definition)
+
+
+def definitions(applied: Collection[str] | None = None) -> dict[str, str]:
+    """How our tables, indexes and views are defined after these migrations; None: after all."""
+    fresh = sqlite_utils.Database(memory=True, execute_plugins=False)
+    with closing(fresh.conn):
+        pending = [migration.name for migration in migrations.pending(fresh)]
+        later = [] if applied is None else [name for name in pending if name not in applied]
+        migrations.apply(fresh, stop_before=later)
+        return {row["name"]: row["sql"] for row in fetch(fresh, _DEFINITIONS)}
 
 
 def _bring_up_to_date(db: sqlite_utils.Database, path: Path, *, pending: list[str]) -> None:

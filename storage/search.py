@@ -7,17 +7,17 @@ sentence is found, also one or two characters (SQLite's trigram tokenizer needs 
 
 from __future__ import annotations
 
-from typing import Final
+from functools import cache
+from typing import Any, Final
 
-import regex  # type: ignore[import-untyped]  # ships no types; re has no \p{...}
 import sqlite_utils
 
-_SPACELESS: Final = regex.compile(
+_SPACELESS: Final = (
     r"[\p{Script=Han}\p{Script=Hiragana}\p{Script=Katakana}\p{Script=Hangul}"
     r"\p{Script=Thai}\p{Script=Lao}\p{Script=Khmer}\p{Script=Myanmar}]"
 )
-_EMOJI: Final = regex.compile(r"(?=[^\x00-\x7f])[\p{So}\p{Emoji_Presentation}\p{Emoji_Modifier}]")
-_WORD: Final = regex.compile(r"[\p{L}\p{N}]")
+_EMOJI: Final = r"(?=[^\x00-\x7f])[\p{So}\p{Emoji_Presentation}\p{Emoji_Modifier}]"
+_WORD: Final = r"[\p{L}\p{N}]"
 
 
 def index_node(db: sqlite_utils.Database, session_id: int, node_id: int, text: str) -> None:
@@ -47,12 +47,20 @@ def find(db: sqlite_utils.Database, query: str) -> set[int]:
 
 def spaced(text: str) -> str:
     """`text` as it is indexed: signs of spaceless scripts apart, emoji as words."""
-    return str(_EMOJI.sub(lambda m: f" u{ord(m[0]):x} ", _SPACELESS.sub(r" \g<0> ", text)))
+    return str(_compiled(_EMOJI).sub(lambda m: f" u{ord(m[0]):x} ", _compiled(_SPACELESS).sub(r" \g<0> ", text)))
+
+
+@cache
+def _compiled(pattern: str) -> Any:
+    """A pattern of `regex`, which is loaded with the first text that is indexed or looked for: the window opens without it."""
+    import regex  # type: ignore[import-untyped]  # ships no types; re has no \p{...}
+
+    return regex.compile(pattern)
 
 
 def _with_word(db: sqlite_utils.Database, word: str) -> set[int]:
     indexed = spaced(word)
-    if _WORD.search(indexed):
+    if _compiled(_WORD).search(indexed):
         phrase = '"' + indexed.replace('"', '""') + '"*'  # quoted: no operator of FTS5 can be meant
         rows = db.execute("SELECT DISTINCT session_id FROM search WHERE search MATCH ?", [phrase])
     else:  # nothing but signs, such as "->": rare enough to look through everything

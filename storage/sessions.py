@@ -85,18 +85,6 @@ def touch(db: sqlite_utils.Database, row: dict[str, Any], *, nodes: int = 0, tip
     sealed.update(db, "sessions", row, changes)
 
 
-def purge(db: sqlite_utils.Database, session_id: int) -> None:
-    """Deletes a session and all that belongs to it, for good."""
-    search.forget_session(db, session_id)
-    db.execute("DELETE FROM sessions WHERE id = ?", [session_id])
-
-
-def expired(db: sqlite_utils.Database, days: float) -> list[int]:
-    """Sessions that have been in the trash for longer than `days`."""
-    limit = time.time() - days * 86_400
-    return [row["id"] for row in fetch(db, "SELECT id FROM sessions WHERE trashed IS NOT NULL AND trashed <= ?", [limit])]
-
-
 def view(row: dict[str, Any]) -> SessionRow:
     """A row for the world outside; a damaged field never keeps the list from being shown."""
     current = row["current_node"]

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
-from storage import integrity, keep, nodes, records, recovery, sessions
+from storage import copies, integrity, keep, nodes, records, recovery, sessions, upkeep
 from storage.database import Database, transaction
 from storage.errors import StoreDamagedError
-from storage.rows import DamageRow, NewChunk, NewNode, SessionRow, SessionTree, StoredChunk
+from storage.rows import DamageRow, NewChunk, NewNode, SessionCopy, SessionRow, SessionTree, StoredChunk
 from storage.schema import open_sessions
 
 
@@ -96,13 +96,29 @@ class SessionStore:
         await self._database.write(lambda db: sessions.change(db, session_id, trashed=None))
 
     async def purge_trash(self, days: float = 30) -> int:
-        """Deletes for good what has been in the trash for longer than `days`, one transaction each; returns how many."""
-        doomed = await self._database.read(lambda db: sessions.expired(db, days))
+        """Deletes for good what has been in the trash for longer than `days`, in short transactions; returns how many."""
+        doomed = await self._database.read(lambda db: upkeep.expired(db, days))
         for session_id in doomed:
-            await self._database.write(partial(sessions.purge, session_id=session_id))
+            while not await self._database.write(partial(upkeep.purge_slice, session_id=session_id)):
+                pass  # others get their turn between two slices
         if doomed:
             await self._database.read(lambda db: db.execute("PRAGMA incremental_vacuum").fetchall())
         return len(doomed)
+
+    async def drop_empty_sessions(self, title: str, keep: Collection[int] = ()) -> int:
+        """Deletes sessions still called `title` in which nothing was ever said, but those in `keep`; returns how many.
+
+        Pinned ones, the sample and damaged ones stay.
+        """
+        return await self._database.write(lambda db: upkeep.drop_empty(db, title, keep))
+
+    async def copy_session(self, session_id: int, title: str) -> SessionCopy:
+        """A session of its own with the same tree, tokens and shown path; neither pinned nor a sample.
+
+        Raises:
+            StoreDamagedError: Part of it is damaged; nothing was copied.
+        """
+        return await self._database.write(lambda db: copies.copy(db, session_id, title))
 
     async def set_current(self, session_id: int, node_id: int | None) -> None:
         """Makes `node_id` the tip of the path that is shown."""
@@ -150,6 +166,14 @@ class SessionStore:
             InvalidRowError: The run was finished before.
         """
         await self._database.write(lambda db: nodes.finish(db, node_id, finish_reason=finish_reason, stats=stats, text=text))
+
+    async def discard_node(self, node_id: int) -> None:
+        """Deletes an answer that ended before it said anything, so that another one can take its place.
+
+        Raises:
+            InvalidRowError: It has words, is still written, or something goes on from it.
+        """
+        await self._database.write(lambda db: upkeep.discard(db, node_id))
 
     async def load_tokens(self, node_ids: Sequence[int], kv_fingerprint: str | None = None) -> dict[int, list[StoredChunk]]:
         """The tokens of several runs, in order, checksums verified; numbers that do not exist are left out.

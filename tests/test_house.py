@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import importlib.metadata
 import importlib.util
@@ -110,7 +111,27 @@ def test_importing_storage_loads_no_model_and_no_window() -> None:
 
 
 def test_the_command_line_loads_no_engine() -> None:
-    assert loaded_by("import app.cli.group").isdisjoint(HEAVY[:4])
+    assert loaded_by("import app.cli.group").isdisjoint({*HEAVY[:6], "numpy", "rich", "sqlite_utils"})
+
+
+def test_an_error_is_had_without_what_raises_it() -> None:
+    light = {"numpy", "msgspec", "psutil", "filelock", "tokenizers", "sqlite_utils"}
+    assert loaded_by("from runtime import RuntimeFault; from storage import StoreError").isdisjoint(light)
+
+
+@pytest.mark.parametrize("package", ["runtime", "storage", "ui"])
+def test_a_facade_loads_what_the_type_checker_is_told(package: str) -> None:
+    # given: the imports that only the type checker follows
+    tree = ast.parse((ROOT / package / "__init__.py").read_text("utf-8"))
+    told = [node for block in tree.body if isinstance(block, ast.If) for node in block.body if isinstance(node, ast.ImportFrom)]
+    homes = {alias.name: node.module for node in told for alias in node.names}
+    # then the table of what is loaded when it is asked for says the same
+    facade = importlib.import_module(package)
+    assert homes == facade._HOMES
+    # and every name is there
+    assert set(homes) <= set(facade.__all__) == set(dir(facade))
+    for name in facade.__all__:
+        assert getattr(facade, name) is not None
 
 
 def test_the_window_loads_no_engine() -> None:

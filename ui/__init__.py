@@ -17,6 +17,7 @@ from ui.port import (
     ModelChoice,
     Refusal,
     SessionChanged,
+    SessionCopied,
     SessionsChanged,
     SessionSummary,
     SessionView,
@@ -32,6 +33,7 @@ from ui.port import (
 )
 
 if TYPE_CHECKING:
+    from ui.recovery import RecoveryPage
     from ui.theme import DARK, LIGHT, Palette, Scheme, Theme, apply_theme
     from ui.window import MainWindow, WindowState
 
@@ -46,9 +48,11 @@ __all__ = [
     "MainWindow",
     "ModelChoice",
     "Palette",
+    "RecoveryPage",
     "Refusal",
     "Scheme",
     "SessionChanged",
+    "SessionCopied",
     "SessionSummary",
     "SessionView",
     "SessionsChanged",
@@ -66,13 +70,23 @@ __all__ = [
     "apply_theme",
 ]
 
-_WIDGETS = {
-    **dict.fromkeys(("DARK", "LIGHT", "Palette", "Scheme", "Theme", "apply_theme"), "ui.theme"),
-    **dict.fromkeys(("MainWindow", "WindowState"), "ui.window"),
+_NAMES = {
+    "ui.recovery": ("RecoveryPage",),
+    "ui.theme": ("DARK", "LIGHT", "Palette", "Scheme", "Theme", "apply_theme"),
+    "ui.window": ("MainWindow", "WindowState"),
 }
+_HOMES = {name: module for module, names in _NAMES.items() for name in names}
 
 
-def __getattr__(name: str) -> object:
-    if name not in _WIDGETS:
-        raise AttributeError(f"module 'ui' has no attribute {name!r}")
-    return getattr(import_module(_WIDGETS[name]), name)
+if not TYPE_CHECKING:  # or a name that is not there would pass the type checker
+
+    def __getattr__(name: str) -> object:
+        if name not in _HOMES:
+            raise AttributeError(f"module 'ui' has no attribute {name!r}")
+        found = getattr(import_module(_HOMES[name]), name)
+        globals()[name] = found  # from now on it is found without asking
+        return found
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

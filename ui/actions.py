@@ -24,6 +24,7 @@ class Actions(QObject):
         self._window = window
         self.new_session = self._make(self.tr("New Session"), "Ctrl+N")
         self.rename = self._make(self.tr("Rename Session…"))
+        self.pin = self._make(self.tr("Pin Session"))
         self.trash = self._make(self.tr("Move Session to Trash"))
         self.close = self._make(self.tr("Close"), "Ctrl+W")
         self.quit = self._make(self.tr("Quit Elsewise"), "Ctrl+Q", role=Role.QuitRole)
@@ -49,7 +50,7 @@ class Actions(QObject):
     def menus(self) -> list[QMenu]:
         """The menus, in their order; the caller puts them into a menu bar or a popup."""
         return [
-            self._menu(self.tr("File"), self.new_session, self.rename, self.trash, None, self.close, self.quit),
+            self._menu(self.tr("File"), self.new_session, self.rename, self.pin, self.trash, None, self.close, self.quit),
             self._menu(self.tr("Edit"), self.undo, self.copy, None, self.find),
             self._menu(
                 self.tr("View"), self.read, self.tokens, self.template, None, self.sidebar, self.inspector, None, self.uncertain

@@ -20,7 +20,6 @@ class Composer(QWidget):
     sent = Signal(str, object)  # the text, and the node id of the user's turn it is another version of, or None
     stopped = Signal()
     drafted = Signal(str)  # the draft, a moment after the last key
-    new_session_wanted = Signal()
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -42,13 +41,7 @@ class Composer(QWidget):
 
         self._box = QFrame()
         self._box.setObjectName("composer")
-        self._writing = self._writing_part()
-        self._reading = self._reading_part()
-        box = QVBoxLayout(self._box)
-        box.setContentsMargins(0, 0, 0, 0)
-        box.addWidget(self._writing)
-        box.addWidget(self._reading)
-        self._reading.hide()
+        self._fill_box()
         column = QVBoxLayout(self)
         column.setContentsMargins(0, 0, 0, 0)
         column.setSpacing(8)
@@ -93,10 +86,10 @@ class Composer(QWidget):
         self._running = running
         self._refresh()
 
-    def set_read_only(self, read_only: bool) -> None:  # a state, not an option
-        """The recorded sample takes no messages: the field gives way to one action."""
-        self._writing.setVisible(not read_only)
-        self._reading.setVisible(read_only)
+    def set_recording(self, recording: bool) -> None:  # a state, not an option
+        """What is shown is the recorded sample: says where a message goes."""
+        hint = self.tr("A recording: look around, click any token. A message goes into a copy.")
+        self.field.setPlaceholderText(hint if recording else self.tr("Message…"))
 
     def show_cost(self, composition: Composition | None) -> None:
         """Tokens of the draft and of the context with it."""
@@ -111,9 +104,8 @@ class Composer(QWidget):
             self._box.style().polish(self._box)
         return super().eventFilter(watched, event)
 
-    def _writing_part(self) -> QWidget:
-        part = QWidget()
-        column = QVBoxLayout(part)
+    def _fill_box(self) -> None:
+        column = QVBoxLayout(self._box)
         column.setContentsMargins(13, 11, 13, 11)
         column.setSpacing(10)
         column.addWidget(self.field)
@@ -123,21 +115,6 @@ class Composer(QWidget):
         row.addWidget(self.context, 1)
         row.addWidget(self.send_button)
         column.addLayout(row)
-        return part
-
-    def _reading_part(self) -> QWidget:
-        part = QWidget()
-        row = QHBoxLayout(part)
-        row.setContentsMargins(13, 11, 13, 11)
-        words = Label(self.tr("This is a recording: look around, click any token."), "soft")
-        words.setWordWrap(True)
-        row.addWidget(words, 1)
-        button = QPushButton(self.tr("New session"))
-        button.setObjectName("send")
-        button.setFont(interface_font(12.5, QFont.Weight.DemiBold))
-        button.clicked.connect(self.new_session_wanted)
-        row.addWidget(button)
-        return part
 
     def _cost_words(self, cost: Composition) -> str:
         if not cost.tokens:

@@ -5,6 +5,7 @@ No widget is known here. Every command is a coroutine run by `Tasks`; news comes
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +17,7 @@ from ui.port import (
     EngineState,
     Event,
     SessionChanged,
+    SessionCopied,
     SessionsChanged,
     SessionView,
     StatusChanged,
@@ -99,8 +101,12 @@ class Desk(QObject):
         """Listens, lists the sessions and opens one: the given one, else the first of the list, else a new one."""
         self._workbench.subscribe(self.events.push)
         self.status_changed.emit(self._workbench.status)
-        self.tasks.run(self._start(session_id))
-        self.tasks.run(self._list_models())
+        opening = self.tasks.run(self._start(session_id))
+        opening.add_done_callback(self._then_list_models)  # what is looked at goes first
+
+    def _then_list_models(self, opening: asyncio.Task[None]) -> None:
+        if not opening.cancelled():
+            self.tasks.run(self._list_models())
 
     def search(self, query: str) -> None:
         """Lists the sessions that match."""
@@ -119,6 +125,10 @@ class Desk(QObject):
     def rename(self, session_id: int, title: str) -> None:
         """Gives a session another title."""
         self.tasks.run(self._then_list(self._workbench.rename_session(session_id, title)))
+
+    def pin(self, session_id: int, pinned: bool) -> None:  # a state, not an option
+        """To the top of the list, or back to its day."""
+        self.tasks.run(self._then_list(self._workbench.pin_session(session_id, pinned)))
 
     def trash(self, session_id: int, title: str) -> None:
         """Into the trash; can be undone."""
@@ -271,6 +281,9 @@ class Desk(QObject):
                 if shown is not None and view.session_id == shown.session_id:
                     self._saved(view.session_id)
                     self._show(view)
+            case SessionCopied(source_id, view):
+                if shown is not None and source_id == shown.session_id:
+                    self._go_on_in_copy(source_id, view)
             case TokensArrived(session_id, node_id, run):
                 if shown is not None and session_id == shown.session_id and shown.append(node_id, run):
                     self.tokens_arrived.emit(node_id, run)
@@ -278,6 +291,11 @@ class Desk(QObject):
                 if shown is not None and session_id == shown.session_id and shown.replace_turn(turn):
                     self.turn_changed.emit(turn)
                     self.activity_changed.emit()
+
+    def _go_on_in_copy(self, source_id: int, view: SessionView) -> None:
+        if self._sending is not None and self._sending[0] == source_id:
+            self._sending = (view.session_id, self._sending[1])
+        self._show(view)
 
     def _saved(self, session_id: int) -> None:
         """The session has the message now: a refusal from here on is about the answer."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from PySide6.QtCore import Qt, Signal
-from PySide6.QtGui import QResizeEvent
+from PySide6.QtGui import QKeyEvent, QResizeEvent
 from PySide6.QtWidgets import QHBoxLayout, QVBoxLayout, QWidget
 
 from ui.composer import Composer
 from ui.inspector import Inspector
+from ui.link_bar import LinkBar
 from ui.sidebar import Sidebar
 from ui.status import StatusBar
 from ui.topbar import TopBar
@@ -28,6 +29,7 @@ class Frame(QWidget):
         self.top = TopBar()
         self.sidebar = Sidebar()
         self.transcript = TranscriptView()
+        self.link = LinkBar()
         self.composer = Composer()
         self.inspector = Inspector()
         self.status = StatusBar()
@@ -65,6 +67,12 @@ class Frame(QWidget):
             self._show(self.sidebar, self.wants_sidebar and room[0])
             self._show(self.inspector, self.wants_inspector and room[1])
 
+    def keyPressEvent(self, event: QKeyEvent) -> None:
+        if event.key() == Qt.Key.Key_Escape and self.link.isVisible():
+            self.link.dismiss()
+        else:
+            super().keyPressEvent(event)
+
     def _show(self, panel: QWidget, show: bool) -> None:
         panel.setVisible(show)
         self.top.stand_over_sidebar(not self.sidebar.isHidden())
@@ -79,6 +87,8 @@ class Frame(QWidget):
         middle.setSpacing(0)
         middle.addWidget(self.transcript, 1)
         self._foot.setContentsMargins(LEFT, 0, RIGHT, 0)
+        self._foot.setSpacing(8)
+        self._foot.addWidget(self.link)
         self._foot.addWidget(self.composer)
         middle.addLayout(self._foot)
         panels = QHBoxLayout()

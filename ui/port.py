@@ -99,7 +99,7 @@ class SessionSummary:
     updated: float  # seconds since the epoch, for grouping by day only
     branches: int
     pinned: bool
-    is_sample: bool  # read-only: the recorded one
+    is_sample: bool  # the recorded one: it stays as it is, changes go into a copy
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +170,14 @@ class SessionChanged:
 
 
 @dataclass(frozen=True, slots=True)
+class SessionCopied:
+    """The sample was to be changed: it stays as it is, and what was asked goes on in a copy, `view`. Show that instead."""
+
+    source_id: int
+    view: SessionView
+
+
+@dataclass(frozen=True, slots=True)
 class TokensArrived:
     """Tokens to append to the last turn of the path."""
 
@@ -198,11 +206,14 @@ class StatusChanged:
     status: StatusView
 
 
-Event = SessionChanged | TokensArrived | TurnChanged | SessionsChanged | StatusChanged
+Event = SessionChanged | SessionCopied | TokensArrived | TurnChanged | SessionsChanged | StatusChanged
 
 
 class Workbench(Protocol):
-    """The use cases of the app. Every coroutine may raise `Refusal`."""
+    """The use cases of the app. Every coroutine may raise `Refusal`.
+
+    A command that would change the sample makes a copy of it, says `SessionCopied`, and goes on there.
+    """
 
     status: StatusView
 
@@ -216,10 +227,13 @@ class Workbench(Protocol):
         """Reads a session from the store; no model is needed."""
 
     async def new_session(self) -> SessionView:
-        """An empty session; it stands in the list once it has a turn."""
+        """An empty session, or the one that is open and still empty; it stands in the list once it has a turn."""
 
     async def rename_session(self, session_id: int, title: str) -> None:
         """Gives it another title."""
+
+    async def pin_session(self, session_id: int, pinned: bool) -> None:
+        """To the top of the list, or back to its day."""
 
     async def trash_session(self, session_id: int) -> None:
         """Into the trash, where it stays for 30 days."""

@@ -25,6 +25,7 @@ class SessionPanel(QWidget):
 
     chosen = Signal(int)
     renamed = Signal(int, str)
+    pinned = Signal(int, bool)  # or not any more
     trashed = Signal(int)
     restored = Signal()
     searched = Signal(str)
@@ -94,6 +95,8 @@ class SessionPanel(QWidget):
             return
         menu = QMenu(self)
         menu.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+        pin = self.tr("Unpin") if summary.pinned else self.tr("Pin")
+        menu.addAction(pin, lambda: self.pinned.emit(summary.session_id, not summary.pinned))
         menu.addAction(self.tr("Rename"), lambda: self.rename(summary.session_id))
         menu.addAction(self.tr("Move to Trash"), lambda: self.trashed.emit(summary.session_id))
         menu.popup(self.view.viewport().mapToGlobal(at))

@@ -15,6 +15,7 @@ from ui.port import EngineState, ModelChoice, SessionSummary, SessionView, Statu
 from ui.theme.palette import Palette
 from ui.theme.scheme import current_theme
 from ui.transcript import Mode
+from ui.transcript.turn import has_own_words
 
 
 class Stage(QObject):
@@ -25,6 +26,7 @@ class Stage(QObject):
         self._window, self._desk, self._parts, self._acts = window, desk, parts, acts
         self.sessions: dict[int, SessionSummary] = {}
         self.mode = Mode.TOKENS
+        self._link_of: int | None = None  # the session whose link is asked about
         self._counted_at: tuple[EngineState, bool] | None = None
         desk.session_shown.connect(self._show_session)
         desk.turn_changed.connect(self._show_turn)
@@ -62,22 +64,32 @@ class Stage(QObject):
         shown = self._desk.shown
         spot = shown.spot(*place) if shown is not None and place is not None else None
         turn = shown.turn(spot.node_id) if shown is not None and spot is not None else None
-        can_choose = turn is not None and turn.role != "system" and shown is not None and not shown.view.is_sample
+        can_choose = turn is not None and turn.role != "system"
         self._parts.inspector.show_spot(spot, self._desk.token_bytes, can_choose=can_choose)
+
+    @property
+    def shown_summary(self) -> SessionSummary | None:
+        """The list's line of the session that is shown; None while it is not listed."""
+        shown = self._desk.shown
+        return self.sessions.get(shown.session_id) if shown is not None else None
 
     def refresh(self) -> None:
         """What can be done now."""
         acts, shown, running = self._acts, self._desk.shown, self._desk.running
-        editable = shown is not None and not shown.view.is_sample
+        own = shown is not None and not shown.view.is_sample
+        summary = self.shown_summary
         answer = shown.last_answer if shown is not None else None
         fork = shown.fork if shown is not None else None
         self._parts.composer.set_running(running)
         acts.stop.setEnabled(running)
-        acts.rename.setEnabled(editable)
-        acts.trash.setEnabled(editable)
-        acts.regenerate.setEnabled(editable and answer is not None and not running)
-        partial = answer is not None and answer.status is TurnStatus.PARTIAL
-        acts.continue_answer.setEnabled(editable and partial and not running)
+        acts.rename.setEnabled(own)
+        acts.trash.setEnabled(own)
+        acts.pin.setEnabled(own and summary is not None)
+        is_pinned = summary is not None and summary.pinned
+        acts.pin.setText(self.tr("Unpin Session") if is_pinned else self.tr("Pin Session"))
+        acts.regenerate.setEnabled(answer is not None and not running)
+        partial = answer is not None and answer.status is TurnStatus.PARTIAL and has_own_words(answer.run)
+        acts.continue_answer.setEnabled(partial and not running)
         acts.previous.setEnabled(fork is not None and fork.step(-1) is not None)
         acts.next.setEnabled(fork is not None and fork.step(+1) is not None)
         undo = self._desk.undo_label
@@ -102,9 +114,10 @@ class Stage(QObject):
         self._window.setWindowTitle(self.tr("{0} – Elsewise").format(view.title) if view.title else "Elsewise")
         assert self._desk.shown is not None
         parts.top.branch.show_branch(view.branch_name, self._desk.shown.fork)
-        parts.composer.set_read_only(view.is_sample)
-        if view.is_sample:
-            parts.transcript.setFocus()  # the field that had it is gone
+        parts.composer.set_recording(view.is_sample)
+        if view.session_id != self._link_of:
+            self._link_of = view.session_id
+            parts.link.dismiss()
         parts.inspector.show_path(view.turns)
         self._show_pin_again()
         self._desk.compose(parts.composer.draft)
@@ -123,10 +136,10 @@ class Stage(QObject):
     def _show_sessions(self, sessions: Sequence[SessionSummary]) -> None:
         self.sessions = {session.session_id: session for session in sessions}
         self._parts.sidebar.sessions.show_sessions(sessions)
-        shown = self._desk.shown
-        summary = self.sessions.get(shown.session_id) if shown is not None else None
+        summary = self.shown_summary
         if summary is not None:  # a rename reaches the title by the list
             self._parts.top.title.setText(summary.title)
+        self.refresh()
 
     def _show_model(self, models: Sequence[ModelChoice]) -> None:
         self._parts.top.model.show_model(next((choice for choice in models if choice.loaded), None))

@@ -6,10 +6,10 @@ from PySide6.QtCore import Qt
 from PySide6.QtGui import QColor, QPainter, QPaintEvent, QPen, QResizeEvent
 from PySide6.QtWidgets import QHBoxLayout, QWidget
 
+from ui.numbers import rate
 from ui.port import EngineState, StatusView, Tier
 from ui.theme.fonts import interface_font
 from ui.theme.scheme import current_theme
-from ui.transcript.numbers import rate
 from ui.widgets import ElidedLabel, Label
 
 HEIGHT = 26
@@ -72,7 +72,7 @@ class StatusBar(QWidget):
     def _words(self, status: StatusView) -> tuple[str, str, str, str, str]:
         speed, first = status.tokens_per_second, status.first_token_seconds
         reused = ""
-        if status.reused is not None and status.computed is not None:
+        if status.reused is not None and status.computed is not None and status.reused + status.computed:
             reused = self.tr("reused {0:,} of {1:,}").format(status.reused, status.reused + status.computed)
         kv = self.tr("KV {0} of {1}").format(size(status.kv_bytes), size(status.kv_budget)) if status.kv_budget else ""
         return (

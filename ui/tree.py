@@ -8,11 +8,11 @@ from PySide6.QtCore import QAbstractListModel, QModelIndex, QObject, QRect, QRec
 from PySide6.QtGui import QColor, QFont, QFontMetrics, QPainter, QPen
 from PySide6.QtWidgets import QAbstractItemView, QFrame, QListView, QStyledItemDelegate, QStyleOptionViewItem, QWidget
 
+from ui.numbers import signed
 from ui.port import BranchRow
 from ui.session_rows import Index, paint_row_ground
 from ui.theme.fonts import interface_font
 from ui.theme.scheme import current_theme
-from ui.transcript.numbers import signed
 
 ROW_HEIGHT = 25
 INDENT = 14

@@ -7,8 +7,8 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from PySide6.QtCore import QByteArray, Signal
-from PySide6.QtGui import QCloseEvent, QKeySequence, QShortcut
+from PySide6.QtCore import QByteArray, QUrl, Signal
+from PySide6.QtGui import QCloseEvent, QDesktopServices, QKeySequence, QShortcut
 from PySide6.QtWidgets import QApplication, QMainWindow, QMenu
 
 from ui.about import AboutBox
@@ -83,6 +83,7 @@ class MainWindow(QMainWindow):
         sessions, view, composer = parts.sidebar.sessions, parts.transcript, parts.composer
         sessions.chosen.connect(desk.open)
         sessions.renamed.connect(desk.rename)
+        sessions.pinned.connect(desk.pin)
         sessions.trashed.connect(self._trash)
         sessions.restored.connect(desk.undo)
         sessions.searched.connect(desk.search)
@@ -90,7 +91,6 @@ class MainWindow(QMainWindow):
         composer.sent.connect(self._send)
         composer.stopped.connect(desk.stop)
         composer.drafted.connect(desk.compose)
-        composer.new_session_wanted.connect(self._new_session)
         parts.top.mode_chosen.connect(self.stage.set_mode)
         parts.top.step_wanted.connect(desk.step_variant)
         parts.top.models_wanted.connect(desk.ask_models)
@@ -101,7 +101,10 @@ class MainWindow(QMainWindow):
         view.variant_requested.connect(desk.select)
         view.regenerate_requested.connect(self._regenerate)
         view.continue_requested.connect(self._continue)
-        view.copy_requested.connect(lambda text: QApplication.clipboard().setText(text))
+        view.copy_requested.connect(self._copy)
+        view.link_requested.connect(parts.link.ask)
+        parts.link.copy_wanted.connect(self._copy)
+        parts.link.open_wanted.connect(self._open_link)
         parts.inspector.alternative_chosen.connect(self._branch)
         parts.inspector.token_chosen.connect(self.stage.pin)
         for number in range(1, 10):
@@ -120,6 +123,7 @@ class MainWindow(QMainWindow):
         top.inspector_button.clicked.connect(acts.inspector.trigger)
         connect(acts.new_session, self._new_session)
         connect(acts.rename, self._rename)
+        connect(acts.pin, self._pin_shown)
         connect(acts.trash, self._trash_shown)
         connect(acts.close, self.close)
         connect(acts.quit, self.close)
@@ -146,6 +150,13 @@ class MainWindow(QMainWindow):
         self.desk.send(text, replaces)
         self.parts.transcript.scroll_to_end()
 
+    def _copy(self, text: str) -> None:
+        QApplication.clipboard().setText(text)
+
+    def _open_link(self, url: QUrl) -> None:
+        if not QDesktopServices.openUrl(url):
+            self.parts.composer.notice.say(self.tr("no program here takes this address; click the link again to copy it"))
+
     def _new_session(self) -> None:
         self.desk.new_session()
         self.parts.composer.setFocus()
@@ -158,6 +169,11 @@ class MainWindow(QMainWindow):
         if self.desk.shown is not None:
             self.parts.show_sidebar(True)
             self.parts.sidebar.sessions.rename(self.desk.shown.session_id)
+
+    def _pin_shown(self) -> None:
+        summary = self.stage.shown_summary
+        if summary is not None:
+            self.desk.pin(summary.session_id, not summary.pinned)
 
     def _trash_shown(self) -> None:
         if self.desk.shown is not None:

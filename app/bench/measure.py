@@ -7,7 +7,8 @@ import hashlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from statistics import median
 from typing import Protocol
 
 import numpy as np
@@ -91,6 +92,19 @@ def measure(workload: Workload, subject: Subject, *, backend: str, model: str) -
         wall_seconds=meter.wall_seconds,
         outcome=meter.outcome,
     )
+
+
+def medians(laps: Sequence[Result]) -> Result:
+    """One result for several of the same workload and subject.
+
+    Raises:
+        ValueError: Their counts or answers differ.
+    """
+    first = laps[0]
+    if len({(lap.tokens, lap.ideal, lap.outcome) for lap in laps}) > 1:
+        raise ValueError(f"{first.subject} did something else each time it played {first.workload}: {laps}")
+    cpu, wall = median(lap.cpu_seconds for lap in laps), median(lap.wall_seconds for lap in laps)
+    return replace(first, cpu_seconds=cpu, wall_seconds=wall)
 
 
 class _Meter:

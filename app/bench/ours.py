@@ -6,9 +6,20 @@ import asyncio
 from collections.abc import Sequence
 from contextlib import aclosing
 from pathlib import Path
+from typing import Any
 
 from app.bench.measure import Float32, Ids
-from runtime import GenerationOptions, SamplingOptions, load
+from runtime import GenerationOptions, LanguageModel, Metrics, SamplingOptions, load
+
+
+def one_thread(backend: str) -> dict[str, Any]:
+    """The load options that keep a backend to one thread of its library."""
+    return {"threads": 1} if backend == "hf" else {}
+
+
+def open_model(folder: Path, backend: str, *, kv_cache_bytes: int | None = None) -> LanguageModel:
+    """A model in this process, as the benchmark loads it."""
+    return load(folder, backend, kv_cache_bytes=kv_cache_bytes, **one_thread(backend))
 
 
 class Ours:
@@ -17,18 +28,29 @@ class Ours:
     Args:
         folder: The model.
         backend: Its backend's name.
+        kv_cache_bytes: Its budget; None for the usual one.
     """
 
     name = "elsewise"
 
-    def __init__(self, folder: Path, backend: str) -> None:
-        self._model = load(folder, backend, **({"threads": 1} if backend == "hf" else {}))
+    def __init__(self, folder: Path, backend: str, *, kv_cache_bytes: int | None = None) -> None:
+        self._model = open_model(folder, backend, kv_cache_bytes=kv_cache_bytes)
         self._runner = asyncio.Runner()
 
     @property
     def tokens_computed(self) -> int:
         """As the scheduler counts them."""
         return self._model.metrics().tokens_computed
+
+    @property
+    def metrics(self) -> Metrics:
+        """All counters."""
+        return self._model.metrics()
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Bytes of KV that a token takes."""
+        return self._model.info.kv_bytes_per_token
 
     def logprobs(self, contexts: Sequence[Ids]) -> Float32:
         """One batch query."""

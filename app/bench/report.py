@@ -4,25 +4,28 @@ from __future__ import annotations
 
 import json
 import platform
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from rich import box
 from rich.console import Console
-from rich.table import Table
 
 from app.bench.calibration import Calibration
-from app.bench.measure import Result
+from app.bench.catalogue import LATER
+from app.bench.findings import Findings
 from app.bench.sizes import Sizes
+from app.bench.tables import calibration_table, count_table, gap_table, timing_table, verdict_table
 from runtime import __version__
 
-BAR = 1.05  # tokens over ideal that Elsewise promises to stay within
-FORMAT = 1  # of the JSON
-LEGEND = "ratio: tokens computed over the fewest that exact answers need; same: drew the same tokens as Elsewise"
-WIDTH = 110  # where the output is no terminal
+FORMAT = 2  # of the JSON
+LEGEND = (
+    "ratio: tokens computed over the fewest that exact answers need; same: drew the same tokens as Elsewise. Times are medians "
+    "over rounds in which all take turns (x: times Elsewise's own); a bar's ratio is the median of the rounds' ratios. cpu is "
+    "the whole process's."
+)
+BUSY = "The machine was busy: a timed bar that was missed says little; measure again on an idle one."
+WIDTH = 120  # where the output is no terminal
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,32 +34,45 @@ class Report:
 
     quick: bool
     sizes: Sizes
-    calibration: Calibration
-    results: tuple[Result, ...]
+    parts: tuple[str, ...]  # names of those that ran
+    calibrations: tuple[Calibration, ...]  # before each model, in order
+    findings: Findings
 
     def print(self, console: Console) -> None:
-        """A table per backend and model, and what the seconds are to be held against."""
-        for (backend, model), rows in groupby(self.results, key=lambda r: (r.backend, r.model)):
-            console.print(_table(f"{backend}, {model}", list(rows)))
+        """Tables by backend and model, what the seconds are to be held against, and every figure beside its bar."""
+        found = self.findings
+        for (backend, model), results in groupby(found.results, key=lambda r: (r.backend, r.model)):
+            console.print(count_table(f"{backend}, {model}: tokens", list(results)))
+        for (backend, model), timings in groupby(found.timings, key=lambda t: (t.backend, t.model)):
+            console.print(timing_table(f"{backend}, {model}: times", list(timings)))
+        if found.gaps:
+            console.print(gap_table("event loop: ms between two ticks of a 1 ms timer", found.gaps))
+        console.print(calibration_table("the machine meanwhile", self.calibrations))
+        console.print(verdict_table("bars", found.verdicts, LATER))
         console.print(LEGEND, highlight=False)
-        idle = self.calibration
-        seconds = f"{idle.cpu_seconds:.2f} cpu-seconds, {idle.wall_seconds:.2f} s of wall time"
-        console.print(f"calibration: a fixed numpy kernel took {seconds}", highlight=False)
+        if not all(each.normal for each in self.calibrations):
+            console.print(BUSY, highlight=False)
 
     def save(self, path: Path) -> None:
         """Writes the same figures as JSON."""
         path.write_text(json.dumps(self.as_json(), indent=1) + "\n", "utf-8")
 
     def as_json(self) -> dict[str, Any]:
-        """Plain data: format, version, machine, sizes, calibration, results with their ratios."""
+        """Plain data: format, version, machine, sizes, calibrations, results with their ratios, timings, gaps, bars."""
+        found = self.findings
         return {
             "format": FORMAT,
             "elsewise": __version__,
             "machine": {"system": platform.platform(), "processor": platform.machine(), "python": platform.python_version()},
             "quick": self.quick,
+            "parts": list(self.parts),
             "sizes": asdict(self.sizes),
-            "calibration": asdict(self.calibration),
-            "results": [{**asdict(result), "ratio": result.ratio} for result in self.results],
+            "calibrations": [{**asdict(each), "normal": each.normal} for each in self.calibrations],
+            "results": [{**asdict(result), "ratio": result.ratio} for result in found.results],
+            "timings": [asdict(each) for each in found.timings],
+            "gaps": [asdict(each) for each in found.gaps],
+            "bars": [{**asdict(each), "met": each.met} for each in found.verdicts],
+            "later": LATER,
         }
 
 
@@ -64,33 +80,3 @@ def wide_console() -> Console:
     """Standard output; as wide as the tables where it is no terminal."""
     console = Console()
     return console if console.is_terminal else Console(width=WIDTH)
-
-
-def _table(title: str, results: Sequence[Result]) -> Table:
-    table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", padding=(0, 1))
-    table.add_column("workload", no_wrap=True)
-    table.add_column("who")  # gives way in a narrow terminal
-    for name in ("tokens", "ideal", "ratio", "cpu s", "wall s"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("same", no_wrap=True)
-    for workload, group in groupby(sorted(results, key=lambda r: r.workload), key=lambda r: r.workload):
-        rows = list(group)
-        for i, row in enumerate(rows):
-            table.add_row(
-                workload if i == 0 else "",
-                row.subject,
-                f"{row.tokens:,}",
-                f"{row.ideal:,}",
-                _ratio(row, ours=i == 0),
-                f"{row.cpu_seconds:.2f}",
-                f"{row.wall_seconds:.2f}",
-                "" if i == 0 else "yes" if row.outcome == rows[0].outcome else "no",
-                end_section=i == len(rows) - 1,
-            )
-    return table
-
-
-def _ratio(result: Result, *, ours: bool) -> str:
-    """Two decimals are what the promise is given in; past it, ours is red."""
-    text = f"{result.ratio:.3f}"
-    return f"[red]{text}[/red]" if ours and result.ratio > BAR else text

@@ -1,108 +1,134 @@
-"""One run: tiny models, every workload, Elsewise first and its peers after it."""
+"""One run: every part on every model it is meant for, Elsewise and its peers in turns."""
 
 from __future__ import annotations
 
+import json
 import os
+import sys
 import tempfile
-from collections.abc import Callable
-from contextlib import closing
-from functools import partial
 from pathlib import Path
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from app.bench.calibration import calibrate
-from app.bench.measure import Result, Subject, measure
-from app.bench.ours import Ours
+from app.bench.calibration import Calibration, calibrate
+from app.bench.catalogue import On, Part, chosen_parts
+from app.bench.findings import EMBEDDED, Case, Findings
 from app.bench.report import Report, wide_console
-from app.bench.sizes import FULL, QUICK, WARM_UP, Sizes
+from app.bench.sizes import Sizes, sizes_for
 from app.bench.tiny import ARCHITECTURES, make_tiny, shelf_tokenizer
-from runtime import BackendUnavailableError, UnknownBackendError, available_backends
+from runtime import BackendUnavailableError, ModelLoadError, UnknownBackendError, available_backends, list_models
 
 BACKENDS = ("hf", "mlx")
+TINY = "tiny"
+MODELS = (TINY, *ARCHITECTURES, EMBEDDED)
+NOWHERE = Case("", "", Path(), 0)
 
 
-def run_bench(*, quick: bool, backends: tuple[str, ...], json_path: Path | None) -> None:
+def run_bench(*, quick: bool, model: str, backends: tuple[str, ...], only: tuple[str, ...], json_path: Path | None) -> None:
     """Measures, prints tables to stdout and, if asked, writes JSON. Progress goes to stderr.
 
     Args:
-        quick: Smaller sizes.
-        backends: Names; empty for those of hf and mlx that run here.
+        quick: Smaller sizes, fewer rounds.
+        model: One of `MODELS`.
+        backends: Names; empty for those of hf and mlx that run here (the embedded model: mlx on a Mac alone, where it
+            has a GPU).
+        only: Names of parts; empty for all.
         json_path: Where the JSON goes.
 
     Raises:
         UnknownBackendError, BackendUnavailableError: A backend that is not known, or cannot run here.
+        ModelLoadError: The embedded model is not here.
         OSError: The JSON cannot be written.
     """
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
-    report = measure_all(_chosen(backends), quick=quick, sizes=QUICK if quick else FULL, text=shelf_tokenizer())
+    usual = BACKENDS if model != EMBEDDED or sys.platform == "darwin" else ("hf",)
+    sizes = sizes_for(tiny=model != EMBEDDED, quick=quick)
+    with tempfile.TemporaryDirectory(prefix="elsewise-bench-") as made:
+        cases = make_cases(model, chosen_backends(backends, usual), Path(made), shelf_tokenizer())
+        report = measure_all(cases, chosen_parts(only), sizes, quick=quick)
     report.print(wide_console())
     if json_path is not None:
         report.save(json_path)
 
 
-def measure_all(backends: tuple[str, ...], *, quick: bool, sizes: Sizes, text: Path | None) -> Report:
-    """Every workload on every tiny model, backend by backend.
+def make_cases(model: str, backends: tuple[str, ...], room: Path, text: Path | None) -> list[Case]:
+    """The models of a run on each backend; tiny ones are made.
 
     Args:
+        model: One of `MODELS`.
         backends: Names of backends that run here.
-        quick: What the report says of the sizes.
-        sizes: Of the workloads.
+        room: A folder for tiny models.
         text: A folder whose tokenizer the tiny models get; None for a token per byte.
+
+    Raises:
+        ModelLoadError: The embedded model is not here.
     """
-    calibration = calibrate()
-    results: list[Result] = []
-    plan = [
-        (architecture, backend, make) for architecture in ARCHITECTURES for backend in backends for make in _makers(backend)
-    ]
-    with tempfile.TemporaryDirectory(prefix="elsewise-bench-") as made, _progress() as progress:
-        folders = {name: Path(made) / f"tiny-{name}" for name in ARCHITECTURES}
-        vocabulary = {name: make_tiny(name, folder, text) for name, folder in folders.items()}
-        task = progress.add_task("", total=len(plan) * len(sizes.workloads(1)))
-        for architecture, backend, make in plan:
-            folder = folders[architecture]
-            progress.update(task, description=f"{backend}, {folder.name}: loading", refresh=True)
-            with closing(make(folder)) as subject:
-                for workload in WARM_UP.workloads(vocabulary[architecture]):  # imports, first allocations
-                    workload.play(subject)
-                for workload in sizes.workloads(vocabulary[architecture]):
-                    doing = f"{backend}, {folder.name}: {workload.name}, {subject.name}"
-                    progress.update(task, description=doing, refresh=True)
-                    results.append(measure(workload, subject, backend=backend, model=folder.name))
-                    progress.advance(task)
-    return Report(quick, sizes, calibration, tuple(results))
+    if model == EMBEDDED:
+        entry = next((e for e in list_models() if e.name == EMBEDDED and e.complete), None)
+        if entry is None:
+            raise ModelLoadError(f"{EMBEDDED} is not here; `elsewise models get {EMBEDDED}` fetches it")
+        config = json.loads((entry.path / "config.json").read_text("utf-8"))
+        models = [(EMBEDDED, entry.path, int(config["vocab_size"]))]
+    else:
+        names = ARCHITECTURES if model == TINY else (model,)
+        folders = [(f"tiny-{name}", name, room / f"tiny-{name}") for name in names]
+        models = [(title, folder, make_tiny(name, folder, text)) for title, name, folder in folders]
+    return [Case(backend, title, folder, vocabulary) for backend in backends for title, folder, vocabulary in models]
 
 
-def _makers(backend: str) -> list[Callable[[Path], Subject]]:
-    """Elsewise on a backend, then the peers of that backend; their libraries are imported here."""
-    makers: list[Callable[[Path], Subject]] = [partial(Ours, backend=backend)]
-    if backend == "hf":
-        from app.bench.peers.one_cache import OneCache
-        from app.bench.peers.stateless import Stateless
+def measure_all(cases: list[Case], parts: tuple[Part, ...], sizes: Sizes, *, quick: bool) -> Report:
+    """Every part on every model it is meant for.
 
-        makers += [Stateless, OneCache]
-    elif backend == "mlx":
-        from app.bench.peers.mlx_prompt_cache import MlxPromptCache
+    Args:
+        cases: Models on backends.
+        parts: What is run.
+        sizes: Of the workloads.
+        quick: What the report says of the sizes.
+    """
+    plan = [(case, [part for part in parts if part.meant_for(case, cases, quick=quick)]) for case in cases]
+    plan = [*plan, (NOWHERE, [part for part in parts if part.on is On.ONCE])]
+    found = Findings()
+    calibrations: list[Calibration] = []
+    with _progress() as progress:
+        task = progress.add_task("", total=sum(len(meant) for _, meant in plan))
+        for case, meant in plan:
+            if meant:
+                progress.update(task, description="calibrating", refresh=True)
+                calibrations.append(calibrate(case.title))
+            for part in meant:
 
-        makers.append(MlxPromptCache)
-    return makers
+                def tell(what: str, case: Case = case) -> None:
+                    progress.update(task, description=f"{case.title}: {what}", refresh=True)
+
+                found += part.run(case, sizes, tell)
+                progress.advance(task)
+    return Report(quick, sizes, tuple(part.name for part in parts), tuple(calibrations), found)
 
 
-def _chosen(names: tuple[str, ...]) -> tuple[str, ...]:
-    """The backends to measure."""
+def chosen_backends(names: tuple[str, ...], usual: tuple[str, ...]) -> tuple[str, ...]:
+    """The backends to measure: those named, or of the usual ones those that run here.
+
+    Raises:
+        UnknownBackendError: One that is not known.
+        BackendUnavailableError: One that cannot run here, or none can.
+    """
     there = available_backends()
     if not names:
-        chosen = tuple(name for name in BACKENDS if there[name] is True)
+        chosen = tuple(name for name in usual if there[name] is True)
         if not chosen:
-            raise BackendUnavailableError(f"nothing to measure: {'; '.join(f'{name}: {there[name]}' for name in BACKENDS)}")
+            raise BackendUnavailableError(f"nothing to measure: {'; '.join(f'{name}: {there[name]}' for name in usual)}")
         return chosen
     for name in names:
         if name not in there:
             raise UnknownBackendError(f"unknown backend {name!r}; known: {', '.join(sorted(there))}")
         if there[name] is not True:
             raise BackendUnavailableError(f"backend {name!r} cannot run here: {there[name]}")
+        if name not in BACKENDS:
+            raise UnknownBackendError(
+                f"backend {name!r} has no peers to be measured against; those of {', '.join(BACKENDS)} have"
+            )
     return tuple(dict.fromkeys(names))
 
 

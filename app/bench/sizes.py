@@ -1,4 +1,4 @@
-"""How large the workloads are."""
+"""How large the workloads are, and how often they are run."""
 
 from __future__ import annotations
 
@@ -14,18 +14,32 @@ from app.bench.workloads.particles import particles
 class Sizes:
     """Tokens and counts; see the workloads' own modules."""
 
-    particles: int = 32
+    particles: int = 32  # W1
     steps: int = 24
     particle_prompt: int = 256
     resample_every: int = 4
-    turns: int = 12
+    turns: int = 12  # W2
     chat_tokens: int = 3000
-    branches: int = 16
+    branches: int = 16  # W3
     transcript: int = 1500
     branch_tokens: int = 8
+    rounds: int = 5  # of whatever is timed
+    decode_prompt: int = 32  # W5
+    decode_tokens: int = 96
+    contexts: tuple[int, ...] = (300, 1000, 3000)  # per-token overhead
+    overhead_tokens: int = 48
+    score_tokens: int = 1000  # W6
+    chats: int = 8  # W7
+    visits: int = 120
+    message: int = 40
+    message_answer: int = 10
+    budget_tokens: int = 4000
+    latency_seconds: float = 6.0  # W8
+    trie_path: int = 100_000
+    trie_branches: int = 10_000
 
     def workloads(self, vocabulary: int) -> tuple[Workload, ...]:
-        """All of them, in the order of their names."""
+        """W1, W2, W3."""
         return (
             particles(
                 vocabulary,
@@ -40,5 +54,54 @@ class Sizes:
 
 
 FULL = Sizes()
-QUICK = Sizes(particles=8, steps=8, particle_prompt=64, turns=6, chat_tokens=600, branches=6, transcript=300)
+QUICK = Sizes(
+    particles=8,
+    steps=8,
+    particle_prompt=64,
+    turns=6,
+    chat_tokens=600,
+    branches=6,
+    transcript=300,
+    rounds=2,
+    decode_tokens=20,
+    contexts=(100, 1000),
+    overhead_tokens=24,
+    score_tokens=200,
+    visits=40,
+    budget_tokens=1200,
+    latency_seconds=1.5,
+)
+LARGE_MODEL = Sizes(  # SmolLM2: a token takes twenty times as long
+    particles=8,
+    steps=12,
+    particle_prompt=64,
+    turns=6,
+    chat_tokens=600,
+    branches=6,
+    transcript=300,
+    rounds=3,
+    decode_tokens=24,
+    latency_seconds=10.0,
+)
+LARGE_QUICK = Sizes(
+    particles=4,
+    steps=6,
+    particle_prompt=32,
+    turns=3,
+    chat_tokens=120,
+    branches=4,
+    transcript=100,
+    branch_tokens=4,
+    rounds=1,
+    decode_tokens=8,
+    score_tokens=200,
+    latency_seconds=4.0,
+)
 WARM_UP = Sizes(particles=2, steps=2, particle_prompt=8, resample_every=1, turns=2, chat_tokens=40, branches=2, transcript=16)
+
+
+def sizes_for(*, tiny: bool, quick: bool) -> Sizes:
+    """Those of a run on tiny models or on a large one."""
+    if tiny:
+        return QUICK if quick else FULL
+    return LARGE_QUICK if quick else LARGE_MODEL

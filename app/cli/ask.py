@@ -12,8 +12,9 @@ from typing import Any
 
 import click
 
-from app.cli.common import Settings, load_model, reading
+from app.cli.common import load_model, reading
 from app.cli.saved import ask_saved
+from app.cli.settings import Settings
 from runtime import (
     Finish,
     GenerationOptions,

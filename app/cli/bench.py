@@ -6,13 +6,30 @@ from pathlib import Path
 
 import click
 
+# As app.bench.catalogue has them, without its imports.
+PARTS = ("W1", "W2", "W3", "W5", "overhead", "W6", "W7", "W8", "trie", "start")
+MODELS = ("tiny", "llama", "qwen3", "smollm2")
+
 
 @click.command()
 @click.option("--quick", is_flag=True, help="Smaller sizes; ends within two minutes on two cores.")
+@click.option("--only", multiple=True, type=click.Choice(PARTS, case_sensitive=False), help="These parts; default: all.")
+@click.option(
+    "--model",
+    type=click.Choice(MODELS),
+    default="tiny",
+    show_default=True,
+    help="tiny: two made models, llama and qwen3, in which what happens around the model shows.",
+)
 @click.option("--backend", "backends", multiple=True, help="hf, mlx (more than once for several); default: all that run here.")
 @click.option("--json", "json_path", type=click.Path(path_type=Path, dir_okay=False), help="Write the figures here as well.")
-def bench(quick: bool, backends: tuple[str, ...], json_path: Path | None) -> None:
-    """Measures how many tokens are computed against how many are needed."""
+def bench(quick: bool, only: tuple[str, ...], model: str, backends: tuple[str, ...], json_path: Path | None) -> None:
+    r"""Measures Elsewise beside other libraries: tokens computed against tokens needed, speed, memory, latency.
+
+    \b
+    W1 particles, W2 chat, W3 branches, W5 decode, overhead (per token), W6 score,
+    W7 byte budget, W8 event-loop latency, trie, start (to the window). Every figure is printed beside its bar.
+    """
     from app.bench.run import run_bench  # the peers are imported for a benchmark alone
 
-    run_bench(quick=quick, backends=backends, json_path=json_path)
+    run_bench(quick=quick, model=model, backends=backends, only=only, json_path=json_path)

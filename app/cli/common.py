@@ -6,7 +6,6 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import click
@@ -14,20 +13,10 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 
-from app.paths import DataFolder
 from runtime import LanguageModel, OnProgress, PromptProgress, load
 
 console = Console(stderr=True)
 PIPE_WIDTH = 10_000  # characters; wider than any row
-
-
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """The global options."""
-
-    data: DataFolder
-    model: str
-    backend: str
 
 
 def load_model(model: str, backend: str) -> LanguageModel:

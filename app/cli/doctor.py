@@ -10,7 +10,8 @@ import psutil
 from rich.table import Table
 from rich.text import Text
 
-from app.cli.common import Settings, print_table
+from app.cli.common import print_table
+from app.cli.settings import Settings
 from runtime import __version__, available_backends, default_backend, list_models, models_dir
 
 LIBRARIES = ("PySide6-Essentials", "qasync", "numpy", "torch", "transformers", "mlx", "mlx-lm", "tokenizers", "sqlite-utils")

@@ -2,25 +2,37 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import click
 
-from app.cli.ask import ask
-from app.cli.bench import bench
-from app.cli.common import Settings
-from app.cli.doctor import doctor
-from app.cli.models import models
-from app.cli.score import score
-from app.cli.sessions import sessions
+from app.cli.settings import Settings
 from app.paths import DataFolder
 from runtime import RuntimeFault, UnknownBackendError, __version__
 from storage import StoreError
 
+COMMANDS = ("ask", "bench", "doctor", "models", "score", "sessions")  # modules of `app.cli`, each with a command of its name
 
-@click.group(invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
+
+class Commands(click.Group):
+    """Loads a command when it is asked for: the window needs none of them."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002  # click's signature
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002  # click's signature
+        if cmd_name not in COMMANDS:
+            return None
+        command = getattr(import_module(f"app.cli.{cmd_name}"), cmd_name)
+        assert isinstance(command, click.Command)
+        return command
+
+
+@click.group(cls=Commands, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--data-dir", type=click.Path(path_type=Path, file_okay=False), help="Where sessions and settings live.")
 @click.option("--verbose", is_flag=True, help="Say more on stderr.")
 @click.option("--model", default="smollm2", show_default=True, help="A model folder, a GGUF file, or a name on the shelf.")
@@ -37,13 +49,10 @@ def cli(context: click.Context, data_dir: Path | None, verbose: bool, model: str
     folder = DataFolder(data_dir.resolve()) if data_dir else DataFolder.default()
     context.obj = Settings(folder, model, backend)
     if context.invoked_subcommand is None:
+        gc.disable()  # what start-up makes stays: looking through it again and again takes a tenth of the time
         from app.window import open_window  # Qt is loaded for the window alone
 
         context.exit(open_window(folder, model, backend, demo=demo))
-
-
-for command in (ask, bench, doctor, models, score, sessions):
-    cli.add_command(command)
 
 
 def run() -> None:

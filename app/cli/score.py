@@ -13,7 +13,8 @@ from rich.table import Table
 from rich.text import Text
 
 from app.cli.ask import probability, shown
-from app.cli.common import Settings, load_model, print_table, read_text, reading
+from app.cli.common import load_model, print_table, read_text, reading
+from app.cli.settings import Settings
 from runtime import LanguageModel, TokenRun
 
 

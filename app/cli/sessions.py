@@ -11,9 +11,11 @@ import click
 from rich.table import Table
 from rich.text import Text
 
-from app.cli.common import Settings, print_table
+from app.cli.common import print_table
+from app.cli.settings import Settings
+from app.rescue import recover_in_terminal, remedies
 from app.workbench.session import OpenSession
-from storage import SessionRow, SessionStore
+from storage import DataFolderLock, SessionRow, SessionStore, StoreDamagedError
 
 
 @click.group()
@@ -64,13 +66,39 @@ def verify_command(settings: Settings) -> None:
     """Checks every row; names what is damaged."""
     if _nothing_yet(settings):
         return
-    damage = _with_store(settings, lambda store: store.verify())
+    try:
+        damage = _with_store(settings, lambda store: store.verify())
+    except StoreDamagedError as fault:
+        click.echo(f"the whole file: {fault}")
+        click.echo(remedies(settings.data), err=True)
+        raise click.exceptions.Exit(1) from fault
     for row in damage:
         place = f"{row.title!r}, turn {row.turn}: " if row.title else ""
         click.echo(f"{place}{row.detail}")
     click.echo("sound" if not damage else f"{len(damage)} damaged", err=True)
     if damage:
+        if any(row.kind == "file" for row in damage):
+            click.echo(remedies(settings.data), err=True)
         raise click.exceptions.Exit(1)
+
+
+@sessions.command("recover")
+@click.pass_obj
+def recover_command(settings: Settings) -> None:
+    """Puts what can be read of a damaged file into a new one; the damaged one is kept."""
+    if _nothing_yet(settings):
+        raise click.exceptions.Exit(1)
+    lock = DataFolderLock(settings.data.root, "sessions recover")
+    if not lock.acquire():
+        raise click.ClickException(f"{settings.data.root} is in use by {lock.held_by or 'another process'}; close it first")
+    try:
+        made = recover_in_terminal(settings.data, lambda words: click.echo(words, err=True))
+    finally:
+        lock.release()
+    for words in made.lost:
+        click.echo(f"lost: {words}")
+    click.echo(f"{made.sessions:,} sessions with {made.turns:,} turns recovered into {settings.data.sessions}")
+    click.echo(f"the damaged file is kept as {made.kept}")
 
 
 def _nothing_yet(settings: Settings) -> bool:

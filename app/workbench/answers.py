@@ -14,12 +14,13 @@ import numpy as np
 
 from app.supervisor import Supervisor
 from app.workbench.ending import Ending, stats_of
+from app.workbench.growing import EMPTY
 from app.workbench.pick import began
 from app.workbench.prompt import check_tokens
 from app.workbench.recorder import Recorder
 from app.workbench.refusals import BUSY
 from app.workbench.scoring import score_prompt
-from app.workbench.session import EMPTY, OpenSession, content_of, healed
+from app.workbench.session import OpenSession, content_of
 from runtime import (
     EngineDiedError,
     Finish,
@@ -226,7 +227,7 @@ class Answers:
         answer.last_token = now
         answer.made += len(run)
         session, node_id = answer.session, answer.node_id
-        session.runs[node_id] = healed(TokenRun.concat([session.runs.get(node_id, EMPTY), run]))
+        session.runs.extend(node_id, run)
         finish = Finish(int(run.finish[-1]))
         if finish is not Finish.NONE:
             answer.finish = finish.label or ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Iterator, MutableMapping
 from dataclasses import fields
 from typing import Any
@@ -15,7 +16,7 @@ LEAST_ROOM = 64  # rows
 LISTED = ("token_bytes", "texts")
 EMPTY = TokenRun.concat([])
 BROKEN = "\ufffd"
-LONGEST_CHARACTER = 4  # bytes; tokens of one byte each are the worst case
+LONGEST = 4  # bytes of a character
 
 
 class GrowingRun:
@@ -80,19 +81,19 @@ class GrowingRun:
             self._columns[name] = larger
 
     def _heal(self, at: int) -> None:
-        """Texts of the tokens around a seam, where a character was split over both sides of it."""
-        if not any(BROKEN in text for text in self._texts[max(at - 1, 0) : at + 1]):
+        """Texts on both sides of a seam at token `at`, where the bytes of a character are split over it."""
+        pending = unfinished(b"".join(self._token_bytes[max(at - LONGEST, 0) : at]))
+        if not pending or not self._texts[at - 1].endswith(BROKEN):  # a stream that goes on has no mark there
             return
-        first = max(at - LONGEST_CHARACTER, 0)
-        while first and not starts_character(self._token_bytes[first]):
-            first -= 1
-        healed = texts_of(self._token_bytes[first:])
-        self._texts[first:] = healed
+        self._texts[at - 1] = self._texts[at - 1].removesuffix(BROKEN)
+        self._texts[at:] = texts_of([pending, *self._token_bytes[at:]])[1:]
 
 
-def starts_character(data: bytes) -> bool:
-    """Whether a token begins with the first byte of a character, so that decoding may begin there."""
-    return bool(data) and data[0] & 0b1100_0000 != 0b1000_0000
+def unfinished(data: bytes) -> bytes:
+    """The bytes at the end that begin a character and do not end it."""
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    decoder.decode(data[1 - LONGEST :])
+    return decoder.getstate()[0]
 
 
 class Runs(MutableMapping[int, TokenRun]):

@@ -11,6 +11,7 @@ from ui import BranchRow
 
 NAME_WORDS = 6
 BEFORE_WORDS = 2
+NO_ANSWER = "no answer"  # it failed before it said anything
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +105,8 @@ def _name(tree: Tree, line: _Line, end: NodeRow) -> tuple[str, str]:
         stem = re.search(r"\S*$", shared)
         cut = stem.start() if stem else len(shared)
         shared, own = shared[:cut], shared[cut:] + own
-    before, name = _last_words(shared), _first_words(own) or "…"
+    nothing = NO_ANSWER if line.node.status == "partial" and not line.node.text else "…"
+    before, name = _last_words(shared), _first_words(own) or nothing
     if line.node.role != "user" or line.depth == 0 or end.id == line.node.id:
         return before, name
     answers = [c for c in tree.children(line.node.id) if tree.leaves_at_end(c)]

@@ -11,7 +11,6 @@ from ui import Refusal
 T = TypeVar("T")
 
 BUSY = "an answer is being written here; stop it first (Ctrl-.)"
-READ_ONLY = "the sample session is read-only; start a new session (Ctrl-N)"
 GONE = "that turn is not part of this session any more"
 
 

@@ -7,8 +7,9 @@ from dataclasses import replace
 
 import numpy as np
 
+from app.workbench.growing import EMPTY
 from app.workbench.recorder import chunk
-from app.workbench.session import EMPTY, OpenSession
+from app.workbench.session import OpenSession
 from app.workbench.tree import Segment
 from runtime import LanguageModel, OnProgress, TokenRun
 from storage import SessionStore

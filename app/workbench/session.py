@@ -6,7 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from app.workbench.growing import BROKEN, EMPTY, Runs
 from app.workbench.outline import branch_name, outline
+from app.workbench.pick import began
 from app.workbench.tree import Segment, Tree, Turn
 from runtime import Finish, Origin, TokenRun, texts_of
 from storage import NodeRow, SessionTree, StoredChunk
@@ -15,7 +17,7 @@ from ui import SessionView, Tier, TurnStats, TurnStatus, TurnView
 if TYPE_CHECKING:
     from app.workbench.ending import Ending
 
-EMPTY = TokenRun.concat([])
+UNTITLED = "New session"
 NOTES = {
     "cancelled": "stopped",
     "length": "reached the length limit",
@@ -34,13 +36,18 @@ class OpenSession:
         self.is_sample = stored.session.is_sample
         self.tree = Tree(stored.nodes)
         self.tip = stored.session.current_node
-        self.runs: dict[int, TokenRun] = {}
+        self.runs = Runs()
         self.damaged: set[int] = set()
         self.notes: dict[int, str] = {}
         self.states: dict[int, TurnStatus] = {}  # of turns in work
         self.stats: dict[int, TurnStats] = {}
         self.unsaved: Ending | None = None  # of an answer that is on the screen and could not be written
         self.warm = 0  # tokens of the path the engine holds
+
+    @property
+    def is_unused(self) -> bool:
+        """Whether nothing was ever said here; it may be cleared away, or used for something new."""
+        return not self.is_sample and self.title == UNTITLED and not any(n.role != "system" for n in self.tree.nodes.values())
 
     # ---- tokens -----------------------------------------------------------------------------------------------------
 
@@ -70,6 +77,18 @@ class OpenSession:
         """The tokens of a turn along the path."""
         return healed(TokenRun.concat([self.segment_run(segment) for segment in turn.segments]))
 
+    def turn_length(self, turn: Turn) -> int:
+        """Tokens of a turn along the path, without putting them together."""
+        return sum(self._segment_length(segment) for segment in turn.segments)
+
+    def _segment_length(self, segment: Segment) -> int:
+        length = self.runs.length(segment.node.id) or int(bool(segment.node.text))  # see `segment_run`
+        return length if segment.stop is None else min(length, segment.stop)
+
+    def path_length(self) -> int:
+        """Tokens of the path that is shown: what the context holds of it."""
+        return sum(self._segment_length(segment) for segment in self.tree.path(self.tip))
+
     def path_ids(self, segments: Sequence[Segment]) -> list[int]:
         """The ids along segments: what entered the model."""
         ids: list[int] = []
@@ -97,6 +116,23 @@ class OpenSession:
             index -= length
         return None
 
+    def failed_to_begin(self, node_id: int) -> bool:
+        """Whether a node is an answer that ended before it said anything, and that nothing goes on from."""
+        node = self.tree.nodes.get(node_id)
+        if node is None or node.role != "assistant" or node.status != "partial" or node.damaged or not node.turn_start:
+            return False
+        idle = node_id not in self.states and (self.unsaved is None or self.unsaved.node_id != node_id)
+        return idle and not node.text and not began(self.runs.get(node_id, EMPTY)) and not self.tree.children(node_id)
+
+    def forget(self, node_id: int) -> None:
+        """A node is gone; its question ends the path where it did."""
+        node = self.tree.nodes[node_id]
+        self.tree.remove(node_id)
+        for known in (self.runs, self.notes, self.stats):
+            known.pop(node_id, None)
+        if self.tip == node_id:
+            self.tip = node.parent_id
+
     # ---- what is shown ----------------------------------------------------------------------------------------------
 
     def view(self) -> SessionView:
@@ -110,7 +146,7 @@ class OpenSession:
             branches=rows,
             branch_name=branch_name(rows),
             is_sample=self.is_sample,
-            context_used=sum(len(turn.run) for turn in turns),
+            context_used=self.path_length(),
         )
 
     def turn_views(self) -> tuple[TurnView, ...]:
@@ -130,9 +166,6 @@ class OpenSession:
     def turn_view(self, turn: Turn, start: int) -> TurnView:
         """One turn; `start` is the path's tokens before it."""
         node, run = turn.tip, self.turn_run(turn)
-        warm = (
-            bool(self.warm and len(run)) and start + len(run) <= self.warm + 1
-        )  # the last token's KV follows with the next turn
         return TurnView(
             node_id=node.id,
             role=turn.role,
@@ -140,9 +173,32 @@ class OpenSession:
             status=self._status(node),
             variants=self.tree.variants(node) or (node.id,),
             note=self.notes.get(node.id, self._note(node)),
-            tier=Tier.WARM if warm else Tier.COLD,
-            stats=self.stats.get(node.id) or stored_stats(node),
+            tier=self._tier(start, len(run)),
+            stats=self.stats_of(node),
         )
+
+    def tiers(self) -> dict[Tier, int]:
+        """How many turns of the path are in which tier."""
+        counts = dict.fromkeys(Tier, 0)
+        start = 0
+        for turn in self.tree.turns(self.tip):
+            length = self.turn_length(turn)
+            counts[self._tier(start, length)] += 1
+            start += length
+        return counts
+
+    def last_stats(self) -> TurnStats | None:
+        """How the last answer of the path was made."""
+        known = (self.stats_of(turn.tip) for turn in reversed(self.tree.turns(self.tip)))
+        return next((stats for stats in known if stats is not None), None)
+
+    def stats_of(self, node: NodeRow) -> TurnStats | None:
+        """How an answer was made, or is doing."""
+        return self.stats.get(node.id) or stored_stats(node)
+
+    def _tier(self, start: int, length: int) -> Tier:
+        """Of `length` tokens after `start`; the last token's KV follows with the next turn."""
+        return Tier.WARM if self.warm and length and start + length <= self.warm + 1 else Tier.COLD
 
     def _status(self, node: NodeRow) -> TurnStatus:
         if node.id in self.states:
@@ -173,7 +229,7 @@ def content_of(run: TokenRun) -> str:
 
 def healed(run: TokenRun) -> TokenRun:
     """The run with texts decoded as a whole, where a character was split over two pieces."""
-    return replace(run, texts=texts_of(run.token_bytes)) if "\ufffd" in run.text else run
+    return replace(run, texts=texts_of(run.token_bytes)) if BROKEN in run.text else run
 
 
 def stored_stats(node: NodeRow) -> TurnStats | None:

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 
 from app.supervisor import Supervisor
-from app.workbench.refusals import GONE, READ_ONLY, stored
-from app.workbench.session import OpenSession
+from app.workbench.refusals import GONE, stored
+from app.workbench.session import UNTITLED, OpenSession
 from runtime import EngineDiedError, RuntimeFault, clean_text
 from storage import NewNode, NodeRow, SessionStore, StoreError
 from ui import Event, Refusal, SessionChanged, SessionsChanged, SessionSummary
 
 log = logging.getLogger(__name__)
-
-UNTITLED = "New session"
 
 
 class Sessions:
@@ -31,8 +30,10 @@ class Sessions:
         self._supervisor = supervisor
         self._tell = tell
         self._open: dict[int, OpenSession] = {}
+        self._trashed: set[int] = set()  # of the open ones
         self.shown: OpenSession | None = None
         self.closing = False  # the engine is not asked for anything any more
+        self._making = asyncio.Lock()  # a session that is being made must not be cleared away as one nobody uses
 
     # ---- one session --------------------------------------------------------------------------------------------------
 
@@ -40,17 +41,15 @@ class Sessions:
         """A session, if it is open."""
         return self._open.get(session_id)
 
-    def opened(self, session_id: int, *, to_write: bool = False) -> OpenSession:
+    def opened(self, session_id: int) -> OpenSession:
         """An open session.
 
         Raises:
-            Refusal: It is not open, or (`to_write`) the sample.
+            Refusal: It is not open.
         """
         session = self._open.get(session_id)
         if session is None:
             raise Refusal("that session is not open")
-        if to_write and session.is_sample:
-            raise Refusal(READ_ONLY)
         return session
 
     async def show(self, session_id: int) -> OpenSession:
@@ -65,18 +64,37 @@ class Sessions:
         return session
 
     async def create(self) -> OpenSession:
-        """An empty one, shown."""
-        session = await self.show(await stored(self._store.create_session(UNTITLED)))
+        """An empty one, shown; one that is open and that nothing was said in is as good as a new one."""
+        async with self._making:
+            unused = (each for each in self._open.values() if each.is_unused and each.id not in self._trashed)
+            empty = next(unused, None)
+            session = await self.show(await stored(self._store.create_session(UNTITLED)) if empty is None else empty.id)
         self._tell(SessionsChanged())
         return session
+
+    async def tidy(self) -> None:
+        """Clears away sessions that nothing was ever said in, but those that are open, and what was 30 days in the trash."""
+        async with self._making:
+            await self._store.drop_empty_sessions(UNTITLED, keep=list(self._open))
+        await self._store.purge_trash()
+
+    async def drop_empty(self) -> None:
+        """At the end: nothing was ever said in them, and nobody looks at them any more."""
+        try:
+            await self._store.drop_empty_sessions(UNTITLED)
+        except StoreError as fault:  # the next start tries again
+            log.warning("empty sessions could not be cleared away: %s", fault)
 
     async def move(self, session: OpenSession, node_id: int) -> None:
         """Shows the path through a node, down to the leaf that was last shown under it."""
         if node_id not in session.tree.nodes:
             raise Refusal(GONE)
-        shown = [segment.node.id for segment in session.tree.path(session.tip)]
+        before = session.tip
+        shown = [segment.node.id for segment in session.tree.path(before)]
         session.tip = session.tree.leaf(node_id, shown)
         await stored(self._store.set_current(session.id, session.tip))
+        if before != session.tip:
+            await self.drop_failed(session, before)
         await self._load_path(session)
         await self.find_warm(session)
 
@@ -102,6 +120,17 @@ class Sessions:
         session.tree.put(row)
         session.tip = node_id
         return row
+
+    async def drop_failed(self, session: OpenSession, node_id: int | None) -> None:
+        """Takes away an answer that failed before it said anything: what failed was said, and another one has its place."""
+        if node_id is None or not session.failed_to_begin(node_id):
+            return
+        try:
+            await self._store.discard_node(node_id)
+        except StoreError as fault:  # it stays where it is, empty
+            log.info("a failed answer stays: %s", fault)
+        else:
+            session.forget(node_id)
 
     async def refresh(self, session: OpenSession) -> None:
         """Takes in what an answer has changed on the disk and in the engine."""
@@ -143,13 +172,13 @@ class Sessions:
     # ---- the list -----------------------------------------------------------------------------------------------------
 
     async def summaries(self, query: str) -> Sequence[SessionSummary]:
-        """Pinned first, then the latest; an empty one stands there only while it is shown."""
+        """Pinned first, then the latest; an empty one stands there only while it is shown, or where somebody named it."""
         rows = await stored(self._store.sessions(query))
         shown_id = self.shown.id if self.shown else None
         return [
             SessionSummary(row.id, row.title, row.updated, row.branches, row.pinned, row.is_sample)
             for row in rows
-            if row.branches or row.id == shown_id
+            if row.branches or row.id == shown_id or row.title != UNTITLED
         ]
 
     async def rename(self, session_id: int, title: str) -> None:
@@ -164,12 +193,19 @@ class Sessions:
             self._tell(SessionChanged(session.view()))
         self._tell(SessionsChanged())
 
+    async def pin(self, session_id: int, pinned: bool) -> None:  # a state, not an option
+        """To the top of the list, or back to its day."""
+        await stored(self._store.pin_session(session_id, pinned))
+        self._tell(SessionsChanged())
+
     async def trash(self, session_id: int) -> None:
         """Into the trash."""
         await stored(self._store.trash_session(session_id))
+        self._trashed.add(session_id)
         self._tell(SessionsChanged())
 
     async def restore(self, session_id: int) -> None:
         """Back out of the trash."""
         await stored(self._store.restore_session(session_id))
+        self._trashed.discard(session_id)
         self._tell(SessionsChanged())

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from app.supervisor import Supervisor
 from app.workbench.session import OpenSession
-from runtime import ShelfEntry, available_backends, brings_text, default_backend
-from ui import BackendChoice, StatusView, Tier
+from ui import BackendChoice, StatusView
+
+if TYPE_CHECKING:
+    from runtime import ShelfEntry
 
 
 def status_of(supervisor: Supervisor, session: OpenSession | None) -> StatusView:
@@ -19,9 +22,8 @@ def status_of(supervisor: Supervisor, session: OpenSession | None) -> StatusView
         status = replace(status, kv_bytes=metrics.kv_bytes, kv_budget=metrics.kv_budget)
     if session is None:
         return status
-    views = session.turn_views()
-    status = replace(status, tiers={tier: sum(view.tier is tier for view in views) for tier in Tier})
-    last = next((view.stats for view in reversed(views) if view.stats), None)
+    status = replace(status, tiers=session.tiers())
+    last = session.last_stats()
     if last is None:
         return status
     return replace(
@@ -35,6 +37,8 @@ def status_of(supervisor: Supervisor, session: OpenSession | None) -> StatusView
 
 def backend_choices(asked: str) -> list[BackendChoice]:
     """Every engine that runs real models, in the order of their names; `asked` may be "auto"."""
+    from runtime import available_backends, brings_text, default_backend  # they look through every installed package
+
     chosen = default_backend() if asked == "auto" else asked
     return [
         BackendChoice(name, "" if state is True else str(state), name == chosen)

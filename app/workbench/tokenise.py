@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from app.workbench.answers import Given
+from app.workbench.growing import EMPTY
 from app.workbench.pick import as_eos, without_numbers
 from app.workbench.prompt import as_run, render_header, render_turn
 from app.workbench.recorder import chunk
-from app.workbench.session import EMPTY, OpenSession
+from app.workbench.session import OpenSession
 from app.workbench.vocabulary import Vocabulary
 from runtime import LanguageModel, Origin, TokenRun
 from storage import NodeRow, SessionStore, StoreError

@@ -56,6 +56,11 @@ class Tree:
         self._children.setdefault(node.parent_id, []).append(node.id)
         self.nodes[node.id] = node
 
+    def remove(self, node_id: int) -> None:
+        """Takes out a node that nothing leaves."""
+        node = self.nodes.pop(node_id)
+        self._children[node.parent_id].remove(node_id)
+
     def children(self, node_id: int | None) -> list[NodeRow]:
         """Nodes that leave `node_id`, oldest first."""
         return [self.nodes[i] for i in self._children.get(node_id, ())]

@@ -7,10 +7,12 @@ from dataclasses import replace
 from functools import partial
 
 from app.workbench.answers import Answer, Answers, Given, Prepare
+from app.workbench.copying import Copies
+from app.workbench.growing import EMPTY
 from app.workbench.pick import began, leading_template, pick
 from app.workbench.refusals import GONE
-from app.workbench.session import EMPTY, OpenSession, content_of
-from app.workbench.sessions import UNTITLED, Sessions
+from app.workbench.session import UNTITLED, OpenSession, content_of
+from app.workbench.sessions import Sessions
 from app.workbench.tokenise import Tokeniser
 from app.workbench.vocabulary import Vocabulary
 from runtime import Finish, Origin, clean_text
@@ -25,6 +27,7 @@ class Turns:
 
     Args:
         sessions: The open sessions.
+        copies: Takes changes of the sample elsewhere.
         answers: Streams.
         tokeniser: Turns what was typed into ids.
         vocabulary: Knows the bytes of an alternative.
@@ -35,6 +38,7 @@ class Turns:
     def __init__(
         self,
         sessions: Sessions,
+        copies: Copies,
         answers: Answers,
         tokeniser: Tokeniser,
         vocabulary: Vocabulary,
@@ -42,6 +46,7 @@ class Turns:
         on_progress: Callable[[], None],
     ) -> None:
         self._sessions = sessions
+        self._copies = copies
         self._answers = answers
         self._tokeniser = tokeniser
         self._vocabulary = vocabulary
@@ -50,23 +55,29 @@ class Turns:
 
     async def send(self, session_id: int, text: str, replaces: int | None) -> None:
         """Saves the user's turn (beside `replaces`, an earlier version of it), then streams an answer."""
-        session = self._sessions.opened(session_id, to_write=True)
+        session = self._sessions.opened(session_id)
         text = clean_text(text).replace("\0", "\ufffd")  # as the store keeps it
         if not text.strip():
             raise Refusal("write a message first")
+        if replaces is not None and session.tree.opening(self._node(session, replaces)).role != "user":
+            raise Refusal("only your own messages can be edited; regenerate the model's")
+        target = await self._copies.target(session)
+        session, replaces = target.session, target.of(replaces)
         with self._answers.claim(session) as answer:
             await self._answers.settle(session)
+            failed = session.tip
             parent, at = await self._place(session, replaces)
             user = await self._sessions.add(session, NewNode(session.id, parent, "user", text=text, at_token=at))
             node = await self._sessions.add(session, NewNode(session.id, user.id, "assistant", status="open"))
+            await self._sessions.drop_failed(session, failed)
             if session.title == UNTITLED:
-                await self._sessions.rename(session_id, " ".join(text.split())[:TITLE_LENGTH])
+                await self._sessions.rename(session.id, " ".join(text.split())[:TITLE_LENGTH])
             self._tell(SessionsChanged())
             await self._stream(answer, node, partial(self._tokeniser.after_user, session, node))
 
     async def branch(self, session_id: int, node_id: int, index: int, token_id: int) -> None:
         """A sibling that has another token at `index`, and goes on from there."""
-        session = self._sessions.opened(session_id, to_write=True)
+        session = self._sessions.opened(session_id)
         place = session.locate(node_id, index)
         if place is None:
             raise Refusal(GONE)
@@ -83,30 +94,34 @@ class Turns:
         )
         if offset == 0 and not node.turn_start:  # beside the run, not inside it
             new = replace(new, parent_id=node.parent_id, at_token=node.at_token, at_byte=node.at_byte)
-        with self._answers.claim(session) as answer:
-            await self._answers.settle(session)
-            await self._go_on(answer, new, Given(picked, node.kv_fingerprint))
+        target = await self._copies.target(session)
+        with self._answers.claim(target.session) as answer:
+            await self._answers.settle(target.session)
+            await self._go_on(answer, target.place(new), Given(picked, node.kv_fingerprint))
 
     async def regenerate(self, session_id: int, node_id: int) -> None:
         """Another answer beside the model's turn."""
-        session = self._sessions.opened(session_id, to_write=True)
+        session = self._sessions.opened(session_id)
         opening = session.tree.opening(self._node(session, node_id))
         if opening.role != "assistant":
             raise Refusal("only the model's turns can be regenerated; edit your own")
         run = session.runs.get(opening.id, EMPTY)
         header = run[: leading_template(run)]
-        new = NewNode(session.id, opening.parent_id, "assistant", at_token=opening.at_token, status="open")
+        target = await self._copies.target(session)
+        new = target.place(NewNode(session.id, opening.parent_id, "assistant", at_token=opening.at_token, status="open"))
+        session, failed = target.session, target.of(node_id)
         with self._answers.claim(session) as answer:
             await self._answers.settle(session)
             if len(header):
-                await self._go_on(answer, new, Given(header, opening.kv_fingerprint))
+                await self._go_on(answer, new, Given(header, opening.kv_fingerprint), instead_of=failed)
             else:
                 node = await self._sessions.add(session, new)
+                await self._sessions.drop_failed(session, failed)
                 await self._stream(answer, node, partial(self._tokeniser.after_user, session, node))
 
     async def continue_turn(self, session_id: int, node_id: int) -> None:
         """Goes on with an answer that was stopped."""
-        session = self._sessions.opened(session_id, to_write=True)
+        session = self._sessions.opened(session_id)
         node = self._node(session, node_id)
         run = session.runs.get(node_id, EMPTY)
         if node.role != "assistant" or not began(run):
@@ -114,16 +129,18 @@ class Turns:
         if int(run.finish[-1]) == Finish.EOS:
             raise Refusal("the answer is complete; the model ended it itself")
         new = NewNode(session.id, node_id, "assistant", turn_start=False, status="open")
-        with self._answers.claim(session) as answer:
-            await self._answers.settle(session)
-            await self._go_on(answer, new, Given(EMPTY, node.kv_fingerprint))
+        target = await self._copies.target(session)
+        with self._answers.claim(target.session) as answer:
+            await self._answers.settle(target.session)
+            await self._go_on(answer, target.place(new), Given(EMPTY, node.kv_fingerprint))
 
     # ---- how ----------------------------------------------------------------------------------------------------------
 
-    async def _go_on(self, answer: Answer, new: NewNode, given: Given) -> None:
+    async def _go_on(self, answer: Answer, new: NewNode, given: Given, *, instead_of: int | None = None) -> None:
         """An answer that begins with tokens which are known already."""
         session = answer.session
         node = await self._sessions.add(session, new)
+        await self._sessions.drop_failed(session, instead_of)
         session.runs[node.id] = given.run
         answer.given = given
         await self._stream(answer, node, partial(self._tokeniser.from_known, given, session, node))
@@ -147,8 +164,6 @@ class Turns:
         """Where a new user turn hangs: its parent and the token at which it leaves it."""
         if replaces is not None:
             opening = session.tree.opening(self._node(session, replaces))
-            if opening.role != "user":
-                raise Refusal("only your own messages can be edited; regenerate the model's")
             return opening.parent_id, opening.at_token
         tip = session.tree.nodes.get(session.tip) if session.tip is not None else None
         if tip is None:

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
+from typing import TYPE_CHECKING, Any
 
 from app.supervisor import Supervisor
 from app.workbench.answers import Answers
+from app.workbench.copying import Copies
 from app.workbench.refusals import BUSY
 from app.workbench.sessions import Sessions
 from app.workbench.status import backend_choices, detail_of, status_of
 from app.workbench.tokenise import Tokeniser
 from app.workbench.turns import Turns
 from app.workbench.vocabulary import Vocabulary
-from runtime import EngineDiedError, GenerationOptions, RuntimeFault, SamplingOptions, clean_text, list_models
+from runtime import EngineDiedError, GenerationOptions, RuntimeFault, SamplingOptions, clean_text
 from storage import SessionStore, StoreError
 from ui import (
     BackendChoice,
@@ -31,9 +33,13 @@ from ui import (
     StatusView,
 )
 
+if TYPE_CHECKING:
+    from runtime import ShelfEntry
+
 log = logging.getLogger(__name__)
 
 PATIENCE_SECONDS = 0.5  # for answers to end by themselves when the app is closed
+TIDY_SECONDS = 2.0  # after the start: what the first view needs goes first
 PRESET = GenerationOptions(max_tokens=1024, sampling=SamplingOptions(temperature=0.8, top_p=0.95, min_p=0.05))
 
 
@@ -55,7 +61,8 @@ class AppWorkbench:
         self._sessions = Sessions(store, supervisor, self._tell)
         self._answers = Answers(store, supervisor, options, self._tell, self._refresh_status)
         tokeniser = Tokeniser(store, self.vocabulary)
-        self._turns = Turns(self._sessions, self._answers, tokeniser, self.vocabulary, self._tell, self._refresh_status)
+        copies = Copies(store, supervisor, self._sessions, self._tell)
+        self._turns = Turns(self._sessions, copies, self._answers, tokeniser, self.vocabulary, self._tell, self._refresh_status)
         self.status = StatusView(EngineState.NONE)
         supervisor.subscribe(self._refresh_status)
 
@@ -96,6 +103,10 @@ class AppWorkbench:
     async def rename_session(self, session_id: int, title: str) -> None:
         """Another title."""
         await self._sessions.rename(session_id, title)
+
+    async def pin_session(self, session_id: int, pinned: bool) -> None:  # a state, not an option
+        """To the top of the list, or back to its day."""
+        await self._sessions.pin(session_id, pinned)
 
     async def trash_session(self, session_id: int) -> None:
         """Into the trash; an answer that is being written there is stopped and kept."""
@@ -142,7 +153,24 @@ class AppWorkbench:
 
     def warm_up(self) -> None:
         """Starts the engine in the background, so that the first answer need not wait for it."""
-        task: asyncio.Task[object] = asyncio.create_task(self._warm_up(), name="warm up")
+        self._background(self._warm_up(), "warm up")
+
+    def tidy_up(self) -> None:
+        """Clears away, in the background and a moment later, what nobody misses; the store's thread does it in slices."""
+        self._background(self._tidy_up(), "tidy up")
+
+    async def _tidy_up(self) -> None:
+        await asyncio.sleep(TIDY_SECONDS)
+        try:
+            await self._sessions.tidy()
+        except StoreError as fault:  # the next start tries again
+            log.warning("nothing was cleared away: %s", fault)
+
+    def _background(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        if self._sessions.closing:  # nobody would wait for its end
+            work.close()
+            return
+        task: asyncio.Task[object] = asyncio.create_task(work, name=name)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -155,7 +183,7 @@ class AppWorkbench:
     async def compose(self, session_id: int, text: str) -> Composition:
         """Tokens and context of a draft; no forward. Counted once the engine runs."""
         session = self._sessions.find(session_id)
-        used = sum(len(turn.run) for turn in session.turn_views()) if session else 0
+        used = session.path_length() if session else 0
         model = self.supervisor.running
         if model is None:
             return Composition(None, None, used, None)
@@ -170,7 +198,7 @@ class AppWorkbench:
 
     async def models(self) -> Sequence[ModelChoice]:
         """What is on the shelf."""
-        entries = await asyncio.to_thread(list_models)
+        entries = await asyncio.to_thread(_on_the_shelf)
         return [ModelChoice(e.name, e.title, detail_of(e), e.name == self.supervisor.source) for e in entries]
 
     async def choose_model(self, source: str) -> None:
@@ -210,4 +238,11 @@ class AppWorkbench:
         await self._sessions.settle(self._answers.settle)
         for task in list(self._tasks):
             task.cancel()
+        await self._sessions.drop_empty()
         await self._store.close()
+
+
+def _on_the_shelf() -> list[ShelfEntry]:
+    from runtime import list_models  # knows every format: loaded here, on the thread, for the window is on the screen by now
+
+    return list_models()

@@ -9,6 +9,7 @@ Everything here runs on the engine's owner thread, in and out go numpy arrays an
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -21,19 +22,32 @@ Pack = Any  # a backend's working tree; only its backend looks inside
 ROOT = -1  # the parent of a first token
 
 
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Bytes that something will take, known before it is done. The activations of one call are not KV and not counted."""
+
+    held: int  # more (or fewer) that are held afterwards
+    moment: int  # more that live at the worst moment on the way, old and new copies together
+
+
 class Backend(Protocol):
     """A model behind the runtime. Not thread-safe: one owner thread calls everything."""
 
     info: ModelInfo
+    slot_bytes: int  # of a pack's buffers, per slot
+    state_bytes: int  # of one recurrent state; 0 where there is none
 
     def open_pack(self) -> Pack:
         """An empty pack."""
 
-    def load(self, pack: Pack, payload: Payload, parent: int) -> npt.NDArray[np.int64]:
-        """Copies cached tokens into the pack, as a chain hanging under slot `parent` (or ROOT).
+    def load(self, pack: Pack, payload: Payload, parent: int, skip: int = 0) -> npt.NDArray[np.int64]:
+        """Copies cached tokens into the pack, all but the first `skip`, as a chain hanging under slot `parent` (or ROOT).
 
         Returns:
-            Their slots, ``(n,) int64``, in order. For recurrent layers only the last is resumable.
+            Their slots, ``(n - skip,) int64``, in order. For recurrent layers only the last is resumable.
+
+        Raises:
+            MemoryBudgetError: The device ran out of memory. The pack holds no more slots than before.
         """
 
     def forward(
@@ -64,11 +78,38 @@ class Backend(Protocol):
     def resumable(self, pack: Pack, slot: int) -> bool:
         """Whether a token may be appended under `slot` (always, but for recurrent state that was not kept there)."""
 
+    def capacity(self, pack: Pack) -> int:
+        """Slots that the pack's buffers have room for."""
+
+    def resize(self, pack: Pack, capacity: int) -> None:
+        """Gives the buffers room for exactly `capacity` slots, never fewer than are in use; one buffer after the other.
+
+        Who never calls it finds that `forward` and `load` grow the buffers on their own, by doubling.
+
+        Raises:
+            MemoryBudgetError: The device ran out of memory. The pack holds what it held.
+        """
+
+    def resize_cost(self, pack: Pack, capacity: int) -> Cost:
+        """What `resize` will take, to the byte."""
+
+    def retain(self, pack: Pack, slots: npt.NDArray[np.int64], places: npt.NDArray[np.int64]) -> None:
+        """Drops every slot but `slots` (ascending, with all their ancestors), which are then numbered from 0 on.
+
+        Done in place: the buffers keep their capacity. Of the recurrent states those at `places` stay.
+        """
+
+    def retain_cost(self, pack: Pack, n: int) -> Cost:
+        """What `retain` of `n` slots will need on the way."""
+
+    def take_cost(self, pack: Pack, slots: npt.NDArray[np.int64]) -> Cost:
+        """What `take` will need, to the byte."""
+
     def take(self, pack: Pack, slots: npt.NDArray[np.int64]) -> Payload:
         """An immutable copy of a chain of slots, with no reference to the pack's buffers."""
 
     def split(self, payload: Payload, n: int) -> tuple[Payload, Payload]:
-        """The first `n` tokens and the rest, each contiguous and on its own."""
+        """The first `n` tokens and the rest, each contiguous and on its own. Needs `payload_bytes` once more."""
 
     def payload_bytes(self, payload: Payload) -> int:
         """Bytes the payload holds."""
@@ -96,6 +137,12 @@ class Backend(Protocol):
 
         The KV budget is a share of it when none is given. Never negative.
         """
+
+    def freed(self, nbytes: int) -> None:
+        """So many bytes of KV were let go. Above a threshold the device gets the memory back, not at every call."""
+
+    def reclaim(self) -> None:
+        """Gives memory that is free but still held by the library back to the device, at once."""
 
     def set_kv_budget(self, nbytes: int) -> None:
         """Tells how many bytes of KV may be held in all, so that a device with limits of its own can set them once."""

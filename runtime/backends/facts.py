@@ -5,14 +5,17 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from runtime.errors import InvalidRequestError, UnsupportedFeatureError
+from runtime.errors import InvalidRequestError
 from runtime.options import LoadOptions
 
 KV_FORMAT = 1  # of payloads on disk; a change makes every stored KV block a stranger
 UNBOUNDED_CONTEXT = 131_072  # tokens; for models that name no limit (recurrent ones)
+
+LEAST_BUDGET = 64 << 20  # bytes
+BUDGET_SHARE = 4  # KV gets this fraction of the memory that is left after the weights
 
 _CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "max_sequence_length")
 
@@ -32,6 +35,11 @@ def model_fingerprint(kv: str, text_digest: str) -> str:
     return digest("model", kv, text_digest)
 
 
+def kv_budget(options: LoadOptions, free: int) -> int:
+    """Bytes for KV: what was asked for, or a quarter of what is `free` once the weights are in place."""
+    return options.kv_cache_bytes or max(free // BUDGET_SHARE, LEAST_BUDGET)
+
+
 def context_length(config: Mapping[str, Any], options: LoadOptions) -> int:
     """Tokens that fit: what was asked for, or what the model was made for.
 
@@ -47,16 +55,29 @@ def context_length(config: Mapping[str, Any], options: LoadOptions) -> int:
     return options.context_length
 
 
-def payload_dtype(options: LoadOptions, compute: str) -> str:
-    """The dtype cached KV is kept in, as "float32", "float16" or "bfloat16": `kv_dtype`, or the one computed in.
+@dataclass(frozen=True, slots=True)
+class KvFormat:
+    """How cached KV rests: a floating-point dtype, or whole numbers of so many bits.
 
-    Raises:
-        UnsupportedFeatureError: A quantised cache.
+    Attributes:
+        name: "float32", "float16", "bfloat16", "q8" or "q4"; part of the KV fingerprint.
+        bits: None for floating point.
     """
-    wide = {"auto": compute, "f32": "float32", "f16": "float16", "bf16": "bfloat16"}
-    if options.kv_dtype not in wide:
-        raise UnsupportedFeatureError(f"kv_dtype={options.kv_dtype!r} is not supported yet; use auto, f32, f16 or bf16")
-    return wide[options.kv_dtype]
+
+    name: str
+    bits: int | None = None
+
+
+def kv_format(options: LoadOptions, compute: str) -> KvFormat:
+    """The format that `kv_dtype` asks for; "auto" is the dtype that the model computes in."""
+    if options.kv_dtype in ("q8", "q4"):
+        return KvFormat(options.kv_dtype, int(options.kv_dtype[1:]))
+    return KvFormat({"auto": compute, "f32": "float32", "f16": "float16", "bf16": "bfloat16"}[options.kv_dtype])
+
+
+def group_width(width: int) -> int:
+    """Numbers that share a step and a lowest value, along the width of a head: 64, 32, or all of them."""
+    return next((group for group in (64, 32) if width % group == 0), width)
 
 
 def options_in_force(options: LoadOptions, **chosen: Any) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from runtime.backends.byte_text import CHATML, VOCABULARY
 from runtime.backends.byte_text import byte_tokenizer as fake_tokenizer
 from runtime.backends.mock import toy_info
 from runtime.backends.packed import Float32, PackedBackend, State, Step, WorkingPack, as_ids, chain_parents
+from runtime.backends.sized import state_size
 from runtime.backends.tree import ROOT, Int64
 from runtime.errors import SnapshotFormatError
 from runtime.loading.folder import ModelFolder
@@ -78,10 +79,12 @@ class FakePack(WorkingPack):
         """Puts rows at `start`, doubling the buffer when it is too small."""
         end = start + len(rows)
         if end > len(self.kv):
-            grown = np.empty((max(end, 2 * len(self.kv), FIRST_CAPACITY), 2 * WIDTH))
-            grown[: len(self.kv)] = self.kv
-            self.kv = grown
+            self.resize(max(end, 2 * len(self.kv), FIRST_CAPACITY))
         self.kv[start:end] = rows
+
+    def resize(self, capacity: int) -> None:
+        """Room for exactly `capacity` slots, where the buffer is: nothing is there twice."""
+        self.kv.resize((capacity, 2 * WIDTH), refcheck=False)
 
 
 class FakeBackend(PackedBackend[FakePack]):
@@ -95,16 +98,17 @@ class FakeBackend(PackedBackend[FakePack]):
         self._embed: Float64 = rng.normal(size=(VOCABULARY, WIDTH))
         self._query, self._key, self._value = rng.normal(size=(3, WIDTH, WIDTH)) / np.sqrt(WIDTH)
         self._head: Float64 = rng.normal(size=(WIDTH, VOCABULARY))
+        self.slot_bytes, self.state_bytes = 2 * WIDTH * 8, WIDTH * 8 * self.recurrent
         kinds = ("recurrent",) if self.recurrent else ("full",)
         self.info = toy_info("fake", options, {"max_position_embeddings": CONTEXT}, kv_bytes=2 * WIDTH * 8, kinds=kinds)
 
     def open_pack(self) -> FakePack:
         return FakePack()
 
-    def load(self, pack: FakePack, payload: FakePayload, parent: int) -> Int64:
-        base, n = pack.tree.size, len(payload.kv)
+    def load(self, pack: FakePack, payload: FakePayload, parent: int, skip: int = 0) -> Int64:
+        base, n = pack.tree.size, len(payload.kv) - skip
         pack.tree.append(chain_parents(base, n, parent))
-        pack.write(base, payload.kv)
+        pack.write(base, payload.kv[skip:])
         slots = np.arange(base, base + n)
         self._adopt(pack, slots, payload.state)
         return slots
@@ -140,7 +144,16 @@ class FakeBackend(PackedBackend[FakePack]):
         return not self.recurrent or payload.state is not None
 
     def pack_bytes(self, pack: FakePack) -> int:
-        return int(pack.kv.nbytes) + sum(int(state.nbytes) for state in pack.states.values())
+        return int(pack.kv.nbytes) + state_size(pack.states.values())
+
+    def capacity(self, pack: FakePack) -> int:
+        return len(pack.kv)
+
+    def resize(self, pack: FakePack, capacity: int) -> None:
+        pack.resize(max(capacity, pack.tree.size))
+
+    def gather(self, pack: FakePack, slots: Int64) -> None:
+        pack.kv[: len(slots)] = pack.kv[slots]
 
     def close(self, pack: FakePack) -> None:
         pack.kv = np.empty((0, 2 * WIDTH))

@@ -17,13 +17,15 @@ from runtime.backends.byte_text import CHATML, VOCABULARY
 from runtime.backends.byte_text import byte_tokenizer as mock_tokenizer
 from runtime.backends.packed import Float32, PackedBackend, State, Step, WorkingPack, as_ids, chain_parents
 from runtime.backends.tree import Int64
-from runtime.errors import SnapshotFormatError
+from runtime.errors import SnapshotFormatError, UnsupportedFeatureError
 from runtime.info import ModelInfo
 from runtime.loading.folder import ModelFolder
 from runtime.options import LoadOptions
 
 TEMPLATE = CHATML
 CONTEXT = 32_768  # tokens
+FIRST_CAPACITY = 64  # slots
+SLOT_BYTES = 8
 
 
 def load(source: ModelFolder | tuple[Any, Any] | str, options: LoadOptions) -> MockBackend:  # noqa: ARG001  # a mock of any model
@@ -43,30 +45,36 @@ class MockPack(WorkingPack):
 
     def __init__(self) -> None:
         super().__init__()
-        self.tokens = np.empty(64, np.int64)
+        self.tokens = np.empty(0, np.int64)
 
     def write(self, start: int, tokens: Int64) -> None:
         """Puts tokens at `start`, doubling the buffer when it is too small."""
         end = start + len(tokens)
         if end > len(self.tokens):
-            self.tokens = np.concatenate([self.tokens, np.empty(max(end, len(self.tokens)), np.int64)])
+            self.resize(max(end, 2 * len(self.tokens), FIRST_CAPACITY))
         self.tokens[start:end] = tokens
+
+    def resize(self, capacity: int) -> None:
+        """Room for exactly `capacity` slots, where the buffer is: nothing is there twice."""
+        self.tokens.resize(capacity, refcheck=False)
 
 
 class MockBackend(PackedBackend[MockPack]):
     """Logits are ``RandomState(sum((i + 1) * id_i)).rand(vocab)``; no keys, no values."""
 
+    slot_bytes = SLOT_BYTES
+
     def __init__(self, options: LoadOptions) -> None:
         config = {"max_position_embeddings": CONTEXT}
-        self.info = toy_info("mock", options, config, kv_bytes=8, kinds=("full",))
+        self.info = toy_info("mock", options, config, kv_bytes=SLOT_BYTES, kinds=("full",))
 
     def open_pack(self) -> MockPack:
         return MockPack()
 
-    def load(self, pack: MockPack, payload: MockPayload, parent: int) -> Int64:
-        base, n = pack.tree.size, len(payload.tokens)
+    def load(self, pack: MockPack, payload: MockPayload, parent: int, skip: int = 0) -> Int64:
+        base, n = pack.tree.size, len(payload.tokens) - skip
         pack.tree.append(chain_parents(base, n, parent))
-        pack.write(base, payload.tokens)
+        pack.write(base, payload.tokens[skip:])
         return np.arange(base, base + n)
 
     def push(self, pack: MockPack, step: Step) -> tuple[Float32, State | None]:
@@ -90,6 +98,15 @@ class MockBackend(PackedBackend[MockPack]):
     def pack_bytes(self, pack: MockPack) -> int:
         return int(pack.tokens.nbytes)
 
+    def capacity(self, pack: MockPack) -> int:
+        return len(pack.tokens)
+
+    def resize(self, pack: MockPack, capacity: int) -> None:
+        pack.resize(max(capacity, pack.tree.size))
+
+    def gather(self, pack: MockPack, slots: Int64) -> None:
+        pack.tokens[: len(slots)] = pack.tokens[slots]
+
     def close(self, pack: MockPack) -> None:
         pack.tokens = np.empty(0, np.int64)
 
@@ -109,7 +126,15 @@ class MockBackend(PackedBackend[MockPack]):
 
 
 def toy_info(backend: str, options: LoadOptions, config: dict[str, Any], kv_bytes: int, kinds: tuple[str, ...]) -> ModelInfo:
-    """The honest facts of a model that does not exist."""
+    """The honest facts of a model that does not exist.
+
+    Raises:
+        UnsupportedFeatureError: Quantised KV: the toys keep theirs exactly.
+    """
+    if facts.kv_format(options, "float32").bits is not None:
+        raise UnsupportedFeatureError(
+            f"kv_dtype={options.kv_dtype!r}: the {backend} backend keeps its KV exactly; leave it on auto"
+        )
     kv_print = facts.kv_fingerprint(backend, backend, "float32", "float32", {"kinds": kinds})
     return ModelInfo(
         name=backend,

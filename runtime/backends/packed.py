@@ -12,21 +12,22 @@ Three ways to push tokens, chosen per call:
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import psutil
 
-from runtime.backends.tree import ROOT, Bool, Int64, SlotTree, segments
+from runtime.backends.base import Payload
+from runtime.backends.sized import P, SizedBackend, State, WorkingPack, state_size
+from runtime.backends.tree import ROOT, Bool, Int64, segments
 from runtime.errors import ContextOverflowError, InvalidRequestError
-from runtime.info import ModelInfo
+
+__all__ = ["Float32", "PackedBackend", "State", "Step", "WorkingPack", "as_ids", "chain_parents"]
 
 Float32 = npt.NDArray[np.float32]
-State = Any  # recurrent state after one token: a library's arrays, never changed once kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,28 +48,14 @@ class Step:
         return int(self.slots[0]) if self.path is None else len(self.path)
 
 
-class WorkingPack:
-    """The tree and the recurrent states of a pack; a library's pack adds its buffers."""
-
-    def __init__(self) -> None:
-        self.tree = SlotTree()
-        self.states: dict[int, State] = {}  # by slot
-        self.kept: set[int] = set()  # slots whose state outlives their children
-
-
-P = TypeVar("P", bound=WorkingPack)
-
-
-class PackedBackend(ABC, Generic[P]):
+class PackedBackend(SizedBackend[P]):
     """Packs over one model. Owner thread only.
 
     Attributes:
-        info: What is known of the model.
         tree: Whether a branching call may go through the model in one forward.
         stepwise: Whether a kept recurrent state takes only one token at a time (a library's limit, found at load).
     """
 
-    info: ModelInfo
     tree: bool = True
     recurrent: bool = False
     stepwise: bool = False
@@ -80,6 +67,14 @@ class PackedBackend(ABC, Generic[P]):
     @abstractmethod
     def push(self, pack: P, step: Step) -> tuple[Float32, State | None]:
         """One forward: the wanted raw logits ``(len(want), vocab) float32`` and the recurrent state after it."""
+
+    @abstractmethod
+    def load(self, pack: P, payload: Payload, parent: int, skip: int = 0) -> Int64:
+        """Copies cached tokens into the pack; their slots."""
+
+    @abstractmethod
+    def take(self, pack: P, slots: Int64) -> Payload:
+        """An immutable copy of a chain of slots."""
 
     @abstractmethod
     def close(self, pack: P) -> None:
@@ -148,6 +143,7 @@ class PackedBackend(ABC, Generic[P]):
             state = self._chain(pack, step, chain, parent, rows, logits)
             if self.recurrent:
                 pack.states[int(step.slots[chain[-1]])] = state
+                self.state_bytes = self.state_bytes or state_size([state])
                 extended.add(parent)
         for slot in extended - pack.kept:
             pack.states.pop(slot, None)

@@ -83,6 +83,24 @@ class SlotTree:
             if branch < undo.branches:
                 self._tips[branch] = tip
 
+    def retained(self, slots: Int64) -> SlotTree:
+        """A tree of `slots` alone, numbered from 0 on in their order.
+
+        Raises:
+            InvalidRequestError: Not ascending, unknown, or without one of their ancestors.
+        """
+        tree = SlotTree()
+        if not len(slots):
+            return tree
+        if slots[0] < 0 or slots[-1] >= self.size or (np.diff(slots) <= 0).any():
+            raise InvalidRequestError(f"slots must be ascending and of a pack of {self.size}: {slots[:8].tolist()}")
+        old = self._parent[slots]
+        parents = np.where(old == ROOT, ROOT, np.searchsorted(slots, old))
+        if not np.array_equal(slots[parents[parents != ROOT]], old[parents != ROOT]):
+            raise InvalidRequestError("slots can be retained with all their ancestors only")
+        tree.append(parents)
+        return tree
+
     def visible(self, first: int) -> Bool:
         """``(size - first, size)``: which slots each slot from `first` on sees: its ancestors and itself."""
         branches, which = np.unique(self._branch[first : self.size], return_inverse=True)

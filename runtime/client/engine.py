@@ -166,7 +166,7 @@ class EngineClient:
 
     async def batch_sample(
         self,
-        prompts: Sequence[Sequence[int]],
+        prompt_token_ids_list: Sequence[Sequence[int]],
         max_tokens: int,
         eos_token_ids: Sequence[int],
         temperature: float = 1.0,
@@ -174,7 +174,7 @@ class EngineClient:
     ) -> list[list[int]]:
         answer = await self._calls.call(
             "batch_sample",
-            prompts=[plain_ids(ids) for ids in prompts],
+            prompt_token_ids_list=[plain_ids(ids) for ids in prompt_token_ids_list],
             max_tokens=max_tokens,
             eos_token_ids=plain_ids(eos_token_ids),
             temperature=temperature,

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from runtime.errors import ModelLoadError
+from runtime.loading.check import check_safetensors, weight_files
 from runtime.loading.importer import shelf_folders
 from runtime.loading.manifest import read_manifest
 
@@ -21,7 +22,7 @@ class ShelfEntry:
     bytes: int
     parameters: int | None
     format: str  # "float32, from GGUF", "folder"
-    complete: bool  # every file is there at its size; content is verified when it is loaded
+    complete: bool  # every file is there (at its size, where that is known); content is verified when it is loaded
     problem: str = ""  # why it is not complete
 
 
@@ -38,7 +39,7 @@ def _entry(folder: Path) -> ShelfEntry:
     except ModelLoadError as fault:
         return ShelfEntry(name, name, "", folder, size, None, "unknown", complete=False, problem=str(fault))
     if manifest is None:
-        problem = "" if (folder / "config.json").is_file() else "no config.json"
+        problem = _missing(folder)
         return ShelfEntry(name, name, "", folder, size, None, "folder", complete=not problem, problem=problem)
     missing = [
         file
@@ -56,3 +57,14 @@ def _entry(folder: Path) -> ShelfEntry:
         complete=not missing,
         problem=f"{missing[0]} is missing or of another size" if missing else "",
     )
+
+
+def _missing(folder: Path) -> str:
+    """What keeps a folder that was put here by hand from being a model; of its weights the headers are read."""
+    problems = [f"no {name}" for name in ("config.json", "tokenizer.json") if not (folder / name).is_file()]
+    try:
+        for file in weight_files(folder):
+            check_safetensors(file)
+    except ModelLoadError as fault:
+        problems.append(str(fault).removeprefix(f"{folder}: "))
+    return "; ".join(problems)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from typing import TypeVar
 
 from runtime.aio import Mailbox
@@ -81,6 +81,8 @@ class Core:
 
 def some(items: Sequence[T]) -> Sequence[T]:
     """The items; an empty list is a mistake worth a message."""
+    if not isinstance(items, Sized):
+        raise InvalidRequestError(f"a batch is a list of sequences of token ids, not {type(items).__name__}")
     if not len(items):
         raise InvalidRequestError("an empty batch: give at least one sequence of token ids")
     return items

@@ -6,9 +6,11 @@ import asyncio
 import queue
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 from concurrent.futures import Future
+from operator import index
 
+from runtime.errors import InvalidRequestError
 from runtime.info import OnProgress, PromptProgress
 from runtime.language_model import Message
 from runtime.model.core import some
@@ -98,11 +100,15 @@ class GenerationMembers(TextMembers):
         seed: int | None = None,
     ) -> list[int]:
         """genlm-backend's call: ids without the eos."""
+        eos = eos_set(eos_token_ids)
+        if max_tokens == 0 and not isinstance(max_tokens, bool):  # as genlm: nothing is drawn, which is no mistake
+            self._check(prompt_token_ids)
+            return []
         options = GenerationOptions(
             max_tokens=max_tokens, sampling=SamplingOptions(temperature=temperature), top_k=0, seed=seed, resolve=False
         )
         job = self._generation(prompt_token_ids, options)
-        job.eos = frozenset(eos_token_ids)
+        job.eos = eos
         done: Future[list[int]] = Future()
         ids: list[int] = []
 
@@ -125,14 +131,14 @@ class GenerationMembers(TextMembers):
 
     async def batch_sample(
         self,
-        prompts: Sequence[Sequence[int]],
+        prompt_token_ids_list: Sequence[Sequence[int]],
         max_tokens: int,
         eos_token_ids: Sequence[int],
         temperature: float = 1.0,
         seed: int | None = None,
     ) -> list[list[int]]:
         """Several prompts in one batch."""
-        each = (self.sample(prompt, max_tokens, eos_token_ids, temperature, seed) for prompt in some(prompts))
+        each = (self.sample(prompt, max_tokens, eos_token_ids, temperature, seed) for prompt in some(prompt_token_ids_list))
         return list(await asyncio.gather(*each))
 
     async def complete(self, prompt: str | Sequence[Message], options: GenerationOptions | None = None) -> str:
@@ -159,6 +165,18 @@ class GenerationMembers(TextMembers):
             sampler=resolve_sampler(options.sampling, own, seed, options.branch),
             submitted=time.monotonic(),
         )
+
+
+def eos_set(eos_token_ids: Iterable[int]) -> frozenset[int]:
+    """The ids that end an answer.
+
+    Raises:
+        InvalidRequestError: Not a collection of whole numbers.
+    """
+    try:
+        return frozenset(index(token) for token in eos_token_ids)
+    except TypeError:
+        raise InvalidRequestError(f"eos_token_ids is a list of token ids, not {eos_token_ids!r:.80}") from None
 
 
 def taken(arrived: deque[Arrival], on_progress: OnProgress | None) -> tuple[list[TokenRun], bool, BaseException | None]:

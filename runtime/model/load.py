@@ -6,10 +6,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from runtime.backends import facts
 from runtime.backends.base import Backend
 from runtime.backends.byte_text import own_text
 from runtime.backends.registry import brings_text, check_backend, resolve_backend
 from runtime.engine import Engine
+from runtime.errors import InvalidRequestError
 from runtime.loading.folder import ModelFolder
 from runtime.loading.source import resolve
 from runtime.model.local import LocalModel
@@ -19,9 +21,7 @@ from runtime.scheduler.loop import Scheduler
 from runtime.text.utf8 import Utf8Stream
 
 Pair = tuple[Any, Any]  # a transformers (model, tokenizer)
-LEAST_BUDGET = 64 << 20
-GENLM_NAMES = {"batch_size": "max_batch_rows", "prefill_step_size": "prefill_chunk_tokens", "cache_size": "kv_cache_bytes"}
-BUDGET_SHARE = 4  # KV gets this fraction of the memory that is left after the weights
+GENLM_NAMES = {"batch_size": "max_batch_rows", "prefill_step_size": "prefill_chunk_tokens"}
 
 
 def load(source: str | Path | Pair, backend: str | None = "auto", **options: Any) -> LocalModel:
@@ -51,7 +51,7 @@ def load(source: str | Path | Pair, backend: str | None = "auto", **options: Any
     def make() -> tuple[Backend, Scheduler]:
         made = resolve_backend(name)(model, checked)
         token_bytes = text.tokenizer.byte_vocab(made.info.vocab_size)
-        budget = checked.kv_cache_bytes or max(made.free_bytes() // BUDGET_SHARE, LEAST_BUDGET)
+        budget = facts.kv_budget(checked, made.free_bytes())
         made.set_kv_budget(budget)
         eos = frozenset(text.tokenizer.eos_token_ids)
         return made, Scheduler(made, checked, budget, token_bytes, eos, Utf8Stream)
@@ -66,7 +66,23 @@ def load_model_by_name(name: str, backend: str | None = None, llm_opts: Mapping[
         name: The model.
         backend: "mlx", "hf", "vllm" or "mock"; None chooses.
         llm_opts: Our options, or genlm's names for them: `batch_size` (rows), `prefill_step_size` (tokens per chunk),
-            `cache_size` (bytes). `timeout` is accepted and has no meaning: nothing here waits on a timer.
+            `cache_size` (next-token vectors remembered at most, 0 for none; the KV is no part of it and has
+            `kv_cache_bytes`). `timeout` is accepted and has no meaning: nothing here waits on a timer.
+
+    Raises:
+        InvalidRequestError: An unknown option, one given by both its names, or a value out of range.
+        UnknownBackendError, BackendUnavailableError, ModelLoadError: As `load`.
     """
-    renamed = {GENLM_NAMES.get(key, key): value for key, value in (llm_opts or {}).items() if key != "timeout"}
-    return load(name, backend, **renamed)
+    options = {key: value for key, value in (llm_opts or {}).items() if key not in ("timeout", "cache_size")}
+    for genlms, ours in GENLM_NAMES.items():
+        if genlms in options:
+            if ours in options:
+                raise InvalidRequestError(f"{genlms} is genlm's name for {ours}: give one of the two")
+            options[ours] = options.pop(genlms)
+    vectors = (llm_opts or {}).get("cache_size")
+    if vectors is not None and (isinstance(vectors, bool) or not isinstance(vectors, int) or vectors < 0):
+        raise InvalidRequestError(f"cache_size counts next-token vectors, 0 or more, not {vectors!r}")
+    model = load(name, backend, **options)
+    if vectors is not None:
+        model.keep_vectors(vectors)
+    return model

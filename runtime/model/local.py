@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from concurrent.futures import Future
 from types import TracebackType
 from typing import Self
@@ -49,14 +48,6 @@ class LocalModel(QueryMembers, GenerationMembers):
         """Steps done and the phase, for a supervisor."""
         return self._engine.heartbeat()
 
-    def cache_kv(self, ids: Sequence[int]) -> None:
-        """Blocking."""
-        self.next_token_logprobs_sync(ids)
-
-    async def cache_kv_async(self, ids: Sequence[int]) -> None:
-        """Awaited."""
-        await self.next_token_logprobs(ids)
-
     def clear_cache(self) -> None:
         """Blocking."""
         self._clear(vectors=True).result()
@@ -72,6 +63,10 @@ class LocalModel(QueryMembers, GenerationMembers):
     async def clear_kv_cache_async(self) -> None:
         """Awaited."""
         await asyncio.wrap_future(self._clear(vectors=False))
+
+    def keep_vectors(self, count: int) -> None:
+        """At most so many next-token vectors are remembered from now on (genlm's `cache_size`). Blocking."""
+        self._engine.call(lambda: self._engine.scheduler.cache.vectors.limit(count)).result()
 
     def reset_async_queries(self) -> None:
         """Blocking."""

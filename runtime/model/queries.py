@@ -15,7 +15,7 @@ from runtime.language_model import PrefixMatch
 from runtime.model.core import Core, some
 from runtime.options import GenerationOptions
 from runtime.records import Float32, Int32, Origin, Scores, TokenRecord, TokenRun
-from runtime.scheduler.jobs import Priority, QueryJob, ScoreJob
+from runtime.scheduler.jobs import CallJob, Priority, QueryJob, ScoreJob
 from runtime.scoring import log_softmax
 from runtime.text.utf8 import texts_of
 
@@ -52,6 +52,18 @@ class QueryMembers(Core):
         """By the library's own forward."""
         return await asyncio.wrap_future(self._uncached(ids))
 
+    def cache_kv(self, ids: Sequence[int]) -> None:
+        """Blocking."""
+        job = self._query(ids)
+        self._engine.submit([self._insist(job), job])
+        job.waiters[0].result()
+
+    async def cache_kv_async(self, ids: Sequence[int]) -> None:
+        """Awaited."""
+        job = self._query(ids)
+        self._submit_with_turn(self._insist(job))
+        await self._soon(job)
+
     def prefix_match(self, ids: Sequence[int]) -> PrefixMatch:
         """Blocking."""
         return self._match(ids).result()
@@ -62,6 +74,17 @@ class QueryMembers(Core):
 
     def _query(self, ids: Sequence[int]) -> QueryJob:
         return QueryJob(self._check(ids), self._namespace, waiters=[Future()])
+
+    def _insist(self, job: QueryJob) -> CallJob:
+        """To be submitted before the job: no remembered answer may stand in for KV that is not (or no longer) held."""
+
+        def look() -> None:
+            cache = self._engine.scheduler.cache
+            with cache.trie.lookup([(job.namespace, job.ids)]) as lease:
+                if lease.length < len(job.ids):
+                    cache.vectors.drop(job.key)
+
+        return CallJob(np.empty(0, np.int32), None, call=look)
 
     async def _soon(self, job: QueryJob) -> Float32:
         self._submit_with_turn(job)

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import logging
 from contextlib import ExitStack
 
-from runtime.backends.base import ROOT, Backend
+from runtime.backends.base import ROOT, Backend, Payload
 from runtime.errors import MemoryBudgetError
 from runtime.info import CacheReport, EdgeReport
 from runtime.records import Int32, Scores
-from runtime.scheduler.jobs import GenerateJob, Job, ScoreJob
+from runtime.scheduler.jobs import Job, ScoreJob
 from runtime.scheduler.prefill import Prefill
+from runtime.scheduler.room import NoRoomError, Room
 from runtime.scheduler.rows import narrow
-from runtime.scheduler.vectors import VectorCache
-from runtime.scheduler.workspace import Workspace, Workspaces
+from runtime.scheduler.why import LastRequest
+from runtime.scheduler.workspace import Workspace
 from runtime.scoring import empty_scores
-from runtime.trie import Lease, Namespace, Trie
+from runtime.trie import Lease, Lost, Namespace
 
-VECTOR_SHARE = 32  # full vectors get this fraction of the budget
+log = logging.getLogger(__name__)
 LARGEST_EDGES = 20
 TAIL_TOKENS = 8
 COLUMNS = ("logprob", "rank", "entropy", "top_ids", "top_logprobs", "covered_mass")
@@ -34,22 +36,31 @@ class Cache:
     def __init__(self, backend: Backend, budget: int, *, enabled: bool) -> None:
         self._backend = backend
         self.enabled = enabled
-        self.budget = budget
-        self.peak = 0
-        self.trie = Trie(backend, budget if enabled else 0)
-        self.vectors = VectorCache(budget // VECTOR_SHARE if enabled else 0)
-        self.workspaces = Workspaces(backend, self.give_way)
-        self._last_prefix = 0
-        self._last_reason = "nothing was asked yet"
+        self._room = Room(backend, budget, enabled=enabled)
+        self.trie = self._room.trie
+        self.vectors = self._room.vectors
+        self.workspaces = self._room.workspaces
+        self._refused: dict[Prefill, int] = {}  # the depth up to which a job's tokens are known to have found no room
+        self._last: LastRequest | None = None
+
+    @property
+    def budget(self) -> int:
+        """Bytes for everything together."""
+        return self._room.budget
 
     @property
     def bytes(self) -> int:
         """Bytes in use."""
-        return self.trie.bytes + self.workspaces.nbytes + self.vectors.bytes
+        return self._room.bytes
+
+    @property
+    def peak(self) -> int:
+        """The most that was in use under this budget, moments of copying included."""
+        return self._room.peak
 
     def check_room(self, tokens: int) -> None:
         """Raises `MemoryBudgetError` for a path that cannot fit whatever is evicted."""
-        needed = tokens * max(self._backend.info.kv_bytes_per_token, 1)
+        needed = tokens * self._backend.slot_bytes + self._backend.state_bytes
         if needed > self.budget:
             raise MemoryBudgetError(
                 f"{tokens:,} tokens need {needed:,} bytes of KV, the budget is {self.budget:,}; "
@@ -58,16 +69,25 @@ class Cache:
 
     def place(self, job: Job, first_wanted: int) -> Prefill:
         """Puts what is known of a path into a workspace, up to the first row that must be pushed."""
+        ids = job.ids[:first_wanted]
         workspace = self.workspaces.place(job.namespace, job.ids, alone=not self.enabled)
         with ExitStack() as undo:  # no memory for it: nothing stays pinned
             undo.callback(self.workspaces.leave, workspace, drop=not self.enabled)
-            lease = undo.enter_context(self.trie.lookup([(job.namespace, job.ids[:first_wanted])]))
-            slot, depth = self._stand(workspace, job.ids[:first_wanted], lease)
+            lease = undo.enter_context(self.trie.lookup([(job.namespace, ids)]))
+            clock = self.trie.forgotten.clock
+            slot, depth = self._stand(workspace, ids, lease)
             undo.pop_all()
-        if isinstance(job, GenerateJob):
-            self._explain(job, depth)
+        matched = max(lease.matched, depth)
+        self._last = LastRequest(job.namespace, job.ids, first_wanted, depth, matched, clock, self.enabled)
         last_only = not isinstance(job, ScoreJob)
-        return Prefill(job, workspace, lease, slot, depth, first_wanted, last_only=last_only, reused=depth)
+        prefill = Prefill(job, workspace, lease, slot, depth, first_wanted, last_only=last_only, reused=depth)
+        self._room.live.add(prefill)
+        self._room.hint(workspace, len(job.ids) - depth)
+        return prefill
+
+    def answered(self, job: Job) -> None:
+        """The job needed no place: all that it asked for was remembered."""
+        self._last = LastRequest(job.namespace, job.ids, len(job.ids), len(job.ids), len(job.ids), 0, self.enabled)
 
     def regain(self, prefill: Prefill, ids: Int32) -> tuple[int, int]:
         """Where a job whose place was given up can go on along `ids`: the slot, and the tokens in place there.
@@ -79,19 +99,65 @@ class Cache:
         return self._stand(prefill.workspace, ids, prefill.lease)
 
     def _stand(self, workspace: Workspace, ids: Int32, lease: Lease) -> tuple[int, int]:
-        """The deepest place on a path that the workspace or the lease can give: its slot and depth."""
+        """The deepest place on a path that the workspace or the lease can give: its slot and depth.
+
+        What the lease holds is computed again where there is no room for it twice, in the trie and in the pack.
+        """
         slot, depth = workspace.find(ids, len(ids)) if self.enabled else (ROOT, 0)
+        if lease.length > depth:
+            try:
+                workspace.reserve(lease.length - depth, slot)
+            except NoRoomError:
+                lease.move(self.trie.root, 0)
         return workspace.load(lease, slot, depth) if lease.length > depth else (slot, depth)
 
     def publish(self, prefill: Prefill, namespace: Namespace, tokens: Int32, slot: int, scores: Scores | None) -> None:
         """Copies the tokens from the lease's end to `slot` into the trie; `scores` has one row for each."""
-        if not self.enabled or not len(tokens) or not prefill.lease.node.attached:  # under a cleared path nothing is kept
+        lease, workspace = prefill.lease, prefill.workspace
+        if not self.enabled or not len(tokens) or not lease.node.attached:  # under a cleared path nothing is kept
             return
-        payload = self._backend.take(prefill.workspace.pack, prefill.workspace.chain(slot, len(tokens)))
-        self.trie.insert(prefill.lease, namespace, tokens, payload, scores)
+        found = self.trie.follow(lease, namespace, tokens, scores)
+        if found.already == len(tokens):
+            self._complete(prefill, slot)
+            return
+        tokens = tokens[found.already :]
+        scores = None if scores is None else scores[found.already :]
+        payload = None if found.refused else self._taken(workspace, slot, len(tokens), 0 if scores is None else scores.nbytes)
+        if payload is None:
+            self._note_refusal(prefill, namespace, tokens)
+        else:
+            self.trie.insert(lease, namespace, tokens, payload, scores)
+
+    def _complete(self, prefill: Prefill, slot: int) -> None:
+        """A path is all there already, but perhaps not the recurrent state to go on from."""
+        node, workspace = prefill.lease.node, prefill.workspace
+        if not self._backend.payload_resumable(node.payload) and workspace.resumable(slot):
+            payload = self._taken(workspace, slot, len(node.tokens), 0)
+            if payload is not None:
+                self.trie.complete(node, payload)
+
+    def _taken(self, workspace: Workspace, slot: int, count: int, beside: int) -> Payload | None:
+        """A copy of the last `count` tokens of a path; None where there is no room for it and `beside` bytes of scores."""
+        slots = workspace.chain(slot, count)
+        if not self._room.make(self._backend.take_cost(workspace.pack, slots).moment + beside):
+            return None
+        try:
+            return workspace.take(slots)
+        except MemoryBudgetError:  # the device itself; a copy for later must not end what runs
+            log.exception("computed KV could not be kept")
+            return None
+
+    def _note_refusal(self, prefill: Prefill, namespace: Namespace, tokens: Int32) -> None:
+        """Remembers, once for each token, that there was no room to keep what was computed."""
+        end = prefill.lease.length + len(tokens)
+        if end > self._refused.get(prefill, 0):
+            self._refused[prefill] = end
+            self.trie.forgotten.note(prefill.lease.node, namespace, tokens, Lost.REFUSED)
 
     def leave(self, prefill: Prefill) -> None:
         """The job is done: its lease and its place in the workspace are free."""
+        self._room.live.discard(prefill)
+        self._refused.pop(prefill, None)
         prefill.lease.release()
         self.workspaces.leave(prefill.workspace, drop=not self.enabled)
 
@@ -118,21 +184,9 @@ class Cache:
                 return
             self.trie.set_scores(node, scores[start:at])
 
-    def give_way(self) -> None:
-        """The device is full: idle packs, vectors and whatever no lease holds are freed."""
-        self.workspaces.drop_idle()
-        self.vectors.clear()
-        self.trie.evict(self.trie.evictable_bytes)
-
     def account(self) -> None:
-        """After a step: the trie gives way to the working packs, idle packs to a tight budget."""
-        packs = self.workspaces.nbytes
-        if packs > self.budget // 2:
-            self.workspaces.drop_idle()
-            packs = self.workspaces.nbytes
-        if self.enabled:
-            self.trie.set_budget(max(self.budget - packs - self.vectors.bytes, 0))
-        self.peak = max(self.peak, self.bytes)
+        """After a step: what nobody uses gives way where it is much, and freed memory goes back to the device."""
+        self._room.account()
 
     def clear(self, *, vectors: bool = True) -> None:
         """Drops everything that nobody is using; leased paths go when they are released."""
@@ -141,12 +195,14 @@ class Cache:
             self.vectors.clear()
         self.workspaces.drop_idle()
         self.workspaces.retire()
+        self._room.tell_freed()
 
     def report(self) -> CacheReport:
         """The trie at this moment."""
         nodes = list(self.trie.nodes())
         largest = sorted(nodes, key=lambda node: -node.nbytes)[:LARGEST_EDGES]
         clock = self.trie.clock
+        cause, reason = ("none", "nothing was asked yet") if self._last is None else self._last.cause(self.trie)
         return CacheReport(
             edges=len(nodes),
             tokens=sum(len(node.tokens) for node in nodes),
@@ -157,11 +213,14 @@ class Cache:
             hits=self.trie.hits,
             misses=self.trie.misses,
             largest=tuple(
-                EdgeReport(len(n.tokens), n.nbytes, clock - n.stamp, n.pins, tuple(n.tokens[-TAIL_TOKENS:].tolist()))
+                EdgeReport(len(n.tokens), n.nbytes, clock - n.stamp, n.pins, tuple(n.tokens[-TAIL_TOKENS:].tolist()), n.hits)
                 for n in largest
             ),
-            last_prefix=self._last_prefix,
-            last_reason=self._last_reason,
+            last_prefix=0 if self._last is None else self._last.depth,
+            last_reason=reason,
+            last_cause=cause,
+            working_bytes=self.workspaces.nbytes,
+            vector_bytes=self.vectors.bytes,
         )
 
     def set_budget(self, budget: int) -> None:
@@ -170,25 +229,11 @@ class Cache:
         Raises:
             MemoryBudgetError: Running requests hold more.
         """
-        held = self.trie.leased_bytes + sum(w.nbytes for w in self.workspaces.open if w.users)
-        if budget < held:
-            raise MemoryBudgetError(f"running requests hold {held:,} bytes of KV; a budget of {budget:,} must wait for them")
-        self.budget = budget
-        self.vectors.set_budget(budget // VECTOR_SHARE if self.enabled else 0)
-        self.account()
+        self._room.set_budget(budget, enabled=self.enabled)
 
     def match(self, namespace: Namespace, ids: Int32) -> int:
         """Tokens of the path whose KV is held, without touching anything."""
         return self.trie.match([(namespace, ids)])
-
-    def _explain(self, job: Job, depth: int) -> None:
-        self._last_prefix, total = depth, len(job.ids)
-        if depth >= total - 1:
-            self._last_reason = "the whole prompt was held"
-        elif depth:
-            self._last_reason = f"token {depth + 1:,} of {total:,} is new: nothing after it was computed before"
-        else:
-            self._last_reason = "nothing of this prompt is held: it is new, or was evicted"
 
 
 def fill_gaps(known: Scores, fresh: Scores, first: int) -> None:

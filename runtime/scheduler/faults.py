@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable
 from typing import TypeVar
 
 from runtime.errors import RuntimeFault
 from runtime.scheduler.finish import gone
 from runtime.scheduler.prefill import Prefill
+from runtime.scheduler.room import NoRoomError
 from runtime.scheduler.rows import Row
 
 Work = TypeVar("Work", Prefill, Row)
@@ -16,7 +18,7 @@ Work = TypeVar("Work", Prefill, Row)
 def bisect(
     items: list[Work], error: BaseException, again: Callable[[list[Work]], object], fail: Callable[[Work, BaseException], None]
 ) -> None:
-    """A failing batch is halved until the guilty one is alone.
+    """A failing batch is halved until the guilty one is alone; of those that have no room together the largest ends.
 
     Args:
         items: What was in the batch.
@@ -27,6 +29,13 @@ def bisect(
     if len(items) == 1:
         fail(items[0], typed(error))
         return
+    if isinstance(error, NoRoomError):  # not one batch is too large, all together are: the largest goes
+        largest = max(items, key=_size)
+        fail(largest, typed(error))
+        rest = [item for item in items if item is not largest and not gone(item.job)]
+        if rest:
+            again(rest)
+        return
     half = len(items) // 2
     for part in (items[:half], items[half:]):
         wanted = [item for item in part if not gone(item.job)]
@@ -34,10 +43,36 @@ def bisect(
             again(wanted)
 
 
+def _size(item: Prefill | Row) -> int:
+    """Tokens that stand in the workspace for it, or will."""
+    return len(item.path) if isinstance(item, Row) else item.total
+
+
 def typed(error: BaseException) -> Exception:
-    """The error itself, or a `RuntimeFault` around what is no Exception (a panic in native code)."""
+    """The error itself, or a `RuntimeFault` around what is no Exception (a panic in native code).
+
+    Its traceback keeps its lines but none of their variables: arrays die on the owner thread, not with the caller.
+    """
+    let_go(error)
     if isinstance(error, Exception):
         return error
     fault = RuntimeFault(f"the model's library failed: {error!r}")
     fault.__cause__ = error
     return fault
+
+
+def let_go(error: BaseException) -> None:
+    """Empties the frames that an error, its cause and its context name."""
+    left: list[BaseException | None] = [error]
+    seen: set[int] = set()
+    while left:
+        one = left.pop()
+        if one is None or id(one) in seen:
+            continue
+        seen.add(id(one))
+        left += [one.__cause__, one.__context__]
+        for frame, _ in traceback.walk_tb(one.__traceback__):
+            try:
+                frame.clear()
+            except RuntimeError:  # the outermost ones still run: they must not be named, or they would be kept as they end
+                one.__traceback__ = one.__traceback__ and one.__traceback__.tb_next

@@ -130,6 +130,8 @@ def check_ids(ids: Sequence[int] | np.ndarray[Any, Any], *, vocab: int, context:
         InvalidRequestError: Empty, not whole numbers, or outside the vocabulary (the first bad one is named).
         ContextOverflowError: More than the context holds.
     """
+    if isinstance(ids, list | tuple) and bool in set(map(type, ids)):
+        raise InvalidRequestError("token ids must be whole numbers, not bool")
     try:
         array = np.asarray(ids)
     except (ValueError, OverflowError) as error:  # lists of different lengths

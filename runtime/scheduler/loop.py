@@ -163,12 +163,14 @@ class Scheduler:
             first_wanted = self._finish.first_unscored(job) - 1
             if first_wanted == len(job.ids) - 1:
                 self._finish.scores_are_known(job)
+                self.cache.answered(job)
                 return
         elif (vector := self.cache.vectors.get(job.key)) is not None:
             if isinstance(job, QueryJob):
                 self.counters.tokens_reused += len(job.ids)
                 self.counters.publish(self.cache)
                 self._forget(job)
+                self.cache.answered(job)
                 job.answer(vector)
                 return
             prefill = self.cache.place(job, len(job.ids))
@@ -272,7 +274,7 @@ class Scheduler:
             try:
                 self.cache.check_room(len(row.job.ids) + row.pushed + 1)
             except MemoryBudgetError as full:  # this one has outgrown the budget by itself; what it said is kept
-                self._end_row(row, full)
+                self._end_row(row, typed(full))
 
     def _start_row(self, prefill: Prefill, last: Float32) -> None:
         """A prompt is in place: the first token comes from the distribution after it ``(vocab,)``."""
@@ -281,7 +283,7 @@ class Scheduler:
         eos = self._eos if job.eos is None else job.eos
         row: Row | None = None
         try:
-            row = Row(Stream(job, self._token_bytes, eos, self._context, self._new_decoder()), prefill, prefill.slot)
+            row = Row(Stream(job, self._token_bytes, eos, self._context, self._new_decoder()), prefill)
             self._rows.append(row)
             self.counters.last_reused, self.counters.last_computed = prefill.reused, prefill.computed
             self.counters.first_token_seconds = time.monotonic() - job.submitted

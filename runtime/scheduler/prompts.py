@@ -76,7 +76,7 @@ class Prompts:
         for prefill in self.running:
             groups.setdefault(id(prefill.workspace), []).append(prefill)
         for group in groups.values():
-            quota -= self._push(group, quota)
+            quota -= self._push(group[: self._options.max_batch_rows], quota)
             if quota <= 0 or decoding:
                 return
 

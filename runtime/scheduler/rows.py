@@ -26,7 +26,6 @@ class Row:
 
     stream: Stream
     prefill: Prefill
-    slot: int
     pending: int = -1  # drawn, not yet pushed
     pushed: int = 0  # generated tokens whose KV stands in the workspace
     tried: int = 0  # of them, when they were last offered to the trie
@@ -36,6 +35,15 @@ class Row:
     def job(self) -> GenerateJob:
         """The request."""
         return self.stream.job
+
+    @property
+    def slot(self) -> int:
+        """The last slot in place; kept with the prefill, where the cache sees who stands where."""
+        return self.prefill.slot
+
+    @slot.setter
+    def slot(self, slot: int) -> None:
+        self.prefill.slot = slot
 
     @property
     def workspace(self) -> Workspace:

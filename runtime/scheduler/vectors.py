@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 
 from runtime.records import Float32
 
@@ -13,10 +13,13 @@ class VectorCache:
 
     Args:
         budget: Bytes; 0 keeps nothing.
+        room: Asked for the bytes of each row before it is copied; False leaves it out.
     """
 
-    def __init__(self, budget: int) -> None:
+    def __init__(self, budget: int, room: Callable[[int], bool] = lambda _: True) -> None:
         self._budget = budget
+        self._room = room
+        self._most: int | None = None  # rows
         self._rows: OrderedDict[Hashable, Float32] = OrderedDict()
         self.bytes = 0
         self.hits = 0
@@ -34,19 +37,33 @@ class VectorCache:
         if row.nbytes > self._budget:
             return
         old = self._rows.pop(key, None)
-        self.bytes += row.nbytes - (old.nbytes if old is not None else 0)
+        self.bytes -= old.nbytes if old is not None else 0
+        self._shrink(self._budget - row.nbytes)
+        if not self._room(row.nbytes):
+            return
         row = row.copy() if row.base is not None else row
         row.flags.writeable = False
         self._rows[key] = row
-        self._shrink()
+        self.bytes += row.nbytes
+        self._shrink(self._budget)
+
+    def limit(self, rows: int) -> None:
+        """At most so many rows from now on, whatever their bytes; 0 keeps none."""
+        self._most = rows
+        self._shrink(self._budget)
+
+    def drop(self, key: Hashable) -> None:
+        """Forgets one row, if it is there."""
+        row = self._rows.pop(key, None)
+        self.bytes -= 0 if row is None else row.nbytes
 
     def set_budget(self, budget: int) -> None:
         """Another budget in bytes; the least recently used rows beyond it go."""
         self._budget = budget
-        self._shrink()
+        self._shrink(budget)
 
-    def _shrink(self) -> None:
-        while self.bytes > self._budget:
+    def _shrink(self, size: int) -> None:
+        while self.bytes > size or (self._most is not None and len(self._rows) > self._most):
             self.bytes -= self._rows.popitem(last=False)[1].nbytes
 
     def clear(self) -> None:

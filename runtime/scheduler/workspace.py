@@ -2,29 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from typing import Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from runtime.backends.base import ROOT, Backend
+from runtime.backends.base import ROOT, Backend, Payload
 from runtime.errors import MemoryBudgetError
 from runtime.records import Int32
 from runtime.trie import Lease, Namespace
 
+T = TypeVar("T")
 Slots = npt.NDArray[np.int64]
+
+
+class Memory(Protocol):
+    """Whom a workspace asks before it takes memory; `runtime.scheduler.room.Room`."""
+
+    def grow(self, workspace: Workspace, count: int, *, states: int, standing: Iterable[int]) -> None:
+        """Room for `count` more slots and `states` more recurrent states, or `MemoryBudgetError`.
+
+        Slots that nobody needs may go: all but the paths to `standing` and to where live jobs stand.
+        """
+
+    def give_way(self) -> None:
+        """The device itself is full: what nobody uses goes."""
 
 
 class Workspace:
     """Slots by token path. Several jobs share one, so that a common prefix stands there once.
 
-    A slot that was computed again for its logits (a *twin*) is not registered: paths lead to the first.
+    A slot that was computed again for its logits (a *twin*) is not registered: paths lead to the first. Slots are
+    numbered as they come and keep their numbers; where `compact` has moved them, `_where` leads to the pack's own.
     """
 
-    def __init__(self, backend: Backend, namespace: Namespace, give_way: Callable[[], None]) -> None:
+    def __init__(self, backend: Backend, namespace: Namespace, memory: Memory) -> None:
         self._backend = backend
-        self._give_way = give_way
+        self._memory = memory
         self.namespace = namespace
         self.pack = backend.open_pack()
         self.users = 0  # jobs that hold slots here
@@ -32,17 +48,25 @@ class Workspace:
         self.touched = 0  # logical time of the last use
         self._children: dict[tuple[int, int], int] = {}
         self._parents: list[int] = []
-        self._always_resumable = "recurrent" not in backend.info.attention_kinds
+        self._computed = 0  # slots whose keys stand in the pack; the others are reserved
+        self._where: list[int] | None = None  # the pack's number of each computed slot, -1 for one that was dropped
+        self.recurrent = "recurrent" in backend.info.attention_kinds
+        self.nbytes = 0  # of the working buffers and states
+        self.weigh()
 
     @property
     def size(self) -> int:
-        """Slots in use."""
+        """Slots that were ever given out, reserved ones too: the number of the next."""
         return len(self._parents)
 
     @property
-    def nbytes(self) -> int:
-        """Bytes of the working buffers."""
-        return self._backend.pack_bytes(self.pack)
+    def held(self) -> int:
+        """Slots that stand in the pack."""
+        return self._backend.size(self.pack)
+
+    def weigh(self) -> None:
+        """The buffers have changed."""
+        self.nbytes = self._backend.pack_bytes(self.pack)
 
     def find(self, ids: Int32, limit: int) -> tuple[int, int]:
         """The deepest slot on the path, within `limit` tokens, from which a token can be appended, and its depth."""
@@ -63,27 +87,37 @@ class Workspace:
 
     def resumable(self, slot: int) -> bool:
         """Whether a token can be appended after `slot`."""
-        return self._always_resumable or self._backend.resumable(self.pack, slot)
+        return not self.recurrent or self._backend.resumable(self.pack, self._own(slot))
+
+    def reserve(self, count: int, standing: int) -> None:
+        """Room for `count` more slots.
+
+        Raises:
+            MemoryBudgetError: The budget does not allow it, whoever gives way.
+        """
+        self._memory.grow(self, count, states=0, standing=[standing])
 
     def load(self, lease: Lease, slot: int, depth: int) -> tuple[int, int]:
-        """Copies what the lease holds beyond `depth` under `slot`; the last slot and its depth."""
+        """Copies what the lease holds beyond `depth` under `slot`, for which there is room; the last slot and its depth."""
         at = 0
         for node in lease.node.path():
             start, at = at, at + len(node.tokens)
             if at <= depth:
                 continue
-            payload = node.payload if start >= depth else self._backend.split(node.payload, depth - start)[1]
-            slots = self._backend.load(self.pack, payload, slot)
-            for token, loaded in zip(node.tokens[max(depth - start, 0) :].tolist(), slots.tolist(), strict=True):
-                self._register(slot, token, loaded)
-                slot = loaded
+            skip = max(depth - start, 0)
+            self._load(node.payload, slot, skip)
+            for token in node.tokens[skip:].tolist():
+                slot = self._register(slot, token)
+            if self._where is not None:
+                self._where.extend(range(self.held - len(self._parents) + self._computed, self.held))
+            self._computed = len(self._parents)
+        if self.recurrent:
+            self.weigh()
         return slot, max(at, depth)
 
     def append(self, slot: int, token: int) -> int:
         """Reserves the slot that the next `forward` will fill. `rollback` undoes it."""
-        fresh = len(self._parents)
-        self._register(slot, token, fresh)
-        return fresh
+        return self._register(slot, token)
 
     def rollback(self, size: int) -> None:
         """Forgets reserved slots beyond `size`."""
@@ -91,97 +125,106 @@ class Workspace:
         self._children = {key: slot for key, slot in self._children.items() if slot < size}
 
     def chain(self, slot: int, count: int) -> Slots:
-        """The last `count` slots of the path that ends at `slot`, in order."""
+        """The pack's own numbers of the last `count` slots of the path that ends at `slot`, in order."""
         slots = np.empty(count, np.int64)
         for at in range(count - 1, -1, -1):
-            slots[at] = slot
+            slots[at] = self._own(slot)
             slot = self._parents[slot]
         return slots
 
     def forward(self, tokens: Sequence[int], parents: Sequence[int], want: Sequence[int]) -> npt.NDArray[np.float32]:
-        """Fills the reserved slots: raw logits ``(len(want), vocab) float32``."""
-        as_int = np.int64
-        arrays = np.array(tokens, as_int), np.array(parents, as_int), np.array(want, as_int)
-        with suppress(MemoryBudgetError):  # left before the second try: its traceback would hold what the first computed
-            return self._backend.forward(self.pack, *arrays)[1]
-        self._give_way()  # the device is full: what nobody uses goes, then once more
-        return self._backend.forward(self.pack, *arrays)[1]
+        """Fills the reserved slots: raw logits ``(len(want), vocab) float32``.
+
+        Raises:
+            MemoryBudgetError: No room for them in the budget, or on the device even after others gave way.
+        """
+        base, above = self._computed, [p for p in parents if p < self._computed]
+        states = chains(np.array(parents, np.int64) - base) if self.recurrent else 0
+        self._memory.grow(self, len(tokens), states=states, standing=above)
+        held = self.held
+        own = parents if self._where is None else [self._own(p) for p in parents]
+        arrays = np.array(tokens, np.int64), np.array(own, np.int64), np.array(want, np.int64)
+        logits = self._twice(lambda: self._backend.forward(self.pack, *arrays)[1])
+        self._computed += len(tokens)
+        if self._where is not None:
+            self._where.extend(range(held, held + len(tokens)))
+        if self.recurrent:
+            self.weigh()
+        return logits
+
+    def take(self, slots: Slots) -> Payload:
+        """An immutable copy of the pack's own `slots`, a chain."""
+        return self._twice(lambda: self._backend.take(self.pack, slots))
+
+    def resize(self, capacity: int) -> None:
+        """Other buffers, of exactly `capacity` slots; room for the moment of copying is there."""
+        try:
+            self._twice(lambda: self._backend.resize(self.pack, capacity))
+        finally:
+            self.weigh()
+
+    def live(self, places: Iterable[int]) -> tuple[list[int], set[int]]:
+        """The computed slots on the paths to `places`, ascending, and where those paths end."""
+        kept: set[int] = set()
+        tips: set[int] = set()
+        for place in places:
+            slot = place
+            while slot >= self._computed:
+                slot = self._parents[slot]
+            if slot != ROOT:
+                tips.add(slot)
+            while slot != ROOT and slot not in kept:
+                kept.add(slot)
+                slot = self._parents[slot]
+        return sorted(kept), tips
+
+    def compact(self, kept: Sequence[int], tips: Iterable[int]) -> None:
+        """Drops every slot but `kept`, in place, and every recurrent state but those at `tips`; see `live`."""
+        slots = np.array([self._own(slot) for slot in kept], np.int64)
+        ends = np.array([self._own(slot) for slot in tips], np.int64)
+        self._twice(lambda: self._backend.retain(self.pack, slots, ends))
+        self._where = [-1] * self._computed
+        for number, slot in enumerate(kept):
+            self._where[slot] = number
+        there = set(kept)
+        self._children = {key: slot for key, slot in self._children.items() if slot in there or slot >= self._computed}
+        self.weigh()
 
     def close(self) -> None:
         """Frees the buffers."""
         self._backend.close(self.pack)
         self._children.clear()
         self._parents.clear()
+        self._computed, self._where, self.nbytes = 0, None, 0
 
-    def _register(self, slot: int, token: int, fresh: int) -> None:
+    def _load(self, payload: Payload, slot: int, skip: int) -> None:
+        self._twice(lambda: self._backend.load(self.pack, payload, self._own(slot), skip))
+
+    def _twice(self, act: Callable[[], T]) -> T:
+        """Once more, with what nobody uses given up, when the device is full."""
+        with suppress(MemoryBudgetError):  # left before the second try: its traceback would hold what the first computed
+            return act()
+        self._memory.give_way()
+        return act()
+
+    def _own(self, slot: int) -> int:
+        """The pack's number of a slot; of a reserved one that which it will have."""
+        if self._where is None or slot == ROOT:
+            return slot
+        return self._where[slot] if slot < self._computed else slot - self._computed + self.held
+
+    def _register(self, slot: int, token: int) -> int:
+        fresh = len(self._parents)
         self._children.setdefault((slot, token), fresh)
         self._parents.append(slot)
+        return fresh
 
 
-class Workspaces:
-    """The few packs in use. A path goes where most of it stands already; strangers get a pack of their own.
+def chains(parents: Slots) -> int:
+    """Into how many chains a recurrent backend cuts a call, by parents relative to its first token (outside: negative).
 
-    Args:
-        backend: Owner of the packs.
-        give_way: Frees what nobody uses, when a forward finds no memory.
-        limit: Packs kept at a time.
-        crowd: Slots up to which unrelated rows share a pack (one forward for all beats the wasted attention).
+    A token starts one unless it is the only child of a token of the call. Each ends with a state.
     """
-
-    def __init__(self, backend: Backend, give_way: Callable[[], None], *, limit: int = 8, crowd: int = 1024) -> None:
-        self._backend = backend
-        self._give_way = give_way
-        self._limit = limit
-        self._crowd = crowd
-        self._clock = 0
-        self.open: list[Workspace] = []
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all working buffers."""
-        return sum(w.nbytes for w in self.open)
-
-    def place(self, namespace: Namespace, ids: Int32, *, alone: bool = False) -> Workspace:
-        """The workspace for a path; counts a user, `leave` takes it back."""
-        self._clock += 1
-        chosen = None if alone else self._fitting(namespace, ids)
-        if chosen is None:
-            if len(self.open) >= self._limit:
-                self.drop_idle(keep=self._limit - 1)
-            chosen = Workspace(self._backend, namespace, self._give_way)
-            self.open.append(chosen)
-        chosen.users += 1
-        chosen.touched = self._clock
-        return chosen
-
-    def leave(self, workspace: Workspace, *, drop: bool = False) -> None:
-        """One user less; an idle pack that holds much more than one path is freed."""
-        workspace.users -= 1
-        if workspace.users == 0 and (drop or workspace.retired or workspace.size > 4 * self._crowd):
-            self._close(workspace)
-
-    def drop_idle(self, keep: int = 0) -> None:
-        """Frees idle packs, least recently used first, until `keep` packs are left or none is idle."""
-        idle = sorted((w for w in self.open if w.users == 0), key=lambda w: w.touched)
-        for workspace in idle[: max(len(self.open) - keep, 0)]:
-            self._close(workspace)
-
-    def retire(self) -> None:
-        """Packs in use take no newcomers any more; they are freed when their last user leaves."""
-        for workspace in self.open:
-            workspace.retired = True
-
-    def _fitting(self, namespace: Namespace, ids: Int32) -> Workspace | None:
-        best: tuple[int, Workspace] | None = None
-        for workspace in self.open:
-            if workspace.namespace != namespace or workspace.retired:
-                continue
-            depth = workspace.find(ids, len(ids))[1]
-            fits = 2 * depth >= len(ids) or workspace.size - depth + len(ids) <= self._crowd
-            if fits and (best is None or depth > best[0]):
-                best = depth, workspace
-        return best[1] if best else None
-
-    def _close(self, workspace: Workspace) -> None:
-        self.open.remove(workspace)
-        workspace.close()
+    inside = parents[parents >= 0]
+    children = np.bincount(inside, minlength=1)
+    return int(len(parents) - np.count_nonzero(children[inside] == 1))

@@ -61,7 +61,7 @@ class Sample(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class SampleBatch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Arguments of `batch_sample`."""
 
-    prompts: list[list[int]]
+    prompt_token_ids_list: list[list[int]]
     max_tokens: int
     eos_token_ids: list[int]
     temperature: float

@@ -11,10 +11,13 @@ import time
 from pathlib import Path
 
 import pytest
+from PySide6.QtCore import QTimer
+from PySide6.QtWidgets import QApplication
 
 from app.paths import DataFolder
-from app.window import open_window
+from app.window import COMPLETE, open_window
 from storage import DataFolderLock, SessionStore
+from ui import RecoveryPage
 
 SLACK_SECONDS = 60.0
 
@@ -50,11 +53,29 @@ def test_a_read_only_data_folder_is_named(capsys: pytest.CaptureFixture[str]) ->
     assert "/proc/elsewise" in capsys.readouterr().err
 
 
-def test_a_foreign_database_is_left_as_it_is(data: DataFolder, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_foreign_database_is_left_as_it_is_and_there_is_still_a_window(
+    qapp: QApplication, data: DataFolder, capsys: pytest.CaptureFixture[str]
+) -> None:
     data.sessions.write_bytes(b"this is no database" * 100)
     before = data.sessions.read_bytes()
+    seen: list[str] = []
+
+    def close_the_page() -> None:
+        pages = [widget for widget in qapp.topLevelWidgets() if isinstance(widget, RecoveryPage) and widget.isVisible()]
+        for page in pages:
+            seen.append(page.problem.text())
+            page.close()
+
+    timer = QTimer(interval=20)
+    timer.timeout.connect(close_the_page)
+    timer.start()
+    # when the window is opened: a page says what is wrong, and closing it is the end
     assert open_window(data, "smollm2", "auto") == 1
-    assert str(data.sessions) in capsys.readouterr().err
+    timer.stop()
+    assert [str(data.sessions) in words for words in seen] == [True]
+    said = capsys.readouterr().err
+    assert str(data.sessions) in said
+    assert f"elsewise --data-dir {data.root} sessions recover" in said
     assert data.sessions.read_bytes() == before
 
 
@@ -71,13 +92,10 @@ def test_the_windows_process_needs_no_model_library() -> None:
 def test_sigterm_closes_the_window_and_ends_the_process(tmp_path: Path) -> None:
     # given: the window of a real process, on the sample
     environment = {**os.environ, "QT_QPA_PLATFORM": "offscreen"}
-    command = [sys.executable, "-m", "app", "--data-dir", str(tmp_path / "data"), "--demo"]
+    command = [sys.executable, "-m", "app", "--data-dir", str(tmp_path / "data"), "--verbose", "--demo"]
     process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
-    log = tmp_path / "data" / "sessions.db"
-    give_up = time.monotonic() + SLACK_SECONDS
-    while not log.exists() and time.monotonic() < give_up:
-        time.sleep(0.05)
-    time.sleep(1.0)  # the window comes right after the store
+    assert process.stderr is not None
+    assert any(COMPLETE in line for line in process.stderr)
     # when it is told to end
     process.send_signal(signal.SIGTERM)
     _, errors = process.communicate(timeout=SLACK_SECONDS)

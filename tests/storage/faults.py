@@ -30,17 +30,34 @@ def run(command: Sequence[str]) -> list[list[Any]]:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-def strace(path: Path, log: Path, inject: str) -> list[str]:
-    """A strace that spoils the writes to the database and its WAL. `log` says afterwards how many faults fired."""
+def strace(path: Path, rounds: int, fault: str, log: Path) -> list[str]:
+    """The writer under a strace that spoils its writes to the database and its WAL."""
     files = [argument for suffix in ("", "-wal") for argument in ("-P", f"{path}{suffix}")]
-    call = inject.split(":")[0]
-    return ["strace", "-f", "-o", str(log), *files, "-e", f"trace={call}", "-e", f"inject={inject}"]
+    call = fault.split(":")[0]
+    return ["strace", "-f", "-o", str(log), *files, "-e", f"trace={call}", "-e", f"inject={fault}", *writer(path, rounds)]
 
 
-def require_strace() -> None:
-    """Skips where ptrace is forbidden or strace is missing; the kills and limits of the other tests run everywhere."""
-    if shutil.which("strace") is None or subprocess.run(["strace", "-o", "/dev/null", "true"], check=False).returncode:
-        pytest.skip("needs strace and the right to use ptrace")
+def vfs(path: Path, rounds: int, fault: str, log: Path) -> list[str]:
+    """The writer with a SQLite that spoils them itself: the same faults where strace is missing or ptrace is forbidden."""
+    log.touch()
+    return [*writer(path, rounds), fault, str(log)]
+
+
+ROADS = {"vfs": vfs, "strace": strace}
+
+
+def require(road: str) -> None:
+    """Skips the second of the two roads where it is closed; the first is open everywhere."""
+    if road == "strace" and (
+        shutil.which("strace") is None or subprocess.run(["strace", "-o", "/dev/null", "true"], check=False).returncode
+    ):
+        pytest.skip("needs strace and the right to use ptrace; the same sweep runs in SQLite's own VFS")
+
+
+def fired(log: Path) -> int:
+    """How many faults there were."""
+    text = log.read_text()
+    return text.count("(INJECTED)") or int("killed by SIGKILL" in text)
 
 
 def check_nothing_was_lost(path: Path, said: Sequence[Sequence[Any]]) -> None:

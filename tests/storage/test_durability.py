@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from storage import NewNode, SessionStore
-from tests.storage.faults import REPOSITORY, check_nothing_was_lost, require_strace, run, strace, writer
+from tests.storage.faults import REPOSITORY, ROADS, check_nothing_was_lost, fired, require, run, vfs, writer
 from tests.storage.helpers import chunk, with_store
 
 
@@ -87,22 +87,30 @@ def test_a_full_disk_is_said_and_loses_nothing(path: Path, limit: int) -> None:
 
 
 @pytest.mark.slow
-def test_kill_9_at_every_write(path: Path, tmp_path: Path) -> None:
-    require_strace()
+@pytest.mark.parametrize(
+    ("road", "fault", "step"),
+    [
+        ("vfs", "pwrite64:signal=SIGKILL:when={k}", 1),
+        ("vfs", "pwrite64:signal=TORN:when={k}", 1),
+        ("strace", "pwrite64:signal=SIGKILL:when={k}", 3),  # the same kills by the kernel
+    ],
+)
+def test_kill_9_at_every_write(path: Path, tmp_path: Path, road: str, fault: str, step: int) -> None:
+    require(road)
     with_store(path, lambda store: store.sessions())
-    fired = 0
-    for k in range(1, 61):
-        copy = tmp_path / f"{k}.sqlite3"
+    killed, places = 0, range(1, 61, step)
+    for k in places:
+        copy, log = tmp_path / f"{k}.sqlite3", tmp_path / f"{k}.log"
         copy.write_bytes(path.read_bytes())
-        log = tmp_path / "log"
-        said = run([*strace(copy, log, f"pwrite64:signal=SIGKILL:when={k}"), *writer(copy, 2)])
-        fired += "killed by SIGKILL" in log.read_text()
+        said = run(ROADS[road](copy, 2, fault.format(k=k), log))
+        killed += fired(log)
         check_nothing_was_lost(copy, said)
-    print(f"kill -9: {fired} of 60 fired")  # noqa: T201  # the sweep says how much it swept
-    assert fired >= 30
+    print(f"kill -9 by {road}: {killed} of {len(places)} fired")  # noqa: T201  # the sweep says how much it swept
+    assert killed >= len(places) // 2
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("road", ROADS)
 @pytest.mark.parametrize(
     ("fault", "errors"),
     [
@@ -112,22 +120,40 @@ def test_kill_9_at_every_write(path: Path, tmp_path: Path) -> None:
         ("fdatasync:error=EIO:when={k}+", {"StoreDiskError"}),
     ],
 )
-def test_a_failing_disk_is_said_and_loses_nothing(path: Path, tmp_path: Path, fault: str, errors: set[str]) -> None:
-    require_strace()
+def test_a_failing_disk_is_said_and_loses_nothing(path: Path, tmp_path: Path, road: str, fault: str, errors: set[str]) -> None:
+    require(road)
     with_store(path, lambda store: store.sessions())
-    fired, seen = 0, set[str]()
+    faults, seen = 0, set[str]()
     for k in range(1, 41, 5):
-        copy = tmp_path / f"{k}.sqlite3"
+        copy, log = tmp_path / f"{k}.sqlite3", tmp_path / f"{k}.log"
         copy.write_bytes(path.read_bytes())
-        log = tmp_path / "log"
-        said = run([*strace(copy, log, fault.format(k=k)), *writer(copy, 2)])
-        fired += log.read_text().count("(INJECTED)")
+        said = run(ROADS[road](copy, 2, fault.format(k=k), log))
+        faults += fired(log)
         seen |= {words[1] for words in said if words[0] == "failed"}
         check_nothing_was_lost(copy, said)
-    print(f"{fault}: {fired} faults fired, seen as {seen or 'nothing'}")  # noqa: T201  # the sweep says how much it swept
-    assert fired >= 6
+    print(f"{fault} by {road}: {faults} faults fired, seen as {seen or 'nothing'}")  # noqa: T201  # it says how much it swept
+    assert faults >= 6
     assert seen <= errors
     assert bool(seen) == bool(errors)
+
+
+def test_one_write_of_each_kind_fails_without_ptrace(path: Path, tmp_path: Path) -> None:
+    # the sweeps are slow: here one fault of each kind shows that what injects them works on this machine
+    with_store(path, lambda store: store.sessions())
+    for k, fault in enumerate(
+        (
+            "pwrite64:signal=SIGKILL:when=9",
+            "pwrite64:signal=TORN:when=9",
+            "pwrite64:error=ENOSPC:when=9+",
+            "fdatasync:error=EIO:when=3+",
+        )
+    ):
+        copy, log = tmp_path / f"{k}.sqlite3", tmp_path / f"{k}.log"
+        copy.write_bytes(path.read_bytes())
+        said = run(vfs(copy, 2, fault, log))
+        assert fired(log) >= 1, fault
+        assert ["done"] not in said or any(words[0] == "failed" for words in said), fault
+        check_nothing_was_lost(copy, said)
 
 
 def test_the_writer_ends_well_when_nothing_is_wrong(path: Path) -> None:

@@ -2,7 +2,7 @@
 
 Each line on stdout is one JSON object, written after the store has returned: ["user" | "chunk" | "finish", node, tokens],
 ["failed", type, message] or ["done"]. Arguments: the sessions file, the number of rounds, a limit for the size of a file
-in bytes (0: none; lifted after the first failure).
+in bytes (0: none; lifted after the first failure); optionally a fault and a file for its log (see `failing_vfs`).
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import sys
 from pathlib import Path
 
 from storage import NewNode, SessionStore, StoreError
+from tests.storage.failing_vfs import install
 from tests.storage.helpers import chunk
 
 
@@ -52,6 +53,7 @@ async def main(path: Path, rounds: int, limit: int) -> None:
 
 
 if __name__ == "__main__":
+    injector = install(sys.argv[4], Path(sys.argv[5])) if len(sys.argv) > 4 else None
     try:
         asyncio.run(main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])))
     except StoreError as fault:

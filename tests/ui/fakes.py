@@ -162,6 +162,10 @@ class FakeWorkbench:
         self._note("rename_session", session_id, title)
         self.summaries[session_id] = replace(self.summaries[session_id], title=title)
 
+    async def pin_session(self, session_id: int, pinned: bool) -> None:
+        self._note("pin_session", session_id, pinned)
+        self.summaries[session_id] = replace(self.summaries[session_id], pinned=pinned)
+
     async def trash_session(self, session_id: int) -> None:
         self._note("trash_session", session_id)
         self.trash.add(session_id)

@@ -6,13 +6,25 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 
-from PySide6.QtCore import Qt
+from PySide6.QtCore import QEvent, QPoint, Qt
+from PySide6.QtGui import QMouseEvent
 from PySide6.QtTest import QTest
+from PySide6.QtWidgets import QApplication
 
 from tests.ui.conftest import Scene, frames, until
-from tests.ui.fakes import OTHERS, TRIP, FakeWorkbench
+from tests.ui.fakes import OTHERS, SAMPLE, TRIP, FakeWorkbench
 from tests.ui.test_sidebar import make_sample
-from ui import EngineState, MainWindow, SessionView, StatusChanged, TokensArrived, TurnStatus
+from ui import (
+    EngineState,
+    MainWindow,
+    SessionCopied,
+    SessionSummary,
+    SessionView,
+    StatusChanged,
+    TokensArrived,
+    TurnStatus,
+)
+from ui.transcript import Mode
 
 Play = Callable[[Scene], None]
 
@@ -298,16 +310,74 @@ def test_the_context_is_counted_again_when_the_engine_comes_up(in_window: Play, 
     in_window(scene)
 
 
-def test_the_sample_is_read_only_with_one_way_out(in_window: Play, bench: FakeWorkbench) -> None:
+def test_a_change_of_the_sample_is_shown_in_its_copy(in_window: Play, bench: FakeWorkbench) -> None:
+    finish(bench)
     make_sample(bench)
+    copy = 77
 
     async def scene(window: MainWindow) -> None:
         composer = window.parts.composer
-        assert not composer.field.isVisible()
-        assert not window.acts.regenerate.isEnabled()
-        button = next(b for b in composer.findChildren(type(composer.send_button)) if b.text() == "New session")
-        QTest.mouseClick(button, Qt.MouseButton.LeftButton)
-        await until(composer.field.isVisible)
-        assert turns(window) == []
+        # given: the sample can be written in like any other
+        assert "goes into a copy" in composer.field.placeholderText()
+        assert window.acts.regenerate.isEnabled()
+        # when a message is sent, and the workbench goes on in a copy
+        send = bench.send
+
+        async def send_in_copy(session_id: int, text: str, replaces: int | None = None) -> None:
+            assert session_id == SAMPLE
+            turns = bench.views[SAMPLE].turns
+            bench.add(SessionSummary(copy, "A recording (copy)", 0.0, 3, pinned=False, is_sample=False), turns)
+            bench.emit(SessionCopied(SAMPLE, bench.views[copy]))
+            await send(copy, text, replaces)
+
+        bench.send = send_in_copy  # type: ignore[method-assign]  # what the app does with the sample
+        QTest.keyClicks(composer.field, "Go on")
+        QTest.keyClick(composer.field, Qt.Key.Key_Return)
+        # then the copy is shown, its stream arrives, and the draft has done its work
+        await until(lambda: window.parts.top.title.text() == "A recording (copy)")
+        await until(lambda: not window.desk.running)
+        assert turns(window)[-1] == ("assistant", "".join(bench.answer))
+        assert composer.draft == ""
+        assert composer.field.placeholderText() == "Message…"
+        assert window.acts.rename.isEnabled()
+
+    in_window(scene)
+
+
+def test_a_copy_of_another_session_changes_nothing(in_window: Play, bench: FakeWorkbench) -> None:
+    async def scene(window: MainWindow) -> None:
+        bench.emit(SessionCopied(5, bench.views[6]))
+        await frames()
+        assert window.parts.top.title.text() == "A spring trip"
+
+    in_window(scene)
+
+
+def test_an_answer_that_failed_to_begin_offers_a_retry(in_window: Play, bench: FakeWorkbench) -> None:
+    words = "no model 'smollm2' here; fetch it with: elsewise models get smollm2"
+    failed = bench.turn("assistant", [], status=TurnStatus.PARTIAL, note=words)
+    bench.views[TRIP] = replace(bench.views[TRIP], turns=(*bench.views[TRIP].turns[:1], failed))
+
+    async def scene(window: MainWindow) -> None:
+        await until(lambda: all(box.body.done for box in window.parts.transcript.tokens.page.boxes))
+        for pane in (window.parts.transcript.tokens, window.parts.transcript.read):
+            window.stage.set_mode(Mode.READ if pane is window.parts.transcript.read else Mode.TOKENS)
+            await frames()
+            box = pane.page.boxes[-1]
+            parts = {part.text: part for part in box.meta.parts(hovered=True)}
+            assert "continue" not in parts
+            assert "copy" not in parts
+            assert " ".join(part.text for part in box.meta.parts(hovered=False)).endswith(words)
+            retry = parts["retry"].box.center()
+            top = box.top + box.body.height - pane.verticalScrollBar().value()
+            at = QPoint(pane.column()[0] + round(retry.x()), top + round(retry.y()))
+            over = QMouseEvent(
+                QEvent.Type.MouseMove, at, pane.viewport().mapToGlobal(at), Qt.MouseButton.NoButton, Qt.MouseButton.NoButton,
+                Qt.KeyboardModifier.NoModifier,
+            )  # fmt: skip
+            QApplication.sendEvent(pane.viewport(), over)
+            QTest.mouseClick(pane.viewport(), Qt.MouseButton.LeftButton, pos=at)
+        await until(lambda: bench.asked("regenerate") == [(TRIP, failed.node_id)] * 2)
+        assert not window.acts.continue_answer.isEnabled()
 
     in_window(scene)

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 from PySide6.QtCore import QPoint, Qt
 from PySide6.QtTest import QTest
-from PySide6.QtWidgets import QApplication, QLineEdit
+from PySide6.QtWidgets import QApplication, QLineEdit, QMenu
 
 from tests.ui.conftest import Scene, frames, until
 from tests.ui.fakes import SAMPLE, TRIP, FakeWorkbench
@@ -126,6 +126,31 @@ def test_trash_opens_the_next_session_and_undo_brings_it_back(in_window: Play, b
         await until(lambda: window.parts.top.title.text() == "A spring trip")
         assert bench.asked("restore_session") == [(TRIP,)]
         assert "A spring trip" in rows(panel)
+
+    in_window(scene)
+
+
+def test_pin_and_unpin_by_menu_and_by_action(in_window: Play, bench: FakeWorkbench) -> None:
+    async def scene(window: MainWindow) -> None:
+        panel = window.parts.sidebar.sessions
+        await until(lambda: panel.rows.rowCount() == 8)
+
+        async def choose(session_id: int, words: str) -> None:
+            panel.view.customContextMenuRequested.emit(panel.view.visualRect(panel.rows.index_of(session_id)).center())
+            [menu] = [menu for menu in panel.findChildren(QMenu) if menu.isVisible()]
+            next(action for action in menu.actions() if action.text() == words).trigger()
+            menu.close()
+            await frames(1)
+
+        await choose(5, "Pin")
+        await until(lambda: rows(panel)[:3] == ["Pinned", "A spring trip", "Recipe without an oven"])
+        await choose(5, "Unpin")
+        await until(lambda: rows(panel)[:3] == ["Pinned", "A spring trip", "Today"])
+        # the session that is shown, by the menu bar
+        assert window.acts.pin.text() == "Unpin Session"
+        window.acts.pin.trigger()
+        await until(lambda: window.acts.pin.text() == "Pin Session")
+        assert bench.asked("pin_session") == [(5, True), (5, False), (TRIP, False)]
 
     in_window(scene)
 

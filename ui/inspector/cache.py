@@ -6,9 +6,9 @@ from PySide6.QtWidgets import QVBoxLayout, QWidget
 
 from ui.inspector.facts import Facts
 from ui.inspector.words import percent
+from ui.numbers import count
 from ui.port import StatusView, Tier
 from ui.status import size
-from ui.transcript.numbers import count
 from ui.widgets import Caption, Label
 
 

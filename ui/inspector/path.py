@@ -13,10 +13,10 @@ from PySide6.QtWidgets import QSizePolicy, QVBoxLayout, QWidget
 
 from ui.inspector import words
 from ui.inspector.facts import Facts
+from ui.numbers import count
+from ui.numbers import nats as joint_nats
 from ui.port import TurnView
 from ui.theme.scheme import current_theme
-from ui.transcript.numbers import count
-from ui.transcript.numbers import nats as joint_nats
 from ui.widgets import Caption, Label
 
 Float32 = npt.NDArray[np.float32]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from ui.transcript.numbers import UNKNOWN, bits, probability, signed
+from ui.numbers import UNKNOWN, bits, probability, signed
 from ui.transcript.visible import visible
 
 

@@ -10,9 +10,9 @@ from PySide6.QtGui import QColor, QFont, QFontMetricsF, QPainter, QPaintEvent, Q
 from PySide6.QtWidgets import QStyle, QWidget
 
 from runtime import TokenRecord
+from ui import numbers
 from ui.theme.fonts import interface_font, mono_font
 from ui.theme.palette import Palette
-from ui.transcript import numbers
 from ui.transcript.faces import tracked
 from ui.transcript.shadow import SHADOW_PX, paint_shadow
 

@@ -8,10 +8,11 @@ from enum import StrEnum
 from PySide6.QtCore import QPointF, QRectF, Qt
 from PySide6.QtGui import QFont, QFontMetricsF, QPainter
 
+from ui import numbers
 from ui.port import TurnStatus, TurnView
-from ui.transcript import numbers
 from ui.transcript.faces import Faces
 from ui.transcript.ink import Ink
+from ui.transcript.turn import has_own_words
 
 _GAP_PX = 14
 _ROW_PX = 17
@@ -124,6 +125,17 @@ class MetaLine:
         return self._faces.meta_bold if tone is Tone.ACCENT else self._faces.meta
 
 
+def failed_to_begin(view: TurnView) -> bool:
+    """Whether an answer ended before it said anything: there is nothing to copy or to go on from, only another try."""
+    return view.role == "assistant" and view.status is TurnStatus.PARTIAL and not has_own_words(view.run)
+
+
+def failed_to_go_on(view: TurnView) -> bool:
+    """Whether no model came to go on with the words an answer was given (a token that was chosen)."""
+    nothing_made = view.stats is not None and view.stats.first_token_seconds is None
+    return view.role == "assistant" and view.status is TurnStatus.PARTIAL and nothing_made
+
+
 def _standing(view: TurnView) -> list[_Wanted]:
     wanted: list[_Wanted] = []
     if len(view.variants) > 1:
@@ -136,10 +148,15 @@ def _standing(view: TurnView) -> list[_Wanted]:
     if stats is not None and view.role == "assistant":
         if stats.tokens_per_second is not None:
             wanted.append(_Wanted(numbers.rate(stats.tokens_per_second), gives_way=True))
-        made = f"reused {numbers.count(stats.reused)}, computed {numbers.count(stats.computed)}"
-        wanted.append(_Wanted(made, gives_way=True))
+        if stats.reused or stats.computed:
+            made = f"reused {numbers.count(stats.reused)}, computed {numbers.count(stats.computed)}"
+            wanted.append(_Wanted(made, gives_way=True))
         if stats.logprob is not None:
             wanted.append(_Wanted(numbers.nats(stats.logprob), gives_way=True))
+    if failed_to_begin(view):
+        wanted.append(_Wanted("retry", Tone.ACCENT, Action.REGENERATE))
+    elif failed_to_go_on(view):
+        wanted.append(_Wanted("retry", Tone.ACCENT, Action.CONTINUE))
     if view.note:
         words = view.note.split()
         wanted += [_Wanted(word, Tone.SOFT, gap=_GAP_PX if i == 0 else 3) for i, word in enumerate(words)]
@@ -147,7 +164,7 @@ def _standing(view: TurnView) -> list[_Wanted]:
 
 
 def _actions(view: TurnView) -> list[_Wanted]:
-    if view.role != "assistant" or view.status in (TurnStatus.WAITING, TurnStatus.STREAMING):
+    if view.role != "assistant" or view.status in (TurnStatus.WAITING, TurnStatus.STREAMING) or failed_to_begin(view):
         return []
     actions = [_Wanted("copy", Tone.SOFT, Action.COPY), _Wanted("regenerate", Tone.SOFT, Action.REGENERATE)]
     if view.status is TurnStatus.PARTIAL:

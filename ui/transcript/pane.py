@@ -37,6 +37,7 @@ class Pane(Scroller[BodyT]):
         self._ink = ink
         self._hovered: int | None = None  # the box whose actions show
         self._pointed = Action.NONE
+        self._filled = False  # before a session is there, nothing is said about it
 
     def set_ink(self, ink: Ink) -> None:
         """Other colours."""
@@ -45,6 +46,7 @@ class Pane(Scroller[BodyT]):
 
     def set_turns(self, turns: Sequence[Turn], changed: Sequence[int], *, to_end: bool) -> None:
         self._hovered, self._pointed = None, Action.NONE
+        self._filled = True
         super().set_turns(turns, changed, to_end=to_end)
 
     # ---- painting -------------------------------------------------------------------------------------------------
@@ -61,7 +63,8 @@ class Pane(Scroller[BodyT]):
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
         boxes = self._page.boxes
         if not boxes:
-            self._paint_hint(painter)
+            if self._filled:
+                self._paint_hint(painter)
             return
         scrolled = self.verticalScrollBar().value()
         for index in range(self._page.index_at(scrolled + clip.top()), len(boxes)):

@@ -9,6 +9,7 @@ from PySide6.QtCore import QPoint, QPointF, QRect, QRectF, Qt, QTimer, Signal
 from PySide6.QtGui import QFontMetricsF, QGuiApplication, QKeyEvent, QKeySequence, QMouseEvent, QPainter
 from PySide6.QtWidgets import QApplication, QWidget
 
+from ui.links import safe_url
 from ui.transcript.faces import Faces
 from ui.transcript.ink import Ink
 from ui.transcript.meta import Action
@@ -30,7 +31,7 @@ class _Spot:
 class ReadPane(Pane[ReadBody]):
     """The typeset view."""
 
-    link_requested = Signal(str)  # an http(s) address that was clicked; nothing was opened
+    link_requested = Signal(str)  # a web or mail address that was clicked; nothing was opened
 
     def __init__(self, ink: Ink, faces: Faces, parent: QWidget | None = None) -> None:
         super().__init__(Page(ReadBody, faces), ink, parent)
@@ -152,7 +153,7 @@ class ReadPane(Pane[ReadBody]):
             return ""
         box = self._page.boxes[index]
         link = box.body.link_at(point.x() - self._left, point.y() + self.verticalScrollBar().value() - box.top)
-        return link if link.startswith(("https://", "http://")) else ""
+        return link if safe_url(link) is not None else ""
 
     # ---- the copy word on a block of code -------------------------------------------------------------------------
 

@@ -109,6 +109,8 @@ class ShapedLine:
                 if soft_wrapped and x0 >= right - 0.01 and token == table.start(self._number + 1).token:
                     continue  # the space in front of a word that went to the next line
                 x0, x1 = min(x0, right), right
+            if x0 < -_OVERHANG_PX:  # right-to-left paragraphs end at the left
+                x0, x1 = -_OVERHANG_PX, max(x1, -_OVERHANG_PX)
             mark = marks[token]
             spans.append(Span(token, token, x0, x1, begin, stop, mark & STEP, mark & RARE > 0, mark & TEMPLATE > 0))
         if not composed.text.isascii():

@@ -45,7 +45,7 @@ class TranscriptView(QWidget):
     regenerate_requested = Signal(int)
     continue_requested = Signal(int)
     copy_requested = Signal(str)
-    link_requested = Signal(str)  # an http(s) address that was clicked in Read mode; nothing was opened
+    link_requested = Signal(str)  # a web or mail address that was clicked in Read mode; nothing was opened
     column_changed = Signal(int, int)  # left edge and width of the text column in this widget: align what stands below
 
     def __init__(self, parent: QWidget | None = None, *, palette: Palette = LIGHT) -> None:

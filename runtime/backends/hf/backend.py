@@ -14,10 +14,12 @@ import torch
 from runtime.backends import facts
 from runtime.backends.hf import payload as payloads
 from runtime.backends.hf.cache import Shape, SlotLayer, Tensors, TorchPack, make_layers
+from runtime.backends.hf.codec import codec_of
 from runtime.backends.hf.loading import LoadedModel, attention_of, load_model
 from runtime.backends.hf.payload import Arrays, TorchPayload
 from runtime.backends.packed import Float32, PackedBackend, State, Step, as_ids, chain_parents
-from runtime.backends.selftest import self_test
+from runtime.backends.selftest import kv_warning, self_test
+from runtime.backends.sized import state_size
 from runtime.backends.tree import Bool, Int64
 from runtime.errors import MemoryBudgetError, UnsupportedFeatureError
 from runtime.info import ModelInfo
@@ -47,7 +49,8 @@ class HfBackend(PackedBackend[TorchPack]):
             raise UnsupportedFeatureError(f"{type(self._model).__name__} takes no cache, so its tokens cannot be reused")
         self._device: torch.device = self._model.device
         self._dtype: torch.dtype = self._model.dtype
-        self._kv_dtype: torch.dtype = getattr(torch, facts.payload_dtype(options, _name(self._dtype)))
+        self._kv = facts.kv_format(options, _name(self._dtype))
+        self._codec = codec_of(self._kv)
         self._eager = attention_of(self._model) == "eager"
         self._shapes: tuple[Shape, ...] = ()
         layers = make_layers(loaded.config)
@@ -55,22 +58,22 @@ class HfBackend(PackedBackend[TorchPack]):
         self._windows = {layer.window for layer in layers if isinstance(layer, SlotLayer)}
         self.tree = not self.recurrent and "position_ids" in self._takes
         self.info = self._describe(options, warnings=())
-        warnings = self_test(self)
+        warnings = self_test(self) + kv_warning(self, self._kv)
         self.info = self._describe(options, warnings)
 
     def open_pack(self) -> TorchPack:
         return TorchPack(make_layers(self._loaded.config), self._shapes, torch.empty(0, dtype=self._dtype, device=self._device))
 
-    def load(self, pack: TorchPack, payload: TorchPayload, parent: int) -> Int64:
-        base = pack.tree.size
-        undo = pack.tree.append(chain_parents(base, payload.n, parent))
+    def load(self, pack: TorchPack, payload: TorchPayload, parent: int, skip: int = 0) -> Int64:
+        base, n = pack.tree.size, payload.n - skip
+        undo = pack.tree.append(chain_parents(base, n, parent))
         try:
             with _computing():
-                payloads.put(pack, payload, base)
+                payloads.put(pack, payload, base, skip, self._codec)
         except BaseException:
             pack.tree.rollback(undo)
             raise
-        slots = np.arange(base, base + payload.n)
+        slots = np.arange(base, base + n)
         self._adopt(pack, slots, payload.state)
         return slots
 
@@ -84,6 +87,7 @@ class HfBackend(PackedBackend[TorchPack]):
                 logits = logits[torch.from_numpy(step.want).to(self._device)]
             if self._shapes == ():
                 self._shapes = pack.shapes
+                self.learn_sizes(self._shapes, self._dtype.itemsize)
             state: Tensors | None = None
             if self.recurrent:
                 state = pack.get_state()
@@ -95,7 +99,7 @@ class HfBackend(PackedBackend[TorchPack]):
         pack.tree.check_chain(slots)
         state = self._checkpoint(pack, slots)
         with _computing():
-            return payloads.take(pack, slots, state, self._kv_dtype, self._device)
+            return payloads.take(pack, slots, state, self._codec, self._device)
 
     def split(self, payload: TorchPayload, n: int) -> tuple[TorchPayload, TorchPayload]:
         with _computing():
@@ -108,8 +112,18 @@ class HfBackend(PackedBackend[TorchPack]):
         return not self.recurrent or payload.state is not None
 
     def pack_bytes(self, pack: TorchPack) -> int:
-        held = (t for state in pack.states.values() for t in state if t is not None)
-        return sum(layer.nbytes for layer in pack.attention) + sum(int(t.nbytes) for t in held)
+        return sum(layer.nbytes for layer in pack.attention) + state_size(pack.states.values())
+
+    def capacity(self, pack: TorchPack) -> int:
+        return pack.capacity
+
+    def resize(self, pack: TorchPack, capacity: int) -> None:
+        with _computing():
+            pack.resize(max(capacity, pack.tree.size))
+
+    def gather(self, pack: TorchPack, slots: Int64) -> None:
+        with _computing():
+            pack.gather(torch.from_numpy(slots).to(self._device))
 
     def close(self, pack: TorchPack) -> None:
         pack.cache.layers.clear()
@@ -120,7 +134,7 @@ class HfBackend(PackedBackend[TorchPack]):
         return payloads.export(payload)
 
     def restore(self, tensors: Arrays) -> TorchPayload:
-        return payloads.restore(tensors, self._kv_dtype, self._dtype, self._device)
+        return payloads.restore(tensors, self._codec, self._dtype, self._device)
 
     def logits_uncached(self, ids: Sequence[int]) -> Float32:
         with _computing():
@@ -139,6 +153,9 @@ class HfBackend(PackedBackend[TorchPack]):
         if self._loaded.attention_before is not None:
             self._model.set_attn_implementation(self._loaded.attention_before)
         del self._model, self._loaded
+        self.reclaim()
+
+    def reclaim(self) -> None:
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
         elif self._device.type == "mps":
@@ -181,8 +198,8 @@ class HfBackend(PackedBackend[TorchPack]):
     def _describe(self, options: LoadOptions, warnings: tuple[str, ...]) -> ModelInfo:
         loaded, config = self._loaded, self._loaded.config
         geometry = {"shapes": self._shapes, "layers": config.num_hidden_layers}
-        dtype, kv_dtype = _name(self._dtype), _name(self._kv_dtype)
-        kv_print = facts.kv_fingerprint(loaded.weights_digest, "hf", dtype, kv_dtype, geometry)
+        dtype, row = _name(self._dtype), self._codec.row_bytes
+        kv_print = facts.kv_fingerprint(loaded.weights_digest, "hf", dtype, self._kv.name, geometry)
         heads = int(getattr(config, "num_attention_heads", 0) or 0)
         quantisation = getattr(loaded.model.config, "quantization_config", None)
         return ModelInfo(
@@ -201,11 +218,11 @@ class HfBackend(PackedBackend[TorchPack]):
             attention_kinds=self._kinds(),
             context_length=facts.context_length(config.to_dict(), options),
             has_template=loaded.has_template,
-            kv_bytes_per_token=sum(h * (k + v) for h, k, v in self._shapes) * self._kv_dtype.itemsize,
+            kv_bytes_per_token=sum(h * (row(k) + row(v)) for h, k, v in self._shapes),
             kv_fingerprint=kv_print,
             model_fingerprint=facts.model_fingerprint(kv_print, loaded.text_digest),
             options=facts.options_in_force(
-                options, device=str(self._device), dtype=dtype, kv_dtype=kv_dtype, attention=attention_of(self._model)
+                options, device=str(self._device), dtype=dtype, kv_dtype=self._kv.name, attention=attention_of(self._model)
             ),
             capabilities=("tree",) if self.tree else (),
             warnings=warnings,

@@ -21,6 +21,7 @@ from transformers.cache_utils import (
 )
 
 from runtime.backends.packed import Step, WorkingPack
+from runtime.backends.sized import UNBOUNDED
 from runtime.backends.tree import Int64
 from runtime.errors import UnsupportedFeatureError
 
@@ -64,12 +65,15 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is not f
         self.is_initialized = True
 
     def reserve(self, slots: int) -> None:
-        """Makes room for `slots` in all, doubling the buffers when they are too small."""
+        """Makes room for `slots` in all where nobody did before, doubling the buffers."""
         held = self.keys.shape[2]
         if slots > held:
-            capacity = max(slots, 2 * held, FIRST_CAPACITY)
-            self.keys = _grown(self.keys, capacity)
-            self.values = _grown(self.values, capacity)
+            self.resize(max(slots, 2 * held, FIRST_CAPACITY))
+
+    def resize(self, capacity: int) -> None:
+        """Room for exactly `capacity` slots; the old keys are gone before there are new values."""
+        self.keys = _resized(self.keys, capacity)
+        self.values = _resized(self.values, capacity)
 
     def update(
         self,
@@ -158,6 +162,33 @@ class TorchPack(WorkingPack):
             if layer.is_initialized
         )
 
+    @property
+    def capacity(self) -> int:
+        """Slots that every buffer has room for; they are resized from the first to the last."""
+        if not self.attention:
+            return UNBOUNDED
+        first, last = self.attention[0], self.attention[-1]
+        return min(int(first.keys.shape[2]), int(last.values.shape[2])) if last.is_initialized else 0
+
+    def resize(self, capacity: int) -> None:
+        """Room for exactly `capacity` slots in every layer that has computed."""
+        for layer in self.attention:
+            if layer.is_initialized:
+                layer.resize(capacity)
+
+    def gather(self, slots: torch.Tensor) -> None:
+        """Moves rows to the front, through one scratch buffer: only its allocation can fail, before anything moved."""
+        buffers = [buffer for layer in self.attention if layer.is_initialized for buffer in (layer.keys, layer.values)]
+        if not buffers:
+            return
+        n = len(slots)
+        scratch = buffers[0].new_empty(max(b.shape[1] * b.shape[3] for b in buffers) * n)
+        for buffer in buffers:
+            heads, width = buffer.shape[1], buffer.shape[3]
+            rows = scratch[: heads * n * width].view(1, heads, n, width)
+            torch.index_select(buffer, 2, slots, out=rows)
+            buffer[:, :, :n] = rows
+
     def begin(self, step: Step, device: torch.device) -> None:
         """Prepares every layer for one forward."""
         path = slots = None
@@ -235,10 +266,10 @@ def _room(like: torch.Tensor, capacity: int) -> torch.Tensor:
     return like.new_empty((1, like.shape[1], capacity, like.shape[3]))
 
 
-def _grown(buffer: torch.Tensor, capacity: int) -> torch.Tensor:
-    grown = _room(buffer, capacity)
-    grown[:, :, : buffer.shape[2]] = buffer
-    return grown
+def _resized(buffer: torch.Tensor, capacity: int) -> torch.Tensor:
+    made, n = _room(buffer, capacity), min(capacity, buffer.shape[2])
+    made[:, :, :n] = buffer[:, :, :n]
+    return made
 
 
 def to_index(slots: Int64, device: torch.device) -> slice | torch.Tensor:

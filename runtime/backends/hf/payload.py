@@ -10,6 +10,7 @@ import numpy.typing as npt
 import torch
 
 from runtime.backends.hf.cache import Shape, SlotLayer, Tensors, TorchPack, to_index
+from runtime.backends.hf.codec import Codec
 from runtime.backends.tree import Int64
 from runtime.errors import SnapshotFormatError
 
@@ -18,10 +19,13 @@ Arrays = dict[str, npt.NDArray[np.generic]]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TorchPayload:
-    """KV of `n` consecutive tokens. Layers of one shape are stacked: ``(layers, kv_heads, n, head_dim)``."""
+    """KV of `n` consecutive tokens. Layers of one shape are stacked: ``(layers, kv_heads, n, head_dim)``.
+
+    Where the codec has several parts they come one after the other for each shape; tokens are on axis 2 of all.
+    """
 
     n: int
-    keys: tuple[torch.Tensor, ...]  # one per shape, in order of first appearance
+    keys: tuple[torch.Tensor, ...]  # per shape, in order of first appearance
     values: tuple[torch.Tensor, ...]
     state: Tensors | None  # recurrent state after the last token
 
@@ -39,24 +43,27 @@ def groups(pack: TorchPack) -> list[list[SlotLayer]]:
     return list(found.values())
 
 
-def take(pack: TorchPack, slots: Int64, state: Tensors | None, dtype: torch.dtype, device: torch.device) -> TorchPayload:
-    """An immutable copy of a chain of slots, in the dtype of cached KV."""
+def take(pack: TorchPack, slots: Int64, state: Tensors | None, codec: Codec, device: torch.device) -> TorchPayload:
+    """An immutable copy of a chain of slots, coded layer by layer."""
     index = to_index(slots, device)
-    keys, values = [], []
+    keys: list[torch.Tensor] = []
+    values: list[torch.Tensor] = []
     for group in groups(pack):
-        keys.append(torch.stack([_rows(layer.keys, index) for layer in group]).to(dtype))
-        values.append(torch.stack([_rows(layer.values, index) for layer in group]).to(dtype))
+        keys += _stacked([layer.keys for layer in group], index, codec)
+        values += _stacked([layer.values for layer in group], index, codec)
     return TorchPayload(len(slots), tuple(keys), tuple(values), state)
 
 
-def put(pack: TorchPack, payload: TorchPayload, start: int) -> None:
-    """Writes a payload into the buffers at `start`."""
-    end = start + payload.n
-    for group, keys, values in zip(groups(pack), payload.keys, payload.values, strict=True):
+def put(pack: TorchPack, payload: TorchPayload, start: int, skip: int, codec: Codec) -> None:
+    """Writes a payload without its first `skip` tokens into the buffers at `start`."""
+    end, parts = start + payload.n - skip, len(codec.dtypes)
+    for at, group in enumerate(groups(pack)):
+        keys = payload.keys[at * parts : (at + 1) * parts]
+        values = payload.values[at * parts : (at + 1) * parts]
         for i, layer in enumerate(group):
             layer.reserve(end)
-            layer.keys[0, :, start:end] = keys[i]
-            layer.values[0, :, start:end] = values[i]
+            layer.keys[0, :, start:end] = codec.decode(tuple(p[i, :, skip:] for p in keys), layer.keys.shape[3])
+            layer.values[0, :, start:end] = codec.decode(tuple(p[i, :, skip:] for p in values), layer.values.shape[3])
 
 
 def split(payload: TorchPayload, n: int) -> tuple[TorchPayload, TorchPayload]:
@@ -83,7 +90,7 @@ def export(payload: TorchPayload) -> Arrays:
     return arrays
 
 
-def restore(arrays: Arrays, dtype: torch.dtype, state_dtype: torch.dtype, device: torch.device) -> TorchPayload:
+def restore(arrays: Arrays, codec: Codec, state_dtype: torch.dtype, device: torch.device) -> TorchPayload:
     """The inverse of `export`.
 
     Raises:
@@ -92,17 +99,30 @@ def restore(arrays: Arrays, dtype: torch.dtype, state_dtype: torch.dtype, device
     try:
         n = int(arrays["n"])
         count = sum(name.startswith("keys.") for name in arrays)
-        keys = tuple(_tensor(arrays[f"keys.{i}"], dtype, device) for i in range(count))
-        values = tuple(_tensor(arrays[f"values.{i}"], dtype, device) for i in range(count))
+        dtypes = codec.dtypes * (count // len(codec.dtypes) + 1)
+        keys = tuple(_tensor(arrays[f"keys.{i}"], dtypes[i], device) for i in range(count))
+        values = tuple(_tensor(arrays[f"values.{i}"], dtypes[i], device) for i in range(count))
         state: Tensors | None = None
         if "states" in arrays:
             names = [f"state.{i}" for i in range(int(arrays["states"]))]
             state = tuple(_tensor(arrays[name], state_dtype, device) if name in arrays else None for name in names)
     except (KeyError, TypeError, ValueError) as error:
         raise SnapshotFormatError(f"stored KV is not what this backend writes: {error}") from error
-    if any(t.ndim != 4 or t.shape[2] != n for t in (*keys, *values)):
+    if count % len(codec.dtypes) or any(t.ndim != 4 or t.shape[2] != n for t in (*keys, *values)):
         raise SnapshotFormatError(f"stored KV says {n} tokens, but its arrays have other shapes")
     return TorchPayload(n, keys, values, state)
+
+
+def _stacked(buffers: list[torch.Tensor], index: slice | torch.Tensor, codec: Codec) -> list[torch.Tensor]:
+    """The coded rows of all layers, ``(layers, kv_heads, n, ...)`` for each part: no more than one layer's is there twice."""
+    stacked: list[torch.Tensor] = []
+    for i, buffer in enumerate(buffers):
+        parts = codec.encode(_rows(buffer, index))
+        if not i:
+            stacked = [part.new_empty((len(buffers), *part.shape)) for part in parts]
+        for whole, part in zip(stacked, parts, strict=True):
+            whole[i] = part
+    return stacked
 
 
 def _rows(buffer: torch.Tensor, index: slice | torch.Tensor) -> torch.Tensor:
@@ -119,6 +139,7 @@ def _tensor(array: npt.NDArray[Any], dtype: torch.dtype, device: torch.device) -
     tensor = torch.from_numpy(np.array(array))
     if dtype == torch.bfloat16 and tensor.dtype == torch.uint16:
         tensor = tensor.view(torch.bfloat16)
-    if tensor.dtype != dtype and tensor.dtype != torch.float32:  # some recurrent states are float32 in any model
+    exact = tensor.dtype == dtype
+    if not exact and not (dtype.is_floating_point and tensor.dtype == torch.float32):  # some states are float32 in any model
         raise ValueError(f"dtype {tensor.dtype} where {dtype} was written")
     return tensor.to(device)

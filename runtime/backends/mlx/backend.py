@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -12,14 +13,16 @@ import mlx.core as mx
 import numpy as np
 
 from runtime.backends import facts
+from runtime.backends.base import Cost
 from runtime.backends.mlx import payload as payloads
 from runtime.backends.mlx.cache import Arrays, MlxPack, Shape, make_caches
+from runtime.backends.mlx.codec import codec_of
 from runtime.backends.mlx.corrections import PROVEN, SelectRows, hidden_window
 from runtime.backends.mlx.loading import LoadedModel, flat_parameters, load_model
-from runtime.backends.mlx.memory import DeviceLimits
 from runtime.backends.mlx.payload import MlxPayload, Stored
 from runtime.backends.packed import Float32, PackedBackend, State, Step, as_ids, chain_parents
-from runtime.backends.selftest import self_test
+from runtime.backends.selftest import kv_warning, self_test
+from runtime.backends.sized import state_size
 from runtime.backends.tree import Int64
 from runtime.errors import MemoryBudgetError, UnsupportedFeatureError
 from runtime.info import ModelInfo
@@ -41,7 +44,12 @@ def load(source: ModelFolder | tuple[Any, Any], options: LoadOptions) -> MlxBack
     """
     if options.attention == "eager":
         raise UnsupportedFeatureError("attention='eager' is not something MLX has; leave it on auto")
-    return MlxBackend(load_model(source, options), options)
+    loaded = load_model(source, options)
+    try:
+        return MlxBackend(loaded, options)
+    except BaseException:
+        loaded.limits.reset()
+        raise
 
 
 class MlxBackend(PackedBackend[MlxPack]):
@@ -52,44 +60,42 @@ class MlxBackend(PackedBackend[MlxPack]):
         self._model = loaded.model
         self._window = hidden_window(loaded.config)
         self._select = SelectRows(self._model)
-        self._kv_dtype: mx.Dtype = getattr(mx, facts.payload_dtype(options, _name(loaded.dtype)))
+        self._kv = facts.kv_format(options, _name(loaded.dtype))
+        self._codec = codec_of(self._kv)
         self._shapes: tuple[Shape, ...] = ()
+        self._work_dtype = loaded.dtype  # of the packs' buffers
         self._kinds: tuple[str, ...] = ()
         probe = self.open_pack()
         self.recurrent = bool(probe.recurrent)
         self.tree = not self.recurrent
         self._vocabulary = int(self._model(mx.zeros((1, 1), mx.int32)).shape[-1])
         self.info = self._describe(options, warnings=())
-        warnings = self_test(self)
+        warnings = self_test(self) + kv_warning(self, self._kv)
         if loaded.config.get("model_type") not in PROVEN:
             warnings += ("mlx-lm's version of this architecture was not compared with transformers; backend='hf' was",)
         if options.threads is not None:
             warnings += ("threads has no meaning with MLX",)
         self.info = self._describe(options, warnings)
-        self._limits = DeviceLimits()
-        self.set_kv_budget(options.kv_cache_bytes or 0)
 
     def open_pack(self) -> MlxPack:
         return MlxPack(make_caches(self._model, self._window))
 
     def free_bytes(self) -> int:
-        recommended = int(mx.device_info().get("max_recommended_working_set_size", 0))  # Metal alone knows one
-        free = super().free_bytes()
-        return max(min(recommended - mx.get_active_memory(), free), 0) if recommended else free
+        return self._loaded.free
 
     def set_kv_budget(self, nbytes: int) -> None:
-        self._limits.apply(sum(a.nbytes for _, a in flat_parameters(self._model)), nbytes)
+        self._loaded.limits.apply(sum(int(a.nbytes) for _, a in flat_parameters(self._model)), nbytes)
 
-    def load(self, pack: MlxPack, payload: MlxPayload, parent: int) -> Int64:
-        base = pack.tree.size
-        undo = pack.tree.append(chain_parents(base, payload.n, parent))
+    def load(self, pack: MlxPack, payload: MlxPayload, parent: int, skip: int = 0) -> Int64:
+        base, n = pack.tree.size, payload.n - skip
+        undo = pack.tree.append(chain_parents(base, n, parent))
         try:
             with _memory():
-                payloads.put(pack, self._shapes, payload, base, self._loaded.dtype)
+                payloads.put(pack, self._shapes, payload, base, skip, self._codec, self._work_dtype)
         except BaseException:
             pack.tree.rollback(undo)
             raise
-        slots = np.arange(base, base + payload.n)
+        slots = np.arange(base, base + n)
         self._adopt(pack, slots, payload.state)
         return slots
 
@@ -100,12 +106,18 @@ class MlxBackend(PackedBackend[MlxPack]):
             got = [self._forward(pack, part, rows=rows)[0] for part, rows in _parts(step)]
             return np.concatenate(got), None
 
+    def take_cost(self, pack: MlxPack, slots: Int64) -> Cost:
+        """Rows that are converted or coded are there before they are stacked, all of them."""
+        cost = super().take_cost(pack, slots)
+        copied = self._codec.dtypes == (self._work_dtype,)
+        return cost if copied and _consecutive(slots) else Cost(cost.held, 2 * cost.held)
+
     def take(self, pack: MlxPack, slots: Int64) -> MlxPayload:
         slots = np.asarray(slots, np.int64)
         pack.tree.check_chain(slots)
         state = self._checkpoint(pack, slots)
         with _memory():
-            return payloads.take(pack, self._shapes, slots, state, self._kv_dtype)
+            return payloads.take(pack, self._shapes, slots, state, self._codec)
 
     def split(self, payload: MlxPayload, n: int) -> tuple[MlxPayload, MlxPayload]:
         with _memory():
@@ -118,8 +130,19 @@ class MlxBackend(PackedBackend[MlxPack]):
         return not self.recurrent or payload.state is not None
 
     def pack_bytes(self, pack: MlxPack) -> int:
-        held = (a for state in pack.states.values() for a in state if a is not None)
-        return sum(cache.nbytes for cache in pack.attention) + sum(int(a.nbytes) for a in held)
+        return sum(cache.nbytes for cache in pack.attention) + state_size(pack.states.values())
+
+    def capacity(self, pack: MlxPack) -> int:
+        return pack.capacity
+
+    def resize(self, pack: MlxPack, capacity: int) -> None:
+        if self._shapes:
+            with _memory():
+                pack.resize(max(capacity, pack.tree.size), self._shapes, self._work_dtype)
+
+    def gather(self, pack: MlxPack, slots: Int64) -> None:
+        with _memory():
+            pack.gather(mx.array(slots.astype(np.int32)))
 
     def close(self, pack: MlxPack) -> None:
         pack.caches.clear()
@@ -131,7 +154,7 @@ class MlxBackend(PackedBackend[MlxPack]):
         return payloads.export(payload)
 
     def restore(self, tensors: Stored) -> MlxPayload:
-        return payloads.restore(tensors, self._kv_dtype, self._loaded.dtype)
+        return payloads.restore(tensors, self._codec, self._loaded.dtype)
 
     def logits_uncached(self, ids: Sequence[int]) -> Float32:
         with _memory():
@@ -141,8 +164,13 @@ class MlxBackend(PackedBackend[MlxPack]):
             return np.array(out[0, -1].astype(mx.float32))
 
     def unload(self) -> None:
-        self._limits.reset()
+        self._loaded.limits.reset()
         del self._model, self._loaded, self._select
+        self.reclaim()
+        if threading.current_thread() is not threading.main_thread():
+            mx.clear_streams()  # a thread's last act with MLX, else the process may abort at its end (mlx pull 4373)
+
+    def reclaim(self) -> None:
         mx.clear_cache()
 
     def _fresh(self, n: int) -> list[Any]:
@@ -179,15 +207,17 @@ class MlxBackend(PackedBackend[MlxPack]):
     def _learn(self, pack: MlxPack) -> None:
         """After a first forward the layers know their shapes and windows."""
         self._shapes = tuple(cache.shape for cache in pack.attention if cache.shape is not None)
+        self._work_dtype = next((cache.keys.dtype for cache in pack.attention if cache.keys is not None), self._work_dtype)
+        self.learn_sizes(self._shapes, self._work_dtype.size)
         kinds = {"full" if cache.window is None else "sliding" for cache in pack.attention}
         self._kinds = tuple(sorted(kinds | ({"recurrent"} if self.recurrent else set())))
 
     def _describe(self, options: LoadOptions, warnings: tuple[str, ...]) -> ModelInfo:
         loaded, config = self._loaded, self._loaded.config
         layers = len(self._model.layers)
-        dtype, kv_dtype = _name(loaded.dtype), _name(self._kv_dtype)
+        dtype, row = _name(loaded.dtype), self._codec.row_bytes
         geometry = {"shapes": self._shapes, "layers": layers}
-        kv_print = facts.kv_fingerprint(loaded.weights_digest, "mlx", dtype, kv_dtype, geometry)
+        kv_print = facts.kv_fingerprint(loaded.weights_digest, "mlx", dtype, self._kv.name, geometry)
         heads = int(config.get("num_attention_heads") or config.get("n_head") or 0)
         device = "cpu" if mx.default_device() == mx.cpu else "gpu"
         return ModelInfo(
@@ -206,10 +236,10 @@ class MlxBackend(PackedBackend[MlxPack]):
             attention_kinds=self._kinds,
             context_length=facts.context_length(config, options),
             has_template=loaded.has_template,
-            kv_bytes_per_token=sum(h * (k + v) for h, k, v in self._shapes) * self._kv_dtype.size,
+            kv_bytes_per_token=sum(h * (row(k) + row(v)) for h, k, v in self._shapes),
             kv_fingerprint=kv_print,
             model_fingerprint=facts.model_fingerprint(kv_print, loaded.text_digest),
-            options=facts.options_in_force(options, device=device, dtype=dtype, kv_dtype=kv_dtype, attention="sdpa"),
+            options=facts.options_in_force(options, device=device, dtype=dtype, kv_dtype=self._kv.name, attention="sdpa"),
             capabilities=("tree",) if self.tree else (),
             warnings=warnings,
         )
@@ -253,6 +283,10 @@ def _part(step: Step, start: int, stop: int) -> Step:
         want=step.want[inside] - start,
         mask=step.mask[start:stop, :end],
     )
+
+
+def _consecutive(slots: Int64) -> bool:
+    return int(slots[-1]) - int(slots[0]) == len(slots) - 1
 
 
 def _name(dtype: mx.Dtype) -> str:

@@ -16,6 +16,7 @@ from mlx_lm.models.base import create_causal_mask
 from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, RotatingKVCache, make_prompt_cache
 
 from runtime.backends.packed import Step, WorkingPack
+from runtime.backends.sized import UNBOUNDED
 from runtime.backends.tree import Int64
 from runtime.errors import UnsupportedFeatureError
 
@@ -84,12 +85,20 @@ class SlotCache:
         return create_causal_mask(N, self._past - first) if return_array else "causal"
 
     def reserve(self, slots: int, keys: mx.array, values: mx.array) -> None:
-        """Makes room for `slots` in all, doubling the buffers when they are too small; shapes after `keys`, `values`."""
+        """Makes room for `slots` in all where nobody did before, doubling the buffers; shapes after `keys`, `values`."""
         held = 0 if self.keys is None else self.keys.shape[2]
         if slots > held:
             capacity = max(slots, 2 * held, FIRST_CAPACITY)
-            self.keys = _grown(self.keys, keys, capacity)
-            self.values = _grown(self.values, values, capacity)
+            self.keys = _resized(self.keys, capacity, keys.shape[1], keys.shape[3], keys.dtype)
+            self.values = _resized(self.values, capacity, values.shape[1], values.shape[3], values.dtype)
+
+    def resize(self, capacity: int, shape: Shape, dtype: mx.Dtype) -> None:
+        """Room for exactly `capacity` slots, evaluated; the old keys are gone before there are new values."""
+        heads, key_width, value_width = shape
+        self.keys = _resized(self.keys, capacity, heads, key_width, dtype)
+        mx.eval(self.keys)
+        self.values = _resized(self.values, capacity, heads, value_width, dtype)
+        mx.eval(self.values)
 
     @property
     def shape(self) -> Shape | None:
@@ -153,6 +162,30 @@ class MlxPack(WorkingPack):
         self.attention = [c for c in _flat(caches) if isinstance(c, SlotCache)]
         self.recurrent = [c for c in _flat(caches) if isinstance(c, ArraysCache)]
 
+    @property
+    def capacity(self) -> int:
+        """Slots that every buffer has room for; they are resized from the first to the last."""
+        if not self.attention:
+            return UNBOUNDED
+        first, last = self.attention[0].keys, self.attention[-1].values
+        return 0 if first is None or last is None else min(first.shape[2], last.shape[2])
+
+    def resize(self, capacity: int, shapes: Sequence[Shape], dtype: mx.Dtype) -> None:
+        """Room for exactly `capacity` slots in every attention layer, whose shapes are known."""
+        for cache, shape in zip(self.attention, shapes, strict=True):
+            cache.resize(capacity, shape, dtype)
+
+    def gather(self, slots: mx.array) -> None:
+        """Moves rows to the front of every buffer."""
+        n = slots.shape[0]
+        for cache in self.attention:
+            for name in ("keys", "values"):
+                rows = mx.take(getattr(cache, name), slots, axis=2)
+                mx.eval(rows)  # before the buffer that they come from is written
+                buffer = getattr(cache, name)
+                buffer[..., :n, :] = rows
+                mx.eval(buffer)
+
     def begin(self, step: Step, *, rows: bool) -> None:
         """Prepares every layer for one forward."""
         path = slots = None
@@ -170,7 +203,7 @@ class MlxPack(WorkingPack):
 
     def get_state(self) -> Arrays:
         """The recurrent layers' states, contiguous and on their own."""
-        return tuple(None if a is None else mx.contiguous(a) for cache in self.recurrent for a in cache.cache)
+        return tuple(None if a is None else _copied(a) for cache in self.recurrent for a in cache.cache)
 
     def arrays(self) -> list[mx.array]:
         """All buffers, for one evaluation."""
@@ -214,7 +247,14 @@ def _over_rows(array: mx.array, rows: int) -> mx.array:
     return mx.broadcast_to(array, (rows, *array.shape[1:]))
 
 
-def _grown(buffer: mx.array | None, like: mx.array, capacity: int) -> mx.array:
+def _resized(buffer: mx.array | None, capacity: int, heads: int, width: int, dtype: mx.Dtype) -> mx.array:
     held = 0 if buffer is None else buffer.shape[2]
-    room = mx.zeros((1, like.shape[1], capacity - held, like.shape[3]), like.dtype)
+    if buffer is not None and capacity <= held:
+        return mx.contiguous(buffer[:, :, :capacity])
+    room = mx.zeros((1, heads, capacity - held, width), dtype)
     return room if buffer is None else mx.concatenate([buffer, room], axis=2)
+
+
+def _copied(array: mx.array) -> mx.array:
+    """A copy in memory of its own: `mx.contiguous` may share small ones, arithmetic may take the buffer over."""
+    return mx.take(array, mx.arange(array.shape[0]), axis=0)

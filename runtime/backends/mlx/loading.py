@@ -16,6 +16,7 @@ from mlx_lm.utils import load_model as load_mlx_model
 
 from runtime.backends import facts
 from runtime.backends.mlx.corrections import class_lookup, completed, correct
+from runtime.backends.mlx.memory import DeviceLimits, free_beside
 from runtime.errors import ModelLoadError
 from runtime.loading.folder import ModelFolder
 from runtime.options import LoadOptions
@@ -35,6 +36,8 @@ class LoadedModel:
     text_digest: str
     has_template: bool
     quantisation: str | None
+    limits: DeviceLimits  # in force
+    free: int  # bytes for KV, as the limits were worked out from
 
 
 def load_model(source: ModelFolder | tuple[Any, Any], options: LoadOptions) -> LoadedModel:
@@ -46,14 +49,14 @@ def load_model(source: ModelFolder | tuple[Any, Any], options: LoadOptions) -> L
     os.environ.pop("MLX_LM_TRUST_REMOTE_CODE", None)
     _set_device(options.device)
     if isinstance(source, tuple):
-        return _adopted(*source)
+        return _adopted(*source, options)
     config = completed(source.config)
     try:
         model, config = load_mlx_model(source.path, model_config=config, lazy=True, **class_lookup(config))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ModelLoadError(f"mlx-lm cannot load {source.name}: {error}") from error
     dtype = _cast(model, options.dtype)
-    mx.eval(model.parameters())
+    limits, free = _limited(model, options)
     correct(model, config)
     quantisation = _quantisation(config)
     if quantisation is not None:
@@ -67,7 +70,22 @@ def load_model(source: ModelFolder | tuple[Any, Any], options: LoadOptions) -> L
         text_digest=source.text_digest,
         has_template=source.chat_template is not None,
         quantisation=quantisation,
+        limits=limits,
+        free=free,
     )
+
+
+def _limited(model: Any, options: LoadOptions) -> tuple[DeviceLimits, int]:
+    """Evaluates the weights under the limits that will hold as long as the model is loaded."""
+    weights = sum(int(a.nbytes) for _, a in flat_parameters(model))  # known before they are read
+    limits, free = DeviceLimits(), free_beside(weights)
+    limits.apply(weights, facts.kv_budget(options, free))
+    try:
+        mx.eval(model.parameters())
+    except BaseException:
+        limits.reset()
+        raise
+    return limits, free
 
 
 def _set_device(wanted: str) -> None:
@@ -109,9 +127,9 @@ def _quantisation(config: Mapping[str, Any]) -> str | None:
     return None if not found else f"{found['bits']} bits, groups of {found['group_size']}"
 
 
-def _adopted(model: Any, tokenizer: Any) -> LoadedModel:
+def _adopted(model: Any, tokenizer: Any, options: LoadOptions) -> LoadedModel:
     config = {k: v for k, v in vars(model.args).items() if not k.startswith("_")}
-    mx.eval(model.parameters())
+    limits, free = _limited(model, options)
     correct(model, config)
     found = hashlib.sha256(facts.digest(config).encode())
     for name, array in flat_parameters(model):
@@ -126,4 +144,6 @@ def _adopted(model: Any, tokenizer: Any) -> LoadedModel:
         text_digest=facts.text_digest_of(tokenizer),
         has_template=bool(getattr(tokenizer, "chat_template", None)),
         quantisation=None,
+        limits=limits,
+        free=free,
     )

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from runtime.backends.mlx.cache import Arrays, MlxPack, Shape, SlotCache
+from runtime.backends.mlx.codec import Codec
 from runtime.backends.tree import Int64
 from runtime.errors import SnapshotFormatError
 
@@ -18,10 +19,13 @@ Stored = dict[str, npt.NDArray[np.generic]]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MlxPayload:
-    """KV of `n` consecutive tokens, evaluated. Layers of one shape are stacked: ``(layers, kv_heads, n, head_dim)``."""
+    """KV of `n` consecutive tokens, evaluated. Layers of one shape are stacked: ``(layers, kv_heads, n, head_dim)``.
+
+    Where the codec has several parts they come one after the other for each shape; tokens are on axis 2 of all.
+    """
 
     n: int
-    keys: tuple[mx.array, ...]  # one per shape, in order of first appearance
+    keys: tuple[mx.array, ...]  # per shape, in order of first appearance
     values: tuple[mx.array, ...]
     state: Arrays | None  # recurrent state after the last token
 
@@ -39,24 +43,31 @@ def groups(layers: list[SlotCache], shapes: tuple[Shape, ...]) -> list[list[Slot
     return list(found.values())
 
 
-def take(pack: MlxPack, shapes: tuple[Shape, ...], slots: Int64, state: Arrays | None, dtype: mx.Dtype) -> MlxPayload:
-    """An immutable copy of a chain of slots, in the dtype of cached KV."""
+def take(pack: MlxPack, shapes: tuple[Shape, ...], slots: Int64, state: Arrays | None, codec: Codec) -> MlxPayload:
+    """An immutable copy of a chain of slots, coded layer by layer."""
     first, last = int(slots[0]), int(slots[-1])
     index = slice(first, last + 1) if last - first == len(slots) - 1 else mx.array(slots.astype(np.int32))
-    keys, values = [], []
+    keys: list[mx.array] = []
+    values: list[mx.array] = []
     for group in groups(pack.attention, shapes):
-        keys.append(_stacked([layer.keys for layer in group], index).astype(dtype))
-        values.append(_stacked([layer.values for layer in group], index).astype(dtype))
+        keys += _stacked([layer.keys for layer in group], index, codec)
+        values += _stacked([layer.values for layer in group], index, codec)
     mx.eval(keys, values)
     return MlxPayload(len(slots), tuple(keys), tuple(values), state)
 
 
-def put(pack: MlxPack, shapes: tuple[Shape, ...], payload: MlxPayload, start: int, dtype: mx.Dtype) -> None:
-    """Writes a payload into the buffers at `start`."""
-    end = start + payload.n
-    for group, keys, values in zip(groups(pack.attention, shapes), payload.keys, payload.values, strict=True):
+def put(
+    pack: MlxPack, shapes: tuple[Shape, ...], payload: MlxPayload, start: int, skip: int, codec: Codec, dtype: mx.Dtype
+) -> None:
+    """Writes a payload without its first `skip` tokens into the buffers at `start`."""
+    end, parts = start + payload.n - skip, len(codec.dtypes)
+    for at, group in enumerate(groups(pack.attention, shapes)):
+        keys = payload.keys[at * parts : (at + 1) * parts]
+        values = payload.values[at * parts : (at + 1) * parts]
         for i, layer in enumerate(group):
-            new_keys, new_values = keys[i : i + 1].astype(dtype), values[i : i + 1].astype(dtype)
+            _, key_width, value_width = shapes[pack.attention.index(layer)]
+            new_keys = codec.decode(tuple(p[i, :, skip:] for p in keys), key_width).astype(dtype)[None]
+            new_values = codec.decode(tuple(p[i, :, skip:] for p in values), value_width).astype(dtype)[None]
             layer.reserve(end, new_keys, new_values)
             assert layer.keys is not None
             assert layer.values is not None
@@ -87,7 +98,7 @@ def export(payload: MlxPayload) -> Stored:
     return arrays
 
 
-def restore(arrays: Stored, dtype: mx.Dtype, state_dtype: mx.Dtype) -> MlxPayload:
+def restore(arrays: Stored, codec: Codec, state_dtype: mx.Dtype) -> MlxPayload:
     """The inverse of `export`.
 
     Raises:
@@ -96,24 +107,26 @@ def restore(arrays: Stored, dtype: mx.Dtype, state_dtype: mx.Dtype) -> MlxPayloa
     try:
         n = int(arrays["n"])
         count = sum(name.startswith("keys.") for name in arrays)
-        keys = tuple(_array(arrays[f"keys.{i}"], dtype) for i in range(count))
-        values = tuple(_array(arrays[f"values.{i}"], dtype) for i in range(count))
+        dtypes = codec.dtypes * (count // len(codec.dtypes) + 1)
+        keys = tuple(_array(arrays[f"keys.{i}"], dtypes[i]) for i in range(count))
+        values = tuple(_array(arrays[f"values.{i}"], dtypes[i]) for i in range(count))
         state: Arrays | None = None
         if "states" in arrays:
             names = [f"state.{i}" for i in range(int(arrays["states"]))]
             state = tuple(_array(arrays[name], state_dtype) if name in arrays else None for name in names)
     except (KeyError, TypeError, ValueError) as error:
         raise SnapshotFormatError(f"stored KV is not what this backend writes: {error}") from error
-    if any(a.ndim != 4 or a.shape[2] != n for a in (*keys, *values)):
+    if count % len(codec.dtypes) or any(a.ndim != 4 or a.shape[2] != n for a in (*keys, *values)):
         raise SnapshotFormatError(f"stored KV says {n} tokens, but its arrays have other shapes")
     mx.eval(keys, values, [a for a in state or () if a is not None])
     return MlxPayload(n, keys, values, state)
 
 
-def _stacked(buffers: list[Any], index: slice | mx.array) -> mx.array:
-    """``(layers, kv_heads, n, head_dim)``. A stack of one would keep the buffer alive, so it is copied first."""
+def _stacked(buffers: list[Any], index: slice | mx.array, codec: Codec) -> list[mx.array]:
+    """``(layers, kv_heads, n, ...)`` for each part. A stack of one would keep the buffer alive, so it is copied first."""
     rows = [buffer[0, :, index] if isinstance(index, slice) else mx.take(buffer[0], index, axis=1) for buffer in buffers]
-    return mx.stack(rows) if len(rows) > 1 else mx.contiguous(rows[0])[None]
+    parts = zip(*(codec.encode(row) for row in rows), strict=True)
+    return [mx.stack(list(part)) if len(part) > 1 else mx.contiguous(part[0])[None] for part in parts]
 
 
 def _numpy(array: mx.array) -> npt.NDArray[np.generic]:
@@ -125,6 +138,7 @@ def _array(array: npt.NDArray[Any], dtype: mx.Dtype) -> mx.array:
     found = mx.array(np.asarray(array))
     if dtype == mx.bfloat16 and found.dtype == mx.uint16:
         found = found.view(mx.bfloat16)
-    if found.dtype not in (dtype, mx.float32):  # some recurrent states are float32 in any model
+    floating = mx.issubdtype(dtype, mx.floating)
+    if found.dtype != dtype and not (floating and found.dtype == mx.float32):  # some states are float32 in any model
         raise ValueError(f"dtype {found.dtype} where {dtype} was written")
     return found

@@ -27,6 +27,7 @@ from runtime.loading.gguf.layout import (
     TensorInfo,
 )
 
+PREAMBLE_BYTES = 24  # magic number, version, and the two counts
 MAX_PAIRS = 1 << 14
 MAX_TENSORS = 1 << 16
 MAX_NAME_BYTES = 512
@@ -78,8 +79,12 @@ class _Reader:
         )
 
     def preamble(self) -> tuple[int, int, int]:
-        if self.size < 24 or self.take(4, "the magic number") != MAGIC:
+        if self.size < len(MAGIC) or self.take(4, "the magic number") != MAGIC:
             raise ModelLoadError(f"{self.path}: not a GGUF file (it does not begin with 'GGUF')")
+        if self.size < PREAMBLE_BYTES:
+            raise ModelLoadError(
+                f"{self.path}: a GGUF file cut short: {self.size} bytes, its header alone has {PREAMBLE_BYTES}; fetch it again"
+            )
         version = self.u32("the version")
         if version not in VERSIONS:
             hint = "a big-endian file" if version.to_bytes(4, "little")[::-1] in _BIG_ENDIAN else "known: 2 and 3"

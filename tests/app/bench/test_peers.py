@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from app.bench.measure import Subject
+from app.bench.our_streams import OurStreams
 from app.bench.ours import Ours
+from app.bench.peers.bare_mlx import BareMlx
+from app.bench.peers.bare_torch import BareTorch
 from app.bench.peers.mlx_prompt_cache import MlxPromptCache
+from app.bench.peers.mlx_streams import MlxStreams
+from app.bench.peers.numbers import log_softmax, records
 from app.bench.peers.one_cache import OneCache
 from app.bench.peers.stateless import Stateless
+from app.bench.peers.torch_streams import TorchStreams, torch_records
 from app.bench.tiny import make_tiny
 
 A, B, C = [1, 2, 3, 4, 5], [1, 2, 3, 9], [1, 2, 3, 4, 5, 6]
@@ -84,3 +93,55 @@ def test_peers_give_our_numbers(
         for _ in range(2):  # cold, then from what it keeps
             assert np.abs(peer.logprobs([A, B, C]) - ours.logprobs([A, B, C])).max() < 1e-4
             assert peer.answers([A, B], 4) == ours.answers([A, B], 4)
+
+
+@pytest.mark.parametrize(("backend", "make"), [("hf", BareTorch), ("mlx", BareMlx)])
+def test_bare_forwards_grow_and_copy_rows(
+    folder: Path, open_subject: Open, backend: str, make: Callable[[Path], Subject]
+) -> None:
+    # given rows that grow by a token per call, after which some are copied and others die
+    subject, ours = open_subject(make(folder)), open_subject(Ours(folder, backend))
+    rounds = [
+        [A],
+        [A, A, A],  # the same three times: nothing to push
+        [[*A, 7], [*A, 8], [*A, 9]],
+        [[*A, 9, 1], [*A, 7, 2], [*A, 9, 3]],
+    ]
+    for contexts in rounds:
+        assert np.abs(subject.logprobs(contexts) - ours.logprobs(contexts)).max() < 1e-4
+    assert subject.tokens_computed == 5 + 0 + 3 + 3
+    subject.forget()
+    subject.logprobs([B])
+    assert subject.tokens_computed == 11 + 4
+    with pytest.raises(NotImplementedError, match="bare forwards"):
+        subject.answers([A], 2)
+
+
+@pytest.mark.parametrize(("backend", "make"), [("hf", TorchStreams), ("mlx", MlxStreams)])
+def test_every_stream_draws_the_same_tokens(folder: Path, backend: str, make: Callable[[Path], Any]) -> None:
+    with closing(OurStreams(folder, backend)) as ours, closing(make(folder)) as peer:
+        prompts = [A, [7, 7, 7, 7, 7], [9, 8, 7, 6, 5]]
+        generate = peer.generate if backend == "hf" else peer.stream_generate
+        one = [ours.decode([A], 6), ours.decode([A], 6, top_k=0), ours.decode([A], 6, warm=True)]
+        one += [generate(A, 6, records=records) for records in (False, True)]
+        one += [peer.loop([A], 6, records=records) for records in (False, True)]
+        deep = peer.at_depth(A)
+        one += [deep(6), deep(6)]  # the second lap finds no trace of the first
+        assert len({lap.outcome for lap in one}) == 1
+        assert {lap.tokens for lap in one} == {5}  # the clock starts at the first
+        three = [ours.decode(prompts, 6), peer.loop(prompts, 6, records=True)]
+        assert three[0].outcome == three[1].outcome
+        assert three[1].tokens == 3 * 5
+        assert 0 < three[0].tokens <= 3 * 5  # others may be on when the last one starts
+        assert ours.score(A).tokens == peer.score(A).tokens == 5
+
+
+def test_records_of_both_libraries_agree() -> None:
+    logits = np.random.default_rng(0).standard_normal((3, 40), np.float32) * 4
+    chosen = np.array([1, 39, 7])
+    by_numpy = records(log_softmax(logits), chosen)
+    by_torch = torch_records(torch.from_numpy(logits), torch.from_numpy(chosen))
+    for a, b in zip(by_numpy, by_torch, strict=True):
+        token, own, rank, entropy, ids, values, covered = a
+        assert (token, rank, ids) == (b[0], b[2], b[4])
+        np.testing.assert_allclose([own, entropy, *values, covered], [b[1], b[3], *b[5], b[6]], atol=1e-5)

@@ -2,68 +2,139 @@ from __future__ import annotations
 
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 from rich.console import Console
 
-from app.bench.calibration import Calibration
+from app.bench.catalogue import LATER, NAMES, PARTS, On, chosen_parts
+from app.bench.findings import Case, Findings, Verdict
 from app.bench.measure import Result
-from app.bench.report import BAR, WIDTH, Report
-from app.bench.run import measure_all, run_bench
+from app.bench.parts.counts import RATIO_BAR
+from app.bench.report import WIDTH, Report
+from app.bench.run import MODELS, make_cases, measure_all, run_bench
 from app.bench.sizes import Sizes
-from app.cli.bench import bench
+from app.cli import bench as command
 from runtime import BackendUnavailableError, UnknownBackendError
 
-SMALL = Sizes(particles=6, steps=5, particle_prompt=24, resample_every=2, turns=3, chat_tokens=90, branches=4, transcript=60)
+SMALL = Sizes(
+    particles=6,
+    steps=5,
+    particle_prompt=24,
+    resample_every=2,
+    turns=3,
+    chat_tokens=90,
+    branches=4,
+    transcript=60,
+    rounds=2,
+    decode_prompt=8,
+    decode_tokens=6,
+    contexts=(20, 70),
+    overhead_tokens=5,
+    score_tokens=90,
+    chats=4,
+    visits=24,
+    message=10,
+    message_answer=4,
+    budget_tokens=300,
+    trie_path=3_000,
+    trie_branches=200,
+)
+IN_THIS_PROCESS = tuple(name for name in NAMES if name not in ("W8", "start"))
+PEERS = {"hf": {"transformers, one cache", "transformers, stateless"}, "mlx": {"mlx_lm, prompt cache"}}
 
 
 @pytest.fixture(scope="module")
-def report() -> Report:
-    return measure_all(("hf", "mlx"), quick=True, sizes=SMALL, text=None)
+def cases(tmp_path_factory: pytest.TempPathFactory) -> list[Case]:
+    return make_cases("tiny", ("hf", "mlx"), tmp_path_factory.mktemp("bench"), None)
+
+
+@pytest.fixture(scope="module")
+def report(cases: list[Case]) -> Report:
+    return measure_all(cases, chosen_parts(IN_THIS_PROCESS), SMALL, quick=True)
 
 
 def test_every_subject_plays_every_workload_on_every_model(report: Report) -> None:
-    played = {(r.backend, r.model, r.subject, r.workload) for r in report.results}
-    assert len(played) == len(report.results) == 2 * (3 + 2) * 3
-    assert {r.subject for r in report.results if r.backend == "mlx"} == {"elsewise", "mlx_lm, prompt cache"}
+    played = {(r.backend, r.model, r.workload, r.subject) for r in report.findings.results}
+    wanted = {
+        (backend, f"tiny-{name}", workload, subject)
+        for backend, peers in PEERS.items()
+        for name in ("llama", "qwen3")
+        for workload in ("W1 particles", "W2 chat", "W3 branches")
+        for subject in {"elsewise"} | peers | ({"bare forwards"} if workload == "W1 particles" else set())
+    }
+    assert {p for p in played if p[2] != "W7 budget"} == wanted
+    assert len(played) == len(report.findings.results) == len(wanted) + 2
 
 
 def test_every_token_is_computed_once(report: Report) -> None:
-    ours = [r for r in report.results if r.subject == "elsewise"]
+    ours = [r for r in report.findings.results if r.subject == "elsewise" and r.workload != "W7 budget"]
     assert len(ours) == 2 * 2 * 3
-    assert {(r.backend, r.model, r.workload): r.ratio for r in ours if not 1 <= r.ratio <= BAR} == {}
+    assert {(r.backend, r.model, r.workload): r.ratio for r in ours if not 1 <= r.ratio <= RATIO_BAR} == {}
 
 
 def test_nobody_stays_below_the_ideal_and_who_keeps_nothing_is_far_above(report: Report) -> None:
-    assert all(r.tokens >= r.ideal for r in report.results)
-    assert all(r.ratio > 1.5 for r in report.results if r.subject == "transformers, stateless")
+    assert all(r.tokens >= r.ideal for r in report.findings.results)
+    assert all(r.ratio > 1.5 for r in report.findings.results if r.subject == "transformers, stateless")
 
 
 def test_all_subjects_of_a_backend_draw_the_same_tokens(report: Report) -> None:
-    for backend, model, workload in {(r.backend, r.model, r.workload) for r in report.results}:
-        same = {r.outcome for r in report.results if (r.backend, r.model, r.workload) == (backend, model, workload)}
-        assert len(same) == 1, (backend, model, workload)
+    for rows in (report.findings.results, report.findings.timings):
+        outcomes: dict[tuple[str, str, str], set[str]] = {}
+        for row in rows:
+            part = row.workload if isinstance(row, Result) else row.part
+            outcomes.setdefault((row.backend, row.model, part), set()).add(row.outcome)
+        assert {key: found for key, found in outcomes.items() if len(found) > 1} == {}
+
+
+def test_every_row_has_its_figures_beside_its_bars(report: Report) -> None:
+    found: dict[str, list[tuple[float, bool]]] = {}
+    for verdict in report.findings.verdicts:
+        found.setdefault(verdict.row, []).append((verdict.bar, verdict.at_least))
+    assert {row: sorted(bars) for row, bars in found.items()} == {
+        "W1 particles": [(1.05, False)] * 4,
+        "W1 cpu": [(1.0, False)] * 4 + [(1.5, False)] * 4,
+        "W2 chat": [(1.05, False)] * 4,
+        "W3 branches": [(1.05, False)] * 4,
+        "W5 one stream": [(0.95, True), (1.0, True), (1.15, True)],
+        "W5 eight streams": [(0.9, True)] * 2,
+        "overhead": [(0.1, False)] * 2 + [(0.3, False)] * 2,
+        "W6 score": [(1.0, False)] * 2 + [(1.2, False)] * 2,
+        "W7 budget": [(1.0, False)] * 2 + [(1.05, False)] * 2,
+        "trie": [(1.0, False), (50.0, False)],
+    }
+
+
+def test_exact_bars_are_met(report: Report) -> None:
+    exact = [v for v in report.findings.verdicts if not v.timed and v.row != "W7 budget"]
+    assert {v.row for v in exact} == {"W1 particles", "W2 chat", "W3 branches", "W6 score", "trie"}
+    assert [v for v in exact if not v.met] == []
 
 
 def test_tables_fit_and_name_every_row(report: Report) -> None:
     out = io.StringIO()
     report.print(Console(file=out, width=WIDTH))
     text = out.getvalue()
-    for result in report.results:
+    for result in report.findings.results:
         assert result.subject in text
         assert f"{result.tokens:,}" in text
-        assert f"{result.backend}, {result.model}" in text
+        assert f"{result.backend}, {result.model}: tokens" in text
+    for timing in report.findings.timings:
+        assert f"{timing.wall_ms:.3f}" in text
+    for verdict in report.findings.verdicts:
+        assert f"{verdict.figure:.3f}" in text
     assert "…" not in text
-    assert "calibration" in text
+    assert "W4 reopen" in text
+    assert text.count(" met ") >= sum(v.met for v in report.findings.verdicts)
 
 
 @pytest.mark.parametrize("width", [80, WIDTH])
 def test_large_numbers_are_never_cut(width: int) -> None:
     rows = [Result(f"W{i}", "hf", "tiny-qwen3", "transformers, stateless", 205_696, 824, 123.45, 678.9, "x") for i in (1, 2)]
     out = io.StringIO()
-    Report(True, SMALL, Calibration(1.0, 1.0), tuple(rows)).print(Console(file=out, width=width))
+    Report(True, SMALL, ("W1",), (), Findings(results=tuple(rows))).print(Console(file=out, width=width))
     for number in ("205,696", "824", "249.631", "123.45", "678.90"):
         assert out.getvalue().count(number) == 2
 
@@ -72,21 +143,87 @@ def test_json_holds_the_same_figures(report: Report, tmp_path: Path) -> None:
     report.save(tmp_path / "figures.json")
     read = json.loads((tmp_path / "figures.json").read_text("utf-8"))
     assert read["quick"] is True
+    assert read["parts"] == list(IN_THIS_PROCESS)
     assert read["sizes"]["chat_tokens"] == 90
-    assert [row["ratio"] for row in read["results"]] == [r.ratio for r in report.results]
-    assert read["calibration"]["cpu_seconds"] > 0
+    assert [row["ratio"] for row in read["results"]] == [r.ratio for r in report.findings.results]
+    assert [row["wall_ms"] for row in read["timings"]] == [t.wall_ms for t in report.findings.timings]
+    assert [row["met"] for row in read["bars"]] == [v.met for v in report.findings.verdicts]
+    assert [row["when"] for row in read["calibrations"]] == [
+        "hf, tiny-llama",
+        "hf, tiny-qwen3",
+        "mlx, tiny-llama",
+        "mlx, tiny-qwen3",
+        "",
+    ]
+    assert read["later"] == LATER
 
 
-def test_backends_that_cannot_run_are_named(tmp_path: Path) -> None:
-    with pytest.raises(UnknownBackendError, match=r"unknown backend 'hff'.*hf.*mlx"):
-        run_bench(quick=True, backends=("hff",), json_path=None)
-    with pytest.raises(BackendUnavailableError, match="vllm"):
-        run_bench(quick=True, backends=("vllm",), json_path=None)
+def test_a_bar_is_met_on_its_side() -> None:
+    least = Verdict("W5 one stream", "hf", "tiny-llama", "speed", 1.15, 1.15, at_least=True)
+    assert least.met
+    assert not replace(least, figure=1.149).met
+    assert replace(least, at_least=False).met
+    assert not replace(least, at_least=False, figure=1.151).met
+
+
+def test_quick_runs_count_everywhere_and_time_once_per_backend(cases: list[Case]) -> None:
+    def meant(quick: bool) -> dict[str, int]:
+        return {part.name: sum(part.meant_for(case, cases, quick=quick) for case in cases) for part in PARTS}
+
+    everywhere = {"W1": 4, "W2": 4, "W3": 4}
+    assert meant(quick=True) == {**everywhere, "W5": 2, "overhead": 2, "W6": 2, "W7": 2, "W8": 2, "trie": 0, "start": 0}
+    assert meant(quick=False) == {**everywhere, "W5": 4, "overhead": 4, "W6": 4, "W7": 4, "W8": 2, "trie": 0, "start": 0}
+    large = Case("hf", "smollm2", Path(), 10)
+    left = {part.name for part in PARTS if part.meant_for(large, [large], quick=False)}
+    assert left == {part.name for part in PARTS if part.on in (On.ALL, On.BACKENDS)}
+
+
+def test_the_command_offers_what_there_is() -> None:
+    assert command.PARTS == NAMES
+    assert command.MODELS == MODELS
+    assert [part.name for part in chosen_parts(("trie", "W1"))] == ["W1", "trie"]
+    assert chosen_parts(()) == PARTS
+
+
+def test_backends_that_cannot_run_are_named() -> None:
+    for name, error, words in (
+        ("hff", UnknownBackendError, r"unknown backend 'hff'.*hf.*mlx"),
+        ("vllm", BackendUnavailableError, "vllm"),
+        ("mock", UnknownBackendError, "backend 'mock' has no peers"),
+    ):
+        with pytest.raises(error, match=words):
+            run_bench(quick=True, model="tiny", backends=(name,), only=(), json_path=None)
+
+
+def test_the_command_prints_and_writes(tmp_path: Path) -> None:
+    answer = CliRunner().invoke(command.bench, ["--quick", "--only", "TRIE", "--json", str(tmp_path / "out.json")])
+    assert answer.exit_code == 0, answer.output
+    assert "10,000 branches" in answer.stdout
+    assert [bar["row"] for bar in json.loads((tmp_path / "out.json").read_text("utf-8"))["bars"]] == ["trie", "trie"]
 
 
 @pytest.mark.slow
-def test_the_command_prints_and_writes(tmp_path: Path) -> None:
-    answer = CliRunner().invoke(bench, ["--quick", "--backend", "hf", "--json", str(tmp_path / "out.json")])
+def test_latency_is_measured_beside_both_kinds_of_model(cases: list[Case]) -> None:
+    found = measure_all(cases[:1], chosen_parts(("W8",)), replace(SMALL, latency_seconds=0.5), quick=True).findings
+    assert [gaps.who for gaps in found.gaps] == ["nothing runs", "engine process", "in process"]
+    assert [verdict.bar for verdict in found.verdicts] == [16.0, 50.0, 40.0]
+    for gaps in found.gaps:
+        assert gaps.p50 <= gaps.p99 <= gaps.max
+        assert "0" not in gaps.work.split()  # every kind of work came round
+
+
+@pytest.mark.slow
+def test_quick_prints_every_part() -> None:
+    answer = CliRunner().invoke(command.bench, ["--quick", "--backend", "hf", "--model", "llama"])
     assert answer.exit_code == 0, answer.output
-    assert "W1 particles" in answer.stdout
-    assert len(json.loads((tmp_path / "out.json").read_text("utf-8"))["results"]) == 2 * 3 * 3
+    for row in (
+        "W1 particles",
+        "W2 chat",
+        "W3 branches",
+        "W4 reopen",
+        "W5 one stream",
+        "W6 score",
+        "W7 budget",
+        "W8 event loop",
+    ):
+        assert row in answer.stdout

@@ -157,8 +157,8 @@ def test_a_file_that_is_no_database_is_left_alone(elsewise: Elsewise, data: Path
     (data / "sessions.db").write_bytes(b"not a database" * 100)
     for arguments in (("sessions", "list"), ("sessions", "verify"), ("ask", "hi", "--session", "A", *ASK)):
         done = elsewise(*arguments)
-        assert (done.code, done.out) == (1, "")
-        assert "not a database" in done.err
+        assert done.code == 1
+        assert "not a database" in (done.out if "verify" in arguments else done.err)
     assert (data / "sessions.db").read_bytes() == b"not a database" * 100
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from runtime import register_backend, unregister_backend
 from tests.app.cli.conftest import Elsewise
@@ -68,6 +70,25 @@ def test_doctor_without_a_model_says_what_is_missing_and_exits_1(elsewise: Elsew
     assert not data.exists()
 
 
+def test_a_folder_with_only_its_config_is_not_ready(elsewise: Elsewise, tmp_path: Path) -> None:
+    folder = tmp_path / "models" / "hollow"
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text('{"model_type": "llama"}')
+    wanting = "no tokenizer.json; no weights (model.safetensors or model.safetensors.index.json)"
+    # the list and the doctor say what is missing
+    [row] = [line for line in elsewise("models", "list").out.splitlines() if line.startswith("hollow")]
+    assert wanting in row
+    assert "ready" not in row
+    done = elsewise("doctor")
+    assert f"problem: model hollow: {wanting}" in done.err
+    assert "problem: no model is ready" in done.err
+    # weights that are cut short are no weights either
+    (folder / "tokenizer.json").write_text("{}")
+    (folder / "model.safetensors").write_bytes(b"")
+    [row] = [line for line in elsewise("models", "list").out.splitlines() if line.startswith("hollow")]
+    assert "damaged safetensors file" in row
+
+
 def test_doctor_shows_a_third_backend_and_one_whose_module_is_missing(elsewise: Elsewise) -> None:
     register_backend("thirds", "runtime.backends.mock:load")
     register_backend("absent", "no_such_module:load")
@@ -82,8 +103,11 @@ def test_doctor_shows_a_third_backend_and_one_whose_module_is_missing(elsewise: 
 
 
 def test_doctor_is_content_with_a_model_on_the_shelf_and_names_a_torn_one(elsewise: Elsewise, tmp_path: Path) -> None:
-    (tmp_path / "models" / "tiny").mkdir(parents=True)
-    (tmp_path / "models" / "tiny" / "config.json").write_text("{}")
+    tiny = tmp_path / "models" / "tiny"
+    tiny.mkdir(parents=True)
+    (tiny / "config.json").write_text("{}")
+    (tiny / "tokenizer.json").write_text("{}")
+    save_file({"weight": np.zeros(2, np.float32)}, tiny / "model.safetensors")
     done = elsewise("doctor")
     assert (done.code, done.err) == (0, "everything is in place\n")
     assert str(tmp_path / "models") in done.out
@@ -92,4 +116,5 @@ def test_doctor_is_content_with_a_model_on_the_shelf_and_names_a_torn_one(elsewi
     (tmp_path / "models" / "torn").mkdir()
     done = elsewise("doctor")
     assert done.code == 1
-    assert done.err == "problem: model torn: no config.json\n"
+    assert done.err.startswith("problem: model torn: no config.json; no tokenizer.json; no weights")
+    assert len(done.err.splitlines()) == 1

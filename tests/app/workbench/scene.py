@@ -15,6 +15,7 @@ import numpy as np
 
 from app.supervisor import Supervisor
 from app.workbench import AppWorkbench
+from app.workbench.session import UNTITLED
 from runtime import EngineDiedError, GenerationOptions, LanguageModel, OnProgress, SamplingOptions, TokenRun, load
 from storage import SessionStore
 from ui import Event, SessionView, TokensArrived, TurnView
@@ -101,7 +102,8 @@ class Scene:
         return scene
 
     async def new(self) -> int:
-        return (await self.workbench.new_session()).session_id
+        """A session of its own, opened: where one is still empty, New session would give that one again."""
+        return (await self.workbench.open_session(await self.store.create_session(UNTITLED))).session_id
 
     async def view(self, session_id: int) -> SessionView:
         return await self.workbench.open_session(session_id)

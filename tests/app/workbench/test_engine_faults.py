@@ -12,6 +12,7 @@ from runtime import (
     BackendUnavailableError,
     EngineDiedError,
     LanguageModel,
+    MemoryBudgetError,
     ModelLoadError,
     NonFiniteLogitsError,
     RuntimeFault,
@@ -123,6 +124,51 @@ def test_trying_again_where_the_answer_never_began(play: Play) -> None:
         assert len(own_tokens(view.turns[-1])) == 12
 
     play(scene)
+
+
+@pytest.mark.parametrize("again", ["retry", "send", "step back"])
+def test_nothing_half_made_remains_of_a_failed_answer(play: Play, again: str) -> None:
+    async def scene(s: Scene) -> None:
+        # given: a first answer that failed; the list has the person's own words
+        session_id = await s.new()
+        if again == "step back":
+            await s.workbench.send(session_id, "hello")
+            first = await s.last(session_id)
+            s.engine.on_look = no_memory
+            await s.workbench.regenerate(session_id, first.node_id)
+        else:
+            s.engine.refuses = [ModelLoadError("not here; fetch it")]
+            await s.workbench.send(session_id, "hello")
+        assert [row.title for row in await s.workbench.sessions()] == ["hello"]
+        view = await s.view(session_id)
+        failed = view.turns[-1]
+        assert (failed.status, own_tokens(failed)) == (TurnStatus.PARTIAL, [])
+        assert failed.note in ("not here; fetch it", "no room for the prompt: 2 MB are free, 9 MB are needed")
+        names = [row.name for row in view.branches]
+        assert (names[0], names[-1]) == ("hello", "no answer" if again == "step back" else "hello")
+        # when
+        s.engine.on_look = lambda _what: None
+        if again == "retry":
+            await s.workbench.regenerate(session_id, failed.node_id)
+        elif again == "send":
+            await s.workbench.send(session_id, "again")
+        else:
+            await s.workbench.select(session_id, first.node_id)
+        # then nothing is left of it, on the screen or on the disk
+        view = await s.view(session_id)
+        assert len(view.branches) == 1
+        assert len(own_tokens(view.turns[-1])) == 12
+        assert view.turns[-1].variants == (view.turns[-1].node_id,)
+        assert rows(s.path, "SELECT count(*) FROM nodes WHERE role = 'assistant'") == [(1,)]
+        assert await s.store.verify() == []
+
+    play(scene)
+
+
+def no_memory(what: str) -> None:
+    """The prompt is read, then there is no room for its answer."""
+    if what == "generate":
+        raise MemoryBudgetError("no room for the prompt: 2 MB are free, 9 MB are needed")
 
 
 def test_a_failed_first_answer_after_a_restart_of_the_app(play: Play) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,17 +11,29 @@ import pytest
 from runtime.backends.base import ROOT
 from runtime.backends.registry import register_backend, unregister_backend
 from runtime.errors import ContextOverflowError, InvalidRequestError
-from tests.runtime.backends.reference import HF, Loaded, append, chain, log_softmax, third_backend
+from runtime.options import LoadOptions
+from tests.runtime.backends.reference import HF, RECURRENT, Loaded, append, chain, log_softmax, third_backend
 
 NOTHING = np.empty(0, np.int64)
 TOYS = [("fake", "toy"), ("fake", "recurrent"), ("mock", "toy"), ("third", "toy")]
-CASES = TOYS + [(backend, name) for backend in ("hf", "mlx") for name in HF]
+REAL = [(backend, name) for backend in ("hf", "mlx") for name in HF]
+QUANTISED = [(backend, name, "q8") for backend in ("hf", "mlx") for name in ("llama", "gemma3", "lfm2", "falcon_h1")]
+CASES: list[tuple[str, ...]] = [*TOYS, *REAL, *QUANTISED]
+SLICEABLE = [case for case in CASES if case[1] not in RECURRENT]
+UNBOUNDED = [*TOYS, ("hf", "mamba"), ("mlx", "mamba")]  # models that name no limit
+BOUNDED = [case for case in REAL if case not in UNBOUNDED]
 
 
-@pytest.fixture(scope="module", params=CASES, ids=lambda case: "-".join(case))
+def only(cases: Sequence[tuple[str, ...]]) -> pytest.MarkDecorator:
+    """For these of `CASES` alone."""
+    return pytest.mark.parametrize("loaded", cases, ids="-".join, indirect=True, scope="module")
+
+
+@pytest.fixture(scope="module", params=CASES, ids="-".join)
 def loaded(request: pytest.FixtureRequest) -> Iterator[Loaded]:
     register_backend("third", third_backend)
-    one = Loaded(*request.param)
+    backend, name, *kv_dtype = request.param
+    one = Loaded(backend, name, LoadOptions(kv_dtype=kv_dtype[0] if kv_dtype else "auto"))
     yield one
     one.backend.unload()
     unregister_backend("third")
@@ -122,9 +134,8 @@ def test_a_long_branch_beside_short_ones_in_one_call(loaded: Loaded, pack: Any) 
     loaded.check(got[2:], [*trunk, *short], [-1])
 
 
+@only(SLICEABLE)  # recurrent state is kept at chain ends alone: see test_recurrent
 def test_forks_under_any_slot(loaded: Loaded, pack: Any) -> None:
-    if loaded.recurrent:
-        pytest.skip("state is kept at chain ends only; see test_recurrent")
     ids = loaded.ids(14, 30)
     append(loaded.backend, pack, ids)
     for at in (0, 7, 15, 28):
@@ -233,20 +244,29 @@ def test_a_refused_call_leaves_the_pack_as_it_was(loaded: Loaded, pack: Any) -> 
     loaded.check(got, [*ids, *ids[:2]], slice(10, None))
 
 
+@only(BOUNDED)
 def test_a_path_longer_than_the_context_is_refused_before_compute(loaded: Loaded, pack: Any) -> None:
     backend, limit = loaded.backend, loaded.backend.info.context_length
-    if limit > 5000:
-        pytest.skip("the model names no limit")
     ids = loaded.ids(28, limit + 1)
     with pytest.raises(ContextOverflowError, match=f"{limit:,}"):
         backend.forward(pack, ids, chain(0, limit + 1, ROOT), NOTHING)
     assert backend.size(pack) == 0
 
 
+@pytest.mark.parametrize("case", [case for case in UNBOUNDED if case[0] != "third"], ids="-".join)
+def test_a_limit_of_ones_own_holds_where_the_model_names_none(case: tuple[str, str]) -> None:
+    one = Loaded(*case, LoadOptions(context_length=64))
+    pack = one.backend.open_pack()
+    assert one.backend.info.context_length == 64
+    with pytest.raises(ContextOverflowError, match="64"):
+        one.backend.forward(pack, one.ids(29, 65), chain(0, 65, ROOT), NOTHING)
+    append(one.backend, pack, one.ids(30, 64))
+    one.backend.unload()
+
+
+@only(REAL)  # toys have no config to be honest about
 def test_info_is_honest(loaded: Loaded) -> None:
     info = loaded.backend.info
-    if loaded.toy:
-        pytest.skip("toys have no config to be honest about")
     assert info.vocab_size == (1024 if loaded.name == "llama_wide" else 1000)
     assert info.architecture.startswith(loaded.name.split("_")[0])
     assert ("recurrent" in info.attention_kinds) == loaded.recurrent

@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM
 from runtime.backends.base import ROOT, Backend
 from runtime.backends.hf.backend import HfBackend, load
 from runtime.backends.hf.loading import attention_of
-from runtime.errors import InvalidRequestError, MemoryBudgetError, ModelLoadError, SnapshotFormatError, UnsupportedFeatureError
+from runtime.errors import InvalidRequestError, MemoryBudgetError, ModelLoadError, SnapshotFormatError
 from runtime.options import LoadOptions
 from tests.runtime.backends.reference import TOLERANCE, append, expected, log_softmax, random_ids
 from tests.tiny_models import tiny_folder, tiny_path, tiny_tokenizer
@@ -124,12 +124,6 @@ def test_cached_kv_in_16_bits_halves_the_bytes_and_stays_near(llama: HfBackend) 
     _, got = append(backend, fresh, tail, int(held[-1]))
     gap = np.abs(got - expected("llama", [*ids.tolist(), *tail.tolist()])[30:]).max()
     assert 1e-6 < gap < 0.2
-
-
-@pytest.mark.parametrize("kv_dtype", ["q8", "q4"])
-def test_quantised_kv_is_refused(kv_dtype: Any) -> None:
-    with pytest.raises(UnsupportedFeatureError, match="kv_dtype"):
-        load(tiny_folder("llama"), LoadOptions(kv_dtype=kv_dtype))
 
 
 def test_bfloat16_computes_and_exports() -> None:

@@ -17,11 +17,9 @@ import pytest
 from mlx_lm.utils import load_model, quantize_model, save_model
 
 from runtime.backends.base import ROOT, Backend
-from runtime.backends.mlx import memory
 from runtime.backends.mlx.backend import MlxBackend, load
 from runtime.backends.mlx.cache import MlxPack
 from runtime.backends.mlx.corrections import completed
-from runtime.backends.mlx.memory import DeviceLimits
 from runtime.errors import ModelLoadError, SnapshotFormatError, UnsupportedFeatureError
 from runtime.loading.folder import ModelFolder
 from runtime.options import LoadOptions
@@ -170,10 +168,9 @@ def test_code_in_a_model_folder_is_never_run(tmp_path: Path, monkeypatch: pytest
     assert "MLX_LM_TRUST_REMOTE_CODE" not in os.environ
 
 
-@pytest.mark.parametrize("options", [LoadOptions(attention="eager"), LoadOptions(kv_dtype="q8")])
-def test_what_mlx_has_not_is_refused(options: LoadOptions) -> None:
+def test_what_mlx_has_not_is_refused() -> None:
     with pytest.raises(UnsupportedFeatureError):
-        load(tiny_folder("llama"), options)
+        load(tiny_folder("llama"), LoadOptions(attention="eager"))
 
 
 def test_a_device_that_is_not_there() -> None:
@@ -202,45 +199,6 @@ def test_foreign_arrays_are_not_restored(llama: MlxBackend) -> None:
     for damaged in ({"kv": plain["n"]}, {**plain, "n": np.array(5)}, {**plain, "keys.0": plain["keys.0"].astype(np.float16)}):
         with pytest.raises(SnapshotFormatError):
             llama.restore(damaged)
-
-
-def test_limits_are_set_from_weights_and_budget_and_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    # given a device that recommends 8 GiB, where Linux would ignore the calls
-    calls: list[tuple[str, int]] = []
-
-    def spy(name: str, before: int) -> None:
-        def watched(limit: int) -> int:
-            calls.append((name, limit))
-            return before
-
-        monkeypatch.setattr(mx, name, watched)
-
-    spy("set_wired_limit", 1)
-    spy("set_cache_limit", 2)
-    spy("set_memory_limit", 3)
-    monkeypatch.setattr(mx, "device_info", lambda: {"max_recommended_working_set_size": 8 << 30})
-    limits = DeviceLimits()
-    # when a model is loaded and unloaded, twice
-    limits.apply(weights=1 << 30, kv_budget=2 << 30)
-    limits.reset()
-    limits.reset()
-    # then weights + budget + slack are wired, and what stood before stands again
-    wired = (3 << 30) + memory.SLACK
-    assert calls == [
-        ("set_wired_limit", wired),
-        ("set_cache_limit", memory.CACHE),
-        ("set_memory_limit", 8 << 30),
-        ("set_wired_limit", 1),
-        ("set_cache_limit", 2),
-        ("set_memory_limit", 3),
-    ]
-
-
-def test_the_budget_reaches_the_limits(llama: MlxBackend, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[tuple[int, int]] = []
-    monkeypatch.setattr(DeviceLimits, "apply", lambda self, weights, kv_budget: asked.append((weights, kv_budget)))
-    llama.set_kv_budget(123)
-    assert asked == [(4 * llama.info.parameters, 123)]
 
 
 def _quantised(tmp_path: Path) -> ModelFolder:

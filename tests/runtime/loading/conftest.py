@@ -4,6 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.runtime.loading.gguf_files import small_llama
+
 
 @pytest.fixture
 def shelf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -11,3 +13,12 @@ def shelf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "models"
     monkeypatch.setenv("ELSEWISE_MODELS", str(folder))
     return folder
+
+
+@pytest.fixture
+def gguf(tmp_path: Path) -> Path:
+    return small_llama().write(tmp_path / "Small Llama v1.F32.gguf")
+
+
+def left_behind(shelf: Path) -> list[str]:
+    return [path.name for path in shelf.iterdir() if path.name not in (".lock", ".digests")]

@@ -71,6 +71,17 @@ def test_a_spoiled_file_is_refused_in_one_line(what: str, tmp_path: Path) -> Non
     assert path.read_bytes() == BAD[what]
 
 
+@pytest.mark.parametrize("content", [b"GGUF", b"GGUFxxxx", b"GGUF" + b"\0" * 19])
+def test_a_file_shorter_than_its_header_is_said_to_be_cut_short(content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "short.gguf"
+    path.write_bytes(content)
+    with pytest.raises(ModelLoadError) as refused:
+        read_header(path)
+    assert str(refused.value) == (
+        f"{path}: a GGUF file cut short: {len(content)} bytes, its header alone has 24; fetch it again"
+    )
+
+
 @pytest.mark.parametrize("what", sorted(UNSUITABLE.keys() - SEEN_WHILE_CONVERTING))
 def test_a_sound_file_of_another_kind_is_refused_before_any_work(what: str, tmp_path: Path) -> None:
     # given

@@ -1,14 +1,9 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import signal
-import subprocess
-import sys
 import threading
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import numpy.typing as npt
@@ -16,38 +11,23 @@ import pytest
 from safetensors.numpy import load_file
 
 from runtime.errors import ModelLoadError
-from runtime.loading.convert import convert
-from runtime.loading.gguf.convertible import check
 from runtime.loading.importer import import_model
 from runtime.loading.progress import Progress
 from runtime.loading.shelf import list_models
 from runtime.loading.source import resolve
 from runtime.text.tokenizer import Tokenizer
+from tests.runtime.loading.conftest import left_behind
 from tests.runtime.loading.gguf_files import (
     HEADS,
     KV_HEADS,
     LAYERS,
     Stored,
-    bad_files,
     llama_pairs,
     small_llama,
     stored,
-    unsuitable_files,
 )
 from tests.runtime.loading.gguf_files import GgufFile as Gguf
-from tests.runtime.loading.test_gguf_header import SEEN_WHILE_CONVERTING
 from tests.tiny_models import tiny_path, tiny_tokenizer
-
-UNSUITABLE = unsuitable_files()
-
-
-@pytest.fixture
-def gguf(tmp_path: Path) -> Path:
-    return small_llama().write(tmp_path / "Small Llama v1.F32.gguf")
-
-
-def left_behind(shelf: Path) -> list[str]:
-    return [path.name for path in shelf.iterdir() if path.name not in (".lock", ".digests")]
 
 
 def permuted(weight: npt.NDArray[np.float32], heads: int) -> npt.NDArray[np.float32]:
@@ -168,108 +148,6 @@ def test_a_damaged_model_is_made_again(shelf: Path, gguf: Path) -> None:
     assert left_behind(shelf) == ["mine"]
 
 
-@pytest.mark.parametrize("name", ["../up", "a/../b", "a b", "x/y/z", ".hidden", "a--b", "@rev"])
-def test_a_name_that_is_no_name_is_refused(name: str, shelf: Path, gguf: Path) -> None:
-    with pytest.raises(ModelLoadError, match="cannot be a model's name"):
-        import_model(gguf, name)
-
-
-@pytest.mark.parametrize("what", ["text", "truncated in the weights", "key twice", "empty"])
-def test_a_damaged_file_changes_nothing(what: str, shelf: Path, tmp_path: Path) -> None:
-    # given
-    path = tmp_path / "damaged.gguf"
-    path.write_bytes(bad_files()[what])
-    # when, then
-    with pytest.raises(ModelLoadError, match=r"damaged\.gguf"):
-        import_model(path)
-    assert not shelf.exists()
-
-
-@pytest.mark.parametrize("what", sorted(SEEN_WHILE_CONVERTING))
-def test_a_file_that_does_not_fit_together_is_refused(what: str, tmp_path: Path) -> None:
-    # given
-    path = UNSUITABLE[what].write(tmp_path / "refused.gguf")
-    # when
-    with pytest.raises(ModelLoadError) as refused:
-        convert(check(path), tmp_path, lambda done, total: None)
-    # then
-    assert "refused.gguf" in str(refused.value)
-    assert "\n" not in str(refused.value)
-
-
-def test_a_refused_conversion_leaves_nothing(shelf: Path, tmp_path: Path) -> None:
-    # given
-    path = UNSUITABLE["NaN in the weights"].write(tmp_path / "refused.gguf")
-    # when, then
-    with pytest.raises(ModelLoadError, match=r"refused\.gguf: the tensor output_norm\.weight holds NaN"):
-        import_model(path)
-    assert left_behind(shelf) == []
-    assert list_models() == []
-
-
-def test_a_cancelled_import_leaves_nothing(shelf: Path, gguf: Path) -> None:
-    # given
-    class Cancelled(Exception):
-        pass
-
-    def cancel(progress: Progress) -> None:
-        if progress.done:
-            raise Cancelled
-
-    # when, then
-    with pytest.raises(Cancelled):
-        import_model(gguf, progress=cancel)
-    assert left_behind(shelf) == []
-
-
-def test_a_killed_converter_is_reported_and_leaves_nothing(shelf: Path, gguf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # given
-    started: list[subprocess.Popen[bytes]] = []
-    real = subprocess.Popen
-
-    def popen(*args: object, **kwargs: object) -> subprocess.Popen[bytes]:
-        child: subprocess.Popen[bytes] = real(*args, **kwargs)  # type: ignore[call-overload]  # passed on as given
-        started.append(child)
-        child.kill()
-        return child
-
-    monkeypatch.setattr("runtime.loading.importer.subprocess.Popen", popen)
-    # when, then
-    with pytest.raises(ModelLoadError, match="ended without an answer"):
-        import_model(gguf)
-    assert left_behind(shelf) == []
-    assert started[0].returncode is not None
-
-
-KILLED_IMPORT = """
-import sys, time
-from runtime.loading.importer import import_model
-def hold(progress):
-    if progress.done:
-        print("converting", flush=True)
-        time.sleep(60)
-import_model(sys.argv[1], progress=hold)
-"""
-
-
-def test_a_killed_importer_takes_its_child_along_and_is_cleaned_up_after(shelf: Path, gguf: Path) -> None:
-    # given
-    with subprocess.Popen(
-        [sys.executable, "-c", KILLED_IMPORT, str(gguf)],
-        stdout=subprocess.PIPE,
-        env={**os.environ, "ELSEWISE_MODELS": str(shelf)},
-    ) as parent:
-        assert parent.stdout is not None
-        assert parent.stdout.readline() == b"converting\n"
-        parent.send_signal(signal.SIGKILL)
-    assert list_models() == []
-    # when
-    folder = import_model(gguf)
-    # then
-    assert resolve(gguf) == folder
-    assert left_behind(shelf) == [folder.path.name]
-
-
 def test_two_imports_at_once_take_turns(shelf: Path, gguf: Path) -> None:
     # given
     paths: list[Path] = []
@@ -282,22 +160,6 @@ def test_two_imports_at_once_take_turns(shelf: Path, gguf: Path) -> None:
     # then
     assert len(paths) == 2
     assert paths[0] == paths[1]
-
-
-def test_a_disk_that_is_too_small_is_named_before_the_work(shelf: Path, gguf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # given
-    monkeypatch.setattr("runtime.loading.importer.shutil.disk_usage", lambda path: SimpleNamespace(free=1))
-    # when, then
-    with pytest.raises(ModelLoadError, match=r"needs .* GB in .*, 0\.0 GB are free"):
-        import_model(gguf)
-    assert left_behind(shelf) == []
-
-
-def test_a_shelf_that_cannot_be_made_is_named(gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "file").write_text("in the way")
-    monkeypatch.setenv("ELSEWISE_MODELS", str(tmp_path / "file" / "models"))
-    with pytest.raises(ModelLoadError, match="set ELSEWISE_MODELS"):
-        import_model(gguf)
 
 
 def test_a_folder_is_copied_and_only_what_is_needed(shelf: Path, tmp_path: Path) -> None:
@@ -323,8 +185,3 @@ def test_progress_comes_while_it_works(shelf: Path, gguf: Path) -> None:
     totals = {report.total for report in reports if report.total}
     assert totals == {sum(len(tensor.data) for tensor in small_llama().tensors)}
     assert [report.done for report in reports] == sorted(report.done for report in reports)
-
-
-def test_no_source_is_named(shelf: Path) -> None:
-    with pytest.raises(ModelLoadError, match="no such file or folder"):
-        import_model("/nowhere/at/all.gguf")

@@ -17,9 +17,19 @@ from tests.runtime.loading.gguf_files import small_llama
 from tests.tiny_models import tiny_path
 
 
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model that was imported once for all tests here: the folder on a shelf of its own."""
+    folder = tmp_path_factory.mktemp("original")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ELSEWISE_MODELS", str(folder / "models"))
+        return import_model(small_llama().write(folder / "small.gguf"), "small").path
+
+
 @pytest.fixture
-def imported(shelf: Path, tmp_path: Path) -> Path:
-    return import_model(small_llama().write(tmp_path / "small.gguf"), "small").path
+def imported(shelf: Path, original: Path) -> Path:
+    """Its copy on the test's shelf."""
+    return shutil.copytree(original, shelf / original.name)
 
 
 def test_the_models_folder_follows_the_environment(shelf: Path, monkeypatch: pytest.MonkeyPatch) -> None:

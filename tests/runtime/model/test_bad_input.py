@@ -31,6 +31,7 @@ BAD_IDS: list[tuple[Any, str]] = [
     ([1, None], "whole numbers"),
     (["1"], "whole numbers"),
     ([True, False], "whole numbers, not bool"),
+    ([1, True], "whole numbers, not bool"),
     ([[1, 2], [3, 4]], r"one flat sequence"),
     ([[1, 2], [3]], r"one flat sequence"),
     ("ab", "flat|whole"),
@@ -117,11 +118,20 @@ def test_bad_options_stop_nothing_else(options: GenerationOptions) -> None:
             next(iter(model.generate_sync([1], options)))
 
 
+NO_IDS: tuple[Any, ...] = (5, None, "eos", [1.0], [[1]])
+
+
 def test_bad_sampling_arguments_of_genlms_call() -> None:
+    bad: list[dict[str, Any]] = [
+        {"max_tokens": -1},
+        {"temperature": -1.0},
+        {"seed": -1},
+        *({"eos_token_ids": e} for e in NO_IDS),
+    ]
     with fake_model() as model:
-        for arguments in ({"max_tokens": 0}, {"temperature": -1.0}, {"seed": -1}):
+        for arguments in bad:
             with pytest.raises(InvalidRequestError, match=next(iter(arguments))):
-                asyncio.run(model.sample([1], **{"max_tokens": 2, "eos_token_ids": [], **arguments}))  # type: ignore[arg-type]  # by name
+                asyncio.run(model.sample([1], **{"max_tokens": 2, "eos_token_ids": [], **arguments}))
 
 
 def test_unknown_options_and_backends_name_the_nearest(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,18 +12,49 @@ import pytest
 from runtime.backends.fake import Behaviour
 from runtime.errors import BackendUnavailableError, InvalidRequestError, UnknownBackendError
 from runtime.model import load_model_by_name
-from tests.fakes import Gate, assert_right, fake_model, reference, some_ids
+from tests.fakes import KINDS, Gate, assert_right, fake_model, reference, some_ids
 from tests.tiny_models import tiny_path
 
 
 def test_loading_by_name_takes_genlms_options() -> None:
-    options = {"batch_size": 3, "prefill_step_size": 17, "cache_size": 1 << 22, "timeout": 0.02}
+    options = {"batch_size": 3, "prefill_step_size": 17, "timeout": 0.02, "kv_cache_bytes": 1 << 22}
     with load_model_by_name("anything", backend="mock", llm_opts=options) as model:
         assert model.info.options["max_batch_rows"] == 3
         assert model.info.options["prefill_chunk_tokens"] == 17
         assert model.info.options["kv_cache_bytes"] == 1 << 22
     with load_model_by_name(str(tiny_path("llama"))) as model:
         assert model.info.backend in ("hf", "mlx")
+
+
+@pytest.mark.parametrize(("size", "kept"), [(0, 0), (1, 1), (4, 4), (1000, 10)])
+def test_cache_size_counts_remembered_vectors(size: int, kept: int) -> None:
+    # given genlm's size of the output cache
+    prompts = [some_ids(seed, 6) for seed in range(10)]
+    with load_model_by_name("anything", backend="fake", llm_opts={"cache_size": size}) as model:
+        model.batch_next_token_logprobs_sync(prompts)
+        model.set_kv_budget(1 << 24)  # which is another matter
+        # when all are asked for again, the latest first, then so many answers are remembered, and all of the KV
+        before = model.metrics()
+        for prompt in reversed(prompts[10 - kept :] if kept else []):
+            assert_right(model.next_token_logprobs_sync(prompt), prompt)
+        assert model.metrics().forward_calls == before.forward_calls
+        assert model.metrics().full_vector_hits - before.full_vector_hits == kept
+        for prompt in prompts:
+            assert model.prefix_match(prompt).tokens == 6
+            assert_right(model.next_token_logprobs_sync(prompt), prompt)
+
+
+def test_options_that_make_no_sense() -> None:
+    for options, says in (
+        ({"cache_size": -1}, "cache_size"),
+        ({"cache_size": True}, "cache_size"),
+        ({"cache_size": 1.5}, "cache_size"),
+        ({"batch_size": 2, "max_batch_rows": 3}, "batch_size is genlm's name for max_batch_rows"),
+        ({"batch_size": 0}, "max_batch_rows"),
+        ({"max_rows": 5}, "max_batch_rows"),
+    ):
+        with pytest.raises(InvalidRequestError, match=says):
+            load_model_by_name("anything", backend="fake", llm_opts=options)
 
 
 def test_backends_that_cannot_be() -> None:
@@ -118,6 +150,51 @@ def test_empty_batches_are_mistakes() -> None:
         for work in (lambda: model.batch_next_token_logprobs([]), lambda: model.batch_sample([], 1, [])):
             with pytest.raises(InvalidRequestError, match="empty batch"):
                 asyncio.run(work())
+
+
+def test_arguments_have_genlms_names() -> None:
+    prompts = [some_ids(seed, 6) for seed in range(3)]
+    with fake_model() as model:
+        common: dict[str, Any] = {"max_tokens": 4, "eos_token_ids": [], "temperature": 0.5, "seed": 80808}
+
+        async def main() -> None:
+            together = await model.batch_sample(prompt_token_ids_list=prompts, **common)
+            assert together == [await model.sample(prompt_token_ids=p, **common) for p in prompts]
+            # an end at every id, and no room at all, give no tokens
+            common["eos_token_ids"] = range(259)
+            assert await model.batch_sample(prompts, **common) == [[], [], []]
+            assert await model.batch_sample(prompts, 0, []) == [[], [], []]
+            with pytest.raises(InvalidRequestError):
+                await model.sample([], 0, [])
+
+        asyncio.run(main())
+
+
+def blocking(call: Callable[[Sequence[int]], Coroutine[Any, Any, None]]) -> Callable[[Sequence[int]], None]:
+    return lambda ids: asyncio.run(call(ids))
+
+
+@pytest.mark.parametrize("how", ["cleared", "evicted"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_cache_kv_holds_the_kv_whatever_is_remembered(kind: str, how: str) -> None:
+    # given a text whose answer is remembered, but whose KV is gone
+    ids = some_ids(1, 40)
+    with fake_model(Behaviour(recurrent=kind == "recurrent")) as model:
+        for tail, keep in enumerate([model.cache_kv, blocking(model.cache_kv_async)]):
+            model.next_token_logprobs_sync(ids)
+            if how == "cleared":
+                model.clear_kv_cache()
+            else:
+                model._engine.call(lambda: model._engine.scheduler.cache.trie.evict(1 << 40)).result()
+            assert model.prefix_match(ids).tokens == 0
+            # when it is to be cached, then it is, and a longer text pays for its own tokens only
+            keep(ids)
+            assert model.prefix_match(ids).tokens == 40
+            before = model.metrics().tokens_computed
+            assert_right(model.next_token_logprobs_sync([*ids, tail]), [*ids, tail], kind)
+            assert model.metrics().tokens_computed - before == 1
+            keep(ids)  # what is there is not computed again
+            assert model.metrics().tokens_computed - before == 1
 
 
 def test_clear_cache_forgets() -> None:

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import pytest
 
 from runtime.backends.fake import Behaviour
-from runtime.backends.registry import register_backend, resolve_backend, unregister_backend
+from runtime.backends.registry import register_backend, unregister_backend
 from runtime.errors import SessionClosedError
 from runtime.model import load
-from runtime.options import GenerationOptions, LoadOptions
+from runtime.options import GenerationOptions
 from tests.fakes import Gate, assert_right, fake_model, settled, some_ids
 from tests.tiny_models import tiny_path
 
@@ -168,57 +166,3 @@ def test_a_backend_that_cannot_load_raises_where_it_is_loaded() -> None:
         assert {t for t in set(threading.enumerate()) - before if t.is_alive()} == set()
     finally:
         unregister_backend("broken")
-
-
-class Watched:
-    """A backend that notes which thread calls it. `info` is plain data, for everybody."""
-
-    def __init__(self, backend: Any, callers: set[tuple[str, int]]) -> None:
-        self.info = backend.info
-        self._backend, self._callers = backend, callers
-
-    def __getattr__(self, name: str) -> Any:
-        method = getattr(self._backend, name)
-
-        def call(*arguments: Any) -> Any:
-            self._callers.add((name, threading.get_ident()))
-            return method(*arguments)
-
-        return call
-
-
-@pytest.mark.parametrize("name", ["hf", "mlx"])
-def test_the_backend_is_called_by_one_thread_alone(name: str) -> None:
-    callers: set[tuple[str, int]] = set()
-
-    def watched(source: Any, options: LoadOptions) -> Any:
-        callers.add(("load", threading.get_ident()))
-        return Watched(resolve_backend(name)(source, options), callers)
-
-    register_backend("watched", watched)
-    try:
-        with load(tiny_path("llama"), backend="watched", kv_cache_bytes=1_000_000, prefill_chunk_tokens=16) as model:
-
-            async def main() -> None:
-                prompts: Sequence[list[int]] = [some_ids(seed, 20) for seed in range(6)]
-                await asyncio.gather(
-                    model.batch_next_token_logprobs(prompts),
-                    model.batch_sample(prompts, 70, []),
-                    model.score(prompts[0]),
-                    model.next_token_logprobs_uncached_async(prompts[1]),
-                )
-
-            asyncio.run(main())
-            threads = [threading.Thread(target=model.next_token_logprobs_sync, args=(some_ids(s, 9),)) for s in range(4)]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
-            assert np.isfinite(model.next_token_logprobs_uncached([1])).all()
-            model.clear_cache()
-        methods, idents = {m for m, _ in callers}, {i for _, i in callers}
-        assert {"load", "open_pack", "forward", "take", "split", "close", "logits_uncached", "unload"} <= methods
-        assert len(idents) == 1
-        assert threading.get_ident() not in idents
-    finally:
-        unregister_backend("watched")

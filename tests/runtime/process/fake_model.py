@@ -1,17 +1,15 @@
 """A model for the engine process that computes nothing: answers follow from the ids, and it misbehaves on request.
 
 How it loads follows from the source ("ready", "slow", "fail", "bug", "die", "hang"), what else it does from the text given
-to `complete` (see `_COMMANDS`): the tests' way to reach into the process.
+to `complete` (see `fake_commands`): the tests' way to reach into the process.
 """
 
 from __future__ import annotations
 
 import asyncio
-import importlib
 import json
 import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
@@ -38,39 +36,8 @@ from runtime import (
 from runtime import errors as runtime_errors
 from runtime.info import OnProgress, PromptProgress
 from runtime.records import Float32
-
-VOCAB = [bytes([letter]) for letter in range(97, 123)] + [b"\xff", "é".encode()]
-EOS = 27
-CONTEXT = 1000
-
-
-def logprobs_of(ids: Sequence[int], width: int = len(VOCAB)) -> Float32:
-    """What the fake answers after `ids`: another row for every sequence, ``(width,) float32``."""
-    seed = sum((place + 1) * (token + 1) for place, token in enumerate(ids))
-    return ((np.arange(width) * 37 + seed) % 101).astype(np.float32) * np.float32(-0.01)
-
-
-def run_of(ids: Sequence[int], origin: Origin = Origin.SAMPLED, finish: Finish = Finish.NONE, top_k: int = 2) -> TokenRun:
-    """Scored tokens with made-up numbers; the last one has `finish`."""
-    n = len(ids)
-    pieces = [VOCAB[token % len(VOCAB)] for token in ids]
-    ends = np.zeros(n, np.uint8)
-    if n:
-        ends[-1] = finish
-    return TokenRun(
-        ids=np.array(ids, np.int32),
-        token_bytes=tuple(pieces),
-        texts=tuple(piece.decode(errors="replace") for piece in pieces),
-        logprob=np.linspace(-1, -2, n, dtype=np.float32),
-        rank=np.ones(n, np.int32),
-        entropy=np.full(n, 0.5, np.float32),
-        top_ids=np.tile(np.arange(top_k, dtype=np.int32), (n, 1)),
-        top_logprobs=np.full((n, top_k), -1, np.float32),
-        covered_mass=np.full(n, 0.75, np.float32),
-        origin=np.full(n, origin, np.uint8),
-        finish=ends,
-        draw=np.full(n, 0.25, np.float32),
-    )
+from tests.runtime.process.fake_answers import CONTEXT, EOS, VOCAB, logprobs_of, run_of
+from tests.runtime.process.fake_commands import COMMANDS
 
 
 def load(source: str, backend: str = "auto", **options: Any) -> FakeModel:
@@ -228,19 +195,19 @@ class FakeModel:
 
     async def batch_sample(
         self,
-        prompts: Sequence[Sequence[int]],
+        prompt_token_ids_list: Sequence[Sequence[int]],
         max_tokens: int,
         eos_token_ids: Sequence[int],
         temperature: float = 1.0,
         seed: int | None = None,
     ) -> list[list[int]]:
-        return [await self.sample(ids, max_tokens, eos_token_ids, temperature, seed) for ids in prompts]
+        return [await self.sample(ids, max_tokens, eos_token_ids, temperature, seed) for ids in prompt_token_ids_list]
 
     async def complete(self, prompt: str | Sequence[Message], options: GenerationOptions | None = None) -> str:
         if not isinstance(prompt, str):
             return json.dumps([dict(message) for message in prompt])
         command, _, argument = prompt.partition(" ")
-        return str(await _COMMANDS[command](self, argument))
+        return str(await COMMANDS[command](self, argument))
 
     # ---- text ------------------------------------------------------------------------------------------------
 
@@ -343,125 +310,3 @@ class FakeModel:
 
 def _fields(info: ModelInfo) -> dict[str, Any]:
     return {name: getattr(info, name) for name in ModelInfo.__slots__}
-
-
-# ---- commands ---------------------------------------------------------------------------------------------------------
-
-
-class _Panic(BaseException):
-    """Like a Rust panic: no Exception."""
-
-
-async def _raise(model: FakeModel, argument: str) -> str:
-    """An error by name, with its arguments as JSON: `raise ModelLoadError ["text"]`."""
-    name, _, arguments = argument.partition(" ")
-    kinds = {**vars(runtime_errors), "KeyError": KeyError, "Panic": _Panic}
-    error: BaseException = kinds[name](*json.loads(arguments))
-    error.add_note("a note")
-    raise error
-
-
-async def _state(model: FakeModel, argument: str) -> str:
-    return json.dumps({name: getattr(model, name) for name in ("queries", "generated", "cancelled", "turns")})
-
-
-async def _environment(model: FakeModel, argument: str) -> str:
-    return json.dumps(dict(os.environ))
-
-
-async def _process(model: FakeModel, argument: str) -> str:
-    """What this process is like."""
-    return json.dumps(
-        {
-            "path": sys.path,
-            "heavy": sorted({"torch", "mlx", "transformers", "PySide6"} & sys.modules.keys()),
-            "sigint_ignored": signal.getsignal(signal.SIGINT) == signal.SIG_IGN,
-            "thread": threading.current_thread() is threading.main_thread(),
-        }
-    )
-
-
-async def _hold(model: FakeModel, argument: str) -> str:
-    """Queries wait from now on, until they are cancelled or reset."""
-    model.held = asyncio.Event()
-    return ""
-
-
-async def _die(model: FakeModel, argument: str) -> str:
-    os.kill(os.getpid(), int(argument))
-    return ""
-
-
-async def _exit(model: FakeModel, argument: str) -> str:
-    os._exit(int(argument))
-
-
-async def _step(model: FakeModel, argument: str) -> str:
-    """A step that never ends, while the process goes on breathing."""
-    model.beat = (7, "step")
-    await asyncio.Event().wait()
-    return ""
-
-
-async def _move(model: FakeModel, argument: str) -> str:
-    """Steps for some seconds, each of them short."""
-    end = time.monotonic() + float(argument)
-    while time.monotonic() < end:
-        model.beat = (model.beat[0] + 1, "step")
-        await asyncio.sleep(0.02)
-    model.beat = (model.beat[0], "idle")
-    return "moved"
-
-
-async def _freeze(model: FakeModel, argument: str) -> str:
-    """Not even a beat any more, as if native code held the interpreter."""
-    while True:
-        time.sleep(1)  # noqa: ASYNC251  # blocking the loop is what this is for
-
-
-async def _slow_close(model: FakeModel, argument: str) -> str:
-    model.close_seconds = float(argument)
-    return ""
-
-
-async def _stubborn(model: FakeModel, argument: str) -> str:
-    """Ignores what asks it to end, and closes slowly."""
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    model.close_seconds = 60
-    return ""
-
-
-async def _write(model: FakeModel, argument: str) -> str:
-    """Writes to both standard streams."""
-    os.write(1, b"to stdout\n")
-    os.write(2, b"to stderr\n")
-    return ""
-
-
-async def _child(model: FakeModel, argument: str) -> str:
-    """A child of the engine process that outlives it unless it is ended too."""
-    subprocess = importlib.import_module("subprocess")
-    return str(subprocess.Popen(["sleep", "60"], close_fds=False).pid)
-
-
-async def _large(model: FakeModel, argument: str) -> str:
-    return "x" * int(argument)
-
-
-_COMMANDS = {
-    "raise": _raise,
-    "state": _state,
-    "environment": _environment,
-    "process": _process,
-    "hold": _hold,
-    "die": _die,
-    "exit": _exit,
-    "step": _step,
-    "move": _move,
-    "freeze": _freeze,
-    "slow-close": _slow_close,
-    "stubborn": _stubborn,
-    "write": _write,
-    "child": _child,
-    "large": _large,
-}

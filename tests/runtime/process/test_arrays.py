@@ -23,7 +23,7 @@ from runtime.wire.arrays import (
     unpack_run,
 )
 from runtime.wire.messages import encode
-from tests.runtime.process.fake_model import run_of
+from tests.runtime.process.fake_answers import run_of
 
 _dtypes = st.sampled_from([np.float32, np.float64, np.int32, np.int64, np.uint8, np.uint16, np.uint32, np.bool_])
 

@@ -21,7 +21,8 @@ from runtime import (
 )
 from runtime.client import EngineClient
 from tests.runtime.process.conftest import eventually, spawn_fake
-from tests.runtime.process.fake_model import EOS, VOCAB, FakeModel, logprobs_of
+from tests.runtime.process.fake_answers import EOS, VOCAB, logprobs_of
+from tests.runtime.process.fake_model import FakeModel
 
 
 async def _state(client: EngineClient) -> dict[str, Any]:

@@ -31,7 +31,8 @@ from runtime.wire.messages import (
     encode,
 )
 from runtime.wire.methods import METHODS
-from tests.runtime.process.fake_model import FakeModel, load, run_of
+from tests.runtime.process.fake_answers import run_of
+from tests.runtime.process.fake_model import FakeModel, load
 
 _REQUESTS = [
     Load("smollm2", "auto", {"threads": 2, "cache": True, "dtype": "auto"}, "a.b:c", {"mine": "d:e"}, 0.25),

@@ -9,7 +9,7 @@ import pytest
 from runtime import EngineDiedError, Finish, GenerationOptions, NonFiniteLogitsError, TokenRecord, TokenRun
 from runtime.client import EngineClient
 from tests.runtime.process.conftest import eventually, spawn_fake
-from tests.runtime.process.fake_model import run_of
+from tests.runtime.process.fake_answers import run_of
 
 NEVER_ENDS = [3]
 

@@ -205,3 +205,15 @@ def test_generations_that_say_the_same_share_each_step(kind: str) -> None:
         assert tails == [alone[0]] * 5 + [alone[1]] * 2
         again = 30 if kind == "recurrent" else 0
         assert model.metrics().tokens_computed - before == 31 + 2 * 11 + again
+
+
+def test_a_batch_limit_bounds_queries_as_well() -> None:
+    rows: list[int] = []
+    behaviour = Behaviour(before_forward=lambda tokens: rows.append(len(tokens)))
+    with fake_model(behaviour, max_batch_rows=3) as model:
+        model.cache_kv([5])
+        rows.clear()
+        batch = [[5, token] for token in range(12)]
+        for path, row in zip(batch, asyncio.run(model.batch_next_token_logprobs(batch)), strict=True):
+            assert_right(row, path)
+        assert rows == [3] * 4

@@ -89,7 +89,7 @@ def test_the_report_says_what_is_held_and_why_a_prefix_ended() -> None:
     with fake_model() as model:
         prompt = some_ids(1, 30)
         asyncio.run(model.sample(prompt, 1, []))
-        assert "new, or was evicted" in settled(model)[1].last_reason
+        assert "token 1 of 30 is new" in settled(model)[1].last_reason
         asyncio.run(model.sample([*prompt[:20], 255 - prompt[20]], 1, []))
         report = settled(model)[1]
         assert (report.last_prefix, report.last_reason) == (20, "the whole prompt was held")

@@ -19,6 +19,7 @@ from ui.port import SessionView
 from ui.transcript import TranscriptView
 
 Show = Callable[..., TranscriptView]
+PATIENCE_MS = 60_000  # how long a layout may take on a busy machine
 
 
 @pytest.fixture
@@ -49,7 +50,7 @@ def drawing(show: Show) -> TranscriptView:
 def settle(qtbot: QtBot, transcript: TranscriptView) -> None:
     """Waits until both modes have laid out what they show."""
     pane = transcript.tokens if transcript.mode.value == "tokens" else transcript.read
-    qtbot.waitUntil(lambda: all(box.body.done for box in pane.page.boxes))
+    qtbot.waitUntil(lambda: all(box.body.done for box in pane.page.boxes), timeout=PATIENCE_MS)
     QApplication.processEvents()
 
 

@@ -161,19 +161,19 @@ def test_dragging_selects(qtbot: QtBot, reading: TranscriptView) -> None:
     assert pane.selected_text == "Go to Lisbon, see the trams."
 
 
-def test_a_link_is_only_reported_and_only_if_it_is_http(qtbot: QtBot, show: Show) -> None:
-    text = "[web](https://example.org/x) [file](file:///etc/passwd) [run](javascript:alert)"
+def test_a_link_is_only_reported_and_only_if_it_leads_to_the_web_or_to_mail(qtbot: QtBot, show: Show) -> None:
+    text = "[web](https://example.org/x) [mail](mailto:a@b.org) [file](file:///etc/passwd) [run](javascript:alert)"
     transcript = show(session(turn(2, "assistant", pieces(text))))
     transcript.set_mode(Mode.READ)
     settle(qtbot, transcript)
     pane = transcript.read
     asked: list[str] = []
     transcript.link_requested.connect(asked.append)
-    for x in range(2, 120, 4):
+    for x in range(2, 160, 4):
         QTest.mouseClick(
             pane.viewport(), Qt.MouseButton.LeftButton, pos=QPoint(pane.column()[0] + x, pane.page.boxes[0].top + 14)
         )
-    assert set(asked) == {"https://example.org/x"}
+    assert set(asked) == {"https://example.org/x", "mailto:a@b.org"}
 
 
 def test_a_block_of_code_can_be_copied(qtbot: QtBot, reading: TranscriptView) -> None:

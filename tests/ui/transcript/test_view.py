@@ -1,12 +1,11 @@
-"""What the window does with a transcript: sessions, streams, modes, scrolling, meta lines."""
+"""What the window does with a transcript: sessions, streams, modes, scrolling."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 import pytest
-from PySide6.QtCore import QPoint, QPointF, Qt
-from PySide6.QtTest import QTest
+from PySide6.QtCore import QPoint
 from PySide6.QtWidgets import QApplication
 from pytestqt.qtbot import QtBot
 
@@ -14,11 +13,9 @@ from runtime import Origin, TokenRun
 from tests.ui.transcript.conftest import Show, settle
 from tests.ui.transcript.samples import drawing as drawn
 from tests.ui.transcript.samples import run_of, session, turn, written
-from ui.port import SessionView, TurnStatus, TurnView
+from ui.port import SessionView, TurnStatus
 from ui.theme.palette import DARK, LIGHT
 from ui.transcript import Mode, TranscriptView
-from ui.transcript.meta import Action
-from ui.transcript.pane import Pane
 
 
 def words(count: int, first_id: int = 1, origin: Origin = Origin.SAMPLED) -> TokenRun:
@@ -224,108 +221,6 @@ def test_other_colours_reach_every_part(qtbot: QtBot, show: Show) -> None:
         transcript.set_mode(mode)
         QApplication.processEvents()
         assert transcript.grab().toImage().pixelColor(3, 400).name() == DARK.window
-
-
-# ---- the line under a turn --------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(params=[Mode.TOKENS, Mode.READ])
-def either(request: pytest.FixtureRequest, qtbot: QtBot, show: Show) -> TranscriptView:
-    view = drawn()
-    stopped = replace(view.turns[3], status=TurnStatus.PARTIAL, note="stopped")
-    transcript = show(replace(view, turns=(*view.turns[:3], stopped)))
-    transcript.set_mode(request.param)
-    settle(qtbot, transcript)
-    return transcript
-
-
-def pane_of(transcript: TranscriptView) -> Pane:  # type: ignore[type-arg]  # of either body
-    return transcript.tokens if transcript.mode is Mode.TOKENS else transcript.read
-
-
-def press_action(qtbot: QtBot, transcript: TranscriptView, box: int, action: Action) -> None:
-    """Moves to a turn, then clicks one of the actions that appeared."""
-    pane = pane_of(transcript)
-    shown = pane.page.boxes[box]
-    top = shown.top - pane.verticalScrollBar().value()
-    QTest.mouseMove(pane.viewport(), pos=QPoint(pane.column()[0] + 2, top + 4))
-    part = next(p for p in shown.meta.parts(hovered=True) if p.action is action)
-    point = part.box.center() + QPointF(pane.column()[0], top + shown.body.height)
-    QTest.mouseMove(pane.viewport(), pos=point.toPoint())
-    QTest.mouseClick(pane.viewport(), Qt.MouseButton.LeftButton, pos=point.toPoint())
-
-
-def test_the_arrows_ask_for_the_neighbouring_variants(qtbot: QtBot, either: TranscriptView) -> None:
-    asked: list[int] = []
-    either.variant_requested.connect(asked.append)
-    press_action(qtbot, either, 1, Action.NEXT)
-    press_action(qtbot, either, 1, Action.PREVIOUS)
-    assert asked == [22, 20]
-
-
-def test_actions_ask_and_copy_gives_the_plain_text(qtbot: QtBot, either: TranscriptView) -> None:
-    asked: list[object] = []
-    either.regenerate_requested.connect(asked.append)
-    either.continue_requested.connect(asked.append)
-    either.copy_requested.connect(asked.append)
-    press_action(qtbot, either, 1, Action.REGENERATE)
-    press_action(qtbot, either, 3, Action.CONTINUE)
-    press_action(qtbot, either, 3, Action.COPY)
-    assert asked == [2, 4, "Because the city is built for slow mornings"]
-
-
-def texts_of(transcript: TranscriptView, box: int, *, hovered: bool) -> list[str]:
-    return [part.text.strip() for part in transcript.tokens.page.boxes[box].meta.parts(hovered=hovered)]
-
-
-def test_the_line_says_how_the_answer_was_made(show: Show) -> None:
-    transcript = show(drawn())
-    assert texts_of(transcript, 1, hovered=False) == ["‹", "2 / 3", "›", "41 tok/s", "reused 312, computed 1", "−23.9 nats"]
-    assert texts_of(transcript, 0, hovered=True) == []
-    assert texts_of(transcript, 3, hovered=True) == [], "nothing can be done to an answer that is still coming"
-
-
-def test_the_first_variant_has_none_before_it(show: Show) -> None:
-    transcript = show(session(turn(1, "user", written("Hi"), variants=(1, 5))))
-    actions = [part.action for part in transcript.tokens.page.boxes[0].meta.parts(hovered=False)]
-    assert actions == [Action.NONE, Action.NONE, Action.NEXT]
-
-
-def test_a_long_note_is_wrapped_and_nothing_leaves_the_column(show: Show) -> None:
-    note = "engine stopped; your text is kept. Send again to restart it. The log has the reason, if you want to know more."
-    partial: TurnView = replace(drawn().turns[1], status=TurnStatus.PARTIAL, note=note)
-    transcript = show(session(partial), width=420)
-    box = transcript.tokens.page.boxes[0]
-    for hovered in (False, True):
-        parts = box.meta.parts(hovered=hovered)
-        assert all(part.box.right() <= transcript.column()[1] for part in parts)
-    assert " ".join(note.split()) in " ".join(texts_of(transcript, 0, hovered=False))
-    assert box.meta.height > 40
-
-
-def test_actions_come_after_a_note_that_stays_where_it_was(show: Show) -> None:
-    stopped = replace(drawn().turns[1], status=TurnStatus.PARTIAL, note="stopped by you")
-    meta = show(session(stopped)).tokens.page.boxes[0].meta
-    standing, hovered = meta.parts(hovered=False), meta.parts(hovered=True)
-    assert hovered[: len(standing)] == standing
-    assert [part.text for part in hovered[len(standing) :]] == ["copy", "regenerate", "continue"]
-
-
-def test_where_there_is_no_room_numbers_give_way_to_actions(show: Show) -> None:
-    transcript = show(drawn(), width=480)
-    texts = texts_of(transcript, 1, hovered=True)
-    assert "−23.9 nats" not in texts
-    assert texts[-2:] == ["copy", "regenerate"]
-
-
-def test_a_click_on_the_line_without_an_action_does_nothing(qtbot: QtBot, show: Show) -> None:
-    transcript = show(drawn())
-    pane = transcript.tokens
-    box = pane.page.boxes[1]
-    with qtbot.assertNotEmitted(transcript.variant_requested), qtbot.assertNotEmitted(transcript.copy_requested):
-        QTest.mouseClick(
-            pane.viewport(), Qt.MouseButton.LeftButton, pos=QPoint(pane.column()[0] + 90, box.top + box.body.height + 12)
-        )
 
 
 def test_everything_has_an_accessible_name(show: Show) -> None:

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from ui.transcript import numbers
+from ui import numbers
 
 
 @pytest.mark.parametrize(

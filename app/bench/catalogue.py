@@ -1,0 +1,68 @@
+"""Which parts there are, and on which models each is run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from app.bench.clock import Told
+from app.bench.findings import Case, Findings
+from app.bench.parts.budget import budget
+from app.bench.parts.counts import branches, chat, particles
+from app.bench.parts.decode import decode
+from app.bench.parts.latency import latency
+from app.bench.parts.overhead import overhead
+from app.bench.parts.score import score
+from app.bench.parts.trie import trie
+from app.bench.sizes import Sizes
+from app.bench.start import start
+
+
+class On(Enum):
+    """What a part is run on."""
+
+    ALL = "every model on every backend"
+    TINY = "every tiny model on every backend"
+    BACKENDS = "one model on every backend"
+    ONCE = "no model"
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One part of the benchmark. `run` is told what to say of its progress."""
+
+    name: str  # what `--only` takes
+    title: str
+    on: On
+    run: Callable[[Case, Sizes, Told], Findings]
+
+    def meant_for(self, case: Case, cases: Sequence[Case], *, quick: bool) -> bool:
+        """Whether it is run on this one of the models."""
+        if self.on is On.TINY and not case.tiny:
+            return False
+        if self.on is On.BACKENDS or (quick and self.name not in COUNTS):
+            return self.on is not On.ONCE and case is next(each for each in cases if each.backend == case.backend)
+        return self.on is not On.ONCE
+
+
+COUNTS = ("W1", "W2", "W3")  # quick ones are run on every model too
+PARTS = (
+    Part("W1", "particles: counts and cpu", On.ALL, particles),
+    Part("W2", "chat: counts", On.ALL, chat),
+    Part("W3", "branches: counts", On.ALL, branches),
+    Part("W5", "decode, one stream and eight", On.ALL, decode),
+    Part("overhead", "per-token overhead", On.TINY, overhead),
+    Part("W6", "score a text", On.ALL, score),
+    Part("W7", "chats under a byte budget", On.TINY, budget),
+    Part("W8", "event-loop latency", On.BACKENDS, latency),
+    Part("trie", "the token trie alone", On.ONCE, trie),
+    Part("start", "from the process to the window", On.ONCE, start),
+)
+LATER = {"W4 reopen": "later: saved sessions do not bring their KV back yet"}
+NAMES = tuple(part.name for part in PARTS)
+
+
+def chosen_parts(names: tuple[str, ...]) -> tuple[Part, ...]:
+    """The parts of these names, in the catalogue's order; all for none."""
+    return tuple(part for part in PARTS if not names or part.name in names)

@@ -1,0 +1,114 @@
+"""What a part of the benchmark finds: counts, times, gaps, and how they stand to the bars."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+from app.bench.clock import Lap
+from app.bench.measure import Result
+
+EMBEDDED = "smollm2"
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One model on one backend."""
+
+    backend: str
+    model: str  # "tiny-llama"
+    folder: Path
+    vocabulary: int
+
+    @property
+    def tiny(self) -> bool:
+        """Whether it is one of the made models, in which what happens around the model shows."""
+        return self.model != EMBEDDED
+
+    @property
+    def title(self) -> str:
+        """As tables say it."""
+        return f"{self.backend}, {self.model}" if self.model else self.backend
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """What a token cost one contender: medians over its laps, in milliseconds."""
+
+    part: str
+    backend: str
+    model: str
+    who: str
+    wall_ms: float
+    cpu_ms: float  # of the whole process
+    laps: int
+    outcome: str  # digest of the tokens: equal where two contenders drew the same; empty where nothing is drawn
+
+
+@dataclass(frozen=True, slots=True)
+class Gaps:
+    """How long an event loop was away, in milliseconds: between two ticks of a 1 ms timer."""
+
+    part: str
+    backend: str
+    model: str
+    who: str
+    p50: float
+    p99: float
+    max: float
+    ticks: int
+    work: str  # what was done meanwhile, and how often
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """One figure against its bar."""
+
+    row: str  # "W5 one stream"
+    backend: str
+    model: str
+    what: str  # the figure in words
+    figure: float
+    bar: float
+    at_least: bool  # else: at most
+    timed: bool = True  # False: an exact count, which a busy machine cannot change
+
+    @property
+    def met(self) -> bool:
+        """Whether the figure is on the right side of the bar."""
+        return self.figure >= self.bar if self.at_least else self.figure <= self.bar
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """Of one part, or of several together."""
+
+    results: tuple[Result, ...] = ()
+    timings: tuple[Timing, ...] = ()
+    gaps: tuple[Gaps, ...] = ()
+    verdicts: tuple[Verdict, ...] = ()
+
+    def __add__(self, other: Findings) -> Findings:
+        """Both."""
+        return Findings(
+            self.results + other.results,
+            self.timings + other.timings,
+            self.gaps + other.gaps,
+            self.verdicts + other.verdicts,
+        )
+
+
+def timing(part: str, case: Case, who: str, laps: Sequence[Lap]) -> Timing:
+    """The medians of a contender's laps."""
+    return Timing(
+        part=part,
+        backend=case.backend,
+        model=case.model,
+        who=who,
+        wall_ms=median(lap.wall_seconds / lap.tokens for lap in laps) * 1000,
+        cpu_ms=median(lap.cpu_seconds / lap.tokens for lap in laps) * 1000,
+        laps=len(laps),
+        outcome=laps[0].outcome,
+    )

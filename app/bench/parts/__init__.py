@@ -1,0 +1,1 @@
+"""One module per part of the benchmark: what is run, and how its figures stand to the bars."""

@@ -1,0 +1,134 @@
+"""A sessions file that cannot be opened: what a person is told, and the ways on. Nothing is ever deleted."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import shlex
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from app.paths import DataFolder
+from storage import StoreError
+
+if TYPE_CHECKING:
+    from storage import Salvage
+    from ui import RecoveryPage
+
+log = logging.getLogger(__name__)
+
+
+class Stopped(Exception):
+    """The person pressed Stop; nothing was changed."""
+
+
+def remedies(data: DataFolder) -> str:
+    """The commands that help where the sessions file of `data` is damaged, a line each."""
+    where = "" if data.root == DataFolder.default().root else f" --data-dir {shlex.quote(str(data.root))}"
+    fresh = shlex.quote(str(beside(data).root))
+    return (
+        f"  see what is damaged:        elsewise{where} sessions verify\n"
+        f"  recover what can be read:   elsewise{where} sessions recover   (the damaged file is kept)\n"
+        f"  start fresh beside it:      elsewise --data-dir {fresh}   (nothing is touched)"
+    )
+
+
+def beside(data: DataFolder) -> DataFolder:
+    """The folder that is offered instead of a damaged one; the same every time."""
+    return DataFolder(data.root.with_name(f"{data.root.name}-fresh"))
+
+
+async def rescue(
+    data: DataFolder, fault: StoreError, on_shown: Callable[[RecoveryPage], None] | None = None
+) -> DataFolder | None:
+    """Shows what is wrong and carries out what is chosen.
+
+    The caller holds the data folder's lock.
+
+    Returns:
+        The folder to open: `data`, recovered, or a fresh one; None where the page was closed.
+    """
+    from ui import RecoveryPage
+
+    page = RecoveryPage(str(fault), str(beside(data).root))
+    return await Rescue(data, page).run(on_shown)
+
+
+class Rescue:
+    """One page and what it does, on the window's loop; the reading is done by a thread."""
+
+    def __init__(self, data: DataFolder, page: RecoveryPage) -> None:
+        self._data = data
+        self._page = page
+        self._stopping = False
+        self._work: asyncio.Task[None] | None = None
+        self._chosen: asyncio.Future[DataFolder | None] = asyncio.get_running_loop().create_future()
+        page.recover_wanted.connect(self._recover)
+        page.stop_wanted.connect(self._stop)
+        page.open_wanted.connect(lambda: self._choose(data))
+        page.fresh_wanted.connect(lambda: self._choose(beside(data)))
+        page.closed.connect(lambda: self._choose(None))
+
+    async def run(self, on_shown: Callable[[RecoveryPage], None] | None) -> DataFolder | None:
+        """Until something is chosen."""
+        self._page.show()
+        if on_shown is not None:
+            on_shown(self._page)
+        chosen = await self._chosen
+        self._stop()
+        if self._work is not None:
+            await self._work
+        self._page.hide()
+        self._page.deleteLater()
+        return chosen
+
+    def _choose(self, folder: DataFolder | None) -> None:
+        if not self._chosen.done():
+            self._chosen.set_result(folder)
+
+    def _stop(self) -> None:
+        self._stopping = True
+
+    def _recover(self) -> None:
+        if self._work is None or self._work.done():
+            self._stopping = False
+            self._work = asyncio.get_running_loop().create_task(self._read(), name="recover")
+
+    async def _read(self) -> None:
+        from storage import salvage  # not part of a start that goes well
+
+        loop = asyncio.get_running_loop()
+
+        def progress(what: str, done: int, of: int) -> None:
+            if self._stopping:
+                raise Stopped
+            loop.call_soon_threadsafe(self._page.show_progress, what, done, of)
+
+        self._page.show_progress("sessions", 0, 0)
+        try:
+            made = await asyncio.to_thread(salvage, self._data.sessions, progress)
+        except Stopped:
+            self._page.show_choice("stopped; nothing was changed")
+        except (StoreError, OSError) as fault:
+            log.warning("recovering failed: %s", fault)
+            self._page.show_choice(str(fault))
+        else:
+            self._page.show_recovered(made.sessions, str(made.kept), made.lost)
+
+
+def recover_in_terminal(data: DataFolder, say: Callable[[str], None]) -> Salvage:
+    """The same without a window; `say` hears how far it is, once per table.
+
+    Raises:
+        StoreError: It cannot be done; nothing was changed.
+    """
+    from storage import salvage
+
+    told: set[str] = set()
+
+    def progress(what: str, _done: int, of: int) -> None:
+        if what not in told:
+            told.add(what)
+            say(f"reading {what.replace('_', ' ')}: up to {of:,} rows")
+
+    return salvage(data.sessions, progress)

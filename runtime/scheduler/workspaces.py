@@ -1,0 +1,96 @@
+"""The few packs in use."""
+
+from __future__ import annotations
+
+from runtime.backends.base import Backend
+from runtime.records import Int32
+from runtime.scheduler.workspace import Memory, Workspace
+from runtime.trie import Namespace
+
+
+class Workspaces:
+    """A path goes where most of it stands already; strangers get a pack of their own.
+
+    Args:
+        backend: Owner of the packs.
+        memory: Asked before packs grow.
+        limit: Packs kept at a time.
+        crowd: Slots up to which unrelated rows share a pack (one forward for all beats the wasted attention).
+    """
+
+    def __init__(self, backend: Backend, memory: Memory, *, limit: int = 8, crowd: int = 1024) -> None:
+        self._backend = backend
+        self._memory = memory
+        self._limit = limit
+        self.crowd = crowd
+        self._clock = 0
+        self.open: list[Workspace] = []
+        self.closed_bytes = 0  # in all, since load
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all working buffers."""
+        return sum(w.nbytes for w in self.open)
+
+    @property
+    def idle_bytes(self) -> int:
+        """Those of packs that nobody uses."""
+        return sum(w.nbytes for w in self.open if not w.users)
+
+    def place(self, namespace: Namespace, ids: Int32, *, alone: bool = False) -> Workspace:
+        """The workspace for a path; counts a user, `leave` takes it back."""
+        self._clock += 1
+        chosen = None if alone else self._fitting(namespace, ids)
+        if chosen is None:
+            if len(self.open) >= self._limit:
+                self.drop_idle(keep=self._limit - 1)
+            chosen = Workspace(self._backend, namespace, self._memory)
+            self.open.append(chosen)
+        chosen.users += 1
+        chosen.touched = self._clock
+        return chosen
+
+    def leave(self, workspace: Workspace, *, drop: bool = False) -> None:
+        """One user less; an idle pack that holds much more than one path is freed."""
+        workspace.users -= 1
+        if workspace.users == 0 and (drop or workspace.retired or workspace.held > 4 * self.crowd):
+            self._close(workspace)
+
+    def drop_idle(self, keep: int = 0) -> None:
+        """Frees idle packs, least recently used first, until `keep` packs are left or none is idle."""
+        for workspace in self._idle()[: max(len(self.open) - keep, 0)]:
+            self._close(workspace)
+
+    def free(self, size: int) -> int:
+        """Frees idle packs, least recently used first, until `size` bytes are free or none is idle; the bytes freed."""
+        freed = 0
+        for workspace in self._idle():
+            if freed >= size:
+                break
+            freed += workspace.nbytes
+            self._close(workspace)
+        return freed
+
+    def retire(self) -> None:
+        """Packs in use take no newcomers any more; they are freed when their last user leaves."""
+        for workspace in self.open:
+            workspace.retired = True
+
+    def _idle(self) -> list[Workspace]:
+        return sorted((w for w in self.open if w.users == 0), key=lambda w: w.touched)
+
+    def _fitting(self, namespace: Namespace, ids: Int32) -> Workspace | None:
+        best: tuple[int, Workspace] | None = None
+        for workspace in self.open:
+            if workspace.namespace != namespace or workspace.retired:
+                continue
+            depth = workspace.find(ids, len(ids))[1]
+            fits = 2 * depth >= len(ids) or workspace.held - depth + len(ids) <= self.crowd
+            if fits and (best is None or depth > best[0]):
+                best = depth, workspace
+        return best[1] if best else None
+
+    def _close(self, workspace: Workspace) -> None:
+        self.open.remove(workspace)
+        self.closed_bytes += workspace.nbytes
+        workspace.close()

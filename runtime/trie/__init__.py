@@ -1,0 +1,15 @@
+"""A radix tree over token ids whose edges carry cached keys and values.
+
+A path is a list of spans `(namespace, ids)`; the namespace says which numbers the KV belongs to (fingerprint, adapters),
+so the same tokens under two adapters never meet. Payloads are opaque: the backend's `PayloadOps` splits and weighs them.
+The idea of a radix tree as prefix cache is SGLang's RadixAttention; leases, the logical clock and byte accounting are ours.
+
+Pure Python and numpy, iterative throughout; used by the engine's owner thread alone.
+"""
+
+from runtime.trie.forgotten import Forgotten, Lost
+from runtime.trie.lease import Lease
+from runtime.trie.node import Namespace, Node, PayloadOps, Span
+from runtime.trie.tree import Inserted, Trie
+
+__all__ = ["Forgotten", "Inserted", "Lease", "Lost", "Namespace", "Node", "PayloadOps", "Span", "Trie"]

@@ -1,0 +1,72 @@
+"""One edge of the trie, what names it, and what it carries."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Any, Protocol
+
+from runtime.records import Int32, Scores
+
+Namespace = Hashable
+Span = tuple[Namespace, Int32]
+Key = tuple[Namespace, int]
+
+
+class PayloadOps(Protocol):
+    """What the trie must know of payloads; a backend satisfies it."""
+
+    def split(self, payload: Any, n: int) -> tuple[Any, Any]:
+        """The first `n` tokens and the rest."""
+
+    def payload_bytes(self, payload: Any) -> int:
+        """Bytes it holds."""
+
+    def payload_resumable(self, payload: Any) -> bool:
+        """Whether generation can go on after its last token."""
+
+
+class Node:
+    """One edge and the place where it ends. Leases pin the place; `pins` counts the leases at or below it."""
+
+    __slots__ = (
+        "attached",
+        "children",
+        "hits",
+        "mark",
+        "namespace",
+        "nbytes",
+        "parent",
+        "payload",
+        "pins",
+        "scores",
+        "stamp",
+        "tokens",
+    )
+
+    def __init__(self, namespace: Namespace, tokens: Int32, payload: Any, scores: Scores | None, parent: Node | None) -> None:
+        self.namespace, self.tokens, self.payload, self.scores, self.parent = namespace, tokens, payload, scores, parent
+        self.children: dict[Key, Node] = {}
+        self.pins = 0
+        self.stamp = 0
+        self.hits = 0  # lookups that passed here
+        self.mark: tuple[int, int] | None = None  # where it ends, once worked out; see `runtime.trie.forgotten`
+        self.nbytes = 0
+        self.attached = True
+
+    def path(self) -> list[Node]:
+        """From the first edge down to this one."""
+        nodes: list[Node] = []
+        node: Node | None = self
+        while node is not None and node.parent is not None:
+            nodes.append(node)
+            node = node.parent
+        nodes.reverse()
+        return nodes
+
+
+def common_prefix(a: Int32, b: Int32) -> int:
+    """How many leading tokens two arrays share."""
+    n = min(len(a), len(b))
+    differ = a[:n] != b[:n]
+    first = int(differ.argmax()) if n else 0
+    return first if n and differ[first] else n

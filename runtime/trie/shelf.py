@@ -1,0 +1,127 @@
+"""Bytes, leases and age: what is held, what may go, and in which order."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+
+from runtime.trie.forgotten import Forgotten, Lost
+from runtime.trie.node import Node
+
+
+class Shelf:
+    """The accounts of the trie's nodes: least recently used unleased leaf evicted first, by bytes.
+
+    Args:
+        budget: Bytes that payloads and scores may hold together.
+        room: Asked before bytes are taken, those of the moment in which an edge is cut included: makes that many free,
+            by `evict` and whatever else it knows, or answers False. Without it the budget alone counts.
+    """
+
+    def __init__(self, budget: int, room: Callable[[int], bool] | None = None) -> None:
+        self.budget = budget
+        self._room = room
+        self.forgotten = Forgotten()
+        self.bytes = 0
+        self.leased_bytes = 0
+        self.evicted_bytes = 0
+        self.cleared_bytes = 0
+        self._pushes = 0
+        self._heap: list[tuple[int, int, Node]] = []  # leaves by stamp; stale entries are skipped
+
+    @property
+    def evictable_bytes(self) -> int:
+        """Bytes that no lease holds."""
+        return self.bytes - self.leased_bytes
+
+    def make_room(self, size: int) -> bool:
+        """Evicts until `size` bytes are free; False, and nothing evicted, when leases leave too little."""
+        if self._room is not None:
+            return self._room(size)
+        if size > self.budget - self.leased_bytes:
+            return False
+        self.evict(self.bytes + size - self.budget)
+        return self.bytes + size <= self.budget
+
+    def evict(self, size: int) -> int:
+        """Frees at least `size` bytes if unleased leaves hold them, oldest first.
+
+        Returns:
+            Bytes freed.
+        """
+        freed = 0
+        while freed < size and self._heap:
+            stamp, _, node = heapq.heappop(self._heap)
+            if node.stamp != stamp or not node.attached or node.children or node.pins or node.parent is None:
+                continue
+            freed += node.nbytes
+            self.evicted_bytes += node.nbytes
+            self._remove(node)
+        return freed
+
+    def set_budget(self, budget: int) -> None:
+        """Another budget, in bytes; evicts down to it as far as leases allow."""
+        self.budget = budget
+        self.evict(self.bytes - budget)
+
+    def pin(self, node: Node) -> None:
+        """One more lease at `node`: counted on the whole path."""
+        self._pin_all(node.path())
+
+    def unpin(self, node: Node) -> None:
+        """One lease less."""
+        for each in reversed(node.path()):
+            each.pins -= 1
+            if each.pins == 0:
+                self.leased_bytes -= each.nbytes
+                if not each.attached:
+                    self.cleared_bytes += each.nbytes
+                    self.bytes -= each.nbytes
+                    each.nbytes = 0
+                    each.payload = each.scores = None
+        self._offer(node)
+
+    def repin(self, old: Node, new: Node) -> None:
+        """A lease goes from `old` to `new`: further down, as all that grow do, only what lies between is counted."""
+        between: list[Node] = []
+        node: Node | None = new
+        while node is not None and node is not old:
+            between.append(node)
+            node = node.parent
+        if node is old:
+            self._pin_all(between)
+        else:
+            self.pin(new)
+            self.unpin(old)
+
+    def _pin_all(self, nodes: list[Node]) -> None:
+        for each in nodes:
+            if each.pins == 0:
+                self.leased_bytes += each.nbytes
+            each.pins += 1
+
+    def _weigh(self, node: Node, size: int) -> None:
+        self.bytes += size - node.nbytes
+        if node.pins:
+            self.leased_bytes += size - node.nbytes
+        node.nbytes = size
+
+    def _remove(self, node: Node) -> None:
+        parent = node.parent
+        assert parent is not None
+        self.forgotten.note(parent, node.namespace, node.tokens, Lost.EVICTED)
+        del parent.children[node.namespace, int(node.tokens[0])]
+        node.attached = False
+        self._weigh(node, 0)
+        node.payload = node.scores = None
+        self._offer(parent)
+
+    def _offer(self, node: Node) -> None:
+        """Queues a leaf for eviction under its present stamp."""
+        if node.parent is None or node.children or node.pins or not node.attached:
+            return
+        self._pushes += 1
+        heapq.heappush(self._heap, (node.stamp, self._pushes, node))
+        if self._pushes % 4096 == 0:
+            self._heap = [e for e in self._heap if e[2].attached and e[2].stamp == e[0] and not e[2].children]
+            heapq.heapify(self._heap)

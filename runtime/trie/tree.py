@@ -1,0 +1,254 @@
+"""The tree itself: looking paths up, hanging new ones in, cutting edges."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from runtime.records import Int32, Scores
+from runtime.trie.forgotten import LIMIT, Lost
+from runtime.trie.lease import Lease
+from runtime.trie.node import Namespace, Node, PayloadOps, Span, common_prefix
+from runtime.trie.scores import merge_scores
+from runtime.trie.shelf import Shelf
+
+
+@dataclass(frozen=True, slots=True)
+class Inserted:
+    """What an insert found and did, in tokens: already there, newly stored, refused for lack of room."""
+
+    already: int
+    stored: int
+    refused: int
+
+
+class Trie(Shelf):
+    """Token paths to KV, least recently used leaf evicted first, by bytes.
+
+    Args:
+        ops: Splits and weighs payloads.
+        budget: Bytes that payloads and scores may hold together.
+        room: Makes room in place of the budget; see `Shelf`.
+    """
+
+    def __init__(self, ops: PayloadOps, budget: int, room: Callable[[int], bool] | None = None) -> None:
+        super().__init__(budget, room)
+        self._ops = ops
+        self.root = Node(None, np.empty(0, np.int32), None, None, None)
+        self.hits = 0
+        self.misses = 0
+        self._clock = 0
+
+    def lookup(self, spans: Sequence[Span], *, exact: bool = False) -> Lease:
+        """A lease on the deepest place of the path from which generation can go on.
+
+        An edge is split when the path leaves it in the middle; where there is no room for that, the lease ends before it.
+        Every visited node is touched: an ancestor is never older than its child. With `exact`, places that cannot be
+        resumed count too.
+        """
+        node, depth = self.root, 0
+        best, best_depth = node, 0
+        self._clock += 1
+        for namespace, ids in spans:
+            at = 0
+            while at < len(ids):
+                child = node.children.get((namespace, int(ids[at])))
+                if child is None:
+                    break
+                same = common_prefix(child.tokens, ids[at:])
+                upper = self._cut(child, same)
+                if upper is None:
+                    break
+                child = upper
+                child.stamp = self._clock
+                child.hits += 1
+                node, depth, at = child, depth + same, at + same
+                if exact or self._ops.payload_resumable(child.payload):
+                    best, best_depth = node, depth
+            if at < len(ids):
+                break
+        self._offer(node)
+        self.hits, self.misses = self.hits + (best_depth > 0), self.misses + (best_depth == 0)
+        return Lease(self, best, best_depth, depth)
+
+    def match(self, spans: Sequence[Span]) -> int:
+        """Tokens of the path that are held; touches and splits nothing."""
+        node, depth = self.root, 0
+        for namespace, ids in spans:
+            at = 0
+            while at < len(ids):
+                child = node.children.get((namespace, int(ids[at])))
+                if child is None:
+                    return depth
+                same = common_prefix(child.tokens, ids[at:])
+                depth, at = depth + same, at + same
+                if same < len(child.tokens):
+                    return depth
+                node = child
+        return depth
+
+    def strangers(self, spans: Sequence[Span], depth: int) -> bool:
+        """Whether the path's token after the first `depth` hangs there too, but only under another namespace."""
+        flat = [(namespace, int(token)) for namespace, ids in spans for token in ids[: depth + 1]]
+        node, at = self.root, 0
+        while at < depth:
+            child = node.children.get(flat[at])
+            if child is None or at + len(child.tokens) > depth:
+                return False
+            node, at = child, at + len(child.tokens)
+        return any(token == flat[depth][1] and namespace != flat[depth][0] for namespace, token in node.children)
+
+    def insert(self, lease: Lease, namespace: Namespace, tokens: Int32, payload: Any, scores: Scores | None = None) -> Inserted:
+        """Hangs tokens under the leased place and moves the lease to their end.
+
+        What is there already stays (missing scores are filled in); only the rest is stored. An item that cannot fit
+        beside what is leased is refused, never admitted by flushing everything else; the lease then ends where the trie does.
+        """
+        if not lease.node.attached:
+            return Inserted(0, 0, len(tokens))
+        node, at, blocked = self._walk(lease.node, namespace, tokens, scores)
+        lease.move(node, lease.length + at)
+        if at == len(tokens):
+            self.complete(node, payload, at - len(node.tokens))
+            return Inserted(at, 0, 0)
+        rest = len(tokens) - at
+        if blocked:
+            return Inserted(at, 0, rest)
+        if at:
+            payload = self._ops.split(payload, at)[1]
+            scores = None if scores is None else scores[at:]
+        size = self._ops.payload_bytes(payload) + (0 if scores is None else scores.nbytes)
+        if not self.make_room(size):
+            return Inserted(at, 0, rest)
+        fresh = Node(namespace, np.array(tokens[at:], np.int32), payload, scores, node)
+        node.children[namespace, int(tokens[at])] = fresh
+        fresh.stamp = self._clock
+        self._weigh(fresh, size)
+        lease.move(fresh, lease.length + rest)
+        return Inserted(at, rest, 0)
+
+    def follow(self, lease: Lease, namespace: Namespace, tokens: Int32, scores: Scores | None = None) -> Inserted:
+        """Moves the lease over those of `tokens` that are there already, and fills in their scores.
+
+        Done before the rest is copied for `insert`, so that nothing is copied in vain. `refused`: an edge had to be cut,
+        and there is no room for that.
+        """
+        if not lease.node.attached:
+            return Inserted(0, 0, len(tokens))
+        node, at, blocked = self._walk(lease.node, namespace, tokens, scores)
+        lease.move(node, lease.length + at)
+        return Inserted(at, 0, len(tokens) - at if blocked else 0)
+
+    def complete(self, node: Node, payload: Any, skip: int = 0) -> None:
+        """Gives a node without recurrent state the payload that was just computed, without its first `skip` tokens."""
+        ops = self._ops
+        if ops.payload_resumable(node.payload) or not ops.payload_resumable(payload):
+            return
+        fresh = ops.split(payload, skip)[1] if skip else payload
+        grown = ops.payload_bytes(fresh) - ops.payload_bytes(node.payload)
+        self.pin(node)
+        if self.make_room(grown):
+            node.payload = fresh
+            self._weigh(node, node.nbytes + grown)
+        self.unpin(node)
+
+    def set_scores(self, node: Node, scores: Scores) -> None:
+        """Puts scores beside the node's KV, keeping what is known already; left out when there is no room."""
+        self._fill_scores(node, scores)
+
+    def clear(self) -> None:
+        """Drops everything. Leased paths are detached: they stay readable for their holders and go when released."""
+        nodes = list(self.nodes())
+        for node in nodes[: LIMIT // 4]:  # the first from the root on: whoever comes back misses those first
+            parent = node.parent
+            assert parent is not None
+            self.forgotten.note(parent, node.namespace, node.tokens, Lost.CLEARED)
+        for node in nodes:
+            node.attached = False
+            if not node.pins:
+                self.cleared_bytes += node.nbytes
+                self._weigh(node, 0)
+                node.payload = node.scores = None
+        self.root.children.clear()
+        self._heap.clear()
+
+    def nodes(self) -> Iterator[Node]:
+        """Every edge, parents before children."""
+        stack = list(self.root.children.values())
+        while stack:
+            node = stack.pop()
+            yield node
+            stack.extend(node.children.values())
+
+    @property
+    def clock(self) -> int:
+        """The logical time of the last access."""
+        return self._clock
+
+    def _fill_scores(self, node: Node, scores: Scores) -> None:
+        merged = scores if node.scores is None else merge_scores(node.scores, scores)
+        if merged is None:
+            return
+        grown = merged.nbytes - (0 if node.scores is None else node.scores.nbytes)
+        free = node.pins == 0
+        if free:
+            self.pin(node)  # making room must not take the node itself
+        if grown <= 0 or self.make_room(grown):
+            node.scores = merged
+            self._weigh(node, node.nbytes + grown)
+        if free:
+            self.unpin(node)
+
+    def _walk(self, node: Node, namespace: Namespace, tokens: Int32, scores: Scores | None) -> tuple[Node, int, bool]:
+        """From `node` along `tokens` as far as they are there: the last node, the tokens passed, whether a cut failed."""
+        self._clock += 1
+        for above in node.path():  # an ancestor is never older than what is hung under it
+            above.stamp = self._clock
+        at = 0
+        while at < len(tokens):
+            child = node.children.get((namespace, int(tokens[at])))
+            if child is None:
+                break
+            same = common_prefix(child.tokens, tokens[at:])
+            upper = self._cut(child, same)
+            if upper is None:
+                return node, at, True
+            upper.stamp = self._clock
+            if scores is not None:
+                self._fill_scores(upper, scores[at : at + same])
+            node, at = upper, at + same
+        return node, at, False
+
+    def _cut(self, node: Node, n: int) -> Node | None:
+        """The node that ends after `n` tokens of this edge; None where there is no room for the copies of both parts."""
+        if n == len(node.tokens):
+            return node
+        if self._room is not None:
+            self.pin(node)  # making room must not take the node itself
+            free = self._room(node.nbytes)
+            self.unpin(node)
+            if not free:
+                return None
+        return self._split(node, n)
+
+    def _split(self, node: Node, n: int) -> Node:
+        """Cuts an edge after `n` tokens; `node` stays the lower part, so leases on it keep their place."""
+        upper_payload, lower_payload = self._ops.split(node.payload, n)
+        upper_scores = None if node.scores is None else node.scores[:n]
+        lower_scores = None if node.scores is None else node.scores[n:]
+        parent = node.parent
+        assert parent is not None
+        upper = Node(node.namespace, node.tokens[:n].copy(), upper_payload, upper_scores, parent)
+        upper.stamp, upper.pins, upper.hits = node.stamp, node.pins, node.hits
+        parent.children[node.namespace, int(node.tokens[0])] = upper
+        node.tokens, node.payload, node.scores, node.parent = node.tokens[n:].copy(), lower_payload, lower_scores, upper
+        upper.children[node.namespace, int(node.tokens[0])] = node
+        self._weigh(upper, self._size(upper))
+        self._weigh(node, self._size(node))
+        return upper
+
+    def _size(self, node: Node) -> int:
+        return self._ops.payload_bytes(node.payload) + (0 if node.scores is None else node.scores.nbytes)

@@ -1,0 +1,68 @@
+"""`elsewise sessions verify` and `recover` where the sessions file is damaged."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from storage import DataFolderLock, NewNode, SessionStore
+from tests.app.cli.conftest import Elsewise
+
+
+@pytest.fixture
+def damaged(data: Path) -> Path:
+    """A sessions file that lost its end."""
+    path = data / "sessions.db"
+    store = SessionStore.open(path)
+
+    async def fill() -> None:
+        for i in range(30):
+            session = await store.create_session(f"chat {i}")
+            await store.add_node(NewNode(session, None, "user", f"question {i} " * 40), current=True)
+        await store.close()
+
+    asyncio.run(fill())
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) - 3 * 4096])
+    return path
+
+
+def test_verify_names_the_file_and_says_what_helps(elsewise: Elsewise, damaged: Path) -> None:
+    before = damaged.read_bytes()
+    done = elsewise("sessions", "verify")
+    assert done.code == 1
+    assert f"the whole file: {damaged}" in done.out
+    assert f"elsewise --data-dir {damaged.parent} sessions recover" in done.err
+    assert f"elsewise --data-dir {damaged.parent}-fresh" in done.err
+    assert damaged.read_bytes() == before
+
+
+def test_recover_saves_what_can_be_read(elsewise: Elsewise, damaged: Path) -> None:
+    before = damaged.read_bytes()
+    done = elsewise("sessions", "recover")
+    assert done.code == 0
+    kept = damaged.with_name("sessions.damaged.db")
+    assert f"the damaged file is kept as {kept}" in done.out
+    assert "lost: " in done.out
+    assert kept.read_bytes() == before
+    assert len(elsewise("sessions", "list").out.splitlines()) > 10
+    assert elsewise("sessions", "search", "question").code == 0
+
+
+def test_nothing_is_recovered_under_an_open_window_or_where_nothing_is(elsewise: Elsewise, damaged: Path) -> None:
+    before = damaged.read_bytes()
+    lock = DataFolderLock(damaged.parent, "window")
+    assert lock.acquire()
+    done = elsewise("sessions", "recover")
+    lock.release()
+    assert (done.code, done.out) == (1, "")
+    assert "in use by" in done.err
+    damaged.write_bytes(b"nothing")
+    done = elsewise("sessions", "recover")
+    assert (done.code, done.out) == (1, "")
+    assert "nothing in it can be read; it was left as it is" in done.err
+    assert damaged.read_bytes() == b"nothing" != before
+    damaged.unlink()
+    assert elsewise("sessions", "recover").code == 1

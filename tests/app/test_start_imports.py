@@ -1,0 +1,76 @@
+"""What is loaded before the window stands: seconds differ from machine to machine, modules do not."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from app.sample import ensure_sample
+from storage import SessionStore
+
+PATIENCE_SECONDS = 120
+OURS = {"app", "resources", "runtime", "storage", "ui"}
+# What the window, the lock, the store and their libraries need. Whatever is added here is waited for at every start.
+NEEDED = {
+    "PySide6", "shiboken6", "shibokensupport", "signature_bootstrap", "qasync",
+    "numpy", "msgspec", "typing_extensions",
+    "filelock", "psutil", "platformdirs", "click",
+    "sqlite_utils", "sqlite_fts4", "pluggy", "dateutil",
+}  # fmt: skip
+LATER = {  # parts of ours that wait for an engine, a shelf or a command
+    "runtime.backends", "runtime.client", "runtime.engine", "runtime.loading", "runtime.model", "runtime.scheduler",
+    "runtime.text.tokenizer", "runtime.wire", "app.bench", "app.cli.ask", "app.cli.common",
+}  # fmt: skip
+# Says every module when the window stands, then closes it as Ctrl-C would.
+SCRIPT = """
+import logging, os, signal, sys
+
+class WhenItStands(logging.Handler):
+    def emit(self, record):
+        if "the window stands" in record.getMessage():
+            print(*sys.modules)
+            os.kill(os.getpid(), signal.SIGINT)
+
+logging.getLogger().addHandler(WhenItStands())
+logging.getLogger().setLevel(logging.INFO)
+from app.cli import main
+main()
+"""
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    """A data folder that was used before."""
+
+    async def fill() -> None:
+        store = SessionStore.open(tmp_path / "data" / "sessions.db")
+        await ensure_sample(store)
+        await store.close()
+
+    asyncio.run(fill())
+    return tmp_path / "data"
+
+
+def loaded_at_the_window(data: Path) -> set[str]:
+    command = [sys.executable, "-c", SCRIPT, "--data-dir", str(data)]
+    environment = {**os.environ, "QT_QPA_PLATFORM": "offscreen"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False)
+    assert done.returncode == 0, done.stderr
+    return set(done.stdout.split())
+
+
+def test_the_window_stands_before_anything_it_can_do_without_is_loaded(data: Path) -> None:
+    loaded = loaded_at_the_window(data)
+    # then the libraries are exactly those it needs (those with an underscore belong to Python's own installation)
+    libraries = {name.partition(".")[0] for name in loaded} - set(sys.stdlib_module_names) - OURS
+    assert {name for name in libraries if not name.startswith("_")} - NEEDED == set()
+    assert "sqlite_utils" in libraries  # so that an empty answer is not taken for a light one
+    # and of ours nothing that an engine, the shelf or a command is made of
+    assert {name for name in loaded if any(name == late or name.startswith(f"{late}.") for late in LATER)} == set()
+    # nor what reads the metadata of every installed package
+    assert "importlib.metadata" not in loaded

@@ -1,0 +1,176 @@
+"""What a person tries first works: a change of the sample goes into a copy, and the sample stays as it was shipped."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any, cast
+
+import pytest
+
+from app.sample import ensure_sample
+from app.workbench.copying import copy_title
+from app.workbench.recorder import chunk
+from runtime import LanguageModel, ModelLoadError, TokenRun, load
+from storage import NewNode
+from tests.app.workbench.conftest import Play
+from tests.app.workbench.scene import Scene, alternative, assert_same_view, own_tokens, rows
+from tests.app.workbench.test_engine_faults import Shifted
+from ui import Refusal, SessionCopied, SessionView, TurnStatus, TurnView
+
+Change = Callable[[Scene, int, TurnView], Awaitable[None]]
+
+
+async def recorded(s: Scene) -> SessionView:
+    """Given: a sample that was recorded from the model of these tests, opened; with a branch inside its answer."""
+    session_id = await s.asked("tell me of the sea")
+    first = await s.last(session_id)
+    at = own_tokens(first)[3]
+    await s.workbench.branch(session_id, first.node_id, at, alternative(first, at))
+    tree = await s.store.load_session(session_id)
+    tokens = await s.store.load_tokens([node.id for node in tree.nodes])
+    sample = await s.store.create_session("The sea", is_sample=True)
+    numbers: dict[int | None, int | None] = {None: None}
+    for node in tree.nodes:
+        new = NewNode(
+            sample,
+            numbers[node.parent_id],
+            cast("Any", node.role),
+            node.text,
+            node.at_token,
+            node.at_byte,
+            node.turn_start,
+            finish_reason=node.finish_reason,
+            stats=node.stats,
+            status="complete" if node.status == "complete" else "partial",
+        )
+        run = TokenRun.concat([TokenRun.from_columns(tile.columns) for tile in tokens[node.id]])
+        fingerprint = node.kv_fingerprint
+        numbers[node.id] = await s.store.add_node(new, None if fingerprint is None else chunk(run, fingerprint), current=True)
+    s.events.clear()
+    return await s.view(sample)
+
+
+def copied(s: Scene) -> SessionView:
+    """The one copy the window was told of."""
+    [event] = [event for event in s.events if isinstance(event, SessionCopied)]
+    return event.view
+
+
+async def send(s: Scene, sample: int, _: TurnView) -> None:
+    await s.workbench.send(sample, "and then?")
+
+
+async def edit(s: Scene, sample: int, _: TurnView) -> None:
+    question = next(turn for turn in (await s.view(sample)).turns if turn.role == "user")
+    await s.workbench.send(sample, "tell me of the land", question.node_id)
+
+
+async def branch(s: Scene, sample: int, answer: TurnView) -> None:
+    at = own_tokens(answer)[5]
+    await s.workbench.branch(sample, answer.node_id, at, alternative(answer, at))
+
+
+async def regenerate(s: Scene, sample: int, answer: TurnView) -> None:
+    await s.workbench.regenerate(sample, answer.node_id)
+
+
+async def go_on(s: Scene, sample: int, answer: TurnView) -> None:
+    await s.workbench.continue_turn(sample, answer.node_id)
+
+
+@pytest.mark.parametrize(
+    ("change", "turns", "variants"), [(send, 5, 1), (edit, 3, 1), (branch, 3, 3), (regenerate, 3, 3), (go_on, 3, 2)]
+)
+def test_a_change_of_the_sample_goes_into_a_copy(play: Play, change: Change, turns: int, variants: int) -> None:
+    async def scene(s: Scene) -> None:
+        sample = await recorded(s)
+        before = rows(s.path, "SELECT * FROM nodes WHERE session_id = ?", sample.session_id)
+        # when
+        await change(s, sample.session_id, sample.turns[-1])
+        # then the copy began as what was shown, and went on
+        began = copied(s)
+        assert (began.title, began.is_sample) == (f"{sample.title} (copy)", False)
+        assert [turn.run.text for turn in began.turns] == [turn.run.text for turn in sample.turns]
+        view = await s.view(began.session_id)
+        assert [len(view.turns), len(view.turns[-1].variants)] == [turns, variants]
+        assert view.turns[-1].status is TurnStatus.PARTIAL  # the length limit of these tests
+        assert view.turns[-1].note == "reached the length limit"
+        assert [row.title for row in await s.workbench.sessions()].count(began.title) == 1
+        # and the sample is what it was
+        assert rows(s.path, "SELECT * FROM nodes WHERE session_id = ?", sample.session_id) == before
+        assert_same_view(await s.view(sample.session_id), sample)
+        assert await s.store.verify() == []
+
+    play(scene)
+
+
+def test_only_what_is_new_is_computed_in_the_copy(play: Play) -> None:
+    async def scene(s: Scene) -> None:
+        sample = await recorded(s)
+        answer = sample.turns[-1]
+        at = own_tokens(answer)[5]
+        s.engine.prompts.clear()
+        await s.workbench.branch(sample.session_id, answer.node_id, at, alternative(answer, at))
+        stats = (await s.last(copied(s).session_id)).stats
+        assert stats is not None
+        assert stats.computed == 1
+        assert [len(prompt) for prompt in s.engine.prompts] == [stats.reused + 1]
+
+    play(scene)
+
+
+def test_what_cannot_be_done_makes_no_copy(play: Play) -> None:
+    async def scene(s: Scene) -> None:
+        sample = await recorded(s)
+        question, answer = sample.turns[-2:]
+        for work in (
+            s.workbench.send(sample.session_id, " \n"),
+            s.workbench.send(sample.session_id, "x", answer.node_id),
+            s.workbench.branch(sample.session_id, question.node_id, 0, 65),
+            s.workbench.branch(sample.session_id, answer.node_id, 0, 65),  # the template's
+            s.workbench.regenerate(sample.session_id, question.node_id),
+            s.workbench.continue_turn(sample.session_id, question.node_id),
+        ):
+            with pytest.raises(Refusal):
+                await work
+        assert rows(s.path, "SELECT count(*) FROM sessions") == [(2,)]
+
+    play(scene)
+
+
+def test_a_model_that_cannot_read_the_sample_is_named_and_nothing_is_copied(play: Play) -> None:
+    async def scene(s: Scene) -> None:
+        sample = await recorded(s)
+
+        async def start(*_: object, **__: object) -> LanguageModel:
+            return Shifted(await asyncio.to_thread(load, "x", backend="fake"))
+
+        await s.workbench.supervisor.close()
+        s.workbench.supervisor._start_engine = start
+        await s.workbench.supervisor.model()
+        with pytest.raises(Refusal, match=r"another tokenizer.*Choose the model it was written with"):
+            await s.workbench.send(sample.session_id, "and then?")
+        assert rows(s.path, "SELECT count(*) FROM sessions") == [(2,)]
+
+    play(scene)
+
+
+def test_without_a_model_the_click_is_kept_and_the_turn_says_what_to_do(play: Play) -> None:
+    async def scene(s: Scene) -> None:
+        sample = await s.view(await ensure_sample(s.store))
+        s.engine.refuses = [ModelLoadError("no model 'smollm2' here; fetch it with: elsewise models get smollm2")]
+        answer = sample.turns[-1]
+        at = own_tokens(answer)[3]
+        await s.workbench.branch(sample.session_id, answer.node_id, at, alternative(answer, at))
+        last = await s.last(copied(s).session_id)
+        assert "elsewise models get smollm2" in last.note
+        assert last.run.ids[-1] == alternative(answer, at)
+
+    play(scene)
+
+
+def test_copies_have_titles_of_their_own() -> None:
+    assert copy_title("Rain", []) == "Rain (copy)"
+    assert copy_title("Rain", ["Rain (copy)"]) == "Rain (copy 2)"
+    assert copy_title("Rain (copy 2)", ["Rain", "Rain (copy)", "Rain (copy 2)"]) == "Rain (copy 3)"

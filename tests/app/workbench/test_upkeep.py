@@ -1,0 +1,109 @@
+"""New sessions, empty ones, pinned ones, and the trash."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+
+from app.workbench import workbench
+from tests.app.workbench.conftest import Play
+from tests.app.workbench.scene import Scene, rows, until
+from ui import SessionsChanged
+
+
+def test_new_session_goes_on_with_the_one_that_is_still_empty(play: Play) -> None:
+    async def scene(s: Scene) -> None:
+        first = (await s.workbench.new_session()).session_id
+        assert (await s.workbench.new_session()).session_id == first
+        # also when another one was looked at meanwhile
+        other = await s.asked()
+        await s.view(other)
+        assert (await s.workbench.new_session()).session_id == first
+        # once something was said there, the next one is another
+        await s.workbench.send(first, "hello")
+        assert (await s.workbench.new_session()).session_id not in (first, other)
+
+    play(scene)
+
+
+def test_an_empty_session_in_the_trash_is_not_used_again(play: Play) -> None:
+    async def scene(s: Scene) -> None:
+        first = (await s.workbench.new_session()).session_id
+        await s.workbench.trash_session(first)
+        second = (await s.workbench.new_session()).session_id
+        assert second != first
+        await s.workbench.restore_session(first)
+        assert (await s.workbench.new_session()).session_id == first
+
+    play(scene)
+
+
+def test_empty_sessions_vanish_at_the_end(play: Play) -> None:
+    async def first(s: Scene) -> None:
+        await s.workbench.new_session()
+        await s.asked("hello")
+        named = await s.new()
+        await s.workbench.rename_session(named, "for later")
+        await s.new()
+        assert rows(s.path, "SELECT count(*) FROM sessions") == [(4,)]
+
+    async def second(s: Scene) -> None:
+        assert rows(s.path, "SELECT title FROM sessions ORDER BY id") == [("hello",), ("for later",)]
+        assert {row.title for row in await s.workbench.sessions()} == {"hello", "for later"}
+
+    play(first)
+    play(second)
+
+
+def test_what_an_earlier_end_left_behind_goes_a_moment_after_the_start(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workbench, "TIDY_SECONDS", 0.0)
+
+    async def scene(s: Scene) -> None:
+        # given: empty sessions, one of them open, and one that is a month in the trash
+        old = await s.asked("old")
+        await s.workbench.trash_session(old)
+        now = time.time()
+        await s.store.create_session("New session")
+        shown = (await s.workbench.new_session()).session_id
+        monkeypatch.setattr("time.time", lambda: now + 31 * 86_400)
+        # when
+        s.workbench.tidy_up()
+        await until(lambda: rows(s.path, "SELECT count(*) FROM sessions") == [(1,)])
+        # then the one a person looks at is still there
+        await s.workbench.send(shown, "hello")
+        assert rows(s.path, "SELECT id, title FROM sessions") == [(shown, "hello")]
+
+    play(scene)
+
+
+def test_a_session_that_is_just_being_made_is_not_cleared_away(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workbench, "TIDY_SECONDS", 0.0)
+
+    async def scene(s: Scene) -> None:
+        for _ in range(20):
+            s.workbench.tidy_up()
+            made, _ = await asyncio.gather(s.workbench.new_session(), asyncio.sleep(0))
+            await s.workbench.send(made.session_id, "hello")
+            assert (await s.view(made.session_id)).title == "hello"
+
+    play(scene)
+
+
+def test_pinned_sessions_stand_first_also_tomorrow(play: Play) -> None:
+    async def first(s: Scene) -> None:
+        one, two = await s.asked("one"), await s.asked("two")
+        assert [row.session_id for row in await s.workbench.sessions()] == [two, one]
+        s.events.clear()
+        await s.workbench.pin_session(one, True)
+        assert s.events == [SessionsChanged()]
+        assert [(row.session_id, row.pinned) for row in await s.workbench.sessions()] == [(one, True), (two, False)]
+
+    async def second(s: Scene) -> None:
+        assert [row.title for row in await s.workbench.sessions()] == ["one", "two"]
+        await s.workbench.pin_session((await s.workbench.sessions())[0].session_id, False)
+        assert [row.title for row in await s.workbench.sessions()] == ["two", "one"]
+
+    play(first)
+    play(second)

@@ -1,0 +1,153 @@
+"""What the device is told: MLX's limits, set once at load and put back, and freed memory given back above a threshold.
+
+Linux ignores the limits, so spies listen; the numbers and their order are what Metal would get.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import mlx.core as mx
+import psutil
+import pytest
+import torch
+
+from runtime.backends import sized
+from runtime.backends.hf import backend as hf
+from runtime.backends.mlx import backend as mlx
+from runtime.backends.mlx import memory
+from runtime.backends.mlx.memory import DeviceLimits
+from runtime.errors import ModelLoadError
+from runtime.model import load
+from runtime.options import LoadOptions
+from tests.tiny_models import tiny_folder, tiny_path
+
+GIB = 1 << 30
+SETTERS = ("set_wired_limit", "set_cache_limit", "set_memory_limit")
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
+    """What a device of 8 GiB is told, in order; before it stood at 1, 2 and 3."""
+    calls: list[tuple[str, int]] = []
+
+    def spy(name: str, before: int) -> None:
+        def watched(limit: int) -> int:
+            calls.append((name, limit))
+            return before
+
+        monkeypatch.setattr(mx, name, watched)
+
+    for at, name in enumerate(SETTERS):
+        spy(name, at + 1)
+    monkeypatch.setattr(mx, "device_info", lambda: {"max_recommended_working_set_size": 8 * GIB})
+    return calls
+
+
+BACK = [("set_wired_limit", 1), ("set_cache_limit", 2), ("set_memory_limit", 3)]
+
+
+def limits(wired: int, most: int = 8 * GIB) -> list[tuple[str, int]]:
+    return [("set_wired_limit", wired), ("set_cache_limit", memory.CACHE), ("set_memory_limit", most)]
+
+
+def test_limits_come_from_weights_and_budget_and_are_put_back(told: list[tuple[str, int]]) -> None:
+    made = DeviceLimits()
+    made.apply(weights=GIB, kv_budget=2 * GIB)
+    made.apply(weights=GIB, kv_budget=2 * GIB)  # the same number again: nothing to do
+    assert told == limits(3 * GIB + memory.SLACK)
+    # when the budget moves, they move along, and what stood before the first is remembered
+    told.clear()
+    made.apply(weights=GIB, kv_budget=3 * GIB)
+    assert told == [("set_wired_limit", 4 * GIB + memory.SLACK), ("set_memory_limit", 8 * GIB)]
+    told.clear()
+    made.reset()
+    made.reset()
+    assert told == BACK
+
+
+def test_more_than_the_device_recommends_is_never_wired(told: list[tuple[str, int]]) -> None:
+    DeviceLimits().apply(weights=6 * GIB, kv_budget=4 * GIB)
+    assert told == limits(8 * GIB, 10 * GIB + memory.SLACK)
+
+
+def test_a_load_sets_them_once_before_the_weights_are_read(
+    told: list[tuple[str, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    evaluated: list[int] = []
+    sound = mx.eval
+
+    def watched(*args: Any) -> None:
+        evaluated.append(len(told))
+        sound(*args)
+
+    monkeypatch.setattr(mx, "eval", watched)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=64 * GIB))
+    with load(tiny_path("llama"), backend="mlx") as model:
+        # then the same number is the budget: a quarter of what the device recommends beside the weights
+        weights, budget = 4 * model.info.parameters, model._engine.scheduler.cache.budget
+        assert told == limits(weights + budget + memory.SLACK)
+        assert evaluated[0] == 3
+        assert budget == pytest.approx((8 * GIB - mx.get_active_memory()) / 4, rel=0.01)
+        # when the budget moves while it is loaded, they move
+        told.clear()
+        model.set_kv_budget(3 * GIB)
+        assert told == [("set_wired_limit", weights + 3 * GIB + memory.SLACK), ("set_memory_limit", 8 * GIB)]
+        told.clear()
+    assert told == BACK
+
+
+def test_a_load_that_fails_puts_them_back(told: list[tuple[str, int]], monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(_: Any) -> Any:
+        raise ModelLoadError("numbers that do not agree")
+
+    monkeypatch.setattr(mlx, "self_test", failing)
+    with pytest.raises(ModelLoadError):
+        mlx.load(tiny_folder("llama"), LoadOptions(kv_cache_bytes=GIB))
+    assert [name for name, _ in told] == [*SETTERS, *SETTERS]
+    assert told[3:] == BACK
+
+
+def test_freed_memory_goes_back_above_a_threshold(monkeypatch: pytest.MonkeyPatch) -> None:
+    # given caches that are counted, and a device of which torch says that it is CUDA
+    cleared: list[str] = []
+    monkeypatch.setattr(mx, "clear_cache", lambda: cleared.append("mlx"))
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: cleared.append("cuda"))
+    monkeypatch.setattr(torch.mps, "empty_cache", lambda: cleared.append("mps"))
+    made = {"mlx": mlx.load(tiny_folder("llama"), LoadOptions())}
+    for device in ("cuda", "mps"):
+        made[device] = hf.load(tiny_folder("llama"), LoadOptions(device="cpu"))  # type: ignore[assignment]  # both are backends
+        made[device]._device = torch.device(device)  # type: ignore[attr-defined]  # hf's own
+    for name, backend in made.items():
+        cleared.clear()
+        # when KV is let go in small parts, then it goes back once the parts come to something, and then anew
+        part = sized.RETURN_BYTES // 4
+        for count in range(1, 9):
+            backend.freed(part)
+            assert cleared == [name] * (count // 4)
+        # and at once when memory has run out
+        backend.reclaim()
+        assert cleared == [name] * 3
+
+
+@pytest.mark.parametrize("backend", ["hf", "mlx"])
+def test_what_is_evicted_is_told_once_a_step(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[int] = []
+    with load(tiny_path("llama"), backend=backend, threads=1 if backend == "hf" else None) as model:
+        monkeypatch.setattr(model._engine.backend, "freed", told.append)
+        monkeypatch.setattr(sized, "RETURN_BYTES", 1)
+        slot = model.info.kv_bytes_per_token
+        model.set_kv_budget(200 * slot)
+        for first in range(2, 12):
+            model.next_token_logprobs_sync([first, *range(40)])
+        let_go = model._engine.scheduler.cache
+        model.prefix_match([1])
+        evicted = model.metrics().kv_evicted_bytes
+        assert evicted > 100 * slot
+        assert sum(told) == evicted + let_go.workspaces.closed_bytes
+        assert len(told) <= 24  # never more than one a step
+        told.clear()
+        model.clear_cache()
+        assert sum(told) > 0
+        assert let_go.bytes == 0

@@ -1,0 +1,151 @@
+"""Imports that are refused, cancelled, killed or have no room: nothing is left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from runtime.errors import ModelLoadError
+from runtime.loading.convert import convert
+from runtime.loading.gguf.convertible import check
+from runtime.loading.importer import import_model
+from runtime.loading.progress import Progress
+from runtime.loading.shelf import list_models
+from runtime.loading.source import resolve
+from tests.runtime.loading.conftest import left_behind
+from tests.runtime.loading.gguf_files import (
+    bad_files,
+    unsuitable_files,
+)
+from tests.runtime.loading.test_gguf_header import SEEN_WHILE_CONVERTING
+
+UNSUITABLE = unsuitable_files()
+
+
+@pytest.mark.parametrize("name", ["../up", "a/../b", "a b", "x/y/z", ".hidden", "a--b", "@rev"])
+def test_a_name_that_is_no_name_is_refused(name: str, shelf: Path, gguf: Path) -> None:
+    with pytest.raises(ModelLoadError, match="cannot be a model's name"):
+        import_model(gguf, name)
+
+
+def test_no_source_is_named(shelf: Path) -> None:
+    with pytest.raises(ModelLoadError, match="no such file or folder"):
+        import_model("/nowhere/at/all.gguf")
+
+
+@pytest.mark.parametrize("what", ["text", "truncated in the weights", "key twice", "empty"])
+def test_a_damaged_file_changes_nothing(what: str, shelf: Path, tmp_path: Path) -> None:
+    # given
+    path = tmp_path / "damaged.gguf"
+    path.write_bytes(bad_files()[what])
+    # when, then
+    with pytest.raises(ModelLoadError, match=r"damaged\.gguf"):
+        import_model(path)
+    assert not shelf.exists()
+
+
+@pytest.mark.parametrize("what", sorted(SEEN_WHILE_CONVERTING))
+def test_a_file_that_does_not_fit_together_is_refused(what: str, tmp_path: Path) -> None:
+    # given
+    path = UNSUITABLE[what].write(tmp_path / "refused.gguf")
+    # when
+    with pytest.raises(ModelLoadError) as refused:
+        convert(check(path), tmp_path, lambda done, total: None)
+    # then
+    assert "refused.gguf" in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_refused_conversion_leaves_nothing(shelf: Path, tmp_path: Path) -> None:
+    # given
+    path = UNSUITABLE["NaN in the weights"].write(tmp_path / "refused.gguf")
+    # when, then
+    with pytest.raises(ModelLoadError, match=r"refused\.gguf: the tensor output_norm\.weight holds NaN"):
+        import_model(path)
+    assert left_behind(shelf) == []
+    assert list_models() == []
+
+
+def test_a_cancelled_import_leaves_nothing(shelf: Path, gguf: Path) -> None:
+    # given
+    class Cancelled(Exception):
+        pass
+
+    def cancel(progress: Progress) -> None:
+        if progress.done:
+            raise Cancelled
+
+    # when, then
+    with pytest.raises(Cancelled):
+        import_model(gguf, progress=cancel)
+    assert left_behind(shelf) == []
+
+
+def test_a_killed_converter_is_reported_and_leaves_nothing(shelf: Path, gguf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # given
+    started: list[subprocess.Popen[bytes]] = []
+    real = subprocess.Popen
+
+    def popen(*args: object, **kwargs: object) -> subprocess.Popen[bytes]:
+        child: subprocess.Popen[bytes] = real(*args, **kwargs)  # type: ignore[call-overload]  # passed on as given
+        started.append(child)
+        child.kill()
+        return child
+
+    monkeypatch.setattr("runtime.loading.importer.subprocess.Popen", popen)
+    # when, then
+    with pytest.raises(ModelLoadError, match="ended without an answer"):
+        import_model(gguf)
+    assert left_behind(shelf) == []
+    assert started[0].returncode is not None
+
+
+KILLED_IMPORT = """
+import sys, time
+from runtime.loading.importer import import_model
+def hold(progress):
+    if progress.done:
+        print("converting", flush=True)
+        time.sleep(60)
+import_model(sys.argv[1], progress=hold)
+"""
+
+
+def test_a_killed_importer_takes_its_child_along_and_is_cleaned_up_after(shelf: Path, gguf: Path) -> None:
+    # given
+    with subprocess.Popen(
+        [sys.executable, "-c", KILLED_IMPORT, str(gguf)],
+        stdout=subprocess.PIPE,
+        env={**os.environ, "ELSEWISE_MODELS": str(shelf)},
+    ) as parent:
+        assert parent.stdout is not None
+        assert parent.stdout.readline() == b"converting\n"
+        parent.send_signal(signal.SIGKILL)
+    assert list_models() == []
+    # when
+    folder = import_model(gguf)
+    # then
+    assert resolve(gguf) == folder
+    assert left_behind(shelf) == [folder.path.name]
+
+
+def test_a_disk_that_is_too_small_is_named_before_the_work(shelf: Path, gguf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # given
+    monkeypatch.setattr("runtime.loading.importer.shutil.disk_usage", lambda path: SimpleNamespace(free=1))
+    # when, then
+    with pytest.raises(ModelLoadError, match=r"needs .* GB in .*, 0\.0 GB are free"):
+        import_model(gguf)
+    assert left_behind(shelf) == []
+
+
+def test_a_shelf_that_cannot_be_made_is_named(gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("in the way")
+    monkeypatch.setenv("ELSEWISE_MODELS", str(tmp_path / "file" / "models"))
+    with pytest.raises(ModelLoadError, match="set ELSEWISE_MODELS"):
+        import_model(gguf)

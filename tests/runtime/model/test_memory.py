@@ -1,0 +1,132 @@
+"""What the trie holds is all there is: no segment keeps a larger buffer alive, and nobody changes one."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import numpy as np
+import pytest
+
+from runtime.model import LocalModel, load
+from tests.runtime.backends.reference import random_ids
+from tests.tiny_models import tiny_path
+
+RECURRENT = ("lfm2",)
+NAMES = ("llama", "gemma3", *RECURRENT)
+T = TypeVar("T")
+
+
+def ids(seed: int, n: int) -> list[int]:
+    return [int(i) for i in random_ids(seed, n)]
+
+
+def on_owner(model: LocalModel, look: Callable[[], T]) -> T:
+    return model._engine.call(look).result()
+
+
+def work(model: LocalModel) -> None:
+    """Long texts, branches that split their edges, answers, scores: segments of every origin."""
+    stem = ids(1, 150)
+    model.cache_kv(stem)
+    model.batch_next_token_logprobs_sync([[*stem[:at], at] for at in (3, 40, 77, 149, 150)])
+
+    async def main() -> None:
+        await model.batch_sample([stem[:100], ids(2, 40), [*stem, 1]], 70, [], temperature=0.0)
+        await model.score([*stem[:60], *ids(3, 30)], top_k=3)
+
+    asyncio.run(main())
+    model.next_token_logprobs_sync([*ids(2, 20), 4])
+
+
+def payloads(model: LocalModel) -> list[Any]:
+    return [node.payload for node in model._engine.scheduler.cache.trie.nodes()]
+
+
+def arrays(payload: Any) -> list[Any]:
+    return [*payload.keys, *payload.values, *(a for a in payload.state or () if a is not None)]
+
+
+@pytest.fixture(params=NAMES)
+def name(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def test_every_tensor_of_a_segment_owns_exactly_its_storage(name: str) -> None:
+    with load(tiny_path(name), backend="hf", threads=1, prefill_chunk_tokens=64) as model:
+        work(model)
+
+        def look() -> int:
+            found = [tensor for payload in payloads(model) for tensor in arrays(payload)]
+            for tensor in found:
+                assert tensor.untyped_storage().nbytes() == tensor.nbytes
+                assert tensor.grad_fn is None
+            places = {tensor.untyped_storage().data_ptr() for tensor in found if tensor.nbytes}
+            assert len(places) == sum(tensor.nbytes > 0 for tensor in found)  # nothing is counted twice
+            return len(found)
+
+        assert on_owner(model, look) > 20
+
+
+def test_memory_in_use_returns_to_the_segments_bytes(name: str) -> None:
+    mx = pytest.importorskip("mlx.core")
+    with load(tiny_path(name), backend="mlx", prefill_chunk_tokens=64) as model:
+        cache = model._engine.scheduler.cache
+
+        def in_use() -> int:
+            cache.workspaces.drop_idle()
+            gc.collect()
+            return int(mx.get_active_memory())
+
+        def held() -> tuple[int, int]:
+            found = [array for payload in payloads(model) for array in arrays(payload)]
+            return sum(array.nbytes for array in found), len(found)
+
+        limit = on_owner(model, lambda: mx.set_cache_limit(0))  # a buffer that is used again may be larger than asked for
+        try:
+            model.next_token_logprobs_sync([1])
+            model.clear_cache()
+            before = on_owner(model, in_use)
+            work(model)
+            after = on_owner(model, in_use)
+            nbytes, count = on_owner(model, held)
+            assert count > 20
+            assert nbytes <= after - before <= nbytes + 64 * count
+            # and goes with them
+            model.clear_cache()
+            assert on_owner(model, in_use) - before <= 4096
+        finally:
+            on_owner(model, lambda: mx.set_cache_limit(limit))
+
+
+@pytest.mark.parametrize("backend", ["hf", "mlx"])
+def test_nobody_writes_into_a_cached_segment(backend: str, name: str) -> None:
+    # given the KV of a text and a copy of it
+    with load(tiny_path(name), backend=backend) as model:
+        stem = ids(1, 60)
+        model.cache_kv(stem)
+        trie, backend_of = model._engine.scheduler.cache.trie, model._engine.backend
+
+        def exported() -> dict[str, Any]:
+            with trie.lookup([(model.info.kv_fingerprint, np.array(stem, np.int32))], exact=True) as lease:
+                parts = [backend_of.export(node.payload) for node in lease.node.path()]
+            assert lease.length == -1
+            names = [key for key in parts[0] if key.startswith(("keys", "values"))]
+            whole = {key: np.concatenate([part[key] for part in parts], axis=2) for key in names}
+            whole |= {key: array for key, array in parts[-1].items() if key.startswith("state.")}
+            assert whole
+            return whole
+
+        before = on_owner(model, exported)
+        # when it is continued, branched from at many places, sampled from, scored, in packs old and new
+        asyncio.run(model.batch_sample([stem, [*stem, 3], stem[:30]], 12, [], seed=1))
+        on_owner(model, model._engine.scheduler.cache.workspaces.drop_idle)
+        model.batch_next_token_logprobs_sync([[*stem, t] for t in range(6)] + [[*stem[:at], 1] for at in range(1, 60, 9)])
+        asyncio.run(model.score([*stem, 5]))
+        # then it is what it was, byte for byte; where state was missing in the middle, it was worked out again
+        after = on_owner(model, exported)
+        assert after.keys() == before.keys()
+        for key, array in before.items():
+            np.testing.assert_allclose(after[key], array, atol=1e-5 if name in RECURRENT else 0, rtol=0)

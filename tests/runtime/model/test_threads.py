@@ -1,0 +1,118 @@
+"""One thread owns every array: what the backend makes is used and freed there alone."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+
+from runtime.backends.fake import Behaviour
+from runtime.backends.registry import register_backend, resolve_backend, unregister_backend
+from runtime.model import LocalModel, load
+from runtime.options import LoadOptions
+from tests.fakes import some_ids
+from tests.tiny_models import tiny_path
+
+Callers = dict[str, set[int]]  # what was done -> the threads that did it
+BROKEN = [7, 7, 7]  # a forward of just these fails
+MAKERS = ("open_pack", "take", "restore")
+
+
+class Held:
+    """A pack or payload of the backend; says on which thread it is freed."""
+
+    def __init__(self, inner: Any, callers: Callers, end: str) -> None:
+        self.inner, self._callers, self._end = inner, callers, end
+
+    def __del__(self) -> None:
+        self._callers.setdefault(self._end, set()).add(threading.get_ident())
+
+
+class Watched:
+    """A backend that notes which thread calls it, and which frees what it made. `info` is plain data, for everybody."""
+
+    def __init__(self, backend: Any, callers: Callers) -> None:
+        self.info = backend.info
+        self._backend, self._callers = backend, callers
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self._backend, name)
+        if not callable(method):
+            return method
+
+        def call(*arguments: Any) -> Any:
+            self._callers.setdefault(name, set()).add(threading.get_ident())
+            if name == "forward" and arguments[1].tolist() == BROKEN:
+                raise ZeroDivisionError("broken kernel")
+            answer = method(*(a.inner if isinstance(a, Held) else a for a in arguments))
+            if name == "split":
+                return tuple(Held(part, self._callers, "payload freed") for part in answer)
+            if name in MAKERS:
+                return Held(answer, self._callers, "pack freed" if name == "open_pack" else "payload freed")
+            return answer
+
+        return call
+
+
+def work(model: LocalModel) -> None:
+    """Everything a model is for, from several threads and loops, with little room, cancelled in part."""
+
+    async def main() -> None:
+        prompts = [some_ids(seed, 20) for seed in range(6)]
+        doomed = [asyncio.ensure_future(model.sample(p, 60, [])) for p in prompts[:3]]
+        await asyncio.gather(
+            model.batch_next_token_logprobs(prompts),
+            model.batch_sample(prompts, 40, []),
+            model.score(prompts[0]),
+            model.score([*prompts[0][:7], *prompts[1]]),
+            model.next_token_logprobs_uncached_async(prompts[1]),
+        )
+        for task in doomed:
+            task.cancel()
+        async for _ in model.generate(prompts[0]):
+            break  # abandoned
+        with pytest.raises(ZeroDivisionError):
+            await model.next_token_logprobs(BROKEN)
+
+    asyncio.run(main())
+    threads = [threading.Thread(target=model.next_token_logprobs_sync, args=(some_ids(s, 9),)) for s in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert np.isfinite(model.next_token_logprobs_uncached([1])).all()
+    model.clear_kv_cache()
+    assert model.prefix_match([1, 2]).tokens == 0
+    model.next_token_logprobs_sync(some_ids(1, 30))
+    model.next_token_logprobs_sync([*some_ids(1, 15), 3])
+    model.reset_async_queries()
+    model.clear_cache()
+    model.cache_report()
+    model.next_token_logprobs_sync(some_ids(2, 30))
+
+
+@pytest.mark.parametrize("name", ["fake", "hf", "mlx"])
+def test_arrays_are_made_used_and_freed_by_one_thread_alone(name: str) -> None:
+    callers: Callers = {}
+
+    def watched(source: Any, options: LoadOptions) -> Any:
+        callers["load"] = {threading.get_ident()}
+        given = (Behaviour(), None) if name == "fake" else source
+        return Watched(resolve_backend(name)(given, options), callers)
+
+    register_backend("watched", watched)
+    try:
+        with load(tiny_path("llama"), backend="watched", kv_cache_bytes=700_000, prefill_chunk_tokens=16) as model:
+            work(model)
+        gc.collect()
+    finally:
+        unregister_backend("watched")
+    assert {"load", *MAKERS, "forward", "split", "close", "logits_uncached", "unload", "payload freed"} <= {*callers, "restore"}
+    del callers["pack freed"]  # an emptied shell: its arrays went with `close`
+    (owner,) = callers["load"]
+    assert owner != threading.get_ident()
+    assert callers == {what: {owner} for what in callers}

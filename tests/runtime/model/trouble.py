@@ -1,0 +1,160 @@
+"""Every backend with faults on demand, inside the model or in its answers, and what the tests of bad input share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from runtime.backends.fake import Behaviour
+from runtime.backends.registry import register_backend, resolve_backend, unregister_backend
+from runtime.model import LocalModel, load
+from runtime.options import LoadOptions
+from tests.fakes import reference, settled
+from tests.runtime.backends.reference import TOLERANCE, expected
+from tests.tiny_models import tiny_path
+
+CASES = (
+    ("fake", "attention"),
+    ("fake", "recurrent"),
+    ("hf", "llama"),
+    ("hf", "lfm2"),
+    ("mlx", "llama"),
+    ("mlx", "lfm2"),
+)
+
+
+class NativePanic(BaseException):
+    """What a native library's panic looks like: no Exception."""
+
+
+@dataclass(slots=True)
+class Faults:
+    """What goes wrong at which token. May be changed between two requests."""
+
+    raise_on: Mapping[int, BaseException] = field(default_factory=dict)  # in the middle of the model, past its first layer
+    bad_on: Mapping[int, float] = field(default_factory=dict)  # one entry of the row's logits is this
+
+
+class Trap:
+    """A layer of a model that fails when it is armed."""
+
+    def __init__(self, layer: Any, troubled: Troubled) -> None:
+        self._layer, self._troubled = layer, troubled
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._layer, name)
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        self._troubled.spring()
+        return self._layer(*arguments, **named)
+
+
+class Troubled:
+    """A backend whose model runs into `faults`: its earlier layers have written their keys and values by then."""
+
+    def __init__(self, backend: Any, faults: Faults) -> None:
+        self._backend, self._faults = backend, faults
+        self._armed: BaseException | None = None
+        if hasattr(backend, "behaviour"):
+            backend.behaviour.before_forward = lambda _: self.spring()
+        elif backend.info.backend == "mlx":
+            layers = backend._model.layers
+            layers[1] = Trap(layers[1], self)
+        else:
+            layers = backend._model.get_decoder().layers
+            layers[1].register_forward_pre_hook(lambda *_: self.spring())
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._backend, name)
+
+    def spring(self) -> None:
+        """Fails if a guilty token is among those that are pushed."""
+        if self._armed is not None:
+            raise self._armed
+
+    def forward(self, pack: Any, tokens: Any, parents: Any, want: Any) -> tuple[Any, npt.NDArray[np.float32]]:
+        """The backend's own, with the faults."""
+        self._armed = next((self._faults.raise_on[t] for t in tokens.tolist() if t in self._faults.raise_on), None)
+        slots, logits = self._backend.forward(pack, tokens, parents, want)
+        logits = logits.copy()
+        for row, at in enumerate(want.tolist()):
+            if (bad := self._faults.bad_on.get(int(tokens[at]))) is not None:
+                logits[row, 5] = bad
+        return slots, logits
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A loaded model with its faults and its right answers."""
+
+    model: LocalModel
+    faults: Faults
+    name: str
+    toy: bool
+
+    @property
+    def guilty(self) -> int:
+        """A token that `ids` never gives."""
+        return 258 if self.toy else 999
+
+    def ids(self, seed: int, n: int) -> list[int]:
+        """Innocent tokens, the same for the same seed."""
+        return [int(i) for i in np.random.default_rng(seed).integers(0, 250, n)]
+
+    def right(self, ids: Sequence[int]) -> npt.NDArray[np.float32]:
+        """``(vocab,)`` log-probabilities after `ids`, worked out alone and without a cache."""
+        return reference(ids, self.name) if self.toy else expected(self.name, ids)[-1]
+
+    def check(self, got: Any, ids: Sequence[int]) -> None:
+        """The answer for `ids` is the right one."""
+        np.testing.assert_allclose(got, self.right(ids), atol=TOLERANCE, rtol=0)
+
+
+@contextmanager
+def troubled(backend: str, name: str, **options: Any) -> Iterator[Case]:
+    """One of `CASES`, loaded; closed at the end."""
+    faults, toy = Faults(), backend == "fake"
+
+    def make(found: Any, given: LoadOptions) -> Any:
+        source = (Behaviour(recurrent=name == "recurrent"), None) if toy else found
+        return Troubled(resolve_backend(backend)(source, given), faults)
+
+    register_backend("troubled", make)
+    try:
+        with load(tiny_path("llama" if toy else name), backend="troubled", **options) as model:
+            yield Case(model, faults, name, toy)
+    finally:
+        unregister_backend("troubled")
+
+
+def audit(model: LocalModel) -> None:
+    """Nothing is leased, nobody works, and leased + evictable + free bytes are the total, each byte found where it is said.
+
+    Evicts everything on the way.
+    """
+    report = settled(model)[1]
+    assert (report.leases, report.leased_bytes) == (0, 0)
+
+    def look() -> None:
+        scheduler = model._engine.scheduler
+        cache, trie = scheduler.cache, scheduler.cache.trie
+        assert not scheduler.busy
+        assert not scheduler._queries
+        assert all(workspace.users == 0 for workspace in cache.workspaces.open)
+        nodes = list(trie.nodes())
+        assert [node.pins for node in nodes] == [0] * len(nodes)
+        weights = [
+            model._engine.backend.payload_bytes(node.payload) + (node.scores.nbytes if node.scores else 0) for node in nodes
+        ]
+        assert [node.nbytes for node in nodes] == weights
+        assert trie.leased_bytes + trie.evictable_bytes == trie.bytes == sum(weights)
+        assert trie.bytes <= cache.bytes <= cache.budget
+        assert trie.evict(1 << 60) == sum(weights)  # evictable means just that
+        assert (trie.bytes, trie.leased_bytes) == (0, 0)
+
+    model._engine.call(look).result()

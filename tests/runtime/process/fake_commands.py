@@ -1,0 +1,137 @@
+"""What the fake model does when a test tells it to, by a text given to `complete`."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from runtime import errors as runtime_errors
+
+if TYPE_CHECKING:
+    from tests.runtime.process.fake_model import FakeModel  # which looks its commands up here
+
+
+class _Panic(BaseException):
+    """Like a Rust panic: no Exception."""
+
+
+async def _raise(model: FakeModel, argument: str) -> str:
+    """An error by name, with its arguments as JSON: `raise ModelLoadError ["text"]`."""
+    name, _, arguments = argument.partition(" ")
+    kinds = {**vars(runtime_errors), "KeyError": KeyError, "Panic": _Panic}
+    error: BaseException = kinds[name](*json.loads(arguments))
+    error.add_note("a note")
+    raise error
+
+
+async def _state(model: FakeModel, argument: str) -> str:
+    return json.dumps({name: getattr(model, name) for name in ("queries", "generated", "cancelled", "turns")})
+
+
+async def _environment(model: FakeModel, argument: str) -> str:
+    return json.dumps(dict(os.environ))
+
+
+async def _process(model: FakeModel, argument: str) -> str:
+    """What this process is like."""
+    return json.dumps(
+        {
+            "path": sys.path,
+            "heavy": sorted({"torch", "mlx", "transformers", "PySide6"} & sys.modules.keys()),
+            "sigint_ignored": signal.getsignal(signal.SIGINT) == signal.SIG_IGN,
+            "thread": threading.current_thread() is threading.main_thread(),
+        }
+    )
+
+
+async def _hold(model: FakeModel, argument: str) -> str:
+    """Queries wait from now on, until they are cancelled or reset."""
+    model.held = asyncio.Event()
+    return ""
+
+
+async def _die(model: FakeModel, argument: str) -> str:
+    os.kill(os.getpid(), int(argument))
+    return ""
+
+
+async def _exit(model: FakeModel, argument: str) -> str:
+    os._exit(int(argument))
+
+
+async def _step(model: FakeModel, argument: str) -> str:
+    """A step that never ends, while the process goes on breathing."""
+    model.beat = (7, "step")
+    await asyncio.Event().wait()
+    return ""
+
+
+async def _move(model: FakeModel, argument: str) -> str:
+    """Steps for some seconds, each of them short."""
+    end = time.monotonic() + float(argument)
+    while time.monotonic() < end:
+        model.beat = (model.beat[0] + 1, "step")
+        await asyncio.sleep(0.02)
+    model.beat = (model.beat[0], "idle")
+    return "moved"
+
+
+async def _freeze(model: FakeModel, argument: str) -> str:
+    """Not even a beat any more, as if native code held the interpreter."""
+    while True:
+        time.sleep(1)  # noqa: ASYNC251  # blocking the loop is what this is for
+
+
+async def _slow_close(model: FakeModel, argument: str) -> str:
+    model.close_seconds = float(argument)
+    return ""
+
+
+async def _stubborn(model: FakeModel, argument: str) -> str:
+    """Ignores what asks it to end, and closes slowly."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    model.close_seconds = 60
+    return ""
+
+
+async def _write(model: FakeModel, argument: str) -> str:
+    """Writes to both standard streams."""
+    os.write(1, b"to stdout\n")
+    os.write(2, b"to stderr\n")
+    return ""
+
+
+async def _child(model: FakeModel, argument: str) -> str:
+    """A child of the engine process that outlives it unless it is ended too."""
+    subprocess = importlib.import_module("subprocess")
+    return str(subprocess.Popen(["sleep", "60"], close_fds=False).pid)
+
+
+async def _large(model: FakeModel, argument: str) -> str:
+    return "x" * int(argument)
+
+
+COMMANDS = {
+    "raise": _raise,
+    "state": _state,
+    "environment": _environment,
+    "process": _process,
+    "hold": _hold,
+    "die": _die,
+    "exit": _exit,
+    "step": _step,
+    "move": _move,
+    "freeze": _freeze,
+    "slow-close": _slow_close,
+    "stubborn": _stubborn,
+    "write": _write,
+    "child": _child,
+    "large": _large,
+}

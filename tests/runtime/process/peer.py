@@ -1,0 +1,95 @@
+"""Both ends of the engine's pipe without a client: a server on the test's own loop, and a process with a bare socket."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any
+
+import msgspec
+
+from runtime.host.server import Server
+from runtime.wire.connection import Connection
+from runtime.wire.frames import FrameParser, encode_group
+from runtime.wire.messages import (
+    Call,
+    Load,
+    Reply,
+    decode_replies,
+    encode,
+)
+from tests.runtime.process.conftest import LOADER, eventually
+
+LOAD = Load("ready", "auto", {}, LOADER, {}, 0.05)
+
+
+def call(number: int, method: str, **arguments: Any) -> Call:
+    return Call(number, method, msgspec.Raw(encode(arguments)))
+
+
+class Peer:
+    """The caller's end of the pipe."""
+
+    def __init__(self) -> None:
+        self.replies: list[Reply] = []
+        self.lost = asyncio.Event()
+        self.connection = Connection(lambda group: self.replies.extend(decode_replies(group)), lambda fault: self.lost.set())
+
+    def send(self, *messages: object) -> None:
+        self.connection.post([encode(message) for message in messages])
+
+    async def until(self, kind: type, number: int | None = None) -> Any:
+        """The first reply of that kind and number."""
+        found: list[Reply] = []
+
+        def look() -> bool:
+            found[:] = [r for r in self.replies if isinstance(r, kind) and number in (None, getattr(r, "id", None))]
+            return bool(found)
+
+        await eventually(look)
+        return found[0]
+
+
+@asynccontextmanager
+async def serving() -> AsyncIterator[tuple[Server, Peer]]:
+    """A server on this loop; nothing ends this process."""
+    ours, theirs = socket.socketpair()
+    server, peer = Server(), Peer()
+    loop = asyncio.get_running_loop()
+    await loop.create_connection(lambda: server.connection, sock=theirs)
+    await loop.create_connection(lambda: peer.connection, sock=ours)
+    yield server, peer
+    peer.connection.close()
+    server.connection.close()
+    await server.over
+
+
+@contextmanager
+def engine_process() -> Iterator[tuple[subprocess.Popen[bytes], socket.socket]]:
+    """A real engine process and the socket to it."""
+    ours, theirs = socket.socketpair()
+    command = [sys.executable, "-P", "-m", "runtime.host", str(theirs.fileno())]
+    with ours, subprocess.Popen(command, pass_fds=[theirs.fileno()], stderr=subprocess.DEVNULL) as process:
+        theirs.close()
+        try:
+            yield process, ours
+        finally:
+            process.kill()
+
+
+def say(pipe: socket.socket, *messages: object) -> None:
+    pipe.sendall(b"".join(encode_group([encode(message) for message in messages])))
+
+
+def hear(pipe: socket.socket, kind: type) -> Any:
+    parser = FrameParser()
+    while data := pipe.recv(1 << 16):
+        for group in parser.feed(data):
+            for reply in decode_replies(group):
+                if isinstance(reply, kind):
+                    return reply
+    raise AssertionError(f"no {kind.__name__} came")

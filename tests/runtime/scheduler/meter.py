@@ -1,0 +1,97 @@
+"""Weighs what a model really holds, at every step of the way: the arrays themselves, not what the cache says of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+
+from runtime.model import LocalModel
+
+WATCHED = ("resize", "load", "forward", "take", "split", "retain", "close")
+
+
+class Meter:
+    """The most that was held at any moment, over all packs, payloads, scores and vectors."""
+
+    def __init__(self, model: LocalModel) -> None:
+        self._cache = model._engine.scheduler.cache
+        self.most = 0
+        self.over: list[str] = []  # what was done when more than the budget was held
+
+    def now(self) -> int:
+        """Bytes of every array that is held; one that stands in two places counts once."""
+        found: dict[int, int] = {}
+        for workspace in self._cache.workspaces.open:
+            weigh(vars(workspace.pack), found)
+        for node in self._cache.trie.nodes():
+            weigh(node.payload, found)
+            weigh(node.scores, found)
+        weigh(list(self._cache.vectors._rows.values()), found)
+        return sum(found.values())
+
+    def note(self, what: str, *more: Any) -> None:
+        """At this moment, `more` is alive beside what is held."""
+        found: dict[int, int] = {}
+        weigh(more, found)
+        total = self.now() + sum(found.values())
+        self.most = max(self.most, total)
+        if total > self._cache.budget:
+            self.over.append(f"{what}: {total:,} of {self._cache.budget:,}")
+
+
+def weigh(thing: Any, found: dict[int, int]) -> None:
+    """Bytes by buffer of all the arrays in `thing`, a view counted with the whole of what it keeps alive."""
+    if isinstance(thing, np.ndarray):
+        while isinstance(thing.base, np.ndarray):
+            thing = thing.base
+        found[id(thing)] = int(thing.nbytes)
+    elif hasattr(thing, "untyped_storage"):
+        found[thing.untyped_storage().data_ptr()] = int(thing.untyped_storage().nbytes())
+    elif type(thing).__module__.startswith("mlx.core") and hasattr(thing, "nbytes"):
+        found[id(thing)] = int(thing.nbytes)
+    elif isinstance(thing, dict):
+        for each in thing.values():
+            weigh(each, found)
+    elif isinstance(thing, list | tuple | set):
+        for each in thing:
+            weigh(each, found)
+    elif is_dataclass(thing):
+        for each in fields(thing):
+            weigh(getattr(thing, each.name), found)
+    elif type(thing).__name__ in ("SlotLayer", "HybridSlotLayer", "SlotCache", "CacheList"):
+        weigh({name: value for name, value in vars(thing).items() if name in ("keys", "values", "caches")}, found)
+
+
+@contextmanager
+def metered(model: LocalModel, monkeypatch: pytest.MonkeyPatch) -> Iterator[Meter]:
+    """Looks after every call of the backend, in the middle of `split`, and where a buffer is there twice."""
+    backend, meter = model._engine.backend, Meter(model)
+
+    def watch(name: str, done: Any) -> Any:
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            made = done(*args, **kwargs)
+            meter.note(name, made if name in ("take", "split") else None)
+            return made
+
+        return watched
+
+    def growing(done: Any) -> Any:
+        def resized(buffer: Any, *args: Any) -> Any:
+            made = done(buffer, *args)
+            meter.note("a buffer there twice", made)
+            return made
+
+        return resized
+
+    for name in WATCHED:
+        monkeypatch.setattr(backend, name, watch(name, getattr(backend, name)))
+    if backend.info.backend in ("hf", "mlx"):
+        module = __import__(f"runtime.backends.{backend.info.backend}.cache", fromlist=["_resized"])
+        monkeypatch.setattr(module, "_resized", growing(module._resized))
+    yield meter
+    monkeypatch.undo()

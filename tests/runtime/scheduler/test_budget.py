@@ -1,0 +1,112 @@
+"""`kv_peak_bytes <= budget`, always: random work under small budgets, weighed after every call of the backend."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import numpy as np
+import pytest
+
+from runtime.backends.fake import Behaviour
+from runtime.errors import MemoryBudgetError
+from runtime.model import LocalModel, load
+from tests.fakes import settled
+from tests.runtime.scheduler.meter import metered
+from tests.tiny_models import tiny_path
+
+FAKES = [("fake", "attention"), ("fake", "recurrent")]
+LIBRARIES = [(backend, name) for backend in ("hf", "mlx") for name in ("llama", "gemma3", "mamba", "lfm2", "falcon_h1")]
+
+
+def made(backend: str, name: str, slots: int) -> LocalModel:
+    """A model whose budget is so many slots, and as many recurrent states as a few of them need."""
+    source: Any = (Behaviour(recurrent=name == "recurrent"), None) if backend == "fake" else tiny_path(name)
+    model = load(source, backend=backend, kv_cache_bytes=1 << 30, threads=1 if backend == "hf" else None)
+    sized = model._engine.backend
+    model.set_kv_budget(slots * sized.slot_bytes + (slots // 8) * sized.state_bytes)
+    return model
+
+
+class Work:
+    """Requests of every kind over a few related texts, drawn at random."""
+
+    def __init__(self, seed: int, longest: int) -> None:
+        self._rng = np.random.default_rng(seed)
+        self._longest = longest
+        self._stems = [self._ids(longest) for _ in range(3)]
+        self.refusals: list[str] = []
+
+    def _ids(self, n: int) -> list[int]:
+        return [int(i) for i in self._rng.integers(0, 250, n)]
+
+    def text(self) -> list[int]:
+        """The beginning of a stem, and something new."""
+        stem = self._stems[int(self._rng.integers(3))]
+        cut = int(self._rng.integers(0, len(stem)))
+        return [*stem[:cut], *self._ids(int(self._rng.integers(1, self._longest // 2)))]
+
+    async def one(self, model: LocalModel) -> None:
+        """A request that is answered, or refused for lack of memory."""
+        ask = self._rng.integers(4)
+        try:
+            if ask == 0:
+                await model.sample(self.text(), int(self._rng.integers(1, self._longest)), [], temperature=1.0, seed=1)
+            elif ask == 1:
+                await model.score(self.text(), top_k=int(self._rng.integers(1, 5)))
+            else:
+                await model.next_token_logprobs(self.text())
+        except MemoryBudgetError as refused:
+            self.refusals.append(str(refused))
+
+    async def some(self, model: LocalModel) -> None:
+        """A few at a time; now and then one is cancelled in the middle."""
+        tasks = [asyncio.create_task(self.one(model)) for _ in range(int(self._rng.integers(1, 7)))]
+        if self._rng.random() < 0.3:
+            await asyncio.sleep(0)
+            tasks[0].cancel()
+        for outcome in await asyncio.gather(*tasks, return_exceptions=True):
+            assert outcome is None or isinstance(outcome, asyncio.CancelledError), outcome
+
+
+def check(backend: str, name: str, seed: int, rounds: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    slots = (40, 90, 200, 500)[seed % 4]
+    work = Work(seed, longest=50)
+    with made(backend, name, slots) as model, metered(model, monkeypatch) as meter:
+        steps: list[Callable[[], Coroutine[Any, Any, None]]] = [lambda: work.some(model)] * rounds
+        for i, step in enumerate(steps):
+            asyncio.run(step())
+            metrics, report = settled(model)
+            assert meter.over == []
+            assert meter.most <= metrics.kv_peak_bytes <= metrics.kv_budget
+            assert model._engine.call(meter.now).result() <= metrics.kv_bytes
+            assert report.leases == report.leased_bytes == 0
+            if i % 7 == 6:
+                model.clear_cache()
+        # and what is answered afterwards is right
+        ids = work.text()[:30]
+        np.testing.assert_allclose(
+            model.next_token_logprobs_sync(ids), model.next_token_logprobs_uncached(ids), atol=1e-4, rtol=0
+        )
+    assert all("kv_cache_bytes" in refusal for refusal in work.refusals)
+    assert len(work.refusals) > 0 or slots > 40
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize(("backend", "name"), FAKES)
+def test_random_work_stays_within_the_budget(backend: str, name: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    check(backend, name, seed, 25, monkeypatch)
+
+
+@pytest.mark.parametrize(("backend", "name"), LIBRARIES)
+def test_so_do_real_libraries(backend: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for seed in (1, 2):
+        check(backend, name, seed, 5, monkeypatch)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(100, 110))
+@pytest.mark.parametrize(("backend", "name"), LIBRARIES)
+def test_so_do_they_in_many_ways(backend: str, name: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    check(backend, name, seed, 12, monkeypatch)

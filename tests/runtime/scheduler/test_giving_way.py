@@ -1,0 +1,204 @@
+"""Who gives way to whom: dead slots, spare room, leases; who is refused, and where freed arrays die."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+
+from runtime.backends.fake import Behaviour, FakeBackend
+from runtime.errors import MemoryBudgetError
+from runtime.options import GenerationOptions, SamplingOptions
+from tests.fakes import KINDS, assert_right, fake_model, reference, settled, some_ids
+
+TOKEN = 2 * 16 * 8  # bytes of the fake's KV
+GREEDY = SamplingOptions(temperature=0.0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_slots_on_which_nobody_stands_give_way(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    # given a stream, and many short queries that come and go beside it, more than the budget holds together
+    retained: list[int] = []
+    retain = FakeBackend.retain
+
+    def watched(self: FakeBackend, pack: Any, slots: Any, places: Any) -> None:
+        retained.append(pack.tree.size - len(slots))
+        retain(self, pack, slots, places)
+
+    monkeypatch.setattr(FakeBackend, "retain", watched)
+    prompt = some_ids(1, 20)
+    with fake_model(Behaviour(recurrent=kind == "recurrent", delay=0.0005), kv_cache_bytes=260 * TOKEN) as model:
+
+        async def main() -> list[int]:
+            stream = asyncio.ensure_future(model.sample(prompt, 120, [], temperature=0.0))
+            seed = 2
+            while not stream.done():
+                ids = some_ids(seed, 25)
+                assert_right(await model.next_token_logprobs(ids), ids, kind)
+                seed += 1
+            return await stream
+
+        said = asyncio.run(main())
+        # then every answer was right, the stream came to its end, and dead slots were dropped for that
+        path = list(prompt)
+        for token in said:
+            assert token == int(reference(path, kind).argmax())
+            path.append(token)
+        assert len(said) == 120
+        assert sum(retained) > 0
+        metrics = settled(model)[0]
+        assert metrics.kv_peak_bytes <= metrics.kv_budget
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_row_may_fill_nearly_all_of_the_budget(kind: str) -> None:
+    # given a lease on half of the budget and a pack that grows towards all of it: the lease is given up
+    with fake_model(Behaviour(recurrent=kind == "recurrent"), kv_cache_bytes=300 * TOKEN) as model:
+        prompt = some_ids(1, 120)
+        said = asyncio.run(model.sample(prompt, 160, [], temperature=0.0))
+        assert len(said) == 160
+        path = [*prompt, *said]
+        for at in (121, 200, 279):
+            assert path[at] == int(reference(path[:at], kind).argmax())
+        metrics = settled(model)[0]
+        assert metrics.kv_peak_bytes <= metrics.kv_budget
+
+
+def test_the_largest_of_a_batch_finds_no_room() -> None:
+    lengths = (60, 10, 15)
+    ended: dict[int, Any] = {}
+
+    async def one(model: Any, n: int) -> None:
+        options = GenerationOptions(max_tokens=80, ignore_eos=True, sampling=GREEDY, seed=1)
+        said = 0
+        try:
+            async for _ in model.generate(some_ids(n, n), options):
+                said += 1
+            ended[n] = said
+        except MemoryBudgetError as error:
+            ended[n] = error
+
+    with fake_model(kv_cache_bytes=220 * TOKEN) as model:
+
+        async def main() -> None:
+            await asyncio.gather(*(one(model, n) for n in lengths))
+
+        asyncio.run(main())
+        assert isinstance(ended[60], MemoryBudgetError)
+        assert "running requests (3 in all)" in str(ended[60])
+        assert "kv_cache_bytes" in str(ended[60])
+        assert ended[10] == ended[15] == 80
+
+
+def test_a_smaller_budget_than_live_rows_need_is_refused_and_nothing_is_lost() -> None:
+    prompt = some_ids(1, 50)
+
+    async def main() -> None:
+        options = GenerationOptions(max_tokens=60, ignore_eos=True, sampling=GREEDY, seed=1)
+        path = list(prompt)
+        async for record in model.generate(prompt, options):
+            if len(path) == 60:
+                with pytest.raises(MemoryBudgetError, match="running requests hold"):
+                    await model.set_kv_budget_async(20 * TOKEN)
+                await model.set_kv_budget_async(400 * TOKEN)
+            assert record.token_id == int(reference(path).argmax())
+            path.append(record.token_id)
+        assert len(path) == 110
+
+    with fake_model(Behaviour(delay=0.001)) as model:
+        asyncio.run(main())
+        assert settled(model)[0].kv_budget == 400 * TOKEN
+
+
+def test_a_prefix_for_which_there_is_no_room_twice_is_computed_again() -> None:
+    # given a text that takes more than half of the budget and rests in the trie
+    with fake_model(kv_cache_bytes=100 * TOKEN) as model:
+        ids = some_ids(1, 70)
+        scheduler = model._engine.scheduler
+        model.cache_kv(ids)
+        # when it is asked for again with something new behind it, then the answer comes all the same
+        model._engine.call(scheduler.cache.workspaces.drop_idle).result()
+        assert_right(model.next_token_logprobs_sync([*ids, 3]), [*ids, 3])
+        metrics = settled(model)[0]
+        assert metrics.kv_peak_bytes <= metrics.kv_budget
+
+
+@pytest.mark.parametrize("name", ["load", "take", "resize", "retain"])
+def test_a_device_that_is_full_once_is_asked_again(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    # given KV in the trie, a stranger that may go, and a device that is full at the next such call
+    failures: list[str] = []
+    with fake_model(kv_cache_bytes=400 * TOKEN) as model:
+        scheduler, backend = model._engine.scheduler, model._engine.backend
+        model.cache_kv(some_ids(1, 40))
+        model.cache_kv(some_ids(2, 40))
+        model._engine.call(scheduler.cache.workspaces.drop_idle).result()
+        sound = getattr(backend, name)
+
+        def full_once(*args: Any) -> Any:
+            if not failures:
+                failures.append(name)
+                raise MemoryBudgetError("out of memory")
+            return sound(*args)
+
+        monkeypatch.setattr(backend, name, full_once)
+        reclaimed: list[int] = []
+        monkeypatch.setattr(backend, "reclaim", lambda: reclaimed.append(1))
+        if name == "retain":
+            workspace = scheduler.cache.workspaces.place(model.info.kv_fingerprint, np.array([1], np.int32))
+            model._engine.call(lambda: workspace.compact([], [])).result()
+            scheduler.cache.workspaces.leave(workspace)
+        ids = [*some_ids(1, 40), 7]
+        assert_right(model.next_token_logprobs_sync(ids), ids)
+        # then it was answered, the stranger is gone, and the device has its memory back
+        assert failures == [name]
+        assert reclaimed == [1]
+        assert model.prefix_match(some_ids(2, 40)).tokens == 0
+        assert settled(model)[1].leases == 0
+
+
+def test_a_copy_for_later_that_cannot_be_made_costs_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> Any:
+        raise MemoryBudgetError("out of memory")
+
+    with fake_model() as model:
+        with monkeypatch.context() as patch:
+            patch.setattr(model._engine.backend, "take", full)
+            ids = some_ids(1, 40)
+            assert_right(model.next_token_logprobs_sync(ids), ids)
+            assert len(asyncio.run(model.sample(ids, 70, [], temperature=0.0))) == 70
+        assert settled(model)[1].tokens == 0
+        model.cache_kv(some_ids(2, 10))
+        assert settled(model)[1].tokens == 10
+
+
+def test_what_is_let_go_dies_on_the_owner_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    # given payloads that tell where they end
+    died: list[int] = []
+    take, split = FakeBackend.take, FakeBackend.split
+
+    class Told(np.ndarray[Any, np.dtype[np.float64]]):
+        def __del__(self) -> None:
+            if self.base is None:
+                died.append(threading.get_ident())
+
+    def told(payload: Any) -> Any:
+        kv = Told(payload.kv.shape)
+        kv[:] = payload.kv
+        return type(payload)(kv, payload.state)
+
+    monkeypatch.setattr(FakeBackend, "take", lambda *args: told(take(*args)))
+    monkeypatch.setattr(FakeBackend, "split", lambda *args: tuple(told(part) for part in split(*args)))
+    with fake_model(kv_cache_bytes=200 * TOKEN) as model:
+        owner = model._engine.call(threading.get_ident).result()
+        for seed in range(6):
+            model.cache_kv(some_ids(seed, 50))  # some are evicted
+        asyncio.run(model.sample(some_ids(5, 20), 30, []))  # one is cut
+        assert died
+        model.set_kv_budget(60 * TOKEN)
+        model.clear_cache()
+        model.cache_kv(some_ids(9, 10))
+    assert len(died) > 6
+    assert set(died) == {owner}

@@ -1,0 +1,112 @@
+"""Ten thousand requests that go away at any moment, in every way in which one can go away, beside some that stay."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import threading
+from typing import Any
+
+import pytest
+
+from runtime.backends.fake import Behaviour
+from runtime.model import LocalModel
+from runtime.options import GenerationOptions, SamplingOptions
+from tests.fakes import KINDS, assert_right, fake_model, reference, some_ids
+from tests.runtime.model.trouble import audit
+
+GREEDY = GenerationOptions(max_tokens=12, sampling=SamplingOptions(temperature=0.0), ignore_eos=True, top_k=0)
+LEAVERS = 5_000  # of each kind of model
+AT_ONCE = 60
+STEMS = [some_ids(i, 20) for i in range(4)]
+
+
+class Crowd:
+    """Asks and leaves. `left` counts who left before the answer.
+
+    Args:
+        model: Whom it asks.
+        seed: What it does and when.
+        kind: For the right answers.
+    """
+
+    def __init__(self, model: LocalModel, seed: int, kind: str) -> None:
+        self.model, self.kind = model, kind
+        self.chance = random.Random(seed)
+        self.left = self.stayed = 0
+
+    async def one(self) -> None:
+        """One request: asked, perhaps waited for, perhaps not."""
+        chance, model = self.chance, self.model
+        ids = [*chance.choice(STEMS)[: chance.randrange(1, 20)], *some_ids(chance.randrange(40), chance.randrange(8))]
+        work: Any = chance.choice([self.query, self.query, self.score, self.sample, self.stream, self.abandon])
+        if chance.random() < 0.03:
+            work = model.cache_kv_async if chance.random() < 0.5 else self.query
+        task = asyncio.ensure_future(work(ids))
+        for _ in range(chance.choice([0, 0, 0, 1, 1, 2, 3, 5, 9, 20])):  # phases: turns of the loop, ...
+            await asyncio.sleep(0)
+        if chance.random() < 0.2:  # ... or moments in which the owner thread steps
+            await asyncio.sleep(chance.random() * 0.004)
+        if chance.random() < 0.1:
+            await task
+            self.stayed += 1
+        else:
+            self.left += not task.done()
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+
+    async def query(self, ids: list[int]) -> None:
+        assert_right(await self.model.next_token_logprobs(ids), ids, self.kind)
+
+    async def score(self, ids: list[int]) -> None:
+        records = await self.model.score(ids, top_k=0)
+        if len(ids) > 1:
+            assert records[-1].logprob == pytest.approx(float(reference(ids[:-1], self.kind)[ids[-1]]), abs=1e-5)
+
+    async def sample(self, ids: list[int]) -> None:
+        got = await self.model.sample(ids, 5, [], temperature=0.0)
+        assert got[0] == int(reference(ids, self.kind).argmax())
+
+    async def stream(self, ids: list[int]) -> None:
+        said = [record.token_id async for record in self.model.generate(ids, GREEDY)]
+        assert said[1] == int(reference([*ids, said[0]], self.kind).argmax())
+
+    async def abandon(self, ids: list[int]) -> None:
+        """An iterator that nobody closes."""
+        async for _ in self.model.generate(ids, GREEDY):
+            if self.chance.random() < 0.5:
+                break
+
+    async def until(self, leavers: int) -> None:
+        """Requests, some at a time, until so many have left before their answer."""
+
+        async def some() -> None:
+            while self.left < leavers:
+                await self.one()
+
+        await asyncio.gather(*(some() for _ in range(AT_ONCE)))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_ten_thousand_leave(kind: str) -> None:
+    # given little room, small chunks, and iterators in another thread that are dropped without a word
+    behaviour = Behaviour(recurrent=kind == "recurrent")
+    with fake_model(behaviour, prefill_chunk_tokens=16, max_batch_rows=7, kv_cache_bytes=150_000) as model:
+
+        def drop() -> None:
+            for seed in range(200):
+                runs = model.generate_sync(some_ids(seed % 9, 1 + seed % 12), GREEDY)
+                if seed % 3:
+                    next(iter(runs))
+
+        other = threading.Thread(target=drop)
+        other.start()
+        # when they come and go
+        crowd = Crowd(model, 1, kind)
+        asyncio.run(crowd.until(LEAVERS))
+        other.join()
+        # then those who stayed had right answers, and of the others nothing is left
+        assert crowd.stayed > LEAVERS // 20
+        audit(model)

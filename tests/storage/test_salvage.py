@@ -1,0 +1,204 @@
+"""A damaged file: what can be read is saved into a new one, and the damaged one is kept."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from storage import NewNode, SessionStore, StoreDamagedError, StoreError, StoreMissingError, salvage
+from tests.storage.helpers import chat, chunk, sql, with_store
+
+SESSIONS = 12
+PAGE = 4096
+
+
+async def fill(store: SessionStore) -> None:
+    for i in range(SESSIONS):
+        session, _, answer = await chat(store, f"chat {i}", tokens=60)
+        await store.add_node(NewNode(session, answer, "user", f"and then in chat {i}?"), chunk(0, 5), current=True)
+    await store.save_vocabulary("digest", [b"token"] * 50)
+    await store.set_setting("theme", "dark")
+
+
+async def texts(store: SessionStore) -> dict[str, list[str]]:
+    """What a person could read, session by session."""
+    found: dict[str, list[str]] = {}
+    for row in await store.sessions():
+        title = row.title if row.title not in found else f"{row.title} {row.id}"
+        found[title] = [node.text for node in (await store.load_session(row.id)).nodes]
+    return found
+
+
+def tokens_of(path: Path) -> int:
+    return int(sql(path, "SELECT sum(count) FROM token_chunks")[0][0])
+
+
+def test_of_a_sound_file_everything_comes_over(path: Path) -> None:
+    with_store(path, fill)
+    before, tokens = with_store(path, texts), tokens_of(path)
+    seen: list[tuple[str, int, int]] = []
+    found = salvage(path, lambda *step: seen.append(step))
+    assert (found.sessions, found.turns, found.lost) == (SESSIONS, 3 * SESSIONS, ())
+    assert with_store(path, texts) == before
+    assert tokens_of(path) == tokens
+    assert with_store(path, lambda store: store.verify()) == []
+    assert with_store(path, lambda store: store.setting("theme")) == "dark"
+    assert {what for what, _, _ in seen} == {"sessions", "nodes", "token_chunks", "vocabularies", "models", "settings"}
+    assert all(done <= of for _, done, of in seen)
+    assert sorted(p.name for p in path.parent.iterdir()) == ["sessions.damaged.sqlite3", path.name]
+    # and a new message can be written
+    assert with_store(path, lambda store: chat(store, "new"))
+
+
+def test_a_file_cut_short_gives_back_what_is_there(path: Path) -> None:
+    with_store(path, fill)
+    before, whole = with_store(path, texts), path.read_bytes()
+    path.write_bytes(whole[: len(whole) * 2 // 3 // PAGE * PAGE + 100])
+    with pytest.raises(StoreDamagedError, match=r"damaged|cut short"):
+        SessionStore.open(path)
+    cut = path.read_bytes()
+    # when
+    found = salvage(path)
+    # then the damaged file is as it was, and the new one opens with most of the words
+    assert found.kept.read_bytes() == cut
+    assert found.lost
+    after = with_store(path, texts)
+    words = {text for session in after.values() for text in session}
+    assert len(words & {text for session in before.values() for text in session}) > SESSIONS
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+def break_header(raw: bytearray) -> None:
+    raw[:40] = bytes(40)
+
+
+def break_magic(raw: bytearray) -> None:
+    raw[3] ^= 0x40
+
+
+def break_definition(raw: bytearray) -> None:
+    at = raw.find(b"CREATE TABLE nodes")
+    raw[at : at + 12] = b"CREATE TABLX"
+
+
+def break_the_list(raw: bytearray) -> None:
+    at = next(at for at in range(PAGE, len(raw), PAGE) if raw[at] == 0x0D and b"chat 3" in raw[at : at + PAGE])
+    raw[at : at + 200] = bytes([0xEE]) * 200
+
+
+@pytest.mark.parametrize("damage", [break_header, break_magic, break_definition, break_the_list])
+def test_damage_that_keeps_the_store_from_opening(path: Path, damage: Callable[[bytearray], None]) -> None:
+    with_store(path, fill)
+    before = {text for session in with_store(path, texts).values() for text in session}
+    raw = bytearray(path.read_bytes())
+    damage(raw)
+    path.write_bytes(raw)
+    with pytest.raises(StoreDamagedError):
+        SessionStore.open(path)
+    assert path.read_bytes() == raw
+    found = salvage(path)
+    assert found.kept.read_bytes() == raw
+    after = {text for session in with_store(path, texts).values() for text in session}
+    assert before <= after
+
+
+def test_turns_whose_session_is_lost_stand_under_another_name(path: Path) -> None:
+    with_store(path, fill)
+    sql(path, "PRAGMA foreign_keys = OFF")
+    sql(path, "DELETE FROM sessions WHERE id = 4")
+    sql(path, "DELETE FROM nodes WHERE id = 1")
+    salvage(path)
+    found = with_store(path, texts)
+    assert found["Recovered: Where should we go?"] == ["Where should we go?", "answer in chat 3", "and then in chat 3?"]
+    # what lost its beginning says so
+    assert found["chat 0"] == ["answer in chat 0", "and then in chat 0?"]
+    assert {row.title for row in with_store(path, lambda store: store.verify())} == {"chat 0"}
+
+
+def test_a_journal_that_was_not_merged_is_read_too_and_kept(path: Path, tmp_path: Path) -> None:
+    # given: the file as a killed app leaves it
+    async def write(store: SessionStore) -> None:
+        await fill(store)
+        (tmp_path / "left").mkdir()
+        for file in path.parent.iterdir():
+            shutil.copy(file, tmp_path / "left" / file.name)
+
+    with_store(path, write)
+    left = tmp_path / "left" / path.name
+    assert (tmp_path / "left" / f"{path.name}-wal").stat().st_size
+    found = salvage(left)
+    assert found.sessions == SESSIONS
+    assert found.kept.with_name(f"{found.kept.name}-wal").exists()
+    assert with_store(left, lambda store: store.verify()) == []
+
+
+@pytest.mark.parametrize("content", [b"", b"not a database", b"x" * 100_000])
+def test_what_holds_nothing_of_ours_stays_as_it_is(path: Path, content: bytes) -> None:
+    path.parent.mkdir(mode=0o700)
+    path.write_bytes(content)
+    with pytest.raises(StoreDamagedError, match="nothing in it can be read"):
+        salvage(path)
+    assert path.read_bytes() == content
+    assert [p.name for p in path.parent.iterdir()] == [path.name]
+
+
+def test_no_file_is_no_damage(path: Path) -> None:
+    with pytest.raises(StoreMissingError):
+        salvage(path)
+
+
+def test_cancelling_changes_nothing(path: Path) -> None:
+    with_store(path, fill)
+    raw = path.read_bytes()
+
+    def stop(what: str, _done: int, _of: int) -> None:
+        if what == "token_chunks":
+            raise InterruptedError
+
+    with pytest.raises((InterruptedError, StoreError)):
+        salvage(path, stop)
+    assert path.read_bytes() == raw
+    assert [p.name for p in path.parent.iterdir()] == [path.name]
+
+
+def test_a_second_recovery_keeps_both_damaged_files(path: Path) -> None:
+    with_store(path, fill)
+    first, second = salvage(path), salvage(path)
+    assert first.kept != second.kept
+    assert first.kept.exists()
+    assert second.kept.exists()
+
+
+def sweep(path: Path, times: int, seed: int) -> int:
+    """Breaks random pages; the recovered store must open, and lists no text that was never written."""
+    with_store(path, fill)
+    whole = path.read_bytes()
+    before = {text for session in with_store(path, texts).values() for text in session}
+    rng, saved = random.Random(seed), 0
+    for _ in range(times):
+        raw = bytearray(whole)
+        for _ in range(rng.randrange(1, 4)):
+            at = rng.randrange(len(raw) // PAGE) * PAGE
+            raw[at : at + PAGE] = rng.randbytes(PAGE)
+        path.write_bytes(raw)
+        try:
+            salvage(path)
+        except StoreDamagedError:
+            continue
+        after = {text for session in with_store(path, texts).values() for text in session}
+        assert after <= before
+        saved += len(after)
+    return saved
+
+
+def test_broken_pages_cost_what_was_on_them(path: Path) -> None:
+    assert sweep(path, times=6, seed=3) > 6 * SESSIONS
+
+
+@pytest.mark.slow
+def test_many_broken_pages(path: Path) -> None:
+    assert sweep(path, times=150, seed=4) > 150 * SESSIONS

@@ -1,0 +1,178 @@
+"""What is cleared away, what stays, and copies of sessions."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from storage import InvalidRowError, NewNode, SessionStore, StoreDamagedError
+from storage.upkeep import SLICE
+from tests.storage.helpers import chat, chunk, ids, sql, with_store
+
+NEW = "New session"
+
+
+def test_sessions_nothing_was_said_in_go_and_all_others_stay(store: SessionStore) -> None:
+    async def run() -> None:
+        # given: two that are empty, one of them with the root a failed message left behind
+        await store.create_session(NEW)
+        await store.add_node(NewNode(await store.create_session(NEW), None, "system"))
+        # and some that are not, or are meant to stay
+        open_one = await store.create_session(NEW)
+        pinned = await store.create_session(NEW)
+        await store.pin_session(pinned)
+        stay = [
+            open_one,
+            pinned,
+            await store.create_session("named by hand"),
+            await store.create_session(NEW, is_sample=True),
+            (await chat(store, NEW))[0],
+        ]
+        prompted = await store.create_session(NEW)
+        await store.add_node(NewNode(prompted, None, "system", "You are a poet."))
+        # when
+        assert await store.drop_empty_sessions(NEW, keep=[open_one]) == 2
+        # then
+        assert {row.id for row in await store.sessions()} == {*stay, prompted}
+        assert await store.drop_empty_sessions(NEW, keep=[open_one]) == 0
+        assert await store.verify() == []
+
+    asyncio.run(run())
+
+
+def test_damage_deletes_nothing(path: Path) -> None:
+    async def fill(store: SessionStore) -> None:
+        await store.create_session(NEW)
+        await chat(store, "thrown away by a flipped bit")
+
+    with_store(path, fill)
+    sql(path, "UPDATE sessions SET created = 1 WHERE id = 1")
+    sql(path, "UPDATE sessions SET trashed = 1 WHERE id = 2")
+
+    async def tidy(store: SessionStore) -> None:
+        assert await store.drop_empty_sessions(NEW) == 0
+        assert await store.purge_trash() == 0
+        assert len(await store.sessions()) == 2
+
+    with_store(path, tidy)
+
+
+def test_an_empty_session_that_lost_its_words_stays(path: Path) -> None:
+    async def fill(store: SessionStore) -> None:
+        await chat(store, NEW)
+
+    with_store(path, fill)
+    sql(path, "DELETE FROM nodes")
+    assert with_store(path, lambda store: store.drop_empty_sessions(NEW)) == 0
+
+
+def test_a_large_session_leaves_the_trash_in_slices(path: Path) -> None:
+    count = 2 * SLICE + 3
+
+    async def purge(store: SessionStore) -> int:
+        session = await store.create_session("long")
+        node = await store.add_node(NewNode(session, None, "assistant", status="open"))
+        for at in range(count):
+            await store.append_chunk(node, chunk(at, 1))
+        await store.trash_session(session)
+        purging = asyncio.ensure_future(store.purge_trash(days=0))
+        seen = set()
+        while not purging.done():  # others read between the slices
+            await asyncio.sleep(0)
+            seen.add(sum(len(tiles) for tiles in (await store.load_tokens([node])).values()))
+        assert await purging == 1
+        return len(seen)
+
+    assert with_store(path, purge) >= 2
+    for table in ("sessions", "nodes", "token_chunks", "search"):
+        assert sql(path, f"SELECT count(*) FROM {table}") == [(0,)]
+
+
+def test_an_answer_that_never_began_is_taken_away(store: SessionStore) -> None:
+    async def run() -> None:
+        session, user, answer = await chat(store)
+        failed = await store.add_node(NewNode(session, user, "assistant", status="open"), current=True)
+        await store.append_chunk(failed, replace(chunk(0, 2), columns={**chunk(0, 2).columns, "origin": np.zeros(2, np.uint8)}))
+        with pytest.raises(InvalidRowError):
+            await store.discard_node(failed)  # it is still written
+        await store.finish_node(failed, finish_reason="error", stats={"message": "no model"}, text="")
+        assert [row.branches for row in await store.sessions()] == [2]
+        # when
+        await store.discard_node(failed)
+        # then nothing of it is left, and its question is the end of the path
+        tree = await store.load_session(session)
+        assert [node.id for node in tree.nodes] == [user, answer]
+        assert tree.session.current_node == user
+        assert tree.session.branches == 1
+        assert await store.load_tokens([failed]) == {}
+        assert await store.verify() == []
+        # an answer with words stays, and so does what something goes on from
+        for node in (answer, user):
+            with pytest.raises(InvalidRowError):
+                await store.discard_node(node)
+
+    asyncio.run(run())
+
+
+def test_taking_away_the_only_answer_leaves_its_question_as_the_tip(store: SessionStore) -> None:
+    async def run() -> None:
+        session = await store.create_session("first")
+        user = await store.add_node(NewNode(session, None, "user", "hello"))
+        failed = await store.add_node(
+            NewNode(session, user, "assistant", status="partial", finish_reason="error"), current=True
+        )
+        await store.discard_node(failed)
+        [row] = await store.sessions()
+        assert (row.branches, row.current_node) == (1, user)
+        assert await store.verify() == []
+
+    asyncio.run(run())
+
+
+def test_a_copy_is_the_same_and_apart(store: SessionStore) -> None:
+    async def run() -> None:
+        session, user, answer = await chat(store, "Paris", tokens=6)
+        await store.rescore(answer, chunk(0, 6, logprob=-2.0))
+        inside = NewNode(session, answer, "assistant", "or Rome", at_token=2, at_byte=3, turn_start=False, finish_reason="eos")
+        branch = await store.add_node(inside, chunk(0, 2), current=True)
+        await store.pin_session(session)
+        # when
+        made = await store.copy_session(session, "Paris (copy)")
+        # then
+        old, new = await store.load_session(session), await store.load_session(made.session_id)
+        assert list(made.nodes) == [user, answer, branch]
+        assert (new.session.title, new.session.pinned, new.session.branches) == ("Paris (copy)", False, 2)
+        assert new.session.current_node == made.nodes[branch]
+        for before, after in zip(old.nodes, new.nodes, strict=True):
+            parent = None if before.parent_id is None else made.nodes[before.parent_id]
+            assert replace(before, id=after.id, session_id=made.session_id, parent_id=parent) == after
+        tokens = await store.load_tokens([answer, made.nodes[answer]])
+        assert ids(tokens[answer]) == ids(tokens[made.nodes[answer]])
+        assert [t.columns["logprob"].tolist() for t in tokens[made.nodes[answer]]] == [[-2.0] * 6]
+        assert [row.id for row in await store.sessions("copy")] == [made.session_id]
+        assert {row.id for row in await store.sessions("Rome")} == {session, made.session_id}
+        assert await store.verify() == []
+        # and what happens to one does not happen to the other
+        await store.add_node(NewNode(made.session_id, made.nodes[branch], "user", "more"))
+        assert len((await store.load_session(session)).nodes) == 3
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    "damage", ["UPDATE nodes SET text = 'other'", "UPDATE token_chunks SET count = 1", "UPDATE sessions SET branches = 9"]
+)
+def test_damage_is_not_copied_as_if_it_were_sound(path: Path, damage: str) -> None:
+    with_store(path, chat)
+    sql(path, damage)
+
+    async def attempt(store: SessionStore) -> None:
+        with pytest.raises(StoreDamagedError, match="sessions verify"):
+            await store.copy_session(1, "copy")
+        assert len(await store.sessions()) == 1
+
+    with_store(path, attempt)

@@ -1,0 +1,147 @@
+"""The window's menus, keys and words: each action has a place, each part a name, no text is markup."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+from PySide6.QtCore import Qt
+from PySide6.QtGui import Qt as RichText
+from PySide6.QtTest import QTest
+from PySide6.QtWidgets import QApplication, QDialog, QLabel, QMenu, QWidget
+
+from tests.ui.conftest import Scene, frames, until
+from tests.ui.fakes import TRIP, FakeWorkbench
+from ui import MainWindow, SessionChanged, SessionSummary, StatusChanged
+from ui.port import BackendChoice, EngineState, StatusView
+
+Play = Callable[[Scene], None]
+HOSTILE = "<img src='/etc/passwd'><b>bold</b> & \x1b[31m"
+
+
+def test_an_engine_is_chosen_from_the_menu(in_window: Play, bench: FakeWorkbench) -> None:
+    async def scene(window: MainWindow) -> None:
+        bench.engines = [
+            BackendChoice("hf", "", True),
+            BackendChoice("third", "", False),
+            BackendChoice("vllm", "not yet", False),
+        ]
+        QTest.mouseClick(window.parts.top.model, Qt.MouseButton.LeftButton)
+        await until(lambda: QApplication.activePopupWidget() is not None)
+        menu = QApplication.activePopupWidget()
+        assert isinstance(menu, QMenu)
+        # then every engine is named, the one in use is checked, one that cannot run says why and cannot be chosen
+        entries = {action.text().split("\t")[0]: action for action in menu.actions() if action.text().startswith("run on")}
+        assert {name: (a.isChecked(), a.isEnabled()) for name, a in entries.items()} == {
+            "run on hf": (True, True),
+            "run on third": (False, True),
+            "run on vllm": (False, False),
+        }
+        assert entries["run on vllm"].text().endswith("not yet")
+        # when another is chosen
+        entries["run on third"].trigger()
+        menu.close()
+        await until(lambda: bench.asked("choose_backend") == [("third",)])
+
+    in_window(scene)
+
+
+def test_a_model_is_chosen_from_the_menu(in_window: Play, bench: FakeWorkbench) -> None:
+    async def scene(window: MainWindow) -> None:
+        QTest.mouseClick(window.parts.top.model, Qt.MouseButton.LeftButton)
+        await until(lambda: isinstance(QApplication.activePopupWidget(), QMenu))
+        menu = QApplication.activePopupWidget()
+        assert isinstance(menu, QMenu)
+        entries = [action for action in menu.actions() if "run on" not in action.text() and not action.isSeparator()]
+        assert [entry.text().split("\t")[0] for entry in entries] == ["SmolLM2 135M Instruct", "Qwen3 0.6B"]
+        QTest.mouseClick(menu, Qt.MouseButton.LeftButton, pos=menu.actionGeometry(entries[1]).center())
+        await until(lambda: window.parts.top.model.text() == "Qwen3 0.6B")
+        assert bench.asked("choose_model") == [("qwen3",)]
+
+    in_window(scene)
+
+
+def test_every_action_has_a_place_and_no_two_share_a_shortcut(in_window: Play) -> None:
+    async def scene(window: MainWindow) -> None:
+        listed = {action for menu in window.acts.menus() for action in menu.actions() if not action.isSeparator()}
+        made = {value for value in vars(window.acts).values() if type(value).__name__ == "QAction"}
+        assert made == listed
+        keys = [action.shortcut().toString() for action in made if not action.shortcut().isEmpty()]
+        assert len(keys) == len(set(keys))
+        assert {"Ctrl+N", "Ctrl+.", "Ctrl+R", "Ctrl+[", "Ctrl+]", "Ctrl+Z", "Ctrl+T"} <= set(keys)
+        await frames(1)
+
+    in_window(scene)
+
+
+def test_copy_by_key_and_by_menu_takes_from_what_has_the_keyboard(in_window: Play) -> None:
+    async def scene(window: MainWindow) -> None:
+        clipboard = QApplication.clipboard()
+        window.activateWindow()
+        await until(window.isActiveWindow)
+        # the message field keeps its own key
+        field = window.parts.composer.field
+        QTest.keyClicks(field, "from the field")
+        field.selectAll()
+        QTest.keyClick(field, Qt.Key.Key_C, Qt.KeyboardModifier.ControlModifier)
+        assert clipboard.text() == "from the field"
+        # by the menu, from the search
+        search = window.parts.sidebar.sessions.search
+        search.setText("from the search")
+        search.setFocus()
+        search.selectAll()
+        window.acts.copy.trigger()
+        assert clipboard.text() == "from the search"
+        # by key, selected tokens of the conversation
+        pane = window.parts.transcript.tokens
+        pane.setFocus()
+        QTest.keyClick(pane, Qt.Key.Key_A, Qt.KeyboardModifier.ControlModifier)
+        QTest.keyClick(pane, Qt.Key.Key_C, Qt.KeyboardModifier.ControlModifier)
+        assert "Where should we go in April?" in clipboard.text()
+
+    in_window(scene)
+
+
+def test_no_label_interprets_markup(in_window: Play, bench: FakeWorkbench) -> None:
+    async def scene(window: MainWindow) -> None:
+        # given hostile words in every place they can reach
+        view = bench.views[TRIP]
+        rows = tuple(replace(row, before=HOSTILE, name=HOSTILE) for row in view.branches)
+        bench.emit(SessionChanged(replace(view, title=HOSTILE, branch_name=HOSTILE, branches=rows)))
+        bench.emit(StatusChanged(StatusView(EngineState.DIED, HOSTILE)))
+        window.desk.refused.emit(HOSTILE)
+        window.parts.sidebar.sessions.offer_undo(HOSTILE)
+        window.parts.sidebar.sessions.show_sessions([SessionSummary(9, HOSTILE, time.time(), 1, pinned=False, is_sample=False)])
+        await until(lambda: "<b>" in window.parts.status.engine.text())
+        window.resize(700, 500)  # so that words are cut and tooltips explain
+        await frames()
+        window.acts.about.trigger()
+        # then every label is plain and no tooltip would be taken for markup
+        dialogs = [w for w in QApplication.topLevelWidgets() if isinstance(w, QDialog)]
+        widgets = [w for top in (window, *dialogs) for w in (top, *top.findChildren(QWidget))]
+        labels = [w for w in widgets if isinstance(w, QLabel)]
+        assert len(labels) > 20
+        rich = [label for label in labels if label.textFormat() is not Qt.TextFormat.PlainText and label.text()]
+        assert rich == []
+        assert any("<" in w.toolTip() for w in widgets)
+        assert [w for w in widgets if RichText.mightBeRichText(w.toolTip())] == []
+        for dialog in dialogs:
+            dialog.close()
+
+    in_window(scene)
+
+
+def test_everything_that_takes_the_keyboard_has_a_name(in_window: Play) -> None:
+    async def scene(window: MainWindow) -> None:
+        await frames(1)
+        nameless = [
+            type(widget).__name__
+            for widget in window.findChildren(QWidget)
+            if widget.isVisible()
+            and widget.focusPolicy() & Qt.FocusPolicy.TabFocus
+            and not (widget.accessibleName() or getattr(widget, "text", lambda: "")() or widget.focusProxy())
+        ]
+        assert nameless == []
+
+    in_window(scene)
