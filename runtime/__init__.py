@@ -32,7 +32,14 @@ from runtime.errors import (
 from runtime.version import __version__
 
 if TYPE_CHECKING:
-    from runtime.backends.registry import available_backends, brings_text, default_backend, register_backend, unregister_backend
+    from runtime.backends.registry import (
+        available_backends,
+        brings_text,
+        check_backend,
+        default_backend,
+        register_backend,
+        unregister_backend,
+    )
     from runtime.client import EngineClient, EngineLimits, spawn
     from runtime.info import CacheReport, EdgeReport, Metrics, ModelInfo, OnProgress, PromptProgress
     from runtime.language_model import LanguageModel, Message, PrefixMatch
@@ -94,6 +101,7 @@ __all__ = [
     "__version__",
     "available_backends",
     "brings_text",
+    "check_backend",
     "clean_text",
     "default_backend",
     "fetch_embedded",
@@ -114,6 +122,7 @@ _NAMES = {
     "runtime.backends.registry": (
         "available_backends",
         "brings_text",
+        "check_backend",
         "default_backend",
         "register_backend",
         "unregister_backend",

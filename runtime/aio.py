@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Future
-from typing import Any, TypeVar
+from contextlib import contextmanager
+from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
 
@@ -63,6 +64,25 @@ class LoopThread:
         await self._stop.wait()
 
 
+_posting = threading.local()  # `held`: the mailboxes to be woken at the end of `together`, in this thread
+
+
+@contextmanager
+def together() -> Iterator[None]:
+    """What this thread posts inside leaves at the end, with one wake-up for each loop.
+
+    A wake-up in the middle lets another thread compete for the interpreter with whoever has more to say.
+    """
+    held: dict[Mailbox, None] = {}
+    _posting.held = held
+    try:
+        yield
+    finally:
+        _posting.held = None
+        for mailbox in held:
+            mailbox.wake()
+
+
 class Mailbox:
     """Callbacks for a loop, posted from one other thread; all that wait run in one wake-up, in order."""
 
@@ -74,6 +94,14 @@ class Mailbox:
     def post(self, callback: Callable[[], object]) -> None:
         """Runs `callback` on the loop soon; if the loop is closed, nobody is left to hear it."""
         self._waiting.append(callback)
+        held: dict[Mailbox, None] | None = getattr(_posting, "held", None)
+        if held is None:
+            self.wake()
+        else:
+            held[self] = None
+
+    def wake(self) -> None:
+        """Lets the loop look, if anything waits that it was not woken for."""
         if self._woken:
             return  # the reader lowers the flag before it empties the queue: it will see this one
         self._woken = True
@@ -87,3 +115,42 @@ class Mailbox:
         self._woken = False
         while self._waiting:
             self._waiting.popleft()()
+
+
+class Reply(Generic[T]):
+    """A loop's future that one other thread settles, through the loop's mailbox: many replies, one wake-up.
+
+    It has what the settling side asks of a `concurrent.futures.Future`.
+    """
+
+    def __init__(self, mailbox: Mailbox) -> None:
+        self._mailbox = mailbox
+        self.future: asyncio.Future[T] = mailbox.loop.create_future()
+
+    def cancelled(self) -> bool:
+        """Whether nobody waits any more."""
+        return self.future.cancelled()
+
+    def done(self) -> bool:
+        """Whether it was settled or cancelled; a reply that is on its way does not count."""
+        return self.future.done()
+
+    def set_running_or_notify_cancel(self) -> bool:
+        """Whether somebody still waits."""
+        return not self.future.cancelled()
+
+    def set_result(self, value: T) -> None:
+        """The answer."""
+        self._mailbox.post(lambda: None if self.future.done() else self.future.set_result(value))
+
+    def set_exception(self, error: BaseException) -> None:
+        """It failed; CancelledError cancels."""
+        self._mailbox.post(lambda: self._fail(error))
+
+    def _fail(self, error: BaseException) -> None:
+        if self.future.done():
+            return
+        if isinstance(error, asyncio.CancelledError):
+            self.future.cancel()
+        else:
+            self.future.set_exception(error)

@@ -20,6 +20,9 @@ from runtime.scheduler.loop import Scheduler, typed
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 REPORT_SECONDS = 0.25  # the cache report is renewed this often while something runs
+LOOK_SHARE = 50  # looking through all edges takes no more than one in so many seconds
+FEW_EDGES = 256  # which are looked through after every answer
+REST_SECONDS = 0.01  # of idleness before a late look is made
 
 
 class Engine:
@@ -36,7 +39,9 @@ class Engine:
         self._closing = False
         self._ready: Future[tuple[Backend, Scheduler]] = Future()
         self.report = CacheReport(0, 0, 0, 0, 0, 0, 0, 0)
-        self._reported = 0.0
+        self._reported = self._looked = 0.0  # monotonic seconds
+        self._look_cost = 0.0  # seconds
+        self._stale = False  # the report's largest edges are old ones
         self._phase = "loading"
         self._thread = threading.Thread(target=self._run, name="elsewise-owner", daemon=True)
         self._thread.start()
@@ -95,8 +100,8 @@ class Engine:
         try:
             while self._collect(scheduler):
                 scheduler.step()
-                if time.monotonic() - self._reported > REPORT_SECONDS or not scheduler.busy:
-                    self._renew_report(scheduler)
+                if not scheduler.busy or time.monotonic() - self._reported > REPORT_SECONDS:
+                    self._renew_report(scheduler, whole=self._look_due(scheduler))
             fault: BaseException = SessionClosedError("the model was closed while this was being worked on")
         except BaseException as error:  # the loop itself failed: a bug of ours
             log.exception("the scheduler stopped")
@@ -112,16 +117,32 @@ class Engine:
 
     def _collect(self, scheduler: Scheduler) -> bool:
         """Takes what arrived; waits when there is nothing to do. False: time to end."""
-        with self._wake:
-            while not self._inbox and not scheduler.busy and not self._closing:
+        while True:
+            with self._wake:
+                if self._inbox or scheduler.busy or self._closing:
+                    arrived, self._inbox = self._inbox, []
+                    closing = self._closing
+                    break
                 self._phase = "idle"
-                self._wake.wait()
-            arrived, self._inbox = self._inbox, []
-            closing = self._closing
+                rested = not self._wake.wait(REST_SECONDS if self._stale else None)
+            if rested:
+                self._renew_report(scheduler, whole=True)
         self._phase = "step"
         scheduler.submit(arrived)
         return not closing
 
-    def _renew_report(self, scheduler: Scheduler) -> None:
+    def _look_due(self, scheduler: Scheduler) -> bool:
+        """Whether every edge is looked at for the largest: always where they are few, else when there is time for it."""
+        if scheduler.cache.trie.edges <= FEW_EDGES:
+            return True
+        return time.monotonic() - self._looked > max(REPORT_SECONDS, LOOK_SHARE * self._look_cost)
+
+    def _renew_report(self, scheduler: Scheduler, *, whole: bool) -> None:
+        started = time.monotonic()
+        if whole:
+            scheduler.cache.look_through()
         self.report = scheduler.cache.report()
         self._reported = time.monotonic()
+        self._stale = not whole
+        if whole:
+            self._looked, self._look_cost = self._reported, self._reported - started

@@ -46,7 +46,8 @@ class ContextOverflowError(InvalidRequestError):
         over = resident + additional - limit
         super().__init__(
             f"{stage}: {resident + additional:,} tokens do not fit into the context of {limit:,} "
-            f"({over:,} too many); shorten the text or load the model with a larger context_length"
+            f"({over:,} too many); shorten the text, or choose a model with a longer context "
+            "(a context_length given at load can be raised up to the model's own)"
         )
 
     def __reduce__(self) -> tuple[type[ContextOverflowError], tuple[str, int, int, int]]:

@@ -45,7 +45,7 @@ class Metrics:
     queries_deduplicated: int = 0
     kv_bytes: int = 0
     kv_budget: int = 0
-    kv_peak_bytes: int = 0
+    kv_peak_bytes: int = 0  # the most under this budget, moments of copying included; never above it
     kv_evicted_bytes: int = 0
     tokens_rescored: int = 0
     full_vector_hits: int = 0

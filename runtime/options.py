@@ -22,7 +22,14 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class LoadOptions:
-    """How a model is loaded. `None` and "auto" leave the choice to the backend; `ModelInfo.options` says what was chosen."""
+    """How a model is loaded. `None` and "auto" leave the choice to the backend; `ModelInfo.options` says what was chosen.
+
+    `kv_cache_bytes` holds for everything that is remembered or worked on: KV, recurrent state, scores, vectors, and the
+    moments in which some of it is copied. It is asked before memory is taken; the activations of one forward come on top.
+    `kv_dtype` is the form in which KV rests between requests. With "q8" and "q4" it takes a quarter and a sixth of its
+    bytes in float32 (head width 64), and **a cached answer differs from an uncached one** by as much as `ModelInfo.warnings`
+    says, measured at load; recurrent state is never quantised, running requests compute on what they load in full width.
+    """
 
     device: str = "auto"  # auto, cpu, cuda[:n], mps
     dtype: str = "auto"  # auto, float32, float16, bfloat16

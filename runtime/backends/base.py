@@ -108,6 +108,9 @@ class Backend(Protocol):
     def take(self, pack: Pack, slots: npt.NDArray[np.int64]) -> Payload:
         """An immutable copy of a chain of slots, with no reference to the pack's buffers."""
 
+    def take_many(self, pack: Pack, chains: Sequence[npt.NDArray[np.int64]]) -> list[Payload]:
+        """`take` of several chains in one go, each payload on its own. Needs at most three times their bytes meanwhile."""
+
     def split(self, payload: Payload, n: int) -> tuple[Payload, Payload]:
         """The first `n` tokens and the rest, each contiguous and on its own. Needs `payload_bytes` once more."""
 

@@ -86,6 +86,9 @@ class MockBackend(PackedBackend[MockPack]):
         pack.tree.check_chain(slots)
         return MockPayload(pack.tokens[slots].copy())
 
+    def take_many(self, pack: MockPack, chains: Sequence[Int64]) -> list[MockPayload]:
+        return [self.take(pack, slots) for slots in chains]
+
     def split(self, payload: MockPayload, n: int) -> tuple[MockPayload, MockPayload]:
         return MockPayload(payload.tokens[:n].copy()), MockPayload(payload.tokens[n:].copy())
 

@@ -76,6 +76,10 @@ class PackedBackend(SizedBackend[P]):
     def take(self, pack: P, slots: Int64) -> Payload:
         """An immutable copy of a chain of slots."""
 
+    def take_many(self, pack: P, chains: Sequence[Int64]) -> list[Payload]:
+        """Copies of several chains; a library that can gathers them all at once."""
+        return [self.take(pack, slots) for slots in chains]
+
     @abstractmethod
     def close(self, pack: P) -> None:
         """Frees the pack."""

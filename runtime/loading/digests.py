@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from runtime.errors import ModelLoadError
-from runtime.loading.paths import models_dir
+from runtime.loading.paths import make_private, models_dir
 
 _CHUNK = 1 << 20
 
@@ -50,7 +50,7 @@ def known_sha256(path: Path) -> str:
             return str(kept["sha256"])
     sha256 = sha256_of(path)
     with contextlib.suppress(OSError):  # a read-only models folder costs time, nothing else
-        place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_private(place.parent)
         write_atomically(place, json.dumps({**note, "sha256": sha256}).encode())
     return sha256
 

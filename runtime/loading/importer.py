@@ -27,7 +27,7 @@ from runtime.loading.digests import digest_of_all, known_sha256, sync_all, sync_
 from runtime.loading.folder import ModelFolder
 from runtime.loading.gguf.convertible import check
 from runtime.loading.manifest import FORMAT, Manifest, notes_of, read_manifest, write_manifest
-from runtime.loading.paths import made_models_dir, models_dir, shelf_path
+from runtime.loading.paths import create_private, made_models_dir, models_dir, shelf_path
 from runtime.loading.progress import OnProgress, Progress, ignore
 
 _HIDDEN = ".importing-"
@@ -73,7 +73,8 @@ def import_model(
         try:
             parameters = _convert(source, hidden, progress) if kind == "gguf" else _copy(source, hidden, progress)
             if keep and kind == "gguf":
-                shutil.copyfile(source, hidden / SOURCE)
+                with source.open("rb") as there, create_private(hidden / SOURCE) as here:
+                    shutil.copyfileobj(there, here, 8 << 20)
             manifest = Manifest(
                 format=FORMAT,
                 id=model_id,
@@ -115,7 +116,7 @@ def shelf_folders() -> list[Path]:
 def _only_one_import(shelf: Path) -> Iterator[Path]:
     """Imports of all processes take turns; remains of dead ones are removed."""
     try:
-        with filelock.FileLock(shelf / ".lock", timeout=_LOCK_SECONDS):
+        with filelock.FileLock(shelf / ".lock", timeout=_LOCK_SECONDS, mode=0o600):
             for remains in shelf.glob(f"{_HIDDEN}*"):
                 shutil.rmtree(remains, ignore_errors=True)
             yield shelf
@@ -172,7 +173,7 @@ def _copy(source: Path, target: Path, progress: OnProgress) -> int:
     files = _wanted(source)
     total, done = sum(file.stat().st_size for file in files), 0
     for file in files:
-        with file.open("rb") as there, (target / file.name).open("wb") as here:
+        with file.open("rb") as there, create_private(target / file.name) as here:
             while chunk := there.read(8 << 20):
                 here.write(chunk)
                 done += len(chunk)

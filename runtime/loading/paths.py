@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 from pathlib import Path
+from typing import BinaryIO
 
 import platformdirs
 
@@ -43,9 +45,27 @@ def made_models_dir() -> Path:
     """
     folder = models_dir()
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_private(folder)
     except OSError as fault:
         raise ModelLoadError(
             f"the models folder {folder} cannot be made ({fault.strerror}); set ELSEWISE_MODELS to a folder you can write"
         ) from fault
     return folder
+
+
+def make_private(folder: Path) -> None:
+    """Makes a folder, and what is missing above it, for its owner alone whatever the umask; one that is there stays as it is.
+
+    Raises:
+        OSError: It cannot be made.
+    """
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    for path in reversed(missing):  # `parents=True` would give those above the mode of the umask
+        path.mkdir(mode=0o700, exist_ok=True)
+    if not folder.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder))
+
+
+def create_private(path: Path) -> BinaryIO:
+    """A new file to write, readable by its owner alone whatever the umask."""
+    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb")

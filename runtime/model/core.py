@@ -45,7 +45,7 @@ class Core:
     def _namespace(self) -> str:
         return self.info.kv_fingerprint
 
-    def _check(self, ids: Sequence[int]) -> Int32:
+    def _check(self, ids: Sequence[int] | Int32) -> Int32:
         return check_ids(ids, vocab=self.info.vocab_size, context=self.info.context_length)
 
     def _mailbox(self) -> Mailbox:

@@ -9,13 +9,14 @@ from functools import partial
 
 import numpy as np
 
+from runtime.aio import Reply
 from runtime.errors import InvalidRequestError
 from runtime.info import OnProgress
 from runtime.language_model import PrefixMatch
 from runtime.model.core import Core, some
 from runtime.options import GenerationOptions
 from runtime.records import Float32, Int32, Origin, Scores, TokenRecord, TokenRun
-from runtime.scheduler.jobs import CallJob, Priority, QueryJob, ScoreJob
+from runtime.scheduler.jobs import CallJob, Priority, QueryJob, ScoreJob, Waiter
 from runtime.scoring import log_softmax
 from runtime.text.utf8 import texts_of
 
@@ -25,24 +26,24 @@ class QueryMembers(Core):
 
     async def next_token_logprobs(self, ids: Sequence[int]) -> Float32:
         """``(vocab,)``."""
-        return await self._soon(self._query(ids))
+        return await self._asked(ids)
 
     async def batch_next_token_logprobs(self, batch: Sequence[Sequence[int]]) -> Float32:
         """``(n, vocab)``."""
-        jobs = [self._query(ids) for ids in some(batch)]
-        return np.stack(await asyncio.gather(*(self._soon(job) for job in jobs)))
+        paths = [self._check(ids) for ids in some(batch)]  # all of them, before any is sent
+        return np.stack(await asyncio.gather(*(self._asked(ids) for ids in paths)))
 
     def next_token_logprobs_sync(self, ids: Sequence[int]) -> Float32:
         """Blocking."""
-        job = self._query(ids)
-        self._engine.submit([job])
-        return job.waiters[0].result()
+        answer: Future[Float32] = Future()
+        self._engine.submit([self._query(ids, answer)])
+        return answer.result()
 
     def batch_next_token_logprobs_sync(self, batch: Sequence[Sequence[int]]) -> Float32:
         """Blocking."""
-        jobs = [self._query(ids) for ids in some(batch)]
-        self._engine.submit(jobs)
-        return np.stack([job.waiters[0].result() for job in jobs])
+        answers: list[Future[Float32]] = [Future() for _ in some(batch)]
+        self._engine.submit([self._query(ids, answer) for ids, answer in zip(batch, answers, strict=True)])
+        return np.stack([answer.result() for answer in answers])
 
     def next_token_logprobs_uncached(self, ids: Sequence[int]) -> Float32:
         """By the library's own forward, blocking."""
@@ -54,15 +55,14 @@ class QueryMembers(Core):
 
     def cache_kv(self, ids: Sequence[int]) -> None:
         """Blocking."""
-        job = self._query(ids)
+        answer: Future[Float32] = Future()
+        job = self._query(ids, answer)
         self._engine.submit([self._insist(job), job])
-        job.waiters[0].result()
+        answer.result()
 
     async def cache_kv_async(self, ids: Sequence[int]) -> None:
         """Awaited."""
-        job = self._query(ids)
-        self._submit_with_turn(self._insist(job))
-        await self._soon(job)
+        await self._asked(ids, insist=True)
 
     def prefix_match(self, ids: Sequence[int]) -> PrefixMatch:
         """Blocking."""
@@ -72,8 +72,8 @@ class QueryMembers(Core):
         """Awaited."""
         return await asyncio.wrap_future(self._match(ids))
 
-    def _query(self, ids: Sequence[int]) -> QueryJob:
-        return QueryJob(self._check(ids), self._namespace, waiters=[Future()])
+    def _query(self, ids: Sequence[int] | Int32, waiter: Waiter) -> QueryJob:
+        return QueryJob(self._check(ids), self._namespace, waiters=[waiter])
 
     def _insist(self, job: QueryJob) -> CallJob:
         """To be submitted before the job: no remembered answer may stand in for KV that is not (or no longer) held."""
@@ -86,12 +86,15 @@ class QueryMembers(Core):
 
         return CallJob(np.empty(0, np.int32), None, call=look)
 
-    async def _soon(self, job: QueryJob) -> Float32:
+    async def _asked(self, ids: Sequence[int] | Int32, *, insist: bool = False) -> Float32:
+        reply: Reply[Float32] = Reply(self._mailbox())
+        job = self._query(ids, reply)
+        if insist:
+            self._submit_with_turn(self._insist(job))
         self._submit_with_turn(job)
         try:
-            return await asyncio.wrap_future(job.waiters[0])
+            return await reply.future
         except asyncio.CancelledError:
-            job.waiters[0].cancel()
             self._engine.nudge()
             raise
 

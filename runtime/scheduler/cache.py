@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import heapq
 import logging
+from collections.abc import Sequence
 from contextlib import ExitStack
 
 from runtime.backends.base import ROOT, Backend, Payload
@@ -24,6 +26,9 @@ TAIL_TOKENS = 8
 COLUMNS = ("logprob", "rank", "entropy", "top_ids", "top_logprobs", "covered_mass")
 
 
+SHORT_TAIL = 64  # tokens
+
+
 class Cache:
     """KV, scores and vectors of one backend; owner thread only.
 
@@ -40,8 +45,11 @@ class Cache:
         self.trie = self._room.trie
         self.vectors = self._room.vectors
         self.workspaces = self._room.workspaces
+        self._ahead: dict[tuple[Workspace, int, int], Payload] = {}  # by last slot and number of tokens
         self._refused: dict[Prefill, int] = {}  # the depth up to which a job's tokens are known to have found no room
         self._last: LastRequest | None = None
+        self._largest: tuple[EdgeReport, ...] = ()
+        self.departures = 0  # jobs that have left
 
     @property
     def budget(self) -> int:
@@ -57,6 +65,11 @@ class Cache:
     def peak(self) -> int:
         """The most that was in use under this budget, moments of copying included."""
         return self._room.peak
+
+    @property
+    def live(self) -> int:
+        """Jobs that stand in a workspace."""
+        return len(self._room.live)
 
     def check_room(self, tokens: int) -> None:
         """Raises `MemoryBudgetError` for a path that cannot fit whatever is evicted."""
@@ -111,6 +124,30 @@ class Cache:
                 lease.move(self.trie.root, 0)
         return workspace.load(lease, slot, depth) if lease.length > depth else (slot, depth)
 
+    def take_ahead(self, prefills: Sequence[Prefill]) -> None:
+        """Copies the short new tails of several jobs of one workspace in one go, for their `publish` to find."""
+        self._forget_ahead()
+        workspace = prefills[0].workspace if prefills else None
+        if workspace is None or not self.enabled or workspace.recurrent:
+            return
+        tails = {(prefill.slot, prefill.at - prefill.lease.length) for prefill in prefills if _has_new_tail(prefill)}
+        if len(tails) < 2:
+            return
+        chains = [workspace.chain(slot, count) for slot, count in tails]
+        needed = sum(self._backend.take_cost(workspace.pack, slots).held for slots in chains)
+        if not self._room.make(3 * needed):
+            return
+        try:
+            payloads = workspace.take_many(chains)
+        except Exception:  # noqa: BLE001  # one by one, the guilty one alone fails
+            return
+        self._ahead = {(workspace, slot, count): payload for (slot, count), payload in zip(tails, payloads, strict=True)}
+        self._room.pending = sum(self._backend.payload_bytes(payload) for payload in payloads)
+
+    def _forget_ahead(self) -> None:
+        self._ahead.clear()
+        self._room.pending = 0
+
     def publish(self, prefill: Prefill, namespace: Namespace, tokens: Int32, slot: int, scores: Scores | None) -> None:
         """Copies the tokens from the lease's end to `slot` into the trie; `scores` has one row for each."""
         lease, workspace = prefill.lease, prefill.workspace
@@ -138,6 +175,10 @@ class Cache:
 
     def _taken(self, workspace: Workspace, slot: int, count: int, beside: int) -> Payload | None:
         """A copy of the last `count` tokens of a path; None where there is no room for it and `beside` bytes of scores."""
+        ahead = self._ahead.pop((workspace, slot, count), None)
+        if ahead is not None:
+            self._room.pending -= self._backend.payload_bytes(ahead)
+            return ahead
         slots = workspace.chain(slot, count)
         if not self._room.make(self._backend.take_cost(workspace.pack, slots).moment + beside):
             return None
@@ -157,6 +198,7 @@ class Cache:
     def leave(self, prefill: Prefill) -> None:
         """The job is done: its lease and its place in the workspace are free."""
         self._room.live.discard(prefill)
+        self.departures += 1
         self._refused.pop(prefill, None)
         prefill.lease.release()
         self.workspaces.leave(prefill.workspace, drop=not self.enabled)
@@ -197,25 +239,27 @@ class Cache:
         self.workspaces.retire()
         self._room.tell_freed()
 
-    def report(self) -> CacheReport:
-        """The trie at this moment."""
-        nodes = list(self.trie.nodes())
-        largest = sorted(nodes, key=lambda node: -node.nbytes)[:LARGEST_EDGES]
+    def look_through(self) -> None:
+        """Finds the largest edges, for the next reports."""
         clock = self.trie.clock
+        self._largest = tuple(
+            EdgeReport(len(n.tokens), n.nbytes, clock - n.stamp, n.pins, tuple(n.tokens[-TAIL_TOKENS:].tolist()), n.hits)
+            for n in heapq.nlargest(LARGEST_EDGES, self.trie.nodes(), key=lambda node: node.nbytes)
+        )
+
+    def report(self) -> CacheReport:
+        """What is held at this moment; the largest edges as of the last `look_through`."""
         cause, reason = ("none", "nothing was asked yet") if self._last is None else self._last.cause(self.trie)
         return CacheReport(
-            edges=len(nodes),
-            tokens=sum(len(node.tokens) for node in nodes),
+            edges=self.trie.edges,
+            tokens=self.trie.tokens,
             bytes=self.trie.bytes,
-            leases=sum(node.pins - sum(c.pins for c in node.children.values()) for node in nodes),
+            leases=self.trie.leases,
             leased_bytes=self.trie.leased_bytes,
             budget=self.budget,
             hits=self.trie.hits,
             misses=self.trie.misses,
-            largest=tuple(
-                EdgeReport(len(n.tokens), n.nbytes, clock - n.stamp, n.pins, tuple(n.tokens[-TAIL_TOKENS:].tolist()), n.hits)
-                for n in largest
-            ),
+            largest=self._largest,
             last_prefix=0 if self._last is None else self._last.depth,
             last_reason=reason,
             last_cause=cause,
@@ -242,3 +286,11 @@ def fill_gaps(known: Scores, fresh: Scores, first: int) -> None:
     missing = known.rank[part] == 0
     for column in COLUMNS:
         getattr(known, column)[part][missing] = getattr(fresh, column)[missing]
+
+
+def _has_new_tail(prefill: Prefill) -> bool:
+    """Whether a few tokens were computed whose first one the trie does not have."""
+    lease, job = prefill.lease, prefill.job
+    if not lease.node.attached or not 0 < prefill.at - lease.length <= SHORT_TAIL:
+        return False
+    return (job.namespace, int(job.ids[lease.length])) not in lease.node.children

@@ -6,7 +6,7 @@ import traceback
 from collections.abc import Callable
 from typing import TypeVar
 
-from runtime.errors import RuntimeFault
+from runtime.errors import MemoryBudgetError, RuntimeFault
 from runtime.scheduler.finish import gone
 from runtime.scheduler.prefill import Prefill
 from runtime.scheduler.room import NoRoomError
@@ -54,6 +54,8 @@ def typed(error: BaseException) -> Exception:
     Its traceback keeps its lines but none of their variables: arrays die on the owner thread, not with the caller.
     """
     let_go(error)
+    if isinstance(error, NoRoomError):
+        return MemoryBudgetError(str(error))
     if isinstance(error, Exception):
         return error
     fault = RuntimeFault(f"the model's library failed: {error!r}")

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 
 from runtime.info import PromptProgress
 from runtime.records import Float32, Int32, Scores
 from runtime.scheduler.cache import Cache, fill_gaps
 from runtime.scheduler.counters import Counters
 from runtime.scheduler.jobs import Job, QueryJob, ScoreJob, settle
-from runtime.scheduler.prefill import Prefill, stack
-from runtime.scheduler.rows import Distributions, Row, non_finite, normalise
-from runtime.scoring import empty_scores, summarise
+from runtime.scheduler.logits import ChunkLogits, non_finite
+from runtime.scheduler.prefill import Prefill
+from runtime.scheduler.rows import Row
+from runtime.scoring import empty_scores, score_logits
 
 log = logging.getLogger(__name__)
 
@@ -55,38 +56,36 @@ class Finisher:
 
     # ---- chunks -----------------------------------------------------------------------------------------------------
 
-    def publish_chunk(self, prefill: Prefill) -> Float32:
+    def publish_chunk(self, prefill: Prefill) -> Float32 | None:
         """Publishes a chunk's tokens and keeps its scores.
 
         Returns:
-            The log-probabilities of the chunk's wanted rows ``(rows, vocab)``, in order.
+            The distribution after the job's path ``(vocab,)``, when it is complete.
         """
-        job = prefill.job
-        if not prefill.rows:
-            self._publish(prefill, None)
-            return np.empty((0, 0), np.float32)
-        indices, logits = stack(prefill.rows)
+        job, chunk, rows = prefill.job, prefill.chunk, sorted(prefill.rows)
+        prefill.chunk = None
         prefill.rows.clear()
-        after = normalise(logits, entropy=isinstance(job, ScoreJob))
-        if not after.finite.all():
-            raise non_finite(int(indices[int((~after.finite).argmax())]))
-        scores = None
-        if isinstance(job, ScoreJob):
-            scores = self._score_rows(job, indices, after)
+        if chunk is None:
+            self._publish(prefill, None)
+            return None
+        scores = self._score_rows(job, chunk, rows) if isinstance(job, ScoreJob) else None
+        last = chunk.end(rows[-1][1], rows[-1][0]) if prefill.done else None
         self._publish(prefill, scores)
-        if prefill.done:
-            self._cache.vectors.put(job.key, after.logprobs[-1])
-        return after.logprobs
+        if last is not None:
+            self._cache.vectors.put(job.key, last)
+        return last
 
-    def _score_rows(self, job: ScoreJob, indices: npt.NDArray[np.int64], after: Distributions) -> Scores:
+    def _score_rows(self, job: ScoreJob, chunk: ChunkLogits, rows: Sequence[tuple[int, int]]) -> Scores:
         """Scores of the tokens that follow the rows, merged into what the job knows; rows for the whole path."""
         known = job.known
         assert known is not None
-        inner = indices[indices + 1 < len(job.ids)]
-        if len(inner):
-            entropy = None if after.entropy is None else after.entropy[: len(inner)]
-            fresh = summarise(after.logprobs[: len(inner)], job.ids[inner + 1], job.k, entropy)
-            fill_gaps(known, fresh, int(inner[0]) + 1)
+        inner = [row for row in rows if row[0] + 1 < len(job.ids)]
+        if inner:
+            first, n = inner[0][0], len(inner)
+            fresh, finite = score_logits(chunk.rows([row for _, row in inner]), job.ids[first + 1 : first + 1 + n], job.k)
+            if not finite.all():
+                raise non_finite(first + int((~finite).argmax()))
+            fill_gaps(known, fresh, first + 1)
         return known
 
     def _publish(self, prefill: Prefill, scores: Scores | None) -> None:

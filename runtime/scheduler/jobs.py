@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -50,11 +50,30 @@ class Job:
         return self.namespace, self.ids.tobytes()
 
 
+class Waiter(Protocol):
+    """Who waits for a vector: a `concurrent.futures.Future`, or a loop's `runtime.aio.Reply`."""
+
+    def cancelled(self) -> bool:
+        """Whether nobody waits any more."""
+
+    def done(self) -> bool:
+        """Whether it was settled."""
+
+    def set_running_or_notify_cancel(self) -> bool:
+        """Whether somebody still waits."""
+
+    def set_result(self, value: Any, /) -> None:
+        """The answer."""
+
+    def set_exception(self, error: Any, /) -> None:
+        """It failed."""
+
+
 @dataclass(slots=True, eq=False)
 class QueryJob(Job):
     """The distribution after the path: ``(vocab,) float32`` log-probabilities. Equal ones in flight share one job."""
 
-    waiters: list[Future[Float32]] = field(default_factory=list)
+    waiters: list[Waiter] = field(default_factory=list)
 
     def fail(self, error: BaseException) -> None:
         """Every waiter gets the error."""
@@ -114,7 +133,7 @@ class CallJob(Job):
         settle(self.future, error=error)
 
 
-def settle(future: Future[Any], value: object = None, *, error: BaseException | None = None) -> None:
+def settle(future: Waiter, value: object = None, *, error: BaseException | None = None) -> None:
     """Resolves a future that may have been cancelled meanwhile."""
     if not future.done() and future.set_running_or_notify_cancel():
         if error is None:

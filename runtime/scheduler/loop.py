@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from runtime.aio import together
 from runtime.backends.base import Backend
 from runtime.errors import MemoryBudgetError
 from runtime.options import LoadOptions
@@ -20,10 +21,13 @@ from runtime.scheduler.counters import Counters
 from runtime.scheduler.faults import bisect, typed
 from runtime.scheduler.finish import Finisher, gone
 from runtime.scheduler.jobs import CallJob, GenerateJob, Job, QueryJob, ScoreJob, settle
+from runtime.scheduler.logits import Distributions, normalise
 from runtime.scheduler.prefill import Prefill
 from runtime.scheduler.prompts import Prompts
-from runtime.scheduler.rows import Distributions, Row, decode, normalise
+from runtime.scheduler.room import NoRoomError
+from runtime.scheduler.rows import Row, decode
 from runtime.scheduler.stream import Stream, TextDecoder
+from runtime.scheduler.waiting import Waiting
 
 __all__ = ["Scheduler", "typed"]
 
@@ -57,7 +61,7 @@ class Scheduler:
         self.cache = Cache(backend, budget, enabled=options.cache)
         self.counters = Counters()
         self._finish = Finisher(self.cache, self.counters)
-        self._waiting: list[Job] = []
+        self._waiting = Waiting()
         self._queries: dict[object, QueryJob] = {}
         self._rows: list[Row] = []
         self._prompts = Prompts(
@@ -68,6 +72,7 @@ class Scheduler:
             guard=self._guard,
             forget=self._forget,
             start_row=self._start_row,
+            park=self._waiting.park,
         )
         self.steps = 0
 
@@ -88,19 +93,18 @@ class Scheduler:
                     continue
                 self._queries[job.key] = job
             self._waiting.append(job)
-        self._waiting.sort(key=lambda job: job.priority)
 
     def step(self) -> None:
         """One round; call while `busy`."""
         self.steps += 1
         self._drop_cancelled()
-        waiting, self._waiting = self._waiting, []
-        for job in waiting:
+        for job in self._waiting.take(self.cache.departures, idle=not (self._rows or self._prompts.running)):
             self._guard(job, partial(self._admit, job))
         if self._rows:
             self._decode_step()
-            for row in self._rows:  # at one moment, after the work; before what may take long, all there is
-                row.stream.deliver(paced=not self._prompts.running)
+            with together():
+                for row in self._rows:  # after the work; before what may take long, all there is
+                    row.stream.deliver(paced=not self._prompts.running)
         if self._prompts.running:
             self._prompts.step(decoding=bool(self._rows))
         self.cache.account()
@@ -209,6 +213,9 @@ class Scheduler:
             logits = workspace.forward([token for _, token in fresh], [slot for slot, _ in fresh], range(len(fresh)))
         except BaseException as error:  # noqa: BLE001  # bisected: only the guilty row fails
             workspace.rollback(base)
+            if isinstance(error, NoRoomError) and self._prompts.make_way():
+                self._decode_rows(rows)
+                return
             bisect(rows, error, self._decode_rows, self._end_row)
             return
         self.counters.tokens_computed += len(fresh)

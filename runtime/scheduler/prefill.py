@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from runtime.info import PromptProgress
-from runtime.records import Float32
 from runtime.scheduler.jobs import Job
+from runtime.scheduler.logits import ChunkLogits
 from runtime.scheduler.workspace import Workspace
 from runtime.trie import Lease
 
@@ -37,7 +35,8 @@ class Prefill:
     reused: int = 0
     computed: int = 0
     served: int = 0  # the round in which it was last pushed
-    rows: list[tuple[int, Float32]] = field(default_factory=list)  # (token index, logits (vocab,)) of the last chunk
+    chunk: ChunkLogits | None = None  # of the last forward
+    rows: list[tuple[int, int]] = field(default_factory=list)  # (token index, row of `chunk`), as wanted
     _mark: tuple[int, int, int, int] = (0, 0, 0, 0)
 
     @property
@@ -75,6 +74,7 @@ class Prefill:
     def undo(self) -> None:
         """Back to where `save` was called: the batch failed."""
         self.slot, self.at, self.reused, self.computed = self._mark
+        self.chunk = None
         self.rows.clear()
 
 
@@ -124,12 +124,9 @@ class Batch:
             return
         want = sorted(self.wanted)
         logits = self.workspace.forward(self.tokens, self.parents, want)
-        for row, values in zip(want, logits, strict=True):
+        ends = [i for i, row in enumerate(want) if any(index + 1 == p.total for p, index in self.wanted[row])]
+        chunk = ChunkLogits(logits, ends)
+        for i, row in enumerate(want):
             for prefill, index in self.wanted[row]:
-                prefill.rows.append((index, values))
-
-
-def stack(rows: list[tuple[int, Float32]]) -> tuple[np.ndarray[tuple[int], np.dtype[np.int64]], Float32]:
-    """Token indices ``(n,)`` and logits ``(n, vocab)`` of a chunk's rows, in order."""
-    rows = sorted(rows, key=lambda row: row[0])
-    return np.array([index for index, _ in rows], np.int64), np.stack([values for _, values in rows])
+                prefill.chunk = chunk
+                prefill.rows.append((index, i))

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Protocol
 
+from runtime.aio import together
 from runtime.options import LoadOptions
 from runtime.records import Float32
 from runtime.scheduler.cache import Cache
@@ -15,6 +16,7 @@ from runtime.scheduler.faults import bisect
 from runtime.scheduler.finish import Finisher
 from runtime.scheduler.jobs import GenerateJob, Job
 from runtime.scheduler.prefill import Batch, Prefill
+from runtime.scheduler.room import NoRoomError
 
 CHUNK_SECONDS = 0.08  # a prefill chunk while somebody else waits for a token
 ALONE_SECONDS = 0.4  # and when nobody does
@@ -40,6 +42,7 @@ class Prompts:
         guard: Keeps a failure with its job.
         forget: No other query joins the job any more.
         start_row: A generation's prompt is in place, and the distribution after it ``(vocab,)``.
+        park: The job must wait until somebody has left.
     """
 
     def __init__(
@@ -52,6 +55,7 @@ class Prompts:
         guard: Guard,
         forget: Callable[[Job], None],
         start_row: Callable[[Prefill, Float32], None],
+        park: Callable[[Job], None],
     ) -> None:
         self._options = options
         self._cache = cache
@@ -60,6 +64,7 @@ class Prompts:
         self._guard = guard
         self._forget = forget
         self._start_row = start_row
+        self._park = park
         self._speed = 400.0  # tokens per second, measured as we go
         self._round = 0
         self.running: list[Prefill] = []
@@ -101,6 +106,9 @@ class Prompts:
             batch.workspace.rollback(batch.base)
             for prefill in group:
                 prefill.undo()
+            if isinstance(error, NoRoomError) and self.make_way(group):
+                rest = [prefill for prefill in group if prefill in self.running]
+                return self._push(rest, quota) if rest else quota
             bisect(group, error, lambda part: self._push(part, quota), self.end)
             return quota
         pushed = len(batch.tokens)
@@ -113,14 +121,29 @@ class Prompts:
         for prefill in moved:
             prefill.served = self._round
             prefill.tell()
+        self._cache.take_ahead(moved)
         complete = [(prefill, last) for prefill in moved if (last := self._settle_chunk(prefill)) is not None]
         self._counters.publish(self._cache)  # before the answers, so that who has one sees its numbers
-        for prefill, last in complete:
-            if isinstance(prefill.job, GenerateJob):
-                self._guard(prefill.job, partial(self._start_row, prefill, last))
-            else:
-                self._finish.answer(prefill.job, last)
+        with together():
+            for prefill, last in complete:
+                if isinstance(prefill.job, GenerateJob):
+                    self._guard(prefill.job, partial(self._start_row, prefill, last))
+                else:
+                    self._finish.answer(prefill.job, last)
         return pushed
+
+    def make_way(self, among: list[Prefill] | None = None) -> bool:
+        """Live rows need more than the budget: a prompt goes back to wait until somebody leaves, its KV in the trie.
+
+        The least urgent, and of those the longest. False when there is none, or nobody else whom it could wait for.
+        """
+        prefills = self.running if among is None else among
+        if not prefills or self._cache.live < 2:
+            return False
+        chosen = max(prefills, key=lambda prefill: (prefill.job.priority, prefill.total))
+        self._drop(chosen)
+        self._park(chosen.job)
+        return True
 
     def _stand_again(self, prefill: Prefill) -> None:
         """Makes sure that a token can be appended where the job stands."""
@@ -139,10 +162,10 @@ class Prompts:
         Returns:
             The distribution after the job's path ``(vocab,)`` when it is complete; its lease is then released.
         """
-        rows: list[Float32] = []
+        last: list[Float32 | None] = []
 
         def take() -> None:
-            rows.extend(self._finish.publish_chunk(prefill))
+            last.append(self._finish.publish_chunk(prefill))
 
         if not self._guard(prefill.job, take):
             self._drop(prefill)
@@ -152,7 +175,7 @@ class Prompts:
             self._forget(prefill.job)
             if not generates:  # a generation's are counted at its end
                 self._finish.count(prefill)
-            return rows[-1]
+            return last[0]
         return None
 
     def _drop(self, prefill: Prefill, *, leave: bool = True) -> None:

@@ -48,12 +48,13 @@ class Room:
         self.trie = Trie(backend, budget, self.make)
         self.vectors = VectorCache(budget // VECTOR_SHARE if enabled else 0, self.make)
         self.workspaces = Workspaces(backend, self)
+        self.pending = 0  # bytes that were copied for the trie and are not hung in yet
         self._told = 0  # of the freed bytes, those the backend has heard of
 
     @property
     def bytes(self) -> int:
         """Bytes in use."""
-        return self.trie.bytes + self.workspaces.nbytes + self.vectors.bytes
+        return self.trie.bytes + self.workspaces.nbytes + self.vectors.bytes + self.pending
 
     def make(self, size: int) -> bool:
         """Makes `size` more bytes free for something to keep: idle packs and old leaves give way.

@@ -7,15 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-from runtime.errors import NonFiniteLogitsError
-from runtime.records import Finish, Float32, Int32, Scores
+from runtime.records import Finish, Int32, Scores
 from runtime.scheduler.jobs import GenerateJob
+from runtime.scheduler.logits import Distributions, non_finite
 from runtime.scheduler.prefill import Prefill
 from runtime.scheduler.stream import Stream
 from runtime.scheduler.workspace import Workspace
-from runtime.scoring import log_softmax, log_softmax_and_entropy, summarise
+from runtime.scoring import summarise
 
 PUBLISH_TOKENS = 64  # a tail goes to the trie in runs of this many
 
@@ -71,20 +70,6 @@ class Row:
         return self.stream.scores[self.pushed - count : self.pushed]
 
 
-@dataclass(frozen=True, slots=True)
-class Distributions:
-    """What a forward says of the next tokens."""
-
-    logprobs: Float32  # (n, vocab); uniform where the logits are no numbers
-    finite: npt.NDArray[np.bool_]  # (n,) which rows held numbers only
-    entropy: Float32 | None  # (n,) nats, where it was asked for
-
-    @classmethod
-    def known(cls, last: Float32) -> Distributions:
-        """One row ``(vocab,)`` that is remembered."""
-        return cls(last[None], np.ones(1, np.bool_), None)
-
-
 def decode(rows: list[Row], after: Distributions, at: Sequence[int]) -> list[tuple[Row, BaseException | None]]:
     """Draws each row's next token and records it.
 
@@ -116,14 +101,6 @@ def decode(rows: list[Row], after: Distributions, at: Sequence[int]) -> list[tup
     return ended
 
 
-def normalise(logits: Float32, *, entropy: bool) -> Distributions:
-    """Log-probabilities of raw logits ``(n, vocab)``."""
-    finite = np.atleast_1d(np.isfinite(logits).all(axis=-1))
-    safe = logits if finite.all() else np.where(finite[:, None], logits, np.float32(0))
-    logprobs, spread = log_softmax_and_entropy(safe) if entropy else (log_softmax(safe), None)
-    return Distributions(logprobs, finite, spread)
-
-
 def narrow(scores: Scores, k: int) -> Scores:
     """The same with `k` alternatives."""
     if scores.top_ids.shape[1] == k:
@@ -136,12 +113,4 @@ def narrow(scores: Scores, k: int) -> Scores:
         scores.top_ids[:, :k].copy(),
         scores.top_logprobs[:, :k].copy(),
         np.minimum(covered, 1.0).astype(np.float32),
-    )
-
-
-def non_finite(position: int) -> NonFiniteLogitsError:
-    """The error for a row whose logits are not numbers."""
-    return NonFiniteLogitsError(
-        f"the model's logits at position {position:,} hold NaN or infinity; the weights may be damaged (verify the model) "
-        "or the dtype too narrow (load with dtype='float32')"
     )

@@ -13,7 +13,7 @@ from runtime.scheduler.columns import GrowingScores
 from runtime.scheduler.jobs import GenerateJob
 
 DEFAULT_MAX_TOKENS = 512
-PACE_SECONDS = 0.005  # tokens that come faster are told together: each telling wakes another thread
+PACE_SECONDS = 0.016  # tokens that come faster than a screen shows them are told together: each telling wakes a thread
 
 
 class TextDecoder(Protocol):

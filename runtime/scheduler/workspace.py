@@ -13,9 +13,11 @@ from runtime.backends.base import ROOT, Backend, Payload
 from runtime.errors import MemoryBudgetError
 from runtime.records import Int32
 from runtime.trie import Lease, Namespace
+from runtime.trie.node import common_prefix
 
 T = TypeVar("T")
 Slots = npt.NDArray[np.int64]
+NOTHING: Int32 = np.empty(0, np.int32)
 
 
 class Memory(Protocol):
@@ -48,6 +50,8 @@ class Workspace:
         self.touched = 0  # logical time of the last use
         self._children: dict[tuple[int, int], int] = {}
         self._parents: list[int] = []
+        self._trail: list[int] = []  # the path that was found last: its slots
+        self._trail_ids: Int32 = NOTHING  # and its tokens
         self._computed = 0  # slots whose keys stand in the pack; the others are reserved
         self._where: list[int] | None = None  # the pack's number of each computed slot, -1 for one that was dropped
         self.recurrent = "recurrent" in backend.info.attention_kinds
@@ -70,15 +74,21 @@ class Workspace:
 
     def find(self, ids: Int32, limit: int) -> tuple[int, int]:
         """The deepest slot on the path, within `limit` tokens, from which a token can be appended, and its depth."""
-        slot, best, depth = ROOT, ROOT, 0
-        for at, token in enumerate(ids[:limit].tolist()):
+        ids = ids[:limit]
+        same = common_prefix(self._trail_ids, ids)  # particles and chats ask for nearly the same path again and again
+        trail = self._trail[:same]
+        slot = trail[-1] if same else ROOT
+        for token in ids[same:].tolist():
             found = self._children.get((slot, token))
             if found is None:
                 break
+            trail.append(found)
             slot = found
-            if self.resumable(slot):
-                best, depth = slot, at + 1
-        return best, depth
+        self._trail, self._trail_ids = trail, ids[: len(trail)]
+        depth = len(trail)
+        while depth and not self.resumable(trail[depth - 1]):
+            depth -= 1
+        return (trail[depth - 1] if depth else ROOT), depth
 
     def follow(self, slot: int, token: int) -> int | None:
         """The slot of `token` after `slot`, if it stands here and a token can be appended after it."""
@@ -123,6 +133,7 @@ class Workspace:
         """Forgets reserved slots beyond `size`."""
         del self._parents[size:]
         self._children = {key: slot for key, slot in self._children.items() if slot < size}
+        self._forget_trail()
 
     def chain(self, slot: int, count: int) -> Slots:
         """The pack's own numbers of the last `count` slots of the path that ends at `slot`, in order."""
@@ -156,6 +167,10 @@ class Workspace:
         """An immutable copy of the pack's own `slots`, a chain."""
         return self._twice(lambda: self._backend.take(self.pack, slots))
 
+    def take_many(self, chains: Sequence[Slots]) -> list[Payload]:
+        """`take` of several chains at once."""
+        return self._twice(lambda: self._backend.take_many(self.pack, chains))
+
     def resize(self, capacity: int) -> None:
         """Other buffers, of exactly `capacity` slots; room for the moment of copying is there."""
         try:
@@ -186,6 +201,7 @@ class Workspace:
         self._where = [-1] * self._computed
         for number, slot in enumerate(kept):
             self._where[slot] = number
+        self._forget_trail()
         there = set(kept)
         self._children = {key: slot for key, slot in self._children.items() if slot in there or slot >= self._computed}
         self.weigh()
@@ -195,7 +211,11 @@ class Workspace:
         self._backend.close(self.pack)
         self._children.clear()
         self._parents.clear()
+        self._forget_trail()
         self._computed, self._where, self.nbytes = 0, None, 0
+
+    def _forget_trail(self) -> None:
+        self._trail, self._trail_ids = [], NOTHING
 
     def _load(self, payload: Payload, slot: int, skip: int) -> None:
         self._twice(lambda: self._backend.load(self.pack, payload, self._own(slot), skip))

@@ -3,9 +3,21 @@
 from __future__ import annotations
 
 from runtime.backends.base import Backend
+from runtime.info import ModelInfo
 from runtime.records import Int32
 from runtime.scheduler.workspace import Memory, Workspace
 from runtime.trie import Namespace
+
+LEAST_CROWD = 1024  # slots
+
+
+def crowd_of(info: ModelInfo) -> int:
+    """Slots up to which unrelated rows share a pack.
+
+    One forward for all beats one for each as long as the attention that is wasted on strangers (two products over hidden
+    size and layers per slot) is at most half of what a row costs in the weights.
+    """
+    return max(info.parameters // max(4 * info.layers * info.hidden_size, 1), LEAST_CROWD)
 
 
 class Workspaces:
@@ -15,14 +27,14 @@ class Workspaces:
         backend: Owner of the packs.
         memory: Asked before packs grow.
         limit: Packs kept at a time.
-        crowd: Slots up to which unrelated rows share a pack (one forward for all beats the wasted attention).
+        crowd: Slots up to which unrelated rows share a pack; None: as the model's size says.
     """
 
-    def __init__(self, backend: Backend, memory: Memory, *, limit: int = 8, crowd: int = 1024) -> None:
+    def __init__(self, backend: Backend, memory: Memory, *, limit: int = 8, crowd: int | None = None) -> None:
         self._backend = backend
         self._memory = memory
         self._limit = limit
-        self.crowd = crowd
+        self.crowd = crowd_of(backend.info) if crowd is None else crowd
         self._clock = 0
         self.open: list[Workspace] = []
         self.closed_bytes = 0  # in all, since load

@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+import psutil
+
 from runtime.errors import InvalidRequestError
 from runtime.loading.folder import ModelFolder
 from runtime.text.tokenizer import Tokenizer
@@ -23,6 +25,8 @@ from runtime.text.tokenizer import Tokenizer
 _CHILD = Path(__file__).with_name("template_child.py")
 _START_SECONDS = 30.0  # interpreter and jinja2, on a machine that is busy
 _MAX_ANSWER_BYTES = 64 << 20
+_ENFORCED = sys.platform != "darwin"  # whether the system keeps RLIMIT_AS; macOS takes the call and does nothing
+_WATCH_SECONDS = 0.01  # between two looks at the child's memory where it does not: what a loop takes meanwhile is some MB
 _PASSED_ON = ("PATH", "LD_LIBRARY_PATH", "TZ")  # of the environment: what Python and the clock need, no secrets
 
 
@@ -35,7 +39,15 @@ class TemplateLimits:
 
 
 class TemplateTimeoutError(Exception):
-    """The child did not answer in time."""
+    """The child did not answer within `seconds`."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(seconds)
+        self.seconds = seconds
+
+
+class TemplateMemoryError(Exception):
+    """The child took more memory than it may."""
 
 
 class ChatTemplate:
@@ -104,14 +116,20 @@ class ChatTemplate:
 
     def _exchange(self, request: bytes) -> str:
         for last in (False, True):
-            if self._child is None:
-                self._child = self._start()
             try:
-                return _text(self._child.ask(request, self._limits.seconds))
-            except TemplateTimeoutError:
+                if self._child is None:
+                    self._child = self._start()
+                return _text(self._child.ask(request, self._limits.seconds, self._watched_bytes))
+            except TemplateTimeoutError as fault:
                 self._drop()
                 raise InvalidRequestError(
-                    f"the chat template ran longer than {self._limits.seconds:g} s and was stopped; choose another template"
+                    f"the chat template ran longer than {fault.seconds:g} s and was stopped; choose another template"
+                ) from None
+            except TemplateMemoryError:
+                self._drop()
+                raise InvalidRequestError(
+                    f"the chat template took more than {self._limits.memory_bytes >> 20:,} MiB of memory and was stopped; "
+                    "choose another template"
                 ) from None
             except (OSError, EOFError) as fault:  # it died, maybe while nobody looked: one new start
                 self._drop()
@@ -122,11 +140,17 @@ class ChatTemplate:
                     ) from fault
         raise AssertionError("unreachable: the second pass returns or raises")
 
+    @property
+    def _watched_bytes(self) -> int | None:
+        """What the child's memory is compared with from here; None where the system itself bounds it."""
+        return None if _ENFORCED else self._limits.memory_bytes
+
     def _start(self) -> _Child:
         child = _Child()
-        setup = {"source": self.source, "memory_bytes": self._limits.memory_bytes, "seconds": self._limits.seconds}
+        enforced = self._limits.memory_bytes if _ENFORCED else None
+        setup = {"source": self.source, "memory_bytes": enforced, "seconds": self._limits.seconds}
         try:
-            _text(child.ask(json.dumps(setup).encode(), _START_SECONDS))
+            _text(child.ask(json.dumps(setup).encode(), _START_SECONDS, self._watched_bytes))
         except BaseException:
             child.close()
             raise
@@ -153,11 +177,17 @@ class _Child:
             )
         self.close = weakref.finalize(self, _end, self.process, self._socket)
 
-    def ask(self, request: bytes, seconds: float) -> dict[str, str]:
+    def ask(self, request: bytes, seconds: float, watched_bytes: int | None) -> dict[str, str]:
         """Sends a frame and waits for the answer.
+
+        Args:
+            request: JSON.
+            seconds: The answer's time limit.
+            watched_bytes: The most resident memory it may have meanwhile; None looks at nothing.
 
         Raises:
             TemplateTimeoutError: No complete answer after `seconds`.
+            TemplateMemoryError: More than `watched_bytes` were taken.
             OSError: The child has gone.
             EOFError: The child went in the middle.
         """
@@ -165,23 +195,40 @@ class _Child:
         try:
             self._socket.settimeout(seconds)
             self._socket.sendall(len(request).to_bytes(4, "little") + request)
-            length = int.from_bytes(self._receive(4, deadline), "little")
+            length = int.from_bytes(self._receive(4, deadline, watched_bytes), "little")
             if length > _MAX_ANSWER_BYTES:
                 raise EOFError(f"an answer of {length:,} bytes")
-            answer: dict[str, str] = json.loads(self._receive(length, deadline))
+            answer: dict[str, str] = json.loads(self._receive(length, deadline, watched_bytes))
         except TimeoutError as fault:
-            raise TemplateTimeoutError from fault
+            raise TemplateTimeoutError(seconds) from fault
         return answer
 
-    def _receive(self, n: int, deadline: float) -> bytes:
+    def _receive(self, n: int, deadline: float, watched_bytes: int | None) -> bytes:
         data = bytearray()
         while len(data) < n:
-            self._socket.settimeout(max(deadline - time.monotonic(), 1e-3))
-            part = self._socket.recv(min(n - len(data), 1 << 20))
+            left = max(deadline - time.monotonic(), 1e-3)
+            self._socket.settimeout(left if watched_bytes is None else min(left, _WATCH_SECONDS))
+            try:
+                part = self._socket.recv(min(n - len(data), 1 << 20))
+            except TimeoutError:
+                if time.monotonic() >= deadline:
+                    raise
+                self._check_memory(watched_bytes)
+                continue
             if not part:
                 raise EOFError("the child closed its socket")
             data += part
         return bytes(data)
+
+    def _check_memory(self, watched_bytes: int | None) -> None:
+        if watched_bytes is None:
+            return
+        try:
+            resident = psutil.Process(self.process.pid).memory_info().rss
+        except psutil.Error:  # it has gone: the socket says so next
+            return
+        if resident > watched_bytes:
+            raise TemplateMemoryError
 
 
 def _end(process: subprocess.Popen[bytes], pipe: socket.socket) -> None:

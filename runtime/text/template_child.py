@@ -127,7 +127,7 @@ def main() -> None:
     """Serves until the parent closes the socket."""
     with socket.socket(fileno=sys.stdin.fileno()) as pipe, pipe.makefile("rb") as stream:
         settings = _read(stream)
-        if sys.platform != "darwin":  # macOS accepts the call and does not enforce it
+        if settings["memory_bytes"] is not None:  # None: the parent watches
             resource.setrlimit(resource.RLIMIT_AS, (settings["memory_bytes"],) * 2)
         try:
             template = compile_template(settings["source"])

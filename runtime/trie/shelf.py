@@ -22,6 +22,9 @@ class Shelf:
         self.budget = budget
         self._room = room
         self.forgotten = Forgotten()
+        self.edges = 0
+        self.tokens = 0
+        self.leases = 0  # on edges: a lease on the root holds nothing
         self.bytes = 0
         self.leased_bytes = 0
         self.evicted_bytes = 0
@@ -66,10 +69,12 @@ class Shelf:
 
     def pin(self, node: Node) -> None:
         """One more lease at `node`: counted on the whole path."""
+        self.leases += node.parent is not None
         self._pin_all(node.path())
 
     def unpin(self, node: Node) -> None:
         """One lease less."""
+        self.leases -= node.parent is not None
         for each in reversed(node.path()):
             each.pins -= 1
             if each.pins == 0:
@@ -89,6 +94,7 @@ class Shelf:
             between.append(node)
             node = node.parent
         if node is old:
+            self.leases += (new.parent is not None) - (old.parent is not None)
             self._pin_all(between)
         else:
             self.pin(new)
@@ -111,6 +117,8 @@ class Shelf:
         assert parent is not None
         self.forgotten.note(parent, node.namespace, node.tokens, Lost.EVICTED)
         del parent.children[node.namespace, int(node.tokens[0])]
+        self.edges -= 1
+        self.tokens -= len(node.tokens)
         node.attached = False
         self._weigh(node, 0)
         node.payload = node.scores = None

@@ -125,6 +125,8 @@ class Trie(Shelf):
             return Inserted(at, 0, rest)
         fresh = Node(namespace, np.array(tokens[at:], np.int32), payload, scores, node)
         node.children[namespace, int(tokens[at])] = fresh
+        self.edges += 1
+        self.tokens += rest
         fresh.stamp = self._clock
         self._weigh(fresh, size)
         lease.move(fresh, lease.length + rest)
@@ -173,6 +175,7 @@ class Trie(Shelf):
                 self._weigh(node, 0)
                 node.payload = node.scores = None
         self.root.children.clear()
+        self.edges = self.tokens = 0
         self._heap.clear()
 
     def nodes(self) -> Iterator[Node]:
@@ -246,6 +249,7 @@ class Trie(Shelf):
         parent.children[node.namespace, int(node.tokens[0])] = upper
         node.tokens, node.payload, node.scores, node.parent = node.tokens[n:].copy(), lower_payload, lower_scores, upper
         upper.children[node.namespace, int(node.tokens[0])] = node
+        self.edges += 1
         self._weigh(upper, self._size(upper))
         self._weigh(node, self._size(node))
         return upper

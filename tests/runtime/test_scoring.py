@@ -7,7 +7,7 @@ import numpy.typing as npt
 import pytest
 
 from runtime.records import NO_TOKEN, Float32
-from runtime.scoring import empty_scores, log_softmax, summarise, top_k
+from runtime.scoring import empty_scores, log_softmax, log_softmax_and_entropy, score_logits, summarise, top_k
 
 VOCABULARIES = (7, 1000, 49_152, 256_000)
 
@@ -127,3 +127,30 @@ def test_unknown_scores_say_so() -> None:
     assert (none.top_ids == NO_TOKEN).all()
     none.entropy[0] = 1.0  # columns do not share memory
     assert np.isnan(none.logprob[0])
+
+
+@pytest.mark.parametrize("vocab", VOCABULARIES)
+@pytest.mark.parametrize("k", [0, 1, 10])
+def test_scores_of_raw_logits_are_those_of_their_distributions(vocab: int, k: int) -> None:
+    # given rows in several blocks, some with ties, one with NaN and one with infinity
+    logits = rows(vocab, n=19)
+    logits[4] = np.round(logits[4])
+    targets = np.random.default_rng(3).integers(0, vocab, 19).astype(np.int32)
+    want = summarise(log_softmax(logits), targets, k)
+    sound = np.ones(19, bool)
+    for bad, value in ((7, np.nan), (8, np.inf), (12, -np.inf)):
+        logits[bad, vocab // 2] = value
+        sound[bad] = False
+    got, finite = score_logits(logits, targets, k)
+    np.testing.assert_array_equal(finite, sound)
+    for name in ("logprob", "rank", "top_ids", "top_logprobs"):
+        np.testing.assert_array_equal(getattr(got, name)[sound], getattr(want, name)[sound])
+    for name in ("entropy", "covered_mass"):
+        np.testing.assert_allclose(getattr(got, name)[sound], getattr(want, name)[sound], rtol=2e-6)
+
+
+def test_entropy_is_that_of_float64() -> None:
+    logits = rows(49_152)
+    wide = reference(logits)
+    _, entropy = log_softmax_and_entropy(logits)
+    np.testing.assert_allclose(entropy, -(np.exp(wide) * wide).sum(-1), rtol=2e-6)

@@ -30,7 +30,8 @@ def particles(vocabulary: int, *, count: int, steps: int, prompt: int, resample_
             for particle, row in zip(population, logprobs, strict=True):
                 # The largest log-probability plus Gumbel noise is a draw from the distribution. Unlike a search in the
                 # cumulated probabilities, it hardly ever turns on the last bits, in which libraries differ.
-                noise = -np.log(rng.standard_exponential(vocabulary, np.float32))
+                drawn = rng.standard_exponential(vocabulary, np.float32)  # now and then one of them rounds to 0
+                noise = -np.log(np.maximum(drawn, np.finfo(np.float32).tiny))
                 particle.append(int(np.argmax(row[:vocabulary] + noise)))
             if step % resample_every == 0:
                 weights = np.exp(SPREAD * rng.standard_normal(count))

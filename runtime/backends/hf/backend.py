@@ -101,6 +101,14 @@ class HfBackend(PackedBackend[TorchPack]):
         with _computing():
             return payloads.take(pack, slots, state, self._codec, self._device)
 
+    def take_many(self, pack: TorchPack, chains: Sequence[Int64]) -> list[TorchPayload]:
+        if self.recurrent or len(chains) < 2:
+            return super().take_many(pack, chains)
+        for slots in chains:
+            pack.tree.check_chain(slots)
+        with _computing():
+            return payloads.take_many(pack, chains, self._codec, self._device)
+
     def split(self, payload: TorchPayload, n: int) -> tuple[TorchPayload, TorchPayload]:
         with _computing():
             return payloads.split(payload, n)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,6 +55,13 @@ def take(pack: TorchPack, slots: Int64, state: Tensors | None, codec: Codec, dev
     return TorchPayload(len(slots), tuple(keys), tuple(values), state)
 
 
+def take_many(pack: TorchPack, chains: Sequence[Int64], codec: Codec, device: torch.device) -> list[TorchPayload]:
+    """Copies of several chains without recurrent state: gathered together, then cut apart."""
+    whole = take(pack, np.concatenate(chains), None, codec, device)
+    ends = np.cumsum([len(slots) for slots in chains]).tolist()
+    return [_part(whole, slice(end - len(slots), end), None) for slots, end in zip(chains, ends, strict=True)]
+
+
 def put(pack: TorchPack, payload: TorchPayload, start: int, skip: int, codec: Codec) -> None:
     """Writes a payload without its first `skip` tokens into the buffers at `start`."""
     end, parts = start + payload.n - skip, len(codec.dtypes)
@@ -68,15 +76,13 @@ def put(pack: TorchPack, payload: TorchPayload, start: int, skip: int, codec: Co
 
 def split(payload: TorchPayload, n: int) -> tuple[TorchPayload, TorchPayload]:
     """The first `n` tokens and the rest, copied; the recurrent state belongs to the rest's end."""
+    return _part(payload, slice(0, n), None), _part(payload, slice(n, payload.n), payload.state)
 
-    def cut(tensors: tuple[torch.Tensor, ...], part: slice) -> tuple[torch.Tensor, ...]:
-        return tuple(t[:, :, part].clone() for t in tensors)
 
-    head, tail = slice(0, n), slice(n, payload.n)
-    return (
-        TorchPayload(n, cut(payload.keys, head), cut(payload.values, head), None),
-        TorchPayload(payload.n - n, cut(payload.keys, tail), cut(payload.values, tail), payload.state),
-    )
+def _part(payload: TorchPayload, part: slice, state: Tensors | None) -> TorchPayload:
+    """Some of the tokens, copied."""
+    keys, values = (tuple(t[:, :, part].clone() for t in tensors) for tensors in (payload.keys, payload.values))
+    return TorchPayload(part.stop - part.start, keys, values, state)
 
 
 def export(payload: TorchPayload) -> Arrays:

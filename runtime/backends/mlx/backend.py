@@ -119,6 +119,14 @@ class MlxBackend(PackedBackend[MlxPack]):
         with _memory():
             return payloads.take(pack, self._shapes, slots, state, self._codec)
 
+    def take_many(self, pack: MlxPack, chains: Sequence[Int64]) -> list[MlxPayload]:
+        if self.recurrent or len(chains) < 2:
+            return super().take_many(pack, chains)
+        for slots in chains:
+            pack.tree.check_chain(slots)
+        with _memory():
+            return payloads.take_many(pack, self._shapes, chains, self._codec)
+
     def split(self, payload: MlxPayload, n: int) -> tuple[MlxPayload, MlxPayload]:
         with _memory():
             return payloads.split(payload, n)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,6 +55,23 @@ def take(pack: MlxPack, shapes: tuple[Shape, ...], slots: Int64, state: Arrays |
         values += _stacked([layer.values for layer in group], index, codec)
     mx.eval(keys, values)
     return MlxPayload(len(slots), tuple(keys), tuple(values), state)
+
+
+def take_many(pack: MlxPack, shapes: tuple[Shape, ...], chains: Sequence[Int64], codec: Codec) -> list[MlxPayload]:
+    """Copies of several chains without recurrent state: gathered together, then cut apart, evaluated once."""
+    whole = take(pack, shapes, np.concatenate(chains), None, codec)
+    ends = np.cumsum([len(slots) for slots in chains]).tolist()
+    parts = [
+        [[_cut(a, end - len(slots), end) for a in arrays] for arrays in (whole.keys, whole.values)]
+        for slots, end in zip(chains, ends, strict=True)
+    ]
+    mx.eval(parts)
+    return [MlxPayload(len(slots), tuple(k), tuple(v), None) for slots, (k, v) in zip(chains, parts, strict=True)]
+
+
+def _cut(array: mx.array, start: int, stop: int) -> mx.array:
+    """Some tokens in memory of their own, however few: what is contiguous already may be shared instead of copied."""
+    return mx.take(array, mx.arange(start, stop), axis=2)
 
 
 def put(

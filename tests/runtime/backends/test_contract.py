@@ -176,6 +176,26 @@ def test_a_branch_is_taken_out_of_a_tree(loaded: Loaded, pack: Any) -> None:
     loaded.backend.close(fresh)
 
 
+def test_chains_taken_at_once_are_those_taken_alone(loaded: Loaded, pack: Any) -> None:
+    # given branches of one trunk, whose last slots follow no recurrent state that somebody else goes on from
+    backend, trunk, tails = loaded.backend, loaded.ids(15, 6), [loaded.ids(16 + n, n) for n in (1, 3, 1, 2)]
+    slots, _ = append(backend, pack, trunk)
+    chains = []
+    for tail in tails:
+        if not backend.resumable(pack, int(slots[-1])):
+            break
+        chains.append(append(backend, pack, tail, int(slots[-1]))[0])
+    alone = [backend.export(backend.take(pack, each)) for each in chains]
+    for together, want in zip(backend.take_many(pack, chains), alone, strict=True):
+        got = backend.export(together)
+        assert got.keys() == want.keys()
+        for name, array in want.items():
+            np.testing.assert_array_equal(got[name], array)
+        assert backend.payload_bytes(together) == sum(
+            a.nbytes for n, a in want.items() if n.startswith(("keys", "values", "state."))
+        ) or (loaded.backend.info.backend not in ("hf", "mlx"))
+
+
 def test_payloads_chain_and_split(loaded: Loaded, pack: Any) -> None:
     backend, ids = loaded.backend, loaded.ids(21, 33)
     first, _ = append(backend, pack, ids[:20])

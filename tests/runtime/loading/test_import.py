@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import stat
 import threading
 from pathlib import Path
 
@@ -94,6 +96,35 @@ def test_an_import_is_listed_and_found_again(shelf: Path, gguf: Path) -> None:
     assert entry.parameters == sum(int(np.prod(tensor.shape)) for tensor in small_llama().tensors)
     assert resolve(entry.name) == resolve(gguf) == resolve(str(gguf)) == folder
     assert (folder.path.stat().st_mode & 0o777, (folder.path / "config.json").stat().st_mode & 0o777) == (0o700, 0o600)
+
+
+@pytest.mark.parametrize("umask", [0o022, 0o002])
+def test_what_is_made_is_its_owners_alone_whatever_the_umask(
+    umask: int, gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given: a models folder under folders that are not there either
+    shelf = tmp_path / "share" / "elsewise" / "models"
+    monkeypatch.setenv("ELSEWISE_MODELS", str(shelf))
+    before = os.umask(umask)
+    try:
+        # when
+        import_model(gguf, "mine", keep=True)
+        import_model(tiny_path("llama"), "copied")
+        resolve(gguf)  # its SHA-256 is noted
+    finally:
+        os.umask(before)
+    # then
+    made = [tmp_path / "share", *(tmp_path / "share").rglob("*")]
+    assert {"source.gguf", ".lock", ".digests", "model.safetensors", "elsewise.json"} <= {path.name for path in made}
+    for path in made:
+        assert stat.S_IMODE(path.stat().st_mode) == (0o700 if path.is_dir() else 0o600), path
+
+
+def test_a_models_folder_that_is_there_stays_as_it_is(shelf: Path, gguf: Path) -> None:
+    shelf.mkdir()
+    shelf.chmod(0o755)
+    folder = import_model(gguf)
+    assert [stat.S_IMODE(path.stat().st_mode) for path in (shelf, folder.path)] == [0o755, 0o700]
 
 
 def test_a_gguf_file_is_imported_by_its_path_alone(shelf: Path, gguf: Path) -> None:

