@@ -1,4 +1,4 @@
-# Elsewise: `make run` and `make test` are the two commands; the others are parts of them or extras.
+# Elsewise: `make run` and `make test` are the two commands; the others are parts of them or extras (`make help` lists them).
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -16,55 +16,54 @@ unexport PYTHONDONTWRITEBYTECODE
 # One worker per processor, four at most (each may have engines of its own); the one that is done first takes over from the others.
 PYTEST := $(BIN)/python -m pytest -n logical --maxprocesses 4 --dist worksteal
 
-.PHONY: run setup lint test test-fast test-slow bench bench-quick screenshots sample system clean
+.PHONY: run help setup model lint test test-fast test-slow bench bench-quick screenshots sample system clean
 
-run: setup
+run: setup  ## sets everything up and opens the window (what `make` alone does)
 	$(BIN)/elsewise
 
+help:  ## lists the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
+
 # Our byte code is made here, so that the first window is as fast as the second, also where Python may not write any.
-setup: $(VENV)/.ready model
+setup: $(VENV)/.ready model  ## makes .venv from the lock, with the default model
 	@$(BIN)/python -m compileall -q app resources runtime storage ui
 
 $(VENV)/.ready: requirements.lock pyproject.toml packaging/setup.sh packaging/system.sh
 	PYTHON="$(PYTHON)" UV_VERSION="$(UV_VERSION)" TORCH="$(TORCH)" QT_PACKAGES="$(QT_PACKAGES)" sh packaging/setup.sh "$(VENV)"
 	touch $@
 
-.PHONY: model
-model: $(VENV)/.ready
+model: $(VENV)/.ready  ## fetches and imports the default model, where it is missing
 	@$(BIN)/python -m runtime.loading.embedded
 
-lint: $(VENV)/.ready
+lint: $(VENV)/.ready  ## ruff, mypy, import-linter
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# Everything that is not marked slow, after lint; under eight minutes on two cores.
-test: setup lint test-fast
+# Under eight minutes on two cores.
+test: setup lint test-fast  ## lint, and every test that is not marked slow
 
-test-fast: setup
+test-fast: setup  ## the tests alone; PYTEST_ARGS=... adds options of pytest
 	OMP_NUM_THREADS=1 $(PYTEST) -m "not slow" $(PYTEST_ARGS)
 
-# SmolLM2, fault sweeps, mutants.
-test-slow: setup
+test-slow: setup  ## SmolLM2, fault sweeps, mutants
 	OMP_NUM_THREADS=1 $(PYTEST) -m slow $(PYTEST_ARGS)
 
-bench: setup
+bench: setup  ## the benchmark; BENCH_ARGS="--quick --only W5" adds options of `elsewise bench`
 	$(BIN)/elsewise bench $(BENCH_ARGS)
 
-# Two minutes at most.
-bench-quick: setup
+bench-quick: setup  ## the same as BENCH_ARGS=--quick: two minutes at most
 	$(BIN)/elsewise bench --quick
 
-screenshots: setup
+screenshots: setup  ## draws the pictures in docs
 	QT_QPA_PLATFORM=offscreen $(BIN)/python -m tests.tools.screenshots docs
 
-# Records resources/sample from SmolLM2 again.
-sample: setup
+sample: setup  ## records resources/sample from SmolLM2 again
 	$(BIN)/python -m tests.tools.record_sample
 
-system:
+system:  ## names the missing system libraries, or installs them as root on Debian
 	@PYTHON="$(PYTHON)" QT_PACKAGES="$(QT_PACKAGES)" sh packaging/system.sh
 
-clean:
+clean:  ## removes .venv and what was built
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .cache

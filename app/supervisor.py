@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from app.faults import STOPPED, not_loaded
 from runtime import EngineDiedError, LanguageModel
 from ui import EngineState
 
@@ -78,10 +79,10 @@ class Supervisor:
         try:
             self._model = await self._start_engine(self.source, self.backend, **self._options)
         except EngineDiedError as error:
-            self._tell(EngineState.DIED, str(error))
+            self._tell(EngineState.DIED, not_loaded(error))
             raise
         except Exception as error:
-            self._tell(EngineState.NONE, str(error))
+            self._tell(EngineState.NONE, not_loaded(error))
             raise
         finally:
             if self._starting is asyncio.current_task():
@@ -99,7 +100,7 @@ class Supervisor:
         if model is not self._model:  # somebody else said so first, and another one may run by now
             return
         self._model = None
-        self._tell(EngineState.DIED, "engine stopped; your text is kept. Send again to restart it")
+        self._tell(EngineState.DIED, STOPPED)
         await model.close_async()
 
     async def change(self, *, source: str | None = None, backend: str | None = None) -> None:

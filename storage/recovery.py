@@ -31,7 +31,7 @@ def _close(db: sqlite_utils.Database, row: dict[str, Any]) -> None:
     text = row["text"] or clean("".join(_text(tile.columns) for tile in tiles))
     changes = {
         "status": "partial",
-        "finish_reason": "engine_died",
+        "finish_reason": "app_ended",
         "text": text,
         "token_count": sum(tile.count for tile in tiles),
     }

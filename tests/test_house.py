@@ -177,6 +177,46 @@ def test_the_wheel_holds_exactly_our_packages(tmp_path: Path) -> None:
     assert any(name.startswith("resources/fonts/") for name in names)
 
 
+# ---- what the README and make say ---------------------------------------------------------------------------------------
+
+
+def test_make_help_lists_every_target() -> None:
+    makefile = (ROOT / "Makefile").read_text("utf-8")
+    done = subprocess.run(
+        ["make", "--no-print-directory", "help"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_SECONDS,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    listed = {line.split()[1]: line.split(maxsplit=2)[2] for line in done.stdout.splitlines()}
+    targets = re.search(r"^\.PHONY: (.*)$", makefile, re.MULTILINE)
+    assert targets is not None
+    assert listed.keys() == set(targets[1].split())
+    # and without a target, it is the first one that is made
+    assert re.search(r"^([a-z-]+):", makefile, re.MULTILINE)[1] == "run"  # type: ignore[index]  # a target was found above
+
+
+@pytest.mark.parametrize("file", ["README.md", "SECURITY.md", "CHANGELOG.md"])
+def test_the_texts_name_targets_and_commands_that_exist(file: str) -> None:
+    text = (ROOT / file).read_text("utf-8")
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE))
+    assert set(re.findall(r"`make ([a-z-]+)", text)) <= targets
+    for command in set(re.findall(r"\belsewise ((?:ask|bench|doctor|score|models \w+|sessions \w+))\b", text)):
+        done = python("-m", "app", *command.split(), "--help")
+        assert done.returncode == 0, f"{command}: {done.stderr}"
+
+
+@pytest.mark.slow
+def test_the_example_of_the_readme_runs_as_it_stands() -> None:
+    _, example = (ROOT / "README.md").read_text("utf-8").split("```python\n")
+    done = python("-W", "error", "-c", example.partition("```")[0])
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "' Paris'" in done.stdout
+
+
 # ---- the slot and the sample --------------------------------------------------------------------------------------------
 
 

@@ -11,6 +11,7 @@ from PySide6.QtWidgets import QApplication, QMainWindow, QMenu
 
 Role = QAction.MenuRole
 _MAC = sys.platform == "darwin"
+STOP_KEYS = "Ctrl+."
 
 
 class Actions(QObject):
@@ -40,7 +41,7 @@ class Actions(QObject):
         self.inspector = self._make(self.tr("Inspector"), "Ctrl+Alt+I", checkable=True)
         self.template = self._make(self.tr("Template Tokens"), checkable=True)
         self.uncertain = self._make(self.tr("Next Uncertain Token"), "Ctrl+J")
-        self.stop = self._make(self.tr("Stop"), "Ctrl+.")
+        self.stop = self._make(self.tr("Stop"), STOP_KEYS)
         self.regenerate = self._make(self.tr("Regenerate"), "Ctrl+R")
         self.continue_answer = self._make(self.tr("Continue"), "Ctrl+Shift+Return")
         self.previous = self._make(self.tr("Previous Variant"), "Ctrl+[")

@@ -2,24 +2,33 @@
 
 from __future__ import annotations
 
-from PySide6.QtCore import QEvent, QMimeData, QObject, QSize, Qt, QTimer, Signal
-from PySide6.QtGui import QFocusEvent, QFont, QKeyEvent, QResizeEvent
-from PySide6.QtWidgets import QFrame, QHBoxLayout, QPlainTextEdit, QPushButton, QSizePolicy, QVBoxLayout, QWidget
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
+from PySide6.QtCore import QEvent, QObject, Qt, QTimer, Signal
+from PySide6.QtGui import QFocusEvent, QFont, QKeySequence
+from PySide6.QtWidgets import QFrame, QHBoxLayout, QPushButton, QVBoxLayout, QWidget
+
+from ui.actions import STOP_KEYS
+from ui.draft_field import DraftField
+from ui.drafts import NEW, Draft, Drafts
 from ui.port import Composition
 from ui.theme.fonts import interface_font
-from ui.widgets import ElidedLabel, Label, Notice
+from ui.transcript.visible import one_line, utf16_length
+from ui.widgets import ElidedLabel, Notice
 
 COMPOSE_DELAY_MS = 200
-MOST_LINES = 10
 
 
 class Composer(QWidget):
-    """The message field with its notice line. A draft is never lost: only `clear_sent` empties the field."""
+    """The message field with its notice line.
+
+    A draft is never lost: only `clear_sent` empties the field; `show_session` puts it aside with its session.
+    """
 
     sent = Signal(str, object)  # the text, and the node id of the user's turn it is another version of, or None
     stopped = Signal()
-    drafted = Signal(str)  # the draft, a moment after the last key
+    drafted = Signal(str, object)  # the draft, a moment after the last key; what it is another version of, as in `sent`
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -30,14 +39,20 @@ class Composer(QWidget):
         self.field = DraftField()
         self.field.submitted.connect(self._submit)
         self.field.textChanged.connect(self._edited)
-        self.cost = Label("", "faint", interface_font(11.5))
+        self.cost = ElidedLabel("", "faint", interface_font(11.5))
         self.context = ElidedLabel("", "faint", interface_font(11.5))
         self.send_button = QPushButton(self.tr("Send"))
         self.send_button.setObjectName("send")
         self.send_button.setFont(interface_font(12.5, QFont.Weight.DemiBold))
         self.send_button.setFocusPolicy(Qt.FocusPolicy.TabFocus)
         self.send_button.clicked.connect(self._press)
+        self.busy = ElidedLabel("", "soft", interface_font(11.5))  # said instead of the context, see `_say_busy`
+        self.busy.hide()
         self._running = False
+        self._cost: Composition | None = None
+        self._drafts = Drafts()
+        self._session: int | None = None
+        self._key = NEW  # of the shown session's draft
 
         self._box = QFrame()
         self._box.setObjectName("composer")
@@ -52,7 +67,7 @@ class Composer(QWidget):
         self.setFocusProxy(self.field)
 
         self._delay = QTimer(self, singleShot=True, interval=COMPOSE_DELAY_MS)
-        self._delay.timeout.connect(lambda: self.drafted.emit(self.draft))
+        self._delay.timeout.connect(lambda: self.drafted.emit(self.draft, self._replaces))
         self._refresh()
 
     @property
@@ -60,8 +75,41 @@ class Composer(QWidget):
         """What stands in the field."""
         return self.field.toPlainText()
 
-    def clear_sent(self, text: str) -> None:
+    @property
+    def replaces(self) -> int | None:
+        """The node id of the user's turn that the draft is another version of."""
+        return self._replaces
+
+    def remember(self, kept: Iterable[Sequence[int | str]]) -> None:
+        """The drafts of the last window, see `drafts`; before any session is shown."""
+        self._drafts = Drafts(kept)
+
+    def drafts(self) -> tuple[tuple[int, str], ...]:
+        """What was written and not sent: session id (0 for one without turns) and text."""
+        if self._session is not None:
+            self._drafts.put(self._key, self._now())
+        return self._drafts.kept()
+
+    def show_session(self, session_id: int, *, is_new: bool) -> None:
+        """Puts the draft aside for the session it was written in, and brings that of `session_id`."""
+        key = NEW if is_new else session_id
+        if session_id != self._session:
+            if self._session is not None:
+                self._drafts.put(self._key, self._now())
+            self._bring(self._drafts.take(key))
+        self._session, self._key = session_id, key
+
+    def carry(self, source_id: int, copy_id: int) -> None:
+        """What is written for a session goes on with its copy."""
+        if self._session == source_id:
+            self._session = self._key = copy_id
+
+    def clear_sent(self, session_id: int, text: str) -> None:
         """The message `text` is saved: take it out of the field, unless something else has been written since."""
+        if session_id != self._session:
+            self._drafts.drop(session_id, text)
+            self._drafts.drop(NEW, text)  # it may have been the first of its session
+            return
         self._drop_version()
         if self.draft == text:
             self.field.clear()
@@ -73,29 +121,34 @@ class Composer(QWidget):
         """
         kept = self.draft if self._replaces is None else ""
         self._replaces = node_id
-        short = " ".join(old.split())
+        short = one_line(old)
         self.version.say(self.tr("Another version of “{0}”").format(short if len(short) <= 48 else short[:47] + "…"))
         self.field.setPlainText(f"{text}\n\n{kept}" if kept.strip() else text)
-        cursor = self.field.textCursor()
-        cursor.setPosition(len(text.encode("utf-16-le")) // 2)
-        self.field.setTextCursor(cursor)
+        self._put_cursor(utf16_length(text))
         self.field.setFocus()
 
     def set_running(self, running: bool) -> None:  # a state, not an option
         """Send turns into Stop while an answer is under way."""
         self._running = running
+        if not running:
+            self._say_busy("")
         self._refresh()
 
     def set_recording(self, recording: bool) -> None:  # a state, not an option
         """What is shown is the recorded sample: says where a message goes."""
-        hint = self.tr("A recording: look around, click any token. A message goes into a copy.")
-        self.field.setPlaceholderText(hint if recording else self.tr("Message…"))
+        self.field.set_hint(self.tr("A recording: a message goes into a copy") if recording else self.tr("Message…"))
 
     def show_cost(self, composition: Composition | None) -> None:
         """Tokens of the draft and of the context with it."""
+        self._cost = composition
         self.cost.setText("" if composition is None else self._cost_words(composition))
         self.cost.setVisible(bool(self.cost.text()))
         self.context.setText("" if composition is None else self._context_words(composition))
+
+    def show_growth(self, tokens: int) -> None:
+        """The path has grown by `tokens` since its context was counted."""
+        if self._cost is not None:
+            self.context.setText(self._context_words(replace(self._cost, context_used=self._cost.context_used + tokens)))
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:
         if watched is self.field and event.type() in (QEvent.Type.FocusIn, QEvent.Type.FocusOut):
@@ -113,6 +166,7 @@ class Composer(QWidget):
         row.setSpacing(14)
         row.addWidget(self.cost)
         row.addWidget(self.context, 1)
+        row.addWidget(self.busy, 1)
         row.addWidget(self.send_button)
         column.addLayout(row)
 
@@ -130,12 +184,40 @@ class Composer(QWidget):
         return context if over <= 0 else self.tr("{0}: {1:,} too many").format(context, over)
 
     def _edited(self) -> None:
+        self._say_busy("")
         self._refresh()
         self._delay.start()
 
     def _submit(self) -> None:
-        if self.draft.strip() and not self._running:
+        if self._running:
+            keys = QKeySequence(STOP_KEYS).toString(QKeySequence.SequenceFormat.NativeText)
+            self._say_busy(self.tr("an answer is being written: stop it first, {0}").format(keys))
+        elif self.draft.strip():
             self.sent.emit(self.draft, self._replaces)
+
+    def _say_busy(self, words: str) -> None:
+        """One quiet line where the context stands; "" gives the place back."""
+        self.busy.setText(words)
+        self.busy.setVisible(bool(words))
+        self.context.setVisible(not words)
+
+    def _now(self) -> Draft:
+        return Draft(self.draft, self._replaces, self.version.words, self.field.textCursor().position())
+
+    def _bring(self, draft: Draft) -> None:
+        self._replaces = draft.replaces
+        if draft.replaces is None:
+            self.version.clear()
+        else:
+            self.version.say(draft.version)
+        if draft.text != self.draft:
+            self.field.setPlainText(draft.text)
+        self._put_cursor(draft.cursor)
+
+    def _put_cursor(self, position: int) -> None:
+        cursor = self.field.textCursor()
+        cursor.setPosition(min(position, max(self.field.document().characterCount() - 1, 0)))
+        self.field.setTextCursor(cursor)
 
     def _press(self) -> None:
         if self._running:
@@ -146,57 +228,9 @@ class Composer(QWidget):
     def _drop_version(self) -> None:
         self._replaces = None
         self.version.clear()
+        self._delay.start()  # it stands elsewhere now, after other tokens
 
     def _refresh(self) -> None:
         self.send_button.setText(self.tr("Stop") if self._running else self.tr("Send"))
         self.send_button.setAccessibleName(self.tr("Stop the answer") if self._running else self.tr("Send the message"))
         self.send_button.setEnabled(self._running or bool(self.draft.strip()))
-
-
-class DraftField(QPlainTextEdit):
-    """Plain text only, as tall as its lines; Enter submits, Shift-Enter breaks the line."""
-
-    submitted = Signal()
-
-    def __init__(self, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
-        self.setFont(interface_font(15))
-        self.setPlaceholderText(self.tr("Message…"))
-        self.setAccessibleName(self.tr("Message"))
-        self.setFrameShape(QFrame.Shape.NoFrame)
-        self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
-        self.setTabChangesFocus(True)
-        self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
-        self.document().setDocumentMargin(0)
-        self.document().documentLayout().documentSizeChanged.connect(self._grow)
-        self._grow()
-
-    def keyPressEvent(self, event: QKeyEvent) -> None:
-        enter = event.key() in (Qt.Key.Key_Return, Qt.Key.Key_Enter)
-        if enter and not event.modifiers() & Qt.KeyboardModifier.ShiftModifier:
-            self.submitted.emit()
-        elif enter:
-            self.textCursor().insertBlock()  # Qt's own line break is U+2028, which no model expects
-            self.ensureCursorVisible()
-        else:
-            super().keyPressEvent(event)
-
-    def canInsertFromMimeData(self, source: QMimeData) -> bool:
-        return source.hasText()
-
-    def insertFromMimeData(self, source: QMimeData) -> None:
-        self.insertPlainText(source.text())
-
-    def resizeEvent(self, event: QResizeEvent) -> None:
-        super().resizeEvent(event)
-        self._grow()
-
-    def sizeHint(self) -> QSize:
-        return QSize(super().sizeHint().width(), self.minimumHeight())
-
-    def _grow(self) -> None:
-        lines = max(1, int(self.document().size().height()))  # wrapped lines, for this kind of document
-        self.setVerticalScrollBarPolicy(
-            Qt.ScrollBarPolicy.ScrollBarAsNeeded if lines > MOST_LINES else Qt.ScrollBarPolicy.ScrollBarAlwaysOff
-        )
-        self.setFixedHeight(min(lines, MOST_LINES) * self.fontMetrics().lineSpacing() + 4)

@@ -37,6 +37,7 @@ class Undo:
 
     label: str
     work: Callable[[], Coroutine[Any, Any, None]]
+    restores: int | None = None  # the session it brings back out of the trash
 
 
 class Desk(QObject):
@@ -55,10 +56,12 @@ class Desk(QObject):
     models_listed = Signal(object)  # Sequence[ModelChoice]
     model_menu_ready = Signal(object, object)  # Sequence[ModelChoice], Sequence[BackendChoice], on request
     status_changed = Signal(object)  # StatusView
-    draft_saved = Signal(str)  # the message is in the store: the draft has done its work
+    copied = Signal(int, int)  # what was asked of the first session goes on in the second, which is shown next
+    draft_saved = Signal(int, str)  # session and message: it is in the store, the draft has done its work
     composed = Signal(object)  # Composition of the draft
     refused = Signal(str)
-    trashed = Signal(str)  # title
+    trashed = Signal(int, str, bool)  # session, title; whether an answer was stopped for it
+    restored = Signal(int)  # out of the trash again
     undo_changed = Signal()
 
     def __init__(self, workbench: Workbench, parent: QObject) -> None:
@@ -180,10 +183,17 @@ class Desk(QObject):
             self.undo_changed.emit()
             self.tasks.run(step.work())
 
-    def compose(self, text: str) -> None:
-        """Asks what the draft will cost."""
+    def restore(self, session_id: int) -> None:
+        """Takes a session out of the trash again, whatever has been done since."""
+        self._undo = [step for step in self._undo if step.restores != session_id]
+        self.undo_changed.emit()
+        self.tasks.run(self._restore(session_id))
+
+    def compose(self, text: str, replaces: int | None = None) -> None:
+        """Asks what the draft will cost, as a new message or as another version of the user's turn `replaces`."""
         if self.shown is not None:
-            self.tasks.latest("compose", self._compose(self.shown.session_id, text), refused=lambda _words: None)
+            work = self._compose(self.shown.session_id, text, replaces)
+            self.tasks.latest("compose", work, refused=lambda _words: None)
 
     def ask_models(self) -> None:
         """Reads the shelf for the menu."""
@@ -228,9 +238,9 @@ class Desk(QObject):
         self._show_answer(await self._workbench.new_session())
 
     async def _trash(self, session_id: int, title: str) -> None:
-        await self._workbench.trash_session(session_id)
-        self._remember(Undo(self.tr("Move to Trash"), lambda: self._restore(session_id)))
-        self.trashed.emit(title)
+        stopped = await self._workbench.trash_session(session_id)
+        self._remember(Undo(self.tr("Move to Trash"), lambda: self._restore(session_id), session_id))
+        self.trashed.emit(session_id, title, stopped)
         await self._list()
         if self.shown is not None and self.shown.session_id == session_id:
             rest = await self._workbench.sessions()
@@ -238,6 +248,7 @@ class Desk(QObject):
 
     async def _restore(self, session_id: int) -> None:
         await self._workbench.restore_session(session_id)
+        self.restored.emit(session_id)
         await self._list()
         await self._open(session_id)
 
@@ -255,8 +266,8 @@ class Desk(QObject):
             self._remember(Undo(self.tr("Branch Selection"), lambda: self._select(session_id, before, None)))
         self._show_answer(view)
 
-    async def _compose(self, session_id: int, text: str) -> None:
-        self.composed.emit(await self._workbench.compose(session_id, text))
+    async def _compose(self, session_id: int, text: str, replaces: int | None) -> None:
+        self.composed.emit(await self._workbench.compose(session_id, text, replaces))
 
     async def _list_models(self, *, menu: bool = False) -> None:
         models = await self._workbench.models()
@@ -295,6 +306,7 @@ class Desk(QObject):
     def _go_on_in_copy(self, source_id: int, view: SessionView) -> None:
         if self._sending is not None and self._sending[0] == source_id:
             self._sending = (view.session_id, self._sending[1])
+        self.copied.emit(source_id, view.session_id)
         self._show(view)
 
     def _saved(self, session_id: int) -> None:
@@ -302,7 +314,7 @@ class Desk(QObject):
         if self._sending is not None and self._sending[0] == session_id:
             text = self._sending[1]
             self._sending = None
-            self.draft_saved.emit(text)
+            self.draft_saved.emit(session_id, text)
 
     def _show_answer(self, view: SessionView) -> None:
         """Shows a view that a command returned: news still queued is older and already part of it."""

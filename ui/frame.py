@@ -16,6 +16,9 @@ from ui.transcript import TranscriptView
 
 INSPECTOR_NEEDS = 1060  # pixels of window below which the inspector folds: the text keeps 480
 SIDEBAR_NEEDS = 728
+BOTH_NEED = 960  # below this only one panel is there: the one that was asked for last
+NARROW = 420  # pixels of column below which the composer takes its whole width rather than stand under the text
+EDGE = 12  # left and right of the composer in a narrow column
 LEFT, RIGHT = 104, 44  # margins of the composer until the transcript says where its column is
 
 
@@ -50,13 +53,17 @@ class Frame(QWidget):
         self._show(self.inspector, inspector)
 
     def show_sidebar(self, show: bool) -> None:  # a state, not an option
-        """As the user wants it, whatever the room."""
+        """As the user wants it, whatever the room; where there is none for both, the inspector gives way."""
         self.wants_sidebar = show
         self._show(self.sidebar, show)
+        if show and self.width() < BOTH_NEED:
+            self._show(self.inspector, show=False)
 
     def show_inspector(self, show: bool) -> None:  # a state, not an option
-        """As the user wants it, whatever the room."""
+        """As the user wants it, whatever the room; where there is none for both, the sidebar gives way."""
         self.wants_inspector = show
+        if show and self.width() < BOTH_NEED:
+            self._show(self.sidebar, show=False)
         self._show(self.inspector, show)
 
     def resizeEvent(self, event: QResizeEvent) -> None:
@@ -66,6 +73,8 @@ class Frame(QWidget):
             self._room = room
             self._show(self.sidebar, self.wants_sidebar and room[0])
             self._show(self.inspector, self.wants_inspector and room[1])
+        if self.width() < BOTH_NEED and not self.sidebar.isHidden() and not self.inspector.isHidden():
+            self._show(self.inspector, show=False)
 
     def keyPressEvent(self, event: QKeyEvent) -> None:
         if event.key() == Qt.Key.Key_Escape and self.link.isVisible():
@@ -73,7 +82,7 @@ class Frame(QWidget):
         else:
             super().keyPressEvent(event)
 
-    def _show(self, panel: QWidget, show: bool) -> None:
+    def _show(self, panel: QWidget, show: bool) -> None:  # a state, not an option
         panel.setVisible(show)
         self.top.stand_over_sidebar(not self.sidebar.isHidden())
         self.panels_changed.emit()
@@ -104,6 +113,9 @@ class Frame(QWidget):
         rows.addWidget(self.status)
 
     def _align(self, left: int, width: int) -> None:
-        """The composer stands under the text."""
+        """The composer stands under the text, or under everything where the column is narrow."""
         room = self.transcript.width()
+        if room < NARROW:
+            self._foot.setContentsMargins(EDGE, 0, EDGE, 0)
+            return
         self._foot.setContentsMargins(left, 0, max(room - left - width, 0), 0)

@@ -51,9 +51,9 @@ class EngineState(StrEnum):
 class TurnStats:
     """How an answer was made. Seconds; nats; tokens."""
 
-    reused: int
-    computed: int
-    first_token_seconds: float | None
+    reused: int | None  # prompt tokens found in the cache; None where nothing of the prompt was read
+    computed: int | None  # prompt tokens pushed through the model; None likewise
+    first_token_seconds: float | None  # from when the engine was there to be asked
     tokens_per_second: float | None
     logprob: float | None  # of the generated tokens together
 
@@ -70,6 +70,7 @@ class TurnView:
     note: str = ""  # inline message, such as "stopped" or what failed and what to do
     tier: Tier = Tier.COLD
     stats: TurnStats | None = None
+    can_retry: bool = True  # False: the same again can only fail again; the note says what to do instead
 
     @property
     def variant(self) -> int:
@@ -235,8 +236,8 @@ class Workbench(Protocol):
     async def pin_session(self, session_id: int, pinned: bool) -> None:
         """To the top of the list, or back to its day."""
 
-    async def trash_session(self, session_id: int) -> None:
-        """Into the trash, where it stays for 30 days."""
+    async def trash_session(self, session_id: int) -> bool:
+        """Into the trash, where it stays for 30 days; whether an answer was being written there, which is stopped."""
 
     async def restore_session(self, session_id: int) -> None:
         """Back out of the trash."""
@@ -244,7 +245,8 @@ class Workbench(Protocol):
     async def send(self, session_id: int, text: str, replaces: int | None = None) -> None:
         """Saves the user's turn, then streams an answer; returns when the answer has ended.
 
-        With `replaces`, the turn stands beside that earlier user turn as another version of it (edit).
+        With `replaces`, the turn stands beside that earlier user turn as another version of it (edit). So does a message
+        after one that did not fit into the context.
         """
 
     async def branch(self, session_id: int, node_id: int, index: int, token_id: int) -> None:
@@ -262,8 +264,8 @@ class Workbench(Protocol):
     def stop(self, session_id: int) -> None:
         """Stops the stream of a session; what arrived is kept."""
 
-    async def compose(self, session_id: int, text: str) -> Composition:
-        """Tokens and context of a draft; no forward."""
+    async def compose(self, session_id: int, text: str, replaces: int | None = None) -> Composition:
+        """Tokens and context of a draft, or of another version of the user's turn `replaces`; no forward."""
 
     async def models(self) -> Sequence[ModelChoice]:
         """What is on the shelf."""

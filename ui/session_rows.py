@@ -21,6 +21,7 @@ from PySide6.QtWidgets import (
 from ui.port import SessionSummary
 from ui.theme.fonts import caption_font, interface_font
 from ui.theme.scheme import current_theme
+from ui.transcript.visible import one_line
 
 ROW_HEIGHT = 29
 HEAD_HEIGHT = 32
@@ -87,7 +88,9 @@ class SessionRows(QAbstractListModel):
         row = self._rows[index.row()]
         if role == SUMMARY:
             return row
-        if role in (Qt.ItemDataRole.DisplayRole, Qt.ItemDataRole.EditRole):
+        if role == Qt.ItemDataRole.DisplayRole:
+            return row if isinstance(row, str) else one_line(row.title)
+        if role == Qt.ItemDataRole.EditRole:
             return row if isinstance(row, str) else " ".join(row.title.split())
         if role == Qt.ItemDataRole.AccessibleTextRole:
             return row if isinstance(row, str) else self._spoken(row)

@@ -12,7 +12,8 @@ from PySide6.QtWidgets import QLineEdit, QMenu, QSizePolicy, QVBoxLayout, QWidge
 from ui.port import SessionSummary
 from ui.session_rows import SUMMARY, SessionRows, SessionsView
 from ui.theme.fonts import interface_font
-from ui.widgets import Notice
+from ui.transcript.visible import one_line
+from ui.widgets import Label, Notice
 
 SEARCH_DELAY_MS = 150
 
@@ -27,7 +28,7 @@ class SessionPanel(QWidget):
     renamed = Signal(int, str)
     pinned = Signal(int, bool)  # or not any more
     trashed = Signal(int)
-    restored = Signal()
+    restored = Signal(int)  # wanted back out of the trash
     searched = Signal(str)
 
     def __init__(self, parent: QWidget | None = None) -> None:
@@ -42,12 +43,17 @@ class SessionPanel(QWidget):
         self.view = SessionsView(self.rows)
         self.view.setAccessibleName(self.tr("Sessions"))
         self.undo_bar = Notice("undo")
-        self.undo_bar.acted.connect(self.restored)
+        self.undo_bar.acted.connect(self._restore)
+        self._trashed: int | None = None  # the session that the bar speaks of
+        self.nothing = Label(self.tr("nothing found"), "faint", interface_font(12.5))
+        self.nothing.setContentsMargins(8, 10, 8, 4)
+        self.nothing.hide()
 
         listed = QVBoxLayout()
         listed.setSpacing(0)
         listed.addWidget(self.search)
         listed.addWidget(self.view)
+        listed.addWidget(self.nothing)
         column = QVBoxLayout(self)
         column.setContentsMargins(0, 0, 0, 0)
         column.setSpacing(6)  # counts only while the undo bar is there
@@ -68,6 +74,7 @@ class SessionPanel(QWidget):
         """Shows these; `now` (seconds since the epoch) decides what today is."""
         moment = datetime.datetime.fromtimestamp(time.time() if now is None else now).astimezone()
         self.rows.take(sessions, moment)
+        self.nothing.setVisible(not sessions and bool(self.search.text().strip()))
 
     def show_open(self, session_id: int | None) -> None:
         """Marks the session that is open."""
@@ -80,9 +87,21 @@ class SessionPanel(QWidget):
             self.view.setCurrentIndex(index)
             self.view.edit(index)
 
-    def offer_undo(self, title: str) -> None:
-        """Says that a session went into the trash and how to get it back."""
-        self.undo_bar.say(self.tr("“{0}” is in the trash").format(title), self.tr("Undo"))
+    def offer_undo(self, session_id: int, title: str, stopped: bool) -> None:  # a state, not an option
+        """Says that a session went into the trash (and that its answer was stopped for it), and how to get it back."""
+        words = self.tr("“{0}” is in the trash; its answer was stopped") if stopped else self.tr("“{0}” is in the trash")
+        self._trashed = session_id
+        self.undo_bar.say(words.format(one_line(title)), self.tr("Undo"))
+
+    def withdraw_undo(self, session_id: int) -> None:
+        """The session is back: nothing is said about it any more."""
+        if session_id == self._trashed:
+            self._trashed = None
+            self.undo_bar.clear()
+
+    def _restore(self) -> None:
+        if self._trashed is not None:
+            self.restored.emit(self._trashed)
 
     def _choose(self, index: QModelIndex) -> None:
         summary = index.data(SUMMARY)

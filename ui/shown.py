@@ -86,6 +86,12 @@ class Shown:
         return Spot(node_id, index, turn.run.record(index), None if draw != draw else draw)
 
     @property
+    def length(self) -> int:
+        """Tokens of the path, those that arrived meanwhile among them; nothing is joined for it."""
+        arrived = sum(len(run) for runs in self._arrived.values() for run in runs)
+        return arrived + sum(len(turn.run) for turn in self._view.turns)
+
+    @property
     def running(self) -> bool:
         """An answer is under way."""
         return any(turn.status in RUNNING for turn in self._view.turns)

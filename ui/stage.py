@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from PySide6.QtCore import QObject
+from PySide6.QtCore import QObject, QTimer
 from PySide6.QtWidgets import QMainWindow
 
 from runtime import TokenRun
 from ui.actions import Actions
 from ui.desk import Desk
 from ui.frame import Frame
-from ui.port import EngineState, ModelChoice, SessionSummary, SessionView, StatusView, TurnStatus, TurnView
+from ui.port import Composition, EngineState, ModelChoice, SessionSummary, SessionView, StatusView, TurnStatus, TurnView
 from ui.theme.palette import Palette
 from ui.theme.scheme import current_theme
 from ui.transcript import Mode
 from ui.transcript.turn import has_own_words
+from ui.transcript.visible import one_line
+
+METER_MS = 250  # between two counts of the context while an answer streams
 
 
 class Stage(QObject):
@@ -37,12 +40,17 @@ class Stage(QObject):
         desk.model_menu_ready.connect(parts.top.model.open_menu)
         desk.status_changed.connect(self._show_status)
         desk.draft_saved.connect(parts.composer.clear_sent)
-        desk.composed.connect(parts.composer.show_cost)
+        desk.copied.connect(parts.composer.carry)
+        desk.composed.connect(self._show_cost)
         desk.refused.connect(parts.composer.notice.say)
         desk.trashed.connect(parts.sidebar.sessions.offer_undo)
+        desk.restored.connect(parts.sidebar.sessions.withdraw_undo)
         desk.undo_changed.connect(self.refresh)
         parts.panels_changed.connect(self.refresh)
         parts.transcript.set_vocabulary(desk.token_bytes)
+        self._counted_length = 0  # tokens of the path when its context was counted
+        self._meter = QTimer(self, singleShot=True, interval=METER_MS)  # runs only while tokens arrive
+        self._meter.timeout.connect(self._move_meter)
         theme = current_theme()
         theme.changed.connect(self._recolour)
         self._recolour(theme.palette)
@@ -103,7 +111,7 @@ class Stage(QObject):
         """The context meter moves when an answer ends, and can be read only once an engine is there."""
         now = (self._desk.engine, self._desk.running)
         if self._counted_at not in (None, now):
-            self._desk.compose(self._parts.composer.draft)
+            self._desk.compose(self._parts.composer.draft, self._parts.composer.replaces)
         self._counted_at = now
 
     def _show_session(self, view: SessionView) -> None:
@@ -111,16 +119,17 @@ class Stage(QObject):
         parts.transcript.set_session(view)
         parts.sidebar.show_session(view)
         parts.top.title.setText(view.title or self.tr("New session"))
-        self._window.setWindowTitle(self.tr("{0} – Elsewise").format(view.title) if view.title else "Elsewise")
+        self._window.setWindowTitle(self.tr("{0} – Elsewise").format(one_line(view.title)) if view.title else "Elsewise")
         assert self._desk.shown is not None
         parts.top.branch.show_branch(view.branch_name, self._desk.shown.fork)
         parts.composer.set_recording(view.is_sample)
+        parts.composer.show_session(view.session_id, is_new=not any(turn.role != "system" for turn in view.turns))
         if view.session_id != self._link_of:
             self._link_of = view.session_id
             parts.link.dismiss()
         parts.inspector.show_path(view.turns)
         self._show_pin_again()
-        self._desk.compose(parts.composer.draft)
+        self._desk.compose(parts.composer.draft, parts.composer.replaces)
 
     def _show_turn(self, turn: TurnView) -> None:
         self._parts.transcript.update_turn(turn)
@@ -132,6 +141,17 @@ class Stage(QObject):
 
     def _append_tokens(self, node_id: int, run: TokenRun) -> None:
         self._parts.transcript.append_tokens(node_id, run)
+        if not self._meter.isActive():
+            self._meter.start()
+
+    def _move_meter(self) -> None:
+        """By lengths alone; the engine is asked once the answer has ended."""
+        if self._desk.shown is not None and self._desk.running:
+            self._parts.composer.show_growth(self._desk.shown.length - self._counted_length)
+
+    def _show_cost(self, composition: Composition) -> None:
+        self._parts.composer.show_cost(composition)
+        self._counted_length = self._desk.shown.length if self._desk.shown is not None else 0
 
     def _show_sessions(self, sessions: Sequence[SessionSummary]) -> None:
         self.sessions = {session.session_id: session for session in sessions}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from PySide6.QtCore import QPoint, Qt, Signal
-from PySide6.QtGui import QAction, QActionGroup, QFont
+from PySide6.QtCore import QEvent, QPoint, QSize, Qt, Signal
+from PySide6.QtGui import QAction, QActionGroup, QFont, QResizeEvent
 from PySide6.QtWidgets import QApplication, QButtonGroup, QHBoxLayout, QMenu, QPushButton, QSizePolicy, QToolButton, QWidget
 
 from ui.port import BackendChoice, ModelChoice
@@ -14,11 +14,14 @@ from ui.theme.fonts import interface_font
 from ui.theme.icons import icon
 from ui.theme.scheme import current_theme
 from ui.transcript import Mode
-from ui.widgets import ElidedLabel, IconButton, Label
+from ui.transcript.visible import one_line
+from ui.widgets import ElidedLabel, IconButton, Label, plain_tooltip
 
 HEIGHT = 44
 CONTROL_HEIGHT = 27
 LEFT = 220  # up to the title, which stands over the transcript
+TITLE_MOST, BRANCH_MOST = 480, 240  # pixels; beyond, they give way before anything else does
+MODEL_MOST, MODEL_LEAST = 240, 60
 
 
 class TopBar(QWidget):
@@ -41,7 +44,6 @@ class TopBar(QWidget):
         self.new_button = IconButton("square-pen", self.tr("New session"))
         self.inspector_button = IconButton("panel-right", self.tr("Show or hide the inspector"))
         self.title = ElidedLabel("", "", interface_font(weight=QFont.Weight.DemiBold))
-        self.title.setSizePolicy(QSizePolicy.Policy.Preferred, QSizePolicy.Policy.Preferred)
         self.branch = BranchChip()
         self.branch.step_wanted.connect(self.step_wanted)
         self.model = ModelChip()
@@ -50,7 +52,7 @@ class TopBar(QWidget):
         self.model.backend_chosen.connect(self.backend_chosen)
         self.modes = ModeSwitch()
         self.modes.chosen.connect(self.mode_chosen)
-        row = QHBoxLayout(self)
+        row = self._row = QHBoxLayout(self)
         row.setContentsMargins(14, 0, 14, 0)
         row.setSpacing(10)
         self._left_part = self._left()
@@ -61,10 +63,44 @@ class TopBar(QWidget):
         row.addWidget(self.model)
         row.addWidget(self.modes)
         row.addWidget(self.inspector_button)
+        self._over_sidebar = False
 
-    def stand_over_sidebar(self, shown: bool) -> None:
-        """The title stands where the sidebar ends; without a sidebar it moves to the left."""
-        self._left_part.setFixedWidth(LEFT if shown else self._left_part.minimumSizeHint().width())
+    def stand_over_sidebar(self, shown: bool) -> None:  # a state, not an option
+        """The title stands where the sidebar ends, if there is room; without a sidebar it moves to the left."""
+        self._over_sidebar = shown
+        self._share_room()
+
+    def event(self, event: QEvent) -> bool:
+        if event.type() in (QEvent.Type.LayoutRequest, QEvent.Type.Resize):
+            self._share_room()  # before the layout looks at the widths
+        return super().event(event)
+
+    def _share_room(self) -> None:
+        """What does not fit: the model's name gives way, then the branch's, then the place over the sidebar; the title last."""
+        row = self._row
+        sides, others = row.contentsMargins(), (self.modes, self.inspector_button)
+        widths: dict[QWidget, int] = {part: part.sizeHint().width() for part in (self.title, self.model)}
+        left = self._left_part.minimumSizeHint().width()
+        widths[self._left_part] = max(LEFT, left) if self._over_sidebar else left
+        if not self.branch.isHidden():
+            widths[self.branch] = self.branch.sizeHint().width()
+        title, branch = widths[self.title], widths.get(self.branch, 0)
+        lack = sum(widths.values()) + sum(part.sizeHint().width() for part in others) - self.width()
+        lack += sides.left() + sides.right() + row.spacing() * (len(widths) + len(others) - 1)
+        for part, least in (
+            (self.title, min(title, TITLE_MOST)),
+            (self.branch, min(branch, BRANCH_MOST)),
+            (self.model, MODEL_LEAST),
+            (self.branch, self.branch.least_width()),
+            (self._left_part, left),
+            (self.title, self.title.minimumSizeHint().width()),
+        ):
+            if part in widths and lack > 0:
+                given = min(max(widths[part] - least, 0), lack)
+                widths[part] -= given
+                lack -= given
+        for part, width in widths.items():
+            part.setFixedWidth(width)
 
     def _left(self) -> QWidget:
         left = QWidget()
@@ -89,11 +125,11 @@ class BranchChip(QWidget):
         self.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
         self.setFixedHeight(CONTROL_HEIGHT)
         self.name = ElidedLabel()
-        self.name.least_px = 96
+        self.name.least_px = 24
         self.place = Label()
         self.back = self._step("‹", self.tr("Previous variant"), -1)
         self.forth = self._step("›", self.tr("Next variant"), +1)
-        row = QHBoxLayout(self)
+        row = self._row = QHBoxLayout(self)
         row.setContentsMargins(9, 0, 6, 0)
         row.setSpacing(2)
         row.addWidget(self.name)
@@ -102,6 +138,10 @@ class BranchChip(QWidget):
         row.addWidget(self.place)
         row.addWidget(self.forth)
         self.hide()
+
+    def least_width(self) -> int:
+        """What it needs when its name gives way."""
+        return self._row.minimumSize().width()
 
     def show_branch(self, name: str, fork: Fork | None) -> None:
         """Names the branch; the arrows go to the siblings of `fork`."""
@@ -142,14 +182,33 @@ class ModelChip(QPushButton):
         self._theme = current_theme()
         self._theme.changed.connect(self._tint)
         self._tint()
+        self._label = self._shown = ""
         self.show_model(None)
 
     def show_model(self, choice: ModelChoice | None) -> None:
         """Names the model in use."""
-        label = self.tr("Choose a model") if choice is None else " ".join(choice.label.split())
-        shown = self.fontMetrics().elidedText(label, Qt.TextElideMode.ElideRight, 240)
-        self.setText(shown.replace("&", "&&"))
-        self.setAccessibleName(self.tr("Model: {0}").format(label))
+        self._label = self.tr("Choose a model") if choice is None else one_line(choice.label)
+        self._show(MODEL_MOST)
+        self.setAccessibleName(self.tr("Model: {0}").format(self._label))
+        self.updateGeometry()
+
+    def sizeHint(self) -> QSize:
+        """As wide as the name wants it, up to a limit, whatever is shown of it now."""
+        hint, metrics = super().sizeHint(), self.fontMetrics()
+        whole = min(metrics.horizontalAdvance(self._label), MODEL_MOST)
+        return QSize(hint.width() - metrics.horizontalAdvance(self._shown) + whole, hint.height())
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        super().resizeEvent(event)
+        around = super().sizeHint().width() - self.fontMetrics().horizontalAdvance(self._shown)
+        self._show(self.width() - around)
+
+    def _show(self, room: int) -> None:
+        metrics, room = self.fontMetrics(), min(room, MODEL_MOST)
+        fits = metrics.horizontalAdvance(self._label) <= room  # whole pixels, as in the size hint
+        self._shown = self._label if fits else metrics.elidedText(self._label, Qt.TextElideMode.ElideRight, room)
+        self.setText(self._shown.replace("&", "&&"))
+        self.setToolTip(plain_tooltip(self._label) if self._shown != self._label else "")
 
     def open_menu(self, choices: Sequence[ModelChoice], backends: Sequence[BackendChoice] = ()) -> None:
         """Shows what is on the shelf and what can run it, under the chip."""

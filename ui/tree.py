@@ -13,6 +13,7 @@ from ui.port import BranchRow
 from ui.session_rows import Index, paint_row_ground
 from ui.theme.fonts import interface_font
 from ui.theme.scheme import current_theme
+from ui.transcript.visible import one_line
 
 ROW_HEIGHT = 25
 INDENT = 14
@@ -51,7 +52,7 @@ class BranchRows(QAbstractListModel):
         row = self.rows[index.row()]
         if role == _ROW:
             return row
-        words = " ".join(f"{row.before} {row.name}".split())
+        words = one_line(f"{row.before} {row.name}")
         if role == Qt.ItemDataRole.DisplayRole:
             return words
         if role == Qt.ItemDataRole.AccessibleTextRole:
@@ -131,7 +132,7 @@ class _BranchDelegate(QStyledItemDelegate):
 
     def _paint_words(self, painter: QPainter, room: QRect, row: BranchRow) -> None:
         """Where both do not fit, the shared words give way first: a branch is known by where it differs."""
-        before, name = (" ".join(part.split()) for part in (row.before, row.name))
+        before, name = one_line(row.before), one_line(row.name)
         shared_font = self._strong if row.current else self._plain
         name_font = self._strong if before or row.current else self._plain
         if before:

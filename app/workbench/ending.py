@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from app.workbench.recorder import Recorder
+from app.workbench.session import HOPELESS, OVERFLOW
 from runtime import GenerationOptions, TokenRun
 from storage import SessionStore
 
 if TYPE_CHECKING:
-    from app.workbench.answers import Answer
+    from app.workbench.answer import Answer
 
 SAMPLING = ("temperature", "top_k", "top_p", "min_p")
 
@@ -45,8 +46,6 @@ def stats_of(answer: Answer, run: TokenRun, options: GenerationOptions) -> dict[
     seconds = answer.last_token - (answer.first_token or 0.0)
     own = run.logprob[len(run) - answer.made :] if answer.made else run.logprob[:0]
     stats: dict[str, Any] = {
-        "reused": max(answer.prompt - answer.computed, 0),
-        "computed": answer.computed,
         "generated": answer.made,
         "first_token_seconds": None if answer.first_token is None else answer.first_token - answer.began,
         "tokens_per_second": (answer.made - 1) / seconds if answer.made > 1 and seconds > 0 else None,
@@ -54,6 +53,12 @@ def stats_of(answer: Answer, run: TokenRun, options: GenerationOptions) -> dict[
         "seed": options.seed,
         "sampling": {n: getattr(options.sampling, n) for n in SAMPLING if getattr(options.sampling, n) is not None},
     }
+    if answer.reused or answer.computed:  # else nothing of the prompt was read
+        stats |= {"reused": answer.reused, "computed": answer.computed}
+    if answer.overflow:
+        stats[OVERFLOW] = True
+    if answer.hopeless:
+        stats[HOPELESS] = True
     if answer.message:
         stats["message"] = answer.message
     return stats

@@ -34,8 +34,16 @@ async def render_turn(model: LanguageModel, held: Sequence[int], messages: Seque
     Where the template does not repeat what is held (it strips or changes history, or an answer was cut inside a
     character), what follows a stand-in for the turn before is taken instead: what is held stays verbatim, and the model
     sees exactly what the tree says.
+
+    Raises:
+        InvalidRequestError: The template takes the last message in no company, and not alone either.
     """
-    full = await model.render_chat_async(messages, add_generation_prompt=True)
+    try:
+        messages, full = await _as_taken(model, messages)
+    except InvalidRequestError:
+        if not held:
+            raise
+        return await _alone(model, messages)
     closed = await model.render_chat_async(messages, add_generation_prompt=False)
     split = len(closed) if full[: len(closed)] == closed else len(full)
     start = _aligned(model, held, full)
@@ -50,11 +58,39 @@ async def render_turn(model: LanguageModel, held: Sequence[int], messages: Seque
 
 async def render_header(model: LanguageModel, messages: Sequence[Message]) -> list[int]:
     """The header that opens an answer to the last message (with the newline after its eos)."""
-    full = await model.render_chat_async(messages, add_generation_prompt=True)
+    messages, full = await _as_taken(model, messages)
     closed = await model.render_chat_async(messages, add_generation_prompt=False)
     if full[: len(closed)] != closed:
         return []
     return _close_at_eos(model, closed, full[len(closed) :])[1]
+
+
+async def _as_taken(model: LanguageModel, messages: Sequence[Message]) -> tuple[Sequence[Message], list[int]]:
+    """The messages as the template takes them, and their ids.
+
+    Many templates refuse two questions in a row, which is what a failed answer leaves. An empty answer then stands between
+    them: what the tree holds of the first stays its beginning, token for token, which joined questions would not give.
+
+    Raises:
+        InvalidRequestError: It refuses them like that too.
+    """
+    try:
+        return messages, await model.render_chat_async(messages, add_generation_prompt=True)
+    except InvalidRequestError:
+        filled = with_empty_answers(messages)
+        if len(filled) == len(messages):
+            raise
+        return filled, await model.render_chat_async(filled, add_generation_prompt=True)
+
+
+def with_empty_answers(messages: Sequence[Message]) -> list[Message]:
+    """The messages with an empty answer after every question that has none."""
+    filled: list[Message] = []
+    for message in messages:
+        if filled and filled[-1]["role"] == message["role"] == "user":
+            filled.append({"role": "assistant", "content": ""})
+        filled.append(message)
+    return filled
 
 
 async def _after_mark(model: LanguageModel, held: Sequence[int], messages: Sequence[Message]) -> NewIds | None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from app.faults import STOPPED
 from app.workbench.growing import BROKEN, EMPTY, Runs
 from app.workbench.outline import branch_name, outline
 from app.workbench.pick import began
@@ -18,11 +19,14 @@ if TYPE_CHECKING:
     from app.workbench.ending import Ending
 
 UNTITLED = "New session"
+OVERFLOW = "overflow"  # in a stored answer's stats: its prompt did not fit into the context
+HOPELESS = "hopeless"  # there too: the same again can only fail again
 NOTES = {
     "cancelled": "stopped",
     "length": "reached the length limit",
     "context": "the context is full",
-    "engine_died": "engine stopped; your text is kept. Send again to restart it",
+    "engine_died": STOPPED,
+    "app_ended": "cut off when Elsewise ended",
     "error": "failed",
 }
 
@@ -42,6 +46,7 @@ class OpenSession:
         self.states: dict[int, TurnStatus] = {}  # of turns in work
         self.stats: dict[int, TurnStats] = {}
         self.unsaved: Ending | None = None  # of an answer that is on the screen and could not be written
+        self.has_hope = False  # the model is another one since an answer failed for good
         self.warm = 0  # tokens of the path the engine holds
 
     @property
@@ -89,6 +94,14 @@ class OpenSession:
         """Tokens of the path that is shown: what the context holds of it."""
         return sum(self._segment_length(segment) for segment in self.tree.path(self.tip))
 
+    def length_before(self, replaces: int | None = None) -> int:
+        """Tokens before the next user turn, wherever it hangs (see `place`)."""
+        parent, at = self.place(replaces)
+        path = self.tree.path(parent)
+        if path and at is not None:
+            path[-1] = replace(path[-1], stop=at)
+        return sum(self._segment_length(segment) for segment in path)
+
     def path_ids(self, segments: Sequence[Segment]) -> list[int]:
         """The ids along segments: what entered the model."""
         ids: list[int] = []
@@ -123,6 +136,30 @@ class OpenSession:
             return False
         idle = node_id not in self.states and (self.unsaved is None or self.unsaved.node_id != node_id)
         return idle and not node.text and not began(self.runs.get(node_id, EMPTY)) and not self.tree.children(node_id)
+
+    def overflowed(self, node_id: int | None) -> bool:
+        """Whether a node is an answer that never began since its prompt did not fit into the context."""
+        node = self.tree.nodes.get(node_id) if node_id is not None else None
+        return node is not None and OVERFLOW in node.stats and self.failed_to_begin(node.id)
+
+    def place(self, replaces: int | None = None) -> tuple[int | None, int | None]:
+        """Where the next user turn hangs: its parent and the token at which it leaves it; (None, None) in an empty tree.
+
+        It goes on from the end of the path; beside `replaces`, another version of it; and beside a question that did not
+        fit into the context, for nothing that follows that one would fit.
+        """
+        node = self.tree.nodes.get(self.tip) if self.tip is not None else None
+        if replaces is None and node is not None and self.overflowed(node.id):
+            replaces = node.parent_id
+        if replaces in self.tree.nodes:
+            opening = self.tree.opening(self.tree.nodes[replaces])
+            return opening.parent_id, opening.at_token
+        if node is None:
+            return None, None
+        empty = not node.text and not began(self.runs.get(node.id, EMPTY))
+        if node.role == "assistant" and node.turn_start and empty:
+            return node.parent_id, node.at_token  # an answer that never began is passed over
+        return node.id, None
 
     def forget(self, node_id: int) -> None:
         """A node is gone; its question ends the path where it did."""
@@ -175,6 +212,7 @@ class OpenSession:
             note=self.notes.get(node.id, self._note(node)),
             tier=self._tier(start, len(run)),
             stats=self.stats_of(node),
+            can_retry=self.has_hope or not node.stats.get(HOPELESS, False),
         )
 
     def tiers(self) -> dict[Tier, int]:
@@ -235,11 +273,11 @@ def healed(run: TokenRun) -> TokenRun:
 def stored_stats(node: NodeRow) -> TurnStats | None:
     """How a stored answer was made."""
     stats = node.stats
-    if "reused" not in stats:
+    if "generated" not in stats and "reused" not in stats:
         return None
     return TurnStats(
-        reused=int(stats["reused"]),
-        computed=int(stats["computed"]),
+        reused=stats.get("reused"),  # neither where nothing was read
+        computed=stats.get("computed"),
         first_token_seconds=stats.get("first_token_seconds"),
         tokens_per_second=stats.get("tokens_per_second"),
         logprob=stats.get("logprob"),

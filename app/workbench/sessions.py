@@ -93,7 +93,7 @@ class Sessions:
         shown = [segment.node.id for segment in session.tree.path(before)]
         session.tip = session.tree.leaf(node_id, shown)
         await stored(self._store.set_current(session.id, session.tip))
-        if before != session.tip:
+        if before != session.tip and not session.overflowed(before):  # whoever comes back to that question sees why
             await self.drop_failed(session, before)
         await self._load_path(session)
         await self.find_warm(session)
@@ -142,6 +142,13 @@ class Sessions:
             for row in tree.nodes:
                 session.tree.put(row)
         await self.find_warm(session)
+
+    def hope(self) -> None:
+        """Another model or engine was chosen: what could only fail again may be tried again."""
+        for session in self._open.values():
+            session.has_hope = True
+        if self.shown is not None:
+            self._tell(SessionChanged(self.shown.view()))
 
     async def find_warm(self, session: OpenSession) -> None:
         """How much of the path the engine holds."""

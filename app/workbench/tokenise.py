@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from app.workbench.answers import Given
+from app.workbench.answer import Given
 from app.workbench.growing import EMPTY
 from app.workbench.pick import as_eos, without_numbers
 from app.workbench.prompt import as_run, render_header, render_turn

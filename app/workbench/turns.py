@@ -6,7 +6,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
-from app.workbench.answers import Answer, Answers, Given, Prepare
+from app.workbench.answer import Answer, Given
+from app.workbench.answers import Answers, Prepare
 from app.workbench.copying import Copies
 from app.workbench.growing import EMPTY
 from app.workbench.pick import began, leading_template, pick
@@ -65,8 +66,10 @@ class Turns:
         session, replaces = target.session, target.of(replaces)
         with self._answers.claim(session) as answer:
             await self._answers.settle(session)
-            failed = session.tip
-            parent, at = await self._place(session, replaces)
+            failed = None if session.overflowed(session.tip) else session.tip
+            parent, at = session.place(replaces)
+            if parent is None and session.tip is None:
+                parent = (await self._sessions.add(session, NewNode(session.id, None, "system"))).id
             user = await self._sessions.add(session, NewNode(session.id, parent, "user", text=text, at_token=at))
             node = await self._sessions.add(session, NewNode(session.id, user.id, "assistant", status="open"))
             await self._sessions.drop_failed(session, failed)
@@ -159,20 +162,6 @@ class Turns:
             self._tell(SessionChanged(session.view()))
             self._tell(SessionsChanged())
             self._progress()
-
-    async def _place(self, session: OpenSession, replaces: int | None) -> tuple[int | None, int | None]:
-        """Where a new user turn hangs: its parent and the token at which it leaves it."""
-        if replaces is not None:
-            opening = session.tree.opening(self._node(session, replaces))
-            return opening.parent_id, opening.at_token
-        tip = session.tree.nodes.get(session.tip) if session.tip is not None else None
-        if tip is None:
-            root = await self._sessions.add(session, NewNode(session.id, None, "system"))
-            return root.id, None
-        empty = not tip.text and not began(session.runs.get(tip.id, EMPTY))
-        if tip.role == "assistant" and tip.turn_start and empty:
-            return tip.parent_id, tip.at_token  # an answer that never began is passed over
-        return tip.id, None
 
     def _node(self, session: OpenSession, node_id: int) -> NodeRow:
         node = session.tree.nodes.get(node_id)

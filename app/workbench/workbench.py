@@ -108,10 +108,12 @@ class AppWorkbench:
         """To the top of the list, or back to its day."""
         await self._sessions.pin(session_id, pinned)
 
-    async def trash_session(self, session_id: int) -> None:
-        """Into the trash; an answer that is being written there is stopped and kept."""
+    async def trash_session(self, session_id: int) -> bool:
+        """Into the trash; an answer that is being written there is stopped and kept: whether there was one."""
+        stopped = session_id in self._answers.running
         self.stop(session_id)
         await self._sessions.trash(session_id)
+        return stopped
 
     async def restore_session(self, session_id: int) -> None:
         """Back out of the trash."""
@@ -180,10 +182,10 @@ class AppWorkbench:
         except (RuntimeFault, StoreError) as fault:
             log.warning("the engine did not start: %s", fault)
 
-    async def compose(self, session_id: int, text: str) -> Composition:
-        """Tokens and context of a draft; no forward. Counted once the engine runs."""
+    async def compose(self, session_id: int, text: str, replaces: int | None = None) -> Composition:
+        """Tokens and context of a draft, where it would stand; no forward. Counted once the engine runs."""
         session = self._sessions.find(session_id)
-        used = session.path_length() if session else 0
+        used = session.length_before(replaces) if session else 0
         model = self.supervisor.running
         if model is None:
             return Composition(None, None, used, None)
@@ -217,6 +219,7 @@ class AppWorkbench:
         if self._answers.running:
             raise Refusal(BUSY)
         await self.supervisor.change(**changes)
+        self._sessions.hope()
         self.warm_up()
 
     def token_text(self, session_id: int, token_ids: Sequence[int]) -> Sequence[bytes]:  # noqa: ARG002  # one vocabulary so far

@@ -7,12 +7,17 @@ import os
 import signal
 import time
 
+import psutil
+
 from app.workbench import AppWorkbench
 from tests.end_to_end.test_window import OpenApp, answered, engine_pid, generated, last, new_session, say, until
 from tests.tiny_models import tiny_folder
 from ui import EngineState, MainWindow, TurnStatus
 
 WATCHDOG_SECONDS = 30.0  # after which a hung engine is ended anyway
+
+
+LOADING = "engine stopped while loading (signal 9, SIGKILL); your text is kept. Send again to restart it"
 
 
 def model() -> str:
@@ -35,6 +40,41 @@ def test_an_engine_killed_while_nobody_asks_is_started_again(open_app: OpenApp, 
         window.desk.stop()
         await until(lambda: last(window).status is TurnStatus.PARTIAL)
         assert last(window).note == "stopped"
+
+    open_app(model(), paced, scene)
+
+
+def loading_engine() -> psutil.Process | None:
+    """The engine process, while no client has heard from it yet."""
+    children = psutil.Process().children()
+    return next((child for child in children if "runtime.host" in child.cmdline()), None)
+
+
+def test_an_engine_killed_while_it_loads_is_started_by_the_next_message(open_app: OpenApp, paced: str) -> None:
+    async def scene(window: MainWindow, workbench: AppWorkbench) -> None:
+        # given: a message waits for the engine
+        await new_session(window)
+        say(window, "Are you there?")
+        await until(lambda: loading_engine() is not None and bool(window.desk.shown and window.desk.shown.view.turns))
+        assert workbench.supervisor.running is None
+        process = loading_engine()
+        assert process is not None
+        # when it is killed
+        process.kill()
+        # then the turn and the status bar say so in one line, and the message is kept
+        await until(lambda: last(window).status is TurnStatus.PARTIAL)
+        assert last(window).note == LOADING
+        assert workbench.status.engine is EngineState.DIED
+        assert workbench.status.reason == LOADING
+        assert window.desk.shown is not None
+        assert window.desk.shown.view.turns[-2].run.text == "Are you there?"
+        # and the next one is answered
+        await until(lambda: not window.desk.running)
+        say(window, "And now?")
+        await answered(window, 3)
+        window.desk.stop()
+        await until(lambda: last(window).status is TurnStatus.PARTIAL)
+        assert [turn.role for turn in window.desk.shown.view.turns if turn.role == "user"] == ["user", "user"]
 
     open_app(model(), paced, scene)
 

@@ -80,7 +80,7 @@ def check_nothing_was_lost(path: Path, said: Sequence[Sequence[Any]]) -> None:
             assert node.status == ("complete" if node_id in finished or node.role == "user" else node.status)
             assert node.status != "open"
             if node.status == "partial":
-                assert node.finish_reason == "engine_died"
+                assert node.finish_reason == "app_ended"
                 assert node.text.split() == [f"w{i}" for i in range(node.token_count)]
 
     with_store(path, check)

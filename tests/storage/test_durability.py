@@ -51,7 +51,7 @@ def test_an_open_run_becomes_partial_with_the_text_it_had(path: Path, tmp_path: 
 
     async def look(store: SessionStore) -> None:
         nodes = {node.id: node for node in (await store.load_session(session)).nodes}
-        assert (nodes[full].status, nodes[full].finish_reason) == ("partial", "engine_died")
+        assert (nodes[full].status, nodes[full].finish_reason) == ("partial", "app_ended")
         assert (nodes[full].text, nodes[full].token_count) == ("w1 w2 w3 w4 ", 5)
         assert (nodes[empty].status, nodes[empty].text, nodes[empty].token_count) == ("partial", "", 0)
         assert [row.id for row in await store.sessions("w3")] == [session]

@@ -166,9 +166,11 @@ class FakeWorkbench:
         self._note("pin_session", session_id, pinned)
         self.summaries[session_id] = replace(self.summaries[session_id], pinned=pinned)
 
-    async def trash_session(self, session_id: int) -> None:
+    async def trash_session(self, session_id: int) -> bool:
         self._note("trash_session", session_id)
         self.trash.add(session_id)
+        turns = self.views[session_id].turns
+        return bool(turns) and turns[-1].status is TurnStatus.STREAMING
 
     async def restore_session(self, session_id: int) -> None:
         self._note("restore_session", session_id)
@@ -210,8 +212,8 @@ class FakeWorkbench:
         self.calls.append(("stop", session_id))
         self._stopped.add(session_id)
 
-    async def compose(self, session_id: int, text: str) -> Composition:
-        self.calls.append(("compose", session_id, text))
+    async def compose(self, session_id: int, text: str, replaces: int | None = None) -> Composition:
+        self.calls.append(("compose", session_id, text, *([] if replaces is None else [replaces])))
         used = sum(len(turn.run) for turn in self.views[session_id].turns)
         return Composition(len(text.split()), None, used + len(text.split()), 8192)
 

@@ -111,7 +111,7 @@ def test_no_label_interprets_markup(in_window: Play, bench: FakeWorkbench) -> No
         bench.emit(SessionChanged(replace(view, title=HOSTILE, branch_name=HOSTILE, branches=rows)))
         bench.emit(StatusChanged(StatusView(EngineState.DIED, HOSTILE)))
         window.desk.refused.emit(HOSTILE)
-        window.parts.sidebar.sessions.offer_undo(HOSTILE)
+        window.parts.sidebar.sessions.offer_undo(3, HOSTILE, stopped=False)
         window.parts.sidebar.sessions.show_sessions([SessionSummary(9, HOSTILE, time.time(), 1, pinned=False, is_sample=False)])
         await until(lambda: "<b>" in window.parts.status.engine.text())
         window.resize(700, 500)  # so that words are cut and tooltips explain

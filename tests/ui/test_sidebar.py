@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 from PySide6.QtCore import QPoint, Qt
 from PySide6.QtTest import QTest
-from PySide6.QtWidgets import QApplication, QLineEdit, QMenu
+from PySide6.QtWidgets import QApplication, QLineEdit, QMenu, QPushButton
 
 from tests.ui.conftest import Scene, frames, until
 from tests.ui.fakes import SAMPLE, TRIP, FakeWorkbench
@@ -118,7 +118,7 @@ def test_trash_opens_the_next_session_and_undo_brings_it_back(in_window: Play, b
         panel = window.parts.sidebar.sessions
         await until(lambda: panel.rows.rowCount() == 8)
         window.acts.trash.trigger()
-        await until(lambda: panel.undo_bar.words == "“A spring trip” is in the trash")
+        await until(lambda: panel.undo_bar.words.startswith("“A spring trip” is in the trash"))
         await until(lambda: window.parts.top.title.text() == "Why proofs by contradiction")
         assert "A spring trip" not in rows(panel)
         undo = next(b for b in panel.undo_bar.findChildren(type(window.parts.composer.send_button)) if b.text() == "Undo")
@@ -126,6 +126,79 @@ def test_trash_opens_the_next_session_and_undo_brings_it_back(in_window: Play, b
         await until(lambda: window.parts.top.title.text() == "A spring trip")
         assert bench.asked("restore_session") == [(TRIP,)]
         assert "A spring trip" in rows(panel)
+
+    in_window(scene)
+
+
+def press_undo(panel: SessionPanel) -> None:
+    undo = next(button for button in panel.undo_bar.findChildren(QPushButton) if button.text() == "Undo")
+    QTest.mouseClick(undo, Qt.MouseButton.LeftButton)
+
+
+def test_an_undo_by_key_takes_the_trash_note_away(in_window: Play, bench: FakeWorkbench) -> None:
+    async def scene(window: MainWindow) -> None:
+        panel = window.parts.sidebar.sessions
+        await until(lambda: panel.rows.rowCount() == 8)
+        window.acts.trash.trigger()
+        await until(lambda: panel.undo_bar.words != "" and window.acts.undo.isEnabled())
+        window.acts.undo.trigger()
+        await until(lambda: window.parts.top.title.text() == "A spring trip")
+        assert panel.undo_bar.words == ""
+        assert not window.acts.undo.isEnabled()
+
+    in_window(scene)
+
+
+def test_the_trash_notes_button_undoes_nothing_else(in_window: Play, bench: FakeWorkbench) -> None:
+    async def scene(window: MainWindow) -> None:
+        panel = window.parts.sidebar.sessions
+        await until(lambda: panel.rows.rowCount() == 8)
+        # given another session in the trash, and after that a step of another kind
+        panel.trashed.emit(5)
+        await until(lambda: panel.undo_bar.words == "“Recipe without an oven” is in the trash")
+        window.desk.step_variant(+1)
+        await until(lambda: window.acts.undo.text() == "Undo Branch Selection")
+        # when the note's button is pressed
+        press_undo(panel)
+        # then that session is back, and the other step can still be undone
+        await until(lambda: bench.asked("restore_session") == [(5,)])
+        await until(lambda: window.parts.top.title.text() == "Recipe without an oven")
+        assert len(bench.asked("select")) == 1
+        assert window.acts.undo.text() == "Undo Branch Selection"
+        assert panel.undo_bar.words == ""
+
+    in_window(scene)
+
+
+def test_a_search_without_a_hit_says_so(in_window: Play, bench: FakeWorkbench) -> None:
+    async def scene(window: MainWindow) -> None:
+        panel = window.parts.sidebar.sessions
+        await until(lambda: panel.rows.rowCount() == 8)
+        assert not panel.nothing.isVisible()
+        QTest.keyClicks(panel.search, "zzz")
+        await until(panel.nothing.isVisible)
+        assert panel.nothing.text() == "nothing found"
+        panel.search.clear()
+        await until(lambda: panel.rows.rowCount() == 8)
+        assert not panel.nothing.isVisible()
+
+    in_window(scene)
+
+
+def test_titles_show_what_is_invisible(in_window: Play, bench: FakeWorkbench) -> None:
+    title = "bell\x07 lone\ud800 over\u202etaking"
+    bench.summaries[TRIP] = replace(bench.summaries[TRIP], title=title)
+    bench.views[TRIP] = replace(bench.views[TRIP], title=title)
+
+    async def scene(window: MainWindow) -> None:
+        panel = window.parts.sidebar.sessions
+        await until(lambda: panel.rows.rowCount() == 8)
+        shown = "bellBEL loneU+D800 overRLOtaking"
+        assert rows(panel)[1] == shown
+        assert window.parts.top.title.text() == shown
+        assert window.windowTitle() == f"{shown} – Elsewise"
+        # what is edited is the title itself
+        assert str(panel.rows.index(1).data(Qt.ItemDataRole.EditRole)).startswith("bell\x07 lone")
 
     in_window(scene)
 

@@ -11,7 +11,7 @@ from PySide6.QtWidgets import QApplication
 
 from ui import DARK, LIGHT, Palette, Scheme, apply_theme
 from ui.theme import current_theme
-from ui.theme.fonts import interface_font, mono_font
+from ui.theme.fonts import faces_for_scripts, interface_font, mono_font
 from ui.theme.icons import icon
 from ui.theme.style import style_sheet
 
@@ -24,6 +24,16 @@ def test_the_shipped_faces_are_used_with_tabular_figures(app: QApplication) -> N
     metrics = QFontMetricsF(font)
     assert metrics.horizontalAdvance("1111") == metrics.horizontalAdvance("8888")
     assert interface_font(weight=QFont.Weight.DemiBold).weight() == QFont.Weight.DemiBold
+
+
+def test_faces_for_other_scripts_are_named_only_where_they_are_installed(app: QApplication) -> None:
+    assert faces_for_scripts({"Inter", "Garuda", "Noto Sans Hebrew", "Segoe UI"}) == ["Garuda", "Segoe UI", "Noto Sans Hebrew"]
+    assert faces_for_scripts(()) == []
+    assert set(interface_font().families()) - set(QFontDatabase.families()) <= {
+        "Noto Sans",
+        "Apple Color Emoji",
+        "Noto Color Emoji",
+    }
 
 
 def test_fonts_and_icons_have_their_licences_and_stay_small() -> None:

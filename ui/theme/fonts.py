@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Collection
+from functools import cache
 from importlib import resources
 
 from PySide6.QtGui import QFont, QFontDatabase, QGuiApplication
@@ -15,6 +17,18 @@ logger = logging.getLogger(__name__)
 
 BASE_PX = 13
 _EMOJI = ("Apple Color Emoji", "Noto Color Emoji")
+_SCRIPTS = (  # what systems bring for scripts that Inter lacks; CJK goes by the locale, macOS chooses itself
+    ("Noto Sans Thai", "Noto Sans Thai UI", "Leelawadee UI", "Loma", "Garuda", "Sarabun"),
+    ("Noto Sans Arabic", "Noto Sans Arabic UI", "Noto Naskh Arabic", "Segoe UI"),
+    ("Noto Sans Hebrew", "Segoe UI"),
+    ("Noto Sans Devanagari", "Noto Sans Devanagari UI", "Nirmala UI", "Lohit Devanagari"),
+    ("Noto Sans Bengali", "Nirmala UI", "Lohit Bengali"),
+    ("Noto Sans Tamil", "Nirmala UI", "Lohit Tamil"),
+    ("Noto Sans Georgian", "Sylfaen"),
+    ("Noto Sans Armenian", "Sylfaen"),
+    ("Noto Sans Ethiopic", "Ebrima"),
+    ("Noto Sans Khmer", "Khmer OS System", "Leelawadee UI"),
+)
 
 
 def register_fonts() -> None:
@@ -32,8 +46,19 @@ def interface_font(px: float = BASE_PX, weight: QFont.Weight = QFont.Weight.Norm
     if sys.platform == "darwin":
         font.setFamily(".AppleSystemUIFont")
     else:
-        font.setFamilies(["Inter", "Noto Sans", *_EMOJI])
+        font.setFamilies(["Inter", "Noto Sans", *_EMOJI, *_script_faces()])
     return _dressed(font, px, weight)
+
+
+def faces_for_scripts(installed: Collection[str]) -> list[str]:
+    """Families for scripts that the shipped faces lack, one for each where any is installed, in the order of `_SCRIPTS`."""
+    found = (next((face for face in choices if face in installed), None) for choices in _SCRIPTS)
+    return [face for face in found if face is not None]
+
+
+@cache
+def _script_faces() -> tuple[str, ...]:
+    return tuple(faces_for_scripts(set(QFontDatabase.families())))
 
 
 def mono_font(px: float = 12.5, weight: QFont.Weight = QFont.Weight.Normal) -> QFont:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from PySide6.QtCore import Qt
-from PySide6.QtGui import QBrush, QColor, QPen, QTextCharFormat
+from PySide6.QtGui import QBrush, QColor, QPen
 
 from ui.theme.palette import Palette
 from ui.transcript.stamps import Stamps
@@ -28,8 +28,8 @@ class Ink:
     stamps: Stamps = field(init=False)
     rare: QPen = field(init=False)  # the underline of tokens beyond rank 10
     pin: QPen = field(init=False)
-    on_strongest: QTextCharFormat = field(init=False)
-    template: QTextCharFormat = field(init=False)
+    on_strongest: QColor = field(init=False)
+    template: QColor = field(init=False)  # words of the template: between text and soft, to be read on every step but the last
 
     def __post_init__(self) -> None:
         p = self.palette
@@ -44,11 +44,9 @@ class Ink:
         pin = QPen(self.accent, 2)
         pin.setJoinStyle(Qt.PenJoinStyle.RoundJoin)
         object.__setattr__(self, "pin", pin)
-        object.__setattr__(self, "on_strongest", _coloured(p.on_strongest))
-        object.__setattr__(self, "template", _coloured(p.faint))
+        object.__setattr__(self, "on_strongest", QColor(p.on_strongest))
+        object.__setattr__(self, "template", _between(self.text, self.soft))
 
 
-def _coloured(colour: str) -> QTextCharFormat:
-    made = QTextCharFormat()
-    made.setForeground(QColor(colour))
-    return made
+def _between(one: QColor, other: QColor) -> QColor:
+    return QColor(*((getattr(one, part)() + getattr(other, part)()) // 2 for part in ("red", "green", "blue")))

@@ -10,13 +10,15 @@ from PySide6.QtGui import QFont, QFontMetricsF, QPainter
 
 from ui import numbers
 from ui.port import TurnStatus, TurnView
-from ui.transcript.faces import Faces
+from ui.transcript.faces import TURN_GAP_PX, Faces
 from ui.transcript.ink import Ink
 from ui.transcript.turn import has_own_words
 
 _GAP_PX = 14
 _ROW_PX = 17
 _TOP_PX = 4
+_BELOW_PX = TURN_GAP_PX + 1  # of the gap to the next turn, where the actions of a turn without a line appear
+READING = "reading the prompt…"
 
 
 class Action(StrEnum):
@@ -25,6 +27,7 @@ class Action(StrEnum):
     NONE = "none"
     PREVIOUS = "previous variant"
     NEXT = "next variant"
+    EDIT = "edit"
     COPY = "copy"
     REGENERATE = "regenerate"
     CONTINUE = "continue"
@@ -66,9 +69,11 @@ class MetaLine:
         self._wanted = _standing(view)
         self._standing = self._flow(self._wanted)
         rows = 1 + max((self._row(p) for p in self._standing), default=0)
+        self.is_waiting = view.status is TurnStatus.WAITING
+        self._actions = _actions(view)
+        self.reach = round((_TOP_PX + rows * _ROW_PX) * faces.scale)  # pixels down to which something may be drawn
         shown = bool(self._standing) or view.role == "assistant"
-        self.height = round((_TOP_PX + rows * _ROW_PX) * faces.scale) if shown else 0
-        self._actions = _actions(view) if self.height else []
+        self.height = self.reach if shown else max(self.reach - _BELOW_PX, 0)
         self._hovered: list[Part] | None = None  # laid out when the mouse first comes
 
     def parts(self, *, hovered: bool) -> list[Part]:
@@ -99,12 +104,16 @@ class MetaLine:
         parts: list[Part] = []
         x, row, height = 0.0, 0, _ROW_PX * self._faces.scale
         for want in wanted:
-            width = QFontMetricsF(self._font(want.tone)).horizontalAdvance(want.text)
+            metrics, text = QFontMetricsF(self._font(want.tone)), want.text
+            width = metrics.horizontalAdvance(text)
+            if width > self._width:  # a very narrow column
+                text = metrics.elidedText(text, Qt.TextElideMode.ElideRight, self._width)
+                width = self._width
             gap = want.gap * self._faces.scale if x else 0.0
             if x and x + gap + width > self._width:
                 x, gap, row = 0.0, 0.0, row + 1
             box = QRectF(x + gap, _TOP_PX * self._faces.scale + row * height, width, height)
-            parts.append(Part(want.text, want.tone, want.action, box))
+            parts.append(Part(text, want.tone, want.action, box))
             x += gap + width
         return parts
 
@@ -114,7 +123,7 @@ class MetaLine:
         while True:
             flowed = self._flow(wanted + actions)
             numbers_left = [i for i, want in enumerate(wanted) if want.gives_way]
-            if not numbers_left or flowed[-1].box.bottom() <= self.height + 1:
+            if not numbers_left or flowed[-1].box.bottom() <= self.reach + 1:
                 return flowed
             del wanted[numbers_left[-1]]
 
@@ -148,22 +157,25 @@ def _standing(view: TurnView) -> list[_Wanted]:
     if stats is not None and view.role == "assistant":
         if stats.tokens_per_second is not None:
             wanted.append(_Wanted(numbers.rate(stats.tokens_per_second), gives_way=True))
-        if stats.reused or stats.computed:
+        if stats.reused is not None and stats.computed is not None and stats.reused + stats.computed:
             made = f"reused {numbers.count(stats.reused)}, computed {numbers.count(stats.computed)}"
             wanted.append(_Wanted(made, gives_way=True))
         if stats.logprob is not None:
             wanted.append(_Wanted(numbers.nats(stats.logprob), gives_way=True))
     if failed_to_begin(view):
-        wanted.append(_Wanted("retry", Tone.ACCENT, Action.REGENERATE))
-    elif failed_to_go_on(view):
+        wanted += [_Wanted("retry", Tone.ACCENT, Action.REGENERATE)] if view.can_retry else []
+    elif failed_to_go_on(view) and view.can_retry:
         wanted.append(_Wanted("retry", Tone.ACCENT, Action.CONTINUE))
-    if view.note:
-        words = view.note.split()
+    note = view.note or (READING if view.status is TurnStatus.WAITING else "")
+    if note:
+        words = note.split()
         wanted += [_Wanted(word, Tone.SOFT, gap=_GAP_PX if i == 0 else 3) for i, word in enumerate(words)]
     return wanted
 
 
 def _actions(view: TurnView) -> list[_Wanted]:
+    if view.role == "user":
+        return [_Wanted("edit", Tone.SOFT, Action.EDIT), _Wanted("copy", Tone.SOFT, Action.COPY)]
     if view.role != "assistant" or view.status in (TurnStatus.WAITING, TurnStatus.STREAMING) or failed_to_begin(view):
         return []
     actions = [_Wanted("copy", Tone.SOFT, Action.COPY), _Wanted("regenerate", Tone.SOFT, Action.REGENERATE)]

@@ -109,6 +109,11 @@ class Page(Generic[BodyT]):
         box.body.refresh()
         box.meta = MetaLine(box.turn.view, self.faces, self.width)
 
+    def refresh_line(self, box: Box[BodyT]) -> None:
+        """The line under a turn that waited until now says so no more; its numbers come with its end."""
+        if box.meta.is_waiting and not box.turn.is_waiting:
+            box.meta = MetaLine(box.turn.view, self.faces, self.width)
+
     def place(self, first: int = 0) -> None:
         """Computes the positions again, from box `first` on."""
         del self._tops[first:]

@@ -8,7 +8,7 @@ from PySide6.QtCore import QEvent, QPoint, QPointF, QRect, QRectF, Qt, Signal
 from PySide6.QtGui import QFontMetricsF, QMouseEvent, QPainter, QPaintEvent
 from PySide6.QtWidgets import QWidget
 
-from ui.port import Tier, TurnStatus
+from ui.port import Tier
 from ui.transcript.faces import TURN_GAP_PX
 from ui.transcript.ink import Ink
 from ui.transcript.meta import Action
@@ -21,13 +21,13 @@ _ROLE_GAP_PX = 14  # from the role to the tier line
 _ROLE_BASELINE_PX = 17
 _RAIL_GAP_PX = 18  # from the tier line to the text
 _EMPTY_HINT = "Say something, and see what else might have been said."
-READING = "reading the prompt…"
 
 
 class Pane(Scroller[BodyT]):
     """A page of turns. Subclasses bring the bodies and what the mouse does to them."""
 
     variant_requested = Signal(int)
+    edit_requested = Signal(int)
     regenerate_requested = Signal(int)
     continue_requested = Signal(int)
     copy_requested = Signal(str)
@@ -75,11 +75,10 @@ class Pane(Scroller[BodyT]):
             self._paint_rail(painter, box, top)
             painter.save()
             painter.translate(self._left, top)
-            if box.turn.view.status is TurnStatus.WAITING and not len(box.turn.tokens):
-                self._paint_waiting(painter, box)
-            else:
+            height = box.body.height
+            if height:
                 box.body.paint(painter, self._ink, (clip.top() - top, clip.bottom() + 1 - top))
-            painter.translate(0, box.body.height)
+            painter.translate(0, height)
             box.meta.paint(painter, self._ink, hovered=index == self._hovered, pointed=self._pointed)
             painter.restore()
 
@@ -93,12 +92,6 @@ class Pane(Scroller[BodyT]):
         painter.setPen(self._ink.soft)
         left = x - _ROLE_GAP_PX - metrics.horizontalAdvance(box.turn.role)
         painter.drawText(QPointF(left, top + round(_ROLE_BASELINE_PX * faces.scale)), box.turn.role)
-
-    def _paint_waiting(self, painter: QPainter, box: Box[BodyT]) -> None:
-        faces = self._page.faces
-        painter.setFont(faces.role)
-        painter.setPen(self._ink.faint)
-        painter.drawText(QPointF(0, round(_ROLE_BASELINE_PX * faces.scale)), box.turn.view.note or READING)
 
     def _paint_hint(self, painter: QPainter) -> None:
         painter.setFont(self._page.faces.text)
@@ -130,7 +123,8 @@ class Pane(Scroller[BodyT]):
             return None
         index = self._page.index_at(y)
         box = self._page.boxes[index]
-        return index if box.top <= y < box.top + box.height + TURN_GAP_PX // 2 else None
+        reach = max(box.height + TURN_GAP_PX // 2, box.body.height + box.meta.reach)
+        return index if box.top <= y < box.top + reach else None
 
     def _action_at(self, point: QPoint) -> Action:
         index = self._box_at(point)
@@ -155,7 +149,7 @@ class Pane(Scroller[BodyT]):
 
     def _update_meta(self, box: Box[BodyT]) -> None:
         top = box.top + box.body.height - self.verticalScrollBar().value()
-        self.viewport().update(QRect(0, top, self.viewport().width(), box.meta.height + 2))
+        self.viewport().update(QRect(0, top, self.viewport().width(), box.meta.reach + 2))
 
     def _act(self, box: Box[BodyT], action: Action) -> None:
         view = box.turn.view
@@ -163,6 +157,8 @@ class Pane(Scroller[BodyT]):
             self.variant_requested.emit(view.variants[view.variant - 1])
         elif action is Action.NEXT:
             self.variant_requested.emit(view.variants[view.variant + 1])
+        elif action is Action.EDIT:
+            self.edit_requested.emit(view.node_id)
         elif action is Action.COPY:
             self.copy_requested.emit(box.turn.text)
         elif action is Action.REGENERATE:

@@ -65,7 +65,9 @@ class ReadBody:
 
     @property
     def height(self) -> int:
-        """Pixels; estimated for stretches that were not rendered yet."""
+        """Pixels; estimated for stretches that were not rendered yet. Nothing where there is only the line under it."""
+        if self._turn.is_bare(template=False):
+            return 0
         if not self._laid:
             return self._faces.pitch if self._source.is_read else self._estimate(len(self._turn.tokens) * 4)
         return self._tops()[-1] - self._gap(len(self._laid) - 1)

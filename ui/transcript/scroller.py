@@ -103,6 +103,7 @@ class Scroller(QAbstractScrollArea, Generic[BodyT]):
             return
         box = self._page.boxes[index]
         stick, before = self.is_at_end, box.height
+        self._page.refresh_line(box)
         row = box.body.prepare(perf_counter() + _SLICE_SECONDS)
         self._after_growth(index, box, stick=stick, before=before, row=row)
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from PySide6.QtCore import QTextBoundaryFinder
 from PySide6.QtGui import QTextLine
 
-from ui.transcript.compose import Composed, Place, is_hidden
+from ui.transcript.compose import Composed, Place, is_hidden, shown
 from ui.transcript.faces import Faces, x_of
 from ui.transcript.tokens import RARE, STEP, TEMPLATE, Tokens
 from ui.transcript.visible import is_right_to_left
@@ -183,8 +183,9 @@ def _join_graphemes(spans: list[Span], text: str) -> list[Span]:
 def _take_fragments(spans: list[Span], tokens: Tokens, composed: Composed, *, template: bool) -> None:
     """A span also stands for the tokens before it that hold the first bytes of its character."""
     begun = composed.offsets[0] if composed.offsets else 0
+    hung = begun and not shown(tokens.texts[composed.tokens[0]]).text[:begun].strip(" ")  # on the line before, and not drawn
     for number, span in enumerate(spans):
-        if number or not begun:
+        if number or not begun or hung:
             first = _first_fragment(tokens, span.first, template=template)
             for token in range(first, span.first):
                 span.step = max(span.step, tokens.marks[token] & STEP)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from PySide6.QtCore import QPointF, QRectF
-from PySide6.QtGui import QPainter, QTextLayout
+from PySide6.QtCore import QPointF, QRectF, Qt
+from PySide6.QtGui import QPainter, QRegion
 
 from ui.transcript.compose import Place
 from ui.transcript.faces import Faces
@@ -31,8 +31,8 @@ class TokensBody:
 
     @property
     def height(self) -> int:
-        """Pixels; estimated for what is not wrapped yet."""
-        return self._lines() * self._faces.pitch
+        """Pixels; estimated for what is not wrapped yet. Nothing where there is only the line under it."""
+        return 0 if self._turn.is_bare(template=self._template) else self._lines() * self._faces.pitch
 
     @property
     def done(self) -> bool:
@@ -161,30 +161,53 @@ class TokensBody:
             self._paint_line(painter, ink, self.shaped(line), line * pitch)
 
     def _paint_line(self, painter: QPainter, ink: Ink, shaped: ShapedLine, top: float) -> None:
-        overlays: list[QTextLayout.FormatRange] = []
-        strongest = len(ink.steps) - 1
         padding = round(self._faces.lead - _PADDING)  # whole pixels: crisp edges, and as much above as below
         y, height = top + padding, self._faces.pitch - 2 * padding
         ratio = painter.device().devicePixelRatio()
         for span in shaped.spans:
-            if span.template:
-                overlays.append(_overlay(span, ink, strongest=False))
-            elif span.step:
+            if span.step:
                 ink.stamps.draw(painter, QRectF(span.x0, y, span.x1 - span.x0, height), span.step, ratio)
-                if span.step == strongest:
-                    overlays.append(_overlay(span, ink, strongest=True))
         if self.selection is not None:
             for left, right in shaped.ranges(*self.selection):
                 painter.fillRect(QRectF(left, top + 1, right - left, self._faces.pitch - 2), ink.selection)
         baseline = top + self._faces.lead + self._faces.ascent
-        painter.setPen(ink.text)
-        shaped.layout.draw(painter, QPointF(0, baseline - shaped.line.ascent()), overlays)
+        self._paint_glyphs(painter, ink, shaped, top, baseline)
         self._underline(painter, ink, shaped, baseline)
+
+    def _paint_glyphs(self, painter: QPainter, ink: Ink, shaped: ShapedLine, top: float, baseline: float) -> None:
+        """Each colour in its own part of the line (of two touching ranges of formats Qt would colour only one)."""
+        pitch, strongest = self._faces.pitch, len(ink.steps) - 1
+        rest = QRegion(-2 * pitch, int(top) - pitch, int(self._table.width) + 4 * pitch, 3 * pitch)
+        on_strongest, template = QRegion(), QRegion()
+        for span in shaped.spans:
+            if span.step == strongest or span.template:
+                left, right = round(span.x0), round(span.x1)
+                part = QRegion(left, int(top) - pitch, right - left, 3 * pitch)
+                if span.step == strongest:
+                    on_strongest += part
+                else:
+                    template += part
+        at = QPointF(0, baseline - shaped.line.ascent())
+        if on_strongest.isEmpty() and template.isEmpty():
+            painter.setPen(ink.text)
+            shaped.layout.draw(painter, at)
+            return
+        for region, colour in (
+            (rest - on_strongest - template, ink.text),
+            (on_strongest, ink.on_strongest),
+            (template, ink.template),
+        ):
+            if not region.isEmpty():
+                painter.save()
+                painter.setClipRegion(region, Qt.ClipOperation.IntersectClip)
+                painter.setPen(colour)
+                shaped.layout.draw(painter, at)
+                painter.restore()
 
     def _underline(self, painter: QPainter, ink: Ink, shaped: ShapedLine, baseline: float) -> None:
         y = round(baseline) + 3.5
         for span in shaped.spans:
-            if span.rare and not span.template:
+            if span.rare:
                 painter.setPen(ink.rare)
                 painter.setOpacity(0.45)
                 painter.drawLine(QPointF(span.x0 + 1.5, y), QPointF(span.x1 - 1.5, y))
@@ -207,10 +230,3 @@ class TokensBody:
 
     def _fresh(self, width: float) -> LineTable:
         return LineTable(self._tokens, self._faces, width, template=self._template)
-
-
-def _overlay(span: Span, ink: Ink, *, strongest: bool) -> QTextLayout.FormatRange:
-    made = QTextLayout.FormatRange()
-    made.start, made.length = span.start, span.stop - span.start
-    made.format = ink.on_strongest if strongest else ink.template
-    return made

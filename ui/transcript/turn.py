@@ -44,9 +44,21 @@ class Turn:
         return self.view.role == "assistant"
 
     @property
+    def is_waiting(self) -> bool:
+        """Whether the engine has not answered yet."""
+        return self.view.status is TurnStatus.WAITING
+
+    @property
     def is_open(self) -> bool:
         """Whether more tokens are expected."""
         return self.view.status in (TurnStatus.WAITING, TurnStatus.STREAMING)
+
+    def is_bare(self, *, template: bool) -> bool:
+        """Whether an answer has nothing to show above its line: not begun, or ended before it said anything."""
+        if not self.is_answer or self.view.status is TurnStatus.STREAMING:
+            return False
+        tokens = self.tokens
+        return all(not t or is_hidden(m, template=template) for t, m in zip(tokens.texts, tokens.marks, strict=True))
 
     @property
     def text(self) -> str:
@@ -55,10 +67,10 @@ class Turn:
         return "".join(t for t, m in zip(tokens.texts, tokens.marks, strict=True) if not is_hidden(m, template=False))
 
     def append(self, run: TokenRun) -> None:
-        """More tokens; a waiting turn streams from now on."""
+        """More tokens; a waiting turn streams from now on, and what it waited for is no news any more."""
         self.tokens.append(run)
         if self.view.status is TurnStatus.WAITING:
-            self.view = replace(self.view, status=TurnStatus.STREAMING)
+            self.view = replace(self.view, status=TurnStatus.STREAMING, note="")
 
     def take(self, view: TurnView) -> bool:
         """Another state of the same turn.

@@ -42,6 +42,7 @@ class TranscriptView(QWidget):
     token_pinned = Signal(object)  # (node_id, index) or None
     alternative_chosen = Signal(int, int, int)  # node_id, index, token_id
     variant_requested = Signal(int)
+    edit_requested = Signal(int)  # a user's turn: another version of it
     regenerate_requested = Signal(int)
     continue_requested = Signal(int)
     copy_requested = Signal(str)
@@ -95,6 +96,7 @@ class TranscriptView(QWidget):
         self.read.link_requested.connect(self.link_requested)
         for pane in self._panes():
             pane.variant_requested.connect(self.variant_requested)
+            pane.edit_requested.connect(self.edit_requested)
             pane.regenerate_requested.connect(self.regenerate_requested)
             pane.continue_requested.connect(self.continue_requested)
             pane.copy_requested.connect(self.copy_requested)

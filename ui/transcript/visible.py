@@ -70,6 +70,11 @@ def visible_bytes(data: bytes) -> str:
     return shown.lstrip(" ") or "␣" * len(shown)
 
 
+def one_line(text: str) -> str:
+    """A title or a name as it is shown: what is invisible by its name, white space as single spaces."""
+    return " ".join(visible(text).text.split())
+
+
 def is_right_to_left(text: str) -> bool:
     """Whether any character belongs to a right-to-left script."""
     return not text.isascii() and _RIGHT_TO_LEFT.search(text) is not None

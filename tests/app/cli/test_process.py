@@ -43,6 +43,13 @@ def test_streams_and_exit_codes(tmp_path: Path) -> None:
     assert len(bad.stderr.splitlines()) == 1
 
 
+def test_a_window_is_not_opened_for_an_engine_that_nobody_has(tmp_path: Path) -> None:
+    done = run("--data-dir", str(tmp_path / "data"), "--backend", "nope")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("elsewise: unknown backend 'nope': known: ")
+    assert not (tmp_path / "data").exists()
+
+
 def test_bytes_that_are_no_text_are_taken_as_such(tmp_path: Path) -> None:
     arguments = ("ask", b"caf\xe9", "--session", "A", "--backend", "fake", "--max-tokens", "2")
     done = run("--data-dir", str(tmp_path), *arguments)

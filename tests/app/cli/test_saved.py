@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import sqlite3
+import stat
 from pathlib import Path
 
 import pytest
@@ -30,6 +32,25 @@ def test_a_session_is_made_and_then_continued(elsewise: Elsewise) -> None:
     assert "user: and then?" in shown.out
     assert first.out.strip() in shown.out
     assert second.out.strip() in shown.out
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_what_is_written_is_its_owners_alone(elsewise: Elsewise, data: Path, there: bool) -> None:
+    # given a data folder that others may look into, or none
+    if there:
+        data.mkdir()
+        data.chmod(0o755)
+    before = os.umask(0o022)
+    try:
+        assert elsewise("ask", "where to?", "--session", "Trip", *ASK).code == 0
+    finally:
+        os.umask(before)
+    # then one that was there stays as it is; what was made in it, or with it, nobody else can read
+    assert stat.S_IMODE(data.stat().st_mode) == (0o755 if there else 0o700)
+    made = list(data.rglob("*"))
+    assert data / "sessions.db" in made
+    for path in made:
+        assert stat.S_IMODE(path.stat().st_mode) == (0o700 if path.is_dir() else 0o600), path
 
 
 def test_the_second_answer_knows_the_first_turn(elsewise: Elsewise) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ from safetensors.numpy import save_file
 
 from runtime import register_backend, unregister_backend
 from tests.app.cli.conftest import Elsewise
+from tests.tiny_models import tiny_path
 
 
 def snapshot(folder: Path) -> list[str]:
@@ -31,9 +33,8 @@ def test_a_broken_gguf_is_refused_in_one_line_and_changes_nothing(elsewise: Else
     before = snapshot(tmp_path)
     done = elsewise("models", "import", str(tmp_path / "broken.gguf"))
     assert (done.code, done.out) == (1, "")
-    said = [line for line in done.err.splitlines() if line.strip()]
-    assert len(said) == 1
-    assert "broken.gguf" in said[0]
+    [said] = done.err.splitlines()
+    assert "broken.gguf" in said
     assert [path for path in snapshot(tmp_path) if path not in before and not path.endswith("models")] == []
 
 
@@ -42,7 +43,8 @@ def test_a_broken_gguf_is_refused_in_one_line_and_changes_nothing(elsewise: Else
     [
         (("import", "missing.gguf"), 1, "missing.gguf"),
         (("import",), 2, "PATH"),
-        (("get", "llama"), 1, "only 'smollm2' can be fetched"),
+        (("get", "org/name"), 1, "only 'smollm2' can be fetched by this version (elsewise models get smollm2)"),
+        (("get", "org/name"), 1, "elsewise models import FOLDER"),
         (("verify", "nope"), 1, "nope"),
     ],
 )
@@ -50,6 +52,19 @@ def test_what_cannot_be_done_is_said(elsewise: Elsewise, arguments: tuple[str, .
     done = elsewise("models", *arguments)
     assert (done.code, done.out) == (code, "")
     assert words in done.err
+    assert code == 2 or len(done.err.splitlines()) == 1  # click adds how a command is used
+
+
+@pytest.mark.parametrize("model", ["org/name", "org/name@main", "name", "missing.gguf"])
+def test_a_model_that_is_not_here_names_commands_that_work(elsewise: Elsewise, model: str) -> None:
+    # given what an error offers
+    done = elsewise("ask", "hi", "--model", model)
+    assert (done.code, done.out) == (1, "")
+    [said] = done.err.splitlines()
+    offered = re.findall(r"elsewise (models (?:get|import)) (\w+)", said)
+    # then there are two ways, and neither is one that is refused whatever it is given
+    assert sorted(offered) == [("models get", "smollm2"), ("models import", "FOLDER")]
+    assert elsewise("models", "import", str(tiny_path("llama"))).code == 0
 
 
 def test_a_folder_without_weights_is_refused(elsewise: Elsewise, tmp_path: Path) -> None:

@@ -139,7 +139,7 @@ def test_regenerate_makes_another_answer_under_the_same_question(play: Play) -> 
         assert new.run.ids[header:].tolist() != old.run.ids[header:].tolist()
         assert len(view.turns) == 3
         assert new.stats is not None
-        assert new.stats.computed <= 1  # the question is in the cache
+        assert new.stats.computed in (0, 1)  # the question is in the cache
 
     play(scene, options=GenerationOptions(max_tokens=12, sampling=SamplingOptions(temperature=0.8)))  # a fresh seed each
 

@@ -1,4 +1,4 @@
-"""The engine dies, or cannot load: the turn says what to do, the text is kept, the next message works."""
+"""The engine dies, or its model fails: the turn says what to do, the text is kept, the next message works."""
 
 from __future__ import annotations
 
@@ -9,13 +9,8 @@ from typing import Any
 import pytest
 
 from runtime import (
-    BackendUnavailableError,
-    EngineDiedError,
     LanguageModel,
-    MemoryBudgetError,
-    ModelLoadError,
     NonFiniteLogitsError,
-    RuntimeFault,
     load,
 )
 from runtime.backends.fake import Behaviour
@@ -77,139 +72,6 @@ def test_an_engine_that_dies_under_two_answers_is_restarted_once(play: Play) -> 
         await asyncio.gather(first, second)
 
     play(scene)
-
-
-@pytest.mark.parametrize(
-    ("fault", "words", "state"),
-    [
-        (ModelLoadError("no model 'x' here; fetch it with: elsewise models get x"), "elsewise models get x", EngineState.NONE),
-        (BackendUnavailableError("torch not installed: pip install 'elsewise[hf]'"), "pip install", EngineState.NONE),
-        (EngineDiedError("signal 9 (SIGKILL): out of memory?"), "Send again to try again", EngineState.DIED),
-    ],
-)
-def test_an_engine_that_cannot_load(play: Play, fault: RuntimeFault, words: str, state: EngineState) -> None:
-    async def scene(s: Scene) -> None:
-        session_id = await s.new()
-        s.engine.refuses = [fault]
-        await s.workbench.send(session_id, "hello")
-        view = await s.view(session_id)
-        assert words in view.turns[-1].note
-        assert str(fault) in view.turns[-1].note
-        assert view.turns[-1].status is TurnStatus.PARTIAL
-        assert view.turns[-2].run.text == "hello"
-        assert rows(s.path, "SELECT text FROM nodes WHERE role = 'user'") == [("hello",)]
-        assert state_of(s) is state
-        assert str(fault) in s.workbench.status.reason
-
-        await s.workbench.send(session_id, "again")
-        view = await s.view(session_id)
-        assert len(own_tokens(view.turns[-1])) == 12
-        assert [t.role for t in view.turns] == ["system", "user", "user", "assistant"]  # the failed answer is passed over
-        text = b"".join(b for t in view.turns[:3] for b in t.run.token_bytes).decode()
-        assert text == "<|im_start|>user\nhello<|im_end|>\n<|im_start|>user\nagain<|im_end|>"
-        assert all((t.run.rank > 0).all() for t in view.turns[2:])
-
-    play(scene)
-
-
-def test_trying_again_where_the_answer_never_began(play: Play) -> None:
-    async def scene(s: Scene) -> None:
-        session_id = await s.new()
-        s.engine.refuses = [ModelLoadError("not here")]
-        await s.workbench.send(session_id, "hello")
-        failed = await s.last(session_id)
-        await s.workbench.regenerate(session_id, failed.node_id)
-        view = await s.view(session_id)
-        assert [t.role for t in view.turns] == ["system", "user", "assistant"]
-        assert len(own_tokens(view.turns[-1])) == 12
-
-    play(scene)
-
-
-@pytest.mark.parametrize("again", ["retry", "send", "step back"])
-def test_nothing_half_made_remains_of_a_failed_answer(play: Play, again: str) -> None:
-    async def scene(s: Scene) -> None:
-        # given: a first answer that failed; the list has the person's own words
-        session_id = await s.new()
-        if again == "step back":
-            await s.workbench.send(session_id, "hello")
-            first = await s.last(session_id)
-            s.engine.on_look = no_memory
-            await s.workbench.regenerate(session_id, first.node_id)
-        else:
-            s.engine.refuses = [ModelLoadError("not here; fetch it")]
-            await s.workbench.send(session_id, "hello")
-        assert [row.title for row in await s.workbench.sessions()] == ["hello"]
-        view = await s.view(session_id)
-        failed = view.turns[-1]
-        assert (failed.status, own_tokens(failed)) == (TurnStatus.PARTIAL, [])
-        assert failed.note in ("not here; fetch it", "no room for the prompt: 2 MB are free, 9 MB are needed")
-        names = [row.name for row in view.branches]
-        assert (names[0], names[-1]) == ("hello", "no answer" if again == "step back" else "hello")
-        # when
-        s.engine.on_look = lambda _what: None
-        if again == "retry":
-            await s.workbench.regenerate(session_id, failed.node_id)
-        elif again == "send":
-            await s.workbench.send(session_id, "again")
-        else:
-            await s.workbench.select(session_id, first.node_id)
-        # then nothing is left of it, on the screen or on the disk
-        view = await s.view(session_id)
-        assert len(view.branches) == 1
-        assert len(own_tokens(view.turns[-1])) == 12
-        assert view.turns[-1].variants == (view.turns[-1].node_id,)
-        assert rows(s.path, "SELECT count(*) FROM nodes WHERE role = 'assistant'") == [(1,)]
-        assert await s.store.verify() == []
-
-    play(scene)
-
-
-def no_memory(what: str) -> None:
-    """The prompt is read, then there is no room for its answer."""
-    if what == "generate":
-        raise MemoryBudgetError("no room for the prompt: 2 MB are free, 9 MB are needed")
-
-
-def test_a_failed_first_answer_after_a_restart_of_the_app(play: Play) -> None:
-    async def first(s: Scene) -> None:
-        session_id = await s.new()
-        s.engine.refuses = [ModelLoadError("not here; fetch it")]
-        await s.workbench.send(session_id, "hello")
-
-    async def second(s: Scene) -> None:
-        session_id = (await s.workbench.sessions())[0].session_id
-        assert (await s.last(session_id)).note == "not here; fetch it"
-        await s.workbench.send(session_id, "again")
-        assert len(own_tokens(await s.last(session_id))) == 12
-
-    play(first)
-    play(second)
-
-
-def test_a_pick_is_kept_when_no_engine_comes_to_go_on_with_it(play: Play) -> None:
-    async def first(s: Scene) -> None:
-        await s.asked()
-
-    async def second(s: Scene) -> None:
-        session_id = (await s.workbench.sessions())[0].session_id
-        old = await s.last(session_id)
-        at = own_tokens(old)[3]
-        token = alternative(old, at)
-        s.engine.refuses = [ModelLoadError("not here")]
-        await s.workbench.branch(session_id, old.node_id, at, token)
-        new = await s.last(session_id)
-        assert (new.note, int(new.run.ids[-1]), len(new.run)) == ("not here", token, at + 1)
-
-    async def third(s: Scene) -> None:
-        session_id = (await s.workbench.sessions())[0].session_id
-        new = await s.last(session_id)
-        await s.workbench.continue_turn(session_id, new.node_id)
-        assert len(own_tokens(await s.last(session_id))) == 4 + 12
-
-    play(first)
-    play(second)
-    play(third)
 
 
 def test_a_fault_of_the_model_in_the_middle_keeps_the_text(play: Play) -> None:

@@ -199,7 +199,7 @@ def test_a_crash_of_the_app_leaves_a_partial_answer(play: Play) -> None:
         crashed = Scene(copy, s.engine, store, type(s.workbench)(store, s.workbench.supervisor, OPTIONS), [])
         answer = await crashed.last(session_id)
         assert answer.status is TurnStatus.PARTIAL
-        assert answer.note.startswith("engine stopped")
+        assert answer.note == "cut off when Elsewise ended"
         assert answer.run.token_bytes == (await s.last(session_id)).run.token_bytes
         await store.close()
 
@@ -236,3 +236,18 @@ def test_stopping_one_of_two_leaves_the_other(play: Play) -> None:
         assert len(own_tokens(await s.last(two))) == 12
 
     play(scene)
+
+
+def test_trashing_a_session_that_is_answered_stops_the_answer_and_says_so(play: Play) -> None:
+    async def scene(s: Scene) -> None:
+        session_id = await s.new()
+        sending = asyncio.create_task(s.workbench.send(session_id, "hello"))
+        await until(lambda: s.arrived(session_id) == 5)
+        assert await s.workbench.trash_session(session_id) is True
+        await sending
+        assert await s.workbench.trash_session(session_id) is False
+        await s.workbench.restore_session(session_id)
+        answer = await s.last(session_id)
+        assert (answer.note, len(own_tokens(answer))) == ("stopped", 5)
+
+    play(scene, engine=Engine(holds_after=5))

@@ -59,7 +59,7 @@ def ids(seed: int, n: int = 40) -> list[int]:
 def fill(model: LocalModel) -> None:
     """Texts that nobody is asking for any more, `HELD` bytes of KV in all."""
     n = 1000
-    for seed in range(HELD // (n * model.info.kv_bytes_per_token) + 1):
+    for seed in range(HELD // (n * model.info.kv_bytes_per_token) + 2):  # some share their first tokens
         model.cache_kv(ids(1000 + seed, n))
     assert model.cache_report().bytes >= HELD
 
@@ -104,6 +104,7 @@ def test_kv_gives_way_and_the_request_is_tried_once_more(model: LocalModel, at_m
 
 def test_what_does_not_fit_at_all_is_a_typed_error_and_harms_nobody(model: LocalModel, at_most: Callable[[int], None]) -> None:
     # given
+    before = torch.cuda.memory_allocated()
     fill(model)
     at_most(WANTED // 2)
     # when a forward needs more than all that could give way
@@ -111,8 +112,8 @@ def test_what_does_not_fit_at_all_is_a_typed_error_and_harms_nobody(model: Local
         model.next_token_logprobs_sync(ids(2))
     # then it was tried once more and no oftener, and the error that is still in hand keeps nothing of the device
     assert len(tries) == 2
-    assert torch.cuda.memory_allocated() < HELD
-    assert caught.value is not None
+    assert caught.value.__traceback__ is not None
+    assert torch.cuda.memory_allocated() < before + HELD // 2
     # and the model goes on
     assert_right(model.next_token_logprobs_sync(ids(2)), ids(2))
     assert model.cache_report().leases == 0

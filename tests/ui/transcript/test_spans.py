@@ -6,11 +6,13 @@ import pytest
 from PySide6.QtGui import QColor
 from PySide6.QtWidgets import QApplication
 
-from runtime import Origin
+from runtime import Origin, TokenRun
 from tests.ui.transcript.conftest import Show
 from tests.ui.transcript.samples import drawing, run_of, session, turn, written
-from ui.theme.palette import DARK, LIGHT
+from ui.theme.palette import DARK, LIGHT, Palette
+from ui.transcript import TranscriptView
 from ui.transcript.faces import Faces
+from ui.transcript.ink import Ink
 from ui.transcript.shape import ShapedLine, Span
 from ui.transcript.tokens import Tokens
 from ui.transcript.wrap import LineTable
@@ -103,3 +105,27 @@ def test_unscored_tokens_have_no_colour(show: Show) -> None:
     box = transcript.tokens.token_box(1, 0)
     assert box is not None
     assert picture.pixelColor(box.center().x(), box.top() + 1) == QColor(LIGHT.window)
+
+
+def colours_of(transcript: TranscriptView, node_id: int, index: int) -> set[str]:
+    """Every colour inside of a token's span."""
+    picture = transcript.tokens.viewport().grab().toImage()
+    box = transcript.tokens.token_box(node_id, index)
+    assert box is not None
+    return {picture.pixelColor(x, y).name() for x in range(box.left() + 1, box.right()) for y in range(box.top(), box.bottom())}
+
+
+@pytest.mark.parametrize("palette", [LIGHT, DARK])
+def test_template_tokens_have_the_colours_of_their_scores_and_one_of_text(show: Show, palette: Palette) -> None:
+    # given a header of touching tokens, scored ones and one that is not, among them the most surprising
+    header = run_of(["<|im_start|>", "ass", "ist", "ant", "\n"], [9.0, 0.2, 4.0, None, 0.1], Origin.TEMPLATE)
+    transcript = show(session(turn(1, "assistant", TokenRun.concat([header, written("Hello")]))))
+    transcript.set_palette_of(palette)
+    transcript.set_template_visible(True)
+    # then each has the ground of its surprise, and on all but the strongest the words have one colour
+    grounds = (palette.surprise[5], palette.window, palette.surprise[3], palette.window)
+    word = Ink(palette).template.name()
+    for index, (ground, words) in enumerate(zip(grounds, (palette.on_strongest, word, word, word), strict=True)):
+        found = colours_of(transcript, 1, index)
+        assert {ground, words} <= found, (index, found)
+        assert (palette.text in found) is (palette.text == words), index

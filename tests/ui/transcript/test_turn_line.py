@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 from PySide6.QtCore import QPoint, QPointF, Qt
@@ -11,10 +12,10 @@ from pytestqt.qtbot import QtBot
 
 from tests.ui.transcript.conftest import Show, settle
 from tests.ui.transcript.samples import drawing as drawn
-from tests.ui.transcript.samples import session, turn, written
+from tests.ui.transcript.samples import session, template, turn, written
 from ui.port import TurnStatus, TurnView
 from ui.transcript import Mode, TranscriptView
-from ui.transcript.meta import Action
+from ui.transcript.meta import READING, Action
 from ui.transcript.pane import Pane
 
 
@@ -63,6 +64,72 @@ def test_actions_ask_and_copy_gives_the_plain_text(qtbot: QtBot, either: Transcr
     assert asked == [2, 4, "Because the city is built for slow mornings"]
 
 
+def test_ones_own_turn_can_be_edited_and_copied(qtbot: QtBot, either: TranscriptView) -> None:
+    asked: list[object] = []
+    either.edit_requested.connect(asked.append)
+    either.copy_requested.connect(asked.append)
+    before = [box.top for box in pane_of(either).page.boxes]
+    press_action(qtbot, either, 0, Action.EDIT)
+    press_action(qtbot, either, 0, Action.COPY)
+    assert asked == [1, "Where should we go in April?"]
+    assert [box.top for box in pane_of(either).page.boxes] == before
+
+
+def test_the_actions_of_ones_own_turn_keep_clear_of_the_next(show: Show) -> None:
+    for scale in (1.0, 2.0):
+        transcript = show(drawn())
+        transcript.set_text_scale(scale)
+        first, second = transcript.tokens.page.boxes[:2]
+        assert first.top + first.body.height + first.meta.reach <= second.top + 1
+
+
+def bands(pane: Pane, box: int) -> int:  # type: ignore[type-arg]  # of either body
+    """How many lines of writing stand beside the role of a turn."""
+    shown, picture = pane.page.boxes[box], pane.viewport().grab().toImage()
+    left, top = pane.column()[0], shown.top - pane.verticalScrollBar().value()
+    ground = picture.pixel(left, top + shown.height + 4)
+    rows = [
+        any(picture.pixel(x, y) != ground for x in range(left, left + pane.column()[1], 2))
+        for y in range(top, top + shown.height + 4)
+    ]
+    return sum(1 for above, row in pairwise([False, *rows]) if row and not above)
+
+
+@pytest.mark.parametrize("mode", list(Mode))
+@pytest.mark.parametrize(
+    ("status", "note"),
+    [
+        (TurnStatus.WAITING, "starting up"),
+        (TurnStatus.WAITING, ""),
+        (TurnStatus.PARTIAL, "no room"),
+    ],
+)
+def test_a_turn_without_words_shows_its_note_once_beside_its_role(
+    qtbot: QtBot, show: Show, mode: Mode, status: TurnStatus, note: str
+) -> None:
+    for run in (written("a")[:0], template("<|im_start|>", "assistant", "\n")):
+        transcript = show(session(drawn().turns[0], turn(4, "assistant", run, status=status, note=note)))
+        transcript.set_mode(mode)
+        settle(qtbot, transcript)
+        box = pane_of(transcript).page.boxes[1]
+        assert box.body.height == 0
+        assert bands(pane_of(transcript), 1) == 1
+        said = " ".join(part.text for part in box.meta.parts(hovered=False) if part.action is Action.NONE)
+        assert said == (note or READING)
+
+
+@pytest.mark.parametrize("mode", list(Mode))
+def test_the_first_token_takes_the_place_of_what_was_waited_for(qtbot: QtBot, show: Show, mode: Mode) -> None:
+    waiting = turn(4, "assistant", written("a")[:0], status=TurnStatus.WAITING, note="starting up")
+    transcript = show(session(drawn().turns[0], waiting))
+    transcript.set_mode(mode)
+    settle(qtbot, transcript)
+    transcript.append_tokens(4, written("Because|=b", first_id=60))
+    box = pane_of(transcript).page.boxes[1]
+    qtbot.waitUntil(lambda: box.meta.parts(hovered=False) == [])
+    assert box.body.height == pane_of(transcript).page.faces.pitch
+
+
 def texts_of(transcript: TranscriptView, box: int, *, hovered: bool) -> list[str]:
     return [part.text.strip() for part in transcript.tokens.page.boxes[box].meta.parts(hovered=hovered)]
 
@@ -70,7 +137,7 @@ def texts_of(transcript: TranscriptView, box: int, *, hovered: bool) -> list[str
 def test_the_line_says_how_the_answer_was_made(show: Show) -> None:
     transcript = show(drawn())
     assert texts_of(transcript, 1, hovered=False) == ["‹", "2 / 3", "›", "41 tok/s", "reused 312, computed 1", "−23.9 nats"]
-    assert texts_of(transcript, 0, hovered=True) == []
+    assert texts_of(transcript, 0, hovered=False) == []
     assert texts_of(transcript, 3, hovered=True) == [], "nothing can be done to an answer that is still coming"
 
 

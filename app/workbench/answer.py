@@ -1,0 +1,65 @@
+"""An answer in work, as plain data: what it began with, what it cost so far, how it ended."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass, field
+
+from app.workbench.growing import EMPTY
+from app.workbench.recorder import Recorder
+from app.workbench.session import OpenSession
+from runtime import LanguageModel, TokenRun
+from ui import TurnStats
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """Tokens that a node begins with before any model is asked, and the model their numbers are of."""
+
+    run: TokenRun
+    fingerprint: str | None
+
+
+@dataclass(slots=True)
+class Answer:
+    """An answer in work, from the moment its session is claimed."""
+
+    session: OpenSession
+    node_id: int = -1
+    given: Given = field(default_factory=lambda: Given(EMPTY, None))
+    began: float = field(default_factory=time.monotonic)  # when there was a model to ask
+    stopping: bool = False
+    finish: str = "cancelled"
+    message: str = ""
+    overflow: bool = False  # the prompt did not fit into the context
+    hopeless: bool = False  # the same again can only fail again
+    model: LanguageModel | None = None
+    recorder: Recorder | None = None
+    reused: int = 0  # tokens of the prompt found in the cache
+    computed: int = 0  # tokens of the prompt pushed through the model
+    first_token: float | None = None
+    last_token: float = 0.0
+    made: int = 0  # tokens
+    logprob: float = 0.0  # nats, of the tokens made
+    told: float = 0.0  # when the status bar last heard
+    task: asyncio.Task[None] | None = None
+
+
+def live_stats(answer: Answer) -> TurnStats:
+    """How a stream is doing."""
+    first = answer.first_token or answer.last_token
+    seconds = answer.last_token - first
+    return TurnStats(
+        reused=answer.reused,
+        computed=answer.computed,
+        first_token_seconds=first - answer.began,
+        tokens_per_second=(answer.made - 1) / seconds if answer.made > 1 and seconds > 0 else None,
+        logprob=answer.logprob,
+    )
+
+
+def last_message(answer: Answer) -> int:
+    """Tokens of the question that is being answered, with the header of its answer."""
+    turns = answer.session.tree.turns(answer.node_id)[-2:]
+    return sum(answer.session.turn_length(turn) for turn in turns)

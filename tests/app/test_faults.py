@@ -1,0 +1,38 @@
+"""One line of what keeps an engine from answering."""
+
+from __future__ import annotations
+
+import pytest
+
+from app.faults import STOPPED, not_loaded, too_long
+from runtime import ContextOverflowError, EngineDiedError, ModelLoadError
+
+
+@pytest.mark.parametrize(
+    ("told", "reason"),
+    [
+        ("the engine process has ended: signal 11 (SIGSEGV), a crash in native code: check the file", " (signal 11, SIGSEGV)"),
+        ("the engine process has ended: exit code 3. What it had answered is kept; load it again", " (exit code 3)"),
+        ("the engine process has ended: it closed its pipe and does not end. What", " (it closed its pipe and does not end)"),
+        ("gone", ""),
+        ("the engine process has ended: " + "x" * 500, " (" + "x" * 60 + ")"),
+    ],
+)
+def test_an_engine_that_ended_while_loading_has_one_reason_at_most(told: str, reason: str) -> None:
+    words = not_loaded(EngineDiedError(told))
+    assert words == f"engine stopped while loading{reason}; your text is kept. Send again to restart it"
+    assert words.replace(f" while loading{reason}", "") == STOPPED
+
+
+def test_other_faults_say_it_themselves() -> None:
+    assert not_loaded(ModelLoadError("no model here; fetch it")) == "no model here; fetch it"
+
+
+@pytest.mark.parametrize(
+    ("own", "way_out"),
+    [(9_000, "Edit your message to shorten it"), (854, "start a new session"), (855, "Edit your message to shorten it")],
+)
+def test_what_to_do_about_a_long_prompt_depends_on_what_fills_the_context(own: int, way_out: str) -> None:
+    words = too_long(ContextOverflowError("prompt", 0, 9_046, 8_192), own)
+    assert words.startswith("9,046 tokens do not fit into the context of 8,192 (854 too many)")
+    assert way_out in words

@@ -1,0 +1,93 @@
+"""What an answer says of its cost: found in the cache, computed, and how long the first token took."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from runtime.backends.fake import Behaviour
+from tests.app.workbench.conftest import Play
+from tests.app.workbench.scene import Engine, Scene, own_tokens
+from ui import Event, TurnChanged
+
+CHUNK = 64  # tokens of a long prompt at a time
+LONG = "word " * 200
+
+
+def in_chunks() -> Engine:
+    return Engine(source=(Behaviour(delay=0.005), None), options={"prefill_chunk_tokens": CHUNK})
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_an_answer_stopped_while_its_prompt_is_read_counts_what_was_read(play: Play, first: bool) -> None:
+    async def scene(s: Scene) -> None:
+        # given
+        session_id = await (s.new() if first else s.asked("hi"))
+        before = len(await s.path_ids(session_id))
+
+        def stop_in_the_middle(event: Event) -> None:
+            words = event.turn.note.split() if isinstance(event, TurnChanged) else []
+            if words[:1] == ["reading"] and int(words[1].replace(",", "")) > before:
+                s.workbench.stop(session_id)
+
+        # when
+        s.workbench.subscribe(stop_in_the_middle)
+        await s.workbench.send(session_id, LONG)
+        # then
+        stopped = await s.last(session_id)
+        assert (stopped.note, own_tokens(stopped)) == ("stopped", [])
+        assert stopped.stats is not None
+        assert stopped.stats.reused == max(before - 1, 0)
+        assert stopped.stats.computed is not None
+        assert 0 < stopped.stats.computed < len(LONG)
+        assert s.workbench.status.computed == stopped.stats.computed
+
+    play(scene, engine=in_chunks())
+
+
+def test_an_answer_stopped_while_the_engine_loads_has_no_such_numbers(play: Play) -> None:
+    async def scene(s: Scene) -> None:
+        session_id = await s.new()
+        s.engine.on_look = lambda what: s.workbench.stop(session_id) if what == "start" else None
+        await s.workbench.send(session_id, "hello")
+        await s.workbench.supervisor.model()  # it goes on loading
+        stopped = await s.last(session_id)
+        assert stopped.stats is not None
+        assert (stopped.stats.reused, stopped.stats.computed, stopped.stats.first_token_seconds) == (None, None, None)
+        assert (s.workbench.status.reused, s.workbench.status.computed) == (None, None)
+
+    play(scene)
+
+
+def test_a_prompt_is_either_found_or_computed(play: Play) -> None:
+    async def scene(s: Scene) -> None:
+        session_id = await s.asked(LONG)
+        first = (await s.last(session_id)).stats
+        assert first is not None
+        assert (first.reused, first.computed) == (0, len(s.engine.prompts[-1]))
+        before = len(await s.path_ids(session_id))
+        await s.workbench.send(session_id, LONG)
+        second = (await s.last(session_id)).stats
+        assert second is not None
+        assert (second.reused, second.computed) == (before - 1, len(s.engine.prompts[-1]) - before + 1)
+
+    play(scene, engine=in_chunks())
+
+
+def test_the_first_token_is_timed_from_when_the_engine_is_ready(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+    # given a clock that moves only when the engine loads (100 s) and reads (3 s)
+    clock = [0.0]
+    monkeypatch.setattr("app.workbench.answers.time", SimpleNamespace(monotonic=lambda: clock[0]))
+
+    def work(what: str) -> None:
+        clock[0] += {"start": 100.0, "score": 0.0, "generate": 3.0}[what]
+
+    async def scene(s: Scene) -> None:
+        s.engine.on_look = work
+        session_id = await s.asked()
+        stats = (await s.last(session_id)).stats
+        assert stats is not None
+        assert stats.first_token_seconds == 3.0
+
+    play(scene)

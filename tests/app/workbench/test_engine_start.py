@@ -1,0 +1,203 @@
+"""No engine comes, or none that can answer: the turn says what to do, the text is kept, the next message works."""
+
+from __future__ import annotations
+
+import pytest
+
+from runtime import (
+    BackendUnavailableError,
+    EngineDiedError,
+    MemoryBudgetError,
+    ModelLoadError,
+    RuntimeFault,
+    UnknownBackendError,
+)
+from tests.app.workbench.conftest import Play
+from tests.app.workbench.scene import Scene, alternative, own_tokens, rows, until
+from ui import EngineState, SessionChanged, TurnStatus
+
+OBITUARY = (
+    "the engine process has ended: signal 9 (SIGKILL), which the system sends when memory runs out: choose a smaller model "
+    "or kv_cache_bytes if it repeats. What it had answered is kept; load the model again to go on; its log is /data/engine.log"
+)
+
+
+@pytest.mark.parametrize(
+    ("fault", "note", "state"),
+    [
+        (
+            ModelLoadError("no model 'x' here; fetch it with: elsewise models get x"),
+            "no model 'x' here; fetch it with: elsewise models get x",
+            EngineState.NONE,
+        ),
+        (
+            BackendUnavailableError("torch is missing: pip install torch"),
+            "torch is missing: pip install torch; or choose another engine in the model menu (hf, mlx), then regenerate",
+            EngineState.NONE,
+        ),
+        (
+            UnknownBackendError("unknown backend 'nope': known: fake, hf, mlx, mock, vllm"),
+            "unknown backend 'nope'; choose another engine in the model menu (hf, mlx), then regenerate",
+            EngineState.NONE,
+        ),
+        (
+            EngineDiedError(OBITUARY),
+            "engine stopped while loading (signal 9, SIGKILL); your text is kept. Send again to restart it",
+            EngineState.DIED,
+        ),
+    ],
+)
+def test_an_engine_that_cannot_load(play: Play, fault: RuntimeFault, note: str, state: EngineState) -> None:
+    async def scene(s: Scene) -> None:
+        session_id = await s.new()
+        s.engine.refuses = [fault]
+        await s.workbench.send(session_id, "hello")
+        view = await s.view(session_id)
+        assert view.turns[-1].note == note
+        assert view.turns[-1].can_retry == (state is EngineState.DIED or isinstance(fault, ModelLoadError))
+        assert view.turns[-1].stats is not None
+        assert (view.turns[-1].stats.reused, view.turns[-1].stats.computed) == (None, None)
+        assert view.turns[-1].status is TurnStatus.PARTIAL
+        assert view.turns[-2].run.text == "hello"
+        assert rows(s.path, "SELECT text FROM nodes WHERE role = 'user'") == [("hello",)]
+        assert s.workbench.status.engine is state
+        assert s.workbench.status.reason == note
+
+        await s.workbench.send(session_id, "again")
+        view = await s.view(session_id)
+        assert len(own_tokens(view.turns[-1])) == 12
+        assert [t.role for t in view.turns] == ["system", "user", "user", "assistant"]  # the failed answer is passed over
+        text = b"".join(b for t in view.turns[:3] for b in t.run.token_bytes).decode()
+        assert text == "<|im_start|>user\nhello<|im_end|>\n<|im_start|>user\nagain<|im_end|>"
+        assert all((t.run.rank > 0).all() for t in view.turns[2:])
+
+    play(scene)
+
+
+def test_another_engine_may_be_tried_where_one_cannot_run(play: Play) -> None:
+    async def scene(s: Scene) -> None:
+        # given
+        session_id = await s.new()
+        s.engine.refuses = [
+            UnknownBackendError("unknown backend 'nope': known: hf"),
+            UnknownBackendError("unknown backend 'no'"),
+        ]
+        await s.workbench.send(session_id, "hello")
+        failed = await s.last(session_id)
+        assert failed.can_retry is False
+        # when another one is chosen that is no better, then one that is
+        await s.workbench.choose_backend("no")
+        shown = [event.view for event in s.events if isinstance(event, SessionChanged)]
+        assert shown[-1].turns[-1].can_retry is True
+        await until(lambda: not s.engine.refuses)  # it is started at once
+        s.engine.refuses = [UnknownBackendError("unknown backend 'no'")]
+        await s.workbench.regenerate(session_id, failed.node_id)
+        failed = await s.last(session_id)
+        assert failed.can_retry is False
+        await s.workbench.choose_backend("hf")
+        await s.workbench.regenerate(session_id, failed.node_id)
+        # then the question is answered
+        assert [turn.role for turn in (await s.view(session_id)).turns] == ["system", "user", "assistant"]
+        assert len(own_tokens(await s.last(session_id))) == 12
+
+    play(scene)
+
+
+def test_trying_again_where_the_answer_never_began(play: Play) -> None:
+    async def scene(s: Scene) -> None:
+        session_id = await s.new()
+        s.engine.refuses = [ModelLoadError("not here")]
+        await s.workbench.send(session_id, "hello")
+        failed = await s.last(session_id)
+        await s.workbench.regenerate(session_id, failed.node_id)
+        view = await s.view(session_id)
+        assert [t.role for t in view.turns] == ["system", "user", "assistant"]
+        assert len(own_tokens(view.turns[-1])) == 12
+
+    play(scene)
+
+
+@pytest.mark.parametrize("again", ["retry", "send", "step back"])
+def test_nothing_half_made_remains_of_a_failed_answer(play: Play, again: str) -> None:
+    async def scene(s: Scene) -> None:
+        # given: a first answer that failed; the list has the person's own words
+        session_id = await s.new()
+        if again == "step back":
+            await s.workbench.send(session_id, "hello")
+            first = await s.last(session_id)
+            s.engine.on_look = no_memory
+            await s.workbench.regenerate(session_id, first.node_id)
+        else:
+            s.engine.refuses = [ModelLoadError("not here; fetch it")]
+            await s.workbench.send(session_id, "hello")
+        assert [row.title for row in await s.workbench.sessions()] == ["hello"]
+        view = await s.view(session_id)
+        failed = view.turns[-1]
+        assert (failed.status, own_tokens(failed)) == (TurnStatus.PARTIAL, [])
+        assert failed.note in ("not here; fetch it", "no room for the prompt: 2 MB are free, 9 MB are needed")
+        names = [row.name for row in view.branches]
+        assert (names[0], names[-1]) == ("hello", "no answer" if again == "step back" else "hello")
+        # when
+        s.engine.on_look = lambda _what: None
+        if again == "retry":
+            await s.workbench.regenerate(session_id, failed.node_id)
+        elif again == "send":
+            await s.workbench.send(session_id, "again")
+        else:
+            await s.workbench.select(session_id, first.node_id)
+        # then nothing is left of it, on the screen or on the disk
+        view = await s.view(session_id)
+        assert len(view.branches) == 1
+        assert len(own_tokens(view.turns[-1])) == 12
+        assert view.turns[-1].variants == (view.turns[-1].node_id,)
+        assert rows(s.path, "SELECT count(*) FROM nodes WHERE role = 'assistant'") == [(1,)]
+        assert await s.store.verify() == []
+
+    play(scene)
+
+
+def no_memory(what: str) -> None:
+    """The prompt is read, then there is no room for its answer."""
+    if what == "generate":
+        raise MemoryBudgetError("no room for the prompt: 2 MB are free, 9 MB are needed")
+
+
+def test_a_failed_first_answer_after_a_restart_of_the_app(play: Play) -> None:
+    async def first(s: Scene) -> None:
+        session_id = await s.new()
+        s.engine.refuses = [ModelLoadError("not here; fetch it")]
+        await s.workbench.send(session_id, "hello")
+
+    async def second(s: Scene) -> None:
+        session_id = (await s.workbench.sessions())[0].session_id
+        assert (await s.last(session_id)).note == "not here; fetch it"
+        await s.workbench.send(session_id, "again")
+        assert len(own_tokens(await s.last(session_id))) == 12
+
+    play(first)
+    play(second)
+
+
+def test_a_pick_is_kept_when_no_engine_comes_to_go_on_with_it(play: Play) -> None:
+    async def first(s: Scene) -> None:
+        await s.asked()
+
+    async def second(s: Scene) -> None:
+        session_id = (await s.workbench.sessions())[0].session_id
+        old = await s.last(session_id)
+        at = own_tokens(old)[3]
+        token = alternative(old, at)
+        s.engine.refuses = [ModelLoadError("not here")]
+        await s.workbench.branch(session_id, old.node_id, at, token)
+        new = await s.last(session_id)
+        assert (new.note, int(new.run.ids[-1]), len(new.run)) == ("not here", token, at + 1)
+
+    async def third(s: Scene) -> None:
+        session_id = (await s.workbench.sessions())[0].session_id
+        new = await s.last(session_id)
+        await s.workbench.continue_turn(session_id, new.node_id)
+        assert len(own_tokens(await s.last(session_id))) == 4 + 12
+
+    play(first)
+    play(second)
+    play(third)

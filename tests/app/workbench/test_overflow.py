@@ -1,0 +1,128 @@
+"""A message too long for the context: refused, kept, and in nobody's way."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.app.workbench.conftest import Play
+from tests.app.workbench.scene import Engine, Scene, own_tokens, rows
+from ui import EngineState, SessionView, TurnStatus
+
+SMALL = 96  # tokens of context
+LONG = "word " * 40
+
+
+def small() -> Engine:
+    return Engine(options={"context_length": SMALL})
+
+
+async def refused(s: Scene, session_id: int) -> SessionView:
+    """Sends what does not fit; the view after it."""
+    await s.workbench.send(session_id, LONG)
+    view = await s.view(session_id)
+    assert "do not fit into the context of 96" in view.turns[-1].note
+    assert own_tokens(view.turns[-1]) == []
+    assert view.turns[-1].status is TurnStatus.PARTIAL
+    return view
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_the_next_message_takes_the_place_of_one_that_was_too_long(play: Play, first: bool) -> None:
+    async def scene(s: Scene) -> None:
+        # given
+        session_id = await (s.new() if first else s.asked("hi"))
+        before = [turn.node_id for turn in (await s.view(session_id)).turns]
+        long = (await refused(s, session_id)).turns[-2]
+        assert (long.role, long.run.text.count("word ")) == ("user", 40)
+        assert (await s.last(session_id)).can_retry is False
+        # when
+        await s.workbench.send(session_id, "ok")
+        # then it stands beside the long one, and is answered
+        view = await s.view(session_id)
+        short = view.turns[-2]
+        assert short.variants == (long.node_id, short.node_id)
+        assert own_tokens(view.turns[-1])
+        assert [turn.node_id for turn in view.turns][: len(before)] == before
+        assert len(s.engine.prompts[-1]) < SMALL
+        # and the long one is on the disk, with what was said of it
+        assert rows(s.path, "SELECT text FROM nodes WHERE id = ?", long.node_id) == [(LONG,)]
+        back = await s.workbench.select(session_id, long.node_id)
+        assert "do not fit" in back.turns[-1].note
+        assert await s.store.verify() == []
+
+    play(scene, engine=small())
+
+
+def test_one_after_the_other_they_all_stand_beside_each_other(play: Play) -> None:
+    async def scene(s: Scene) -> None:
+        session_id = await s.new()
+        for _ in range(3):
+            view = await refused(s, session_id)
+        assert [turn.role for turn in view.turns] == ["system", "user", "assistant"]
+        assert len(view.turns[1].variants) == 3
+        # and whoever goes back to one of them goes on from the same place
+        await s.workbench.select(session_id, view.turns[1].variants[0])
+        await s.workbench.send(session_id, "ok")
+        assert own_tokens(await s.last(session_id))
+
+    play(scene, engine=small())
+
+
+def test_it_is_so_after_another_start_too(play: Play) -> None:
+    async def first(s: Scene) -> None:
+        await refused(s, await s.new())
+
+    async def second(s: Scene) -> None:
+        session_id = (await s.workbench.sessions())[0].session_id
+        assert (await s.last(session_id)).can_retry is False
+        await s.workbench.send(session_id, "ok")
+        assert own_tokens(await s.last(session_id))
+
+    play(first, engine=small())
+    play(second, engine=small())
+
+
+def test_with_a_larger_context_the_long_message_can_be_answered_after_all(play: Play) -> None:
+    async def first(s: Scene) -> None:
+        await refused(s, await s.new())
+
+    async def second(s: Scene) -> None:
+        session_id = (await s.workbench.sessions())[0].session_id
+        failed = await s.last(session_id)
+        await s.workbench.regenerate(session_id, failed.node_id)
+        view = await s.view(session_id)
+        assert own_tokens(view.turns[-1])
+        assert view.turns[-1].variants == (view.turns[-1].node_id,)  # what failed has left
+        await s.workbench.send(session_id, "more")
+        assert [turn.role for turn in (await s.view(session_id)).turns] == ["system", *["user", "assistant"] * 2]
+
+    play(first, engine=small())
+    play(second)
+
+
+def test_a_conversation_that_fills_the_context_says_so(play: Play) -> None:
+    async def scene(s: Scene) -> None:
+        session_id = await s.asked("x" * 70)  # its answer is cut by the context
+        assert (await s.last(session_id)).note == "the context is full"
+        await s.workbench.send(session_id, "ok")
+        assert "Go back to an earlier turn, or start a new session" in (await s.last(session_id)).note
+
+    play(scene, engine=small())
+
+
+def test_the_draft_is_counted_where_it_would_stand(play: Play) -> None:
+    async def scene(s: Scene) -> None:
+        session_id = await s.asked("hi")
+        assert s.workbench.status.engine is EngineState.READY
+        view = await s.view(session_id)
+        whole, question = view.context_used, view.turns[1]
+        assert whole == sum(len(turn.run) for turn in view.turns)
+        assert (await s.workbench.compose(session_id, "12345")).context_used == whole + 5
+        # another version of the first question stands after the system prompt alone
+        edited = await s.workbench.compose(session_id, "12345", question.node_id)
+        assert (edited.tokens, edited.context_used) == (5, len(view.turns[0].run) + 5)
+        # after a message that was too long: in its place
+        await refused(s, session_id)
+        assert (await s.workbench.compose(session_id, "12345")).context_used == whole + 5
+
+    play(scene, engine=small())

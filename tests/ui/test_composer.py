@@ -1,0 +1,100 @@
+"""The message field while an answer is under way, and another version of an earlier message."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+from PySide6.QtCore import Qt
+from PySide6.QtTest import QTest
+
+from tests.ui.conftest import Scene, until
+from tests.ui.fakes import TRIP, FakeWorkbench
+from tests.ui.test_conversation import finish, turns
+from ui import MainWindow, TurnStatus
+from ui.composer import Composer
+
+Play = Callable[[Scene], None]
+
+
+def says(composer: Composer, words: str) -> bool:
+    return composer.context.text() == words
+
+
+def test_enter_while_an_answer_streams_says_what_to_do(in_window: Play, bench: FakeWorkbench) -> None:
+    finish(bench)
+
+    async def scene(window: MainWindow) -> None:
+        composer = window.parts.composer
+        bench.gate = asyncio.Semaphore(1)
+        QTest.keyClicks(composer.field, "Go")
+        QTest.keyClick(composer.field, Qt.Key.Key_Return)
+        await until(lambda: turns(window)[-1][1] == "Because" and composer.draft == "")
+        QTest.keyClicks(composer.field, "and")
+        QTest.keyClick(composer.field, Qt.Key.Key_Return)
+        assert composer.busy.isVisible()
+        assert composer.busy.text().startswith("an answer is being written: stop it first, ")
+        assert not composer.context.isVisible()
+        # the line goes with the next key, and with the answer
+        QTest.keyClicks(composer.field, " ")
+        assert not composer.busy.isVisible()
+        QTest.keyClick(composer.field, Qt.Key.Key_Return)
+        assert composer.busy.isVisible()
+        for _ in bench.answer:
+            bench.gate.release()
+        await until(lambda: not window.desk.running)
+        assert not composer.busy.isVisible()
+        assert composer.context.isVisible()
+        assert (bench.asked("send"), composer.draft) == ([(TRIP, "Go")], "and ")
+
+    in_window(scene)
+
+
+def test_the_context_grows_while_an_answer_streams_without_asking(in_window: Play, bench: FakeWorkbench) -> None:
+    finish(bench)
+
+    async def scene(window: MainWindow) -> None:
+        composer = window.parts.composer
+        bench.gate = asyncio.Semaphore(0)
+        QTest.keyClicks(composer.field, "Go")
+        QTest.keyClick(composer.field, Qt.Key.Key_Return)
+        await until(lambda: turns(window)[-1] == ("assistant", ""))
+        await until(lambda: composer.context.text() == "context 45 of 8,192" and composer.draft == "")
+        await asyncio.sleep(0.3)  # the question about the emptied field is behind us
+        asked = len(bench.asked("compose"))
+        for words in ("context 46 of 8,192", "context 47 of 8,192", "context 48 of 8,192"):
+            bench.gate.release()
+            await until(partial(says, composer, words))
+        assert len(bench.asked("compose")) == asked
+        for _ in bench.answer:
+            bench.gate.release()
+        await until(lambda: not window.desk.running)
+        await until(lambda: composer.context.text() == "context 50 of 8,192")
+
+    in_window(scene)
+
+
+def test_edit_begins_another_version_with_the_whole_text(in_window: Play, bench: FakeWorkbench) -> None:
+    # given: a message that failed, so that there is no answer to it
+    view = bench.views[TRIP]
+    failed = replace(view.turns[-1], run=view.turns[-1].run[:0], status=TurnStatus.PARTIAL, note="9,012 tokens are too many")
+    bench.views[TRIP] = replace(view, turns=(*view.turns[:-1], failed))
+    question = view.turns[2]
+
+    async def scene(window: MainWindow) -> None:
+        composer = window.parts.composer
+        QTest.keyClicks(composer.field, "kept")
+        window.parts.transcript.edit_requested.emit(question.node_id)
+        assert composer.draft == "Why there?\n\nkept"
+        assert composer.version.words == "Another version of “Why there?”"
+        assert composer.field.textCursor().position() == len("Why there?")
+        assert bench.asked("send") == []
+        composer.field.setPlainText("Why?")
+        QTest.keyClick(composer.field, Qt.Key.Key_Return)
+        await until(lambda: bench.asked("send") == [(TRIP, "Why?", question.node_id)])
+        await until(lambda: turns(window)[-1] == ("assistant", "".join(bench.answer)) and not window.desk.running)
+        assert (composer.draft, composer.version.words) == ("", "")
+
+    in_window(scene)

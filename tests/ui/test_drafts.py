@@ -1,0 +1,162 @@
+"""What is written and not sent: kept with its session, never carried into another, never lost."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Coroutine
+from dataclasses import asdict, replace
+
+from PySide6.QtCore import Qt
+from PySide6.QtTest import QTest
+
+from tests.ui.conftest import Scene, until
+from tests.ui.fakes import SAMPLE, TRIP, FakeWorkbench
+from tests.ui.test_conversation import finish, turns
+from tests.ui.test_sidebar import make_sample
+from tests.ui.test_window import closed
+from ui import MainWindow, SessionCopied, WindowState
+from ui.drafts import MOST_KEPT, NEW, Draft, Drafts
+
+Play = Callable[[Scene], None]
+Arun = Callable[[Coroutine[object, object, object]], object]
+OTHER = 3
+
+
+async def opened(window: MainWindow, session_id: int) -> None:
+    window.desk.open(session_id)
+    await until(lambda: window.desk.shown is not None and window.desk.shown.session_id == session_id)
+
+
+def test_blank_drafts_are_none_and_only_the_latest_are_kept() -> None:
+    drafts = Drafts()
+    drafts.put(1, Draft(" \n"))
+    for key in range(2, MOST_KEPT + 4):
+        drafts.put(key, Draft(f"text {key}"))
+    drafts.put(5, Draft("again"))
+    kept = drafts.kept()
+    assert len(kept) == MOST_KEPT
+    assert kept[-1] == (5, "again")
+    assert kept[0] == (4, "text 4")
+    drafts.drop(5, "something else")
+    assert drafts.take(5).text == "again"
+    assert drafts.take(5) == Draft("")
+
+
+def test_a_draft_stays_with_its_session(in_window: Play, bench: FakeWorkbench) -> None:
+    finish(bench)
+
+    async def scene(window: MainWindow) -> None:
+        composer = window.parts.composer
+        question = bench.views[TRIP].turns[0]
+        window.parts.transcript.edit_requested.emit(question.node_id)
+        QTest.keyClicks(composer.field, " half")
+        await opened(window, OTHER)
+        assert (composer.draft, composer.version.words) == ("", "")
+        QTest.keyClicks(composer.field, "for the proofs")
+        await opened(window, TRIP)
+        assert composer.draft == "Where should we go in April? half"
+        assert composer.version.words == "Another version of “Where should we go in April?”"
+        # and goes on where it was left: the cursor, and what it is another version of
+        QTest.keyClicks(composer.field, " done")
+        QTest.keyClick(composer.field, Qt.Key.Key_Return)
+        await until(lambda: bench.asked("send") == [(TRIP, "Where should we go in April? half done", question.node_id)])
+        await until(lambda: not window.desk.running)
+        await opened(window, OTHER)
+        assert composer.draft == "for the proofs"
+
+    in_window(scene)
+
+
+def test_a_message_that_was_sent_is_no_draft_when_one_comes_back(in_window: Play, bench: FakeWorkbench) -> None:
+    finish(bench)
+
+    async def scene(window: MainWindow) -> None:
+        composer, saved, send = window.parts.composer, asyncio.Event(), bench.send
+
+        async def slow(session_id: int, text: str, replaces: int | None = None) -> None:
+            await saved.wait()
+            await send(session_id, text, replaces)
+
+        bench.send = slow  # type: ignore[method-assign]  # a store that takes its time
+        QTest.keyClicks(composer.field, "Go")
+        QTest.keyClick(composer.field, Qt.Key.Key_Return)
+        await opened(window, OTHER)
+        saved.set()
+        await until(lambda: len(bench.views[TRIP].turns) == 6 and len(window.desk.tasks) == 0)
+        await opened(window, TRIP)
+        assert composer.draft == ""
+
+    in_window(scene)
+
+
+def test_a_new_session_keeps_its_draft_through_its_first_message(in_window: Play, bench: FakeWorkbench) -> None:
+    async def scene(window: MainWindow) -> None:
+        composer = window.parts.composer
+        QTest.keyClicks(composer.field, "for the trip")
+        window.acts.new_session.trigger()
+        await until(lambda: window.parts.top.title.text() == "New session")
+        assert composer.draft == ""
+        QTest.keyClicks(composer.field, "Hello")
+        await opened(window, TRIP)
+        assert composer.draft == "for the trip"
+        window.acts.new_session.trigger()
+        await until(lambda: composer.draft == "Hello")
+        # when it is sent, and something is typed meanwhile
+        bench.gate = asyncio.Semaphore(1)
+        QTest.keyClick(composer.field, Qt.Key.Key_Return)
+        await until(lambda: turns(window)[-1:] == [("assistant", "Because")])
+        QTest.keyClicks(composer.field, "next")
+        for _ in bench.answer:
+            bench.gate.release()
+        await until(lambda: not window.desk.running)
+        # then that belongs to the session, not to the next new one
+        window.acts.new_session.trigger()
+        await until(lambda: composer.draft == "")
+        assert [text for key, text in composer.drafts() if key not in (TRIP, NEW)] == ["next"]
+
+    in_window(scene)
+
+
+def test_a_draft_for_the_recording_goes_on_in_its_copy(in_window: Play, bench: FakeWorkbench) -> None:
+    finish(bench)
+    make_sample(bench)
+
+    async def scene(window: MainWindow) -> None:
+        composer = window.parts.composer
+        QTest.keyClicks(composer.field, "Go on")
+        bench.views[77] = replace(bench.views[SAMPLE], session_id=77, is_sample=False)
+        bench.emit(SessionCopied(SAMPLE, bench.views[77]))
+        await until(lambda: window.desk.shown is not None and window.desk.shown.session_id == 77)
+        assert composer.draft == "Go on"
+        assert composer.drafts() == ((77, "Go on"),)
+
+    in_window(scene)
+
+
+def test_the_next_window_has_the_drafts(arun: Arun, bench: FakeWorkbench) -> None:
+    async def play() -> None:
+        kept: list[WindowState] = []
+        window = MainWindow(bench, keep_state=kept.append)
+        window.show()
+        window.start(TRIP)
+        await until(lambda: window.desk.shown is not None)
+        window.parts.composer.field.setPlainText("half a thought")
+        await opened(window, OTHER)
+        window.parts.composer.field.setPlainText("and another")
+        await closed(window, bench)
+        # when the state comes back from where settings are kept
+        state = WindowState(**json.loads(json.dumps(asdict(kept[0]))))
+        bench.closed = False
+        again = MainWindow(bench, state=state)
+        again.show()
+        again.start(TRIP)
+        await until(lambda: again.desk.shown is not None)
+        assert again.parts.composer.draft == "half a thought"
+        await opened(again, OTHER)
+        assert again.parts.composer.draft == "and another"
+        await closed(again, bench)
+        for one in (window, again):
+            one.deleteLater()
+
+    arun(play())

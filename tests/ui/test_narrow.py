@@ -1,0 +1,116 @@
+"""The window where there is little room: nothing overlaps, what matters most gives way last."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import combinations
+
+import pytest
+from PySide6.QtCore import QPoint, QRect
+from PySide6.QtWidgets import QWidget
+
+from tests.ui.conftest import Scene, frames, until
+from tests.ui.fakes import TRIP, FakeWorkbench
+from ui import MainWindow, SessionChanged
+
+Play = Callable[[Scene], None]
+
+
+def place(part: QWidget, window: MainWindow) -> QRect:
+    return QRect(part.mapTo(window, QPoint(0, 0)), part.size())
+
+
+def assert_in_place(window: MainWindow, parts: list[QWidget]) -> None:
+    """No two of the visible parts intersect, and each lies inside of its parent and of the window."""
+    shown = [part for part in parts if part.isVisible()]
+    for part in shown:
+        parent = part.parentWidget()
+        assert parent is not None
+        assert parent.rect().contains(part.geometry()), part
+        assert window.rect().contains(place(part, window)), part
+    for one, other in combinations(shown, 2):
+        assert not place(one, window).intersects(place(other, window)), (one, other)
+
+
+@pytest.mark.parametrize("width", [560, 700, 900])
+@pytest.mark.parametrize("title", ["A spring trip", "A title of a great many words " * 4])
+def test_nothing_overlaps_whatever_panel_is_asked_for(in_window: Play, bench: FakeWorkbench, width: int, title: str) -> None:
+    name = "the ending in which it rains all the time"
+    bench.summaries[TRIP] = replace(bench.summaries[TRIP], title=title)
+    bench.views[TRIP] = replace(bench.views[TRIP], title=title, branch_name=name)
+
+    async def scene(window: MainWindow) -> None:
+        parts, top, composer = window.parts, window.parts.top, window.parts.composer
+        composer.field.setPlainText("Some words")
+        await until(lambda: composer.cost.isVisible())
+        window.resize(width, 640)
+        for ask in (parts.show_inspector, parts.show_sidebar, parts.show_inspector):
+            ask(True)
+            await frames()
+            # one panel is there: the one that was asked for last
+            assert parts.sidebar.isVisible() != parts.inspector.isVisible()
+            assert parts.inspector.isVisible() == (ask == parts.show_inspector)
+            bar = [top.menu_button, top.sidebar_button, top.new_button, top.title, top.branch, top.model, top.modes]
+            assert_in_place(window, [*bar, top.inspector_button])
+            assert top.new_button.isVisible()
+            assert_in_place(window, [parts.sidebar, parts.transcript, parts.inspector, composer])
+            assert_in_place(window, [composer.field, composer.cost, composer.context, composer.send_button])
+            assert composer.send_button.width() >= composer.send_button.sizeHint().width()
+            assert top.title.width() >= min(60, top.title.sizeHint().width())
+
+    in_window(scene)
+
+
+def test_a_panel_that_gave_way_comes_back_with_the_room(in_window: Play) -> None:
+    async def scene(window: MainWindow) -> None:
+        parts = window.parts
+        window.resize(700, 640)
+        parts.show_sidebar(True)
+        parts.show_inspector(True)
+        assert not parts.sidebar.isVisible()
+        window.resize(1360, 860)
+        await until(lambda: parts.sidebar.isVisible() and parts.inspector.isVisible())
+        # and both are not kept when the window narrows again, although the width crosses nothing else
+        window.resize(1000, 700)
+        parts.show_inspector(True)
+        assert parts.sidebar.isVisible()
+        window.resize(900, 700)
+        await until(lambda: not parts.inspector.isVisible())
+
+    in_window(scene)
+
+
+def test_the_models_name_gives_way_before_the_title(in_window: Play, bench: FakeWorkbench) -> None:
+    async def scene(window: MainWindow) -> None:
+        top, label = window.parts.top, "SmolLM2 135M Instruct"
+        await until(lambda: top.model.text() == label)
+        window.resize(700, 640)
+        await until(lambda: top.model.text().endswith("…"))
+        assert top.title.width() >= top.title.sizeHint().width()
+        assert label in top.model.toolTip()
+        # a longer title takes the branch's room next, and is cut with an ellipsis itself only then
+        bench.emit(SessionChanged(replace(bench.views[TRIP], title="A title that is quite a bit longer than it was")))
+        await until(lambda: top.title.width() < top.title.sizeHint().width())
+        assert top.branch.width() == top.branch.least_width()
+        assert top.title.toolTip() != ""
+        # and with the room everything is back
+        window.resize(1360, 860)
+        await until(lambda: top.model.text() == label and top.title.width() >= top.title.sizeHint().width())
+
+    in_window(scene)
+
+
+def test_the_recordings_hint_is_cut_with_an_ellipsis(in_window: Play) -> None:
+    async def scene(window: MainWindow) -> None:
+        composer = window.parts.composer
+        composer.set_recording(True)
+        for width in (900, 560):
+            window.resize(width, 640)
+            window.parts.show_inspector(True)
+            await frames()
+            hint = composer.field.placeholderText()
+            assert composer.field.fontMetrics().horizontalAdvance(hint) <= composer.field.viewport().width()
+            assert hint.endswith(("…", "goes into a copy"))
+
+    in_window(scene)

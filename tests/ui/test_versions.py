@@ -1,0 +1,53 @@
+"""What the window asks and says about a draft that is another version, and a session that goes while it is answered."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+from PySide6.QtCore import Qt
+from PySide6.QtTest import QTest
+
+from tests.ui.conftest import Scene, until
+from tests.ui.fakes import TRIP, FakeWorkbench
+from ui import MainWindow
+
+Play = Callable[[Scene], None]
+
+
+def test_another_version_of_a_turn_is_counted_in_its_place(in_window: Play, bench: FakeWorkbench) -> None:
+    async def scene(window: MainWindow) -> None:
+        assert window.desk.shown is not None
+        question = window.desk.shown.view.turns[0]
+        composer = window.parts.composer
+        # when a turn is edited, then the draft is counted beside it
+        composer.edit(question.node_id, "Where should we go?", "Where")
+        await until(lambda: bench.asked("compose")[-1:] == [(TRIP, "Where", question.node_id)])
+        # when that is taken back, then it is counted at the end of the path again
+        composer.version.dismissed.emit()
+        await until(lambda: bench.asked("compose")[-1:] == [(TRIP, "Where")])
+
+    in_window(scene)
+
+
+@pytest.mark.parametrize("answering", [True, False])
+def test_the_trash_says_that_it_stopped_an_answer(in_window: Play, bench: FakeWorkbench, answering: bool) -> None:
+    async def scene(window: MainWindow) -> None:
+        window.desk.new_session()
+        await until(lambda: window.desk.shown is not None and window.desk.shown.session_id != TRIP)
+        panel = window.parts.sidebar.sessions
+        if answering:
+            bench.gate = asyncio.Semaphore(1)
+            QTest.keyClicks(window.parts.composer.field, "Go")
+            QTest.keyClick(window.parts.composer.field, Qt.Key.Key_Return)
+            await until(lambda: window.desk.running)
+        assert window.desk.shown is not None
+        window.desk.trash(window.desk.shown.session_id, "Boats")
+        await until(lambda: panel.undo_bar.words)
+        assert panel.undo_bar.words.startswith("“Boats” is in the trash")
+        assert ("its answer was stopped" in panel.undo_bar.words) is answering
+        for _ in range(100 if bench.gate is not None else 0):
+            bench.gate.release()  # type: ignore[union-attr]  # there is one in this case
+
+    in_window(scene)

@@ -1,0 +1,71 @@
+"""The text field of a message: plain text, as tall as its lines, Enter to send."""
+
+from __future__ import annotations
+
+from PySide6.QtCore import QMimeData, QSize, Qt, Signal
+from PySide6.QtGui import QKeyEvent, QResizeEvent
+from PySide6.QtWidgets import QFrame, QPlainTextEdit, QSizePolicy, QWidget
+
+from ui.theme.fonts import interface_font
+
+MOST_LINES = 10
+
+
+class DraftField(QPlainTextEdit):
+    """Plain text only, as tall as its lines; Enter submits, Shift-Enter breaks the line."""
+
+    submitted = Signal()
+
+    def __init__(self, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.setFont(interface_font(15))
+        self._hint = ""
+        self.set_hint(self.tr("Message…"))
+        self.setAccessibleName(self.tr("Message"))
+        self.setFrameShape(QFrame.Shape.NoFrame)
+        self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
+        self.setTabChangesFocus(True)
+        self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
+        self.document().setDocumentMargin(0)
+        self.document().documentLayout().documentSizeChanged.connect(self._grow)
+        self._grow()
+
+    def set_hint(self, words: str) -> None:
+        """What the empty field says, on one line."""
+        self._hint = words
+        self._show_hint()
+
+    def keyPressEvent(self, event: QKeyEvent) -> None:
+        enter = event.key() in (Qt.Key.Key_Return, Qt.Key.Key_Enter)
+        if enter and not event.modifiers() & Qt.KeyboardModifier.ShiftModifier:
+            self.submitted.emit()
+        elif enter:
+            self.textCursor().insertBlock()  # Qt's own line break is U+2028, which no model expects
+            self.ensureCursorVisible()
+        else:
+            super().keyPressEvent(event)
+
+    def canInsertFromMimeData(self, source: QMimeData) -> bool:
+        return source.hasText()
+
+    def insertFromMimeData(self, source: QMimeData) -> None:
+        self.insertPlainText(source.text())
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        super().resizeEvent(event)
+        self._grow()
+        self._show_hint()
+
+    def sizeHint(self) -> QSize:
+        return QSize(super().sizeHint().width(), self.minimumHeight())
+
+    def _show_hint(self) -> None:
+        room = self.viewport().width() - 2
+        self.setPlaceholderText(self.fontMetrics().elidedText(self._hint, Qt.TextElideMode.ElideRight, room))
+
+    def _grow(self) -> None:
+        lines = max(1, int(self.document().size().height()))  # wrapped lines, for this kind of document
+        self.setVerticalScrollBarPolicy(
+            Qt.ScrollBarPolicy.ScrollBarAsNeeded if lines > MOST_LINES else Qt.ScrollBarPolicy.ScrollBarAlwaysOff
+        )
+        self.setFixedHeight(min(lines, MOST_LINES) * self.fontMetrics().lineSpacing() + 4)

@@ -1,0 +1,47 @@
+"""What was written and not sent, one text for each session."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+NEW = 0  # the key of a session that has no turns yet: there is one at a time, and its id is forgotten if it stays empty
+MOST_KEPT = 50  # sessions whose drafts outlive the window, the latest
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A text, and which turn it is another version of."""
+
+    text: str
+    replaces: int | None = None  # the node id of the user's turn
+    version: str = ""  # the words that say so
+    cursor: int = 0  # QChars
+
+
+class Drafts:
+    """The drafts of the sessions that are not shown. Keys are session ids, or `NEW`."""
+
+    def __init__(self, kept: Iterable[Sequence[int | str]] = ()) -> None:
+        self._held: dict[int, Draft] = {}
+        for key, text in kept:
+            self.put(int(key), Draft(str(text), cursor=len(str(text))))
+
+    def put(self, key: int, draft: Draft) -> None:
+        """Keeps a draft; a blank one is none."""
+        self._held.pop(key, None)
+        if draft.text.strip():
+            self._held[key] = draft
+
+    def take(self, key: int) -> Draft:
+        """The draft of a session, which is shown from now on."""
+        return self._held.pop(key, Draft(""))
+
+    def drop(self, key: int, text: str) -> None:
+        """Forgets a draft that says just that: it was sent."""
+        if key in self._held and self._held[key].text == text:
+            del self._held[key]
+
+    def kept(self) -> tuple[tuple[int, str], ...]:
+        """The texts for the next window, the latest last."""
+        return tuple((key, draft.text) for key, draft in self._held.items())[-MOST_KEPT:]
