@@ -41,8 +41,7 @@ def _normalise(logits: npt.NDArray[np.floating], entropy: Float32 | None) -> Flo
         total = weights.sum(axis=-1, keepdims=True)
         log_total = np.log(total)
         if entropy is not None:
-            expected = np.multiply(weights, out, out=weights).sum(axis=-1, keepdims=True) / total
-            entropy[block] = (log_total - expected)[:, 0]
+            entropy[block] = log_total[:, 0] - np.vecdot(weights, out) / total[:, 0]
         out -= log_total
     return normalised
 
@@ -90,8 +89,7 @@ def score_logits(logits: Float32, targets: Int32, k: int) -> tuple[Scores, npt.N
             weights = np.exp(shifted)
             total = weights.sum(axis=-1, keepdims=True)
             log_total = np.log(total)
-            expected = np.multiply(weights, shifted, out=weights).sum(axis=-1, keepdims=True) / total
-        scores.entropy[block] = (log_total - expected)[:, 0]
+            scores.entropy[block] = log_total[:, 0] - np.vecdot(weights, shifted) / total[:, 0]
         finite[block] = np.isfinite(scores.entropy[block])
         if not finite[block].all():
             sound = finite[block, None]
