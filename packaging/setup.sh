@@ -10,7 +10,7 @@ if sys.version_info < (3, 11):
 PY
 test -x "$venv/bin/python" || "$PYTHON" -m venv "$venv"
 "$venv/bin/python" -m pip install --quiet "uv==$UV_VERSION"
-"$venv/bin/uv" pip install --quiet --compile-bytecode --python "$venv/bin/python" --require-hashes -r requirements.lock
+"$venv/bin/uv" pip install --quiet --compile-bytecode --python "$venv/bin/python" --no-deps --require-hashes -r requirements.lock
 # pip, not uv: it follows the user's own settings for where torch's wheel comes from. $TORCH may hold pip options.
 "$venv/bin/python" -c 'import torch' 2>/dev/null || "$venv/bin/python" -m pip install --quiet $TORCH
 "$venv/bin/uv" pip install --quiet --python "$venv/bin/python" --no-deps --editable .
