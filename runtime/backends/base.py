@@ -36,6 +36,8 @@ class Backend(Protocol):
     info: ModelInfo
     slot_bytes: int  # of a pack's buffers, per slot
     state_bytes: int  # of one recurrent state; 0 where there is none
+    forwards: int  # calls of the model since load
+    lent: int  # bytes that copies may take in the middle of a `forward`; fewer than `copy_cost`: in more calls of the model
 
     def open_pack(self) -> Pack:
         """An empty pack."""
@@ -71,6 +73,9 @@ class Backend(Protocol):
             ContextOverflowError: A path longer than `info.context_length`.
             MemoryBudgetError: The device ran out of memory. After any error the pack is as it was before the call.
         """
+
+    def copy_cost(self, pack: Pack, parents: npt.NDArray[np.int64]) -> int:
+        """Bytes that a `forward` with these parents would copy for a moment, to push its chains side by side."""
 
     def size(self, pack: Pack) -> int:
         """Slots in use."""

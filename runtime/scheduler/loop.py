@@ -219,7 +219,7 @@ class Scheduler:
             bisect(rows, error, self._decode_rows, self._end_row)
             return
         self.counters.tokens_computed += len(fresh)
-        self.counters.forward_calls += 1
+        self.counters.forward_calls += workspace.forwards
         for row, i in zip(rows, at, strict=True):
             row.slot = base + i
             row.pushed += 1
@@ -266,7 +266,7 @@ class Scheduler:
             self._end_row(row, typed(error))
             return None
         self.counters.tokens_computed += len(missing)
-        self.counters.forward_calls += bool(missing)
+        self.counters.forward_calls += workspace.forwards if missing else 0
         return slot
 
     def _draw(self, rows: list[Row], after: Distributions, at: Sequence[int]) -> None:

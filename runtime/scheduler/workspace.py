@@ -29,6 +29,9 @@ class Memory(Protocol):
         Slots that nobody needs may go: all but the paths to `standing` and to where live jobs stand.
         """
 
+    def lend(self, size: int) -> int:
+        """Up to `size` bytes for the moment of a copy: what nobody uses gives way; fewer where that is not enough."""
+
     def give_way(self) -> None:
         """The device itself is full: what nobody uses goes."""
 
@@ -56,6 +59,7 @@ class Workspace:
         self._where: list[int] | None = None  # the pack's number of each computed slot, -1 for one that was dropped
         self.recurrent = "recurrent" in backend.info.attention_kinds
         self.nbytes = 0  # of the working buffers and states
+        self.forwards = 0  # calls of the model in the last `forward`
         self.weigh()
 
     @property
@@ -150,12 +154,16 @@ class Workspace:
             MemoryBudgetError: No room for them in the budget, or on the device even after others gave way.
         """
         base, above = self._computed, [p for p in parents if p < self._computed]
-        states = chains(np.array(parents, np.int64) - base) if self.recurrent else 0
+        states = count_chains(np.array(parents, np.int64) - base) if self.recurrent else 0
         self._memory.grow(self, len(tokens), states=states, standing=above)
-        held = self.held
+        held, done = self.held, self._backend.forwards
         own = parents if self._where is None else [self._own(p) for p in parents]
         arrays = np.array(tokens, np.int64), np.array(own, np.int64), np.array(want, np.int64)
+        if copies := self._backend.copy_cost(self.pack, arrays[1]):
+            kept = states * self._backend.state_bytes
+            self._backend.lent = max(self._memory.lend(copies + kept) - kept, 0)
         logits = self._twice(lambda: self._backend.forward(self.pack, *arrays)[1])
+        self.forwards = self._backend.forwards - done
         self._computed += len(tokens)
         if self._where is not None:
             self._where.extend(range(held, held + len(tokens)))
@@ -239,12 +247,3 @@ class Workspace:
         self._parents.append(slot)
         return fresh
 
-
-def chains(parents: Slots) -> int:
-    """Into how many chains a recurrent backend cuts a call, by parents relative to its first token (outside: negative).
-
-    A token starts one unless it is the only child of a token of the call. Each ends with a state.
-    """
-    inside = parents[parents >= 0]
-    children = np.bincount(inside, minlength=1)
-    return int(len(parents) - np.count_nonzero(children[inside] == 1))

@@ -14,6 +14,7 @@ import numpy as np
 
 from runtime.backends import facts
 from runtime.backends.base import Cost
+from runtime.backends.buckets import Bucket
 from runtime.backends.mlx import payload as payloads
 from runtime.backends.mlx.cache import Arrays, MlxPack, Shape, make_caches
 from runtime.backends.mlx.codec import codec_of
@@ -106,6 +107,27 @@ class MlxBackend(PackedBackend[MlxPack]):
             got = [self._forward(pack, part, rows=rows)[0] for part, rows in _parts(step)]
             return np.concatenate(got), None
 
+    def push_rows(self, pack: MlxPack, bucket: Bucket) -> tuple[Float32, Sequence[State | None]]:
+        rows, width = bucket.tokens.shape
+        with _memory():
+            pack.begin_rows(bucket)
+            if self.recurrent:
+                pack.put_states(bucket.states or [None])
+            self.forwards += 1
+            columns, at = bucket.columns, bucket.want % width
+            few = bool(self._select) and len(columns) < width
+            self._select.rows = mx.array(columns.astype(np.int32)) if few else None
+            out = self._model(mx.array(bucket.tokens.astype(np.int32)), cache=pack.caches)  # (rows, columns, vocab)
+            at = np.searchsorted(columns, at) if few else at
+            logits = out[mx.array(bucket.want // width), mx.array(at)].astype(mx.float32)  # (wanted, vocab)
+            states: Sequence[Arrays | None] = [None] * rows
+            if self.recurrent:
+                states = pack.get_states(rows)
+                pack.put_states([None])
+            wanted = [logits] if len(bucket.want) else []
+            mx.eval(wanted, pack.arrays(), [a for state in states for a in state or () if a is not None])
+            return (np.array(logits) if wanted else np.empty((0, self._vocabulary), np.float32)), states
+
     def take_cost(self, pack: MlxPack, slots: Int64) -> Cost:
         """Rows that are converted or coded are there before they are stacked, all of them."""
         cost = super().take_cost(pack, slots)
@@ -192,7 +214,8 @@ class MlxBackend(PackedBackend[MlxPack]):
         """One call of the model; with `rows` each token is a batch row of width 1."""
         pack.begin(step, rows=rows)
         if self.recurrent:
-            pack.put_state(step.state)
+            pack.put_states([step.state])
+        self.forwards += 1
         tokens = mx.array(step.tokens.astype(np.int32))
         want = mx.array(step.want.astype(np.int32))
         chosen = bool(self._select) and not rows
@@ -204,8 +227,8 @@ class MlxBackend(PackedBackend[MlxPack]):
         logits = out.astype(mx.float32)
         state: Arrays | None = None
         if self.recurrent:
-            state = pack.get_state()
-            pack.put_state(None)
+            (state,) = pack.get_states(1)
+            pack.put_states([None])
         wanted = [logits] if len(step.want) else []
         mx.eval(wanted, pack.arrays(), [a for a in state or () if a is not None])
         if not self._shapes:
