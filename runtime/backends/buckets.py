@@ -34,7 +34,7 @@ class Bucket:
     @property
     def past(self) -> int:
         """How many tokens stand before the new ones in the longest row."""
-        return self.path.shape[1]
+        return int(self.path.shape[1])
 
     @property
     def seen(self) -> Int64:

@@ -50,7 +50,9 @@ def self_test(backend: PackedBackend[Any]) -> tuple[str, ...]:
         if not gap <= tolerance:
             backend.tree = False
             backend.ragged = False  # a library that got a tree's mask wrong is asked to honour no other
-            warnings.append(f"branches are computed one by one, or by equal length: as one tree they came out {gap:.3g} nats apart")
+            warnings.append(
+                f"branches are computed one by one or by equal length: as a tree they came out {gap:.3g} nats apart"
+            )
     if not backend.tree:
         warnings += _check_rows(backend, trunk, tails, tolerance)
     return tuple(warnings)

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from runtime.backends.base import ROOT, Backend, Payload
+from runtime.backends.tree import count_chains
 from runtime.errors import MemoryBudgetError
 from runtime.records import Int32
 from runtime.trie import Lease, Namespace
@@ -246,4 +247,3 @@ class Workspace:
         self._children.setdefault((slot, token), fresh)
         self._parents.append(slot)
         return fresh
-

@@ -219,7 +219,7 @@ class TorchPack(WorkingPack):
 
     def put_states(self, states: Sequence[Tensors | None]) -> None:
         """Sets every recurrent layer to copies of kept states, a row for each, or to nothing."""
-        parts = iter(zip(*states, strict=True)) if states[0] is not None else None  # type: ignore[arg-type]  # all are there or none
+        parts = iter(zip(*states, strict=True)) if states[0] is not None else None
         for layer in self.cache.layers:
             if isinstance(layer, LinearAttentionLayer):
                 for i in range(layer.number_of_states):
@@ -279,7 +279,7 @@ def _set_state(layer: Any, i: int, conv: torch.Tensor | None, recurrent: torch.T
 
 def _joined(parts: Tensors) -> torch.Tensor | None:
     """A copy of all parts, one row for each."""
-    return None if parts[0] is None else torch.cat(parts)  # type: ignore[arg-type]  # where one is there all are
+    return None if parts[0] is None else torch.cat(parts)
 
 
 def _rows_of(tensor: torch.Tensor | None, rows: int) -> Sequence[torch.Tensor | None]:
@@ -287,9 +287,7 @@ def _rows_of(tensor: torch.Tensor | None, rows: int) -> Sequence[torch.Tensor | 
     return [None] * rows if tensor is None else [row.clone() for row in tensor.split(1)]
 
 
-def _exchanged(
-    buffer: torch.Tensor, new: torch.Tensor, slots: torch.Tensor | slice | None, seen: torch.Tensor
-) -> torch.Tensor:
+def _exchanged(buffer: torch.Tensor, new: torch.Tensor, slots: torch.Tensor | slice | None, seen: torch.Tensor) -> torch.Tensor:
     """Writes ``(rows, heads, width, dim)`` into a buffer; what each row sees of it then ``(rows, heads, seen, dim)``."""
     _, heads, _, dim = new.shape
     buffer[0, :, slots] = new.transpose(0, 1).reshape(heads, -1, dim)

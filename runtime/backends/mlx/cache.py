@@ -140,6 +140,7 @@ class SlotCache:
         seen = seen[:, self._first_seen() :]
         answers = []
         for buffer, new in ((self.keys, keys), (self.values, values)):
+            assert buffer is not None
             _, heads, _, dim = new.shape
             buffer[0, :, self._slots] = new.swapaxes(0, 1).reshape(heads, -1, dim)
             gathered = mx.take(buffer, seen.flatten(), axis=2).reshape(heads, *seen.shape, dim)
@@ -244,7 +245,7 @@ class MlxPack(WorkingPack):
 
     def put_states(self, states: Sequence[Arrays | None]) -> None:
         """Sets every recurrent layer to kept states, a row for each, or to nothing."""
-        parts = iter(zip(*states, strict=True)) if states[0] is not None else None  # type: ignore[arg-type]  # all are there or none
+        parts = iter(zip(*states, strict=True)) if states[0] is not None else None
         for cache in self.recurrent:
             cache.cache = [_joined(next(parts)) if parts else None for _ in cache.cache]
 
@@ -307,7 +308,7 @@ def _resized(buffer: mx.array | None, capacity: int, heads: int, width: int, dty
 def _joined(parts: Arrays) -> mx.array | None:
     if parts[0] is None or len(parts) == 1:
         return parts[0]
-    return mx.concatenate(parts)
+    return mx.concatenate([part for part in parts if part is not None])  # where one is there all are
 
 
 def _row(array: mx.array, index: mx.array) -> mx.array:
