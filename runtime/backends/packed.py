@@ -117,9 +117,14 @@ class PackedBackend(SizedBackend[P]):
         """Slots in use."""
         return pack.tree.size
 
+    @property
+    def chained(self) -> bool:
+        """Whether a branching call goes through the model as chains."""
+        return self.recurrent or not self.tree
+
     def copy_cost(self, pack: P, parents: Int64) -> int:
         """See `runtime.backends.base.Backend.copy_cost`: as if all chains were as long as the longest can be."""
-        if self.tree or not self.buckets:
+        if not (self.chained and self.buckets):
             return 0
         base, chains = pack.tree.size, count_chains(parents - pack.tree.size)
         if chains < 2:
@@ -175,7 +180,7 @@ class PackedBackend(SizedBackend[P]):
             positions = pack.tree.depths[base:].copy()
             self._check_context(positions)
             step = Step(tokens, slots, positions, want)
-            if self.recurrent or not (in_place or self.tree):
+            if self.recurrent or (self.chained and not in_place):
                 logits = self._chains(pack, step, parents, base)
                 return lambda: logits
             return self.launch(pack, replace(step, mask=None if in_place else pack.tree.visible(base)))
