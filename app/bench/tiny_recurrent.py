@@ -45,6 +45,8 @@ def make_recurrent(folder: Path, text: Path) -> int:
         "conv_L_cache": KERNEL,
         "conv_bias": False,
         "block_auto_adjust_ff_dim": False,
+        "block_ffn_dim_multiplier": 1.0,  # not used then, and mlx_lm wants both
+        "block_multiple_of": 256,
         "norm_eps": 1e-5,
         "rope_parameters": {"rope_type": "default", "rope_theta": ROPE},
         "tie_word_embeddings": True,

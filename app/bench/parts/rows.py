@@ -36,7 +36,8 @@ def rows(case: Case, sizes: Sizes, tell: Told) -> Findings:
         own = Case(case.backend, MODEL, folder, make_recurrent(folder, case.folder))
         with closing(OurStreams(folder, case.backend)) as ours:
             rng = np.random.default_rng(5)
-            prompts: list[list[int]] = [rng.integers(own.vocabulary, size=sizes.decode_prompt + i).tolist() for i in range(STREAMS)]
+            lengths = range(sizes.decode_prompt, sizes.decode_prompt + STREAMS)
+            prompts: list[list[int]] = [rng.integers(own.vocabulary, size=n).tolist() for n in lengths]
             eight = _both(ours, partial(ours.decode, prompts, sizes.decode_tokens), sizes, lambda who: tell(f"{EIGHT}, {who}"))
         with closing(Ours(folder, case.backend)) as subject:
             lap = partial(_particles, subject, own, sizes)
