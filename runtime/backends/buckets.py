@@ -46,6 +46,19 @@ class Bucket:
         """The columns in which some row is wanted, ascending."""
         return np.unique(self.want % self.tokens.shape[1])
 
+    def wanted(self, *, chosen: bool) -> Int64 | None:
+        """Which of the flattened answers are wanted, ascending; None: all of them.
+
+        Args:
+            chosen: Whether the model answered in `columns` alone, else in every column.
+        """
+        rows, width = self.tokens.shape
+        columns = self.columns if chosen else np.arange(width)
+        if len(self.want) == rows * len(columns):
+            return None
+        wanted: Int64 = self.want // width * len(columns) + np.searchsorted(columns, self.want % width)
+        return wanted
+
     def visible(self, window: int | None) -> Bool:
         """``(rows, width, past + width)``: who sees whom; only for rows of different length.
 

@@ -105,8 +105,10 @@ class HfBackend(PackedBackend[TorchPack]):
                 pack.put_states(bucket.states or [None])
             self.forwards += 1
             logits = self._model(**self._row_arguments(pack, bucket)).logits  # (rows, columns, vocab)
-            columns = np.searchsorted(bucket.columns, bucket.want % width) if logits.shape[1] < width else bucket.want % width
-            logits = logits[torch.from_numpy(bucket.want // width), torch.from_numpy(columns)]  # (wanted, vocab)
+            wanted = bucket.wanted(chosen=logits.shape[1] < width)
+            logits = logits.flatten(0, 1)
+            if wanted is not None:
+                logits = logits[torch.from_numpy(wanted).to(self._device)]
             if self.recurrent:
                 states = pack.get_states(rows)
                 pack.clear_state()

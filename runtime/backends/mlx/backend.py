@@ -137,19 +137,20 @@ class MlxBackend(PackedBackend[MlxPack]):
             if self.recurrent:
                 pack.put_states(bucket.states or [None])
             self.forwards += 1
-            columns, at = bucket.columns, bucket.want % width
-            few = bool(self._select) and len(columns) < width
-            self._select.rows = mx.array(columns.astype(np.int32)) if few else None
+            columns = bucket.columns
+            chosen = bool(self._select) and len(columns) < width
+            self._select.rows = mx.array(columns.astype(np.int32)) if chosen else None
             out = self._model(mx.array(bucket.tokens.astype(np.int32)), cache=pack.caches)  # (rows, columns, vocab)
-            at = np.searchsorted(columns, at) if few else at
-            logits = out[mx.array(bucket.want // width), mx.array(at)].astype(mx.float32)  # (wanted, vocab)
+            logits, wanted = out.flatten(0, 1).astype(mx.float32), bucket.wanted(chosen=chosen)
+            if wanted is not None:
+                logits = logits[mx.array(wanted.astype(np.int32))]
             states: Sequence[Arrays | None] = [None] * rows
             if self.recurrent:
                 states = pack.get_states(rows)
                 pack.put_states([None])
-            wanted = [logits] if len(bucket.want) else []
-            mx.eval(wanted, pack.arrays(), [a for state in states for a in state or () if a is not None])
-            return self._fetched(pack, wanted), states
+            answer = [logits] if len(bucket.want) else []
+            mx.eval(answer, pack.arrays(), [a for state in states for a in state or () if a is not None])
+            return self._fetched(pack, answer), states
 
     def take_cost(self, pack: MlxPack, slots: Int64) -> Cost:
         """Rows that are converted or coded are there before they are stacked, all of them."""
