@@ -11,25 +11,36 @@ import tokenizers
 from safetensors.numpy import save_file
 
 from app.bench.measure import Float32
-from app.bench.tiny import CONTEXT, HEAD_DIM, HEADS, HIDDEN, INNER, INNER_SCALE, KV_HEADS, OUTER_SCALE, ROPE, TEXT_FILES
+from app.bench.tiny import (
+    CONTEXT,
+    HEAD_DIM,
+    HEADS,
+    HIDDEN,
+    INNER,
+    INNER_SCALE,
+    KV_HEADS,
+    OUTER_SCALE,
+    ROPE,
+    write_byte_tokenizer,
+)
 
 KERNEL = 3  # tokens that a convolution sees
 KINDS = ("conv", "full_attention") * 2
 
 
-def make_recurrent(folder: Path, text: Path) -> int:
+def make_recurrent(folder: Path) -> int:
     """Writes the model folder; the same one every time.
+
+    A token is a byte: a large head would cost more than all layers, and the same however its rows are pushed.
 
     Args:
         folder: Where; it is made.
-        text: A folder whose tokenizer is copied.
 
     Returns:
         The size of its vocabulary.
     """
     folder.mkdir(parents=True)
-    for name in TEXT_FILES:
-        (folder / name).write_bytes((text / name).read_bytes())
+    write_byte_tokenizer(folder)
     vocabulary = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json")).get_vocab_size()
     config = {
         "architectures": ["Lfm2ForCausalLM"],
