@@ -79,7 +79,7 @@ def _weights(vocabulary: int) -> Iterator[tuple[str, Float32]]:
 
     yield "model.embed_tokens.weight", matrix(vocabulary, HIDDEN, scale=OUTER_SCALE)
     yield "model.embedding_norm.weight", np.ones(HIDDEN, np.float32)
-    of_kind = {
+    of_kind: dict[str, dict[str, tuple[int, ...]]] = {
         "conv": {"conv.in_proj": (3 * HIDDEN, HIDDEN), "conv.conv": (HIDDEN, 1, KERNEL), "conv.out_proj": (HIDDEN, HIDDEN)},
         "full_attention": {
             "self_attn.q_proj": (HEADS * HEAD_DIM, HIDDEN),
