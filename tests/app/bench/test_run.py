@@ -13,6 +13,7 @@ from app.bench.catalogue import LATER, NAMES, PARTS, On, chosen_parts
 from app.bench.findings import Case, Findings, Verdict
 from app.bench.measure import Result
 from app.bench.parts.counts import RATIO_BAR
+from app.bench.parts.speculative import speculative
 from app.bench.report import WIDTH, Report
 from app.bench.run import MODELS, make_cases, measure_all, run_bench
 from app.bench.sizes import Sizes
@@ -42,7 +43,7 @@ SMALL = Sizes(
     trie_path=3_000,
     trie_branches=200,
 )
-IN_THIS_PROCESS = tuple(name for name in NAMES if name not in ("W8", "start"))
+IN_THIS_PROCESS = tuple(name for name in NAMES if name not in ("W8", "start", "speculative"))
 PEERS = {"hf": {"transformers, one cache", "transformers, stateless"}, "mlx": {"mlx_lm, prompt cache"}}
 
 
@@ -229,3 +230,12 @@ def test_quick_prints_every_part() -> None:
         "W8 event loop",
     ):
         assert row in answer.stdout
+
+
+@pytest.mark.slow
+def test_prompt_lookup_says_the_same_in_fewer_forwards() -> None:
+    case = Case("hf", "tiny-llama", Path(), 10)  # the part takes the real model, whatever the case's is
+    findings = speculative(case, replace(SMALL, speculative_tokens=16, rounds=1), lambda _: None)
+    plain, guessed = findings.timings
+    assert plain.outcome == guessed.outcome
+    assert [v.met for v in findings.verdicts if not v.timed] == [True]
