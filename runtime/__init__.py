@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from runtime.loading.verify import verify_model
     from runtime.model import load, load_model_by_name
     from runtime.options import GenerationOptions, LoadOptions, SamplingOptions
+    from runtime.pooling import POOLINGS, Pooling
     from runtime.records import Finish, Origin, Scores, TokenRecord, TokenRun
     from runtime.sampling.draw import fresh_seed
     from runtime.text.utf8 import clean_text, texts_of
@@ -81,6 +82,8 @@ __all__ = [
     "NonFiniteLogitsError",
     "OnProgress",
     "Origin",
+    "POOLINGS",
+    "Pooling",
     "PrefixMatch",
     "Progress",
     "PromptProgress",
@@ -138,6 +141,7 @@ _NAMES = {
     "runtime.loading.verify": ("verify_model",),
     "runtime.model": ("load", "load_model_by_name"),
     "runtime.options": ("GenerationOptions", "LoadOptions", "SamplingOptions"),
+    "runtime.pooling": ("POOLINGS", "Pooling"),
     "runtime.records": ("Finish", "Origin", "Scores", "TokenRecord", "TokenRun"),
     "runtime.sampling.draw": ("fresh_seed",),
     "runtime.text.utf8": ("clean_text", "texts_of"),

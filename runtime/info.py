@@ -48,6 +48,7 @@ class Metrics:
     kv_peak_bytes: int = 0  # the most under this budget, moments of copying included; never above it
     kv_evicted_bytes: int = 0
     tokens_rescored: int = 0
+    texts_embedded: int = 0
     full_vector_hits: int = 0
     first_token_seconds: float | None = None  # of the last generation
     tokens_per_second: float | None = None  # of the last generation, after its first token

@@ -125,7 +125,10 @@ class FakeBackend(PackedBackend[FakePack]):
             hidden, state = self._recur(embedded, step.state)
         else:
             hidden = self._attend(pack, step, embedded)
-        logits = (hidden[step.want] @ self._head).astype(np.float32)
+        if step.hidden:
+            logits = hidden[step.want].astype(np.float32)
+        else:
+            logits = (hidden[step.want] @ self._head).astype(np.float32)
         logits[np.isin(step.tokens[step.want], list(self.behaviour.nan_on))] = np.nan
         return logits, state
 
@@ -178,6 +181,13 @@ class FakeBackend(PackedBackend[FakePack]):
         _, logits = self.forward(pack, tokens, chain_parents(0, len(tokens), ROOT), np.array([len(tokens) - 1]))
         last: Float32 = logits[0]
         return last
+
+    def hidden_states(self, tokens: Int64) -> Float32:
+        rows = []
+        for row in tokens:
+            pack = self.open_pack()
+            rows.append(self.extend_hidden(pack, row))
+        return np.stack(rows)
 
     def unload(self) -> None:
         """Holds nothing outside Python."""

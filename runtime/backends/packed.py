@@ -41,6 +41,7 @@ class Step:
     path: Int64 | None = None  # a chain's slots before these tokens; None: all slots in order (in place, or a tree)
     mask: Bool | None = None  # a tree's (n, slots in use): who sees whom; None: causal over the path
     state: State | None = None  # recurrent state to start from; None: from nothing
+    hidden: bool = False  # hidden states are wanted in place of logits
 
     @property
     def past(self) -> int:
@@ -66,7 +67,10 @@ class PackedBackend(SizedBackend[P]):
 
     @abstractmethod
     def push(self, pack: P, step: Step) -> tuple[Float32, State | None]:
-        """One forward: the wanted raw logits ``(len(want), vocab) float32`` and the recurrent state after it."""
+        """One forward: the wanted raw logits ``(len(want), vocab) float32`` and the recurrent state after it.
+
+        Where the step says `hidden`: the wanted rows of the last layer after its norm, ``(len(want), hidden) float32``.
+        """
 
     @abstractmethod
     def load(self, pack: P, payload: Payload, parent: int, skip: int = 0) -> Int64:
@@ -87,6 +91,10 @@ class PackedBackend(SizedBackend[P]):
     @abstractmethod
     def logits_uncached(self, ids: Sequence[int]) -> Float32:
         """``(vocab,)`` raw logits after `ids` by the library's own plain forward."""
+
+    @abstractmethod
+    def hidden_states(self, tokens: Int64) -> Float32:
+        """``(rows, length, hidden)`` by the library's own plain forward; see `runtime.backends.base.Backend`."""
 
     def free_bytes(self) -> int:
         """The machine's free memory; devices with their own say otherwise."""
@@ -114,6 +122,15 @@ class PackedBackend(SizedBackend[P]):
             MemoryBudgetError: The device ran out of memory.
         """
         tokens, parents, want = (np.asarray(a, np.int64) for a in (tokens, parents, want))
+        return self._append(pack, tokens, parents, want, hidden=False)
+
+    def extend_hidden(self, pack: P, tokens: Int64) -> Float32:
+        """Appends to a chain; hidden states ``(n, hidden)``. See `runtime.backends.base.Backend.extend_hidden`."""
+        tokens, size = np.asarray(tokens, np.int64), pack.tree.size
+        parents = chain_parents(size, len(tokens), size - 1 if size else ROOT)
+        return self._append(pack, tokens, parents, np.arange(len(tokens)), hidden=True)[1]
+
+    def _append(self, pack: P, tokens: Int64, parents: Int64, want: Int64, *, hidden: bool) -> tuple[Int64, Float32]:
         self._check_ids(tokens)
         in_place = pack.tree.extends(parents)
         undo = pack.tree.append(parents)
@@ -122,7 +139,7 @@ class PackedBackend(SizedBackend[P]):
         try:
             positions = pack.tree.depths[base:].copy()
             self._check_context(positions)
-            step = Step(tokens, slots, positions, want)
+            step = Step(tokens, slots, positions, want, hidden=hidden)
             if self.recurrent or not (in_place or self.tree):
                 logits = self._chains(pack, step, parents, base)
             else:
@@ -137,7 +154,8 @@ class PackedBackend(SizedBackend[P]):
 
     def _chains(self, pack: P, step: Step, parents: Int64, base: int) -> Float32:
         """One forward per chain; states live on at the end of each chain, and where children may still come."""
-        logits = np.empty((len(step.want), self.info.vocab_size), np.float32)
+        width = self.info.hidden_size if step.hidden else self.info.vocab_size
+        logits = np.empty((len(step.want), width), np.float32)
         extended: set[int] = set()
         for chain in segments(parents, base):
             parent = int(parents[chain[0]])
@@ -171,6 +189,7 @@ class PackedBackend(SizedBackend[P]):
                     want=wanted[inside] - start,
                     path=None if len(path) == slots[0] and _consecutive(slots) else path,
                     state=state,
+                    hidden=step.hidden,
                 ),
             )
             logits[rows[inside]] = got

@@ -18,6 +18,7 @@ from runtime.options import LoadOptions
 from runtime.records import Float32
 from runtime.scheduler.cache import Cache
 from runtime.scheduler.counters import Counters
+from runtime.scheduler.embedding import EmbedJob, Embeddings
 from runtime.scheduler.faults import bisect, typed
 from runtime.scheduler.finish import Finisher, gone
 from runtime.scheduler.jobs import CallJob, GenerateJob, Job, QueryJob, ScoreJob, settle
@@ -73,13 +74,15 @@ class Scheduler:
             forget=self._forget,
             start_row=self._start_row,
             park=self._waiting.park,
+            others_give_way=self._embeddings_give_way,
         )
+        self._embeddings = Embeddings(backend, options, self.cache, self.counters)
         self.steps = 0
 
     @property
     def busy(self) -> bool:
         """Whether a step has anything to do."""
-        return bool(self._waiting or self._prompts.running or self._rows)
+        return bool(self._waiting or self._prompts.running or self._rows or self._embeddings.running)
 
     def submit(self, jobs: Sequence[Job]) -> None:
         """Takes jobs in; a query equal to one in flight joins it."""
@@ -107,6 +110,8 @@ class Scheduler:
                     row.stream.deliver(paced=not self._prompts.running)
         if self._prompts.running:
             self._prompts.step(decoding=bool(self._rows))
+        if self._embeddings.running and not (self._rows and self._prompts.running):
+            self._embeddings.step(beside=bool(self._rows or self._prompts.running))
         self.cache.account()
         self.counters.publish(self.cache)
 
@@ -116,6 +121,7 @@ class Scheduler:
             self._end_row(row, error)
         for prefill in list(self._prompts.running):
             self._prompts.end(prefill, error)
+        self._embeddings.fail_all(error)
         for job in self._waiting:
             job.fail(error)
         self._waiting.clear()
@@ -137,6 +143,7 @@ class Scheduler:
             self._end_row(row, None)
         for prefill in [p for p in self._prompts.running if gone(p.job)]:
             self._prompts.end(prefill, None)
+        self._embeddings.drop_cancelled()
         for job in [j for j in self._waiting if gone(j)]:
             self._waiting.remove(job)
             self._forget(job)
@@ -160,6 +167,9 @@ class Scheduler:
     def _admit(self, job: Job) -> None:
         if isinstance(job, CallJob):
             settle(job.future, job.call())
+            return
+        if isinstance(job, EmbedJob):
+            self._embeddings.admit(job)
             return
         self.cache.check_room(len(job.ids))
         first_wanted = len(job.ids) - 1
@@ -189,6 +199,9 @@ class Scheduler:
         if isinstance(job, ScoreJob):  # what is held but must be pushed again, for want of scores
             self.counters.tokens_rescored += max(self.cache.match(job.namespace, job.ids) - prefill.at, 0)
 
+    def _embeddings_give_way(self) -> bool:
+        return self._embeddings.make_way()
+
     # ---- (b) one token for every generation -----------------------------------------------------------------------
 
     def _decode_step(self) -> None:
@@ -213,7 +226,7 @@ class Scheduler:
             logits = workspace.forward([token for _, token in fresh], [slot for slot, _ in fresh], range(len(fresh)))
         except BaseException as error:  # noqa: BLE001  # bisected: only the guilty row fails
             workspace.rollback(base)
-            if isinstance(error, NoRoomError) and self._prompts.make_way():
+            if isinstance(error, NoRoomError) and (self._embeddings.make_way() or self._prompts.make_way()):
                 self._decode_rows(rows)
                 return
             bisect(rows, error, self._decode_rows, self._end_row)

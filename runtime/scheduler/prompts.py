@@ -43,6 +43,7 @@ class Prompts:
         forget: No other query joins the job any more.
         start_row: A generation's prompt is in place, and the distribution after it ``(vocab,)``.
         park: The job must wait until somebody has left.
+        others_give_way: Frees what less urgent work of another kind holds; False: there is none.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class Prompts:
         forget: Callable[[Job], None],
         start_row: Callable[[Prefill, Float32], None],
         park: Callable[[Job], None],
+        others_give_way: Callable[[], bool],
     ) -> None:
         self._options = options
         self._cache = cache
@@ -65,6 +67,7 @@ class Prompts:
         self._forget = forget
         self._start_row = start_row
         self._park = park
+        self._others_give_way = others_give_way
         self._speed = 400.0  # tokens per second, measured as we go
         self._round = 0
         self.running: list[Prefill] = []
@@ -106,7 +109,7 @@ class Prompts:
             batch.workspace.rollback(batch.base)
             for prefill in group:
                 prefill.undo()
-            if isinstance(error, NoRoomError) and self.make_way(group):
+            if isinstance(error, NoRoomError) and (self._others_give_way() or self.make_way(group)):
                 rest = [prefill for prefill in group if prefill in self.running]
                 return self._push(rest, quota) if rest else quota
             bisect(group, error, lambda part: self._push(part, quota), self.end)

@@ -156,12 +156,27 @@ class Workspace:
         own = parents if self._where is None else [self._own(p) for p in parents]
         arrays = np.array(tokens, np.int64), np.array(own, np.int64), np.array(want, np.int64)
         logits = self._twice(lambda: self._backend.forward(self.pack, *arrays)[1])
-        self._computed += len(tokens)
-        if self._where is not None:
-            self._where.extend(range(held, held + len(tokens)))
-        if self.recurrent:
-            self.weigh()
+        self._filled(held, len(tokens))
         return logits
+
+    def extend_hidden(self, tokens: Int32, slot: int) -> tuple[npt.NDArray[np.float32], int]:
+        """Appends to a pack that is one chain and ends at `slot`: hidden states ``(n, hidden) float32``, and its new end.
+
+        Raises:
+            MemoryBudgetError: As `forward`; the pack is as it was.
+        """
+        base, end = self.size, slot
+        try:
+            for token in tokens.tolist():
+                end = self._register(end, token)
+            self._memory.grow(self, len(tokens), states=int(self.recurrent), standing=[] if slot == ROOT else [slot])
+            held = self.held
+            hidden = self._twice(lambda: self._backend.extend_hidden(self.pack, tokens.astype(np.int64)))
+        except BaseException:
+            self.rollback(base)
+            raise
+        self._filled(held, len(tokens))
+        return hidden, end
 
     def take(self, slots: Slots) -> Payload:
         """An immutable copy of the pack's own `slots`, a chain."""
@@ -213,6 +228,14 @@ class Workspace:
         self._parents.clear()
         self._forget_trail()
         self._computed, self._where, self.nbytes = 0, None, 0
+
+    def _filled(self, held: int, count: int) -> None:
+        """After a forward over `count` reserved slots, before which the pack held `held`."""
+        self._computed += count
+        if self._where is not None:
+            self._where.extend(range(held, held + count))
+        if self.recurrent:
+            self.weigh()
 
     def _forget_trail(self) -> None:
         self._trail, self._trail_ids = [], NOTHING

@@ -82,8 +82,11 @@ class HfBackend(PackedBackend[TorchPack]):
             pack.begin(step, self._device)
             if self.recurrent:
                 pack.put_state(step.state)
-            logits = self._model(**self._arguments(pack, step)).logits[0]  # (rows, vocab)
-            if "logits_to_keep" not in self._takes:
+            if step.hidden:
+                logits = self._model.base_model(**self._arguments(pack, step)).last_hidden_state[0]  # (n, hidden)
+            else:
+                logits = self._model(**self._arguments(pack, step)).logits[0]  # (rows, vocab)
+            if step.hidden or "logits_to_keep" not in self._takes:
                 logits = logits[torch.from_numpy(step.want).to(self._device)]
             if self._shapes == ():
                 self._shapes = pack.shapes
@@ -150,6 +153,13 @@ class HfBackend(PackedBackend[TorchPack]):
             logits: Float32 = self._model(input_ids=tokens, use_cache=False).logits[0, -1].float().cpu().numpy()
             return logits
 
+    def hidden_states(self, tokens: Int64) -> Float32:
+        with _computing():
+            ids = torch.from_numpy(np.asarray(tokens, np.int64)).to(self._device)
+            hidden = self._model.base_model(input_ids=ids, use_cache=False).last_hidden_state  # (rows, length, hidden)
+            got: Float32 = hidden.float().cpu().numpy()
+            return got
+
     def free_bytes(self) -> int:
         if self._device.type == "cuda":
             return int(torch.cuda.mem_get_info(self._device)[0])
@@ -175,7 +185,7 @@ class HfBackend(PackedBackend[TorchPack]):
         arguments["past_key_values" if "past_key_values" in self._takes else "cache_params"] = pack.cache
         if "position_ids" in self._takes:
             arguments["position_ids"] = torch.from_numpy(step.positions).to(self._device)[None]
-        if "logits_to_keep" in self._takes:
+        if "logits_to_keep" in self._takes and not step.hidden:
             arguments["logits_to_keep"] = self._kept(step)
         if step.mask is not None:
             arguments["attention_mask"] = self._masks(pack, step.mask)

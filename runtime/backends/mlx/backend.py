@@ -15,7 +15,7 @@ import numpy as np
 from runtime.backends import facts
 from runtime.backends.base import Cost
 from runtime.backends.mlx import payload as payloads
-from runtime.backends.mlx.cache import Arrays, MlxPack, Shape, make_caches
+from runtime.backends.mlx.cache import Arrays, MlxPack, Shape, Window, make_caches
 from runtime.backends.mlx.codec import codec_of
 from runtime.backends.mlx.corrections import PROVEN, SelectRows, hidden_window
 from runtime.backends.mlx.loading import LoadedModel, flat_parameters, load_model
@@ -171,6 +171,12 @@ class MlxBackend(PackedBackend[MlxPack]):
             out = self._model(mx.array(as_ids(ids).astype(np.int32))[None], cache=caches)
             return np.array(out[0, -1].astype(mx.float32))
 
+    def hidden_states(self, tokens: Int64) -> Float32:
+        with _memory():
+            caches = None if self._window is None else [Window(self._window) for _ in self._model.layers]
+            hidden = self._select.hidden(mx.array(tokens.astype(np.int32)), caches)  # (rows, length, hidden)
+            return np.array(hidden.astype(mx.float32))
+
     def unload(self) -> None:
         self._loaded.limits.reset()
         del self._model, self._loaded, self._select
@@ -195,9 +201,10 @@ class MlxBackend(PackedBackend[MlxPack]):
             pack.put_state(step.state)
         tokens = mx.array(step.tokens.astype(np.int32))
         want = mx.array(step.want.astype(np.int32))
-        chosen = bool(self._select) and not rows
+        chosen = bool(self._select) and not rows and not step.hidden
         self._select.rows = want if chosen and len(step.want) < len(step.tokens) else None
-        out = self._model(tokens[:, None] if rows else tokens[None], cache=pack.caches)
+        call = self._select.hidden if step.hidden else self._model
+        out = call(tokens[:, None] if rows else tokens[None], cache=pack.caches)
         out = out[:, 0] if rows else out[0]  # (n or wanted, vocab)
         if self._select.rows is None and len(step.want) < len(step.tokens):
             out = out[want]
