@@ -107,7 +107,7 @@ class Scheduler:
             self._decode_step()
             with together():
                 for row in self._rows:  # after the work; before what may take long, all there is
-                    row.stream.deliver(paced=not self._prompts.running)
+                    row.stream.deliver(paced=not (self._prompts.running or self._embeddings.running))
         if self._prompts.running:
             self._prompts.step(decoding=bool(self._rows))
         if self._embeddings.running and not (self._rows and self._prompts.running):
