@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import cast
@@ -15,7 +16,7 @@ import numpy.typing as npt
 
 from app.cli.common import load_model, read_text, reading
 from app.cli.settings import Settings
-from runtime import POOLINGS, Pooling
+from runtime import POOLINGS, Pooling, RuntimeFault
 
 SUFFIXES = (".npy", ".jsonl")
 
@@ -47,7 +48,10 @@ def embed(
         raise click.ClickException(f"{out}: there is no folder {out.absolute().parent}")
     texts = read_texts(file, jsonl=jsonl or file.lower().endswith(".jsonl"))
     with load_model(model or settings.model, backend or settings.backend) as loaded, reading() as on_progress:
-        vectors = asyncio.run(loaded.embed(texts, cast("Pooling", pooling), on_progress=on_progress))
+        try:
+            vectors = asyncio.run(loaded.embed(texts, cast("Pooling", pooling), on_progress=on_progress))
+        except RuntimeFault as fault:
+            raise click.ClickException(_by_line(str(fault), file)) from fault
     if out is None:
         for line in json_lines(texts, vectors):
             click.echo(line)
@@ -66,7 +70,7 @@ def read_texts(file: str, *, jsonl: bool) -> list[str]:
     lines = read_text(file).removeprefix("\ufeff").split("\n")
     if not lines[-1].strip("\r"):
         lines.pop()  # what follows the last line's end
-    if not lines:
+    if not any(line.strip() for line in lines):
         raise click.ClickException(f"{file}: empty; there is nothing to embed")
     texts = []
     for number, line in enumerate(lines, 1):
@@ -75,6 +79,11 @@ def read_texts(file: str, *, jsonl: bool) -> list[str]:
             raise click.ClickException(f"{file}, line {number:,}: empty; an empty text has no vector: remove the line")
         texts.append(text)
     return texts
+
+
+def _by_line(message: str, file: str) -> str:
+    """The runtime counts texts from 0, readers of a file count lines from 1."""
+    return re.sub(r"^texts\[(\d+)\]", lambda found: f"{file}, line {int(found[1]) + 1:,}", message)
 
 
 def _text_of(line: str, where: str) -> str:

@@ -66,7 +66,7 @@ def test_what_cannot_be_embedded_is_said(elsewise: Elsewise, tmp_path: Path, fil
         ("empty", "empty; there is nothing to embed"),
         ("gap", "line 2: empty"),
         ("latin", "not UTF-8 at byte 3"),
-        ("long", "texts[1]: 40,000 tokens do not fit into the context of 32,768"),
+        ("long", "line 2: 40,000 tokens do not fit into the context of 32,768"),
         ("bad.jsonl", 'line 2: no object with a "text"'),
         ("worse.jsonl", "line 1: no JSON"),
         (".", "Is a directory"),
