@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from runtime.trie import Trie
 
 __all__ = [
+    "POOLINGS",
     "AdapterError",
     "BackendUnavailableError",
     "CacheReport",
@@ -82,7 +83,6 @@ __all__ = [
     "NonFiniteLogitsError",
     "OnProgress",
     "Origin",
-    "POOLINGS",
     "Pooling",
     "PrefixMatch",
     "Progress",

@@ -16,7 +16,15 @@ from app.paths import DataFolder
 from runtime import BackendUnavailableError, RuntimeFault, UnknownBackendError, __version__
 from storage import StoreError
 
-COMMANDS = ("ask", "bench", "doctor", "embed", "models", "score", "sessions")  # modules of `app.cli`, each with a command of its name
+COMMANDS = (
+    "ask",
+    "bench",
+    "doctor",
+    "embed",
+    "models",
+    "score",
+    "sessions",
+)  # modules of `app.cli`, each with a command of its name
 
 
 class Commands(click.Group):

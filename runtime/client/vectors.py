@@ -24,9 +24,7 @@ class VectorCalls:
         """What is known of the model."""
         raise NotImplementedError
 
-    async def embed(
-        self, texts: Sequence[str], pooling: Pooling = "last", *, on_progress: OnProgress | None = None
-    ) -> Float32:
+    async def embed(self, texts: Sequence[str], pooling: Pooling = "last", *, on_progress: OnProgress | None = None) -> Float32:
         return cast("Float32", await self._calls.call("embed", on_progress=on_progress, **self._embedding(texts, pooling)))
 
     def embed_sync(self, texts: Sequence[str], pooling: Pooling = "last") -> Float32:

@@ -13,9 +13,7 @@ from runtime.records import Float32
 class VectorMembers(Protocol):
     """`embed` and its blocking twin."""
 
-    async def embed(
-        self, texts: Sequence[str], pooling: Pooling = "last", *, on_progress: OnProgress | None = None
-    ) -> Float32:
+    async def embed(self, texts: Sequence[str], pooling: Pooling = "last", *, on_progress: OnProgress | None = None) -> Float32:
         """One vector per text, made of the model's last hidden states (after the final norm).
 
         Texts are tokenised as `tokenize` does and do not see each other: one has the same vector alone and among thousands,

@@ -19,9 +19,7 @@ from runtime.scheduler.jobs import Priority, check_ids
 class VectorMembers(TextMembers):
     """`embed` and its twin; see `runtime.members.vectors`."""
 
-    async def embed(
-        self, texts: Sequence[str], pooling: Pooling = "last", *, on_progress: OnProgress | None = None
-    ) -> Float32:
+    async def embed(self, texts: Sequence[str], pooling: Pooling = "last", *, on_progress: OnProgress | None = None) -> Float32:
         """``(n, hidden)``."""
         job = await asyncio.to_thread(self._embedding, texts, pooling)
         if on_progress is not None:

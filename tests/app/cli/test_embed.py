@@ -40,7 +40,9 @@ def test_npy_and_jsonl_files_hold_the_same(elsewise: Elsewise, file: str, tmp_pa
     assert elsewise("embed", file, "--backend", "fake", "--out", str(lines)).code == 0
     vectors = np.load(array, allow_pickle=False)
     assert vectors.dtype == np.float32
-    assert np.array_equal(vectors, np.array([json.loads(line)["vector"] for line in lines.read_text().splitlines()], np.float32))
+    assert np.array_equal(
+        vectors, np.array([json.loads(line)["vector"] for line in lines.read_text().splitlines()], np.float32)
+    )
     assert sorted(path.name for path in tmp_path.iterdir() if path.name.startswith(".")) == []
     # and what was written is read again, as texts
     assert elsewise("embed", str(lines), "--backend", "fake").out == lines.read_text()

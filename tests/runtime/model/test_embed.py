@@ -20,7 +20,14 @@ from tests.tiny_models import tiny_path
 
 TOLERANCE = 1e-5  # of a vector of length 1, to transformers
 BATCHED = 5e-6  # alone against among others
-TEXTS = ["The parser reads a file.", "x", "def f(a):\n    return a * 2", "class Node: pass", "The parser reads a file.", "é 日本"]
+TEXTS = [
+    "The parser reads a file.",
+    "x",
+    "def f(a):\n    return a * 2",
+    "class Node: pass",
+    "The parser reads a file.",
+    "é 日本",
+]
 LONG = "A function call is a name, then arguments in parentheses; keywords come after positions. " * 12  # past any window
 
 
@@ -67,7 +74,9 @@ def test_a_long_text_in_chunks_is_the_whole(case: tuple[LocalModel, str], monkey
     # given slices so small that the long text goes through a pack
     model, name = case
     ids = tuple(model.tokenize(LONG))
-    monkeypatch.setattr(model._engine.scheduler._embeddings, "_options", LoadOptions(prefill_chunk_tokens=max(len(ids) // 3, 33)))
+    monkeypatch.setattr(
+        model._engine.scheduler._embeddings, "_options", LoadOptions(prefill_chunk_tokens=max(len(ids) // 3, 33))
+    )
     before, held = model.metrics(), model.cache_report().bytes
     for pooling in ("last", "mean"):
         got = model.embed_sync([LONG, "x"], pooling)

@@ -19,7 +19,7 @@ class FakeVectors:
         texts: Sequence[str],
         pooling: Pooling = "last",
         *,
-        on_progress: OnProgress | None = None,  # noqa: ARG002  # the Protocol's signature
+        on_progress: OnProgress | None = None,  # the Protocol's signature
     ) -> Float32:
         return self.embed_sync(texts, pooling)
 

@@ -33,7 +33,11 @@ def test_vectors_and_progress_are_those_of_the_same_process(client: EngineClient
 
 def test_refusals_are_the_same(client: EngineClient) -> None:
     before = client.metrics().tokens_computed
-    for texts, pooling, words in (([], "last", "no texts"), (["a", ""], "last", r"texts\[1\] is empty"), (["a"], "men", "'mean'")):
+    for texts, pooling, words in (
+        ([], "last", "no texts"),
+        (["a", ""], "last", r"texts\[1\] is empty"),
+        (["a"], "men", "'mean'"),
+    ):
         with pytest.raises(InvalidRequestError, match=words):
             client.embed_sync(texts, pooling)  # type: ignore[arg-type]  # on purpose
     with pytest.raises(ContextOverflowError, match=r"texts\[1\]"):
