@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from runtime.records import Finish, Origin, Scores, TokenRecord, TokenRun
     from runtime.sampling.draw import fresh_seed
     from runtime.text.utf8 import clean_text, texts_of
+    from runtime.timings import Latency, RequestTimings
     from runtime.trie import Trie
 
 __all__ = [
@@ -73,6 +74,7 @@ __all__ = [
     "GrammarError",
     "InvalidRequestError",
     "LanguageModel",
+    "Latency",
     "LoadOptions",
     "ManifestMismatchError",
     "MemoryBudgetError",
@@ -87,6 +89,7 @@ __all__ = [
     "PrefixMatch",
     "Progress",
     "PromptProgress",
+    "RequestTimings",
     "RuntimeFault",
     "SamplingOptions",
     "Scores",
@@ -145,6 +148,7 @@ _NAMES = {
     "runtime.records": ("Finish", "Origin", "Scores", "TokenRecord", "TokenRun"),
     "runtime.sampling.draw": ("fresh_seed",),
     "runtime.text.utf8": ("clean_text", "texts_of"),
+    "runtime.timings": ("Latency", "RequestTimings"),
     "runtime.trie": ("Trie",),
 }
 _HOMES = {name: module for module, names in _NAMES.items() for name in names}

@@ -127,10 +127,8 @@ class FakeBackend(PackedBackend[FakePack]):
             hidden, state = self._recur(embedded, step.state)
         else:
             hidden = self._attend(pack, step, embedded)
-        if step.hidden:
-            logits = hidden[step.want].astype(np.float32)
-        else:
-            logits = (hidden[step.want] @ self._head).astype(np.float32)
+        wanted = hidden[step.want]
+        logits = (wanted if step.hidden else wanted @ self._head).astype(np.float32)
         logits[np.isin(step.tokens[step.want], list(self.behaviour.nan_on))] = np.nan
         return logits, state
 

@@ -24,6 +24,7 @@ from runtime.scheduler.cache import Cache
 from runtime.scheduler.counters import Counters
 from runtime.scheduler.faults import typed
 from runtime.scheduler.jobs import Job, settle
+from runtime.scheduler.ledger import Ledger
 from runtime.scheduler.prefill import Prefill
 from runtime.scheduler.prompts import ALONE_SECONDS, CHUNK_SECONDS, MIN_CHUNK
 from runtime.scheduler.room import NoRoomError
@@ -67,7 +68,7 @@ class _Work:
     over: bool = False
 
     def tell(self) -> None:
-        self.job.on_progress(PromptProgress(self.done, self.total, self.reused, self.computed))
+        self.job.on_progress(PromptProgress(self.done, self.total, self.reused, self.computed, self.job.number))
 
 
 Chosen = list[tuple[_Work, int]]
@@ -81,13 +82,15 @@ class Embeddings:
         options: Batch limits.
         cache: Whose budget is asked.
         counters: What was done.
+        ledger: Who came and went.
     """
 
-    def __init__(self, backend: Backend, options: LoadOptions, cache: Cache, counters: Counters) -> None:
+    def __init__(self, backend: Backend, options: LoadOptions, cache: Cache, counters: Counters, ledger: Ledger) -> None:
         self._backend = backend
         self._options = options
         self._cache = cache
         self._counters = counters
+        self._ledger = ledger
         self._speed = 400.0  # tokens per second, measured as we go
         self._departures: int | None = None  # there was no room beside others: how many had left by then
         self.running: list[_Work] = []  # who was served last stands last
@@ -148,6 +151,8 @@ class Embeddings:
         self.running.remove(work)
         work.over = True
         self._free(work)
+        self._leave(work, "cancelled" if error is None else "error")
+        self._counters.publish(self._cache)
         if error is not None:
             work.job.fail(error)
 
@@ -237,6 +242,9 @@ class Embeddings:
         self._counters.tokens_computed += tokens
         self._counters.forward_calls += 1
 
+    def _leave(self, work: _Work, finish: str) -> None:
+        self._ledger.leave(work.job, finish, prompt=work.total, reused=work.reused, computed=work.computed)
+
     def _keep(self, work: _Work, number: int, pool: Pool) -> None:
         """A text is done: its vector goes to every row that asked for it."""
         if work.over:  # another of its texts was not finite
@@ -264,6 +272,7 @@ class Embeddings:
                 self.running.remove(work)
                 work.over = True
                 self._counters.texts_embedded += len(work.vectors)
+                self._leave(work, "done")
                 self._counters.publish(self._cache)
                 settle(work.job.future, work.vectors)
 

@@ -20,6 +20,7 @@ from runtime.scheduler.embedding import Embeddings, EmbedJob
 from runtime.scheduler.faults import typed
 from runtime.scheduler.finish import Finisher, gone
 from runtime.scheduler.jobs import CallJob, GenerateJob, Job, QueryJob, ScoreJob, settle
+from runtime.scheduler.ledger import Ledger
 from runtime.scheduler.prefill import Prefill
 from runtime.scheduler.prompts import Prompts
 from runtime.scheduler.stream import Stream, TextDecoder
@@ -56,7 +57,8 @@ class Scheduler:
         self._new_decoder = new_decoder
         self.cache = Cache(backend, budget, enabled=options.cache)
         self.counters = Counters()
-        self._finish = Finisher(self.cache, self.counters)
+        self._ledger = Ledger(self.counters)
+        self._finish = Finisher(self.cache, self.counters, self._ledger)
         self._waiting = Waiting()
         self._queries: dict[object, QueryJob] = {}
         self._prompts = Prompts(
@@ -67,10 +69,10 @@ class Scheduler:
             guard=self._guard,
             forget=self._forget,
             start_row=self._start_row,
-            park=self._waiting.park,
+            park=self._park,
             others_give_way=lambda: self._embeddings.make_way(),
         )
-        self._embeddings = Embeddings(backend, options, self.cache, self.counters)
+        self._embeddings = Embeddings(backend, options, self.cache, self.counters, self._ledger)
         self._decoding = Decoding(
             options,
             self.cache,
@@ -89,6 +91,7 @@ class Scheduler:
     def submit(self, jobs: Sequence[Job]) -> None:
         """Takes jobs in; a query equal to one in flight joins it."""
         for job in jobs:
+            self._ledger.enter(job)
             if isinstance(job, QueryJob):
                 self.counters.queries += 1
                 running = self._queries.get(job.key)
@@ -121,6 +124,7 @@ class Scheduler:
             self._prompts.end(prefill, error)
         self._embeddings.fail_all(error)
         for job in self._waiting:
+            self._ledger.leave(job, "error")
             job.fail(error)
         self._waiting.clear()
         self._queries.clear()
@@ -144,6 +148,7 @@ class Scheduler:
         for job in [j for j in self._waiting if gone(j)]:
             self._waiting.remove(job)
             self._forget(job)
+            self._ledger.leave(job, "cancelled")
             if isinstance(job, GenerateJob):
                 job.on_end(None)
 
@@ -153,6 +158,8 @@ class Scheduler:
             act()
         except BaseException as error:  # noqa: BLE001  # the border: the caller gets it (a native panic is no Exception)
             self._forget(job)
+            self._ledger.leave(job, "error")
+            self.counters.publish(self.cache)  # before the answer, so that who has it sees the numbers
             job.fail(typed(error))
             return False
         return True
@@ -161,10 +168,15 @@ class Scheduler:
         if isinstance(job, QueryJob) and self._queries.get(job.key) is job:
             del self._queries[job.key]
 
+    def _park(self, job: Job) -> None:
+        self._ledger.park(job)
+        self._waiting.park(job)
+
     def _admit(self, job: Job) -> None:
         if isinstance(job, CallJob):
             settle(job.future, job.call())
             return
+        self._ledger.place(job)
         if isinstance(job, EmbedJob):
             self._embeddings.admit(job)
             return

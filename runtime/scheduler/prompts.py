@@ -115,8 +115,11 @@ class Prompts:
             bisect(group, error, lambda part: self._push(part, quota), self.end)
             return quota
         pushed = len(batch.tokens)
+        seconds = time.monotonic() - started
         if pushed >= MIN_CHUNK // 2:
-            self._speed += 0.5 * (pushed / max(time.monotonic() - started, 1e-6) - self._speed)
+            self._speed += 0.5 * (pushed / max(seconds, 1e-6) - self._speed)
+        self._counters.prefill_seconds += seconds
+        self._counters.tokens_prefilled += pushed
         self._counters.tokens_computed += pushed
         self._counters.forward_calls += pushed > 0
         self._counters.publish(self._cache)  # before the answers, so that who sees one sees its numbers
@@ -190,6 +193,8 @@ class Prompts:
         """The job ends here: with the error, or because nobody waits."""
         self._forget(prefill.job)
         self._drop(prefill)
+        how = "cancelled" if error is None else "error"
+        self._finish.ledger.leave(prefill.job, how, reused=prefill.reused, computed=prefill.computed)
         if error is not None:
             prefill.job.fail(error)
         elif isinstance(prefill.job, GenerateJob):

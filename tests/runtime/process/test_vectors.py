@@ -46,7 +46,7 @@ def test_refusals_are_the_same(client: EngineClient) -> None:
 
 
 def test_more_vectors_than_cross_at_once_are_refused(client: EngineClient) -> None:
-    with pytest.raises(InvalidRequestError, match="give .* texts at a time"):
+    with pytest.raises(InvalidRequestError, match=r"give .* texts at a time"):
         client.embed_sync(["a"] * ((1 << 30) // (16 * 4)))
 
 
