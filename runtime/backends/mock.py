@@ -138,6 +138,8 @@ def toy_info(backend: str, options: LoadOptions, config: dict[str, Any], kv_byte
     Raises:
         UnsupportedFeatureError: Quantised KV: the toys keep theirs exactly.
     """
+    if options.offload != "none":
+        raise UnsupportedFeatureError(f"offload='disk': the {backend} backend has no weights")
     if facts.kv_format(options, "float32").bits is not None:
         raise UnsupportedFeatureError(
             f"kv_dtype={options.kv_dtype!r}: the {backend} backend keeps its KV exactly; leave it on auto"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import time
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -32,9 +33,15 @@ def load(source: ModelFolder | tuple[Any, Any], options: LoadOptions) -> HfBacke
 
     Args:
         source: A checked model folder, or a ready (model, tokenizer) pair, whose model is used where it is.
-        options: How; `device`, `dtype`, `attention`, `threads`, `context_length` and `kv_dtype` are honoured here.
+        options: How; `device`, `dtype`, `attention`, `threads`, `context_length`, `kv_dtype` and `offload` are honoured here.
     """
-    return HfBackend(load_model(source, options), options)
+    loaded = load_model(source, options)
+    try:
+        return HfBackend(loaded, options)
+    except BaseException:
+        if loaded.offload is not None:
+            loaded.offload.close()
+        raise
 
 
 class HfBackend(PackedBackend[TorchPack]):
@@ -47,7 +54,7 @@ class HfBackend(PackedBackend[TorchPack]):
         self._takes = frozenset(accepted)
         if not self._takes & {"past_key_values", "cache_params"}:
             raise UnsupportedFeatureError(f"{type(self._model).__name__} takes no cache, so its tokens cannot be reused")
-        self._device: torch.device = self._model.device
+        self._device: torch.device = loaded.device
         self._dtype: torch.dtype = self._model.dtype
         self._kv = facts.kv_format(options, _name(self._dtype))
         self._codec = codec_of(self._kv)
@@ -59,6 +66,10 @@ class HfBackend(PackedBackend[TorchPack]):
         self.tree = not self.recurrent and "position_ids" in self._takes
         self.info = self._describe(options, warnings=())
         warnings = self_test(self) + kv_warning(self, self._kv)
+        if loaded.offload is not None:
+            started = time.monotonic()
+            self.logits_uncached([1])
+            warnings += (loaded.offload.warning(time.monotonic() - started),)
         self.info = self._describe(options, warnings)
 
     def open_pack(self) -> TorchPack:
@@ -170,6 +181,8 @@ class HfBackend(PackedBackend[TorchPack]):
     def unload(self) -> None:
         if self._loaded.attention_before is not None:
             self._model.set_attn_implementation(self._loaded.attention_before)
+        if self._loaded.offload is not None:
+            self._loaded.offload.close()
         del self._model, self._loaded
         self.reclaim()
 
@@ -231,7 +244,7 @@ class HfBackend(PackedBackend[TorchPack]):
             kv_heads=int(getattr(config, "num_key_value_heads", None) or heads),
             hidden_size=int(config.hidden_size),
             vocab_size=int(self._model.get_output_embeddings().weight.shape[0]),
-            parameters=sum(p.numel() for p in self._model.parameters()),
+            parameters=loaded.offload.parameters if loaded.offload else sum(p.numel() for p in self._model.parameters()),
             quantisation=None if quantisation is None else str(quantisation),
             attention_kinds=self._kinds(),
             context_length=facts.context_length(config.to_dict(), options),

@@ -18,7 +18,7 @@ from runtime.backends.mlx import payload as payloads
 from runtime.backends.mlx.cache import Arrays, MlxPack, Shape, Window, make_caches
 from runtime.backends.mlx.codec import codec_of
 from runtime.backends.mlx.corrections import PROVEN, SelectRows, hidden_window
-from runtime.backends.mlx.loading import LoadedModel, flat_parameters, load_model
+from runtime.backends.mlx.loading import LoadedModel, check_fits, flat_parameters, load_model
 from runtime.backends.mlx.payload import MlxPayload, Stored
 from runtime.backends.packed import Float32, PackedBackend, State, Step, as_ids, chain_parents
 from runtime.backends.selftest import kv_warning, self_test
@@ -40,8 +40,9 @@ def load(source: ModelFolder | tuple[Any, Any], options: LoadOptions) -> MlxBack
         options: How; `device`, `dtype`, `context_length`, `kv_dtype` and `kv_cache_bytes` are honoured here.
 
     Raises:
-        UnsupportedFeatureError: `attention="eager"`: MLX has one kernel.
+        UnsupportedFeatureError: `attention="eager"`: MLX has one kernel. `offload="disk"`: its arrays live in memory.
     """
+    check_fits(source, options)
     if options.attention == "eager":
         raise UnsupportedFeatureError("attention='eager' is not something MLX has; leave it on auto")
     loaded = load_model(source, options)

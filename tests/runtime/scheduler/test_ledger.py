@@ -34,7 +34,9 @@ def test_each_kind_of_request_has_its_timings() -> None:
         made, scored, embedded = (metrics.request(number) for number in (1, 2, 3))
         assert [t.kind for t in metrics.recent] == ["generate", "score", "embed"]
         assert {h.request for h in heard} == {1, 2, 3}
-        assert made is not None and scored is not None and embedded is not None
+        assert made is not None
+        assert scored is not None
+        assert embedded is not None
         assert (made.finish, made.prompt_tokens, made.generated_tokens, made.reused, made.computed) == ("length", 30, 12, 0, 30)
         assert made.first_token_seconds is not None
         assert 0 <= made.queue_seconds <= made.queue_seconds + made.prefill_seconds <= made.first_token_seconds
