@@ -45,7 +45,7 @@ class LoadOptions:
     add_bos: Literal["model", "yes", "no"] = "model"
     adapters: tuple[str, ...] = ()
     offload: Literal["none", "disk"] = "none"  # disk: weights that do not fit are read from disk at every forward (hf)
-    offload_memory_bytes: int | None = None  # of weights that stay in memory; None: half of what is free
+    offload_memory_bytes: int | None = None  # that weights may take, the largest layer at work too; None: half of what is free
 
     @classmethod
     def from_mapping(cls, options: Mapping[str, Any]) -> Self:

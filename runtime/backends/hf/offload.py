@@ -33,7 +33,7 @@ class Offload:
     Attributes:
         device: Where forwards compute.
         folder: For weights that cannot be read in place.
-        limit: Bytes of weights that may stay in memory.
+        limit: Bytes of memory for weights: those that stay, and the largest layer while it is at work.
         resident: Bytes of those that do.
         on_disk: Bytes that every forward reads; a matrix that is embedding and head is read twice.
         parameters: Numbers of the model; on disk they cannot be seen to be shared.
