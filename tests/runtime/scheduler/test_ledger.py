@@ -74,9 +74,9 @@ def test_how_requests_end_is_counted() -> None:
             later = asyncio.create_task(model.embed(["xyz"]))
             await asyncio.sleep(0.02)
             later.cancel()
+            await asyncio.gather(later, return_exceptions=True)
             gate.open()
             await first
-            await asyncio.gather(later, return_exceptions=True)
 
         asyncio.run(use())
         metrics = settled(model)[0]
