@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 from collections.abc import Iterator
 from typing import Any
@@ -9,15 +10,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from runtime import ContextOverflowError, InvalidRequestError, load
+from runtime import ContextOverflowError, GenerationOptions, InvalidRequestError, load
+from runtime.loading.source import resolve
 from runtime.model import LocalModel
 from runtime.options import LoadOptions
 from runtime.pooling import POOLINGS
 from runtime.records import Float32
 from tests.fakes import settled
-from tests.runtime.backends.reference import HF
 from tests.tiny_models import tiny_path
 
+NAMES = ("llama", "gpt2", "gemma3", "mistral", "mamba", "lfm2", "falcon_h1")
 TOLERANCE = 1e-5  # of a vector of length 1, to transformers
 BATCHED = 5e-6  # alone against among others
 TEXTS = [
@@ -51,7 +53,7 @@ def expected(name: str, ids: tuple[int, ...], pooling: str) -> Float32:
     return unit
 
 
-@pytest.fixture(scope="module", params=[(b, n) for b in ("hf", "mlx") for n in HF], ids="-".join)
+@pytest.fixture(scope="module", params=[(b, n) for b in ("hf", "mlx") for n in NAMES], ids="-".join)
 def case(request: pytest.FixtureRequest) -> Iterator[tuple[LocalModel, str]]:
     backend, name = request.param
     with load(tiny_path(name), backend, kv_cache_bytes=32 << 20) as model:
@@ -97,6 +99,7 @@ def test_alone_and_in_a_batch_are_equal(case: tuple[LocalModel, str]) -> None:
     assert (together[0] == together[4]).all()
 
 
+@pytest.mark.parametrize("case", [("hf", "llama"), ("mlx", "llama")], indirect=True, ids="-".join, scope="module")
 def test_bad_input_is_refused_before_compute(case: tuple[LocalModel, str]) -> None:
     model, _ = case
     before = model.metrics().tokens_computed
@@ -117,3 +120,48 @@ def test_bad_input_is_refused_before_compute(case: tuple[LocalModel, str]) -> No
             model.embed_sync(["a", too_long])
         assert (caught.value.stage, caught.value.limit) == ("texts[1]", model.info.context_length)
     assert settled(model)[0].tokens_computed == before
+
+
+@pytest.mark.parametrize("backend", ["hf", "mlx"])
+def test_a_stream_beside_it_says_what_it_says_alone(backend: str) -> None:
+    texts = [f"Text number {i}, of some length or other." for i in range(60)]
+    with load(tiny_path("llama"), backend, prefill_chunk_tokens=64) as model:
+        prompt, options = model.tokenize("The parser"), GenerationOptions(max_tokens=40, seed=3, ignore_eos=True)
+        alone = [(record.token_id, record.logprob) for record in model.generate_sync(prompt, options)]
+        vectors = model.embed_sync([*texts, LONG])
+
+        async def both() -> tuple[list[Any], Float32]:
+            stream = model.generate(prompt, options)
+            first = await anext(stream)
+            embedding = asyncio.create_task(model.embed([*texts, LONG]))
+            said = [first] + [record async for record in stream]
+            return [(record.token_id, record.logprob) for record in said], await embedding
+
+        said, beside = asyncio.run(both())
+        assert [token for token, _ in said] == [token for token, _ in alone]
+        np.testing.assert_allclose([p for _, p in said], [p for _, p in alone], atol=1e-4)
+        np.testing.assert_allclose(beside, vectors, atol=BATCHED)
+        assert settled(model)[1].leases == 0
+
+
+def test_without_a_cache_the_vectors_are_the_same() -> None:
+    with load(tiny_path("llama"), "hf") as model, load(tiny_path("llama"), "hf", cache=False) as bare:
+        np.testing.assert_allclose(bare.embed_sync([*TEXTS, LONG]), model.embed_sync([*TEXTS, LONG]), atol=BATCHED)
+        assert settled(bare)[1].working_bytes == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("pooling", ["last", "mean"])
+def test_smollm2_is_that_of_transformers(pooling: Any) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    folder = resolve("smollm2")  # where it is missing, the error names the command that fetches it
+    reference = AutoModelForCausalLM.from_pretrained(folder.path, dtype=torch.float32).eval()
+    with load("smollm2", "hf", device="cpu") as model:
+        got = model.embed_sync([*TEXTS, LONG], pooling)
+        for vector, text in zip(got, [*TEXTS, LONG], strict=True):
+            with torch.inference_mode():
+                states = reference.model(torch.tensor([model.tokenize(text)])).last_hidden_state[0]
+            pooled = states[-1] if pooling == "last" else states.mean(0)
+            np.testing.assert_allclose(vector, torch.nn.functional.normalize(pooled, dim=0).numpy(), atol=TOLERANCE)

@@ -33,9 +33,9 @@ def slices_of(model: LocalModel, monkeypatch: pytest.MonkeyPatch, log: list[Any]
 
 
 def test_thousands_of_texts_in_slices_with_little_padding(monkeypatch: pytest.MonkeyPatch) -> None:
-    # given 3,000 texts of very different lengths
+    # given 1,500 texts of very different lengths
     rng = np.random.default_rng(3)
-    texts = ["".join(map(chr, rng.integers(97, 123, n))) for n in rng.integers(1, 40, 3000)]
+    texts = ["".join(map(chr, rng.integers(97, 123, n))) for n in rng.integers(1, 40, 1500)]
     useful = sum(map(len, set(texts)))
     log: list[tuple[int, int]] = []
     with fake_model() as model:
@@ -49,7 +49,7 @@ def test_thousands_of_texts_in_slices_with_little_padding(monkeypatch: pytest.Mo
         assert max(rows for rows, _ in log) <= 64
         assert max(rows * length for rows, length in log) <= 512
         # and order is kept
-        for at in (0, 7, 1500, 2999):
+        for at in (0, 7, 800, 1499):
             np.testing.assert_allclose(got[at], model.embed_sync([texts[at]], "mean")[0], atol=1e-6)
         assert settled(model)[1].working_bytes == 0
 
