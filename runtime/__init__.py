@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from runtime.pooling import POOLINGS, Pooling
     from runtime.records import Finish, Origin, Scores, TokenRecord, TokenRun
     from runtime.sampling.draw import fresh_seed
+    from runtime.speculation.options import SpeculativeOptions
     from runtime.text.utf8 import clean_text, texts_of
     from runtime.timings import Latency, RequestTimings
     from runtime.trie import Trie
@@ -98,6 +99,7 @@ __all__ = [
     "ShelfEntry",
     "SnapshotFormatError",
     "SnapshotMismatchError",
+    "SpeculativeOptions",
     "TokenRecord",
     "TokenRun",
     "ToolCallError",
@@ -147,6 +149,7 @@ _NAMES = {
     "runtime.pooling": ("POOLINGS", "Pooling"),
     "runtime.records": ("Finish", "Origin", "Scores", "TokenRecord", "TokenRun"),
     "runtime.sampling.draw": ("fresh_seed",),
+    "runtime.speculation.options": ("SpeculativeOptions",),
     "runtime.text.utf8": ("clean_text", "texts_of"),
     "runtime.timings": ("Latency", "RequestTimings"),
     "runtime.trie": ("Trie",),

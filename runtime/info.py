@@ -51,6 +51,8 @@ class Metrics:
     kv_evicted_bytes: int = 0
     tokens_rescored: int = 0
     texts_embedded: int = 0
+    tokens_drafted: int = 0  # guessed by speculative decoding
+    tokens_accepted: int = 0  # of them, those that the model drew as well
     full_vector_hits: int = 0
     first_token_seconds: float | None = None  # of the last generation
     tokens_per_second: float | None = None  # of the last generation, after its first token
@@ -94,6 +96,11 @@ class Metrics:
     def request(self, number: int) -> RequestTimings | None:
         """The timings of a request by its number (`PromptProgress.request`), once it has ended, while it is recent."""
         return next((timings for timings in reversed(self.recent) if timings.request == number), None)
+
+    @property
+    def acceptance_rate(self) -> float | None:
+        """Accepted among drafted tokens; None where nothing was speculated."""
+        return self.tokens_accepted / self.tokens_drafted if self.tokens_drafted else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,8 @@ class Counters:
     queries_deduplicated: int = 0
     tokens_rescored: int = 0
     texts_embedded: int = 0
+    tokens_drafted: int = 0
+    tokens_accepted: int = 0
     first_token_seconds: float | None = None
     tokens_per_second: float | None = None
     last_reused: int = 0

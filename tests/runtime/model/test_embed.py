@@ -127,7 +127,7 @@ def test_a_stream_beside_it_says_what_it_says_alone(backend: str) -> None:
     texts = [f"Text number {i}, of some length or other." for i in range(60)]
     with load(tiny_path("llama"), backend, prefill_chunk_tokens=64) as model:
         prompt, options = model.tokenize("The parser"), GenerationOptions(max_tokens=40, seed=3, ignore_eos=True)
-        alone = [(record.token_id, record.logprob) for record in model.generate_sync(prompt, options)]
+        alone = [(record.token_id, record.logprob or 0.0) for record in model.generate_sync(prompt, options)]
         vectors = model.embed_sync([*texts, LONG])
 
         async def both() -> tuple[list[Any], Float32]:
@@ -135,7 +135,7 @@ def test_a_stream_beside_it_says_what_it_says_alone(backend: str) -> None:
             first = await anext(stream)
             embedding = asyncio.create_task(model.embed([*texts, LONG]))
             said = [first] + [record async for record in stream]
-            return [(record.token_id, record.logprob) for record in said], await embedding
+            return [(record.token_id, record.logprob or 0.0) for record in said], await embedding
 
         said, beside = asyncio.run(both())
         assert [token for token, _ in said] == [token for token, _ in alone]
