@@ -190,6 +190,13 @@ class FakeBackend(PackedBackend[FakePack]):
         last: Float32 = logits[0]
         return last
 
+    def hidden_states(self, tokens: Int64) -> Float32:
+        rows = []
+        for row in tokens:
+            pack = self.open_pack()
+            rows.append(self.extend_hidden(pack, row))
+        return np.stack(rows)
+
     def unload(self) -> None:
         """Holds nothing outside Python."""
 
@@ -214,7 +221,8 @@ class FakeBackend(PackedBackend[FakePack]):
             hidden, state = self._recur(embedded, step.state)
         else:
             hidden = self._attend(pack, step, embedded)
-        logits = (hidden[step.want] @ self._head).astype(np.float32)
+        wanted = hidden[step.want]
+        logits = (wanted if step.hidden else wanted @ self._head).astype(np.float32)
         logits[np.isin(step.tokens[step.want], list(self.behaviour.nan_on))] = np.nan
         return logits, state
 

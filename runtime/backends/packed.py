@@ -44,6 +44,7 @@ class Step:
     path: Int64 | None = None  # a chain's slots before these tokens; None: all slots in order (in place, or a tree)
     mask: Bool | None = None  # a tree's (n, slots in use): who sees whom; None: causal over the path
     state: State | None = None  # recurrent state to start from; None: from nothing
+    hidden: bool = False  # hidden states are wanted in place of logits
 
     @property
     def past(self) -> int:
@@ -77,7 +78,10 @@ class PackedBackend(SizedBackend[P]):
 
     @abstractmethod
     def push(self, pack: P, step: Step) -> tuple[Float32, State | None]:
-        """One forward: the wanted raw logits ``(len(want), vocab) float32`` and the recurrent state after it."""
+        """One forward: the wanted raw logits ``(len(want), vocab) float32`` and the recurrent state after it.
+
+        Where the step says `hidden`: the wanted rows of the last layer after its norm, ``(len(want), hidden) float32``.
+        """
 
     def push_rows(self, pack: P, bucket: Bucket) -> tuple[Float32, Sequence[State | None]]:
         """One forward of chains side by side: the wanted raw logits as in `push`, and each row's state after it.
@@ -105,6 +109,10 @@ class PackedBackend(SizedBackend[P]):
     @abstractmethod
     def logits_uncached(self, ids: Sequence[int]) -> Float32:
         """``(vocab,)`` raw logits after `ids` by the library's own plain forward."""
+
+    @abstractmethod
+    def hidden_states(self, tokens: Int64) -> Float32:
+        """``(rows, length, hidden)`` by the library's own plain forward; see `runtime.backends.base.Backend`."""
 
     def free_bytes(self) -> int:
         """The machine's free memory; devices with their own say otherwise."""
@@ -167,6 +175,17 @@ class PackedBackend(SizedBackend[P]):
     def begin(self, pack: P, tokens: Int64, parents: Int64, want: Int64) -> tuple[Int64, Callable[[], Float32]]:
         """`forward` in two halves; see `runtime.backends.base.Backend.begin`."""
         tokens, parents, want = (np.asarray(a, np.int64) for a in (tokens, parents, want))
+        return self._append(pack, tokens, parents, want, hidden=False)
+
+    def extend_hidden(self, pack: P, tokens: Int64) -> Float32:
+        """Appends to a chain; hidden states ``(n, hidden)``. See `runtime.backends.base.Backend.extend_hidden`."""
+        tokens, size = np.asarray(tokens, np.int64), pack.tree.size
+        parents = chain_parents(size, len(tokens), size - 1 if size else ROOT)
+        return self._append(pack, tokens, parents, np.arange(len(tokens)), hidden=True)[1]()
+
+    def _append(
+        self, pack: P, tokens: Int64, parents: Int64, want: Int64, *, hidden: bool
+    ) -> tuple[Int64, Callable[[], Float32]]:
         self._check_ids(tokens)
         in_place = pack.tree.extends(parents)
         undo = pack.tree.append(parents)
@@ -185,7 +204,7 @@ class PackedBackend(SizedBackend[P]):
         def start() -> Callable[[], Float32]:
             positions = pack.tree.depths[base:].copy()
             self._check_context(positions)
-            step = Step(tokens, slots, positions, want)
+            step = Step(tokens, slots, positions, want, hidden=hidden)
             if self.recurrent or (self.chained and not in_place):
                 logits = self._chains(pack, step, parents, base)
                 return lambda: logits
@@ -196,13 +215,14 @@ class PackedBackend(SizedBackend[P]):
 
     def _chains(self, pack: P, step: Step, parents: Int64, base: int) -> Float32:
         """Chains side by side where they may be; states live on at each one's end, and where children may still come."""
-        logits = np.empty((len(step.want), self.info.vocab_size), np.float32)
+        width = self.info.hidden_size if step.hidden else self.info.vocab_size
+        logits = np.empty((len(step.want), width), np.float32)
         answer = np.full(len(step.tokens), -1)  # the row of `logits` of each token; -1: not wanted
         answer[step.want] = np.arange(len(step.want))
         extended: set[int] = set()
         for level in levels(segments(parents, base), parents, base):
             rows = self._rows(pack, level, [int(parents[chain[0]]) for chain in level])
-            for group in alike(rows, ragged=self.ragged) if self.buckets else ([row] for row in rows):
+            for group in alike(rows, ragged=self.ragged) if self.buckets and not step.hidden else ([row] for row in rows):
                 for start, stop, reaching in pieces(group, stepwise=self.stepwise):
                     for few in self._bounded(reaching):
                         self._push_rows(pack, step, few, slice(start, stop), answer, logits)
@@ -242,7 +262,7 @@ class PackedBackend(SizedBackend[P]):
         if len(rows) == 1:
             in_place = not self.looks_back(pack) or (len(rows[0].path) == slots[0, 0] and _consecutive(slots[0]))
             path = None if in_place else rows[0].path
-            alone = Step(tokens[0], slots[0], positions[0], want, path=path, state=rows[0].state)
+            alone = Step(tokens[0], slots[0], positions[0], want, path=path, state=rows[0].state, hidden=step.hidden)
             got, state = self.push(pack, alone)
             states = [state]
         else:

@@ -88,6 +88,7 @@ class Decoding:
             self._counters.last_reused, self._counters.last_computed = prefill.reused, prefill.computed
             self._counters.first_token_seconds = time.monotonic() - stream.job.submitted
             self._counters.publish(self._cache)  # before the first token, so that who sees it sees what the prompt cost
+            self._finish.ledger.prompted(stream.job)
             self._settle([draw([row], Distributions.known(last), [0])])
             stream.deliver()
         except BaseException:  # the job is told by the caller
@@ -116,11 +117,14 @@ class Decoding:
 
     def step(self, *, paced: bool) -> None:
         """One token for each; `paced`: what comes faster than a screen shows it is told together."""
+        started = time.monotonic()
         by_workspace: dict[Workspace, list[Row]] = {}
         for row in self.rows:
             by_workspace.setdefault(row.workspace, []).append(row)
         for workspace, rows in by_workspace.items():
             self._advance(workspace, rows)
+        if by_workspace:
+            self._counters.decode_seconds += time.monotonic() - started
         with together():
             for row in self.rows:  # after the work; before what may take long, all there is
                 row.stream.deliver(paced=paced)
@@ -278,6 +282,7 @@ class Decoding:
         if self._overlaps and workspace is not None:
             self._begin(workspace, [row for row in self.rows if row.workspace is workspace and row not in ending])
         for part in drawn:
+            self._counters.tokens_generated += len(part.tokens)
             part.record()
         for row in ending:
             self.end(row, failed.get(id(row)))

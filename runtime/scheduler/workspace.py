@@ -191,12 +191,27 @@ class Workspace:
         arrays = np.array(tokens, np.int64), np.array(own, np.int64), np.array(want, np.int64)
         self._borrow(arrays[1], states)
         logits = self._twice(lambda: self._backend.forward(self.pack, *arrays)[1])
-        self._computed += len(tokens)
-        if self._where is not None:
-            self._where.extend(range(held, held + len(tokens)))
-        if self.recurrent:
-            self.weigh()
+        self._filled(held, len(tokens))
         return logits
+
+    def extend_hidden(self, tokens: Int32, slot: int) -> tuple[npt.NDArray[np.float32], int]:
+        """Appends to a pack that is one chain and ends at `slot`: hidden states ``(n, hidden) float32``, and its new end.
+
+        Raises:
+            MemoryBudgetError: As `forward`; the pack is as it was.
+        """
+        base, end = self.size, slot
+        try:
+            for token in tokens.tolist():
+                end = self._register(end, token)
+            self._memory.grow(self, len(tokens), states=int(self.recurrent), standing=[] if slot == ROOT else [slot])
+            held = self.held
+            hidden = self._twice(lambda: self._backend.extend_hidden(self.pack, tokens.astype(np.int64)))
+        except BaseException:
+            self.rollback(base)
+            raise
+        self._filled(held, len(tokens))
+        return hidden, end
 
     def begin(self, tokens: Sequence[int], parents: Sequence[int]) -> None:
         """`forward` with all rows wanted, in two halves: `collect` waits for the logits.
@@ -282,6 +297,14 @@ class Workspace:
         self._forget_trail()
         self._computed, self._where, self.nbytes = 0, None, 0
 
+    def _filled(self, held: int, count: int) -> None:
+        """After a forward over `count` reserved slots, before which the pack held `held`."""
+        self._computed += count
+        if self._where is not None:
+            self._where.extend(range(held, held + count))
+        if self.recurrent:
+            self.weigh()
+
     def _settle(self) -> None:
         """Waits for what was begun: from here on its slots stand in the pack, or are gone."""
         begun = self._begun
@@ -293,10 +316,7 @@ class Workspace:
         except BaseException:  # noqa: BLE001  # pushed again, and bisected, by whoever wants it
             self.rollback(begun.base)
             return
-        held = self.held - begun.count
-        self._computed += begun.count
-        if self._where is not None:
-            self._where.extend(range(held, held + begun.count))
+        self._filled(self.held - begun.count, begun.count)
 
     def _borrow(self, own: Slots, states: int) -> None:
         """Memory for the copies of chains that go side by side, beside that for the states that will be kept."""

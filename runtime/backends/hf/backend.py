@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import time
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -33,9 +34,15 @@ def load(source: ModelFolder | tuple[Any, Any], options: LoadOptions) -> HfBacke
 
     Args:
         source: A checked model folder, or a ready (model, tokenizer) pair, whose model is used where it is.
-        options: How; `device`, `dtype`, `attention`, `threads`, `context_length` and `kv_dtype` are honoured here.
+        options: How; `device`, `dtype`, `attention`, `threads`, `context_length`, `kv_dtype` and `offload` are honoured here.
     """
-    return HfBackend(load_model(source, options), options)
+    loaded = load_model(source, options)
+    try:
+        return HfBackend(loaded, options)
+    except BaseException:
+        if loaded.offload is not None:
+            loaded.offload.close()
+        raise
 
 
 class HfBackend(PackedBackend[TorchPack]):
@@ -48,7 +55,7 @@ class HfBackend(PackedBackend[TorchPack]):
         self._takes = frozenset(accepted)
         if not self._takes & {"past_key_values", "cache_params"}:
             raise UnsupportedFeatureError(f"{type(self._model).__name__} takes no cache, so its tokens cannot be reused")
-        self._device: torch.device = self._model.device
+        self._device: torch.device = loaded.device
         self._dtype: torch.dtype = self._model.dtype
         self._kv = facts.kv_format(options, _name(self._dtype))
         self._codec = codec_of(self._kv)
@@ -60,6 +67,10 @@ class HfBackend(PackedBackend[TorchPack]):
         self.tree = not self.recurrent and "position_ids" in self._takes
         self.info = self._describe(options, warnings=())
         warnings = self_test(self) + kv_warning(self, self._kv)
+        if loaded.offload is not None:
+            started = time.monotonic()
+            self.logits_uncached([1])
+            warnings += (loaded.offload.warning(time.monotonic() - started),)
         self.info = self._describe(options, warnings)
 
     def open_pack(self) -> TorchPack:
@@ -84,8 +95,11 @@ class HfBackend(PackedBackend[TorchPack]):
             if self.recurrent:
                 pack.put_states([step.state])
             self.forwards += 1
-            logits = self._model(**self._arguments(pack, step)).logits[0]  # (rows, vocab)
-            if "logits_to_keep" not in self._takes:
+            if step.hidden:
+                logits = self._model.base_model(**self._arguments(pack, step)).last_hidden_state[0]  # (n, hidden)
+            else:
+                logits = self._model(**self._arguments(pack, step)).logits[0]  # (rows, vocab)
+            if step.hidden or "logits_to_keep" not in self._takes:
                 logits = logits[torch.from_numpy(step.want).to(self._device)]
             if self._shapes == ():
                 self._shapes = pack.shapes
@@ -170,6 +184,14 @@ class HfBackend(PackedBackend[TorchPack]):
             logits: Float32 = self._model(input_ids=tokens, use_cache=False).logits[0, -1].float().cpu().numpy()
             return logits
 
+    def hidden_states(self, tokens: Int64) -> Float32:
+        with _computing():
+            ids = torch.from_numpy(np.asarray(tokens, np.int64)).to(self._device)
+            self.forwards += 1
+            hidden = self._model.base_model(input_ids=ids, use_cache=False).last_hidden_state  # (rows, length, hidden)
+            got: Float32 = hidden.float().cpu().numpy()
+            return got
+
     def free_bytes(self) -> int:
         if self._device.type == "cuda":
             return int(torch.cuda.mem_get_info(self._device)[0])
@@ -180,6 +202,8 @@ class HfBackend(PackedBackend[TorchPack]):
     def unload(self) -> None:
         if self._loaded.attention_before is not None:
             self._model.set_attn_implementation(self._loaded.attention_before)
+        if self._loaded.offload is not None:
+            self._loaded.offload.close()
         del self._model, self._loaded
         self.reclaim()
 
@@ -195,7 +219,7 @@ class HfBackend(PackedBackend[TorchPack]):
         arguments["past_key_values" if "past_key_values" in self._takes else "cache_params"] = pack.cache
         if "position_ids" in self._takes:
             arguments["position_ids"] = torch.from_numpy(step.positions).to(self._device)[None]
-        if "logits_to_keep" in self._takes:
+        if "logits_to_keep" in self._takes and not step.hidden:
             arguments["logits_to_keep"] = self._kept(step.want, len(step.tokens))
         if step.mask is not None:
             visible, first = step.mask, step.mask.shape[1] - step.mask.shape[0]
@@ -258,7 +282,7 @@ class HfBackend(PackedBackend[TorchPack]):
             kv_heads=int(getattr(config, "num_key_value_heads", None) or heads),
             hidden_size=int(config.hidden_size),
             vocab_size=int(self._model.get_output_embeddings().weight.shape[0]),
-            parameters=sum(p.numel() for p in self._model.parameters()),
+            parameters=loaded.offload.parameters if loaded.offload else sum(p.numel() for p in self._model.parameters()),
             quantisation=None if quantisation is None else str(quantisation),
             attention_kinds=self._kinds(),
             context_length=facts.context_length(config.to_dict(), options),

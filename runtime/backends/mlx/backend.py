@@ -16,10 +16,10 @@ from runtime.backends import facts
 from runtime.backends.base import Cost
 from runtime.backends.buckets import Bucket
 from runtime.backends.mlx import payload as payloads
-from runtime.backends.mlx.cache import Arrays, MlxPack, Shape, make_caches
+from runtime.backends.mlx.cache import Arrays, MlxPack, Shape, Window, make_caches
 from runtime.backends.mlx.codec import codec_of
 from runtime.backends.mlx.corrections import PROVEN, SelectRows, hidden_window
-from runtime.backends.mlx.loading import LoadedModel, flat_parameters, load_model
+from runtime.backends.mlx.loading import LoadedModel, check_fits, flat_parameters, load_model
 from runtime.backends.mlx.payload import MlxPayload, Stored
 from runtime.backends.packed import Float32, PackedBackend, State, Step, as_ids, chain_parents
 from runtime.backends.selftest import kv_warning, self_test
@@ -41,8 +41,9 @@ def load(source: ModelFolder | tuple[Any, Any], options: LoadOptions) -> MlxBack
         options: How; `device`, `dtype`, `context_length`, `kv_dtype` and `kv_cache_bytes` are honoured here.
 
     Raises:
-        UnsupportedFeatureError: `attention="eager"`: MLX has one kernel.
+        UnsupportedFeatureError: `attention="eager"`: MLX has one kernel. `offload="disk"`: its arrays live in memory.
     """
+    check_fits(source, options)
     if options.attention == "eager":
         raise UnsupportedFeatureError("attention='eager' is not something MLX has; leave it on auto")
     loaded = load_model(source, options)
@@ -217,6 +218,13 @@ class MlxBackend(PackedBackend[MlxPack]):
             out = self._model(mx.array(as_ids(ids).astype(np.int32))[None], cache=caches)
             return np.array(out[0, -1].astype(mx.float32))
 
+    def hidden_states(self, tokens: Int64) -> Float32:
+        with _memory():
+            caches = None if self._window is None else [Window(self._window) for _ in self._model.layers]
+            self.forwards += 1
+            hidden = self._select.hidden(mx.array(tokens.astype(np.int32)), caches)  # (rows, length, hidden)
+            return np.array(hidden.astype(mx.float32))
+
     def unload(self) -> None:
         self._loaded.limits.reset()
         del self._model, self._loaded, self._select
@@ -247,7 +255,8 @@ class MlxBackend(PackedBackend[MlxPack]):
         self._select.rows = want if chosen else None
         self.forwards += 1
         tokens = mx.array(step.tokens.astype(np.int32))
-        out = self._model(tokens[:, None] if rows else tokens[None], cache=pack.caches)
+        call = self._select.hidden if step.hidden else self._model
+        out = call(tokens[:, None] if rows else tokens[None], cache=pack.caches)
         out = out[:, 0] if rows else out[0]  # (n or wanted, vocab)
         if want is not None and not chosen:
             out = out[want]

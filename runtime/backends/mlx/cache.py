@@ -152,6 +152,27 @@ class SlotCache:
         return 0 if self.window is None or self._masks is not None else max(self._past - self.window + 1, 0)
 
 
+class Window:
+    """In place of a cache, for one plain forward of whole texts: keeps nothing, and says how far a token sees.
+
+    Args:
+        size: Positions a token sees, itself included.
+    """
+
+    offset = 0
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        """What came is all there is."""
+        return keys, values
+
+    def make_mask(self, N: int, **_: Any) -> Any:  # noqa: N803  # mlx-lm's own name
+        """Causal within the window."""
+        return create_causal_mask(N, 0, window_size=self._size)
+
+
 class TreeMasks:
     """Bool masks of one tree call, one per window, made when a layer first asks.
 
