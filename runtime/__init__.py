@@ -53,7 +53,10 @@ if TYPE_CHECKING:
     from runtime.options import GenerationOptions, LoadOptions, SamplingOptions
     from runtime.records import Finish, Origin, Scores, TokenRecord, TokenRun
     from runtime.sampling.draw import fresh_seed
+    from runtime.text.formats import FORMATS
     from runtime.text.utf8 import clean_text, texts_of
+    from runtime.tools.calls import ToolCall, ToolCalls
+    from runtime.tools.reader import ToolCallReader, parse_tool_calls
     from runtime.trie import Trie
 
 __all__ = [
@@ -65,6 +68,7 @@ __all__ = [
     "EngineClient",
     "EngineDiedError",
     "EngineLimits",
+    "FORMATS",
     "Finish",
     "FullVocabUnavailableError",
     "GenerationOptions",
@@ -94,7 +98,10 @@ __all__ = [
     "SnapshotMismatchError",
     "TokenRecord",
     "TokenRun",
+    "ToolCall",
     "ToolCallError",
+    "ToolCallReader",
+    "ToolCalls",
     "Trie",
     "UnknownBackendError",
     "UnsupportedFeatureError",
@@ -111,6 +118,7 @@ __all__ = [
     "load",
     "load_model_by_name",
     "models_dir",
+    "parse_tool_calls",
     "register_backend",
     "spawn",
     "texts_of",
@@ -140,7 +148,10 @@ _NAMES = {
     "runtime.options": ("GenerationOptions", "LoadOptions", "SamplingOptions"),
     "runtime.records": ("Finish", "Origin", "Scores", "TokenRecord", "TokenRun"),
     "runtime.sampling.draw": ("fresh_seed",),
+    "runtime.text.formats": ("FORMATS",),
     "runtime.text.utf8": ("clean_text", "texts_of"),
+    "runtime.tools.calls": ("ToolCall", "ToolCalls"),
+    "runtime.tools.reader": ("ToolCallReader", "parse_tool_calls"),
     "runtime.trie": ("Trie",),
 }
 _HOMES = {name: module for module, names in _NAMES.items() for name in names}

@@ -154,7 +154,7 @@ class GenerationMembers(TextMembers):
         return "".join(pieces)
 
     def _generation(self, ids: Sequence[int], options: GenerationOptions | None) -> GenerateJob:
-        options = (options or GenerationOptions()).check()
+        options = self._text.with_stops((options or GenerationOptions()).check())
         seed = fresh_seed() if options.seed is None else options.seed
         own = self._text.sampling if options.resolve else SamplingOptions()
         return GenerateJob(

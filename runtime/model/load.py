@@ -47,16 +47,22 @@ def load(source: str | Path | Pair, backend: str | None = "auto", **options: Any
     else:
         model = resolve(source, backend=name)  # before the libraries are imported: a missing model is said at once
         text = TextSide.from_folder(model)
+    text = text.with_format(checked)
 
     def make() -> tuple[Backend, Scheduler]:
         made = resolve_backend(name)(model, checked)
         token_bytes = text.tokenizer.byte_vocab(made.info.vocab_size)
         budget = facts.kv_budget(checked, made.free_bytes())
         made.set_kv_budget(budget)
-        eos = frozenset(text.tokenizer.eos_token_ids)
+        eos = frozenset(text.eos_token_ids)
         return made, Scheduler(made, checked, budget, token_bytes, eos, Utf8Stream)
 
-    return LocalModel(Engine(make), text, checked)
+    try:
+        return LocalModel(Engine(make), text, checked)
+    except BaseException:
+        if text.template is not None:
+            text.template.close()
+        raise
 
 
 def load_model_by_name(name: str, backend: str | None = None, llm_opts: Mapping[str, Any] | None = None) -> LocalModel:

@@ -19,7 +19,7 @@ class LocalModel(QueryMembers, GenerationMembers):
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
         """Ids that end a text."""
-        return self._text.tokenizer.eos_token_ids
+        return self._text.eos_token_ids
 
     @property
     def chat_template(self) -> str | None:
