@@ -143,6 +143,8 @@ class GenerationMembers(TextMembers):
 
     async def complete(self, prompt: str | Sequence[Message], options: GenerationOptions | None = None) -> str:
         """Text in, text out."""
+        if isinstance(prompt, bytes) or not isinstance(prompt, Sequence):
+            raise InvalidRequestError(f"complete takes a text or a list of messages, not {type(prompt).__name__}")
         ids = await (self.tokenize_async(prompt) if isinstance(prompt, str) else self.render_chat_async(prompt))
         pieces: list[str] = []
         runs = self.generate_runs(ids, options)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 _NO_TOOLS = (
     "{%- for message in messages %}{%- if message.tool_calls or message.role == 'tool' %}"
-    "{{- raise_exception('this format has no place for tool calls; load a model whose template takes tools') }}"
+    "{{- raise_exception('this format has no place for calls and their results; load a model whose own template has one') }}"
     "{%- endif %}{%- endfor %}"
 )
 _SYSTEM_FIRST = (
