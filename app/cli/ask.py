@@ -17,19 +17,20 @@ from app.cli.saved import ask_saved
 from app.cli.settings import Settings
 from runtime import LanguageModel, PromptProgress
 
+EXAMPLES = """\b
+Examples:
+  elsewise ask "Name three colours." --top-k 5
+  elsewise ask "Once upon a time" --raw --temperature 1 --seed 7
+  elsewise ask --batch questions.jsonl > answers.jsonl
+"""
 
-@click.command()
+
+@click.command(epilog=EXAMPLES)
 @click.argument("text", required=False)
 @asking
 @click.pass_obj
 def ask(settings: Settings, text: str | None, **flags: Unpack[Flags]) -> None:
-    r"""Answers TEXT, or with --batch every line of a file.
-
-    \b
-    elsewise ask "Name three colours." --top-k 5
-    elsewise ask "Once upon a time" --raw --temperature 1 --seed 7
-    elsewise ask --batch questions.jsonl > answers.jsonl
-    """
+    """Answers TEXT, or with --batch every line of a file."""
     asked = Asked.of(settings, flags)
     if flags["batch"] is not None:
         if text is not None:

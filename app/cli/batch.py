@@ -72,10 +72,14 @@ async def _answer_all(file: str, model: LanguageModel, lines: Sequence[Line]) ->
             tally.ended()
             return answer
 
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(one(line, ids)) for line, ids in zip(lines, prompts, strict=True)]
+        tasks = [asyncio.create_task(one(line, ids)) for line, ids in zip(lines, prompts, strict=True)]
+        try:
             for task in tasks:
                 click.echo(json.dumps(await task, ensure_ascii=False))
+        finally:  # the reader has gone, or Ctrl-C
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
     return tally
 
 
