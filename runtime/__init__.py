@@ -53,13 +53,14 @@ if TYPE_CHECKING:
     from runtime.options import GenerationOptions, LoadOptions, SamplingOptions
     from runtime.records import Finish, Origin, Scores, TokenRecord, TokenRun
     from runtime.sampling.draw import fresh_seed
-    from runtime.text.formats import FORMATS
+    from runtime.text.formats import CHAT_FORMATS
     from runtime.text.utf8 import clean_text, texts_of
     from runtime.tools.calls import ToolCall, ToolCalls
     from runtime.tools.reader import ToolCallReader, parse_tool_calls
     from runtime.trie import Trie
 
 __all__ = [
+    "CHAT_FORMATS",
     "AdapterError",
     "BackendUnavailableError",
     "CacheReport",
@@ -68,7 +69,6 @@ __all__ = [
     "EngineClient",
     "EngineDiedError",
     "EngineLimits",
-    "FORMATS",
     "Finish",
     "FullVocabUnavailableError",
     "GenerationOptions",
@@ -148,7 +148,7 @@ _NAMES = {
     "runtime.options": ("GenerationOptions", "LoadOptions", "SamplingOptions"),
     "runtime.records": ("Finish", "Origin", "Scores", "TokenRecord", "TokenRun"),
     "runtime.sampling.draw": ("fresh_seed",),
-    "runtime.text.formats": ("FORMATS",),
+    "runtime.text.formats": ("CHAT_FORMATS",),
     "runtime.text.utf8": ("clean_text", "texts_of"),
     "runtime.tools.calls": ("ToolCall", "ToolCalls"),
     "runtime.tools.reader": ("ToolCallReader", "parse_tool_calls"),

@@ -10,10 +10,10 @@ from typing import Any, TypedDict, TypeVar
 import click
 
 from app.cli.settings import Settings
-from runtime import FORMATS, GenerationOptions, InvalidRequestError, SamplingOptions, fresh_seed
+from runtime import CHAT_FORMATS, GenerationOptions, InvalidRequestError, SamplingOptions, fresh_seed
 
 Command = TypeVar("Command", bound=Callable[..., Any])
-TEMPLATES = ("auto", "none", *FORMATS)
+TEMPLATES = ("auto", "none", *CHAT_FORMATS)
 
 
 class Flags(TypedDict):
@@ -53,8 +53,8 @@ OPTIONS = (
     click.option(
         "--batch",
         metavar="FILE",
-        help='Answer every line of a JSONL file ("-" for stdin), many at once. A line: {"prompt": "Hi"} or {"messages": [...]}, '
-        'and as it likes "id", "seed", "max_tokens", "temperature" and the like, "stop", "system", "tools". '
+        help='Answer every line of a JSONL file ("-" for stdin), many at once. A line: {"prompt": "Hi"} or '
+        '{"messages": [...]}, and as it likes "id", "seed", "max_tokens", "temperature" and the like, "stop", "system", "tools". '
         "One JSON line each comes back, in order.",
     ),
     click.option("--max-tokens", type=click.IntRange(1), default=128, show_default=True),

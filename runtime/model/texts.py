@@ -11,7 +11,7 @@ from runtime.language_model import Message
 from runtime.model.core import Core
 from runtime.text.chat import render_chat_ids
 from runtime.text.chosen import wants_bos
-from runtime.text.formats import FORMATS
+from runtime.text.formats import CHAT_FORMATS
 from runtime.text.utf8 import clean_text
 
 
@@ -58,7 +58,7 @@ class TextMembers(Core):
         if self._text.template is None:
             raise UnsupportedFeatureError(
                 f"{self.info.name} has no chat template; load it with one (chat_format='chatml', or another of "
-                f"{', '.join(FORMATS)}; chat_template_file=...), or continue plain text (generate from tokenize(text))"
+                f"{', '.join(CHAT_FORMATS)}; chat_template_file=...), or continue plain text (generate from tokenize(text))"
             )
         return render_chat_ids(
             self._text.tokenizer, self._text.template, messages, tools=tools, add_generation_prompt=add_generation_prompt

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
 from runtime.errors import InvalidRequestError
+from runtime.loading.digests import template_digest
 from runtime.options import LoadOptions
-from runtime.text.formats import FORMATS, NamedFormat
+from runtime.text.formats import CHAT_FORMATS, NamedFormat
 from runtime.text.template import ChatTemplate
 from runtime.text.tokenizer import Tokenizer
 
@@ -21,7 +21,7 @@ class ChosenFormat:
 
     Attributes:
         name: "model" (its own template), "none" (text is continued, there are no roles), "custom" (the user's template),
-            or a name of `FORMATS`.
+            or a name of `CHAT_FORMATS`.
         template: None where there are no roles.
         eos_token_ids: What ends an answer: the model's own, and the token that ends a turn of the format.
         stops: Texts that end an answer, where no token does.
@@ -40,11 +40,6 @@ class ChosenFormat:
     def digest(self) -> str | None:
         """SHA-256 hex of the template's text."""
         return None if self.template is None else template_digest(self.template.source)
-
-
-def template_digest(source: str) -> str:
-    """SHA-256 hex of a template's text in UTF-8."""
-    return hashlib.sha256(source.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def choose_format(options: LoadOptions, tokenizer: Tokenizer, own: ChatTemplate | None) -> ChosenFormat:
@@ -78,7 +73,7 @@ def wants_bos(options: LoadOptions, tokenizer: Tokenizer) -> bool:
 
 
 def _named(options: LoadOptions, tokenizer: Tokenizer) -> ChosenFormat:
-    form = FORMATS[options.chat_format]
+    form = CHAT_FORMATS[options.chat_format]
     bos = tokenizer.special_texts.get("bos_token", "") if wants_bos(options, tokenizer) else ""
     eos = tokenizer.eos_token_ids
     eos_text = tokenizer.decode(eos[:1])

@@ -41,7 +41,7 @@ class NamedFormat:
     stops: tuple[str, ...] = ()
 
 
-FORMATS = {
+CHAT_FORMATS = {
     "chatml": NamedFormat(  # OpenAI's, as Qwen, SmolLM2 and many others use it
         _NO_TOOLS + "{{- bos_token }}{%- for message in messages %}"
         "{{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}{%- endfor %}"

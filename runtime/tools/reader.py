@@ -201,7 +201,8 @@ class ToolCallReader:
     def _add(self, item: Any, text: str) -> None:
         if not isinstance(item, Mapping):
             self._fail(f"a call is an object with name and arguments, not a {type(item).__name__}", text)
-        function = item.get("function") if isinstance(item.get("function"), Mapping) else item
+        inner = item.get("function")
+        function = inner if isinstance(inner, Mapping) else item
         name, arguments = function.get("name"), function.get("arguments", function.get("parameters"))
         if not isinstance(name, str) or not name.strip():
             self._fail("it has no name", text)

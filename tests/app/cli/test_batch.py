@@ -165,7 +165,9 @@ def test_tools_are_offered_and_calls_are_taken_apart(
 ) -> None:
     # given a template that takes tools, and models that write calls
     template = tmp_path / "tools.jinja"
-    template.write_text("{% for t in tools or [] %}{{ t | tojson }}{% endfor %}{% for m in messages %}{{ m.content }}{% endfor %}")
+    template.write_text(
+        "{% for t in tools or [] %}{{ t | tojson }}{% endfor %}{% for m in messages %}{{ m.content }}{% endfor %}"
+    )
     tool = {"type": "function", "function": {"name": "clock", "parameters": {"type": "object", "required": ["zone"]}}}
     answers = ['<tool_call>{"name": "clock", "arguments": {"zone": "CET"}}</tool_call>', "[TOOL_CALLS]clock{}", "Noon."]
     write(file, *({"prompt": str(i), "tools": [tool], "id": i} for i in range(3)), {"prompt": "9"})

@@ -21,11 +21,12 @@ from runtime import (
     spawn,
 )
 from runtime.model import LocalModel
-from runtime.text.formats import FORMATS
+from runtime.text.formats import CHAT_FORMATS
 from tests.tiny_models import TEMPLATE, tiny_path
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
 GREEDY = SamplingOptions(temperature=0.0)
+SHORT = GenerationOptions(max_tokens=5, seed=1)
 
 
 def described(model: LanguageModel) -> tuple[Any, ...]:
@@ -47,7 +48,7 @@ def test_info_and_the_text_half_of_the_fingerprint_follow_the_format(backend: st
     for name, options in wanted.items():
         with load(tiny_path("llama"), backend, **options) as model:
             infos[name] = model.info
-            source = {"gemma": FORMATS["gemma"].source, "none": None}.get(name, TEMPLATE)
+            source = {"gemma": CHAT_FORMATS["gemma"].source, "none": None}.get(name, TEMPLATE)
             digest = None if source is None else hashlib.sha256(source.encode()).hexdigest()
             assert described(model) == (name, source is not None, digest, source)
     # then no KV is dropped for it, and the same text is the same template
@@ -67,9 +68,8 @@ def test_it_is_the_same_over_the_pipe(tmp_path: Path) -> None:
                 assert described(here) == described(there)
                 assert here.info.model_fingerprint == there.info.model_fingerprint
                 assert here.render_chat(MESSAGES) == await there.render_chat_async(MESSAGES)
-                assert await here.complete(MESSAGES, OPTIONS) == await there.complete(MESSAGES, OPTIONS)
+                assert await here.complete(MESSAGES, SHORT) == await there.complete(MESSAGES, SHORT)
 
-    OPTIONS = GenerationOptions(max_tokens=5, seed=1)
     asyncio.run(scenario(chat_format="plain"))
     asyncio.run(scenario(chat_template_file=tmp_path / "my.jinja"))
     with pytest.raises(InvalidRequestError, match="TemplateSyntaxError"):
@@ -88,7 +88,7 @@ def test_the_text_that_ends_a_turn_ends_the_answer_and_is_not_shown(monkeypatch:
         whole, finish = asyncio.run(answer_of(model, options))
     assert finish == "length"
     said = whole[len(whole) // 2 :][:3]
-    monkeypatch.setitem(FORMATS, "plain", replace(FORMATS["plain"], stops=(said,)))
+    monkeypatch.setitem(CHAT_FORMATS, "plain", replace(CHAT_FORMATS["plain"], stops=(said,)))
     with load(tiny_path("llama"), "mlx", chat_format="plain") as model:
         # when
         cut = asyncio.run(answer_of(model, options))

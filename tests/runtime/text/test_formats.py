@@ -11,17 +11,18 @@ import pytest
 import tokenizers
 
 from runtime.errors import InvalidRequestError, UnsupportedFeatureError
+from runtime.loading.digests import template_digest
 from runtime.options import LoadOptions
 from runtime.text.chat import render_chat_ids
-from runtime.text.chosen import ChosenFormat, choose_format, template_digest
-from runtime.text.formats import FORMATS
+from runtime.text.chosen import ChosenFormat, choose_format
+from runtime.text.formats import CHAT_FORMATS
 from runtime.text.template import ChatTemplate
 from runtime.text.tokenizer import Tokenizer
 from tests.runtime.text import template_texts
 from tests.runtime.text.tokenizers_made import tokenizer_with
 from tests.tiny_models import tiny_tokenizer
 
-MARKS = tuple(dict.fromkeys(mark for form in FORMATS.values() for mark in form.marks))
+MARKS = tuple(dict.fromkeys(mark for form in CHAT_FORMATS.values() for mark in form.marks))
 SYSTEM = {"role": "system", "content": "Be brief."}
 TURNS = [
     {"role": "user", "content": " Hi there\n"},
@@ -68,11 +69,11 @@ def forms() -> Iterator[dict[str, ChosenFormat]]:
     """Every format, each with one process for all tests; as Qwen and SmolLM2 have no beginning of text, so has chatml."""
     with ExitStack() as opened:
         yield {
-            name: opened.enter_context(chosen(name, tokenizer_with(*MARKS, adds_bos=name != "chatml"))) for name in FORMATS
+            name: opened.enter_context(chosen(name, tokenizer_with(*MARKS, adds_bos=name != "chatml"))) for name in CHAT_FORMATS
         }
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", CHAT_FORMATS)
 def test_each_format_writes_what_its_family_does(forms: dict[str, ChosenFormat], name: str) -> None:
     template = forms[name].template
     assert template is not None
@@ -101,9 +102,9 @@ def test_and_so_does_the_template_that_the_family_publishes(forms: dict[str, Cho
             )
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", CHAT_FORMATS)
 def test_the_token_that_ends_a_turn_ends_an_answer_and_its_text_where_there_is_none(name: str) -> None:
-    form = FORMATS[name]
+    form = CHAT_FORMATS[name]
     with chosen(name, ALL_MARKS) as there:
         own = () if form.end is None else (ALL_MARKS.special[form.end],)
         assert there.eos_token_ids == (*ALL_MARKS.eos_token_ids, *(i for i in own if i not in ALL_MARKS.eos_token_ids))
@@ -145,7 +146,7 @@ def test_content_never_becomes_a_mark(forms: dict[str, ChosenFormat]) -> None:
         ("mistral", [TURNS[0], TURNS[0]], "must take turns"),
         ("gemma", [TURNS[1]], "must take turns"),
         ("mistral", [TURNS[0], SYSTEM], "one system message at most"),
-        *((name, [*TURNS[:1], {"role": "tool", "content": "5"}], "no place for calls") for name in FORMATS),
+        *((name, [*TURNS[:1], {"role": "tool", "content": "5"}], "no place for calls") for name in CHAT_FORMATS),
         (
             "chatml",
             [TURNS[0], {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "f"}}]}],
@@ -160,7 +161,7 @@ def test_what_a_format_cannot_write_is_refused(
         render_chat_ids(ALL_MARKS, forms[name].template, messages)
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", CHAT_FORMATS)
 def test_tools_are_refused_where_the_template_would_drop_them(forms: dict[str, ChosenFormat], name: str) -> None:
     with pytest.raises(UnsupportedFeatureError, match="takes no tools"):
         render_chat_ids(ALL_MARKS, forms[name].template, TURNS, tools=[{"type": "function", "function": {"name": "f"}}])

@@ -20,6 +20,7 @@ def tokenizer_with(*marks: str, adds_bos: bool = True) -> ours.Tokenizer:
     backend = Tokenizer.from_str(tiny_tokenizer().to_str())
     backend.add_special_tokens(["<s>", "</s>", *marks])
     eos = backend.token_to_id("</s>")
+    assert eos is not None
     named = {"bos_token": "<s>", "eos_token": "</s>"}
     return ours.Tokenizer(backend, eos_token_ids=[eos], special_texts=named, adds_bos=adds_bos)
 

@@ -30,7 +30,7 @@ TOOLS: list[dict[str, Any]] = [
 )
 def test_each_form_is_read_by_its_name_and_by_itself(form: CallFormat, text: str) -> None:
     for chosen in (form, "auto"):
-        found = parse_tool_calls(text, chosen)  # type: ignore[arg-type]  # the loop's two are formats
+        found = parse_tool_calls(text, chosen)
         assert found.text == ""
         assert [(call.name, call.arguments) for call in found.calls] == [("weather", {"city": "Rom", "days": 2})]
 
@@ -133,13 +133,16 @@ def test_hostile_answers_end_in_a_typed_error_or_as_text(name: str, step: int | 
             seen += reader.feed(text[at : at + (step or len(text))]).text
         seen += reader.finish().text
     except ToolCallError as error:
-        assert len(str(error)) < 1000
+        said = str(error)
     else:
-        assert seen == text
+        said = "" if seen == text else "x" * 1000
+    assert len(said) < 1000
     assert time.process_time() - before < 60  # it took 0.3 s; what is quadratic here takes minutes
 
 
-@pytest.mark.parametrize("text", ["Hi " + HERMES + "\n" + HERMES + " <tool", f"{LLAMA};{LLAMA} ok", f" {MISTRAL}{MISTRAL_NAMED}x"])
+@pytest.mark.parametrize(
+    "text", ["Hi " + HERMES + "\n" + HERMES + " <tool", f"{LLAMA};{LLAMA} ok", f" {MISTRAL}{MISTRAL_NAMED}x"]
+)
 def test_piece_by_piece_it_is_the_same_as_at_once(text: str) -> None:
     # given
     whole = parse_tool_calls(text)
