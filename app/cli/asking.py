@@ -54,8 +54,8 @@ OPTIONS = (
         "--batch",
         metavar="FILE",
         help='Answer every line of a JSONL file ("-" for stdin), many at once. A line: {"prompt": "Hi"} or '
-        '{"messages": [...]}, and as it likes "id", "seed", "max_tokens", "temperature" and the like, "stop", "system", "tools". '
-        "One JSON line each comes back, in order.",
+        '{"messages": [...]}, and as it likes "id", "system", "tools", "seed", "max_tokens", "stop", "temperature" and the '
+        "like. One JSON line each comes back, in order.",
     ),
     click.option("--max-tokens", type=click.IntRange(1), default=128, show_default=True),
     click.option("--stop", multiple=True, help="End before this text; may be given again. Example: --stop . --stop '?'"),

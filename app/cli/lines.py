@@ -14,7 +14,7 @@ from app.cli.asking import Asked
 from app.cli.common import read_text
 from runtime import GenerationOptions, InvalidRequestError, RuntimeFault, SamplingOptions
 
-SAMPLING = {field.name for field in fields(SamplingOptions)} - {"top_k"} | {"sample_top_k"}  # --top-k is another thing
+SAMPLING = {field.name for field in fields(SamplingOptions)}
 DRAWING = {"seed", "max_tokens", "stop", "ignore_eos"}
 KNOWN = {"id", "prompt", "messages", "system", "tools"} | SAMPLING | DRAWING
 _SHOWN = 5  # bad lines named at once
@@ -135,6 +135,6 @@ def _options(given: Mapping[str, Any], asked: Asked, place: int) -> GenerationOp
         drawn["stop"] = (stop,) if isinstance(stop, str) else tuple(stop)
     if "seed" not in drawn:
         drawn["seed"] = (asked.seed + place) % (1 << 64)
-    sampled = {name.removeprefix("sample_"): given[name] for name in SAMPLING if name in given}
+    sampled = {name: given[name] for name in SAMPLING if name in given}
     sampling = replace(asked.options.sampling, **sampled)
     return replace(asked.options, sampling=sampling, top_k=0, **drawn).check()

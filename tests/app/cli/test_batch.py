@@ -54,7 +54,7 @@ def test_each_line_is_answered_as_alone_in_the_order_asked(elsewise: Elsewise, f
 
 
 def test_what_the_command_says_holds_for_lines_that_say_nothing_else(elsewise: Elsewise, file: Path) -> None:
-    write(file, {"prompt": "hello"}, {"prompt": "hello", "system": "be", "sample_top_k": 1}, {"prompt": "hello", "seed": 9})
+    write(file, {"prompt": "hello"}, {"prompt": "hello", "system": "be", "top_k": 1}, {"prompt": "hello", "seed": 9})
     done = elsewise("ask", "--batch", str(file), *FAKE, "--seed", "7", "--system", "see", "--temperature", "1.5")
     first, second, third = results(done.out)
     assert [r["seed"] for r in (first, second, third)] == [7, 8, 9]
