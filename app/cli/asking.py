@@ -157,6 +157,8 @@ def _check_company(flags: Flags) -> None:
     """Options that make no sense together."""
     if flags["session"] is not None and (flags["system"] or flags["raw"]):
         raise click.UsageError("--session keeps its own system prompt and template: leave out --system and --raw")
+    if flags["session"] is not None and flags["template"] == "none":
+        raise click.UsageError("--session is a chat: --format none has no roles; choose another, such as plain")
     if flags["raw"] and (flags["system"] or flags["template"]):
         raise click.UsageError("--raw knows no roles: leave out --system and --format")
     if flags["batch"] is not None:

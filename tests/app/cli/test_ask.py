@@ -143,6 +143,7 @@ def test_the_global_options_choose_the_model_too(elsewise: Elsewise) -> None:
         (("ask", "hi", "--session", "A", "--raw"), 2, "leave out --system and --raw"),
         (("ask", "hi", "--raw", "--system", "be"), 2, "leave out --system and --format"),
         (("ask", "hi", "--raw", "--format", "chatml"), 2, "leave out --system and --format"),
+        (("ask", "hi", "--session", "A", "--format", "none"), 2, "--format none has no roles"),
         (("ask", "hi", "--format", "gema"), 2, "neither one of auto, none, chatml"),
         (("ask", "hi", "--backend", "fake", "--format", "none", "--system", "be"), 2, "has no chat template; give it one"),
         (("ask", "hi", "--backend", "fake", "--stop", ""), 2, "none of them empty"),
