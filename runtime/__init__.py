@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from runtime.options import GenerationOptions, LoadOptions, SamplingOptions
     from runtime.records import Finish, Origin, Scores, TokenRecord, TokenRun
     from runtime.sampling.draw import fresh_seed
+    from runtime.speculation.options import SpeculativeOptions
     from runtime.text.formats import CHAT_FORMATS
     from runtime.text.utf8 import clean_text, texts_of
     from runtime.tools.calls import ToolCall, ToolCalls
@@ -96,6 +97,7 @@ __all__ = [
     "ShelfEntry",
     "SnapshotFormatError",
     "SnapshotMismatchError",
+    "SpeculativeOptions",
     "TokenRecord",
     "TokenRun",
     "ToolCall",
@@ -148,6 +150,7 @@ _NAMES = {
     "runtime.options": ("GenerationOptions", "LoadOptions", "SamplingOptions"),
     "runtime.records": ("Finish", "Origin", "Scores", "TokenRecord", "TokenRun"),
     "runtime.sampling.draw": ("fresh_seed",),
+    "runtime.speculation.options": ("SpeculativeOptions",),
     "runtime.text.formats": ("CHAT_FORMATS",),
     "runtime.text.utf8": ("clean_text", "texts_of"),
     "runtime.tools.calls": ("ToolCall", "ToolCalls"),

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, Self, get_args
 
 from runtime.errors import InvalidRequestError
+from runtime.speculation.options import SpeculativeOptions
 
 KvDtype = Literal["auto", "f32", "f16", "bf16", "q8", "q4"]
 ChatFormat = Literal["auto", "none", "chatml", "llama3", "mistral", "gemma", "plain"]
@@ -56,6 +57,7 @@ class LoadOptions:
     chat_template: str | None = None  # the user's own, as jinja2 text
     chat_template_file: str | Path | None = None  # the same in a file
     adapters: tuple[str, ...] = ()
+    draft_model: str | None = None  # a model of the same vocabulary that guesses ahead, where `speculative` asks for it
 
     @classmethod
     def from_mapping(cls, options: Mapping[str, Any]) -> Self:
@@ -149,6 +151,7 @@ class GenerationOptions:
     seed: int | None = None  # None: a fresh one, reported in the records' session
     branch: int = 0  # separates streams that share a seed
     resolve: bool = True  # False: the library's defaults alone, for parity and benchmarks
+    speculative: SpeculativeOptions | None = None  # several tokens a forward, guessed and checked
 
     def check(self) -> Self:
         """Itself.
@@ -157,6 +160,8 @@ class GenerationOptions:
             InvalidRequestError: A value out of range; the message names it.
         """
         self.sampling.check()
+        if self.speculative is not None:
+            self.speculative.check()
         if self.max_tokens is not None and not _whole(self.max_tokens, 1):
             raise InvalidRequestError(f"max_tokens must be a whole number, 1 or more, not {self.max_tokens!r}")
         if not isinstance(self.stop, list | tuple) or any(not isinstance(s, str) or not s for s in self.stop):
