@@ -92,8 +92,9 @@ def _line(number: int, text: str, asked: Asked, place: int) -> Line:
     own_id = given.get("id", number)
     if isinstance(own_id, bool) or not isinstance(own_id, str | int):
         raise InvalidRequestError(f'"id" is a text or a whole number, not {own_id!r:.60}')
-    if "tools" in given and asked.raw:
-        raise InvalidRequestError('"tools" are for a chat: leave out --raw')
+    roles = next((name for name in ("tools", "system") if name in given), None)
+    if roles is not None and asked.raw:
+        raise InvalidRequestError(f'"{roles}" needs a chat: leave out --raw')
     return Line(
         number=number,
         id=own_id,
@@ -135,6 +136,6 @@ def _options(given: Mapping[str, Any], asked: Asked, place: int) -> GenerationOp
         drawn["stop"] = (stop,) if isinstance(stop, str) else tuple(stop)
     if "seed" not in drawn:
         drawn["seed"] = (asked.seed + place) % (1 << 64)
-    sampled = {name: given[name] for name in SAMPLING if name in given}
+    sampled = {name: tuple(v) if isinstance(v := given[name], list) else v for name in SAMPLING if name in given}
     sampling = replace(asked.options.sampling, **sampled)
     return replace(asked.options, sampling=sampling, top_k=0, **drawn).check()

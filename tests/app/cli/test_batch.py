@@ -102,6 +102,8 @@ BAD: list[tuple[object, str]] = [
     ({"prompt": "a", "stop": 5}, "stop is a sequence of texts"),
     ({"prompt": "a", "system": 5}, '"system" is a text'),
     ({"messages": "a"}, '"messages" is a list'),
+    ({"prompt": "a", "tools": 5}, "tools is a list of definitions"),
+    ({"prompt": "a", "top_k": [1]}, "top_k must be a whole number"),
     ({"messages": []}, "messages is a list of at least one"),
     ({"messages": [{"role": "elf", "content": "a"}]}, "the role 'elf' is not one of"),
     ({"prompt": "a", "tools": [{"type": "function", "function": {"name": "f"}}]}, "takes no tools"),
@@ -122,6 +124,13 @@ def test_a_bad_line_is_named_before_anything_is_computed(
     assert (done.code, done.out) == (2, "")
     assert "nothing was asked" in done.err
     assert f"line 2: {says}" in done.err or ("line 2: " in done.err and says in done.err)
+
+
+@pytest.mark.parametrize("name", ["system", "tools"])
+def test_what_needs_a_chat_is_refused_for_raw_lines(elsewise: Elsewise, file: Path, name: str) -> None:
+    write(file, {"prompt": "a", name: "x"})
+    done = elsewise("ask", "--batch", str(file), "--raw", *FAKE)
+    assert (done.code, f'line 1: "{name}" needs a chat: leave out --raw' in done.err) == (2, True)
 
 
 def test_of_many_bad_lines_the_first_are_named(elsewise: Elsewise, file: Path) -> None:
