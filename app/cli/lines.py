@@ -136,6 +136,8 @@ def _options(given: Mapping[str, Any], asked: Asked, place: int) -> GenerationOp
         drawn["stop"] = (stop,) if isinstance(stop, str) else tuple(stop)
     if "seed" not in drawn:
         drawn["seed"] = (asked.seed + place) % (1 << 64)
-    sampled = {name: tuple(v) if isinstance(v := given[name], list) else v for name in SAMPLING if name in given}
+    sampled: dict[str, Any] = {
+        name: tuple(v) if isinstance(v := given[name], list) else v for name in SAMPLING if name in given
+    }
     sampling = replace(asked.options.sampling, **sampled)
     return replace(asked.options, sampling=sampling, top_k=0, **drawn).check()
