@@ -55,11 +55,15 @@ if TYPE_CHECKING:
     from runtime.records import Finish, Origin, Scores, TokenRecord, TokenRun
     from runtime.sampling.draw import fresh_seed
     from runtime.speculation.options import SpeculativeOptions
+    from runtime.text.formats import CHAT_FORMATS
     from runtime.text.utf8 import clean_text, texts_of
     from runtime.timings import Latency, RequestTimings
+    from runtime.tools.calls import ToolCall, ToolCalls
+    from runtime.tools.reader import ToolCallReader, parse_tool_calls
     from runtime.trie import Trie
 
 __all__ = [
+    "CHAT_FORMATS",
     "POOLINGS",
     "AdapterError",
     "BackendUnavailableError",
@@ -102,7 +106,10 @@ __all__ = [
     "SpeculativeOptions",
     "TokenRecord",
     "TokenRun",
+    "ToolCall",
     "ToolCallError",
+    "ToolCallReader",
+    "ToolCalls",
     "Trie",
     "UnknownBackendError",
     "UnsupportedFeatureError",
@@ -119,6 +126,7 @@ __all__ = [
     "load",
     "load_model_by_name",
     "models_dir",
+    "parse_tool_calls",
     "register_backend",
     "spawn",
     "texts_of",
@@ -135,23 +143,72 @@ _NAMES = {
         "register_backend",
         "unregister_backend",
     ),
-    "runtime.client": ("EngineClient", "EngineLimits", "spawn"),
-    "runtime.info": ("CacheReport", "EdgeReport", "Metrics", "ModelInfo", "OnProgress", "PromptProgress"),
-    "runtime.language_model": ("LanguageModel", "Message", "PrefixMatch"),
+    "runtime.client": (
+        "EngineClient",
+        "EngineLimits",
+        "spawn",
+    ),
+    "runtime.info": (
+        "CacheReport",
+        "EdgeReport",
+        "Metrics",
+        "ModelInfo",
+        "OnProgress",
+        "PromptProgress",
+    ),
+    "runtime.language_model": (
+        "LanguageModel",
+        "Message",
+        "PrefixMatch",
+    ),
     "runtime.loading.importer": ("import_model",),
     "runtime.loading.paths": ("models_dir",),
     "runtime.loading.progress": ("Progress",),
-    "runtime.loading.shelf": ("ShelfEntry", "list_models"),
+    "runtime.loading.shelf": (
+        "ShelfEntry",
+        "list_models",
+    ),
     "runtime.loading.smollm2": ("fetch_embedded",),
     "runtime.loading.verify": ("verify_model",),
-    "runtime.model": ("load", "load_model_by_name"),
-    "runtime.options": ("GenerationOptions", "LoadOptions", "SamplingOptions"),
-    "runtime.pooling": ("POOLINGS", "Pooling"),
-    "runtime.records": ("Finish", "Origin", "Scores", "TokenRecord", "TokenRun"),
+    "runtime.model": (
+        "load",
+        "load_model_by_name",
+    ),
+    "runtime.options": (
+        "GenerationOptions",
+        "LoadOptions",
+        "SamplingOptions",
+    ),
+    "runtime.pooling": (
+        "POOLINGS",
+        "Pooling",
+    ),
+    "runtime.records": (
+        "Finish",
+        "Origin",
+        "Scores",
+        "TokenRecord",
+        "TokenRun",
+    ),
     "runtime.sampling.draw": ("fresh_seed",),
     "runtime.speculation.options": ("SpeculativeOptions",),
-    "runtime.text.utf8": ("clean_text", "texts_of"),
-    "runtime.timings": ("Latency", "RequestTimings"),
+    "runtime.text.formats": ("CHAT_FORMATS",),
+    "runtime.text.utf8": (
+        "clean_text",
+        "texts_of",
+    ),
+    "runtime.timings": (
+        "Latency",
+        "RequestTimings",
+    ),
+    "runtime.tools.calls": (
+        "ToolCall",
+        "ToolCalls",
+    ),
+    "runtime.tools.reader": (
+        "ToolCallReader",
+        "parse_tool_calls",
+    ),
     "runtime.trie": ("Trie",),
 }
 _HOMES = {name: module for module, names in _NAMES.items() for name in names}

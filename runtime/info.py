@@ -34,6 +34,7 @@ class ModelInfo:
     options: dict[str, Any] = field(default_factory=dict)
     capabilities: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
+    template_digest: str | None = None  # SHA-256 of the chat template in force; None without one
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,7 +65,7 @@ class LanguageModel(VectorMembers, Protocol):
 
     @property
     def chat_template(self) -> str | None:
-        """The template's source; None for a base model."""
+        """The source of the chat template in force; None where there are no roles."""
 
     @property
     def byte_vocab(self) -> list[bytes]:
@@ -173,7 +173,7 @@ class LanguageModel(VectorMembers, Protocol):
         """The text that follows `prompt`: a plain text is continued, a list of messages is answered by chat template.
 
         Raises:
-            UnsupportedFeatureError: Messages, but the model has no chat template.
+            UnsupportedFeatureError: Messages, but there is no chat template (a `chat_format` at load gives one).
         """
 
     # ---- text ------------------------------------------------------------------------------------------------
@@ -203,13 +203,19 @@ class LanguageModel(VectorMembers, Protocol):
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
     ) -> list[int]:
-        """The ids of a conversation by the model's chat template. Blocking.
+        """The ids of a conversation by the chat template in force (`LoadOptions.chat_format`). Blocking.
 
         Content never becomes control tokens, whatever it spells.
 
+        Args:
+            messages: Each with a role (system, user, assistant, tool) and content. An assistant's may have `tool_calls`, as
+                `ToolCalls.message` makes them; the results follow as messages of the role tool.
+            tools: Definitions: ``{"type": "function", "function": {"name": ..., "parameters": <JSON schema>}}``.
+            add_generation_prompt: Whether the header of the answer follows.
+
         Raises:
-            UnsupportedFeatureError: The model has no chat template.
-            InvalidRequestError: The template refuses the messages, or took too long.
+            UnsupportedFeatureError: There is no chat template, or tools are given and it would drop them.
+            InvalidRequestError: A message or tool of the wrong shape; the template refuses them, or took too long.
         """
 
     async def render_chat_async(

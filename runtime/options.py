@@ -6,12 +6,14 @@ import difflib
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal, Self
+from pathlib import Path
+from typing import Any, Literal, Self, get_args
 
 from runtime.errors import InvalidRequestError
 from runtime.speculation.options import SpeculativeOptions
 
 KvDtype = Literal["auto", "f32", "f16", "bf16", "q8", "q4"]
+ChatFormat = Literal["auto", "none", "chatml", "llama3", "mistral", "gemma", "plain"]
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
@@ -30,6 +32,13 @@ class LoadOptions:
     `kv_dtype` is the form in which KV rests between requests. With "q8" and "q4" it takes a quarter and a sixth of its
     bytes in float32 (head width 64), and **a cached answer differs from an uncached one** by as much as `ModelInfo.warnings`
     says, measured at load; recurrent state is never quantised, running requests compute on what they load in full width.
+
+    `chat_format` says how messages become text: "auto" is the model's own template, or none; "none" knows no roles: text is
+    continued; the names are the formats of well-known families, for models without a template or in place of their own.
+    `chat_template` and `chat_template_file` take the user's template instead; it runs in a sandbox with limits. What ends a
+    turn of a named format ends an answer: the token, or where the vocabulary has no such token, its text as a stop string
+    (`ignore_eos` and `resolve=False` switch those stops off). A user's own template adds none: give `stop` with the request.
+    None of the three touches KV: `kv_fingerprint` stays, `model_fingerprint` and `ModelInfo.template_digest` follow.
     """
 
     device: str = "auto"  # auto, cpu, cuda[:n], mps
@@ -44,6 +53,9 @@ class LoadOptions:
     max_batch_tokens: int = 2048
     prefill_chunk_tokens: int = 512  # a cap; chunks are sized by time
     add_bos: Literal["model", "yes", "no"] = "model"
+    chat_format: ChatFormat = "auto"
+    chat_template: str | None = None  # the user's own, as jinja2 text
+    chat_template_file: str | Path | None = None  # the same in a file
     adapters: tuple[str, ...] = ()
     offload: Literal["none", "disk"] = "none"  # disk: weights that do not fit are read from disk at every forward (hf)
     offload_memory_bytes: int | None = None  # that weights may take, the largest layer at work too; None: half of what is free
@@ -85,6 +97,19 @@ class LoadOptions:
             value = getattr(self, name)
             if value not in allowed:
                 raise InvalidRequestError(f"{name}={value!r}: {nearest(str(value), allowed)}")
+        self._check_format()
+
+    def _check_format(self) -> None:
+        if self.chat_template is not None and not (isinstance(self.chat_template, str) and self.chat_template.strip()):
+            raise InvalidRequestError(f"chat_template is a template's text, not {self.chat_template!r:.60}")
+        if self.chat_template_file is not None and not (
+            isinstance(self.chat_template_file, str | Path) and str(self.chat_template_file)
+        ):
+            raise InvalidRequestError(f"chat_template_file is the path of a template, not {self.chat_template_file!r:.60}")
+        given = [name for name in ("chat_template", "chat_template_file") if getattr(self, name) is not None]
+        given += ["chat_format"] * (self.chat_format != "auto")
+        if len(given) > 1:
+            raise InvalidRequestError(f"{' and '.join(given)} contradict each other: give one of them")
 
 
 _CHOICES = {
@@ -93,6 +118,7 @@ _CHOICES = {
     "kv_dtype": ("auto", "f32", "f16", "bf16", "q8", "q4"),
     "add_bos": ("model", "yes", "no"),
     "offload": ("none", "disk"),
+    "chat_format": get_args(ChatFormat),
 }
 
 

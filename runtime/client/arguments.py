@@ -40,8 +40,10 @@ def plain_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
     """Messages or tools as dictionaries of plain values.
 
     Raises:
-        InvalidRequestError: Something that is no mapping.
+        InvalidRequestError: Something that is no list, or no mapping in it.
     """
+    if isinstance(messages, str | bytes | Mapping) or not isinstance(messages, Sequence):
+        raise InvalidRequestError(f"messages (and tools) are a list of mappings, not {messages!r:.60}")
     for place, message in enumerate(messages):
         if not isinstance(message, Mapping):
             raise InvalidRequestError(f"message {place} is a mapping with role and content, not {message!r:.60}")

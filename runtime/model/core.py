@@ -32,14 +32,18 @@ class Core:
         self._text = text
         self._options = options
         self._byte_vocab = text.tokenizer.byte_vocab(engine.backend.info.vocab_size)
-        self._eos = frozenset(text.tokenizer.eos_token_ids)
+        self._eos = frozenset(text.eos_token_ids)
+        self._described: tuple[ModelInfo, ModelInfo] | None = None  # the backend's own, and as `info` gives it
         self._turns: dict[asyncio.AbstractEventLoop, list[Job]] = {}
         self._mailboxes: dict[asyncio.AbstractEventLoop, Mailbox] = {}
 
     @property
     def info(self) -> ModelInfo:
         """What is known of the model."""
-        return self._engine.backend.info
+        own = self._engine.backend.info
+        if self._described is None or self._described[0] is not own:
+            self._described = own, self._text.described(own)
+        return self._described[1]
 
     @property
     def _namespace(self) -> str:

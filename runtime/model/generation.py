@@ -143,6 +143,8 @@ class GenerationMembers(TextMembers):
 
     async def complete(self, prompt: str | Sequence[Message], options: GenerationOptions | None = None) -> str:
         """Text in, text out."""
+        if isinstance(prompt, bytes) or not isinstance(prompt, Sequence):
+            raise InvalidRequestError(f"complete takes a text or a list of messages, not {type(prompt).__name__}")
         ids = await (self.tokenize_async(prompt) if isinstance(prompt, str) else self.render_chat_async(prompt))
         pieces: list[str] = []
         runs = self.generate_runs(ids, options)
@@ -154,7 +156,7 @@ class GenerationMembers(TextMembers):
         return "".join(pieces)
 
     def _generation(self, ids: Sequence[int], options: GenerationOptions | None) -> GenerateJob:
-        options = (options or GenerationOptions()).check()
+        options = self._text.with_stops((options or GenerationOptions()).check())
         if options.speculative is not None:
             check_speculative(options.speculative, self.info)
         seed = fresh_seed() if options.seed is None else options.seed

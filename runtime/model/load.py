@@ -48,8 +48,8 @@ def load(source: str | Path | Pair, backend: str | None = "auto", **options: Any
     else:
         model = resolve(source, backend=name)  # before the libraries are imported: a missing model is said at once
         text = TextSide.from_folder(model)
-
     drafting = None if checked.draft_model is None else draft_source(checked.draft_model, name)
+    text = text.with_format(checked)
 
     def make() -> tuple[Backend, Scheduler]:
         made = resolve_backend(name)(model, checked)
@@ -57,10 +57,15 @@ def load(source: str | Path | Pair, backend: str | None = "auto", **options: Any
         draft = None if drafting is None else load_draft(drafting, name, checked, made, token_bytes)
         budget = facts.kv_budget(checked, made.free_bytes())
         made.set_kv_budget(budget)
-        eos = frozenset(text.tokenizer.eos_token_ids)
+        eos = frozenset(text.eos_token_ids)
         return made, Scheduler(made, checked, budget, token_bytes, eos, Utf8Stream, draft)
 
-    return LocalModel(Engine(make), text, checked)
+    try:
+        return LocalModel(Engine(make), text, checked)
+    except BaseException:
+        if text.template is not None:
+            text.template.close()
+        raise
 
 
 def draft_source(source: str, backend: str) -> ModelFolder:

@@ -20,7 +20,7 @@ class LocalModel(QueryMembers, GenerationMembers, VectorMembers):
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
         """Ids that end a text."""
-        return self._text.tokenizer.eos_token_ids
+        return self._text.eos_token_ids
 
     @property
     def chat_template(self) -> str | None:

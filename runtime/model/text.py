@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import tokenizers
 
+from runtime.backends import facts
+from runtime.info import ModelInfo
 from runtime.loading.folder import ModelFolder
-from runtime.options import SamplingOptions
+from runtime.options import GenerationOptions, LoadOptions, SamplingOptions
+from runtime.text.chosen import ChosenFormat, choose_format
 from runtime.text.template import ChatTemplate
 from runtime.text.tokenizer import Tokenizer
 
@@ -21,6 +24,43 @@ class TextSide:
     tokenizer: Tokenizer
     template: ChatTemplate | None
     sampling: SamplingOptions  # the model's own, from generation_config.json
+    format: ChosenFormat | None = None  # None until `with_format`
+
+    def with_format(self, options: LoadOptions) -> TextSide:
+        """The same with the chat format that the options ask for.
+
+        Raises:
+            InvalidRequestError: The user's template cannot be read or does not compile.
+        """
+        chosen = choose_format(options, self.tokenizer, self.template)
+        return replace(self, template=chosen.template, format=chosen)
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """What ends an answer."""
+        return self.format.eos_token_ids if self.format else self.tokenizer.eos_token_ids
+
+    def with_stops(self, options: GenerationOptions) -> GenerationOptions:
+        """The options and the texts that end a turn of the format."""
+        stops = self.format.stops if self.format else ()
+        if not stops or options.ignore_eos or not options.resolve:
+            return options
+        return replace(options, stop=tuple(dict.fromkeys((*options.stop, *stops))))
+
+    def described(self, info: ModelInfo) -> ModelInfo:
+        """What a backend says of its model, with the format in force."""
+        chosen = self.format
+        if chosen is None:
+            return info
+        text_print = info.model_fingerprint
+        return replace(
+            info,
+            has_template=chosen.template is not None,
+            template_digest=chosen.digest,
+            model_fingerprint=facts.digest("format", text_print, chosen.digest) if chosen.replaces else text_print,
+            options={**info.options, "chat_format": chosen.name},
+            warnings=(*info.warnings, *chosen.warnings),
+        )
 
     @classmethod
     def from_folder(cls, folder: ModelFolder) -> TextSide:
