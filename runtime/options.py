@@ -8,9 +8,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, Self
 
-from runtime.errors import InvalidRequestError
+from runtime.errors import AdapterError, InvalidRequestError
 
 KvDtype = Literal["auto", "f32", "f16", "bf16", "q8", "q4"]
+AdapterUse = str | tuple[str, float]  # an adapter's name, or (name, scale); a bare name has scale 1
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
@@ -43,7 +44,7 @@ class LoadOptions:
     max_batch_tokens: int = 2048
     prefill_chunk_tokens: int = 512  # a cap; chunks are sized by time
     add_bos: Literal["model", "yes", "no"] = "model"
-    adapters: tuple[str, ...] = ()
+    adapters: tuple[AdapterUse, ...] = ()  # folders or ids, loaded and pushed onto the stack in this order
 
     @classmethod
     def from_mapping(cls, options: Mapping[str, Any]) -> Self:
@@ -78,6 +79,7 @@ class LoadOptions:
             value = getattr(self, name)
             if value not in allowed:
                 raise InvalidRequestError(f"{name}={value!r}: {nearest(str(value), allowed)}")
+        check_adapters(self.adapters)
 
 
 _CHOICES = {
@@ -123,6 +125,7 @@ class GenerationOptions:
     seed: int | None = None  # None: a fresh one, reported in the records' session
     branch: int = 0  # separates streams that share a seed
     resolve: bool = True  # False: the library's defaults alone, for parity and benchmarks
+    adapters: tuple[AdapterUse, ...] | None = None  # of loaded ones, in order; () is the base, None the model's stack
 
     def check(self) -> Self:
         """Itself.
@@ -140,7 +143,38 @@ class GenerationOptions:
         for name, value in (("seed", self.seed), ("branch", self.branch)):
             if value is not None and (not _whole(value, 0) or value >= 1 << 64):
                 raise InvalidRequestError(f"{name} must be a whole number within 0 and 2**64 - 1, not {value!r}")
+        if self.adapters is not None:
+            check_adapters(self.adapters)
         return self
+
+
+def check_adapters(adapters: object) -> tuple[tuple[str, float], ...]:
+    """Adapters as (name, scale) pairs.
+
+    Raises:
+        AdapterError: Not a sequence of names and (name, scale) pairs, an empty name, or a scale that is not finite.
+    """
+    if isinstance(adapters, str) or not isinstance(adapters, list | tuple):
+        raise AdapterError(f"adapters is a sequence of names or (name, scale) pairs, not {adapters!r:.80}")
+    return tuple(_adapter_use(use) for use in adapters)
+
+
+def _adapter_use(use: object) -> tuple[str, float]:
+    name, scale = use if isinstance(use, list | tuple) and len(use) == 2 else (use, 1.0)
+    if not isinstance(name, str) or not name.strip():
+        raise AdapterError(f"an adapter is a name or a (name, scale) pair, not {use!r:.80}")
+    return name, check_scale(name, scale)
+
+
+def check_scale(name: str, scale: object) -> float:
+    """The scale of an adapter in a stack.
+
+    Raises:
+        AdapterError: Not a finite number.
+    """
+    if isinstance(scale, bool) or not isinstance(scale, int | float) or not math.isfinite(scale):
+        raise AdapterError(f"the scale of adapter {name!r} must be a finite number (1 is as trained), not {scale!r:.40}")
+    return float(scale)
 
 
 def _whole(value: object, least: int) -> bool:
