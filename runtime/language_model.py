@@ -23,7 +23,8 @@ from types import TracebackType
 from typing import Any, Protocol, Self
 
 from runtime.info import CacheReport, Metrics, ModelInfo, OnProgress
-from runtime.options import GenerationOptions
+from runtime.members.adapters import AdapterMembers
+from runtime.options import Adapters, GenerationOptions
 from runtime.records import Float32, TokenRecord, TokenRun
 
 Message = Mapping[str, Any]  # {"role": ..., "content": ...}, as chat templates take them
@@ -42,7 +43,7 @@ class PrefixMatch:
     tier: str
 
 
-class LanguageModel(Protocol):
+class LanguageModel(AdapterMembers, Protocol):
     """A loaded model. See the module's text for what holds for all members.
 
     Raises (any member that takes token ids):
@@ -76,37 +77,48 @@ class LanguageModel(Protocol):
 
     # ---- next-token log-probabilities ------------------------------------------------------------------------
 
-    async def next_token_logprobs(self, ids: Sequence[int]) -> Float32:
-        """Log-probabilities of the token after `ids`, ``(vocab,) float32``."""
+    async def next_token_logprobs(self, ids: Sequence[int], *, adapters: Adapters = None) -> Float32:
+        """Log-probabilities of the token after `ids`, ``(vocab,) float32``.
 
-    async def batch_next_token_logprobs(self, batch: Sequence[Sequence[int]]) -> Float32:
+        Args:
+            ids: From the first token on.
+            adapters: Loaded ones, in order; () is the base, None the model's stack. So of all queries and scores.
+        """
+
+    async def batch_next_token_logprobs(self, batch: Sequence[Sequence[int]], *, adapters: Adapters = None) -> Float32:
         """The same for several sequences at once, ``(n, vocab) float32``, row i for sequence i; duplicates cost nothing."""
 
-    def next_token_logprobs_sync(self, ids: Sequence[int]) -> Float32:
+    def next_token_logprobs_sync(self, ids: Sequence[int], *, adapters: Adapters = None) -> Float32:
         """`next_token_logprobs`, blocking."""
 
-    def batch_next_token_logprobs_sync(self, batch: Sequence[Sequence[int]]) -> Float32:
+    def batch_next_token_logprobs_sync(self, batch: Sequence[Sequence[int]], *, adapters: Adapters = None) -> Float32:
         """`batch_next_token_logprobs`, blocking."""
 
-    def next_token_logprobs_uncached(self, ids: Sequence[int]) -> Float32:
+    def next_token_logprobs_uncached(self, ids: Sequence[int], *, adapters: Adapters = None) -> Float32:
         """The same numbers by the library's own plain forward pass, cache neither read nor written. Blocking.
 
         It is the reference that the cached answers are compared with, ``(vocab,) float32``.
         """
 
-    async def next_token_logprobs_uncached_async(self, ids: Sequence[int]) -> Float32:
+    async def next_token_logprobs_uncached_async(self, ids: Sequence[int], *, adapters: Adapters = None) -> Float32:
         """`next_token_logprobs_uncached`, awaited."""
 
-    def prefix_match(self, ids: Sequence[int]) -> PrefixMatch:
+    def prefix_match(self, ids: Sequence[int], *, adapters: Adapters = None) -> PrefixMatch:
         """How much of `ids` is held already; computes nothing and refreshes nothing. Blocking."""
 
-    async def prefix_match_async(self, ids: Sequence[int]) -> PrefixMatch:
+    async def prefix_match_async(self, ids: Sequence[int], *, adapters: Adapters = None) -> PrefixMatch:
         """`prefix_match`, awaited."""
 
     # ---- scores of given tokens ------------------------------------------------------------------------------
 
     async def score(
-        self, ids: Sequence[int], top_k: int = 10, start: int = 0, *, on_progress: OnProgress | None = None
+        self,
+        ids: Sequence[int],
+        top_k: int = 10,
+        start: int = 0,
+        *,
+        on_progress: OnProgress | None = None,
+        adapters: Adapters = None,
     ) -> list[TokenRecord]:
         """What the model thinks of each given token.
 
@@ -123,7 +135,13 @@ class LanguageModel(Protocol):
         """
 
     async def score_run(
-        self, ids: Sequence[int], top_k: int = 10, start: int = 0, *, on_progress: OnProgress | None = None
+        self,
+        ids: Sequence[int],
+        top_k: int = 10,
+        start: int = 0,
+        *,
+        on_progress: OnProgress | None = None,
+        adapters: Adapters = None,
     ) -> TokenRun:
         """`score` as columns, for the pipe and the window."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, Self
 
@@ -12,6 +12,7 @@ from runtime.errors import AdapterError, InvalidRequestError
 
 KvDtype = Literal["auto", "f32", "f16", "bf16", "q8", "q4"]
 AdapterUse = str | tuple[str, float]  # an adapter's name, or (name, scale); a bare name has scale 1
+Adapters = Sequence[AdapterUse] | None  # a request's, in order; () is the base, None the model's stack
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -13,17 +13,19 @@ Three ways to push tokens, chosen per call:
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 import psutil
 
+from runtime.adapters.adapter import Adapter, Shape
+from runtime.adapters.stacks import TokenStacks
 from runtime.backends.base import Payload
 from runtime.backends.sized import P, SizedBackend, State, WorkingPack, state_size
 from runtime.backends.tree import ROOT, Bool, Int64, segments
-from runtime.errors import ContextOverflowError, InvalidRequestError
+from runtime.errors import ContextOverflowError, InvalidRequestError, UnsupportedFeatureError
 
 __all__ = ["Float32", "PackedBackend", "State", "Step", "WorkingPack", "as_ids", "chain_parents"]
 
@@ -41,6 +43,7 @@ class Step:
     path: Int64 | None = None  # a chain's slots before these tokens; None: all slots in order (in place, or a tree)
     mask: Bool | None = None  # a tree's (n, slots in use): who sees whom; None: causal over the path
     state: State | None = None  # recurrent state to start from; None: from nothing
+    stacks: TokenStacks | None = None  # of each token; None: the base alone
 
     @property
     def past(self) -> int:
@@ -85,8 +88,19 @@ class PackedBackend(SizedBackend[P]):
         """Frees the pack."""
 
     @abstractmethod
-    def logits_uncached(self, ids: Sequence[int]) -> Float32:
+    def logits_uncached(self, ids: Sequence[int], stacks: TokenStacks | None = None) -> Float32:
         """``(vocab,)`` raw logits after `ids` by the library's own plain forward."""
+
+    def adapter_targets(self) -> Mapping[str, Shape]:
+        """The linear modules that an adapter may change; a backend that takes adapters says which."""
+        raise UnsupportedFeatureError(f"the {self.info.backend} backend takes no adapters; use hf or mlx")
+
+    def load_adapter(self, adapter: Adapter) -> int:  # noqa: ARG002  # the Protocol's signature
+        """Brings an adapter's weights in."""
+        raise UnsupportedFeatureError(f"the {self.info.backend} backend takes no adapters; use hf or mlx")
+
+    def unload_adapter(self, digest: str) -> None:
+        """Frees an adapter's weights; where none can be loaded there is nothing to do."""
 
     def free_bytes(self) -> int:
         """The machine's free memory; devices with their own say otherwise."""
@@ -103,7 +117,9 @@ class PackedBackend(SizedBackend[P]):
         """Whether a token may be appended under `slot`."""
         return not self.recurrent or slot == ROOT or slot in pack.states
 
-    def forward(self, pack: P, tokens: Int64, parents: Int64, want: Int64) -> tuple[Int64, Float32]:
+    def forward(
+        self, pack: P, tokens: Int64, parents: Int64, want: Int64, stacks: TokenStacks | None = None
+    ) -> tuple[Int64, Float32]:
         """Pushes new tokens through the model; see `runtime.backends.base.Backend.forward`.
 
         A call that fails leaves the pack as it was.
@@ -122,7 +138,7 @@ class PackedBackend(SizedBackend[P]):
         try:
             positions = pack.tree.depths[base:].copy()
             self._check_context(positions)
-            step = Step(tokens, slots, positions, want)
+            step = Step(tokens, slots, positions, want, stacks=stacks)
             if self.recurrent or not (in_place or self.tree):
                 logits = self._chains(pack, step, parents, base)
             else:
@@ -171,6 +187,7 @@ class PackedBackend(SizedBackend[P]):
                     want=wanted[inside] - start,
                     path=None if len(path) == slots[0] and _consecutive(slots) else path,
                     state=state,
+                    stacks=None if step.stacks is None else step.stacks.part(part),
                 ),
             )
             logits[rows[inside]] = got

@@ -16,7 +16,7 @@ from runtime.loading.folder import ModelFolder
 from runtime.loading.source import resolve
 from runtime.model.local import LocalModel
 from runtime.model.text import TextSide
-from runtime.options import LoadOptions
+from runtime.options import LoadOptions, check_adapters
 from runtime.scheduler.loop import Scheduler
 from runtime.text.utf8 import Utf8Stream
 
@@ -36,6 +36,7 @@ def load(source: str | Path | Pair, backend: str | None = "auto", **options: Any
         InvalidRequestError: An unknown option.
         UnknownBackendError, BackendUnavailableError: No such backend; its libraries are missing.
         ModelLoadError: The model is not here (the message has the command that fetches it), incomplete or damaged.
+        AdapterError: One of `adapters` is not here, damaged, or for another base.
     """
     checked = LoadOptions.from_mapping(options)
     name = check_backend(backend)
@@ -56,7 +57,14 @@ def load(source: str | Path | Pair, backend: str | None = "auto", **options: Any
         eos = frozenset(text.tokenizer.eos_token_ids)
         return made, Scheduler(made, checked, budget, token_bytes, eos, Utf8Stream)
 
-    return LocalModel(Engine(make), text, checked)
+    loaded = LocalModel(Engine(make), text, checked)
+    try:
+        for path, scale in check_adapters(checked.adapters):
+            loaded.push_lora(path, scale)
+    except BaseException:
+        loaded.close()
+        raise
+    return loaded
 
 
 def load_model_by_name(name: str, backend: str | None = None, llm_opts: Mapping[str, Any] | None = None) -> LocalModel:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from functools import partial
 
 from runtime.aio import together
@@ -74,6 +75,7 @@ class Scheduler:
             start_row=self._start_row,
             park=self._waiting.park,
         )
+        self._leaving: list[tuple[str, Future[None]]] = []  # adapters (by digest), and who waits for them to be out of use
         self.steps = 0
 
     @property
@@ -109,6 +111,20 @@ class Scheduler:
             self._prompts.step(decoding=bool(self._rows))
         self.cache.account()
         self.counters.publish(self.cache)
+        if self._leaving:
+            self._tell_unused()
+
+    def when_unused(self, digest: str, future: Future[None]) -> None:
+        """Settles the future once no request uses an adapter; from now on none may be submitted that does."""
+        self._leaving.append((digest, future))
+
+    def _tell_unused(self) -> None:
+        prefills = (*self._prompts.running, *(row.prefill for row in self._rows))
+        jobs = [*(prefill.job for prefill in prefills), *self._waiting]
+        unused = [pair for pair in self._leaving if not any(job.uses(pair[0]) for job in jobs)]
+        self._leaving = [pair for pair in self._leaving if pair not in unused]
+        for _, future in unused:
+            settle(future)
 
     def fail_all(self, error: BaseException) -> None:
         """Nobody waits for ever: every job in work or waiting gets the error."""
@@ -120,6 +136,9 @@ class Scheduler:
             job.fail(error)
         self._waiting.clear()
         self._queries.clear()
+        for _, future in self._leaving:
+            settle(future, error=error)
+        self._leaving.clear()
 
     def cancel_queries(self, error: BaseException) -> None:
         """Every query that waits fails with `error`; generations and scores go on."""
@@ -187,7 +206,7 @@ class Scheduler:
         self._prompts.running.append(prefill)
         prefill.tell()
         if isinstance(job, ScoreJob):  # what is held but must be pushed again, for want of scores
-            self.counters.tokens_rescored += max(self.cache.match(job.namespace, job.ids) - prefill.at, 0)
+            self.counters.tokens_rescored += max(self.cache.match(job) - prefill.at, 0)
 
     # ---- (b) one token for every generation -----------------------------------------------------------------------
 
@@ -254,7 +273,7 @@ class Scheduler:
         base: int | None = None
         try:
             slot, at = self.cache.regain(row.prefill, path)
-            base, missing, parents = workspace.size, path[at:].tolist(), []
+            base, missing, parents = workspace.size, self.cache.tagged(row.job, path)[at:].tolist(), []
             for token in missing:
                 parents.append(slot)
                 slot = workspace.append(slot, token)

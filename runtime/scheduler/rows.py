@@ -25,7 +25,7 @@ class Row:
 
     stream: Stream
     prefill: Prefill
-    pending: int = -1  # drawn, not yet pushed
+    pending: int = -1  # drawn, not yet pushed; tagged with its adapters, as workspaces tell tokens apart
     pushed: int = 0  # generated tokens whose KV stands in the workspace
     tried: int = 0  # of them, when they were last offered to the trie
     started: float = 0.0  # monotonic seconds of the first token
@@ -94,7 +94,7 @@ def decode(rows: list[Row], after: Distributions, at: Sequence[int]) -> list[tup
             ended.append((row, non_finite(row.stream.position)))
             continue
         row.started = row.started or now
-        row.pending = token
+        row.pending = token + row.prefill.tag
         row.stream.accept(token, u, scores, i)
         if row.stream.finish is not Finish.NONE:
             ended.append((row, None))

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
+from runtime.adapters.stacks import Tags
 from runtime.backends.base import ROOT, Backend, Payload
 from runtime.errors import MemoryBudgetError
-from runtime.records import Int32
-from runtime.trie import Lease, Namespace
+from runtime.trie import Lease
 from runtime.trie.node import common_prefix
 
 T = TypeVar("T")
 Slots = npt.NDArray[np.int64]
-NOTHING: Int32 = np.empty(0, np.int32)
+Tagged = npt.NDArray[Any]  # (n,) token ids, int32; int64 where some carry the number of an adapter stack
+NOTHING: Tagged = np.empty(0, np.int32)
 
 
 class Memory(Protocol):
@@ -36,14 +37,17 @@ class Memory(Protocol):
 class Workspace:
     """Slots by token path. Several jobs share one, so that a common prefix stands there once.
 
+    Tokens are *tagged* with the number of the adapters that they are computed under (`runtime.adapters.stacks.Tags`): the
+    same id under another stack is another token, and one pack holds both.
+
     A slot that was computed again for its logits (a *twin*) is not registered: paths lead to the first. Slots are
     numbered as they come and keep their numbers; where `compact` has moved them, `_where` leads to the pack's own.
     """
 
-    def __init__(self, backend: Backend, namespace: Namespace, memory: Memory) -> None:
+    def __init__(self, backend: Backend, tags: Tags, memory: Memory) -> None:
         self._backend = backend
         self._memory = memory
-        self.namespace = namespace
+        self._tags = tags
         self.pack = backend.open_pack()
         self.users = 0  # jobs that hold slots here
         self.retired = False  # takes no newcomers
@@ -51,7 +55,7 @@ class Workspace:
         self._children: dict[tuple[int, int], int] = {}
         self._parents: list[int] = []
         self._trail: list[int] = []  # the path that was found last: its slots
-        self._trail_ids: Int32 = NOTHING  # and its tokens
+        self._trail_ids: Tagged = NOTHING  # and its tokens
         self._computed = 0  # slots whose keys stand in the pack; the others are reserved
         self._where: list[int] | None = None  # the pack's number of each computed slot, -1 for one that was dropped
         self.recurrent = "recurrent" in backend.info.attention_kinds
@@ -72,7 +76,7 @@ class Workspace:
         """The buffers have changed."""
         self.nbytes = self._backend.pack_bytes(self.pack)
 
-    def find(self, ids: Int32, limit: int) -> tuple[int, int]:
+    def find(self, ids: Tagged, limit: int) -> tuple[int, int]:
         """The deepest slot on the path, within `limit` tokens, from which a token can be appended, and its depth."""
         ids = ids[:limit]
         same = common_prefix(self._trail_ids, ids)  # particles and chats ask for nearly the same path again and again
@@ -116,8 +120,9 @@ class Workspace:
                 continue
             skip = max(depth - start, 0)
             self._load(node.payload, slot, skip)
+            tag = self._tags.tag(node.namespace)
             for token in node.tokens[skip:].tolist():
-                slot = self._register(slot, token)
+                slot = self._register(slot, token + tag)
             if self._where is not None:
                 self._where.extend(range(self.held - len(self._parents) + self._computed, self.held))
             self._computed = len(self._parents)
@@ -143,6 +148,12 @@ class Workspace:
             slot = self._parents[slot]
         return slots
 
+    def above(self, slot: int, count: int) -> int:
+        """The slot `count` tokens before `slot` on its path."""
+        for _ in range(count):
+            slot = self._parents[slot]
+        return slot
+
     def forward(self, tokens: Sequence[int], parents: Sequence[int], want: Sequence[int]) -> npt.NDArray[np.float32]:
         """Fills the reserved slots: raw logits ``(len(want), vocab) float32``.
 
@@ -154,8 +165,13 @@ class Workspace:
         self._memory.grow(self, len(tokens), states=states, standing=above)
         held = self.held
         own = parents if self._where is None else [self._own(p) for p in parents]
-        arrays = np.array(tokens, np.int64), np.array(own, np.int64), np.array(want, np.int64)
-        logits = self._twice(lambda: self._backend.forward(self.pack, *arrays)[1])
+        places = np.array(own, np.int64), np.array(want, np.int64)
+        if self._tags.several:
+            ids, stacks = self._tags.untag(tokens)
+            logits = self._twice(lambda: self._backend.forward(self.pack, ids, *places, stacks)[1])
+        else:
+            plain = np.array(tokens, np.int64)
+            logits = self._twice(lambda: self._backend.forward(self.pack, plain, *places)[1])
         self._computed += len(tokens)
         if self._where is not None:
             self._where.extend(range(held, held + len(tokens)))

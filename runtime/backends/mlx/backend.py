@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -12,9 +12,12 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
+from runtime.adapters.adapter import Adapter, Shape
+from runtime.adapters.stacks import TokenStacks
 from runtime.backends import facts
 from runtime.backends.base import Cost
 from runtime.backends.mlx import payload as payloads
+from runtime.backends.mlx.adapters import MlxAdapters
 from runtime.backends.mlx.cache import Arrays, MlxPack, Shape, make_caches
 from runtime.backends.mlx.codec import codec_of
 from runtime.backends.mlx.corrections import PROVEN, SelectRows, hidden_window
@@ -59,6 +62,7 @@ class MlxBackend(PackedBackend[MlxPack]):
         self._loaded = loaded
         self._model = loaded.model
         self._window = hidden_window(loaded.config)
+        self._adapters = MlxAdapters(self._model, loaded.config, loaded.dtype)
         self._select = SelectRows(self._model)
         self._kv = facts.kv_format(options, _name(loaded.dtype))
         self._codec = codec_of(self._kv)
@@ -164,16 +168,27 @@ class MlxBackend(PackedBackend[MlxPack]):
     def restore(self, tensors: Stored) -> MlxPayload:
         return payloads.restore(tensors, self._codec, self._loaded.dtype)
 
-    def logits_uncached(self, ids: Sequence[int]) -> Float32:
-        with _memory():
+    def logits_uncached(self, ids: Sequence[int], stacks: TokenStacks | None = None) -> Float32:
+        with _memory(), self._adapters.under(stacks, np.arange(len(ids))):
             self._select.rows = None
             caches = None if self._window is None else self._fresh(len(ids))
             out = self._model(mx.array(as_ids(ids).astype(np.int32))[None], cache=caches)
             return np.array(out[0, -1].astype(mx.float32))
 
+    def adapter_targets(self) -> Mapping[str, Shape]:
+        return self._adapters.targets
+
+    def load_adapter(self, adapter: Adapter) -> int:
+        with _memory():
+            return self._adapters.load(adapter)
+
+    def unload_adapter(self, digest: str) -> None:
+        self._adapters.unload(digest)
+
     def unload(self) -> None:
         self._loaded.limits.reset()
-        del self._model, self._loaded, self._select
+        self._adapters.close()
+        del self._model, self._loaded, self._select, self._adapters
         self.reclaim()
         if threading.current_thread() is not threading.main_thread():
             mx.clear_streams()  # a thread's last act with MLX, else the process may abort at its end (mlx pull 4373)
@@ -197,7 +212,8 @@ class MlxBackend(PackedBackend[MlxPack]):
         want = mx.array(step.want.astype(np.int32))
         chosen = bool(self._select) and not rows
         self._select.rows = want if chosen and len(step.want) < len(step.tokens) else None
-        out = self._model(tokens[:, None] if rows else tokens[None], cache=pack.caches)
+        with self._adapters.under(step.stacks, step.want):
+            out = self._model(tokens[:, None] if rows else tokens[None], cache=pack.caches)
         out = out[:, 0] if rows else out[0]  # (n or wanted, vocab)
         if self._select.rows is None and len(step.want) < len(step.tokens):
             out = out[want]
@@ -290,6 +306,7 @@ def _part(step: Step, start: int, stop: int) -> Step:
         positions=step.positions[start:stop],
         want=step.want[inside] - start,
         mask=step.mask[start:stop, :end],
+        stacks=None if step.stacks is None else step.stacks.part(slice(start, stop)),
     )
 
 

@@ -1,0 +1,167 @@
+"""Low-rank adapters on an mlx-lm model: its linear modules get a subclass of their own class, their weights stay."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+from mlx import nn
+
+from runtime.adapters.adapter import Adapter, LowRank, Shape
+from runtime.adapters.stacks import TokenStacks, Use, uses
+from runtime.backends.tree import Int64
+from runtime.errors import AdapterError, UnsupportedFeatureError
+
+Weights = tuple[mx.array, mx.array, float]  # A (in, rank), B (rank, out), scaling
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Change:
+    """One adapter in the forward that runs; rows and scales by how many tokens a module is given."""
+
+    digest: str
+    rows: dict[int, mx.array] | None  # None: all
+    scales: dict[int, mx.array | float]
+    scale: float
+
+
+class MlxAdapters:
+    """The adapters of one model. Only modules that a loaded adapter changes have another class. Owner thread only.
+
+    Args:
+        model: Whose modules.
+        config: Its configuration.
+        dtype: Of the products.
+    """
+
+    def __init__(self, model: Any, config: Mapping[str, Any], dtype: mx.Dtype) -> None:
+        self._modules: dict[str, Any] = {path: m for path, m in model.named_modules() if _shape(m) is not None}
+        self._folded = _folded(config)
+        self._dtype = dtype
+        self._loaded: dict[str, tuple[str, ...]] = {}  # digest -> the paths that it changes
+        self._weights: dict[str, dict[str, Weights]] = {}  # path -> digest -> weights
+        self._classes: dict[str, type] = {}  # path -> the class it had
+        self._now: list[_Change] = []  # of the forward that runs
+
+    @property
+    def targets(self) -> Mapping[str, Shape]:
+        """The model's linear modules: path -> (in, out).
+
+        Raises:
+            UnsupportedFeatureError: mlx-lm computes this model with other weights than an adapter was trained beside.
+        """
+        if self._folded:
+            raise UnsupportedFeatureError(
+                f"mlx-lm multiplies this architecture's weights by its {self._folded}, so adapters would not fit; use backend='hf'"
+            )
+        shapes = {path: _shape(module) for path, module in self._modules.items()}
+        return {path: shape for path, shape in shapes.items() if shape is not None}
+
+    def load(self, adapter: Adapter) -> int:
+        """Puts an adapter's products beside the modules; the bytes they hold."""
+        if adapter.digest not in self._loaded:
+            made = {path: self._made(pair) for path, pair in adapter.modules.items()}
+            mx.eval([[a, b] for a, b, _ in made.values()])
+            for path, weights in made.items():
+                self._weights.setdefault(path, {})[adapter.digest] = weights
+                if path not in self._classes:
+                    self._extend(path)
+            self._loaded[adapter.digest] = tuple(made)
+        held = (self._weights[path][adapter.digest] for path in self._loaded[adapter.digest])
+        return sum(int(a.nbytes + b.nbytes) for a, b, _ in held)
+
+    def unload(self, digest: str) -> None:
+        """Forgets an adapter; a module that no other one changes has its own class again."""
+        for path in self._loaded.pop(digest, ()):
+            del self._weights[path][digest]
+            if not self._weights[path]:
+                del self._weights[path]
+                self._modules[path].__class__ = self._classes.pop(path)
+
+    def close(self) -> None:
+        """Leaves the model as it was found."""
+        for digest in list(self._loaded):
+            self.unload(digest)
+        self._modules.clear()
+
+    @contextmanager
+    def under(self, stacks: TokenStacks | None, want: Int64) -> Iterator[None]:
+        """The forward that runs inside is computed under these stacks; `want`: the tokens whose logits it gives."""
+        if stacks is None:
+            yield
+            return
+        self._now = [self._change(use, len(stacks.of), want) for use in uses(stacks)]
+        try:
+            yield
+        finally:
+            self._now = []
+
+    def _change(self, use: Use, n: int, want: Int64) -> _Change:
+        if use.digest not in self._loaded:
+            raise AdapterError(f"the adapter {use.digest[:12]} was unloaded before its request began; load it and ask again")
+        if use.rows is None:
+            assert isinstance(use.scale, float)
+            return _Change(use.digest, None, {}, use.scale)
+        at_head = np.flatnonzero(np.isin(want, use.rows))  # the head is given the wanted tokens alone
+        given = {len(want): (at_head, np.isin(use.rows, want)), n: (use.rows, np.ones(len(use.rows), bool))}
+        rows = {count: mx.array(places.astype(np.int32)) for count, (places, _) in given.items()}
+        if isinstance(use.scale, float):
+            return _Change(use.digest, rows, dict.fromkeys(given, use.scale), use.scale)
+        column = use.scale[:, None]
+        scales = {count: mx.array(column[which]).astype(self._dtype) for count, (_, which) in given.items()}
+        return _Change(use.digest, rows, dict(scales), 0.0)
+
+    def _extend(self, path: str) -> None:
+        """Gives one module object a subclass whose call adds what the adapters do."""
+        module, adapters = self._modules[path], self
+        base = self._classes[path] = type(module)
+
+        def call(self: Any, x: mx.array, *args: Any, **kwargs: Any) -> mx.array:
+            y: mx.array = base.__call__(self, x, *args, **kwargs)
+            return adapters._after(path, x, y) if adapters._now else y
+
+        module.__class__ = type(base.__name__, (base,), {"__call__": call})
+
+    def _after(self, path: str, x: mx.array, y: mx.array) -> mx.array:
+        """What a module answers, with what the adapters of the forward that runs add to it."""
+        weights = self._weights[path]
+        for change in self._now:
+            pair = weights.get(change.digest)
+            if pair is None:
+                continue
+            a, b, scaling = pair
+            if change.rows is None:
+                y = y + (((x @ a) @ b) * (change.scale * scaling)).astype(y.dtype)
+                continue
+            n = x.size // x.shape[-1]  # tokens stand in one row, or each in one of its own
+            if n not in change.rows or ".experts." in path:
+                raise UnsupportedFeatureError(f"{path} is given {n} tokens out of order: it takes one stack of adapters at a time")
+            rows, flat = change.rows[n], x.reshape(n, -1)
+            added = (((flat[rows] @ a) @ b) * (change.scales[n] * scaling)).astype(y.dtype)
+            y = y.reshape(n, -1).at[rows].add(added).reshape(y.shape)
+        return y
+
+    def _made(self, pair: LowRank) -> Weights:
+        a, b = (mx.array(np.ascontiguousarray(part.T)).astype(self._dtype) for part in (pair.a, pair.b))
+        return a, b, pair.scaling
+
+
+def _shape(module: Any) -> Shape | None:
+    if isinstance(module, nn.QuantizedLinear):
+        return int(module.weight.shape[1]) * 32 // int(module.bits), int(module.weight.shape[0])
+    if isinstance(module, nn.Linear):
+        return int(module.weight.shape[1]), int(module.weight.shape[0])
+    return None
+
+
+def _folded(config: Mapping[str, Any]) -> str:
+    """The multipliers that mlx-lm folds into falcon_h1's weights, where they are not all 1."""
+    if config.get("model_type") != "falcon_h1":
+        return ""
+    names = sorted(name for name in config if name.endswith(("_multiplier", "_multipliers")))
+    changed = [n for n in names if any(m != 1 for m in (config[n] if isinstance(config[n], list | tuple) else [config[n]]))]
+    return ", ".join(changed)
