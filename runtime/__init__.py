@@ -41,7 +41,7 @@ if TYPE_CHECKING:
         unregister_backend,
     )
     from runtime.client import EngineClient, EngineLimits, spawn
-    from runtime.info import CacheReport, EdgeReport, Metrics, ModelInfo, OnProgress, PromptProgress
+    from runtime.info import AdapterInfo, CacheReport, EdgeReport, Metrics, ModelInfo, OnProgress, PromptProgress
     from runtime.language_model import LanguageModel, Message, PrefixMatch
     from runtime.loading.importer import import_model
     from runtime.loading.paths import models_dir
@@ -58,6 +58,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AdapterError",
+    "AdapterInfo",
     "BackendUnavailableError",
     "CacheReport",
     "ContextOverflowError",
@@ -128,7 +129,7 @@ _NAMES = {
         "unregister_backend",
     ),
     "runtime.client": ("EngineClient", "EngineLimits", "spawn"),
-    "runtime.info": ("CacheReport", "EdgeReport", "Metrics", "ModelInfo", "OnProgress", "PromptProgress"),
+    "runtime.info": ("AdapterInfo", "CacheReport", "EdgeReport", "Metrics", "ModelInfo", "OnProgress", "PromptProgress"),
     "runtime.language_model": ("LanguageModel", "Message", "PrefixMatch"),
     "runtime.loading.importer": ("import_model",),
     "runtime.loading.paths": ("models_dir",),

@@ -128,6 +128,7 @@ class LanguageModel(AdapterMembers, Protocol):
             start: The first position wanted; those before it are context only.
             on_progress: Hears how far it is after each chunk, on the caller's loop, in order; the last time before the
                 answer. So of `generate`, for its prompt.
+            adapters: As of `next_token_logprobs`.
 
         Returns:
             ``len(ids) - start`` records: record i scores ``ids[start + i]`` given everything before it. Where nothing

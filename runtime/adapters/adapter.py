@@ -12,7 +12,7 @@ import numpy as np
 from runtime.records import Float32
 
 Kind = Literal["lora", "alora"]
-Shape = tuple[int, int]  # numbers in, numbers out
+ModuleShape = tuple[int, int]  # numbers in, numbers out
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -23,11 +23,14 @@ class LowRank:
         a: ``(rank, in) float32``.
         b: ``(out, rank) float32``.
         scaling: alpha / rank, or as the layout has it.
+        base: ``(out, in) float32``: the module's own weights, where the file has a copy of them (peft keeps one of a head).
+            A backend refuses the adapter if they are not the model's.
     """
 
     a: Float32
     b: Float32
     scaling: float
+    base: Float32 | None = None
 
     @property
     def rank(self) -> int:
@@ -35,7 +38,7 @@ class LowRank:
         return len(self.a)
 
     @property
-    def shape(self) -> Shape:
+    def shape(self) -> ModuleShape:
         """Of the module it is made for."""
         return self.a.shape[1], self.b.shape[0]
 
@@ -64,6 +67,6 @@ def digest_of(modules: Mapping[str, LowRank]) -> str:
     for path in sorted(modules):
         pair = modules[path]
         found.update(f"{path}{pair.a.shape}{pair.b.shape}{pair.scaling!r}".encode())
-        found.update(np.ascontiguousarray(pair.a))
-        found.update(np.ascontiguousarray(pair.b))
+        found.update(np.ascontiguousarray(pair.a).data)
+        found.update(np.ascontiguousarray(pair.b).data)
     return found.hexdigest()

@@ -32,10 +32,10 @@ def read_header(source: str | Path) -> AdapterHeader:
         what = "a whole model" if (folder / "config.json").is_file() else "no adapter"
         raise AdapterError(f"{folder}: no {CONFIG}; this folder holds {what}")
     mlx = "peft_type" not in config and ("lora_parameters" in config or "fine_tune_type" in config)
-    layout = mlx_layout if mlx else peft_layout
-    if not (folder / layout.WEIGHTS).is_file():
-        raise AdapterError(_no_weights(folder, layout.WEIGHTS))
-    return layout.read_header(folder, config)
+    weights = mlx_layout.WEIGHTS if mlx else peft_layout.WEIGHTS
+    if not (folder / weights).is_file():
+        raise AdapterError(_no_weights(folder, weights))
+    return mlx_layout.read_header(folder, config) if mlx else peft_layout.read_header(folder, config)
 
 
 def adapter_folder(source: str | Path) -> Path:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from runtime.adapters.adapter import Adapter, Kind, LowRank, Shape
+from runtime.adapters.adapter import Adapter, Kind, LowRank, ModuleShape
 from runtime.adapters.tensors import read_tensors
 from runtime.errors import AdapterError
 
@@ -21,8 +21,9 @@ class Pair:
     b: str
     transposed: bool  # (in, rank) and (rank, out), as mlx-lm writes them
     rank: int
-    shape: Shape
+    shape: ModuleShape
     scaling: float
+    base: str | None = None  # the tensor that is a copy of the module's own weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,13 +71,13 @@ class AdapterHeader:
             a, b = (a.T, b.T) if pair.transposed else (a, b)
             if a.shape != (pair.rank, pair.shape[0]) or b.shape != (pair.shape[1], pair.rank):
                 raise AdapterError(f"{self.weights} has changed: {path} has other shapes now; add it again")
-            modules[path] = LowRank(a, b, pair.scaling)
+            modules[path] = LowRank(a, b, pair.scaling, None if pair.base is None else tensors.get(pair.base))
         return Adapter.of(modules)
 
 
 def pairs_of(
     weights: Path, shapes: Mapping[str, tuple[int, ...]], names: tuple[str, str], *, transposed: bool
-) -> dict[str, tuple[str, str, int, Shape]]:
+) -> dict[str, tuple[str, str, int, ModuleShape]]:
     """Tensors two by two: module path -> (name of A, name of B, rank, shape of the module).
 
     Args:
@@ -88,7 +89,7 @@ def pairs_of(
     Raises:
         AdapterError: A tensor that belongs to no pair, or two that do not fit together.
     """
-    found: dict[str, tuple[str, str, int, Shape]] = {}
+    found: dict[str, tuple[str, str, int, ModuleShape]] = {}
     for name, shape in shapes.items():
         path = next((name.removesuffix(end) for end in names if name.endswith(end)), None)
         if path is None:

@@ -7,16 +7,19 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from runtime.adapters.adapter import Shape
+import numpy as np
+
+from runtime.adapters.adapter import ModuleShape
 from runtime.adapters.layout import AdapterHeader
 from runtime.errors import AdapterError
 from runtime.options import nearest
+from runtime.records import Float32
 
 # What libraries and their wrappers put in front of one and the same module.
 _BODIES = ("base_model.", "language_model.", "model.", "transformer.", "backbone.")
 
 
-def matched(header: AdapterHeader, targets: Mapping[str, Shape]) -> AdapterHeader:
+def matched(header: AdapterHeader, targets: Mapping[str, ModuleShape]) -> AdapterHeader:
     """The header with each module under the model's own path.
 
     Args:
@@ -40,7 +43,7 @@ def matched(header: AdapterHeader, targets: Mapping[str, Shape]) -> AdapterHeade
         if targets[alike[0]] != pair.shape:
             (has_in, has_out), (is_in, is_out) = targets[alike[0]], pair.shape
             raise AdapterError(
-                f"{header.folder}: {path} is {is_in:,} -> {is_out:,} in the adapter and {has_in:,} -> {has_out:,} in the model; "
+                f"{header.folder}: {path} is {is_in:,} -> {is_out:,} in the adapter, {has_in:,} -> {has_out:,} in the model; "
                 "the adapter is for another base"
             )
         modules[alike[0]] = pair
@@ -59,6 +62,17 @@ def check_base(header: AdapterHeader, model: str) -> None:
             f"{header.folder}: made for {header.base}, and this is {model}; load that base model, or, if it is the same under "
             "another name, add the adapter with any_base=True"
         )
+
+
+def check_copy(path: str, copy: Float32, own: Float32 | None) -> None:
+    """Compares an adapter's copy of a module's weights with the model's, forgiving what 16 bits lose.
+
+    Raises:
+        AdapterError: They differ, or the model's are quantised (`own` is None) and cannot be compared.
+    """
+    if own is None or not np.allclose(copy, own, rtol=1e-2, atol=1e-3):
+        why = "this model's are quantised" if own is None else "they are not this model's"
+        raise AdapterError(f"the adapter brings weights of its own for {path}, and {why}: it is for another base")
 
 
 def core(path: str) -> str:

@@ -14,6 +14,7 @@ from runtime.errors import AdapterError
 
 WEIGHTS = "adapter_model.safetensors"
 ENDINGS = (".lora_A.weight", ".lora_B.weight")
+BASE = ".base_layer.weight"  # a copy that peft saves of a head's or an embedding's own weights
 PREFIX = "base_model.model."
 
 # Settings of LoraConfig that say how an adapter was made or trained, not what it computes.
@@ -36,11 +37,16 @@ def read_header(folder: Path, config: Mapping[str, Any]) -> AdapterHeader:
     """
     _check_settings(folder, config)
     weights = folder / WEIGHTS
-    found = pairs_of(weights, tensor_shapes(weights), ENDINGS, transposed=False)
+    shapes = tensor_shapes(weights)
+    copies = {name for name in shapes if name.endswith(BASE) and name.removesuffix(BASE) + ENDINGS[0] in shapes}
+    found = pairs_of(weights, {n: s for n, s in shapes.items() if n not in copies}, ENDINGS, transposed=False)
     modules: dict[str, Pair] = {}
     for tensor_path, (a, b, rank, shape) in found.items():
-        path = tensor_path.removeprefix(PREFIX)
-        modules[path] = Pair(a, b, False, rank, shape, _scaling(folder, config, path, rank))
+        path, copy = tensor_path.removeprefix(PREFIX), tensor_path + BASE
+        if copy in copies and shapes[copy] != shape[::-1]:
+            raise AdapterError(f"{weights}: {copy} {shapes[copy]} and the product of shape {shape[::-1]} do not fit together")
+        scaling = _scaling(folder, config, path, rank)
+        modules[path] = Pair(a, b, False, rank, shape, scaling, copy if copy in copies else None)
     return AdapterHeader(
         folder=folder,
         weights=weights,
@@ -69,7 +75,7 @@ def _check_settings(folder: Path, config: Mapping[str, Any]) -> None:
 
 
 def _scaling(folder: Path, config: Mapping[str, Any], path: str, rank: int) -> float:
-    """alpha / rank, by the square root where it is rank-stabilised; both may differ by module, as peft's patterns say."""
+    """Alpha / rank, by the square root where it is rank-stabilised; both may differ by module, as peft's patterns say."""
     said = _by_pattern(folder, "rank_pattern", config, path, config.get("r", rank))
     if number(folder, "r", said, above=0) != rank:
         raise AdapterError(f"{folder / 'adapter_config.json'}: r is {said} for {path}, but its tensors have rank {rank}")
@@ -97,6 +103,6 @@ def _invocation(folder: Path, config: Mapping[str, Any]) -> tuple[int, ...]:
     whole = isinstance(tokens, list) and all(isinstance(t, int) and not isinstance(t, bool) and t >= 0 for t in tokens)
     if not whole or not tokens:
         raise AdapterError(
-            f"{folder / 'adapter_config.json'}: alora_invocation_tokens is a list of token ids, at least one, not {tokens!r:.80}"
+            f"{folder / 'adapter_config.json'}: alora_invocation_tokens is a list of token ids, not {tokens!r:.80}"
         )
     return tuple(tokens)

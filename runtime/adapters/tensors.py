@@ -40,7 +40,7 @@ def read_tensors(path: Path) -> dict[str, Float32]:
         AdapterError: Damaged, or a tensor with NaN or infinity (it is named).
     """
     try:
-        found: list[tuple[str, dict[str, Any]]] = deserialize(path.read_bytes())
+        found: list[tuple[str, dict[str, Any]]] = deserialize(path.read_bytes())  # type: ignore[no-untyped-call]  # safetensors has no hints for it
     except (SafetensorError, OSError, ValueError) as fault:
         raise AdapterError(f"{path}: damaged safetensors file ({fault}); fetch it again") from fault
     tensors: dict[str, Float32] = {}

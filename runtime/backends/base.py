@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from runtime.adapters.adapter import Adapter, Shape
+from runtime.adapters.adapter import Adapter, ModuleShape
 from runtime.adapters.stacks import TokenStacks
 from runtime.info import ModelInfo
 
@@ -144,7 +144,7 @@ class Backend(Protocol):
     def logits_uncached(self, ids: Sequence[int], stacks: TokenStacks | None = None) -> npt.NDArray[np.float32]:
         """``(vocab,)`` raw logits after `ids`, computed by the library's own plain forward, no cache of ours."""
 
-    def adapter_targets(self) -> Mapping[str, Shape]:
+    def adapter_targets(self) -> Mapping[str, ModuleShape]:
         """The linear modules that an adapter may change: path -> (in, out).
 
         Raises:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from runtime.adapters.adapter import Adapter, Shape
+from runtime.adapters.adapter import Adapter, ModuleShape
 from runtime.adapters.stacks import TokenStacks, Use, uses
 from runtime.backends.byte_text import CHATML, VOCABULARY
 from runtime.backends.byte_text import byte_tokenizer as fake_tokenizer
@@ -184,7 +184,7 @@ class FakeBackend(PackedBackend[FakePack]):
         last: Float32 = logits[0]
         return last
 
-    def adapter_targets(self) -> Mapping[str, Shape]:
+    def adapter_targets(self) -> Mapping[str, ModuleShape]:
         return {"value": (WIDTH, WIDTH), "head": (WIDTH, VOCABULARY)}
 
     def load_adapter(self, adapter: Adapter) -> int:

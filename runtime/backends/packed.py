@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import psutil
 
-from runtime.adapters.adapter import Adapter, Shape
+from runtime.adapters.adapter import Adapter, ModuleShape
 from runtime.adapters.stacks import TokenStacks
 from runtime.backends.base import Payload
 from runtime.backends.sized import P, SizedBackend, State, WorkingPack, state_size
@@ -91,7 +91,7 @@ class PackedBackend(SizedBackend[P]):
     def logits_uncached(self, ids: Sequence[int], stacks: TokenStacks | None = None) -> Float32:
         """``(vocab,)`` raw logits after `ids` by the library's own plain forward."""
 
-    def adapter_targets(self) -> Mapping[str, Shape]:
+    def adapter_targets(self) -> Mapping[str, ModuleShape]:
         """The linear modules that an adapter may change; a backend that takes adapters says which."""
         raise UnsupportedFeatureError(f"the {self.info.backend} backend takes no adapters; use hf or mlx")
 

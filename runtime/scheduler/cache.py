@@ -176,7 +176,9 @@ class Cache:
         for end in [end - start for end, _ in job.before if start < end < start + len(tokens)]:
             at = prefill.lease.length - start
             place = prefill.workspace.above(slot, len(tokens) - end)
-            self._publish(prefill, job.namespace_at(start + at), tokens[at:end], place, None if scores is None else scores[at:end])
+            self._publish(
+                prefill, job.namespace_at(start + at), tokens[at:end], place, None if scores is None else scores[at:end]
+            )
             if prefill.lease.length < start + end:  # no room: what follows cannot hang under it
                 return
         at = prefill.lease.length - start

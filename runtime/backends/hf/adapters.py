@@ -12,7 +12,8 @@ import numpy as np
 import torch
 from transformers.pytorch_utils import Conv1D
 
-from runtime.adapters.adapter import Adapter, LowRank, Shape
+from runtime.adapters.adapter import Adapter, LowRank, ModuleShape
+from runtime.adapters.matching import check_copy
 from runtime.adapters.stacks import TokenStacks, Use, uses
 from runtime.backends.tree import Int64
 from runtime.errors import AdapterError, UnsupportedFeatureError
@@ -49,7 +50,7 @@ class TorchAdapters:
         self._seen: set[str] | None = None  # paths that were called, while somebody wants to know
 
     @property
-    def targets(self) -> Mapping[str, Shape]:
+    def targets(self) -> Mapping[str, ModuleShape]:
         """The model's linear modules: path -> (in, out)."""
         shapes = {path: _shape(module) for path, module in self._modules.items()}
         return {path: shape for path, shape in shapes.items() if shape is not None}
@@ -57,6 +58,10 @@ class TorchAdapters:
     def load(self, adapter: Adapter) -> int:
         """Puts an adapter's products beside the modules; the bytes they hold."""
         if adapter.digest not in self._loaded:
+            for path, pair in adapter.modules.items():
+                if pair.base is not None:
+                    own = self._modules[path].weight.detach().float().cpu().numpy()
+                    check_copy(path, pair.base, own.T if isinstance(self._modules[path], Conv1D) else own)
             made = {path: self._made(pair) for path, pair in adapter.modules.items()}
             for path, weights in made.items():
                 self._weights.setdefault(path, {})[adapter.digest] = weights
@@ -139,7 +144,9 @@ class TorchAdapters:
                 continue
             n = x.shape[-2]
             if n not in change.rows or ".experts." in path:
-                raise UnsupportedFeatureError(f"{path} is given {n} tokens out of order: it takes one stack of adapters at a time")
+                raise UnsupportedFeatureError(
+                    f"{path} is given {n} tokens out of order: it takes one stack of adapters at a time"
+                )
             rows = change.rows[n]
             y = y.index_add(-2, rows, (_product(x.index_select(-2, rows), pair) * (change.scales[n] * pair[2])).to(y.dtype))
         return y
@@ -154,7 +161,7 @@ def _product(x: torch.Tensor, pair: Weights) -> torch.Tensor:
     return linear(linear(x.to(pair[0].dtype), pair[0]), pair[1])
 
 
-def _shape(module: torch.nn.Module) -> Shape | None:
+def _shape(module: torch.nn.Module) -> ModuleShape | None:
     if isinstance(module, torch.nn.Linear):
         return module.in_features, module.out_features
     if isinstance(module, Conv1D):  # GPT-2's linear layer

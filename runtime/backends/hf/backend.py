@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from runtime.adapters.adapter import Adapter, Shape
+from runtime.adapters.adapter import Adapter, ModuleShape
 from runtime.adapters.stacks import TokenStacks
 from runtime.backends import facts
 from runtime.backends.hf import payload as payloads
@@ -154,7 +154,7 @@ class HfBackend(PackedBackend[TorchPack]):
             logits: Float32 = self._model(input_ids=tokens, use_cache=False).logits[0, -1].float().cpu().numpy()
             return logits
 
-    def adapter_targets(self) -> Mapping[str, Shape]:
+    def adapter_targets(self) -> Mapping[str, ModuleShape]:
         return self._adapters.targets
 
     def load_adapter(self, adapter: Adapter) -> int:

@@ -9,12 +9,16 @@ from typing import Any
 
 import mlx.core as mx
 import numpy as np
-from mlx import nn
+from mlx.nn.layers.linear import Linear
+from mlx.nn.layers.quantized import QuantizedLinear
 
-from runtime.adapters.adapter import Adapter, LowRank, Shape
+from runtime.adapters.adapter import Adapter, LowRank, ModuleShape
+from runtime.adapters.matching import check_copy
 from runtime.adapters.stacks import TokenStacks, Use, uses
 from runtime.backends.tree import Int64
 from runtime.errors import AdapterError, UnsupportedFeatureError
+
+_UNCALLED = {"mamba": (".dt_proj",)}  # modules whose weights transformers reads without calling them: peft's do nothing there
 
 Weights = tuple[mx.array, mx.array, float]  # A (in, rank), B (rank, out), scaling
 
@@ -41,6 +45,7 @@ class MlxAdapters:
     def __init__(self, model: Any, config: Mapping[str, Any], dtype: mx.Dtype) -> None:
         self._modules: dict[str, Any] = {path: m for path, m in model.named_modules() if _shape(m) is not None}
         self._folded = _folded(config)
+        self._uncalled = _UNCALLED.get(str(config.get("model_type")), ())
         self._dtype = dtype
         self._loaded: dict[str, tuple[str, ...]] = {}  # digest -> the paths that it changes
         self._weights: dict[str, dict[str, Weights]] = {}  # path -> digest -> weights
@@ -48,7 +53,7 @@ class MlxAdapters:
         self._now: list[_Change] = []  # of the forward that runs
 
     @property
-    def targets(self) -> Mapping[str, Shape]:
+    def targets(self) -> Mapping[str, ModuleShape]:
         """The model's linear modules: path -> (in, out).
 
         Raises:
@@ -56,7 +61,7 @@ class MlxAdapters:
         """
         if self._folded:
             raise UnsupportedFeatureError(
-                f"mlx-lm multiplies this architecture's weights by its {self._folded}, so adapters would not fit; use backend='hf'"
+                f"mlx-lm multiplies this architecture's weights by its {self._folded}, so adapters do not fit; use backend='hf'"
             )
         shapes = {path: _shape(module) for path, module in self._modules.items()}
         return {path: shape for path, shape in shapes.items() if shape is not None}
@@ -64,6 +69,12 @@ class MlxAdapters:
     def load(self, adapter: Adapter) -> int:
         """Puts an adapter's products beside the modules; the bytes they hold."""
         if adapter.digest not in self._loaded:
+            for path, pair in adapter.modules.items():
+                if path.endswith(self._uncalled):
+                    raise AdapterError(f"{path} is never called where adapters of this architecture are trained (transformers)")
+                if pair.base is not None:
+                    weight = self._modules[path].weight
+                    check_copy(path, pair.base, None if weight.dtype == mx.uint32 else np.array(weight.astype(mx.float32)))
             made = {path: self._made(pair) for path, pair in adapter.modules.items()}
             mx.eval([[a, b] for a, b, _ in made.values()])
             for path, weights in made.items():
@@ -139,7 +150,9 @@ class MlxAdapters:
                 continue
             n = x.size // x.shape[-1]  # tokens stand in one row, or each in one of its own
             if n not in change.rows or ".experts." in path:
-                raise UnsupportedFeatureError(f"{path} is given {n} tokens out of order: it takes one stack of adapters at a time")
+                raise UnsupportedFeatureError(
+                    f"{path} is given {n} tokens out of order: it takes one stack of adapters at a time"
+                )
             rows, flat = change.rows[n], x.reshape(n, -1)
             added = (((flat[rows] @ a) @ b) * (change.scales[n] * scaling)).astype(y.dtype)
             y = y.reshape(n, -1).at[rows].add(added).reshape(y.shape)
@@ -150,10 +163,10 @@ class MlxAdapters:
         return a, b, pair.scaling
 
 
-def _shape(module: Any) -> Shape | None:
-    if isinstance(module, nn.QuantizedLinear):
+def _shape(module: Any) -> ModuleShape | None:
+    if isinstance(module, QuantizedLinear):
         return int(module.weight.shape[1]) * 32 // int(module.bits), int(module.weight.shape[0])
-    if isinstance(module, nn.Linear):
+    if isinstance(module, Linear):
         return int(module.weight.shape[1]), int(module.weight.shape[0])
     return None
 

@@ -12,7 +12,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from runtime.adapters.adapter import Adapter, Shape
+from runtime.adapters.adapter import Adapter, ModuleShape
 from runtime.adapters.stacks import TokenStacks
 from runtime.backends import facts
 from runtime.backends.base import Cost
@@ -175,7 +175,7 @@ class MlxBackend(PackedBackend[MlxPack]):
             out = self._model(mx.array(as_ids(ids).astype(np.int32))[None], cache=caches)
             return np.array(out[0, -1].astype(mx.float32))
 
-    def adapter_targets(self) -> Mapping[str, Shape]:
+    def adapter_targets(self) -> Mapping[str, ModuleShape]:
         return self._adapters.targets
 
     def load_adapter(self, adapter: Adapter) -> int:

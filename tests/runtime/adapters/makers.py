@@ -23,7 +23,7 @@ TARGETS = {  # some modules of each kind that an architecture has
     "gpt2": ["c_attn", "c_fc"],
     "gemma3": ["q_proj", "k_proj", "up_proj"],
     "mistral": ["q_proj", "v_proj", "down_proj"],
-    "mamba": ["in_proj", "x_proj", "dt_proj"],
+    "mamba": ["in_proj", "x_proj"],
     "lfm2": ["q_proj", "in_proj", "w1"],
     "falcon_h1": ["q_proj", "in_proj", "up_proj"],
 }
@@ -55,7 +55,7 @@ def base_model(name: str) -> Any:
 
 
 @quiet()
-def save_adapter(folder: Path, name: str, *, seed: int, size: float = 0.3, **changes: Any) -> Path:
+def save_adapter(folder: Path, name: str, *, seed: int, size: float = 0.15, **changes: Any) -> Path:
     """Has peft write a random adapter for a tiny model; the folder."""
     import torch
     from peft import get_peft_model

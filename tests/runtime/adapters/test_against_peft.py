@@ -13,7 +13,8 @@ from tests.runtime.adapters.makers import TARGETS, Peft, adapters_of
 from tests.runtime.backends.reference import random_ids
 from tests.tiny_models import tiny_path
 
-TOLERANCE = {"hf": 2e-5, "mlx": 1e-4}  # nats
+TOLERANCE = 1e-4  # nats, the house's for tiny models
+SAME_KERNELS = 1e-5  # peft and we through transformers' own forward
 CASES = [(backend, name) for name in TARGETS for backend in ("hf", "mlx")]
 STACKS = ((), (("A", 1.0),), (("B", 1.0),), (("A", 1.0), ("B", 1.0)), (("A", 0.5), ("B", -2.0)), (("B", 1.0), ("A", 1.0)))
 
@@ -30,7 +31,7 @@ def case(request: pytest.FixtureRequest, root: Path) -> Iterator[tuple[LocalMode
     with load(tiny_path(name), backend=backend) as model:
         for folder in (a, b):
             model.load_adapter(model.add_adapter(folder))
-        yield model, Peft(name, A=a, B=b), TOLERANCE[backend]
+        yield model, Peft(name, A=a, B=b), SAME_KERNELS if backend == "hf" else TOLERANCE
 
 
 def test_every_stack_is_what_peft_computes(case: tuple[LocalModel, Peft, float]) -> None:
@@ -40,12 +41,12 @@ def test_every_stack_is_what_peft_computes(case: tuple[LocalModel, Peft, float])
     for stack in STACKS:
         expected = peft.logprobs(ids, *stack)[-1]
         assert not stack or np.abs(expected - base).max() > 0.05  # it changes what can be seen
-        np.testing.assert_allclose(model.next_token_logprobs_sync(ids, adapters=stack), expected, atol=tolerance, rtol=0)
+        np.testing.assert_allclose(model.next_token_logprobs_sync(ids, adapters=stack), expected, atol=TOLERANCE, rtol=0)
         np.testing.assert_allclose(model.next_token_logprobs_uncached(ids, adapters=stack), expected, atol=tolerance, rtol=0)
 
 
 def test_a_swap_recomputes_nothing_of_either_prefix(case: tuple[LocalModel, Peft, float]) -> None:
-    model, peft, tolerance = case
+    model, peft, _ = case
     prefix, more = random_ids(4, 30).tolist(), random_ids(5, 8).tolist()
     for stack in STACKS[:3]:  # the first time each is computed
         model.cache_kv(prefix) if not stack else model.next_token_logprobs_sync(prefix, adapters=stack)
@@ -57,17 +58,17 @@ def test_a_swap_recomputes_nothing_of_either_prefix(case: tuple[LocalModel, Peft
             before = model.metrics().tokens_computed
             got = model.next_token_logprobs_sync(ids, adapters=stack)
             assert model.metrics().tokens_computed - before == 1
-            np.testing.assert_allclose(got, peft.logprobs(ids, *stack)[-1], atol=tolerance, rtol=0)
+            np.testing.assert_allclose(got, peft.logprobs(ids, *stack)[-1], atol=TOLERANCE, rtol=0)
 
 
 def test_the_base_is_the_same_to_the_bit_while_adapters_are_there_and_after(case: tuple[LocalModel, Peft, float]) -> None:
-    model, peft, _ = case
+    model, peft, tolerance = case
     ids = random_ids(6, 25).tolist()
     with_them = model.next_token_logprobs_uncached(ids, adapters=())
     model.push_lora("A")
     under = model.next_token_logprobs_uncached(ids)
     assert not np.array_equal(under, with_them)
-    np.testing.assert_allclose(under, peft.logprobs(ids, ("A", 1.0))[-1], atol=1e-4, rtol=0)
+    np.testing.assert_allclose(under, peft.logprobs(ids, ("A", 1.0))[-1], atol=tolerance, rtol=0)
     model.unload_adapter("A")  # takes it from the stack as well
     model.unload_adapter("B")
     assert model.lora_stack == ()
