@@ -117,8 +117,8 @@ class LanguageModel(AdapterMembers, Protocol):
         top_k: int = 10,
         start: int = 0,
         *,
-        on_progress: OnProgress | None = None,
         adapters: Adapters = None,
+        on_progress: OnProgress | None = None,
     ) -> list[TokenRecord]:
         """What the model thinks of each given token.
 
@@ -126,9 +126,9 @@ class LanguageModel(AdapterMembers, Protocol):
             ids: The whole sequence, from its first token on.
             top_k: Alternatives recorded per token.
             start: The first position wanted; those before it are context only.
+            adapters: As of `next_token_logprobs`.
             on_progress: Hears how far it is after each chunk, on the caller's loop, in order; the last time before the
                 answer. So of `generate`, for its prompt.
-            adapters: As of `next_token_logprobs`.
 
         Returns:
             ``len(ids) - start`` records: record i scores ``ids[start + i]`` given everything before it. Where nothing
@@ -141,8 +141,8 @@ class LanguageModel(AdapterMembers, Protocol):
         top_k: int = 10,
         start: int = 0,
         *,
-        on_progress: OnProgress | None = None,
         adapters: Adapters = None,
+        on_progress: OnProgress | None = None,
     ) -> TokenRun:
         """`score` as columns, for the pipe and the window."""
 

@@ -116,8 +116,8 @@ class EngineClient(AdapterCalls):
         top_k: int = 10,
         start: int = 0,
         *,
-        on_progress: OnProgress | None = None,
         adapters: Adapters = None,
+        on_progress: OnProgress | None = None,
     ) -> list[TokenRecord]:
         return list(await self.score_run(ids, top_k, start, on_progress=on_progress, adapters=adapters))
 
@@ -127,8 +127,8 @@ class EngineClient(AdapterCalls):
         top_k: int = 10,
         start: int = 0,
         *,
-        on_progress: OnProgress | None = None,
         adapters: Adapters = None,
+        on_progress: OnProgress | None = None,
     ) -> TokenRun:
         call = self._calls.call("score_run", on_progress=on_progress, top_k=top_k, start=start, **_query(ids, adapters))
         return cast("TokenRun", await call)

@@ -130,8 +130,8 @@ class QueryMembers(Core):
         top_k: int = 10,
         start: int = 0,
         *,
-        on_progress: OnProgress | None = None,
         adapters: Adapters = None,
+        on_progress: OnProgress | None = None,
     ) -> list[TokenRecord]:
         """Records."""
         return list(await self.score_run(ids, top_k, start, on_progress=on_progress, adapters=adapters))
@@ -142,8 +142,8 @@ class QueryMembers(Core):
         top_k: int = 10,
         start: int = 0,
         *,
-        on_progress: OnProgress | None = None,
         adapters: Adapters = None,
+        on_progress: OnProgress | None = None,
     ) -> TokenRun:
         """Columns."""
         checked = self._check(ids)

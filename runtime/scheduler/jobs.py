@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -63,7 +64,7 @@ class Job:
             return [(self.namespace, ids)]
         edges = [0, *(min(end, len(ids)) for end, _ in self.before), len(ids)]
         names = [*(namespace for _, namespace in self.before), self.namespace]
-        return [(name, ids[start:end]) for name, start, end in zip(names, edges, edges[1:], strict=True)]
+        return [(name, ids[start:end]) for name, (start, end) in zip(names, itertools.pairwise(edges), strict=True)]
 
     def namespace_at(self, index: int) -> Namespace:
         """Of the token at `index`."""

@@ -83,7 +83,10 @@ class Peft:
 
     @quiet()
     def logprobs(self, ids: Sequence[int], *stack: tuple[str, float]) -> Float32:
-        """``(len(ids), vocab)`` under adapters in this order, by peft's own forward, nothing cached."""
+        """``(len(ids), vocab)`` under adapters in this order, by peft's own forward, nothing cached.
+
+        An activated adapter begins where peft finds its invocation; peft looks for that of the adapter named last.
+        """
         import torch
         from peft.tuners.lora import LoraLayer
 
@@ -92,6 +95,7 @@ class Peft:
             if not stack:
                 with self.model.disable_adapter():
                     return log_softmax(self.model(input_ids=tokens, use_cache=False).logits[0].numpy())
+            self.model.set_adapter(stack[-1][0])  # whose invocation is looked for
             self.model.base_model.set_adapter([name for name, _ in stack])
             for layer in self.model.modules():
                 if isinstance(layer, LoraLayer):

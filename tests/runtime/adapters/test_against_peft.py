@@ -19,11 +19,6 @@ CASES = [(backend, name) for name in TARGETS for backend in ("hf", "mlx")]
 STACKS = ((), (("A", 1.0),), (("B", 1.0),), (("A", 1.0), ("B", 1.0)), (("A", 0.5), ("B", -2.0)), (("B", 1.0), ("A", 1.0)))
 
 
-@pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("adapters")
-
-
 @pytest.fixture(scope="module", params=CASES, ids="-".join)
 def case(request: pytest.FixtureRequest, root: Path) -> Iterator[tuple[LocalModel, Peft, float]]:
     backend, name = request.param

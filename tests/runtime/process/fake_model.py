@@ -136,8 +136,8 @@ class FakeModel(FakeAdapters):
         top_k: int = 10,
         start: int = 0,
         *,
-        on_progress: OnProgress | None = None,
         adapters: Adapters = None,
+        on_progress: OnProgress | None = None,
     ) -> list[TokenRecord]:
         return list(await self.score_run(ids, top_k, start))
 
@@ -147,8 +147,8 @@ class FakeModel(FakeAdapters):
         top_k: int = 10,
         start: int = 0,
         *,
-        on_progress: OnProgress | None = None,
         adapters: Adapters = None,
+        on_progress: OnProgress | None = None,
     ) -> TokenRun:
         if on_progress is not None:
             on_progress(PromptProgress(len(ids) // 2, len(ids), 1, len(ids) // 2 - 1))
