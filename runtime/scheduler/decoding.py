@@ -40,7 +40,7 @@ class Share:
     def of(cls, rows: list[Row]) -> Share:
         """The rows' pending tokens."""
         fresh: dict[tuple[int, int], int] = {}
-        at = [fresh.setdefault((row.slot, row.pending), len(fresh)) for row in rows]
+        at = [fresh.setdefault(row.due_next, len(fresh)) for row in rows]
         return cls(rows, [token for _, token in fresh], [slot for slot, _ in fresh], at)
 
 

@@ -25,7 +25,7 @@ class Row:
 
     stream: Stream
     prefill: Prefill
-    pending: int = -1  # drawn, not yet pushed; tagged with its adapters, as workspaces tell tokens apart
+    pending: int = -1  # drawn, not yet pushed
     pushed: int = 0  # generated tokens whose KV stands in the workspace
     tried: int = 0  # of them, when they were last offered to the trie
     started: float = 0.0  # monotonic seconds of the first token
@@ -43,6 +43,11 @@ class Row:
     @slot.setter
     def slot(self, slot: int) -> None:
         self.prefill.slot = slot
+
+    @property
+    def due_next(self) -> tuple[int, int]:
+        """Where the next token hangs, and the token as workspaces know it: with the number of its adapters."""
+        return self.prefill.slot, self.pending + self.prefill.tag
 
     @property
     def workspace(self) -> Workspace:
@@ -111,7 +116,7 @@ def draw(rows: list[Row], after: Distributions, at: Sequence[int]) -> Drawn:
             continue
         token, u = row.stream.draw(after.logprobs[i])
         row.started = row.started or now
-        row.pending = token + row.prefill.tag
+        row.pending = token
         row.stream.take(token, u)
     return Drawn(rows, after, at, failures)
 

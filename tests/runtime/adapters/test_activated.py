@@ -121,4 +121,6 @@ def test_on_sliding_and_recurrent_models(name: str, root: Path) -> None:
             model.cache_kv(ids[:30])
             got = model.next_token_logprobs_sync(ids, adapters=["act"])
             np.testing.assert_allclose(got, expected, atol=TOLERANCE, rtol=0)
-            np.testing.assert_allclose(model.next_token_logprobs_uncached(ids, adapters=["act"]), expected, atol=TOLERANCE, rtol=0)
+            np.testing.assert_allclose(
+                model.next_token_logprobs_uncached(ids, adapters=["act"]), expected, atol=TOLERANCE, rtol=0
+            )
