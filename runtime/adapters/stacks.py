@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
@@ -12,6 +13,7 @@ from runtime.records import Float32
 
 Stack = tuple[tuple[str, float], ...]  # (digest, scale), in order; () is the base
 Int64 = npt.NDArray[np.int64]
+OUT_OF_ORDER = "is not given its tokens in order: it takes one stack of adapters at a time"
 
 
 def namespaced(fingerprint: str, stack: Stack) -> Hashable:
@@ -42,6 +44,11 @@ class TokenStacks:
     def part(self, tokens: Int64 | slice) -> TokenStacks:
         """For some of the tokens."""
         return TokenStacks(self.of[tokens], self.table)
+
+    def runs(self) -> list[tuple[int, int]]:
+        """(start, stop) of the parts under one stack each."""
+        edges = [0, *(np.flatnonzero(np.diff(self.of)) + 1).tolist(), len(self.of)]
+        return list(itertools.pairwise(edges))
 
     @classmethod
     def uniform(cls, stack: Stack, n: int) -> TokenStacks:

@@ -199,7 +199,8 @@ class PackedBackend(SizedBackend[P]):
         path = pack.tree.path(parent)
         state = pack.states.get(parent)
         wanted = np.searchsorted(chain, step.want[rows])
-        for start, stop in self._pieces(len(chain), fresh=parent == ROOT):
+        stacks = None if step.stacks is None else step.stacks.part(chain)
+        for start, stop in self._pieces(len(chain), stacks, fresh=parent == ROOT):
             part = chain[start:stop]
             inside = (wanted >= start) & (wanted < stop)
             slots = step.slots[part]
@@ -219,11 +220,13 @@ class PackedBackend(SizedBackend[P]):
             path = np.concatenate([path, slots])
         return state
 
-    def _pieces(self, n: int, *, fresh: bool) -> list[tuple[int, int]]:
-        """How a chain of `n` tokens is cut: not at all, or one by one after a kept state."""
-        if not self.stepwise or fresh:
-            return [(0, n)]
-        return [(i, i + 1) for i in range(n)]
+    def _pieces(self, n: int, stacks: TokenStacks | None, *, fresh: bool) -> list[tuple[int, int]]:
+        """How a chain of `n` tokens is cut: where its adapters change, and one by one after a kept state if need be."""
+        found: list[tuple[int, int]] = []
+        for start, stop in [(0, n)] if stacks is None else stacks.runs():
+            whole = not self.stepwise or (fresh and start == 0)
+            found += [(start, stop)] if whole else [(i, i + 1) for i in range(start, stop)]
+        return found
 
     def _check_ids(self, tokens: Int64) -> None:
         if len(tokens) and (tokens.min() < 0 or tokens.max() >= self.info.vocab_size):

@@ -13,6 +13,7 @@ from runtime.adapters.folder import adapter_folder, read_header
 from runtime.adapters.matching import check_base, matched
 from runtime.adapters.registry import Entry
 from runtime.errors import AdapterError
+from runtime.loading.paths import is_model_id
 from runtime.model.core import Core
 from runtime.options import check_adapters, check_scale
 
@@ -87,7 +88,7 @@ class AdapterMembers(Core):
         try:
             self._adapters.find(name)
         except AdapterError:
-            if not _is_folder(name):
+            if is_model_id(name) and not _is_folder(name):
                 raise
             name = self.add_adapter(name)
         self.load_adapter(name)

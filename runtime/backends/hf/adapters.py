@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -15,7 +15,7 @@ from transformers.pytorch_utils import Conv1D
 from runtime.adapters.adapter import Adapter, LowRank, ModuleShape
 from runtime.adapters.matching import check_copy
 from runtime.adapters.stacks import TokenStacks, Use, uses
-from runtime.backends.tree import Int64
+from runtime.backends.tree import Bool, Int64
 from runtime.errors import AdapterError, UnsupportedFeatureError
 
 Weights = tuple[torch.Tensor, torch.Tensor, float]  # A (rank, in), B (out, rank), scaling
@@ -23,12 +23,21 @@ Weights = tuple[torch.Tensor, torch.Tensor, float]  # A (rank, in), B (out, rank
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Change:
-    """One adapter in the forward that runs; rows and scales by how many tokens a module is given."""
+    """One adapter in the forward that runs.
+
+    Attributes:
+        digest: Which.
+        tokens: How many a module is given; the head may be given the wanted ones alone.
+        rows: ``(k,)`` those of them that it applies to; None for all.
+        scale: One for all, or ``(k, 1)``.
+        head: The same for a head that is given the wanted tokens alone.
+    """
 
     digest: str
-    rows: dict[int, torch.Tensor] | None  # None: all
-    scales: dict[int, torch.Tensor | float]
-    scale: float
+    tokens: int
+    rows: torch.Tensor | None
+    scale: torch.Tensor | float
+    head: _Change | None = None
 
 
 class TorchAdapters:
@@ -42,6 +51,7 @@ class TorchAdapters:
 
     def __init__(self, model: Any, dtype: torch.dtype, device: torch.device) -> None:
         self._modules: dict[str, torch.nn.Module] = {path: m for path, m in model.named_modules() if _shape(m) is not None}
+        self._head = model.get_output_embeddings()
         self._dtype, self._device = dtype, device
         self._loaded: dict[str, tuple[str, ...]] = {}  # digest -> the paths that it changes
         self._weights: dict[str, dict[str, Weights]] = {}  # path -> digest -> weights
@@ -84,6 +94,7 @@ class TorchAdapters:
         for digest in list(self._loaded):
             self.unload(digest)
         self._modules.clear()
+        self._head = None
 
     def check_called(self, digest: str, forward: Callable[[TokenStacks], object]) -> None:
         """Runs a forward of two tokens under an adapter and refuses it where one of its modules was not called.
@@ -118,37 +129,39 @@ class TorchAdapters:
             raise AdapterError(f"the adapter {use.digest[:12]} was unloaded before its request began; load it and ask again")
         if use.rows is None:
             assert isinstance(use.scale, float)
-            return _Change(use.digest, None, {}, use.scale)
-        at_head = np.flatnonzero(np.isin(want, use.rows))  # the head is given the wanted tokens alone
-        given = {len(want): (at_head, np.isin(use.rows, want)), n: (use.rows, np.ones(len(use.rows), bool))}
-        rows = {count: torch.from_numpy(places).to(self._device) for count, (places, _) in given.items()}
-        if isinstance(use.scale, float):
-            return _Change(use.digest, rows, dict.fromkeys(given, use.scale), use.scale)
-        column = torch.from_numpy(use.scale[:, None]).to(self._device, self._dtype)
-        scales = {count: column[torch.from_numpy(which).to(self._device)] for count, (_, which) in given.items()}
-        return _Change(use.digest, rows, dict(scales), 0.0)
+            return _Change(use.digest, n, None, use.scale)
+        at_head = np.flatnonzero(np.isin(want, use.rows))
+        head = self._limited(use, at_head, np.isin(use.rows, want), len(want))
+        return replace(self._limited(use, use.rows, np.ones(len(use.rows), bool), n), head=head)
 
-    def _after(self, path: str, module: Any, args: tuple[torch.Tensor, ...], y: torch.Tensor) -> torch.Tensor | None:  # noqa: ARG002  # a hook's signature
+    def _limited(self, use: Use, rows: Int64, which: Bool, tokens: int) -> _Change:
+        """For some rows alone; `which` of the use's they are."""
+        given = use.scale
+        scale = given if isinstance(given, float) else torch.from_numpy(given[which, None]).to(self._device, self._dtype)
+        return _Change(use.digest, tokens, torch.from_numpy(rows).to(self._device), scale)
+
+    def _after(self, path: str, module: Any, args: tuple[torch.Tensor, ...], y: torch.Tensor) -> torch.Tensor | None:
         """What a module answers, with what the adapters of the forward that runs add to it."""
         if self._seen is not None:
             self._seen.add(path)
         if not self._now:
             return None
         x, weights = args[0], self._weights[path]
-        for change in self._now:
-            pair = weights.get(change.digest)
+        for each in self._now:
+            change, pair = each, weights.get(each.digest)
             if pair is None:
                 continue
             if change.rows is None:
                 y = y + _product(x, pair) * (change.scale * pair[2])
                 continue
-            n = x.shape[-2]
-            if n not in change.rows or ".experts." in path:
+            if module is self._head and change.head is not None and x.shape[-2] == change.head.tokens:
+                change = change.head
+            rows = change.rows
+            if rows is None or x.shape[-2] != change.tokens or ".experts." in path:
                 raise UnsupportedFeatureError(
-                    f"{path} is given {n} tokens out of order: it takes one stack of adapters at a time"
+                    f"{path} is not given its tokens in order: it takes one stack of adapters at a time"
                 )
-            rows = change.rows[n]
-            y = y.index_add(-2, rows, (_product(x.index_select(-2, rows), pair) * (change.scales[n] * pair[2])).to(y.dtype))
+            y = y.index_add(-2, rows, (_product(x.index_select(-2, rows), pair) * (change.scale * pair[2])).to(y.dtype))
         return y
 
     def _made(self, pair: LowRank) -> Weights:

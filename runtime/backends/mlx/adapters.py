@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import mlx.core as mx
@@ -15,9 +15,10 @@ from mlx.nn.layers.quantized import QuantizedLinear
 from runtime.adapters.adapter import Adapter, LowRank, ModuleShape
 from runtime.adapters.matching import check_copy
 from runtime.adapters.stacks import TokenStacks, Use, uses
-from runtime.backends.tree import Int64
+from runtime.backends.tree import Bool, Int64
 from runtime.errors import AdapterError, UnsupportedFeatureError
 
+HEAD = "lm_head"  # as all of mlx-lm's models call it
 _UNCALLED = {"mamba": (".dt_proj",)}  # modules whose weights transformers reads without calling them: peft's do nothing there
 
 Weights = tuple[mx.array, mx.array, float]  # A (in, rank), B (rank, out), scaling
@@ -25,12 +26,21 @@ Weights = tuple[mx.array, mx.array, float]  # A (in, rank), B (rank, out), scali
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Change:
-    """One adapter in the forward that runs; rows and scales by how many tokens a module is given."""
+    """One adapter in the forward that runs.
+
+    Attributes:
+        digest: Which.
+        tokens: How many a module is given; the head may be given the wanted ones alone.
+        rows: ``(k,)`` those of them that it applies to; None for all.
+        scale: One for all, or ``(k, 1)``.
+        head: The same for a head that is given the wanted tokens alone.
+    """
 
     digest: str
-    rows: dict[int, mx.array] | None  # None: all
-    scales: dict[int, mx.array | float]
-    scale: float
+    tokens: int
+    rows: mx.array | None
+    scale: mx.array | float
+    head: _Change | None = None
 
 
 class MlxAdapters:
@@ -116,15 +126,16 @@ class MlxAdapters:
             raise AdapterError(f"the adapter {use.digest[:12]} was unloaded before its request began; load it and ask again")
         if use.rows is None:
             assert isinstance(use.scale, float)
-            return _Change(use.digest, None, {}, use.scale)
-        at_head = np.flatnonzero(np.isin(want, use.rows))  # the head is given the wanted tokens alone
-        given = {len(want): (at_head, np.isin(use.rows, want)), n: (use.rows, np.ones(len(use.rows), bool))}
-        rows = {count: mx.array(places.astype(np.int32)) for count, (places, _) in given.items()}
-        if isinstance(use.scale, float):
-            return _Change(use.digest, rows, dict.fromkeys(given, use.scale), use.scale)
-        column = use.scale[:, None]
-        scales = {count: mx.array(column[which]).astype(self._dtype) for count, (_, which) in given.items()}
-        return _Change(use.digest, rows, dict(scales), 0.0)
+            return _Change(use.digest, n, None, use.scale)
+        at_head = np.flatnonzero(np.isin(want, use.rows))
+        head = self._limited(use, at_head, np.isin(use.rows, want), len(want))
+        return replace(self._limited(use, use.rows, np.ones(len(use.rows), bool), n), head=head)
+
+    def _limited(self, use: Use, rows: Int64, which: Bool, tokens: int) -> _Change:
+        """For some rows alone; `which` of the use's they are."""
+        given = use.scale
+        scale = given if isinstance(given, float) else mx.array(given[which, None]).astype(self._dtype)
+        return _Change(use.digest, tokens, mx.array(rows.astype(np.int32)), scale)
 
     def _extend(self, path: str) -> None:
         """Gives one module object a subclass whose call adds what the adapters do."""
@@ -140,8 +151,8 @@ class MlxAdapters:
     def _after(self, path: str, x: mx.array, y: mx.array) -> mx.array:
         """What a module answers, with what the adapters of the forward that runs add to it."""
         weights = self._weights[path]
-        for change in self._now:
-            pair = weights.get(change.digest)
+        for each in self._now:
+            change, pair = each, weights.get(each.digest)
             if pair is None:
                 continue
             a, b, scaling = pair
@@ -149,12 +160,14 @@ class MlxAdapters:
                 y = y + (((x @ a) @ b) * (change.scale * scaling)).astype(y.dtype)
                 continue
             n = x.size // x.shape[-1]  # tokens stand in one row, or each in one of its own
-            if n not in change.rows or ".experts." in path:
+            if path.endswith(HEAD) and change.head is not None and n == change.head.tokens:
+                change = change.head
+            rows, flat = change.rows, x.reshape(n, -1)
+            if rows is None or n != change.tokens or ".experts." in path:
                 raise UnsupportedFeatureError(
-                    f"{path} is given {n} tokens out of order: it takes one stack of adapters at a time"
+                    f"{path} is not given its tokens in order: it takes one stack of adapters at a time"
                 )
-            rows, flat = change.rows[n], x.reshape(n, -1)
-            added = (((flat[rows] @ a) @ b) * (change.scales[n] * scaling)).astype(y.dtype)
+            added = (((flat[rows] @ a) @ b) * (change.scale * scaling)).astype(y.dtype)
             y = y.reshape(n, -1).at[rows].add(added).reshape(y.shape)
         return y
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import mlx.core as mx
 import numpy as np
+from mlx_lm.models.cache import make_prompt_cache
 
 from runtime.adapters.adapter import Adapter, ModuleShape
 from runtime.adapters.stacks import TokenStacks
@@ -192,10 +193,17 @@ class MlxBackend(PackedBackend[MlxPack]):
         return payloads.restore(tensors, self._codec, self._loaded.dtype)
 
     def logits_uncached(self, ids: Sequence[int], stacks: TokenStacks | None = None) -> Float32:
-        with _memory(), self._adapters.under(stacks, np.arange(len(ids))):
+        with _memory():
             self._select.rows = None
+            tokens = mx.array(as_ids(ids).astype(np.int32))[None]
             caches = None if self._window is None else self._fresh(len(ids))
-            out = self._model(mx.array(as_ids(ids).astype(np.int32))[None], cache=caches)
+            parts = [(0, len(ids))]
+            if self.recurrent and stacks is not None:  # some state-space modules are given one token at a time
+                parts, caches = stacks.runs(), make_prompt_cache(self._model)
+            for start, stop in parts:
+                part = None if stacks is None else stacks.part(slice(start, stop))
+                with self._adapters.under(part, np.arange(stop - start)):
+                    out = self._model(tokens[:, start:stop], cache=caches)
             return np.array(out[0, -1].astype(mx.float32))
 
     def adapter_targets(self) -> Mapping[str, ModuleShape]:

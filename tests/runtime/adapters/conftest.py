@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -41,4 +40,4 @@ def llama(request: pytest.FixtureRequest, folders: dict[str, Path]) -> Iterator[
         yield model
 
 
-both_backends: Any = pytest.mark.parametrize("llama", ["hf", "mlx"], indirect=True)
+both_backends = pytest.mark.parametrize("llama", ["hf", "mlx"], indirect=True)

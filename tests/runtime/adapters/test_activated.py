@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from runtime.model import LocalModel, load
-from runtime.options import GenerationOptions
+from runtime.options import GenerationOptions, SamplingOptions
+from runtime.records import Float32
 from tests.runtime.adapters.conftest import both_backends
 from tests.runtime.adapters.makers import INVOCATION, Peft, save_adapter
 from tests.runtime.backends.reference import random_ids
@@ -47,13 +50,11 @@ def test_tokens_before_the_invocation_are_the_base_s_and_share_its_kv(llama: Loc
 
 @both_backends
 def test_the_scores_of_every_position_are_peft_s(llama: LocalModel, peft: Peft) -> None:
-    import asyncio
-
     ids = [*plain(4, 12), *INVOCATION, *plain(5, 9)]
     expected = peft.logprobs(ids, ("act", 1.0))
     for _ in range(2):  # computed, then remembered
         records = asyncio.run(llama.score(ids, adapters=["act"]))
-        got = [record.logprob for record in records[1:]]
+        got = np.array([record.logprob for record in records[1:]], np.float32)
         np.testing.assert_allclose(got, expected[np.arange(len(ids) - 1), ids[1:]], atol=TOLERANCE, rtol=0)
 
 
@@ -71,12 +72,10 @@ def test_it_begins_at_the_last_invocation_and_nowhere_without_one(llama: LocalMo
 
 @both_backends
 def test_base_and_adapters_go_through_the_model_in_one_forward(llama: LocalModel, peft: Peft) -> None:
-    import asyncio
-
     ids = [*plain(9, 20), *INVOCATION, *plain(10, 3)]
     stacks = [(), (("A", 1.0),), (("act", 0.5),), (("B", 2.0),), (("A", 1.0), ("B", 0.5))]
 
-    async def ask() -> list[np.ndarray]:
+    async def ask() -> list[Float32]:
         return list(await asyncio.gather(*(llama.next_token_logprobs(ids, adapters=stack) for stack in stacks)))
 
     before = llama.metrics().forward_calls
@@ -90,17 +89,14 @@ def test_base_and_adapters_go_through_the_model_in_one_forward(llama: LocalModel
 def test_an_answer_goes_on_under_the_adapter(llama: LocalModel, peft: Peft) -> None:
     ids = [*plain(11, 20), *INVOCATION]
     greedy = GenerationOptions(max_tokens=8, resolve=False, adapters=("act",), seed=1)
-    from dataclasses import replace
-
-    from runtime.options import SamplingOptions
-
     records = list(llama.generate_sync(ids, replace(greedy, sampling=SamplingOptions(temperature=0.0), ignore_eos=True)))
     answer = [record.token_id for record in records]
     # peft places the activation at the last invocation: the answer must not hold another one
     assert tuple(answer).count(INVOCATION[0]) == 0
     expected = peft.logprobs([*ids, *answer], ("act", 1.0))
     rows = expected[np.arange(len(ids) - 1, len(ids) + len(answer) - 1)]
-    np.testing.assert_allclose([r.logprob for r in records], rows[np.arange(len(answer)), answer], atol=TOLERANCE, rtol=0)
+    got = np.array([r.logprob for r in records], np.float32)
+    np.testing.assert_allclose(got, rows[np.arange(len(answer)), answer], atol=TOLERANCE, rtol=0)
     # and what it left in the cache is found again by the same stack alone
     llama.cache_kv([*ids, *answer])
     assert llama.prefix_match([*ids, *answer], adapters=["act"]).tokens >= len(ids) + len(answer) - 1
@@ -114,8 +110,6 @@ def test_on_sliding_and_recurrent_models(name: str, root: Path) -> None:
     ids = [*plain(12, 30), *INVOCATION, *plain(13, 5)]
     expected = peft.logprobs(ids, ("act", 1.0))[-1]
     for backend in ("hf", "mlx"):
-        if (backend, name) == ("mlx", "mamba"):
-            continue  # mlx-lm's mamba gives its modules one token at a time: see test_refusals
         with load(tiny_path(name), backend=backend) as model:
             model.load_adapter(model.add_adapter(folder, "act"))
             model.cache_kv(ids[:30])
