@@ -32,6 +32,7 @@ from runtime.errors import (
 from runtime.version import __version__
 
 if TYPE_CHECKING:
+    from runtime.adapters.convert import convert_adapter
     from runtime.backends.registry import (
         available_backends,
         brings_text,
@@ -104,6 +105,7 @@ __all__ = [
     "brings_text",
     "check_backend",
     "clean_text",
+    "convert_adapter",
     "default_backend",
     "fetch_embedded",
     "fresh_seed",
@@ -120,6 +122,7 @@ __all__ = [
 ]
 
 _NAMES = {
+    "runtime.adapters.convert": ("convert_adapter",),
     "runtime.backends.registry": (
         "available_backends",
         "brings_text",
