@@ -63,7 +63,8 @@ def _as_mlx(header: AdapterHeader, modules: Mapping[str, LowRank]) -> tuple[dict
     for path, pair in modules.items():
         rest = ((0, rank - pair.rank), (0, 0))
         tensors[path + mlx_layout.ENDINGS[0]] = np.ascontiguousarray(np.pad(pair.a, rest).T)
-        tensors[path + mlx_layout.ENDINGS[1]] = np.pad(pair.b.T, rest) * np.float32(pair.scaling / scale)
+        b = np.pad(pair.b.T, rest) * np.float32(pair.scaling / scale)
+        tensors[path + mlx_layout.ENDINGS[1]] = np.ascontiguousarray(b)  # safetensors writes memory as it lies
     parameters = {"rank": rank, "scale": scale, "dropout": 0.0, "keys": sorted(modules)}
     return tensors, {"fine_tune_type": "lora", "model": header.base, "num_layers": -1, "lora_parameters": parameters}
 
