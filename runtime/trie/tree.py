@@ -208,8 +208,9 @@ class Trie(Shelf):
     def _walk(self, node: Node, namespace: Namespace, tokens: Int32, scores: Scores | None) -> tuple[Node, int, bool]:
         """From `node` along `tokens` as far as they are there: the last node, the tokens passed, whether a cut failed."""
         self._clock += 1
-        for above in node.path():  # an ancestor is never older than what is hung under it
-            above.stamp = self._clock
+        above: Node | None = node
+        while above is not None:  # an ancestor is never older than what is hung under it
+            above.stamp, above = self._clock, above.parent
         at = 0
         while at < len(tokens):
             child = node.children.get((namespace, int(tokens[at])))

@@ -18,6 +18,7 @@ from runtime.errors import AdapterError, SessionClosedError
 from runtime.model import LocalModel, load
 from runtime.options import GenerationOptions, SamplingOptions
 from runtime.records import Float32
+from runtime.speculation.options import SpeculativeOptions
 from tests.fakes import TOLERANCE, Gate, fake_model, some_ids
 
 GREEDY = GenerationOptions(max_tokens=12, sampling=SamplingOptions(temperature=0.0), ignore_eos=True, resolve=False)
@@ -185,6 +186,18 @@ def test_random_requests_under_random_stacks_are_what_they_are_alone(model: Loca
             await asyncio.gather(*(one() for _ in range(6)))
 
     asyncio.run(storm())
+
+
+def test_guesses_are_checked_under_the_answer_s_own_stack(model: LocalModel) -> None:
+    if "recurrent" in model.info.attention_kinds:
+        pytest.skip("recurrent state cannot be cut back")
+    ids = [7, 8, 9, 7, 8, 9, 7, 8]
+    plain = replace(GREEDY, max_tokens=40, adapters=("A", ("B", 0.5)))
+    expected = [record.token_id for record in model.generate_sync(ids, plain)]
+    model.clear_cache()
+    guessing = replace(plain, speculative=SpeculativeOptions())
+    assert [record.token_id for record in model.generate_sync(ids, guessing)] == expected
+    assert model.metrics().tokens_drafted > 0
 
 
 def test_load_options_push_adapters_in_order(toys: dict[str, Path]) -> None:
