@@ -103,7 +103,7 @@ def test_an_answer_goes_on_under_the_adapter(llama: LocalModel, peft: Peft) -> N
     assert llama.prefix_match([*ids, *answer], adapters=["A"]).tokens == 0
 
 
-@pytest.mark.parametrize("name", ["gemma3", "lfm2", "mamba"])
+@pytest.mark.parametrize("name", ["gemma3", "lfm2", pytest.param("mamba", marks=pytest.mark.slow)])
 def test_on_sliding_and_recurrent_models(name: str, root: Path) -> None:
     folder = save_adapter(root / name / "act", name, seed=4, alora_invocation_tokens=INVOCATION)
     peft = Peft(name, act=folder)

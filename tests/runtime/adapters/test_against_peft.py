@@ -15,11 +15,16 @@ from tests.tiny_models import tiny_path
 
 TOLERANCE = 1e-4  # nats, the house's for tiny models
 SAME_KERNELS = 1e-5  # peft and we through transformers' own forward
-CASES = [(backend, name) for name in TARGETS for backend in ("hf", "mlx")]
+FAST = ("llama", "gemma3", "lfm2")  # full attention and a head, sliding windows, recurrent state
+CASES = [
+    pytest.param((backend, name), id=f"{backend}-{name}", marks=() if name in FAST else pytest.mark.slow)
+    for name in TARGETS
+    for backend in ("hf", "mlx")
+]
 STACKS = ((), (("A", 1.0),), (("B", 1.0),), (("A", 1.0), ("B", 1.0)), (("A", 0.5), ("B", -2.0)), (("B", 1.0), ("A", 1.0)))
 
 
-@pytest.fixture(scope="module", params=CASES, ids="-".join)
+@pytest.fixture(scope="module", params=CASES)
 def case(request: pytest.FixtureRequest, root: Path) -> Iterator[tuple[LocalModel, Peft, float]]:
     backend, name = request.param
     a, b = adapters_of(name, root)
