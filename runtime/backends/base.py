@@ -38,6 +38,8 @@ class Backend(Protocol):
     info: ModelInfo
     slot_bytes: int  # of a pack's buffers, per slot
     state_bytes: int  # of one recurrent state; 0 where there is none
+    forwards: int  # calls of the model since load
+    lent: int  # bytes that copies may take in the middle of a `forward`; fewer than `copy_cost`: in more calls of the model
     overlaps: bool  # whether a forward that was begun computes while the caller does something else
 
     def open_pack(self) -> Pack:
@@ -95,6 +97,9 @@ class Backend(Protocol):
         Where `overlaps` is False the first half does all the work, and there is no use in it. Either half may raise; then
         the pack is as it was before the call.
         """
+
+    def copy_cost(self, pack: Pack, parents: npt.NDArray[np.int64]) -> int:
+        """Bytes that a `forward` with these parents would copy for a moment, to push its chains side by side."""
 
     def size(self, pack: Pack) -> int:
         """Slots in use."""

@@ -55,6 +55,7 @@ class Cache:
         self._last: LastRequest | None = None
         self._largest: tuple[EdgeReport, ...] = ()
         self.departures = 0  # jobs that have left
+        self._forwards_before = backend.forwards  # the self-test's
 
     @property
     def budget(self) -> int:
@@ -70,6 +71,11 @@ class Cache:
     def peak(self) -> int:
         """The most that was in use under this budget, moments of copying included."""
         return self._room.peak
+
+    @property
+    def forwards(self) -> int:
+        """Calls of the model so far, failed ones too."""
+        return self._backend.forwards - self._forwards_before
 
     @property
     def live(self) -> int:

@@ -14,7 +14,6 @@ class Counters:
 
     tokens_computed: int = 0
     tokens_reused: int = 0
-    forward_calls: int = 0
     queries: int = 0
     queries_deduplicated: int = 0
     tokens_rescored: int = 0
@@ -35,7 +34,7 @@ class Counters:
         return Metrics(
             tokens_computed=self.tokens_computed,
             tokens_reused=self.tokens_reused,
-            forward_calls=self.forward_calls,
+            forward_calls=cache.forwards,
             queries=self.queries,
             queries_deduplicated=self.queries_deduplicated,
             kv_bytes=cache.bytes,

@@ -155,7 +155,7 @@ class Decoding:
                 return
             bisect(rows, error, partial(self._push, drawn), self.end)
             return
-        self._count(share)
+        self._counters.tokens_computed += len(share.tokens)
         drawn.append(_moved(share, base, logits))
 
     def _push_guessed(self, drawn: list[Drawn], row: Row) -> bool:
@@ -181,7 +181,6 @@ class Decoding:
             workspace.rollback(base)
             return False
         self._counters.tokens_computed += len(tokens)
-        self._counters.forward_calls += 1
         part = draw_along(row, guesses, normalise(logits, entropy=True))
         right = max(len(part.rows) - 1, 0)
         self._counters.tokens_drafted += len(guesses)
@@ -204,7 +203,7 @@ class Decoding:
         except BaseException:  # noqa: BLE001  # tried again, and bisected, by the next step
             workspace.rollback(base)
             return
-        self._count(share)
+        self._counters.tokens_computed += len(share.tokens)
         self._ahead[workspace] = share, base
 
     def _collect(self, workspace: Workspace) -> list[Drawn]:
@@ -216,10 +215,6 @@ class Decoding:
         running = [i for i, row in enumerate(share.rows) if row in self.rows]
         rows, at = [share.rows[i] for i in running], [share.at[i] for i in running]
         return [_moved(Share(rows, share.tokens, share.parents, at), base, logits)] if rows else []
-
-    def _count(self, share: Share) -> None:
-        self._counters.tokens_computed += len(share.tokens)
-        self._counters.forward_calls += 1
 
     def _standing(self, rows: list[Row]) -> list[Row]:
         """The rows, each where a token can be appended now; one that cannot be brought back has ended.
@@ -262,7 +257,6 @@ class Decoding:
             self.end(row, typed(error))
             return None
         self._counters.tokens_computed += len(missing)
-        self._counters.forward_calls += bool(missing)
         return slot
 
     # ---- after the draw ---------------------------------------------------------------------------------------------

@@ -115,7 +115,6 @@ class Prompts:
         if pushed >= MIN_CHUNK // 2:
             self._speed += 0.5 * (pushed / max(time.monotonic() - started, 1e-6) - self._speed)
         self._counters.tokens_computed += pushed
-        self._counters.forward_calls += pushed > 0
         self._counters.publish(self._cache)  # before the answers, so that who sees one sees its numbers
         moved = [prefill for prefill in group if prefill.at > prefill.mark_at]
         for prefill in moved:

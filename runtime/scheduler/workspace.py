@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from runtime.adapters.stacks import Tags
 from runtime.backends.base import ROOT, Backend, Payload
+from runtime.backends.tree import count_chains
 from runtime.errors import MemoryBudgetError
 from runtime.trie import Lease
 from runtime.trie.node import common_prefix
@@ -30,6 +31,9 @@ class Memory(Protocol):
 
         Slots that nobody needs may go: all but the paths to `standing` and to where live jobs stand.
         """
+
+    def lend(self, size: int) -> int:
+        """Up to `size` bytes for the moment of a copy: what nobody uses gives way; fewer where that is not enough."""
 
     def give_way(self) -> None:
         """The device itself is full: what nobody uses goes."""
@@ -191,10 +195,11 @@ class Workspace:
         """
         self._settle()
         base, above = self._computed, [p for p in parents if p < self._computed]
-        states = chains(np.array(parents, np.int64) - base) if self.recurrent else 0
+        states = count_chains(np.array(parents, np.int64) - base) if self.recurrent else 0
         self._memory.grow(self, len(tokens), states=states, standing=above)
         held = self.held
         arrays = self._arrays(tokens, parents, np.array(want, np.int64))
+        self._borrow(arrays[1], states)
         logits = self._twice(lambda: self._backend.forward(self.pack, *arrays)[1])
         self._computed += len(tokens)
         if self._where is not None:
@@ -213,6 +218,7 @@ class Workspace:
         """
         self._memory.grow(self, len(tokens), states=0, standing=[p for p in parents if p < self._computed])
         arrays = self._arrays(tokens, parents, np.arange(len(tokens)))
+        self._borrow(arrays[1], 0)
         self._begun = Begun(self._computed, len(tokens), self._backend.begin(self.pack, *arrays)[1])
 
     def _arrays(self, tokens: Sequence[int], parents: Sequence[int], want: Slots) -> tuple[Any, ...]:
@@ -309,6 +315,12 @@ class Workspace:
         if self._where is not None:
             self._where.extend(range(held, held + begun.count))
 
+    def _borrow(self, own: Slots, states: int) -> None:
+        """Memory for the copies of chains that go side by side, beside that for the states that will be kept."""
+        if copies := self._backend.copy_cost(self.pack, own):
+            kept = states * self._backend.state_bytes
+            self._backend.lent = max(self._memory.lend(copies + kept) - kept, 0)
+
     def _forget(self, size: int) -> None:
         for slot in range(size, len(self._parents)):
             place = self._parents[slot], self._tokens[slot]
@@ -342,13 +354,3 @@ class Workspace:
         self._parents.append(slot)
         self._tokens.append(token)
         return fresh
-
-
-def chains(parents: Slots) -> int:
-    """Into how many chains a recurrent backend cuts a call, by parents relative to its first token (outside: negative).
-
-    A token starts one unless it is the only child of a token of the call. Each ends with a state.
-    """
-    inside = parents[parents >= 0]
-    children = np.bincount(inside, minlength=1)
-    return int(len(parents) - np.count_nonzero(children[inside] == 1))

@@ -14,6 +14,7 @@ import torch
 from runtime.adapters.adapter import Adapter, ModuleShape
 from runtime.adapters.stacks import TokenStacks
 from runtime.backends import facts
+from runtime.backends.buckets import Bucket
 from runtime.backends.hf import payload as payloads
 from runtime.backends.hf.adapters import TorchAdapters
 from runtime.backends.hf.cache import Shape, SlotLayer, Tensors, TorchPack, make_layers
@@ -85,7 +86,8 @@ class HfBackend(PackedBackend[TorchPack]):
         with _computing(), self._adapters.under(step.stacks, step.want):
             pack.begin(step, self._device)
             if self.recurrent:
-                pack.put_state(step.state)
+                pack.put_states([step.state])
+            self.forwards += 1
             logits = self._model(**self._arguments(pack, step)).logits[0]  # (rows, vocab)
             if "logits_to_keep" not in self._takes:
                 logits = logits[torch.from_numpy(step.want).to(self._device)]
@@ -94,9 +96,27 @@ class HfBackend(PackedBackend[TorchPack]):
                 self.learn_sizes(self._shapes, self._dtype.itemsize)
             state: Tensors | None = None
             if self.recurrent:
-                state = pack.get_state()
+                (state,) = pack.get_states(1)
                 pack.clear_state()
             return logits.float().cpu().numpy(), state
+
+    def push_rows(self, pack: TorchPack, bucket: Bucket) -> tuple[Float32, Sequence[State | None]]:
+        rows, width = bucket.tokens.shape
+        states: Sequence[State | None] = [None] * rows
+        with _computing():
+            pack.begin_rows(bucket, self._device)
+            if self.recurrent:
+                pack.put_states(bucket.states or [None])
+            self.forwards += 1
+            logits = self._model(**self._row_arguments(pack, bucket)).logits  # (rows, columns, vocab)
+            wanted = bucket.wanted(chosen=logits.shape[1] < width)
+            logits = logits.flatten(0, 1)
+            if wanted is not None:
+                logits = logits[torch.from_numpy(wanted).to(self._device)]
+            if self.recurrent:
+                states = pack.get_states(rows)
+                pack.clear_state()
+            return logits.float().cpu().numpy(), states
 
     def take(self, pack: TorchPack, slots: Int64) -> TorchPayload:
         slots = np.asarray(slots, np.int64)
@@ -194,29 +214,46 @@ class HfBackend(PackedBackend[TorchPack]):
         if "position_ids" in self._takes:
             arguments["position_ids"] = torch.from_numpy(step.positions).to(self._device)[None]
         if "logits_to_keep" in self._takes:
-            arguments["logits_to_keep"] = self._kept(step)
+            arguments["logits_to_keep"] = self._kept(step.want, len(step.tokens))
         if step.mask is not None:
-            arguments["attention_mask"] = self._masks(pack, step.mask)
+            visible, first = step.mask, step.mask.shape[1] - step.mask.shape[0]
+            arguments["attention_mask"] = self._masks(
+                {w: visible if w is None else pack.tree.within(visible, first, w) for w in self._windows}
+            )
         return arguments
 
-    def _kept(self, step: Step) -> int | torch.Tensor:
-        if len(step.want) == len(step.tokens):
-            return 0  # all
-        if len(step.want) == 1 and step.want[0] == len(step.tokens) - 1:
-            return 1  # the last
-        return torch.from_numpy(step.want).to(self._device)
+    def _row_arguments(self, pack: TorchPack, bucket: Bucket) -> dict[str, Any]:
+        """The same for chains side by side; the library's own causal mask serves where they are equally long."""
+        arguments: dict[str, Any] = {"input_ids": torch.from_numpy(bucket.tokens).to(self._device), "use_cache": True}
+        arguments["past_key_values" if "past_key_values" in self._takes else "cache_params"] = pack.cache
+        if "position_ids" in self._takes:
+            arguments["position_ids"] = torch.from_numpy(bucket.positions).to(self._device)
+        if "logits_to_keep" in self._takes:
+            arguments["logits_to_keep"] = self._kept(bucket.columns, bucket.tokens.shape[1])
+        if bucket.missing is not None:
+            arguments["attention_mask"] = self._masks({w: bucket.visible(w) for w in self._windows})
+        return arguments
 
-    def _masks(self, pack: TorchPack, visible: Bool) -> torch.Tensor | dict[str, torch.Tensor]:
-        """A tree's 4-D mask; where full and sliding layers alternate, one for each kind."""
-        first = visible.shape[1] - visible.shape[0]
-        by_window = {w: visible if w is None else pack.tree.within(visible, first, w) for w in self._windows}
+    def _kept(self, want: Int64, n: int) -> int | torch.Tensor:
+        if len(want) == n:
+            return 0  # all
+        if len(want) == 1 and want[0] == n - 1:
+            return 1  # the last
+        return torch.from_numpy(want).to(self._device)
+
+    def _masks(self, by_window: Mapping[int | None, Bool]) -> torch.Tensor | dict[str, torch.Tensor]:
+        """4-D masks for a call; where full and sliding layers alternate, one for each kind.
+
+        Recurrent layers leave a 4-D mask alone: only a 2-D one, for padding, is multiplied into what they read.
+        """
         tensors = {w: self._mask(mask) for w, mask in by_window.items()}
         if len(tensors) == 1:
             return next(iter(tensors.values()))
         return {"full_attention" if w is None else "sliding_attention": mask for w, mask in tensors.items()}
 
     def _mask(self, mask: Bool) -> torch.Tensor:
-        seen = torch.from_numpy(mask).to(self._device)[None, None]  # (1, 1, n, slots)
+        rows = mask if mask.ndim == 3 else mask[None]
+        seen = torch.from_numpy(rows).to(self._device)[:, None]  # (rows, 1, n, slots)
         if not self._eager:
             return seen
         return torch.zeros(seen.shape, dtype=self._dtype, device=self._device).masked_fill(~seen, torch.finfo(self._dtype).min)

@@ -17,6 +17,7 @@ from runtime.adapters.adapter import Adapter, ModuleShape
 from runtime.adapters.stacks import TokenStacks
 from runtime.backends import facts
 from runtime.backends.base import Cost
+from runtime.backends.buckets import Bucket
 from runtime.backends.mlx import payload as payloads
 from runtime.backends.mlx.adapters import MlxAdapters
 from runtime.backends.mlx.cache import Arrays, MlxPack, Shape, make_caches
@@ -134,6 +135,28 @@ class MlxBackend(PackedBackend[MlxPack]):
             return arrays[0]
         return np.concatenate(arrays) if arrays else np.empty((0, self._vocabulary), np.float32)
 
+    def push_rows(self, pack: MlxPack, bucket: Bucket) -> tuple[Float32, Sequence[State | None]]:
+        rows, width = bucket.tokens.shape
+        with _memory():
+            pack.begin_rows(bucket)
+            if self.recurrent:
+                pack.put_states(bucket.states or [None])
+            self.forwards += 1
+            columns = bucket.columns
+            chosen = bool(self._select) and len(columns) < width
+            self._select.rows = mx.array(columns.astype(np.int32)) if chosen else None
+            out = self._model(mx.array(bucket.tokens.astype(np.int32)), cache=pack.caches)  # (rows, columns, vocab)
+            logits, wanted = out.flatten(0, 1).astype(mx.float32), bucket.wanted(chosen=chosen)
+            if wanted is not None:
+                logits = logits[mx.array(wanted.astype(np.int32))]
+            states: Sequence[Arrays | None] = [None] * rows
+            if self.recurrent:
+                states = pack.get_states(rows)
+                pack.put_states([None])
+            answer = [logits] if len(bucket.want) else []
+            mx.eval(answer, pack.arrays(), [a for state in states for a in state or () if a is not None])
+            return self._fetched(pack, answer), states
+
     def take_cost(self, pack: MlxPack, slots: Int64) -> Cost:
         """Rows that are converted or coded are there before they are stacked, all of them."""
         cost = super().take_cost(pack, slots)
@@ -241,10 +264,11 @@ class MlxBackend(PackedBackend[MlxPack]):
         """
         pack.begin(step, rows=rows)
         if self.recurrent:
-            pack.put_state(step.state)
+            pack.put_states([step.state])
         want = None if len(step.want) == len(step.tokens) else mx.array(step.want.astype(np.int32))
         chosen = want is not None and bool(self._select) and not rows
         self._select.rows = want if chosen else None
+        self.forwards += 1
         tokens = mx.array(step.tokens.astype(np.int32))
         with self._adapters.under(step.stacks, step.want):
             out = self._model(tokens[:, None] if rows else tokens[None], cache=pack.caches)
@@ -253,8 +277,8 @@ class MlxBackend(PackedBackend[MlxPack]):
             out = out[want]
         state: Arrays | None = None
         if self.recurrent:
-            state = pack.get_state()
-            pack.put_state(None)
+            (state,) = pack.get_states(1)
+            pack.put_states([None])
         return ([out.astype(mx.float32)] if len(step.want) else []), state
 
     def _learn(self, pack: MlxPack) -> None:
