@@ -32,6 +32,7 @@ from runtime.errors import (
 from runtime.version import __version__
 
 if TYPE_CHECKING:
+    from runtime.adapters.convert import convert_adapter
     from runtime.backends.registry import (
         available_backends,
         brings_text,
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
         unregister_backend,
     )
     from runtime.client import EngineClient, EngineLimits, spawn
-    from runtime.info import CacheReport, EdgeReport, Metrics, ModelInfo, OnProgress, PromptProgress
+    from runtime.info import AdapterInfo, CacheReport, EdgeReport, Metrics, ModelInfo, OnProgress, PromptProgress
     from runtime.language_model import LanguageModel, Message, PrefixMatch
     from runtime.loading.importer import import_model
     from runtime.loading.paths import models_dir
@@ -66,6 +67,7 @@ __all__ = [
     "CHAT_FORMATS",
     "POOLINGS",
     "AdapterError",
+    "AdapterInfo",
     "BackendUnavailableError",
     "CacheReport",
     "ContextOverflowError",
@@ -118,6 +120,7 @@ __all__ = [
     "brings_text",
     "check_backend",
     "clean_text",
+    "convert_adapter",
     "default_backend",
     "fetch_embedded",
     "fresh_seed",
@@ -135,6 +138,7 @@ __all__ = [
 ]
 
 _NAMES = {
+    "runtime.adapters.convert": ("convert_adapter",),
     "runtime.backends.registry": (
         "available_backends",
         "brings_text",
@@ -149,6 +153,7 @@ _NAMES = {
         "spawn",
     ),
     "runtime.info": (
+        "AdapterInfo",
         "CacheReport",
         "EdgeReport",
         "Metrics",

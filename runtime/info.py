@@ -10,6 +10,40 @@ from runtime.timings import Latency, RequestTimings
 
 
 @dataclass(frozen=True, slots=True)
+class AdapterInfo:
+    """One registered adapter.
+
+    Attributes:
+        name: As it was registered.
+        kind: "lora", or "alora" for an activated one.
+        folder: Where it is.
+        base: The model that it says it was made for; empty where it says nothing.
+        rank: The largest of its modules.
+        modules: How many it changes.
+        parameters: Numbers in all.
+        loaded: Whether its weights are in place.
+        bytes: That they hold; 0 while they are not.
+        digest: SHA-256 of its numbers, while they are in place: what the KV under it is filed by.
+    """
+
+    name: str
+    kind: str
+    folder: str
+    base: str
+    rank: int
+    modules: int
+    parameters: int
+    loaded: bool
+    bytes: int
+    digest: str | None
+
+    @property
+    def qualified(self) -> str:
+        """Name and kind: ``mine_lora``."""
+        return f"{self.name}_{self.kind}"
+
+
+@dataclass(frozen=True, slots=True)
 class ModelInfo:
     """What a backend knows of its model. `kv_fingerprint` guards KV, `model_fingerprint` guards text and ids."""
 
@@ -35,6 +69,8 @@ class ModelInfo:
     capabilities: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     template_digest: str | None = None  # SHA-256 of the chat template in force; None without one
+    adapters: tuple[AdapterInfo, ...] = ()  # registered ones, with the bytes of those that are loaded
+    lora_stack: tuple[tuple[str, float], ...] = ()  # (name, scale) in force, in order
 
 
 @dataclass(frozen=True, slots=True)

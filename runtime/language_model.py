@@ -23,8 +23,9 @@ from types import TracebackType
 from typing import Any, Protocol, Self
 
 from runtime.info import CacheReport, Metrics, ModelInfo, OnProgress
+from runtime.members.adapters import AdapterMembers
 from runtime.members.vectors import VectorMembers
-from runtime.options import GenerationOptions
+from runtime.options import Adapters, GenerationOptions
 from runtime.records import Float32, TokenRecord, TokenRun
 
 Message = Mapping[str, Any]  # {"role": ..., "content": ...}, as chat templates take them
@@ -43,7 +44,7 @@ class PrefixMatch:
     tier: str
 
 
-class LanguageModel(VectorMembers, Protocol):
+class LanguageModel(AdapterMembers, VectorMembers, Protocol):
     """A loaded model. See the module's text for what holds for all members.
 
     Raises (any member that takes token ids):
@@ -77,37 +78,48 @@ class LanguageModel(VectorMembers, Protocol):
 
     # ---- next-token log-probabilities ------------------------------------------------------------------------
 
-    async def next_token_logprobs(self, ids: Sequence[int]) -> Float32:
-        """Log-probabilities of the token after `ids`, ``(vocab,) float32``."""
+    async def next_token_logprobs(self, ids: Sequence[int], *, adapters: Adapters = None) -> Float32:
+        """Log-probabilities of the token after `ids`, ``(vocab,) float32``.
 
-    async def batch_next_token_logprobs(self, batch: Sequence[Sequence[int]]) -> Float32:
+        Args:
+            ids: From the first token on.
+            adapters: Loaded ones, in order; () is the base, None the model's stack. So of all queries and scores.
+        """
+
+    async def batch_next_token_logprobs(self, batch: Sequence[Sequence[int]], *, adapters: Adapters = None) -> Float32:
         """The same for several sequences at once, ``(n, vocab) float32``, row i for sequence i; duplicates cost nothing."""
 
-    def next_token_logprobs_sync(self, ids: Sequence[int]) -> Float32:
+    def next_token_logprobs_sync(self, ids: Sequence[int], *, adapters: Adapters = None) -> Float32:
         """`next_token_logprobs`, blocking."""
 
-    def batch_next_token_logprobs_sync(self, batch: Sequence[Sequence[int]]) -> Float32:
+    def batch_next_token_logprobs_sync(self, batch: Sequence[Sequence[int]], *, adapters: Adapters = None) -> Float32:
         """`batch_next_token_logprobs`, blocking."""
 
-    def next_token_logprobs_uncached(self, ids: Sequence[int]) -> Float32:
+    def next_token_logprobs_uncached(self, ids: Sequence[int], *, adapters: Adapters = None) -> Float32:
         """The same numbers by the library's own plain forward pass, cache neither read nor written. Blocking.
 
         It is the reference that the cached answers are compared with, ``(vocab,) float32``.
         """
 
-    async def next_token_logprobs_uncached_async(self, ids: Sequence[int]) -> Float32:
+    async def next_token_logprobs_uncached_async(self, ids: Sequence[int], *, adapters: Adapters = None) -> Float32:
         """`next_token_logprobs_uncached`, awaited."""
 
-    def prefix_match(self, ids: Sequence[int]) -> PrefixMatch:
+    def prefix_match(self, ids: Sequence[int], *, adapters: Adapters = None) -> PrefixMatch:
         """How much of `ids` is held already; computes nothing and refreshes nothing. Blocking."""
 
-    async def prefix_match_async(self, ids: Sequence[int]) -> PrefixMatch:
+    async def prefix_match_async(self, ids: Sequence[int], *, adapters: Adapters = None) -> PrefixMatch:
         """`prefix_match`, awaited."""
 
     # ---- scores of given tokens ------------------------------------------------------------------------------
 
     async def score(
-        self, ids: Sequence[int], top_k: int = 10, start: int = 0, *, on_progress: OnProgress | None = None
+        self,
+        ids: Sequence[int],
+        top_k: int = 10,
+        start: int = 0,
+        *,
+        adapters: Adapters = None,
+        on_progress: OnProgress | None = None,
     ) -> list[TokenRecord]:
         """What the model thinks of each given token.
 
@@ -115,6 +127,7 @@ class LanguageModel(VectorMembers, Protocol):
             ids: The whole sequence, from its first token on.
             top_k: Alternatives recorded per token.
             start: The first position wanted; those before it are context only.
+            adapters: As of `next_token_logprobs`.
             on_progress: Hears how far it is after each chunk, on the caller's loop, in order; the last time before the
                 answer. So of `generate`, for its prompt.
 
@@ -124,7 +137,13 @@ class LanguageModel(VectorMembers, Protocol):
         """
 
     async def score_run(
-        self, ids: Sequence[int], top_k: int = 10, start: int = 0, *, on_progress: OnProgress | None = None
+        self,
+        ids: Sequence[int],
+        top_k: int = 10,
+        start: int = 0,
+        *,
+        adapters: Adapters = None,
+        on_progress: OnProgress | None = None,
     ) -> TokenRun:
         """`score` as columns, for the pipe and the window."""
 

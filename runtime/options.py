@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, Self, get_args
 
-from runtime.errors import InvalidRequestError
+from runtime.errors import AdapterError, InvalidRequestError
 from runtime.speculation.options import SpeculativeOptions
 
 KvDtype = Literal["auto", "f32", "f16", "bf16", "q8", "q4"]
 ChatFormat = Literal["auto", "none", "chatml", "llama3", "mistral", "gemma", "plain"]
+AdapterUse = str | tuple[str, float]  # an adapter's name, or (name, scale); a bare name has scale 1
+Adapters = Sequence[AdapterUse] | None  # a request's, in order; () is the base, None the model's stack
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
@@ -56,7 +58,7 @@ class LoadOptions:
     chat_format: ChatFormat = "auto"
     chat_template: str | None = None  # the user's own, as jinja2 text
     chat_template_file: str | Path | None = None  # the same in a file
-    adapters: tuple[str, ...] = ()
+    adapters: tuple[AdapterUse, ...] = ()  # folders or ids, loaded and pushed onto the stack in this order
     offload: Literal["none", "disk"] = "none"  # disk: weights that do not fit are read from disk at every forward (hf)
     offload_memory_bytes: int | None = None  # that weights may take, the largest layer at work too; None: half of what is free
     draft_model: str | None = None  # a model of the same vocabulary that guesses ahead, where `speculative` asks for it
@@ -98,6 +100,7 @@ class LoadOptions:
             if value not in allowed:
                 raise InvalidRequestError(f"{name}={value!r}: {nearest(str(value), allowed)}")
         self._check_format()
+        check_adapters(self.adapters)
 
     def _check_format(self) -> None:
         if self.chat_template is not None and not (isinstance(self.chat_template, str) and self.chat_template.strip()):
@@ -158,6 +161,7 @@ class GenerationOptions:
     branch: int = 0  # separates streams that share a seed
     resolve: bool = True  # False: the library's defaults alone, for parity and benchmarks
     speculative: SpeculativeOptions | None = None  # several tokens a forward, guessed and checked
+    adapters: tuple[AdapterUse, ...] | None = None  # of loaded ones, in order; () is the base, None the model's stack
 
     def check(self) -> Self:
         """Itself.
@@ -177,7 +181,38 @@ class GenerationOptions:
         for name, value in (("seed", self.seed), ("branch", self.branch)):
             if value is not None and (not _whole(value, 0) or value >= 1 << 64):
                 raise InvalidRequestError(f"{name} must be a whole number within 0 and 2**64 - 1, not {value!r}")
+        if self.adapters is not None:
+            check_adapters(self.adapters)
         return self
+
+
+def check_adapters(adapters: object) -> tuple[tuple[str, float], ...]:
+    """Adapters as (name, scale) pairs.
+
+    Raises:
+        AdapterError: Not a sequence of names and (name, scale) pairs, an empty name, or a scale that is not finite.
+    """
+    if isinstance(adapters, str) or not isinstance(adapters, list | tuple):
+        raise AdapterError(f"adapters is a sequence of names or (name, scale) pairs, not {adapters!r:.80}")
+    return tuple(_adapter_use(use) for use in adapters)
+
+
+def _adapter_use(use: object) -> tuple[str, float]:
+    name, scale = use if isinstance(use, list | tuple) and len(use) == 2 else (use, 1.0)
+    if not isinstance(name, str) or not name.strip():
+        raise AdapterError(f"an adapter is a name or a (name, scale) pair, not {use!r:.80}")
+    return name, check_scale(name, scale)
+
+
+def check_scale(name: str, scale: object) -> float:
+    """The scale of an adapter in a stack.
+
+    Raises:
+        AdapterError: Not a finite number.
+    """
+    if isinstance(scale, bool) or not isinstance(scale, int | float) or not math.isfinite(scale):
+        raise AdapterError(f"the scale of adapter {name!r} must be a finite number (1 is as trained), not {scale!r:.40}")
+    return float(scale)
 
 
 def _whole(value: object, least: int) -> bool:

@@ -16,6 +16,7 @@ from app.bench.parts.overhead import overhead
 from app.bench.parts.rows import rows
 from app.bench.parts.score import score
 from app.bench.parts.speculative import speculative
+from app.bench.parts.swap import swap
 from app.bench.parts.trie import trie
 from app.bench.sizes import Sizes
 from app.bench.start import start
@@ -59,6 +60,7 @@ PARTS = (
     Part("W6", "score a text", On.ALL, score),
     Part("W7", "chats under a byte budget", On.TINY, budget),
     Part("W8", "event-loop latency", On.BACKENDS, latency),
+    Part("swap", "adapters that take turns: counts", On.BACKENDS, swap),
     Part("speculative", "prompt lookup against plain decoding, SmolLM2", On.BACKENDS, speculative),
     Part("trie", "the token trie alone", On.ONCE, trie),
     Part("start", "from the process to the window", On.ONCE, start),

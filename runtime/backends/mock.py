@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from runtime.adapters.stacks import TokenStacks
 from runtime.backends import facts
 from runtime.backends.byte_text import CHATML, VOCABULARY
 from runtime.backends.byte_text import byte_tokenizer as mock_tokenizer
@@ -123,11 +124,11 @@ class MockBackend(PackedBackend[MockPack]):
             raise SnapshotFormatError(f"stored KV is not what the mock backend writes: {sorted(tensors)}")
         return MockPayload(np.asarray(tensors["tokens"], np.int64))
 
-    def logits_uncached(self, ids: Sequence[int]) -> Float32:
+    def logits_uncached(self, ids: Sequence[int], stacks: TokenStacks | None = None) -> Float32:  # noqa: ARG002  # no adapters
         return _logits(as_ids(ids))
 
-    def hidden_states(self, tokens: Int64) -> Float32:
-        return np.stack([self.extend_hidden(self.open_pack(), row) for row in tokens])
+    def hidden_states(self, tokens: Int64, stacks: TokenStacks | None = None) -> Float32:
+        return np.stack([self.extend_hidden(self.open_pack(), row, stacks and stacks.part(slice(len(row)))) for row in tokens])
 
     def unload(self) -> None:
         """Holds nothing."""

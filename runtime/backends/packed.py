@@ -13,7 +13,7 @@ Three ways to push tokens, chosen per call:
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -21,11 +21,13 @@ import numpy as np
 import numpy.typing as npt
 import psutil
 
+from runtime.adapters.adapter import Adapter, ModuleShape
+from runtime.adapters.stacks import TokenStacks
 from runtime.backends.base import Payload
 from runtime.backends.buckets import Bucket, Row, aligned, alike, levels, pieces
 from runtime.backends.sized import P, SizedBackend, State, WorkingPack, state_size
 from runtime.backends.tree import ROOT, Bool, Int64, count_chains, segments
-from runtime.errors import ContextOverflowError, InvalidRequestError
+from runtime.errors import ContextOverflowError, InvalidRequestError, UnsupportedFeatureError
 
 __all__ = ["Float32", "PackedBackend", "State", "Step", "WorkingPack", "as_ids", "chain_parents", "joined", "steps_of"]
 
@@ -45,6 +47,7 @@ class Step:
     mask: Bool | None = None  # a tree's (n, slots in use): who sees whom; None: causal over the path
     state: State | None = None  # recurrent state to start from; None: from nothing
     hidden: bool = False  # hidden states are wanted in place of logits
+    stacks: TokenStacks | None = None  # of each token; None: the base alone
 
     @property
     def past(self) -> int:
@@ -107,12 +110,23 @@ class PackedBackend(SizedBackend[P]):
         """Frees the pack."""
 
     @abstractmethod
-    def logits_uncached(self, ids: Sequence[int]) -> Float32:
+    def logits_uncached(self, ids: Sequence[int], stacks: TokenStacks | None = None) -> Float32:
         """``(vocab,)`` raw logits after `ids` by the library's own plain forward."""
 
     @abstractmethod
-    def hidden_states(self, tokens: Int64) -> Float32:
+    def hidden_states(self, tokens: Int64, stacks: TokenStacks | None = None) -> Float32:
         """``(rows, length, hidden)`` by the library's own plain forward; see `runtime.backends.base.Backend`."""
+
+    def adapter_targets(self) -> Mapping[str, ModuleShape]:
+        """The linear modules that an adapter may change; a backend that takes adapters says which."""
+        raise UnsupportedFeatureError(f"the {self.info.backend} backend takes no adapters; use hf or mlx")
+
+    def load_adapter(self, adapter: Adapter) -> int:  # noqa: ARG002  # the Protocol's signature
+        """Brings an adapter's weights in."""
+        raise UnsupportedFeatureError(f"the {self.info.backend} backend takes no adapters; use hf or mlx")
+
+    def unload_adapter(self, digest: str) -> None:
+        """Frees an adapter's weights; where none can be loaded there is nothing to do."""
 
     def free_bytes(self) -> int:
         """The machine's free memory; devices with their own say otherwise."""
@@ -159,7 +173,9 @@ class PackedBackend(SizedBackend[P]):
         logits, _ = self.push(pack, step)
         return lambda: logits
 
-    def forward(self, pack: P, tokens: Int64, parents: Int64, want: Int64) -> tuple[Int64, Float32]:
+    def forward(
+        self, pack: P, tokens: Int64, parents: Int64, want: Int64, stacks: TokenStacks | None = None
+    ) -> tuple[Int64, Float32]:
         """Pushes new tokens through the model; see `runtime.backends.base.Backend.forward`.
 
         A call that fails leaves the pack as it was.
@@ -169,22 +185,24 @@ class PackedBackend(SizedBackend[P]):
             ContextOverflowError: A path longer than the context.
             MemoryBudgetError: The device ran out of memory.
         """
-        slots, logits = self.begin(pack, tokens, parents, want)
+        slots, logits = self.begin(pack, tokens, parents, want, stacks)
         return slots, logits()
 
-    def begin(self, pack: P, tokens: Int64, parents: Int64, want: Int64) -> tuple[Int64, Callable[[], Float32]]:
+    def begin(
+        self, pack: P, tokens: Int64, parents: Int64, want: Int64, stacks: TokenStacks | None = None
+    ) -> tuple[Int64, Callable[[], Float32]]:
         """`forward` in two halves; see `runtime.backends.base.Backend.begin`."""
         tokens, parents, want = (np.asarray(a, np.int64) for a in (tokens, parents, want))
-        return self._append(pack, tokens, parents, want, hidden=False)
+        return self._append(pack, tokens, parents, want, stacks, hidden=False)
 
-    def extend_hidden(self, pack: P, tokens: Int64) -> Float32:
+    def extend_hidden(self, pack: P, tokens: Int64, stacks: TokenStacks | None = None) -> Float32:
         """Appends to a chain; hidden states ``(n, hidden)``. See `runtime.backends.base.Backend.extend_hidden`."""
         tokens, size = np.asarray(tokens, np.int64), pack.tree.size
         parents = chain_parents(size, len(tokens), size - 1 if size else ROOT)
-        return self._append(pack, tokens, parents, np.arange(len(tokens)), hidden=True)[1]()
+        return self._append(pack, tokens, parents, np.arange(len(tokens)), stacks, hidden=True)[1]()
 
     def _append(
-        self, pack: P, tokens: Int64, parents: Int64, want: Int64, *, hidden: bool
+        self, pack: P, tokens: Int64, parents: Int64, want: Int64, stacks: TokenStacks | None, *, hidden: bool
     ) -> tuple[Int64, Callable[[], Float32]]:
         self._check_ids(tokens)
         in_place = pack.tree.extends(parents)
@@ -204,7 +222,7 @@ class PackedBackend(SizedBackend[P]):
         def start() -> Callable[[], Float32]:
             positions = pack.tree.depths[base:].copy()
             self._check_context(positions)
-            step = Step(tokens, slots, positions, want, hidden=hidden)
+            step = Step(tokens, slots, positions, want, hidden=hidden, stacks=stacks)
             if self.recurrent or (self.chained and not in_place):
                 logits = self._chains(pack, step, parents, base)
                 return lambda: logits
@@ -220,12 +238,14 @@ class PackedBackend(SizedBackend[P]):
         answer = np.full(len(step.tokens), -1)  # the row of `logits` of each token; -1: not wanted
         answer[step.want] = np.arange(len(step.want))
         extended: set[int] = set()
+        shared = self.buckets and step.stacks is None and not step.hidden  # under adapters each chain goes alone
         for level in levels(segments(parents, base), parents, base):
             rows = self._rows(pack, level, [int(parents[chain[0]]) for chain in level])
-            for group in alike(rows, ragged=self.ragged) if self.buckets and not step.hidden else ([row] for row in rows):
+            for group in alike(rows, ragged=self.ragged) if shared else ([row] for row in rows):
                 for start, stop, reaching in pieces(group, stepwise=self.stepwise):
-                    for few in self._bounded(reaching):
-                        self._push_rows(pack, step, few, slice(start, stop), answer, logits)
+                    for part in self._uniform(step, group[0].chain, start, stop):
+                        for few in self._bounded(reaching):
+                            self._push_rows(pack, step, few, part, answer, logits)
             if self.recurrent:
                 pack.states.update((int(step.slots[row.chain[-1]]), row.state) for row in rows)
                 self.state_bytes = self.state_bytes or state_size([rows[0].state])
@@ -245,6 +265,13 @@ class PackedBackend(SizedBackend[P]):
             for chain, parent, path in zip(chains, parents, paths, strict=True)
         ]
 
+    def _uniform(self, step: Step, chain: Int64, start: int, stop: int) -> Iterator[slice]:
+        """A part of a chain by the adapters of its tokens: some modules of recurrent layers see one token at a time."""
+        runs = [(0, stop - start)] if step.stacks is None else step.stacks.part(chain[start:stop]).runs()
+        for number, (first, last) in enumerate(runs):
+            width = 1 if self.stepwise and number else last - first
+            yield from (slice(start + at, start + at + width) for at in range(first, last, width))
+
     def _bounded(self, rows: Sequence[Row]) -> Iterator[Sequence[Row]]:
         """Rows by rows, so that the copies of a forward stay within what was lent."""
         longest = max(len(row.path) + len(row.chain) for row in rows)
@@ -262,7 +289,10 @@ class PackedBackend(SizedBackend[P]):
         if len(rows) == 1:
             in_place = not self.looks_back(pack) or (len(rows[0].path) == slots[0, 0] and _consecutive(slots[0]))
             path = None if in_place else rows[0].path
-            alone = Step(tokens[0], slots[0], positions[0], want, path=path, state=rows[0].state, hidden=step.hidden)
+            stacks = None if step.stacks is None else step.stacks.part(indices[0])
+            alone = Step(
+                tokens[0], slots[0], positions[0], want, path=path, state=rows[0].state, hidden=step.hidden, stacks=stacks
+            )
             got, state = self.push(pack, alone)
             states = [state]
         else:

@@ -10,6 +10,7 @@ import numpy as np
 
 from runtime.errors import InvalidRequestError
 from runtime.language_model import Message
+from runtime.options import Adapters, check_adapters
 from runtime.text.utf8 import clean_text
 
 
@@ -34,6 +35,15 @@ def plain_ids(ids: Sequence[int]) -> list[int]:
         bad = next((place, value) for place, value in enumerate(ids) if not hasattr(value, "__index__"))
     place, value = bad
     raise InvalidRequestError(f"token ids are whole numbers; at place {place:,} stands {value!r:.60} ({type(value).__name__})")
+
+
+def plain_adapters(adapters: Adapters) -> list[tuple[str, float]] | None:
+    """A request's adapters as (name, scale) pairs; None stays None.
+
+    Raises:
+        AdapterError: Something that is no name and no pair, or a scale that is not finite.
+    """
+    return None if adapters is None else list(check_adapters(adapters))
 
 
 def plain_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:

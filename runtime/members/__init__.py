@@ -1,1 +1,1 @@
-"""Groups of members of `LanguageModel`, a Protocol each."""
+"""The groups of members that `LanguageModel` consists of, each a Protocol of its own."""

@@ -6,12 +6,13 @@ import asyncio
 from collections.abc import Sequence, Sized
 from typing import TypeVar
 
+from runtime.adapters.registry import Registry, Route
 from runtime.aio import Mailbox
 from runtime.engine import Engine
 from runtime.errors import InvalidRequestError
 from runtime.info import ModelInfo
 from runtime.model.text import TextSide
-from runtime.options import LoadOptions
+from runtime.options import Adapters, LoadOptions
 from runtime.records import Int32
 from runtime.scheduler.jobs import Job, check_ids
 
@@ -36,6 +37,7 @@ class Core:
         self._described: tuple[ModelInfo, ModelInfo] | None = None  # the backend's own, and as `info` gives it
         self._turns: dict[asyncio.AbstractEventLoop, list[Job]] = {}
         self._mailboxes: dict[asyncio.AbstractEventLoop, Mailbox] = {}
+        self._adapters = Registry(self.info.kv_fingerprint, self.info.vocab_size)
 
     @property
     def info(self) -> ModelInfo:
@@ -51,6 +53,10 @@ class Core:
 
     def _check(self, ids: Sequence[int] | Int32) -> Int32:
         return check_ids(ids, vocab=self.info.vocab_size, context=self.info.context_length)
+
+    def _route(self, ids: Int32, adapters: Adapters = None) -> Route:
+        """What a request's KV belongs to, under the adapters it asks for (None: the stack in force)."""
+        return self._adapters.route(ids, adapters)
 
     def _mailbox(self) -> Mailbox:
         """Carries what the owner thread says to the running loop: one wake-up for all that is said at one moment."""

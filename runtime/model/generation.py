@@ -161,10 +161,13 @@ class GenerationMembers(TextMembers):
             check_speculative(options.speculative, self.info)
         seed = fresh_seed() if options.seed is None else options.seed
         own = self._text.sampling if options.resolve else SamplingOptions()
+        checked = self._check(ids)
+        namespace, before = self._route(checked, options.adapters)
         return GenerateJob(
-            self._check(ids),
-            self._namespace,
+            checked,
+            namespace,
             Priority.CHAT,
+            before=before,
             options=options,
             sampler=resolve_sampler(options.sampling, own, seed, options.branch),
         )

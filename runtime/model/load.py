@@ -16,7 +16,7 @@ from runtime.loading.folder import ModelFolder
 from runtime.loading.source import resolve
 from runtime.model.local import LocalModel
 from runtime.model.text import TextSide
-from runtime.options import LoadOptions
+from runtime.options import LoadOptions, check_adapters
 from runtime.scheduler.loop import Scheduler
 from runtime.speculation.draft import check_draft
 from runtime.text.utf8 import Utf8Stream
@@ -37,6 +37,7 @@ def load(source: str | Path | Pair, backend: str | None = "auto", **options: Any
         InvalidRequestError: An unknown option.
         UnknownBackendError, BackendUnavailableError: No such backend; its libraries are missing.
         ModelLoadError: The model is not here (the message has the command that fetches it), incomplete or damaged.
+        AdapterError: One of `adapters` is not here, damaged, or for another base.
     """
     checked = LoadOptions.from_mapping(options)
     name = check_backend(backend)
@@ -61,11 +62,18 @@ def load(source: str | Path | Pair, backend: str | None = "auto", **options: Any
         return made, Scheduler(made, checked, budget, token_bytes, eos, Utf8Stream, draft)
 
     try:
-        return LocalModel(Engine(make), text, checked)
+        loaded = LocalModel(Engine(make), text, checked)
     except BaseException:
         if text.template is not None:
             text.template.close()
         raise
+    try:
+        for path, scale in check_adapters(checked.adapters):
+            loaded.push_lora(path, scale)
+    except BaseException:
+        loaded.close()
+        raise
+    return loaded
 
 
 def draft_source(source: str, backend: str) -> ModelFolder:

@@ -8,13 +8,14 @@ from types import TracebackType
 from typing import Self
 
 from runtime.info import CacheReport, Metrics
+from runtime.model.adapters import AdapterMembers
 from runtime.model.generation import GenerationMembers
 from runtime.model.queries import QueryMembers
 from runtime.model.vectors import VectorMembers
 from runtime.options import LoadOptions
 
 
-class LocalModel(QueryMembers, GenerationMembers, VectorMembers):
+class LocalModel(QueryMembers, GenerationMembers, AdapterMembers, VectorMembers):
     """A model loaded in this process, made by `load`. Every member is described by `LanguageModel`."""
 
     @property

@@ -8,6 +8,7 @@ from functools import partial
 
 import numpy as np
 
+from runtime.errors import UnsupportedFeatureError
 from runtime.info import OnProgress
 from runtime.model.texts import TextMembers
 from runtime.pooling import Pooling, check_pooling, checked_texts
@@ -54,7 +55,12 @@ class VectorMembers(TextMembers):
                 places.append([])
             places[number].append(row)
         nobody = np.empty(0, np.int32)
-        return EmbedJob(nobody, self._namespace, Priority.BACKGROUND, paths=paths, places=places, pooling=pooling)
+        routes = {self._route(path) for path in paths}
+        if len(routes) > 1 or any(before for _, before in routes):
+            raise UnsupportedFeatureError(
+                "an activated adapter of the stack begins in the middle of a text: embed without it (clear_loras, or pop_lora)"
+            )
+        return EmbedJob(nobody, next(iter(routes))[0], Priority.BACKGROUND, paths=paths, places=places, pooling=pooling)
 
     def _path(self, row: int, text: str) -> Int32:
         info = self.info

@@ -40,7 +40,7 @@ class Share:
     def of(cls, rows: list[Row]) -> Share:
         """The rows' pending tokens."""
         fresh: dict[tuple[int, int], int] = {}
-        at = [fresh.setdefault((row.slot, row.pending), len(fresh)) for row in rows]
+        at = [fresh.setdefault(row.due_next, len(fresh)) for row in rows]
         return cls(rows, [token for _, token in fresh], [slot for slot, _ in fresh], at)
 
 
@@ -175,7 +175,7 @@ class Decoding:
         guesses = row.guesses.propose(min(row.reach or speculative.num_tokens, row.stream.left - 1))
         if not guesses:
             return False
-        base, tokens = workspace.size, [row.pending, *guesses]
+        base, tokens = workspace.size, [token + row.prefill.tag for token in (row.pending, *guesses)]
         parents = [row.slot, *range(base, base + len(guesses))]
         try:
             for slot, token in zip(parents, tokens, strict=True):
@@ -251,7 +251,7 @@ class Decoding:
         base: int | None = None
         try:
             slot, at = self._cache.regain(row.prefill, path)
-            base, missing, parents = workspace.size, path[at:].tolist(), []
+            base, missing, parents = workspace.size, self._cache.tagged(row.job, path)[at:].tolist(), []
             for token in missing:
                 parents.append(slot)
                 slot = workspace.append(slot, token)

@@ -14,6 +14,7 @@ from functools import partial
 
 import numpy as np
 
+from runtime.adapters.stacks import TokenStacks, stack_of
 from runtime.backends.base import Backend
 from runtime.errors import MemoryBudgetError, NonFiniteLogitsError
 from runtime.info import PromptProgress
@@ -163,7 +164,7 @@ class Embeddings:
         chosen: Chosen = []
         longest = len(lead.job.paths[lead.left[-1]])
         useful = 0
-        for work in (lead, *(other for other in self.running if other is not lead and other.long is None)):
+        for work in (lead, *(other for other in self.running if _may_join(other, lead))):
             at = len(work.left)
             while at and len(chosen) < self._options.max_batch_rows:
                 length = len(work.job.paths[work.left[at - 1]])
@@ -186,12 +187,12 @@ class Embeddings:
                 f"the hidden states of {tokens.size:,} tokens need {needed:,} bytes, and running requests leave no room for "
                 f"them in the budget of {self._cache.budget:,}: raise kv_cache_bytes (set_kv_budget) or end another request"
             )
-        started = time.monotonic()
+        started, stacks = time.monotonic(), _stacks(chosen[0][0].job, tokens.size)
         try:
-            hidden = self._backend.hidden_states(tokens)  # (rows, longest, hidden)
+            hidden = self._backend.hidden_states(tokens, stacks)  # (rows, longest, hidden)
         except MemoryBudgetError:
             self._cache.give_way()
-            hidden = self._backend.hidden_states(tokens)
+            hidden = self._backend.hidden_states(tokens, stacks)
         self._count(tokens.size, time.monotonic() - started)
         for (work, number), path, states in zip(chosen, paths, hidden, strict=True):
             pool = Pool(work.job.pooling)
@@ -210,7 +211,8 @@ class Embeddings:
         assert work.pool is not None
         prefill, end = work.long, min(work.long.at + quota, len(path))
         started = time.monotonic()
-        hidden, prefill.slot = prefill.workspace.extend_hidden(path[prefill.at : end], prefill.slot)
+        stacks = _stacks(work.job, end - prefill.at)
+        hidden, prefill.slot = prefill.workspace.extend_hidden(path[prefill.at : end], prefill.slot, stacks)
         work.pool.add(hidden)
         self._count(end - prefill.at, time.monotonic() - started)
         work.computed += end - prefill.at
@@ -299,3 +301,14 @@ class Embeddings:
 def _padding(useful: int) -> int:
     """Tokens of padding that a slice with so many useful ones may have."""
     return max(useful // PADDING_SHARE, min(useful, FREE_PADDING))
+
+
+def _may_join(other: _Work, lead: _Work) -> bool:
+    """Whether another job's texts may go in one forward with the lead's."""
+    return other is not lead and other.long is None and other.job.namespace == lead.job.namespace
+
+
+def _stacks(job: EmbedJob, tokens: int) -> TokenStacks | None:
+    """The adapters of all of a job's tokens."""
+    stack = stack_of(job.namespace)
+    return TokenStacks.uniform(stack, tokens) if stack else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -11,12 +12,13 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from runtime.adapters.stacks import stack_of
 from runtime.errors import ContextOverflowError, InvalidRequestError
 from runtime.info import OnProgress
 from runtime.options import GenerationOptions
 from runtime.records import Float32, Int32, Scores, TokenRun
 from runtime.sampling.chain import Sampler
-from runtime.trie import Namespace
+from runtime.trie import Namespace, Span
 
 
 class Priority(IntEnum):
@@ -33,7 +35,13 @@ def nothing(_: object) -> None:
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """A path of tokens and what is wanted of it."""
+    """A path of tokens and what is wanted of it.
+
+    Attributes:
+        ids: The tokens.
+        namespace: What their KV belongs to; where `before` says otherwise, from its last end on.
+        before: (end, namespace) of the spans that come first, by rising end: the tokens before an activated adapter.
+    """
 
     ids: Int32
     namespace: Namespace
@@ -44,6 +52,7 @@ class Job:
     placed: float = 0.0  # when it was begun; written by the ledger, as what follows
     prompted: float = 0.0  # when its prompt was in place
     number: int = 0  # of the request, from 1; negative once it has ended
+    before: tuple[tuple[int, Namespace], ...] = ()
 
     def fail(self, error: BaseException) -> None:
         """Tells whoever waits."""
@@ -52,7 +61,24 @@ class Job:
     @property
     def key(self) -> tuple[Namespace, bytes]:
         """The full path: what two equal queries share."""
-        return self.namespace, self.ids.tobytes()
+        return (self.before, self.namespace) if self.before else self.namespace, self.ids.tobytes()
+
+    def spans(self, ids: Int32) -> list[Span]:
+        """`ids`, the path or a part of it from its beginning (or with what was generated), by namespace."""
+        if not self.before:
+            return [(self.namespace, ids)]
+        edges = [0, *(min(end, len(ids)) for end, _ in self.before), len(ids)]
+        names = [*(namespace for _, namespace in self.before), self.namespace]
+        return [(name, ids[start:end]) for name, (start, end) in zip(names, itertools.pairwise(edges), strict=True)]
+
+    def namespace_at(self, index: int) -> Namespace:
+        """Of the token at `index`."""
+        return next((namespace for end, namespace in self.before if index < end), self.namespace)
+
+    def uses(self, digest: str) -> bool:
+        """Whether an adapter takes part in it."""
+        names = (self.namespace, *(namespace for _, namespace in self.before))
+        return any(digest == each for name in names for each, _ in stack_of(name))
 
 
 class Waiter(Protocol):

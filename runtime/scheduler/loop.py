@@ -8,6 +8,7 @@ caller has gone. Runs on the owner thread alone.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from functools import partial
 
 from runtime.backends.base import Backend
@@ -78,6 +79,7 @@ class Scheduler:
             others_give_way=lambda: self._embeddings.make_way(),
         )
         self._embeddings = Embeddings(backend, options, self.cache, self.counters, self._ledger)
+        self._leaving: list[tuple[str, Future[None]]] = []  # adapters (by digest), and who waits for them to be out of use
         self._decoding = Decoding(
             options,
             self.cache,
@@ -120,6 +122,20 @@ class Scheduler:
             self._embeddings.step(beside=bool(self._decoding.rows or self._prompts.running))
         self.cache.account()
         self.counters.publish(self.cache)
+        if self._leaving:
+            self._tell_unused()
+
+    def when_unused(self, digest: str, future: Future[None]) -> None:
+        """Settles the future once no request uses an adapter; from now on none may be submitted that does."""
+        self._leaving.append((digest, future))
+
+    def _tell_unused(self) -> None:
+        prefills = (*self._prompts.running, *(row.prefill for row in self._decoding.rows))
+        jobs = [*(prefill.job for prefill in prefills), *self._waiting]
+        unused = [pair for pair in self._leaving if not any(job.uses(pair[0]) for job in jobs)]
+        self._leaving = [pair for pair in self._leaving if pair not in unused]
+        for _, future in unused:
+            settle(future)
 
     def fail_all(self, error: BaseException) -> None:
         """Nobody waits for ever: every job in work or waiting gets the error."""
@@ -133,6 +149,9 @@ class Scheduler:
             job.fail(error)
         self._waiting.clear()
         self._queries.clear()
+        for _, future in self._leaving:
+            settle(future, error=error)
+        self._leaving.clear()
 
     def unload(self) -> None:
         """Frees what was cached and the draft model; nothing runs any more."""
@@ -217,7 +236,7 @@ class Scheduler:
         self._prompts.running.append(prefill)
         prefill.tell()
         if isinstance(job, ScoreJob):  # what is held but must be pushed again, for want of scores
-            self.counters.tokens_rescored += max(self.cache.match(job.namespace, job.ids) - prefill.at, 0)
+            self.counters.tokens_rescored += max(self.cache.match(job) - prefill.at, 0)
 
     def _start_row(self, prefill: Prefill, last: Float32) -> None:
         """A prompt is in place: the first token comes from the distribution after it ``(vocab,)``."""

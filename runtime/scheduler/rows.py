@@ -62,6 +62,11 @@ class Row:
         self.prefill.slot = slot
 
     @property
+    def due_next(self) -> tuple[int, int]:
+        """Where the next token hangs, and the token as workspaces know it: with the number of its adapters."""
+        return self.prefill.slot, self.pending + self.prefill.tag
+
+    @property
     def workspace(self) -> Workspace:
         """Where it decodes."""
         return self.prefill.workspace

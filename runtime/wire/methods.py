@@ -14,8 +14,11 @@ import msgspec
 from runtime.language_model import PrefixMatch
 from runtime.options import GenerationOptions
 from runtime.pooling import Pooling
+from runtime.wire.adapters import AdapterName, AddAdapter, PushLora
 from runtime.wire.arrays import Array, pack_array, pack_run, unpack_array, unpack_run
 from runtime.wire.messages import encode
+
+AdapterUses = list[tuple[str, float]] | None  # (name, scale)
 
 
 class Nothing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -28,10 +31,18 @@ class Ids(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ids: list[int]
 
 
+class Query(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One token sequence, and the adapters it is asked under."""
+
+    ids: list[int]
+    adapters: AdapterUses = None
+
+
 class Batch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Several token sequences."""
 
     batch: list[list[int]]
+    adapters: AdapterUses = None
 
 
 class Score(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -40,6 +51,7 @@ class Score(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ids: list[int]
     top_k: int
     start: int
+    adapters: AdapterUses = None
 
 
 class Generate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -154,10 +166,10 @@ class Method:
 
 
 METHODS: dict[str, Method] = {
-    "next_token_logprobs": Method(Ids, ARRAY),
+    "next_token_logprobs": Method(Query, ARRAY),
     "batch_next_token_logprobs": Method(Batch, ARRAY),
-    "next_token_logprobs_uncached_async": Method(Ids, ARRAY),
-    "prefix_match_async": Method(Ids, Answer(PrefixMatch)),
+    "next_token_logprobs_uncached_async": Method(Query, ARRAY),
+    "prefix_match_async": Method(Query, Answer(PrefixMatch)),
     "score_run": Method(Score, RUN, progresses=True),
     "generate_runs": Method(Generate, NOTHING, streams=True, progresses=True),
     "sample": Method(Sample, Answer(list[int])),
@@ -172,4 +184,10 @@ METHODS: dict[str, Method] = {
     "reset_async_queries_async": Method(Nothing, NOTHING),
     "embed": Method(Embed, ARRAY, progresses=True),
     "set_kv_budget_async": Method(Budget, NOTHING),
+    "add_adapter_async": Method(AddAdapter, Answer(str)),
+    "load_adapter_async": Method(AdapterName, NOTHING),
+    "unload_adapter_async": Method(AdapterName, NOTHING),
+    "push_lora_async": Method(PushLora, NOTHING),
+    "pop_lora_async": Method(Nothing, Answer(tuple[str, float])),
+    "clear_loras_async": Method(Nothing, NOTHING),
 }

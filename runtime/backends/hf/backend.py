@@ -12,9 +12,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from runtime.adapters.adapter import Adapter, ModuleShape
+from runtime.adapters.stacks import TokenStacks
 from runtime.backends import facts
 from runtime.backends.buckets import Bucket
 from runtime.backends.hf import payload as payloads
+from runtime.backends.hf.adapters import TorchAdapters
 from runtime.backends.hf.cache import Shape, SlotLayer, Tensors, TorchPack, make_layers
 from runtime.backends.hf.codec import codec_of
 from runtime.backends.hf.loading import LoadedModel, attention_of, load_model
@@ -59,6 +62,7 @@ class HfBackend(PackedBackend[TorchPack]):
         self._dtype: torch.dtype = self._model.dtype
         self._kv = facts.kv_format(options, _name(self._dtype))
         self._codec = codec_of(self._kv)
+        self._adapters = TorchAdapters(self._model, self._dtype, self._device)
         self._eager = attention_of(self._model) == "eager"
         self._shapes: tuple[Shape, ...] = ()
         layers = make_layers(loaded.config)
@@ -90,7 +94,7 @@ class HfBackend(PackedBackend[TorchPack]):
         return slots
 
     def push(self, pack: TorchPack, step: Step) -> tuple[Float32, State | None]:
-        with _computing():
+        with _computing(), self._adapters.under(step.stacks, step.want):
             pack.begin(step, self._device)
             if self.recurrent:
                 pack.put_states([step.state])
@@ -178,19 +182,32 @@ class HfBackend(PackedBackend[TorchPack]):
     def restore(self, tensors: Arrays) -> TorchPayload:
         return payloads.restore(tensors, self._codec, self._dtype, self._device)
 
-    def logits_uncached(self, ids: Sequence[int]) -> Float32:
-        with _computing():
+    def logits_uncached(self, ids: Sequence[int], stacks: TokenStacks | None = None) -> Float32:
+        with _computing(), self._adapters.under(stacks, np.array([len(ids) - 1])):
             tokens = torch.from_numpy(as_ids(ids)).to(self._device)[None]
             logits: Float32 = self._model(input_ids=tokens, use_cache=False).logits[0, -1].float().cpu().numpy()
             return logits
 
-    def hidden_states(self, tokens: Int64) -> Float32:
-        with _computing():
+    def hidden_states(self, tokens: Int64, stacks: TokenStacks | None = None) -> Float32:
+        with _computing(), self._adapters.under(stacks, np.arange(tokens.size)):
             ids = torch.from_numpy(np.asarray(tokens, np.int64)).to(self._device)
             self.forwards += 1
             hidden = self._model.base_model(input_ids=ids, use_cache=False).last_hidden_state  # (rows, length, hidden)
             got: Float32 = hidden.float().cpu().numpy()
             return got
+
+    def adapter_targets(self) -> Mapping[str, ModuleShape]:
+        return self._adapters.targets
+
+    def load_adapter(self, adapter: Adapter) -> int:
+        with _computing():
+            held = self._adapters.load(adapter)
+        if self.recurrent:  # state-space code reads some weights without calling their module
+            self._adapters.check_called(adapter.digest, lambda stacks: self.logits_uncached([0, 0], stacks))
+        return held
+
+    def unload_adapter(self, digest: str) -> None:
+        self._adapters.unload(digest)
 
     def free_bytes(self) -> int:
         if self._device.type == "cuda":
@@ -204,7 +221,8 @@ class HfBackend(PackedBackend[TorchPack]):
             self._model.set_attn_implementation(self._loaded.attention_before)
         if self._loaded.offload is not None:
             self._loaded.offload.close()
-        del self._model, self._loaded
+        self._adapters.close()
+        del self._model, self._loaded, self._adapters
         self.reclaim()
 
     def reclaim(self) -> None:

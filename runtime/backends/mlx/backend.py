@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
+from mlx_lm.models.cache import make_prompt_cache
 
+from runtime.adapters.adapter import Adapter, ModuleShape
+from runtime.adapters.stacks import TokenStacks
 from runtime.backends import facts
 from runtime.backends.base import Cost
 from runtime.backends.buckets import Bucket
 from runtime.backends.mlx import payload as payloads
+from runtime.backends.mlx.adapters import MlxAdapters
 from runtime.backends.mlx.cache import Arrays, MlxPack, Shape, Window, make_caches
 from runtime.backends.mlx.codec import codec_of
 from runtime.backends.mlx.corrections import PROVEN, SelectRows, hidden_window
@@ -63,6 +67,7 @@ class MlxBackend(PackedBackend[MlxPack]):
         self._loaded = loaded
         self._model = loaded.model
         self._window = hidden_window(loaded.config)
+        self._adapters = MlxAdapters(self._model, loaded.config, loaded.dtype)
         self._select = SelectRows(self._model)
         self._kv = facts.kv_format(options, _name(loaded.dtype))
         self._codec = codec_of(self._kv)
@@ -211,23 +216,41 @@ class MlxBackend(PackedBackend[MlxPack]):
     def restore(self, tensors: Stored) -> MlxPayload:
         return payloads.restore(tensors, self._codec, self._loaded.dtype)
 
-    def logits_uncached(self, ids: Sequence[int]) -> Float32:
+    def logits_uncached(self, ids: Sequence[int], stacks: TokenStacks | None = None) -> Float32:
         with _memory():
             self._select.rows = None
+            tokens = mx.array(as_ids(ids).astype(np.int32))[None]
             caches = None if self._window is None else self._fresh(len(ids))
-            out = self._model(mx.array(as_ids(ids).astype(np.int32))[None], cache=caches)
+            parts = [(0, len(ids))]
+            if self.recurrent and stacks is not None:  # some state-space modules are given one token at a time
+                parts, caches = stacks.runs(), make_prompt_cache(self._model)
+            for start, stop in parts:
+                part = None if stacks is None else stacks.part(slice(start, stop))
+                with self._adapters.under(part, np.arange(stop - start)):
+                    out = self._model(tokens[:, start:stop], cache=caches)
             return np.array(out[0, -1].astype(mx.float32))
 
-    def hidden_states(self, tokens: Int64) -> Float32:
-        with _memory():
+    def hidden_states(self, tokens: Int64, stacks: TokenStacks | None = None) -> Float32:
+        with _memory(), self._adapters.under(stacks, np.arange(tokens.size)):
             caches = None if self._window is None else [Window(self._window) for _ in self._model.layers]
             self.forwards += 1
             hidden = self._select.hidden(mx.array(tokens.astype(np.int32)), caches)  # (rows, length, hidden)
             return np.array(hidden.astype(mx.float32))
 
+    def adapter_targets(self) -> Mapping[str, ModuleShape]:
+        return self._adapters.targets
+
+    def load_adapter(self, adapter: Adapter) -> int:
+        with _memory():
+            return self._adapters.load(adapter)
+
+    def unload_adapter(self, digest: str) -> None:
+        self._adapters.unload(digest)
+
     def unload(self) -> None:
         self._loaded.limits.reset()
-        del self._model, self._loaded, self._select
+        self._adapters.close()
+        del self._model, self._loaded, self._select, self._adapters
         self.reclaim()
         if threading.current_thread() is not threading.main_thread():
             mx.clear_streams()  # a thread's last act with MLX, else the process may abort at its end (mlx pull 4373)
@@ -256,7 +279,8 @@ class MlxBackend(PackedBackend[MlxPack]):
         self.forwards += 1
         tokens = mx.array(step.tokens.astype(np.int32))
         call = self._select.hidden if step.hidden else self._model
-        out = call(tokens[:, None] if rows else tokens[None], cache=pack.caches)
+        with self._adapters.under(step.stacks, step.want):
+            out = call(tokens[:, None] if rows else tokens[None], cache=pack.caches)
         out = out[:, 0] if rows else out[0]  # (n or wanted, vocab)
         if want is not None and not chosen:
             out = out[want]
@@ -344,6 +368,7 @@ def _part(step: Step, start: int, stop: int) -> Step:
         positions=step.positions[start:stop],
         want=step.want[inside] - start,
         mask=step.mask[start:stop, :end],
+        stacks=None if step.stacks is None else step.stacks.part(slice(start, stop)),
     )
 
 

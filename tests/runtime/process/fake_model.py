@@ -35,7 +35,9 @@ from runtime import (
 )
 from runtime import errors as runtime_errors
 from runtime.info import OnProgress, PromptProgress
+from runtime.options import Adapters
 from runtime.records import Float32
+from tests.runtime.process.fake_adapters import FakeAdapters
 from tests.runtime.process.fake_answers import CONTEXT, EOS, VOCAB, logprobs_of, run_of
 from tests.runtime.process.fake_commands import COMMANDS
 from tests.runtime.process.fake_vectors import FakeVectors
@@ -61,7 +63,7 @@ def load(source: str, backend: str = "auto", **options: Any) -> FakeModel:
     return FakeModel(backend, options)
 
 
-class FakeModel(FakeVectors):
+class FakeModel(FakeAdapters, FakeVectors):
     """Satisfies `LanguageModel` in the engine process."""
 
     def __init__(self, backend: str, options: Mapping[str, Any], width: int = len(VOCAB)) -> None:
@@ -89,7 +91,7 @@ class FakeModel(FakeVectors):
 
     # ---- queries ---------------------------------------------------------------------------------------------
 
-    def next_token_logprobs_sync(self, ids: Sequence[int]) -> Float32:
+    def next_token_logprobs_sync(self, ids: Sequence[int], *, adapters: Adapters = None) -> Float32:
         if any(token >= self.width for token in ids):
             raise InvalidRequestError(f"token id {max(ids)} is outside the vocabulary of {self.width}")
         if len(ids) > CONTEXT:
@@ -97,7 +99,7 @@ class FakeModel(FakeVectors):
         self.queries += 1
         return logprobs_of(ids, self.width)
 
-    async def next_token_logprobs(self, ids: Sequence[int]) -> Float32:
+    async def next_token_logprobs(self, ids: Sequence[int], *, adapters: Adapters = None) -> Float32:
         if not self.turns or self.turns[-1] == 0:
             self.turns.append(0)
             asyncio.get_running_loop().call_soon(self.turns.append, 0)
@@ -111,31 +113,43 @@ class FakeModel(FakeVectors):
             raise asyncio.CancelledError("reset")
         return self.next_token_logprobs_sync(ids)
 
-    def batch_next_token_logprobs_sync(self, batch: Sequence[Sequence[int]]) -> Float32:
+    def batch_next_token_logprobs_sync(self, batch: Sequence[Sequence[int]], *, adapters: Adapters = None) -> Float32:
         return np.stack([self.next_token_logprobs_sync(ids) for ids in batch])
 
-    async def batch_next_token_logprobs(self, batch: Sequence[Sequence[int]]) -> Float32:
+    async def batch_next_token_logprobs(self, batch: Sequence[Sequence[int]], *, adapters: Adapters = None) -> Float32:
         return self.batch_next_token_logprobs_sync(batch)
 
-    def next_token_logprobs_uncached(self, ids: Sequence[int]) -> Float32:
+    def next_token_logprobs_uncached(self, ids: Sequence[int], *, adapters: Adapters = None) -> Float32:
         return self.next_token_logprobs_sync(ids)
 
-    async def next_token_logprobs_uncached_async(self, ids: Sequence[int]) -> Float32:
+    async def next_token_logprobs_uncached_async(self, ids: Sequence[int], *, adapters: Adapters = None) -> Float32:
         return self.next_token_logprobs_sync(ids)
 
-    def prefix_match(self, ids: Sequence[int]) -> PrefixMatch:
+    def prefix_match(self, ids: Sequence[int], *, adapters: Adapters = None) -> PrefixMatch:
         return PrefixMatch(len(ids) // 2, "warm")
 
-    async def prefix_match_async(self, ids: Sequence[int]) -> PrefixMatch:
+    async def prefix_match_async(self, ids: Sequence[int], *, adapters: Adapters = None) -> PrefixMatch:
         return self.prefix_match(ids)
 
     async def score(
-        self, ids: Sequence[int], top_k: int = 10, start: int = 0, *, on_progress: OnProgress | None = None
+        self,
+        ids: Sequence[int],
+        top_k: int = 10,
+        start: int = 0,
+        *,
+        adapters: Adapters = None,
+        on_progress: OnProgress | None = None,
     ) -> list[TokenRecord]:
         return list(await self.score_run(ids, top_k, start))
 
     async def score_run(
-        self, ids: Sequence[int], top_k: int = 10, start: int = 0, *, on_progress: OnProgress | None = None
+        self,
+        ids: Sequence[int],
+        top_k: int = 10,
+        start: int = 0,
+        *,
+        adapters: Adapters = None,
+        on_progress: OnProgress | None = None,
     ) -> TokenRun:
         if on_progress is not None:
             on_progress(PromptProgress(len(ids) // 2, len(ids), 1, len(ids) // 2 - 1))
