@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import difflib
-import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, Self
 
+from runtime.checking import nearest, whole
 from runtime.errors import InvalidRequestError
+from runtime.sampling.settings import SamplingOptions
+
+__all__ = ["GenerationOptions", "KvDtype", "LoadOptions", "SamplingOptions", "nearest"]
 
 KvDtype = Literal["auto", "f32", "f16", "bf16", "q8", "q4"]
-
-
-def nearest(name: str, known: Iterable[str]) -> str:
-    """A hint for a misspelt name: the nearest known one, or the list of what there is."""
-    known = sorted(known)
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(known)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +65,7 @@ class LoadOptions:
             "kv_cache_bytes",
         ):
             value = getattr(self, name)
-            if value is not None and not _whole(value, 1):
+            if value is not None and not whole(value, 1):
                 raise InvalidRequestError(f"{name} must be a whole number above 0, not {value!r}")
         if not isinstance(self.cache, bool):
             raise InvalidRequestError(f"cache is True or False, not {self.cache!r}")
@@ -89,29 +84,6 @@ _CHOICES = {
 
 
 @dataclass(frozen=True, slots=True)
-class SamplingOptions:
-    """How the next token is drawn. Unset fields are None: the model's own settings, then the defaults, fill them."""
-
-    temperature: float | None = None  # 0 is greedy
-    top_k: int | None = None  # 0 is off
-    top_p: float | None = None  # 1 is off
-    min_p: float | None = None  # 0 is off
-
-    def check(self) -> Self:
-        """Itself.
-
-        Raises:
-            InvalidRequestError: A value out of range; the message names it.
-        """
-        _in_range("temperature", self.temperature, 0.0, math.inf)
-        _in_range("top_p", self.top_p, 0.0, 1.0, open_low=True)
-        _in_range("min_p", self.min_p, 0.0, 1.0)
-        if self.top_k is not None and not _whole(self.top_k, 0):
-            raise InvalidRequestError(f"top_k must be a whole number, 0 (off) or more, not {self.top_k!r}")
-        return self
-
-
-@dataclass(frozen=True, slots=True)
 class GenerationOptions:
     """One generation: how long, how drawn, what is recorded."""
 
@@ -120,9 +92,22 @@ class GenerationOptions:
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
     top_k: int = 10  # alternatives recorded per token; the sampler's top-k is in `sampling`
+    stages: bool = False  # each record tells what the sampler's stages did, and has at least 64 alternatives
     seed: int | None = None  # None: a fresh one, reported in the records' session
     branch: int = 0  # separates streams that share a seed
     resolve: bool = True  # False: the library's defaults alone, for parity and benchmarks
+
+    @classmethod
+    def from_mapping(cls, options: Mapping[str, Any]) -> Self:
+        """Checked options from names and values: ours, flat or nested, or as Hugging Face and OpenAI spell them.
+
+        Raises:
+            InvalidRequestError: An unknown name (the nearest is named), two spellings that contradict each other, or a value
+                out of range.
+        """
+        from runtime.spellings import read_options  # which knows these classes
+
+        return cls(**read_options(options)).check()
 
     def check(self) -> Self:
         """Itself.
@@ -131,26 +116,15 @@ class GenerationOptions:
             InvalidRequestError: A value out of range; the message names it.
         """
         self.sampling.check()
-        if self.max_tokens is not None and not _whole(self.max_tokens, 1):
+        if self.max_tokens is not None and not whole(self.max_tokens, 1):
             raise InvalidRequestError(f"max_tokens must be a whole number, 1 or more, not {self.max_tokens!r}")
         if not isinstance(self.stop, list | tuple) or any(not isinstance(s, str) or not s for s in self.stop):
             raise InvalidRequestError(f"stop is a sequence of texts, none of them empty, not {self.stop!r}")
-        if not _whole(self.top_k, 0) or self.top_k > 1000:
+        if not whole(self.top_k, 0) or self.top_k > 1000:
             raise InvalidRequestError(f"top_k (alternatives recorded) must lie within 0 and 1,000, not {self.top_k!r}")
+        if not isinstance(self.stages, bool):
+            raise InvalidRequestError(f"stages is True or False, not {self.stages!r}")
         for name, value in (("seed", self.seed), ("branch", self.branch)):
-            if value is not None and (not _whole(value, 0) or value >= 1 << 64):
+            if value is not None and (not whole(value, 0) or value >= 1 << 64):
                 raise InvalidRequestError(f"{name} must be a whole number within 0 and 2**64 - 1, not {value!r}")
         return self
-
-
-def _whole(value: object, least: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= least
-
-
-def _in_range(name: str, value: float | None, low: float, high: float, *, open_low: bool = False) -> None:
-    if value is None:
-        return
-    bad_type = isinstance(value, bool) or not isinstance(value, int | float)
-    if bad_type or math.isnan(value) or value > high or value < low or (open_low and value == low) or math.isinf(value):
-        left = "(" if open_low else "["
-        raise InvalidRequestError(f"{name} must lie within {left}{low:g}, {high:g}], not {value!r}")

@@ -11,7 +11,8 @@ import secrets
 import numpy as np
 import numpy.typing as npt
 
-DRAW_STAGE = 0  # the stage's place in the counter; stages with numbers of their own get others
+DRAW_STAGE = 0  # the place of a stage in the counter
+XTC_STAGE = 1
 
 
 def fresh_seed() -> int:

@@ -9,8 +9,11 @@ from typing import Protocol
 import numpy as np
 
 from runtime.records import Finish, Float32, Int32, Origin, Scores, TokenRun
+from runtime.sampling.history import History
+from runtime.sampling.report import report
 from runtime.scheduler.columns import GrowingScores
 from runtime.scheduler.jobs import GenerateJob
+from runtime.stages import StageTable
 
 DEFAULT_MAX_TOKENS = 512
 PACE_SECONDS = 0.016  # tokens that come faster than a screen shows them are told together: each telling wakes a thread
@@ -55,6 +58,8 @@ class Stream:
         self._told = -PACE_SECONDS  # monotonic seconds
         self.new_ids: list[int] = []
         self.scores = GrowingScores(job.options.top_k)
+        self._history = History(job.ids, job.sampler.window) if job.sampler.remembers else None
+        self._stages: list[StageTable] = []  # of the tokens that were not sent yet, where they are asked for
         self.finish = Finish.NONE
 
     @property
@@ -62,13 +67,20 @@ class Stream:
         """Where in the path the next token stands."""
         return len(self.job.ids) + len(self.new_ids)
 
-    def draw(self, logprobs: Float32) -> tuple[int, float]:
-        """The next token and its random number, from ``(vocab,)`` log-probabilities."""
-        return self.job.sampler.draw(logprobs, self.position)
+    def draw(self, logprobs: Float32, shift: float = 0.0) -> tuple[int, float]:
+        """The next token and its random number, from ``(vocab,)`` log-probabilities; `shift` makes raw logits of them."""
+        sampler = self.job.sampler
+        if not self.job.options.stages:
+            return sampler.draw(logprobs, self.position, history=self._history, shift=shift)
+        traced = sampler.trace(logprobs, self.position, history=self._history, shift=shift)
+        self._stages.append(report(traced))
+        return traced.token, traced.u
 
     def accept(self, token: int, u: float, scores: Scores, row: int) -> None:
         """Records a drawn token; `finish` says whether it was the last. Its numbers are row `row` of `scores`."""
         self.new_ids.append(token)
+        if self._history is not None:
+            self._history.append(token)
         self.scores.append(scores, row)
         self._draws.append(u)
         self.finish = self._ending(token)
@@ -146,9 +158,10 @@ class Stream:
             origin=np.full(n, int(Origin.SAMPLED), np.uint8),
             finish=finish,
             draw=np.array(self._draws[part], np.float32),
+            stages=StageTable.concat(self._stages[:n]) if self._stages else None,
         )
         self._sent = self._ready
-        del self._texts[:n]
+        del self._texts[:n], self._stages[:n]
         self.job.on_run(run)
 
     def flush(self) -> None:

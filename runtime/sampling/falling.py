@@ -1,0 +1,117 @@
+"""The falling order of a row of scores, known as far as it was asked for."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from runtime.records import Float32
+from runtime.sampling.select import Place, mass_where, place_of_mass
+from runtime.scoring import falling, low_borders
+
+HEAD = 128  # most distributions are settled among this many
+COLDEST = 1e-30  # below it float32 knows no temperature; the likeliest has all of the weight long before
+
+
+class Falling:
+    """Entries by falling score, ties by id. Weights are probabilities relative to the likeliest, which has 1.
+
+    The first ones, the head, are sorted and exact in float64; what lies beyond is searched, not sorted.
+
+    Args:
+        row: ``(vocab,)`` scores, -inf for what cannot be drawn; never written.
+        temperature: Divides the scores.
+        total: The sum of all weights, where it is known.
+        head: How many are sorted at first.
+    """
+
+    __slots__ = ("_all", "_total", "complete", "edges", "ids", "row", "temperature", "weights")
+
+    def __init__(self, row: Float32, temperature: float, total: float | None = None, head: int = HEAD) -> None:
+        self.row = row
+        self.temperature = temperature
+        self._total = total
+        self._all: Float32 | None = None
+        self.reach(head)
+
+    def reach(self, count: int) -> None:
+        """Makes the head so long, or as long as there are entries."""
+        row = self.row
+        count = min(count, len(row))
+        border = low_borders(row[None], count)[0]
+        self.complete = count == len(row) or border == -np.inf
+        if border == -np.inf:
+            self.ids = np.flatnonzero(row > border)
+            self.ids = self.ids[np.lexsort((self.ids, -row[self.ids]))]
+        else:
+            self.ids = falling(row, count, border)
+        self.weights = self.weights_of(self.ids)
+        self.edges: npt.NDArray[np.float64] = np.cumsum(self.weights)
+
+    def weights_of(self, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+        """The weights of some entries."""
+        scaled = self.row[ids].astype(np.float64)
+        scaled -= self.top  # before the division: the likeliest stays at 0 however small the temperature
+        if self.temperature != 1.0:
+            with np.errstate(over="ignore"):
+                scaled /= self.temperature
+        weights: npt.NDArray[np.float64] = np.exp(scaled, out=scaled)
+        return weights
+
+    @property
+    def top(self) -> float:
+        """The highest score."""
+        return float(self.row[self.ids[0]])
+
+    @property
+    def all(self) -> Float32:
+        """The weights of all entries ``(vocab,)``, in float32."""
+        if self._all is None:
+            scaled = self.row - np.float32(self.top)
+            if self.temperature != 1.0:
+                with np.errstate(over="ignore"):
+                    scaled /= np.float32(max(self.temperature, COLDEST))
+            self._all = np.exp(scaled, out=scaled)
+        return self._all
+
+    @property
+    def total(self) -> float:
+        """The sum of all weights."""
+        if self._total is None:
+            self._total = float(self.edges[-1]) if self.complete else mass_where(self.all)
+        return self._total
+
+    def at_mass(self, target: float, *, left: bool = False) -> Place:
+        """The first entry at which the mass so far exceeds `target` (`left`: reaches it)."""
+        if self.complete or (target <= self.edges[-1] if left else target < self.edges[-1]):
+            i = int(np.searchsorted(self.edges, target, side="left" if left else "right"))
+            if i >= len(self.ids):  # the target is the whole mass, but for rounding
+                i = int(np.flatnonzero(self.weights)[-1])
+            return self.at_rank(i)
+        return place_of_mass(self.row, self.all, target, left=left)
+
+    def at_rank(self, rank: int) -> Place:
+        """The entry that so many stand before; the last one where there are fewer."""
+        if rank >= len(self.ids) and not self.complete:
+            self.reach(rank + 1)
+        rank = min(rank, len(self.ids) - 1)
+        before = float(self.edges[rank - 1]) if rank else 0.0
+        return Place(rank, int(self.ids[rank]), before, float(self.weights[rank]))
+
+    def last_at_least(self, weight: float) -> Place:
+        """The last entry whose weight is so much or more; the first one where there is none."""
+        count = int(np.count_nonzero(self.weights >= weight))
+        if count < len(self.ids) or self.complete:
+            return self.at_rank(max(count - 1, 0))
+        enough = self.all >= np.float32(weight)
+        ids = np.flatnonzero(enough)
+        last = int(ids[self.row[ids] == self.row[ids].min()][-1])
+        own = float(self.all[last])
+        return Place(len(ids) - 1, last, mass_where(self.all, enough) - own, own)
+
+    def before(self, ids: npt.NDArray[np.int64], token: int) -> npt.NDArray[np.bool_]:
+        """Which of `ids` stand before `token`."""
+        own = self.row[token]
+        scores = self.row[ids]
+        found: npt.NDArray[np.bool_] = (scores > own) | ((scores == own) & (ids < token))
+        return found

@@ -1,0 +1,138 @@
+"""Finding a place in the falling order of a whole vocabulary without sorting it.
+
+A border is narrowed by the mass above it, one pass of comparing and one dot product each, from a first guess that a sample
+of the entries gives; only what lies between the last two borders is sorted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from runtime.records import Float32
+
+_BLOCK = 1024  # entries per partial sum: float32 sums of more lose digits
+_SAMPLE = 512  # entries of the first guess
+_FEW = 384  # entries that are sorted
+_WIDE = 1.5  # how far the first borders lie around the guess, in standard errors of the sample
+_NEAR = 0.03  # how far aside of the expected place the later ones lie, as a share of what is left
+_ROUNDS = 8  # after which what is left is sorted, however much: many equal keys
+_ONES = np.ones(_BLOCK, np.float32)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A token's place in the falling order."""
+
+    rank: int  # from 0
+    token: int
+    before: float  # mass of those before it
+    mass: float  # its own
+
+
+def mass_where(weights: Float32, chosen: npt.NDArray[np.bool_] | None = None) -> float:
+    """The sum of ``(vocab,)`` weights, or of the chosen ones, in blocks that are added up in float64."""
+    whole = len(weights) // _BLOCK * _BLOCK
+    if chosen is None:
+        counted, rest = _ONES, _ONES[: len(weights) - whole]
+    else:
+        floats = chosen.view(np.uint8).astype(np.float32)
+        counted, rest = floats[:whole].reshape(-1, _BLOCK), floats[whole:]
+    blocks = np.vecdot(weights[:whole].reshape(-1, _BLOCK), counted)
+    return float(blocks.sum(dtype=np.float64)) + float(np.dot(weights[whole:], rest))
+
+
+def place_of_mass(keys: Float32, weights: Float32, target: float, *, left: bool = False) -> Place:
+    """The first entry, by falling keys and ties by id, at which the mass so far exceeds `target` (`left`: reaches it).
+
+    Args:
+        keys: ``(vocab,)`` what orders the entries; -inf for those that do not count.
+        weights: ``(vocab,)`` their mass, none below 0; 0 where the key is -inf.
+        target: Less than the whole mass; at or above it the last entry with a mass is found.
+        left: Which of the two.
+    """
+    bracket = _Bracket(keys, weights, target, left=left)
+    for border in _guesses(keys, weights, target):
+        bracket.narrow(border)
+    side = -1.0
+    for _ in range(_ROUNDS):
+        before = bracket.count
+        if before <= _FEW:
+            break
+        if not bracket.narrow(bracket.near(side * _NEAR)) and not bracket.narrow(bracket.middle()):
+            break  # neighbouring numbers: all that is left has one key
+        side = -side
+        if bracket.count > before // 2:
+            bracket.narrow(bracket.middle())
+    return bracket.place()
+
+
+class _Bracket:
+    """Two keys between which the place lies: ``low < key <= high``."""
+
+    def __init__(self, keys: Float32, weights: Float32, target: float, *, left: bool) -> None:
+        self._keys, self._weights, self._target, self._left = keys, weights, target, left
+        self.high, self.above, self.rank = np.float32(keys.max()), 0.0, 0  # mass and number of the entries above it
+        self.low, self.upto, self.last = np.float32(-np.inf), mass_where(weights), len(keys)
+
+    @property
+    def count(self) -> int:
+        """Entries between the two."""
+        return self.last - self.rank
+
+    def narrow(self, border: np.float32) -> bool:
+        """Makes a border of its own of a key that lies between; False where it does not."""
+        if not self.low < border < self.high:
+            return False
+        mask = self._keys > border
+        mass, n = mass_where(self._weights, mask), int(np.count_nonzero(mask))
+        if mass < self._target or (mass == self._target and not self._left):
+            self.high, self.above, self.rank = border, mass, n
+        else:
+            self.low, self.upto, self.last = border, mass, n
+        return True
+
+    def near(self, aside: float) -> np.float32:
+        """Where the place would be if the mass lay evenly between the borders, and a little aside."""
+        share = (self._target - self.above) / max(self.upto - self.above, 1e-300) + aside
+        if not np.isfinite(self.low) or not 0.0 < share < 1.0:
+            return self.middle()
+        return np.float32(self.high - share * (self.high - self.low))
+
+    def middle(self) -> np.float32:
+        """Half way between the borders."""
+        low = self.low
+        if not np.isfinite(low):
+            finite = self._keys[self._keys > low]
+            low = np.nextafter(finite.min(), np.float32(-np.inf))
+        return np.float32(low + (self.high - low) / np.float32(2))
+
+    def place(self) -> Place:
+        """What the sorted rest says."""
+        keys, weights = self._keys, self._weights
+        ids = np.flatnonzero((keys > self.low) & (keys <= self.high))
+        ids = ids[weights[ids] > 0]
+        rank, above = self.rank, self.above
+        if not len(ids):  # the target is the whole mass, but for rounding: the last entry of all
+            alive = np.flatnonzero(weights > 0)
+            ids = alive[keys[alive] == keys[alive].min()]
+            rank, above = len(alive) - len(ids), mass_where(weights) - float(weights[ids].sum(dtype=np.float64))
+        if len(ids) <= _FEW or keys[ids].min() < keys[ids].max():
+            ids = ids[np.lexsort((ids, -keys[ids]))]
+        own = weights[ids].astype(np.float64)
+        edges = above + np.cumsum(own)
+        i = min(int(np.searchsorted(edges, self._target, side="left" if self._left else "right")), len(ids) - 1)
+        return Place(rank + i, int(ids[i]), float(edges[i - 1]) if i else above, float(own[i]))
+
+
+def _guesses(keys: Float32, weights: Float32, target: float) -> tuple[np.float32, ...]:
+    """Keys between which the place probably lies, by a sample."""
+    stride = max(len(keys) // _SAMPLE, 1)
+    sample = keys[::stride]
+    order = np.argsort(-sample)
+    edges = np.cumsum(weights[::stride][order], dtype=np.float64)
+    at = int(np.searchsorted(edges, target / (mass_where(weights) or 1.0) * edges[-1]))
+    spread = int(_WIDE * np.sqrt(len(sample)) / 2) + 1
+    return tuple(np.float32(sample[order[i]]) for i in (at - spread, at + spread) if 0 <= i < len(sample))
