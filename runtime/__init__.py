@@ -52,7 +52,11 @@ if TYPE_CHECKING:
     from runtime.model import load, load_model_by_name
     from runtime.options import GenerationOptions, LoadOptions, SamplingOptions
     from runtime.records import Finish, Origin, Scores, TokenRecord, TokenRun
+    from runtime.resolution import ResolvedOptions, resolve_options
+    from runtime.sampling.chain import Sampler, make_sampler
     from runtime.sampling.draw import fresh_seed
+    from runtime.sampling.replay import Replayed, replay_draw
+    from runtime.stages import Stage, StageTable
     from runtime.text.utf8 import clean_text, texts_of
     from runtime.trie import Trie
 
@@ -84,7 +88,10 @@ __all__ = [
     "PrefixMatch",
     "Progress",
     "PromptProgress",
+    "Replayed",
+    "ResolvedOptions",
     "RuntimeFault",
+    "Sampler",
     "SamplingOptions",
     "Scores",
     "SessionClosedError",
@@ -92,6 +99,8 @@ __all__ = [
     "ShelfEntry",
     "SnapshotFormatError",
     "SnapshotMismatchError",
+    "Stage",
+    "StageTable",
     "TokenRecord",
     "TokenRun",
     "ToolCallError",
@@ -110,8 +119,11 @@ __all__ = [
     "list_models",
     "load",
     "load_model_by_name",
+    "make_sampler",
     "models_dir",
     "register_backend",
+    "replay_draw",
+    "resolve_options",
     "spawn",
     "texts_of",
     "unregister_backend",
@@ -139,7 +151,11 @@ _NAMES = {
     "runtime.model": ("load", "load_model_by_name"),
     "runtime.options": ("GenerationOptions", "LoadOptions", "SamplingOptions"),
     "runtime.records": ("Finish", "Origin", "Scores", "TokenRecord", "TokenRun"),
+    "runtime.resolution": ("ResolvedOptions", "resolve_options"),
+    "runtime.sampling.chain": ("Sampler", "make_sampler"),
     "runtime.sampling.draw": ("fresh_seed",),
+    "runtime.sampling.replay": ("Replayed", "replay_draw"),
+    "runtime.stages": ("Stage", "StageTable"),
     "runtime.text.utf8": ("clean_text", "texts_of"),
     "runtime.trie": ("Trie",),
 }

@@ -30,9 +30,7 @@ class ResolvedOptions:
     sources: dict[str, str]
 
 
-def resolve_options(
-    call: Layer = None, *, session: Layer = None, preset: Layer = None, model: Layer = None
-) -> ResolvedOptions:
+def resolve_options(call: Layer = None, *, session: Layer = None, preset: Layer = None, model: Layer = None) -> ResolvedOptions:
     """The options that hold, field by field from the first layer that has one.
 
     Args:

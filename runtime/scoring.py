@@ -17,31 +17,38 @@ BLOCK_ENTRIES = 1 << 18  # 1 MiB of float32
 STRIPES = 64  # rows of a vocabulary laid out as a rectangle, for a first guess at its top
 
 
-def log_softmax(logits: npt.NDArray[np.floating]) -> Float32:
+def log_softmax(logits: npt.NDArray[np.floating], shift: Float32 | None = None) -> Float32:
     """``(n, vocab)`` raw logits to ``(n, vocab) float32`` log-probabilities in nats.
 
     The normaliser is summed pairwise: a plain float32 sum over 50,000 entries is off by more than the tolerance we print.
+
+    Args:
+        logits: Raw ones.
+        shift: ``(n,)`` is filled with the normalisers, which raw logits have more than log-probabilities.
     """
-    return _normalise(logits, None)
+    return _normalise(logits, None, shift)
 
 
-def log_softmax_and_entropy(logits: npt.NDArray[np.floating]) -> tuple[Float32, Float32]:
+def log_softmax_and_entropy(logits: npt.NDArray[np.floating], shift: Float32 | None = None) -> tuple[Float32, Float32]:
     """`log_softmax` and the entropy ``(n,)`` in nats of each row of finite logits, from the same exponentials."""
     entropy: Float32 = np.empty(len(logits), np.float32)
-    return _normalise(logits, entropy), entropy
+    return _normalise(logits, entropy, shift), entropy
 
 
-def _normalise(logits: npt.NDArray[np.floating], entropy: Float32 | None) -> Float32:
+def _normalise(logits: npt.NDArray[np.floating], entropy: Float32 | None, shift: Float32 | None) -> Float32:
     rows = np.asarray(logits, np.float32)
     normalised: Float32 = np.empty(rows.shape, np.float32)
     for block in _blocks(*rows.shape):
         out = normalised[block]
-        np.subtract(rows[block], rows[block].max(axis=-1, keepdims=True), out=out)
+        top = rows[block].max(axis=-1, keepdims=True)
+        np.subtract(rows[block], top, out=out)
         weights = np.exp(out)
         total = weights.sum(axis=-1, keepdims=True)
         log_total = np.log(total)
         if entropy is not None:
             entropy[block] = log_total[:, 0] - np.vecdot(weights, out) / total[:, 0]
+        if shift is not None:
+            shift[block] = (top + log_total)[:, 0]
         out -= log_total
     return normalised
 

@@ -53,7 +53,7 @@ def read_options(options: Mapping[str, Any]) -> dict[str, Any]:
         if name == "top_k" and inner is not None:
             read.take(name, "alternatives", value)
         elif name != "sampling":
-            read.take(name, _SPELLINGS.get(name, name), value)
+            read.take(name, _SPELLINGS.get(name) or name, value)
     for name, value in (inner or {}).items():
         read.take(name, _SPELLINGS.get(name, name), value)
     return read.made()
@@ -84,9 +84,8 @@ class _Reading:
             field, value = "temperature", 0.0
         value = _SHAPES.get(field, _as_it_is)(name, value)
         if field in self._values and self._values[field] != value:
-            raise InvalidRequestError(
-                f"{self._names[field]} and {name} contradict each other ({self._values[field]!r} and {value!r}): give one of the two"
-            )
+            both = f"{self._names[field]}={self._values[field]!r} and {name}={value!r}"
+            raise InvalidRequestError(f"{both} contradict each other: give one of the two")
         self._values[field], self._names[field] = value, name
 
     def made(self) -> dict[str, Any]:

@@ -122,7 +122,9 @@ class StageTable:
         for name in _COLUMNS:
             column = found.get(name)
             if column is None or column.dtype != np.dtype(_DTYPES[name]) or column.ndim != _AXES[name]:
-                raise InvalidRequestError(f"column stage_{name} is missing or not {_DTYPES[name]} with {_AXES[name]} dimensions")
+                raise InvalidRequestError(
+                    f"column stage_{name} is missing or not {_DTYPES[name]} with {_AXES[name]} dimensions"
+                )
         n, s, k = found["logprobs"].shape
         shapes = {name: (n, k) if name in ("ids", "weights") else (n, s) for name in _COLUMNS if name != "logprobs"}
         for name, shape in shapes.items():

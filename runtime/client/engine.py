@@ -15,6 +15,7 @@ from runtime.client.link import EngineLink
 from runtime.errors import InvalidRequestError, RuntimeFault
 from runtime.info import CacheReport, Metrics, ModelInfo, OnProgress
 from runtime.language_model import Message, PrefixMatch
+from runtime.members.resolving import ResolvingMembers
 from runtime.options import GenerationOptions
 from runtime.records import Float32, TokenRecord, TokenRun
 from runtime.text.utf8 import clean_text
@@ -22,7 +23,7 @@ from runtime.wire.arrays import unpack_pieces
 from runtime.wire.messages import Loaded
 
 
-class EngineClient:
+class EngineClient(ResolvingMembers):
     """A model in an engine process, made by `spawn`. Every member is described by `LanguageModel`.
 
     Once the process has ended, whoever waits and whoever asks gets `EngineDiedError`; `spawn` makes another one.
@@ -55,6 +56,10 @@ class EngineClient:
     @property
     def chat_template(self) -> str | None:
         return self._first.chat_template
+
+    @property
+    def own_options(self) -> GenerationOptions:
+        return self._first.own_options
 
     @property
     def byte_vocab(self) -> list[bytes]:

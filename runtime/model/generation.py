@@ -8,6 +8,7 @@ import time
 from collections import deque
 from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from operator import index
 
 from runtime.errors import InvalidRequestError
@@ -17,8 +18,10 @@ from runtime.model.core import some
 from runtime.model.texts import TextMembers
 from runtime.options import GenerationOptions, SamplingOptions
 from runtime.records import Finish, TokenRecord, TokenRun
-from runtime.sampling.chain import resolve_sampler
+from runtime.resolution import resolve_options
+from runtime.sampling.chain import make_sampler
 from runtime.sampling.draw import fresh_seed
+from runtime.sampling.report import SHOWN
 from runtime.scheduler.jobs import GenerateJob, Priority
 
 Arrival = TokenRun | PromptProgress | BaseException | None  # what the owner thread tells; None: the end
@@ -154,15 +157,18 @@ class GenerationMembers(TextMembers):
         return "".join(pieces)
 
     def _generation(self, ids: Sequence[int], options: GenerationOptions | None) -> GenerateJob:
-        options = (options or GenerationOptions()).check()
-        seed = fresh_seed() if options.seed is None else options.seed
-        own = self._text.sampling if options.resolve else SamplingOptions()
+        given = (options or GenerationOptions()).check()
+        chosen = resolve_options(given, model=self._text.own).options if given.resolve else given
+        settings = chosen.sampling.check(self.info.vocab_size)
+        if chosen.stages:
+            chosen = replace(chosen, top_k=max(chosen.top_k, SHOWN))
+        seed = fresh_seed() if chosen.seed is None else chosen.seed
         return GenerateJob(
             self._check(ids),
             self._namespace,
             Priority.CHAT,
-            options=options,
-            sampler=resolve_sampler(options.sampling, own, seed, options.branch),
+            options=chosen,
+            sampler=make_sampler(settings, seed, chosen.branch, pieces=lambda: self._byte_vocab),
             submitted=time.monotonic(),
         )
 

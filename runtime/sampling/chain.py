@@ -247,7 +247,11 @@ def _alive(pool: Pool, allowed: Bool | None) -> None:
     if allowed is None:
         raise InvalidRequestError("every token that the model could say is banned; allow at least one of them")
     count = int(np.count_nonzero(allowed))
-    why = f"all {count:,} tokens that the grammar allows here are banned; lift the bans" if count else "the grammar allows no token here"
+    why = (
+        f"all {count:,} tokens that the grammar allows here are banned; lift the bans"
+        if count
+        else "the grammar allows no token here"
+    )
     raise GrammarError(why)
 
 
@@ -267,7 +271,9 @@ def breaker_ids(breakers: Collection[Breaker], pieces: Sequence[bytes]) -> tuple
             sought = breaker.encode()
             found = [token for token, piece in enumerate(pieces) if sought in piece]
             if not found and breaker not in DEFAULTS["dry_breakers"]:
-                raise InvalidRequestError(f"dry_breakers: no token contains {breaker!r}; name the ids of the tokens it ends with")
+                raise InvalidRequestError(
+                    f"dry_breakers: no token contains {breaker!r}; name the ids of the tokens it ends with"
+                )
             ids.update(found)
         else:
             ids.add(int(breaker))
@@ -288,8 +294,3 @@ def make_sampler(
     dry = settings.dry_multiplier and (settings.order is None or "dry" in settings.order)
     breakers = settings.dry_breakers if settings.dry_breakers is not None else DEFAULTS["dry_breakers"]
     return Sampler(settings, seed, branch, breaker_ids(breakers, pieces()) if dry else ())
-
-
-def resolve_sampler(options: SamplingOptions, model: SamplingOptions, seed: int, branch: int) -> Sampler:
-    """The sampler of one stream: the call's settings, then the model's own, then the defaults."""
-    return make_sampler(options.over(model), seed, branch)

@@ -86,10 +86,11 @@ def _typical_of_all(pool: Pool, p: float) -> None:
     order, row = pool.order, pool.order.row
     ids = np.arange(len(row))
     left = pool.view.holds(ids)
-    weights = np.where(left, order.all, np.float32(0))
+    everyone = order.all_weights()
+    weights = np.where(left, everyone, np.float32(0))
     mass = mass_where(weights)
     with np.errstate(divide="ignore"):
-        surprisal = np.float32(np.log(mass)) - np.log(order.all)
+        surprisal = np.float32(np.log(mass)) - np.log(everyone)
     known = weights > 0
     entropy = mass_where(np.where(known, weights * np.where(known, surprisal, np.float32(0)), np.float32(0))) / mass
     nearness = np.where(known, -np.abs(surprisal - np.float32(entropy)), np.float32(-np.inf))
@@ -98,10 +99,8 @@ def _typical_of_all(pool: Pool, p: float) -> None:
     scores = row[near]
     first, last = int(near[scores == scores.max()][0]), int(near[scores == scores.min()][-1])
     before_first, before_last = order.before(ids, first), order.before(ids, last)
-    pool.first = Place(
-        int(np.count_nonzero(before_first)), first, mass_where(order.all, before_first), float(order.all[first])
-    )
-    pool.last = Place(int(np.count_nonzero(before_last)), last, mass_where(order.all, before_last), float(order.all[last]))
+    pool.first = Place(int(np.count_nonzero(before_first)), first, mass_where(everyone, before_first), float(everyone[first]))
+    pool.last = Place(int(np.count_nonzero(before_last)), last, mass_where(everyone, before_last), float(everyone[last]))
 
 
 CUTS: dict[str, tuple[str, Cut]] = {  # by stage: its setting, and what it does

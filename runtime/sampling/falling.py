@@ -25,18 +25,18 @@ class Falling:
         head: How many are sorted at first.
     """
 
-    __slots__ = ("_all", "_total", "complete", "edges", "ids", "row", "temperature", "weights")
+    __slots__ = ("_tail", "_total", "complete", "edges", "ids", "row", "temperature", "weights")
 
     def __init__(self, row: Float32, temperature: float, total: float | None = None, head: int = HEAD) -> None:
         self.row = row
         self.temperature = temperature
         self._total = total
-        self._all: Float32 | None = None
         self.reach(head)
 
     def reach(self, count: int) -> None:
         """Makes the head so long, or as long as there are entries."""
         row = self.row
+        self._tail: Float32 | None = None
         count = min(count, len(row))
         border = low_borders(row[None], count)[0]
         self.complete = count == len(row) or border == -np.inf
@@ -63,22 +63,28 @@ class Falling:
         """The highest score."""
         return float(self.row[self.ids[0]])
 
-    @property
-    def all(self) -> Float32:
+    def all_weights(self) -> Float32:
         """The weights of all entries ``(vocab,)``, in float32."""
-        if self._all is None:
-            scaled = self.row - np.float32(self.top)
-            if self.temperature != 1.0:
-                with np.errstate(over="ignore"):
-                    scaled /= np.float32(max(self.temperature, COLDEST))
-            self._all = np.exp(scaled, out=scaled)
-        return self._all
+        scaled = self.row - np.float32(self.top)
+        if self.temperature != 1.0:
+            with np.errstate(over="ignore"):
+                scaled /= np.float32(max(self.temperature, COLDEST))
+        weights: Float32 = np.exp(scaled, out=scaled)
+        return weights
+
+    @property
+    def tail(self) -> Float32:
+        """`all_weights` without the head's."""
+        if self._tail is None:
+            self._tail = self.all_weights()
+            self._tail[self.ids] = 0
+        return self._tail
 
     @property
     def total(self) -> float:
         """The sum of all weights."""
         if self._total is None:
-            self._total = float(self.edges[-1]) if self.complete else mass_where(self.all)
+            self._total = float(self.edges[-1]) + (0.0 if self.complete else mass_where(self.tail))
         return self._total
 
     def at_mass(self, target: float, *, left: bool = False) -> Place:
@@ -88,7 +94,7 @@ class Falling:
             if i >= len(self.ids):  # the target is the whole mass, but for rounding
                 i = int(np.flatnonzero(self.weights)[-1])
             return self.at_rank(i)
-        return place_of_mass(self.row, self.all, target, left=left)
+        return place_of_mass(self.row, self.tail, target, left=left, known=float(self.edges[-1]))
 
     def at_rank(self, rank: int) -> Place:
         """The entry that so many stand before; the last one where there are fewer."""
@@ -103,11 +109,14 @@ class Falling:
         count = int(np.count_nonzero(self.weights >= weight))
         if count < len(self.ids) or self.complete:
             return self.at_rank(max(count - 1, 0))
-        enough = self.all >= np.float32(weight)
+        enough = self.tail >= np.float32(weight)
         ids = np.flatnonzero(enough)
-        last = int(ids[self.row[ids] == self.row[ids].min()][-1])
-        own = float(self.all[last])
-        return Place(len(ids) - 1, last, mass_where(self.all, enough) - own, own)
+        if not len(ids):
+            return self.at_rank(count - 1)
+        scores = self.row[ids]
+        last = int(ids[scores == scores.min()][-1])
+        own = float(self.tail[last])
+        return Place(count + len(ids) - 1, last, float(self.edges[-1]) + mass_where(self.tail, enough) - own, own)
 
     def before(self, ids: npt.NDArray[np.int64], token: int) -> npt.NDArray[np.bool_]:
         """Which of `ids` stand before `token`."""

@@ -50,7 +50,9 @@ def replay_draw(
         source: A record made with ``stages=True``, or the full row ``(vocab,)`` float32 of log-probabilities before the
             token (`LanguageModel.next_token_logprobs`).
         sampling: Other settings, resolved (see `resolve_options`); None replays a record exactly as it was drawn.
-        seed, position, branch: Whose random numbers; a record has its own.
+        seed: Key of the stream whose random numbers are taken; None takes the record's own.
+        position: Where in the path the token stands.
+        branch: Of the stream.
         history: The ids before the token, for penalties and DRY.
         allowed: ``(vocab,)`` bool, what a grammar allowed there.
         shift: The raw logits less the log-probabilities, for the repetition penalty.

@@ -35,6 +35,7 @@ class Place:
 def mass_where(weights: Float32, chosen: npt.NDArray[np.bool_] | None = None) -> float:
     """The sum of ``(vocab,)`` weights, or of the chosen ones, in blocks that are added up in float64."""
     whole = len(weights) // _BLOCK * _BLOCK
+    counted: npt.NDArray[np.float32]
     if chosen is None:
         counted, rest = _ONES, _ONES[: len(weights) - whole]
     else:
@@ -44,17 +45,18 @@ def mass_where(weights: Float32, chosen: npt.NDArray[np.bool_] | None = None) ->
     return float(blocks.sum(dtype=np.float64)) + float(np.dot(weights[whole:], rest))
 
 
-def place_of_mass(keys: Float32, weights: Float32, target: float, *, left: bool = False) -> Place:
+def place_of_mass(keys: Float32, weights: Float32, target: float, *, left: bool = False, known: float = 0.0) -> Place:
     """The first entry, by falling keys and ties by id, at which the mass so far exceeds `target` (`left`: reaches it).
 
     Args:
         keys: ``(vocab,)`` what orders the entries; -inf for those that do not count.
-        weights: ``(vocab,)`` their mass, none below 0; 0 where the key is -inf.
+        weights: ``(vocab,)`` their mass, none below 0; 0 where the key is -inf, and for the first ones if they are `known`.
         target: Less than the whole mass; at or above it the last entry with a mass is found.
         left: Which of the two.
+        known: The mass of first entries that were summed better already; the place is none of theirs.
     """
-    bracket = _Bracket(keys, weights, target, left=left)
-    for border in _guesses(keys, weights, target):
+    bracket = _Bracket(keys, weights, target, known, left=left)
+    for border in _guesses(keys, weights, (target - known) / ((bracket.upto - known) or 1.0)):
         bracket.narrow(border)
     side = -1.0
     for _ in range(_ROUNDS):
@@ -72,10 +74,10 @@ def place_of_mass(keys: Float32, weights: Float32, target: float, *, left: bool 
 class _Bracket:
     """Two keys between which the place lies: ``low < key <= high``."""
 
-    def __init__(self, keys: Float32, weights: Float32, target: float, *, left: bool) -> None:
-        self._keys, self._weights, self._target, self._left = keys, weights, target, left
-        self.high, self.above, self.rank = np.float32(keys.max()), 0.0, 0  # mass and number of the entries above it
-        self.low, self.upto, self.last = np.float32(-np.inf), mass_where(weights), len(keys)
+    def __init__(self, keys: Float32, weights: Float32, target: float, known: float, *, left: bool) -> None:
+        self._keys, self._weights, self._target, self._known, self._left = keys, weights, target, known, left
+        self.high, self.above, self.rank = np.float32(keys.max()), known, 0  # mass and number of the entries above it
+        self.low, self.upto, self.last = np.float32(-np.inf), known + mass_where(weights), len(keys)
 
     @property
     def count(self) -> int:
@@ -87,7 +89,7 @@ class _Bracket:
         if not self.low < border < self.high:
             return False
         mask = self._keys > border
-        mass, n = mass_where(self._weights, mask), int(np.count_nonzero(mask))
+        mass, n = self._known + mass_where(self._weights, mask), int(np.count_nonzero(mask))
         if mass < self._target or (mass == self._target and not self._left):
             self.high, self.above, self.rank = border, mass, n
         else:
@@ -113,26 +115,27 @@ class _Bracket:
         """What the sorted rest says."""
         keys, weights = self._keys, self._weights
         ids = np.flatnonzero((keys > self.low) & (keys <= self.high))
-        ids = ids[weights[ids] > 0]
-        rank, above = self.rank, self.above
-        if not len(ids):  # the target is the whole mass, but for rounding: the last entry of all
-            alive = np.flatnonzero(weights > 0)
-            ids = alive[keys[alive] == keys[alive].min()]
-            rank, above = len(alive) - len(ids), mass_where(weights) - float(weights[ids].sum(dtype=np.float64))
+        if not weights[ids].any():  # the target is the whole mass, but for rounding: the last entry of all
+            last = keys[weights > 0].min()
+            mask = keys > last
+            self.high, self.above, self.rank = last, self._known + mass_where(weights, mask), int(np.count_nonzero(mask))
+            ids = np.flatnonzero(keys == last)
         if len(ids) <= _FEW or keys[ids].min() < keys[ids].max():
             ids = ids[np.lexsort((ids, -keys[ids]))]
         own = weights[ids].astype(np.float64)
-        edges = above + np.cumsum(own)
-        i = min(int(np.searchsorted(edges, self._target, side="left" if self._left else "right")), len(ids) - 1)
-        return Place(rank + i, int(ids[i]), float(edges[i - 1]) if i else above, float(own[i]))
+        edges = self.above + np.cumsum(own)
+        i = int(np.searchsorted(edges, self._target, side="left" if self._left else "right"))
+        if i == len(ids) or not own[i]:
+            i = int(np.flatnonzero(own)[-1 if i == len(ids) else 0])
+        return Place(self.rank + i, int(ids[i]), float(edges[i]) - float(own[i]), float(own[i]))
 
 
-def _guesses(keys: Float32, weights: Float32, target: float) -> tuple[np.float32, ...]:
-    """Keys between which the place probably lies, by a sample."""
+def _guesses(keys: Float32, weights: Float32, share: float) -> tuple[np.float32, ...]:
+    """Keys between which the place that has this share of the mass before it probably lies, by a sample."""
     stride = max(len(keys) // _SAMPLE, 1)
     sample = keys[::stride]
     order = np.argsort(-sample)
     edges = np.cumsum(weights[::stride][order], dtype=np.float64)
-    at = int(np.searchsorted(edges, target / (mass_where(weights) or 1.0) * edges[-1]))
+    at = int(np.searchsorted(edges, share * edges[-1]))
     spread = int(_WIDE * np.sqrt(len(sample)) / 2) + 1
     return tuple(np.float32(sample[order[i]]) for i in (at - spread, at + spread) if 0 <= i < len(sample))

@@ -145,7 +145,9 @@ class SamplingOptions:
         for name, stage in STAGE_OF.items():
             value = getattr(self, name)
             if stage not in self.order and value is not None and value != DEFAULTS[name]:
-                raise InvalidRequestError(f"{name}={value!r} contradicts an order without {stage!r}: add it, or leave {name} out")
+                raise InvalidRequestError(
+                    f"{name}={value!r} contradicts an order without {stage!r}: add it, or leave {name} out"
+                )
 
     def _check_ids(self, vocab: int | None) -> None:
         _sequence("banned_tokens", self.banned_tokens, "token ids")

@@ -20,11 +20,12 @@ class Distributions:
     logprobs: Float32  # (n, vocab); uniform where the logits are no numbers
     finite: npt.NDArray[np.bool_]  # (n,) which rows held numbers only
     entropy: Float32 | None  # (n,) nats, where it was asked for
+    shift: Float32 | None = None  # (n,) normalisers: raw logits less log-probabilities
 
     @classmethod
-    def known(cls, last: Float32) -> Distributions:
-        """One row ``(vocab,)`` that is remembered."""
-        return cls(last[None], np.ones(1, np.bool_), None)
+    def known(cls, last: Float32, shift: float = 0.0) -> Distributions:
+        """One row ``(vocab,)`` that is remembered, and its normaliser."""
+        return cls(last[None], np.ones(1, np.bool_), None, np.array([shift], np.float32))
 
 
 @dataclass(slots=True, eq=False)
@@ -56,6 +57,12 @@ class ChunkLogits:
         last: Float32 = self._after.logprobs[i]
         return last
 
+    def shift(self, row: int) -> float:
+        """The normaliser of one of `ends`, whose distribution was asked for."""
+        assert self._after is not None
+        assert self._after.shift is not None
+        return float(self._after.shift[self._places[row]])
+
     def rows(self, chosen: Sequence[int]) -> Float32:
         """Some rows, ascending; no copy where they lie side by side."""
         start, stop = chosen[0], chosen[-1] + 1
@@ -67,8 +74,9 @@ def normalise(logits: Float32, *, entropy: bool) -> Distributions:
     """Log-probabilities of raw logits ``(n, vocab)``."""
     finite = np.atleast_1d(np.isfinite(logits).all(axis=-1))
     safe = logits if finite.all() else np.where(finite[:, None], logits, np.float32(0))
-    logprobs, spread = log_softmax_and_entropy(safe) if entropy else (log_softmax(safe), None)
-    return Distributions(logprobs, finite, spread)
+    shift: Float32 = np.empty(len(safe), np.float32)
+    logprobs, spread = log_softmax_and_entropy(safe, shift) if entropy else (log_softmax(safe, shift), None)
+    return Distributions(logprobs, finite, spread, shift)
 
 
 def non_finite(position: int) -> NonFiniteLogitsError:

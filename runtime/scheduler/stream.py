@@ -9,6 +9,7 @@ from typing import Protocol
 import numpy as np
 
 from runtime.records import Finish, Float32, Int32, Origin, Scores, TokenRun
+from runtime.sampling.chain import Traced
 from runtime.sampling.history import History
 from runtime.sampling.report import report
 from runtime.scheduler.columns import GrowingScores
@@ -32,7 +33,7 @@ class TextDecoder(Protocol):
 class Stream:
     """Collects drawn tokens, holds back what may become a stop string, and knows when to end.
 
-    `accept` takes tokens in; `deliver` sends those that are ready, as one run.
+    `take` takes tokens in, `record` their numbers; `deliver` sends those that are ready, as one run.
 
     Args:
         job: The request.
@@ -60,6 +61,7 @@ class Stream:
         self.scores = GrowingScores(job.options.top_k)
         self._history = History(job.ids, job.sampler.window) if job.sampler.remembers else None
         self._stages: list[StageTable] = []  # of the tokens that were not sent yet, where they are asked for
+        self._traced: Traced | None = None  # the last draw, until it is recorded
         self.finish = Finish.NONE
 
     @property
@@ -72,16 +74,14 @@ class Stream:
         sampler = self.job.sampler
         if not self.job.options.stages:
             return sampler.draw(logprobs, self.position, history=self._history, shift=shift)
-        traced = sampler.trace(logprobs, self.position, history=self._history, shift=shift)
-        self._stages.append(report(traced))
-        return traced.token, traced.u
+        self._traced = sampler.trace(logprobs, self.position, history=self._history, shift=shift)
+        return self._traced.token, self._traced.u
 
-    def accept(self, token: int, u: float, scores: Scores, row: int) -> None:
-        """Records a drawn token; `finish` says whether it was the last. Its numbers are row `row` of `scores`."""
+    def take(self, token: int, u: float) -> None:
+        """Takes a drawn token in; `finish` says whether it was the last."""
         self.new_ids.append(token)
         if self._history is not None:
             self._history.append(token)
-        self.scores.append(scores, row)
         self._draws.append(u)
         self.finish = self._ending(token)
         text = self._decoder.feed(self._token_bytes[token])
@@ -91,6 +91,13 @@ class Stream:
             self._cut_at_stop(stops)
         held = self._partial(stops) if stops and not self.finish else 0
         self._ready = self._sent + len(self._texts) - held
+
+    def record(self, scores: Scores, row: int) -> None:
+        """The numbers of the token taken last: row `row` of `scores`."""
+        self.scores.append(scores, row)
+        if self._traced is not None:
+            self._stages.append(report(self._traced))
+            self._traced = None
 
     def _ending(self, token: int) -> Finish:
         if token in self._eos and not self.job.options.ignore_eos:

@@ -21,6 +21,7 @@ class VectorCache:
         self._room = room
         self._most: int | None = None  # rows
         self._rows: OrderedDict[Hashable, Float32] = OrderedDict()
+        self._shifts: dict[Hashable, float] = {}  # of the rows that are held
         self.bytes = 0
         self.hits = 0
 
@@ -32,18 +33,21 @@ class VectorCache:
             self.hits += 1
         return row
 
-    def put(self, key: Hashable, row: Float32) -> None:
-        """Keeps a row of its own memory; read-only from here on."""
+    def shift(self, key: Hashable) -> float:
+        """The normaliser of a row that is held."""
+        return self._shifts[key]
+
+    def put(self, key: Hashable, row: Float32, shift: float) -> None:
+        """Keeps a row of its own memory, read-only from here on, and what its raw logits have more."""
         if row.nbytes > self._budget:
             return
-        old = self._rows.pop(key, None)
-        self.bytes -= old.nbytes if old is not None else 0
+        self.drop(key)
         self._shrink(self._budget - row.nbytes)
         if not self._room(row.nbytes):
             return
         row = row.copy() if row.base is not None else row
         row.flags.writeable = False
-        self._rows[key] = row
+        self._rows[key], self._shifts[key] = row, shift
         self.bytes += row.nbytes
         self._shrink(self._budget)
 
@@ -55,6 +59,7 @@ class VectorCache:
     def drop(self, key: Hashable) -> None:
         """Forgets one row, if it is there."""
         row = self._rows.pop(key, None)
+        self._shifts.pop(key, None)
         self.bytes -= 0 if row is None else row.nbytes
 
     def set_budget(self, budget: int) -> None:
@@ -64,9 +69,10 @@ class VectorCache:
 
     def _shrink(self, size: int) -> None:
         while self.bytes > size or (self._most is not None and len(self._rows) > self._most):
-            self.bytes -= self._rows.popitem(last=False)[1].nbytes
+            self.drop(next(iter(self._rows)))
 
     def clear(self) -> None:
         """Forgets every row."""
         self._rows.clear()
+        self._shifts.clear()
         self.bytes = 0

@@ -1,0 +1,1 @@
+"""Groups of members of `LanguageModel`."""
