@@ -89,15 +89,15 @@ def _typical_of_all(pool: Pool, p: float) -> None:
     everyone = order.all_weights()
     weights = np.where(left, everyone, np.float32(0))
     mass = mass_where(weights)
-    with np.errstate(divide="ignore"):
-        surprisal = np.float32(np.log(mass)) - np.log(everyone)
     known = weights > 0
-    entropy = mass_where(np.where(known, weights * np.where(known, surprisal, np.float32(0)), np.float32(0))) / mass
-    nearness = np.where(known, -np.abs(surprisal - np.float32(entropy)), np.float32(-np.inf))
+    scores = np.where(known, row, np.float32(0)).astype(np.float64)  # surprisals differ by less than float32 tells apart
+    surprisal = np.log(mass) - (scores - order.top) / order.temperature
+    entropy = float(np.dot(weights, surprisal)) / mass
+    nearness = np.where(known, -np.abs(surprisal - entropy), -np.inf)
     border = nearness[place_of_mass(nearness, weights, p * mass, left=True).token]
     near = np.flatnonzero(nearness >= border)
-    scores = row[near]
-    first, last = int(near[scores == scores.max()][0]), int(near[scores == scores.min()][-1])
+    kept = row[near]
+    first, last = int(near[kept == kept.max()][0]), int(near[kept == kept.min()][-1])
     before_first, before_last = order.before(ids, first), order.before(ids, last)
     pool.first = Place(int(np.count_nonzero(before_first)), first, mass_where(everyone, before_first), float(everyone[first]))
     pool.last = Place(int(np.count_nonzero(before_last)), last, mass_where(everyone, before_last), float(everyone[last]))

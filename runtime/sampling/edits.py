@@ -76,7 +76,8 @@ class Dry:
         following, lengths = self.repetitions(ids)
         enough = lengths >= self.allowed_length
         if enough.any():
-            grown = self.multiplier * np.power(self.base, (lengths[enough] - self.allowed_length).astype(np.float64))
+            with np.errstate(over="ignore"):  # bounded below
+                grown = self.multiplier * np.power(self.base, (lengths[enough] - self.allowed_length).astype(np.float64))
             pool.add(following[enough], -np.minimum(grown, LARGEST_PENALTY).astype(np.float32))
 
     def repetitions(self, ids: Int32) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:

@@ -7,11 +7,15 @@ of the entries gives; only what lies between the last two borders is sorted.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from runtime.records import Float32
+
+Keys = npt.NDArray[np.float32] | npt.NDArray[np.float64]
+Key = Any  # a number of the keys' dtype
 
 _BLOCK = 1024  # entries per partial sum: float32 sums of more lose digits
 _SAMPLE = 512  # entries of the first guess
@@ -45,7 +49,7 @@ def mass_where(weights: Float32, chosen: npt.NDArray[np.bool_] | None = None) ->
     return float(blocks.sum(dtype=np.float64)) + float(np.dot(weights[whole:], rest))
 
 
-def place_of_mass(keys: Float32, weights: Float32, target: float, *, left: bool = False, known: float = 0.0) -> Place:
+def place_of_mass(keys: Keys, weights: Float32, target: float, *, left: bool = False, known: float = 0.0) -> Place:
     """The first entry, by falling keys and ties by id, at which the mass so far exceeds `target` (`left`: reaches it).
 
     Args:
@@ -74,17 +78,17 @@ def place_of_mass(keys: Float32, weights: Float32, target: float, *, left: bool 
 class _Bracket:
     """Two keys between which the place lies: ``low < key <= high``."""
 
-    def __init__(self, keys: Float32, weights: Float32, target: float, known: float, *, left: bool) -> None:
+    def __init__(self, keys: Keys, weights: Float32, target: float, known: float, *, left: bool) -> None:
         self._keys, self._weights, self._target, self._known, self._left = keys, weights, target, known, left
-        self.high, self.above, self.rank = np.float32(keys.max()), known, 0  # mass and number of the entries above it
-        self.low, self.upto, self.last = np.float32(-np.inf), known + mass_where(weights), len(keys)
+        self.high, self.above, self.rank = keys.max(), known, 0  # mass and number of the entries above it
+        self.low, self.upto, self.last = keys.dtype.type(-np.inf), known + mass_where(weights), len(keys)
 
     @property
     def count(self) -> int:
         """Entries between the two."""
         return self.last - self.rank
 
-    def narrow(self, border: np.float32) -> bool:
+    def narrow(self, border: Key) -> bool:
         """Makes a border of its own of a key that lies between; False where it does not."""
         if not self.low < border < self.high:
             return False
@@ -96,20 +100,20 @@ class _Bracket:
             self.low, self.upto, self.last = border, mass, n
         return True
 
-    def near(self, aside: float) -> np.float32:
+    def near(self, aside: float) -> Key:
         """Where the place would be if the mass lay evenly between the borders, and a little aside."""
         share = (self._target - self.above) / max(self.upto - self.above, 1e-300) + aside
         if not np.isfinite(self.low) or not 0.0 < share < 1.0:
             return self.middle()
-        return np.float32(self.high - share * (self.high - self.low))
+        return self._keys.dtype.type(self.high - share * (self.high - self.low))
 
-    def middle(self) -> np.float32:
+    def middle(self) -> Key:
         """Half way between the borders."""
         low = self.low
         if not np.isfinite(low):
             finite = self._keys[self._keys > low]
-            low = np.nextafter(finite.min(), np.float32(-np.inf))
-        return np.float32(low + (self.high - low) / np.float32(2))
+            low = np.nextafter(finite.min(), self._keys.dtype.type(-np.inf))
+        return self._keys.dtype.type(low + (self.high - low) / 2)
 
     def place(self) -> Place:
         """What the sorted rest says."""
@@ -130,7 +134,7 @@ class _Bracket:
         return Place(self.rank + i, int(ids[i]), float(edges[i]) - float(own[i]), float(own[i]))
 
 
-def _guesses(keys: Float32, weights: Float32, share: float) -> tuple[np.float32, ...]:
+def _guesses(keys: Keys, weights: Float32, share: float) -> tuple[Key, ...]:
     """Keys between which the place that has this share of the mass before it probably lies, by a sample."""
     stride = max(len(keys) // _SAMPLE, 1)
     sample = keys[::stride]
@@ -138,4 +142,4 @@ def _guesses(keys: Float32, weights: Float32, share: float) -> tuple[np.float32,
     edges = np.cumsum(weights[::stride][order], dtype=np.float64)
     at = int(np.searchsorted(edges, share * edges[-1]))
     spread = int(_WIDE * np.sqrt(len(sample)) / 2) + 1
-    return tuple(np.float32(sample[order[i]]) for i in (at - spread, at + spread) if 0 <= i < len(sample))
+    return tuple(sample[order[i]] for i in (at - spread, at + spread) if 0 <= i < len(sample))
