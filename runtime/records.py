@@ -70,6 +70,7 @@ class TokenRecord:
     origin: Origin
     finish_reason: str | None = None
     stages: tuple[Stage, ...] | None = None  # what the sampler did, where it was asked for
+    shift: float | None = None  # what its raw logits had more than their log-probabilities; with stages
     redrawn: int | None = None  # the id drawn once more from what is stored; None without stages, or beyond what is stored
 
     @property
@@ -148,9 +149,15 @@ class TokenRun:
             covered_mass=float(self.covered_mass[i]) if scored else None,
             origin=Origin(int(self.origin[i])),
             finish_reason=Finish(int(self.finish[i])).label,
-            stages=(self.stages.stages(i) or None) if self.stages else None,
-            redrawn=self.stages.as_drawn(i) if self.stages and self.stages.names[i].any() else None,
+            **self._told(i),
         )
+
+    def _told(self, i: int) -> dict[str, Any]:
+        """What the stages add to a record."""
+        table = self.stages
+        if table is None or not table.names[i].any():
+            return {}
+        return {"stages": table.stages(i), "shift": float(table.shift[i]), "redrawn": table.as_drawn(i)}
 
     def with_origin(self, origin: Origin) -> TokenRun:
         """The same tokens, all said to come from `origin`."""

@@ -14,9 +14,9 @@ from runtime.errors import InvalidRequestError
 STAGE_NAMES: Final = (  # a stage's place is its number in stored columns: add at the end, move nothing
     "", "raw", "grammar", "bias", "penalties", "dry", "temperature", "top_k", "top_p", "min_p", "typical", "xtc", "draw",
 )  # fmt: skip
-_FILLS = {"ids": -1, "logprobs": -np.inf, "u": np.nan}
-_DTYPES = {"names": "u1", "kept": "i4", "mass": "f8", "below": "f8", "u": "f8", "ids": "i4", "logprobs": "f4", "weights": "f8"}
-_AXES = {"names": 2, "kept": 2, "mass": 2, "below": 2, "u": 2, "ids": 2, "logprobs": 3, "weights": 2}
+_FILLS = {"shift": np.nan, "ids": -1, "logprobs": -np.inf, "u": np.nan}
+_DTYPES = {"names": "u1", "kept": "i4", "mass": "f8", "below": "f8", "u": "f8", "ids": "i4", "logprobs": "f4", "weights": "f8", "shift": "f4"}
+_AXES = {"names": 2, "kept": 2, "mass": 2, "below": 2, "u": 2, "ids": 2, "logprobs": 3, "weights": 2, "shift": 1}
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +60,7 @@ class StageTable:
     ids: npt.NDArray[np.int32]  # (n, k) -1 fills
     logprobs: npt.NDArray[np.float32]  # (n, s, k) after each stage, -inf where cut
     weights: npt.NDArray[np.float64]  # (n, k) in the order that was drawn from, its likeliest 1
+    shift: npt.NDArray[np.float32]  # (n,) what raw logits have more than log-probabilities
 
     def __len__(self) -> int:
         return len(self.names)
@@ -126,8 +127,8 @@ class StageTable:
                     f"column stage_{name} is missing or not {_DTYPES[name]} with {_AXES[name]} dimensions"
                 )
         n, s, k = found["logprobs"].shape
-        shapes = {name: (n, k) if name in ("ids", "weights") else (n, s) for name in _COLUMNS if name != "logprobs"}
-        for name, shape in shapes.items():
+        for name in _COLUMNS:
+            shape = _shape(name, n, s, k)
             if found[name].shape != shape:
                 raise InvalidRequestError(f"column stage_{name} is of shape {found[name].shape}, the others ask for {shape}")
         if int(np.max(found["names"], initial=0)) >= len(STAGE_NAMES):
@@ -137,8 +138,7 @@ class StageTable:
     @classmethod
     def empty(cls, n: int) -> Self:
         """`n` tokens of which no stages are known."""
-        shapes = {2: (n, 0), 3: (n, 0, 0)}
-        return cls(**{name: np.empty(shapes[_AXES[name]], _DTYPES[name]) for name in _COLUMNS})
+        return cls(**{name: np.full(_shape(name, n, 0, 0), _FILLS.get(name, 0), _DTYPES[name]) for name in _COLUMNS})
 
     @classmethod
     def concat(cls, tables: Sequence[StageTable]) -> StageTable:
@@ -150,9 +150,12 @@ class StageTable:
 _COLUMNS = tuple(f.name for f in fields(StageTable))
 
 
+def _shape(name: str, n: int, s: int, k: int) -> tuple[int, ...]:
+    return {"logprobs": (n, s, k), "ids": (n, k), "weights": (n, k), "shift": (n,)}.get(name, (n, s))
+
+
 def _widened(name: str, column: npt.NDArray[Any], s: int, k: int) -> npt.NDArray[Any]:
-    n = len(column)
-    shape = (n, s, k) if name == "logprobs" else (n, k) if name in ("ids", "weights") else (n, s)
+    shape = _shape(name, len(column), s, k)
     if column.shape == shape:
         return column
     wide = np.full(shape, _FILLS.get(name, 0), column.dtype)

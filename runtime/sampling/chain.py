@@ -52,6 +52,7 @@ class Traced:
     u: float  # NaN when greedy
     steps: tuple[Step, ...]  # "raw", every stage that is on, "draw"
     rank: int  # of the token in the last falling order, from 0
+    shift: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +149,7 @@ class Sampler:
         token, u, rank = self._pick(pool, number)
         if self.temperature == 0.0:
             pool.last = pool.order.at_rank(0)
-        return Traced(token, u, (*steps, Step("draw", pool.view, u)), rank)
+        return Traced(token, u, (*steps, Step("draw", pool.view, u)), rank, shift)
 
     def _run(
         self,

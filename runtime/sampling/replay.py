@@ -41,7 +41,7 @@ def replay_draw(
     branch: int = 0,
     history: Int32 | Sequence[int] | None = None,
     allowed: Bool | None = None,
-    shift: float = 0.0,
+    shift: float | None = None,
     pieces: Callable[[], Sequence[bytes]] = tuple,
 ) -> Replayed:
     """Draws a token again.
@@ -55,7 +55,7 @@ def replay_draw(
         branch: Of the stream.
         history: The ids before the token, for penalties and DRY.
         allowed: ``(vocab,)`` bool, what a grammar allowed there.
-        shift: The raw logits less the log-probabilities, for the repetition penalty.
+        shift: The raw logits less the log-probabilities, for the repetition penalty; a record has its own (`TokenRecord.shift`).
         pieces: Gives the bytes of every id, for DRY's breakers that are texts.
 
     Raises:
@@ -73,6 +73,8 @@ def replay_draw(
     if row.ndim != 1:
         raise InvalidRequestError(f"a row is (vocab,) float32, not {row.shape}")
     sampler = make_sampler(sampling.check(None if record else len(row)), seed or 0, branch, pieces=pieces)
+    if shift is None:
+        shift = record.shift if record is not None else None
     said = None if history is None else np.asarray(history, np.int32)
 
     def number(stage: int) -> float:
@@ -80,7 +82,7 @@ def replay_draw(
 
     if record is not None and allowed is not None:
         allowed = np.resize(allowed, len(row)) if len(allowed) >= len(row) else np.pad(allowed, (0, len(row) - len(allowed)))
-    traced = sampler.trace(row, position or 0, history=said, allowed=allowed, shift=shift, number=number)
+    traced = sampler.trace(row, position or 0, history=said, allowed=allowed, shift=shift or 0.0, number=number)
     return Replayed(traced.token, report(traced).stages(0), whole=record is None)
 
 

@@ -25,4 +25,5 @@ def report(traced: Traced) -> StageTable:
         ids=ids[None].astype(np.int32),
         logprobs=np.array([[view.logprobs(ids) for view in views]], np.float32),
         weights=last.weights_of(ids)[None],
+        shift=np.array([traced.shift], np.float32),
     )

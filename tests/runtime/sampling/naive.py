@@ -67,7 +67,9 @@ def naive_stage(name: str, scores: Float64, settings: dict[str, Any], history: l
     raise AssertionError(name)
 
 
-def naive_scores(order: tuple[str, ...], logprobs: Float32, settings: dict[str, Any], history: list[int], xtc_u: float) -> Float64:
+def naive_scores(
+    order: tuple[str, ...], logprobs: Float32, settings: dict[str, Any], history: list[int], xtc_u: float
+) -> Float64:
     """The scores that are drawn from."""
     scores = logprobs.astype(np.float64)
     for name in order:

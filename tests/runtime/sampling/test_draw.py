@@ -187,7 +187,9 @@ def test_draws_reach_beyond_the_head() -> None:
         assert ids == [by_inverse_cdf(probs, uniform(1, position)) for position in range(60)]
 
 
-@pytest.mark.parametrize("stages", [{}, {"temperature": 0.7}, {"top_k": 12}, {"top_p": 0.8}, {"min_p": 0.1}, {"typical_p": 0.6}], ids=str)
+@pytest.mark.parametrize(
+    "stages", [{}, {"temperature": 0.7}, {"top_k": 12}, {"top_p": 0.8}, {"min_p": 0.1}, {"typical_p": 0.6}], ids=str
+)
 def test_draws_follow_the_distribution(stages: dict[str, Any]) -> None:
     sampler = sampler_of(seed=20_261_121, **stages)
     logprobs = row(5, vocab=24, scale=1.0)

@@ -179,7 +179,9 @@ def test_counts_grow_as_counting_again_would_have_them(window: int) -> None:
 
 
 def test_ids_and_a_growing_history_draw_the_same() -> None:
-    options = SamplingOptions(repetition_penalty=1.4, frequency_penalty=0.2, penalty_window=9, dry_multiplier=1.0, temperature=0.8)
+    options = SamplingOptions(
+        repetition_penalty=1.4, frequency_penalty=0.2, penalty_window=9, dry_multiplier=1.0, temperature=0.8
+    )
     sampler = Sampler(options, 5)
     history = History([1, 2, 3], sampler.window)
     path = [1, 2, 3]
@@ -197,7 +199,13 @@ def test_chi_square_of_draws_against_the_last_stage() -> None:
 
     _, logprobs, shift = logits_of(2)
     options = SamplingOptions(
-        temperature=3.0, repetition_penalty=1.3, logit_bias={9: 4.0}, top_k=40, min_p=0.01, xtc_probability=1.0, xtc_threshold=0.06
+        temperature=3.0,
+        repetition_penalty=1.3,
+        logit_bias={9: 4.0},
+        top_k=40,
+        min_p=0.01,
+        xtc_probability=1.0,
+        xtc_threshold=0.06,
     )
     sampler = Sampler(options, 77)
     history = np.array(said(2), np.int32)
