@@ -15,7 +15,17 @@ STAGE_NAMES: Final = (  # a stage's place is its number in stored columns: add a
     "", "raw", "grammar", "bias", "penalties", "dry", "temperature", "top_k", "top_p", "min_p", "typical", "xtc", "draw",
 )  # fmt: skip
 _FILLS = {"shift": np.nan, "ids": -1, "logprobs": -np.inf, "u": np.nan}
-_DTYPES = {"names": "u1", "kept": "i4", "mass": "f8", "below": "f8", "u": "f8", "ids": "i4", "logprobs": "f4", "weights": "f8", "shift": "f4"}
+_DTYPES = {
+    "names": "u1",
+    "kept": "i4",
+    "mass": "f8",
+    "below": "f8",
+    "u": "f8",
+    "ids": "i4",
+    "logprobs": "f4",
+    "weights": "f8",
+    "shift": "f4",
+}
 _AXES = {"names": 2, "kept": 2, "mass": 2, "below": 2, "u": 2, "ids": 2, "logprobs": 3, "weights": 2, "shift": 1}
 
 
