@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 from runtime.records import Float32
 from runtime.sampling.select import Place, mass_where, place_of_mass
-from runtime.scoring import falling, low_borders
+from runtime.scoring import likeliest
 
 HEAD = 128  # most distributions are settled among this many
 COLDEST = 1e-30  # below it float32 knows no temperature; the likeliest has all of the weight long before
@@ -38,13 +38,8 @@ class Falling:
         row = self.row
         self._tail: Float32 | None = None
         count = min(count, len(row))
-        border = low_borders(row[None], count)[0]
-        self.complete = count == len(row) or border == -np.inf
-        if border == -np.inf:
-            self.ids = np.flatnonzero(row > border)
-            self.ids = self.ids[np.lexsort((self.ids, -row[self.ids]))]
-        else:
-            self.ids = falling(row, count, border)
+        self.ids = likeliest(row, count)
+        self.complete = count == len(row) or len(self.ids) < count
         self.weights = self.weights_of(self.ids)
         self.edges: npt.NDArray[np.float64] = np.cumsum(self.weights)
 

@@ -72,11 +72,18 @@ class ChunkLogits:
 
 def normalise(logits: Float32, *, entropy: bool) -> Distributions:
     """Log-probabilities of raw logits ``(n, vocab)``."""
-    finite = np.atleast_1d(np.isfinite(logits).all(axis=-1))
+    shift: Float32 = np.empty(len(logits), np.float32)
+    if entropy:
+        with np.errstate(invalid="ignore"):  # what is no number makes the entropy none
+            logprobs, spread = log_softmax_and_entropy(logits, shift)
+        finite = np.isfinite(spread)
+        if finite.all():
+            return Distributions(logprobs, finite, spread, shift)
+    finite = np.isfinite(logits).all(axis=-1)
     safe = logits if finite.all() else np.where(finite[:, None], logits, np.float32(0))
-    shift: Float32 = np.empty(len(safe), np.float32)
-    logprobs, spread = log_softmax_and_entropy(safe, shift) if entropy else (log_softmax(safe, shift), None)
-    return Distributions(logprobs, finite, spread, shift)
+    if entropy:
+        return Distributions(*log_softmax_and_entropy(safe, shift)[:1], finite, log_softmax_and_entropy(safe)[1], shift)
+    return Distributions(log_softmax(safe, shift), finite, None, shift)
 
 
 def non_finite(position: int) -> NonFiniteLogitsError:
