@@ -19,40 +19,47 @@ STRIPES = 64  # rows of a vocabulary laid out as a rectangle, for a first guess 
 _ONES = np.ones(SUMMED_ENTRIES, np.float32)
 
 
-def log_softmax(logits: npt.NDArray[np.floating], shift: Float32 | None = None) -> Float32:
+def log_softmax(logits: npt.NDArray[np.floating]) -> Float32:
     """``(n, vocab)`` raw logits to ``(n, vocab) float32`` log-probabilities in nats.
 
-    The normaliser is summed pairwise: a plain float32 sum over 50,000 entries is off by more than the tolerance we print.
+    The normaliser is summed in blocks: a plain float32 sum over 50,000 entries is off by more than the tolerance we print.
+    """
+    return normalised(logits)
+
+
+def normalised(
+    logits: npt.NDArray[np.floating],
+    *,
+    entropy: Float32 | None = None,
+    finite: npt.NDArray[np.bool_] | None = None,
+    shift: Float32 | None = None,
+) -> Float32:
+    """`log_softmax`, and from the same pass what else is asked for.
 
     Args:
-        logits: Raw ones.
-        shift: ``(n,)`` is filled with the normalisers, which raw logits have more than log-probabilities.
+        logits: ``(n, vocab)``.
+        entropy: ``(n,)``, filled with the entropy of each row in nats.
+        finite: ``(n,)``, filled with which rows held numbers only; the others' answers mean nothing.
+        shift: ``(n,)``, filled with the normalisers: what raw logits have more than log-probabilities.
     """
-    return _normalise(logits, None, shift)
-
-
-def log_softmax_and_entropy(logits: npt.NDArray[np.floating], shift: Float32 | None = None) -> tuple[Float32, Float32]:
-    """`log_softmax` and the entropy ``(n,)`` in nats of each row of finite logits, from the same exponentials."""
-    entropy: Float32 = np.empty(len(logits), np.float32)
-    return _normalise(logits, entropy, shift), entropy
-
-
-def _normalise(logits: npt.NDArray[np.floating], entropy: Float32 | None, shift: Float32 | None) -> Float32:
     rows = np.asarray(logits, np.float32)
-    normalised: Float32 = np.empty(rows.shape, np.float32)
-    for block in _blocks(*rows.shape):
-        out = normalised[block]
-        top = rows[block].max(axis=-1, keepdims=True)
-        np.subtract(rows[block], top, out=out)
-        weights = np.exp(out)
-        total = row_sums(weights)[:, None]
-        log_total = np.log(total)
-        if entropy is not None:
-            entropy[block] = log_total[:, 0] - np.vecdot(weights, out) / total[:, 0]
-        if shift is not None:
-            shift[block] = (top + log_total)[:, 0]
-        out -= log_total
-    return normalised
+    answer: Float32 = np.empty(rows.shape, np.float32)
+    with np.errstate(invalid="ignore" if finite is not None else "warn"):
+        for block in _blocks(*rows.shape):
+            raw, out = rows[block], answer[block]
+            top = raw.max(axis=-1, keepdims=True)
+            np.subtract(raw, top, out=out)
+            weights = np.exp(out)
+            total = row_sums(weights)[:, None]
+            log_total = np.log(total)
+            if entropy is not None:
+                entropy[block] = log_total[:, 0] - np.vecdot(weights, out) / total[:, 0]
+            if finite is not None:  # NaN and +inf reach the total, -inf does not
+                finite[block] = np.isfinite(total[:, 0]) & np.isfinite(raw.min(axis=-1))
+            if shift is not None:
+                shift[block] = (top + log_total)[:, 0]
+            out -= log_total
+    return answer
 
 
 def summarise(logprobs: Float32, targets: Int32 | None, k: int, entropy: Float32 | None = None) -> Scores:

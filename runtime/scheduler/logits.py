@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from runtime.errors import NonFiniteLogitsError
 from runtime.records import Float32
-from runtime.scoring import log_softmax, log_softmax_and_entropy
+from runtime.scoring import normalised
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,7 @@ class Distributions:
     logprobs: Float32  # (n, vocab); uniform where the logits are no numbers
     finite: npt.NDArray[np.bool_]  # (n,) which rows held numbers only
     entropy: Float32 | None  # (n,) nats, where it was asked for
-    shift: Float32 | None = None  # (n,) normalisers: raw logits less log-probabilities
+    shift: Float32  # (n,) normalisers: raw logits less log-probabilities
 
     @classmethod
     def known(cls, last: Float32, shift: float = 0.0) -> Distributions:
@@ -59,8 +59,7 @@ class ChunkLogits:
 
     def shift(self, row: int) -> float:
         """The normaliser of one of `ends`, whose distribution was asked for."""
-        assert self._after is not None
-        assert self._after.shift is not None
+        assert self._after is not None  # it was asked for
         return float(self._after.shift[self._places[row]])
 
     def rows(self, chosen: Sequence[int]) -> Float32:
@@ -72,18 +71,15 @@ class ChunkLogits:
 
 def normalise(logits: Float32, *, entropy: bool) -> Distributions:
     """Log-probabilities of raw logits ``(n, vocab)``."""
-    shift: Float32 = np.empty(len(logits), np.float32)
-    if entropy:
-        with np.errstate(invalid="ignore"):  # what is no number makes the entropy none
-            logprobs, spread = log_softmax_and_entropy(logits, shift)
-        finite = np.isfinite(spread)
-        if finite.all():
-            return Distributions(logprobs, finite, spread, shift)
-    finite = np.isfinite(logits).all(axis=-1)
-    safe = logits if finite.all() else np.where(finite[:, None], logits, np.float32(0))
-    if entropy:
-        return Distributions(*log_softmax_and_entropy(safe, shift)[:1], finite, log_softmax_and_entropy(safe)[1], shift)
-    return Distributions(log_softmax(safe, shift), finite, None, shift)
+    n = len(logits)
+    finite = np.empty(n, np.bool_)
+    spread: Float32 | None = np.empty(n, np.float32) if entropy else None
+    shift: Float32 = np.empty(n, np.float32)
+    logprobs = normalised(logits, entropy=spread, finite=finite, shift=shift)
+    if not finite.all():
+        sound = normalise(np.where(finite[:, None], logits, np.float32(0)), entropy=entropy)
+        return Distributions(sound.logprobs, finite, sound.entropy, sound.shift)
+    return Distributions(logprobs, finite, spread, shift)
 
 
 def non_finite(position: int) -> NonFiniteLogitsError:

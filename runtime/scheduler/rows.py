@@ -111,7 +111,7 @@ def draw(rows: list[Row], after: Distributions, at: Sequence[int]) -> Drawn:
             failures[id(row)] = non_finite(row.stream.position)
             continue
         try:
-            token, u = row.stream.draw(after.logprobs[i], float(after.shift[i]) if after.shift is not None else 0.0)
+            token, u = row.stream.draw(after.logprobs[i], float(after.shift[i]))
         except RuntimeFault as fault:  # nothing is left to draw from: this one alone ends
             failures[id(row)] = fault
             continue
