@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 from runtime.records import Float32
 from runtime.sampling.select import Place, mass_where, place_of_mass
-from runtime.scoring import likeliest
+from runtime.scoring import STRIPES, likeliest
 
 HEAD = 128  # most distributions are settled among this many
 COLDEST = 1e-30  # below it float32 knows no temperature; the likeliest has all of the weight long before
@@ -21,22 +21,23 @@ class Falling:
     Args:
         row: ``(vocab,)`` scores, -inf for what cannot be drawn; never written.
         temperature: Divides the scores.
-        total: The sum of all weights, where it is known.
         head: How many are sorted at first.
+        plain: The scores are log-probabilities.
     """
 
-    __slots__ = ("_tail", "_total", "complete", "edges", "ids", "row", "temperature", "weights")
+    __slots__ = ("_sample", "_tail", "_total", "complete", "edges", "ids", "row", "temperature", "weights")
 
-    def __init__(self, row: Float32, temperature: float, total: float | None = None, head: int = HEAD) -> None:
+    def __init__(self, row: Float32, temperature: float, head: int = HEAD, *, plain: bool = False) -> None:
         self.row = row
         self.temperature = temperature
-        self._total = total
         self.reach(head)
+        self._total = float(np.exp(-np.float64(self.top))) if plain else None
 
     def reach(self, count: int) -> None:
         """Makes the head so long, or as long as there are entries."""
         row = self.row
         self._tail: Float32 | None = None
+        self._sample: tuple[Float32, npt.NDArray[np.float64]] | None = None
         count = min(count, len(row))
         self.ids = likeliest(row, count)
         self.complete = count == len(row) or len(self.ids) < count
@@ -89,7 +90,29 @@ class Falling:
             if i >= len(self.ids):  # the target is the whole mass, but for rounding
                 i = int(np.flatnonzero(self.weights)[-1])
             return self.at_rank(i)
-        return place_of_mass(self.row, self.tail, target, left=left, known=float(self.edges[-1]))
+        guesses = self._guesses(target)
+        return place_of_mass(
+            self.row, self.tail, target, left=left, known=float(self.edges[-1]), total=self.total, guesses=guesses
+        )
+
+    def _guesses(self, target: float) -> tuple[np.float32, ...]:
+        """Scores between which the place of a mass probably lies.
+
+        The largest entries of many small parts of the row are a sample that is dense where the mass is: an entry of rank r is
+        the largest of its part with the probability exp(-r / parts).
+        """
+        if self._sample is None:
+            parts = len(self.row) // STRIPES
+            tops = np.sort(self.row[: parts * STRIPES].reshape(STRIPES, parts).max(axis=0))[::-1]
+            with np.errstate(over="ignore"):
+                weights = np.exp((tops - np.float32(self.top)) / np.float32(max(self.temperature, COLDEST)))
+            weights[tops >= self.row[self.ids[-1]]] = 0
+            weights /= 1 - (np.arange(parts, dtype=np.float32) / np.float32(parts))  # each stands for those it covers
+            self._sample = tops, self.edges[-1] + np.cumsum(weights, dtype=np.float64)
+        tops, edges = self._sample
+        at = int(np.searchsorted(edges, target))
+        spread = 6 + at // 12
+        return tuple(tops[i] for i in (at - spread, at + spread) if 0 <= i < len(tops))
 
     def at_rank(self, rank: int) -> Place:
         """The entry that so many stand before; the last one where there are fewer."""

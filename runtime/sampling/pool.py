@@ -64,7 +64,7 @@ class Pool:
         head: How much of the order is sorted at first.
     """
 
-    __slots__ = ("_head", "_order", "_own", "_total", "_traced", "first", "last", "row", "shift", "temperature")
+    __slots__ = ("_head", "_order", "_own", "_traced", "first", "last", "row", "shift", "temperature")
 
     def __init__(self, logprobs: Float32, shift: float = 0.0, *, traced: bool = False, head: int = HEAD) -> None:
         self.row = logprobs
@@ -75,14 +75,14 @@ class Pool:
         self._own = False
         self._traced = traced
         self._head = head
-        self._total: float | None = None
         self._order: Falling | None = None
 
     @property
     def order(self) -> Falling:
         """The falling order of the row."""
         if self._order is None:
-            self._order = Falling(self.row, self.temperature, self._total, self._head)
+            plain = not self._own and self.temperature == 1.0  # the row as it came, which sums to 1
+            self._order = Falling(self.row, self.temperature, self._head, plain=plain)
         return self._order
 
     @property

@@ -1,11 +1,11 @@
 """Finding a place in the falling order of a whole vocabulary without sorting it.
 
-A border is narrowed by the mass above it, one pass of comparing and one dot product each, from a first guess that a sample
-of the entries gives; only what lies between the last two borders is sorted.
+A border is narrowed by the mass above it, one pass of comparing and one dot product each; only what lies between the last two borders is sorted.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,11 +18,9 @@ Keys = npt.NDArray[np.float32] | npt.NDArray[np.float64]
 Key = Any  # a number of the keys' dtype
 
 _BLOCK = 1024  # entries per partial sum: float32 sums of more lose digits
-_SAMPLE = 512  # entries of the first guess
-_FEW = 384  # entries that are sorted
-_WIDE = 1.5  # how far the first borders lie around the guess, in standard errors of the sample
+_FEW = 512  # entries that are sorted
 _NEAR = 0.03  # how far aside of the expected place the later ones lie, as a share of what is left
-_ROUNDS = 8  # after which what is left is sorted, however much: many equal keys
+_ROUNDS = 10  # after which what is left is sorted, however much: many equal keys
 _ONES = np.ones(_BLOCK, np.float32)
 
 
@@ -49,7 +47,16 @@ def mass_where(weights: Float32, chosen: npt.NDArray[np.bool_] | None = None) ->
     return float(blocks.sum(dtype=np.float64)) + float(np.dot(weights[whole:], rest))
 
 
-def place_of_mass(keys: Keys, weights: Float32, target: float, *, left: bool = False, known: float = 0.0) -> Place:
+def place_of_mass(
+    keys: Keys,
+    weights: Float32,
+    target: float,
+    *,
+    left: bool = False,
+    known: float = 0.0,
+    total: float | None = None,
+    guesses: Sequence[Key] = (),
+) -> Place:
     """The first entry, by falling keys and ties by id, at which the mass so far exceeds `target` (`left`: reaches it).
 
     Args:
@@ -58,9 +65,11 @@ def place_of_mass(keys: Keys, weights: Float32, target: float, *, left: bool = F
         target: Less than the whole mass; at or above it the last entry with a mass is found.
         left: Which of the two.
         known: The mass of first entries that were summed better already; the place is none of theirs.
+        total: The whole mass, where it is known.
+        guesses: Keys between which the place probably lies.
     """
-    bracket = _Bracket(keys, weights, target, known, left=left)
-    for border in _guesses(keys, weights, (target - known) / ((bracket.upto - known) or 1.0)):
+    bracket = _Bracket(keys, weights, target, known, total, left=left)
+    for border in guesses:
         bracket.narrow(border)
     side = -1.0
     for _ in range(_ROUNDS):
@@ -78,10 +87,11 @@ def place_of_mass(keys: Keys, weights: Float32, target: float, *, left: bool = F
 class _Bracket:
     """Two keys between which the place lies: ``low < key <= high``."""
 
-    def __init__(self, keys: Keys, weights: Float32, target: float, known: float, *, left: bool) -> None:
+    def __init__(self, keys: Keys, weights: Float32, target: float, known: float, total: float | None, *, left: bool) -> None:
         self._keys, self._weights, self._target, self._known, self._left = keys, weights, target, known, left
+        total = known + mass_where(weights) if total is None else total
         self.high, self.above, self.rank = keys.max(), known, 0  # mass and number of the entries above it
-        self.low, self.upto, self.last = keys.dtype.type(-np.inf), known + mass_where(weights), len(keys)
+        self.low, self.upto, self.last = keys.dtype.type(-np.inf), total, len(keys)
 
     @property
     def count(self) -> int:
@@ -125,21 +135,10 @@ class _Bracket:
             self.high, self.above, self.rank = last, self._known + mass_where(weights, mask), int(np.count_nonzero(mask))
             ids = np.flatnonzero(keys == last)
         if len(ids) <= _FEW or keys[ids].min() < keys[ids].max():
-            ids = ids[np.lexsort((ids, -keys[ids]))]
+            ids = ids[np.argsort(-keys[ids], kind="stable")]
         own = weights[ids].astype(np.float64)
         edges = self.above + np.cumsum(own)
         i = int(np.searchsorted(edges, self._target, side="left" if self._left else "right"))
         if i == len(ids) or not own[i]:
             i = int(np.flatnonzero(own)[-1 if i == len(ids) else 0])
         return Place(self.rank + i, int(ids[i]), float(edges[i]) - float(own[i]), float(own[i]))
-
-
-def _guesses(keys: Keys, weights: Float32, share: float) -> tuple[Key, ...]:
-    """Keys between which the place that has this share of the mass before it probably lies, by a sample."""
-    stride = max(len(keys) // _SAMPLE, 1)
-    sample = keys[::stride]
-    order = np.argsort(-sample)
-    edges = np.cumsum(weights[::stride][order], dtype=np.float64)
-    at = int(np.searchsorted(edges, share * edges[-1]))
-    spread = int(_WIDE * np.sqrt(len(sample)) / 2) + 1
-    return tuple(sample[order[i]] for i in (at - spread, at + spread) if 0 <= i < len(sample))

@@ -16,7 +16,7 @@ from runtime.sampling.cuts import min_p, top_k, top_p, xtc
 from runtime.sampling.edits import Bias, Dry, Penalties
 from runtime.sampling.history import History
 from runtime.sampling.pool import Pool
-from runtime.scoring import log_softmax
+from runtime.scoring import log_softmax, normalised
 from tests.runtime.sampling.naive import naive_dry
 
 VOCAB = 300
@@ -26,7 +26,7 @@ def logits_of(seed: int) -> tuple[Float32, Float32, float]:
     """Raw ones of either sign, their log-probabilities, and what lies between."""
     raw = (np.random.default_rng(seed).normal(size=(1, VOCAB)) * 4 + 1).astype(np.float32)
     shift = np.empty(1, np.float32)
-    logprobs = log_softmax(raw, shift)[0]
+    logprobs = normalised(raw, shift=shift)[0]
     return raw[0], logprobs, float(shift[0])
 
 
