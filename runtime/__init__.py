@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from runtime.sampling.chain import Sampler, make_sampler
     from runtime.sampling.draw import fresh_seed
     from runtime.sampling.replay import Replayed, replay_draw
+    from runtime.sampling.step import draw_step
     from runtime.stages import Stage, StageTable
     from runtime.text.utf8 import clean_text, texts_of
     from runtime.trie import Trie
@@ -113,6 +114,7 @@ __all__ = [
     "check_backend",
     "clean_text",
     "default_backend",
+    "draw_step",
     "fetch_embedded",
     "fresh_seed",
     "import_model",
@@ -155,6 +157,7 @@ _NAMES = {
     "runtime.sampling.chain": ("Sampler", "make_sampler"),
     "runtime.sampling.draw": ("fresh_seed",),
     "runtime.sampling.replay": ("Replayed", "replay_draw"),
+    "runtime.sampling.step": ("draw_step",),
     "runtime.stages": ("Stage", "StageTable"),
     "runtime.text.utf8": ("clean_text", "texts_of"),
     "runtime.trie": ("Trie",),

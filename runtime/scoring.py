@@ -125,8 +125,11 @@ def top_k(logprobs: Float32, k: int) -> tuple[Int32, Float32]:
     if k == 0:
         n = len(logprobs)
         return np.empty((n, 0), np.int32), np.empty((n, 0), np.float32)
-    ids = np.stack([likeliest(row, k) for row in logprobs])
-    return ids.astype(np.int32), np.take_along_axis(logprobs, ids, axis=-1)
+    ids, values = np.empty((len(logprobs), k), np.int32), np.empty((len(logprobs), k), np.float32)
+    for i, row in enumerate(logprobs):
+        chosen = likeliest(row, k)
+        ids[i], values[i] = chosen, row[chosen]
+    return ids, values
 
 
 def likeliest(row: Float32, k: int) -> npt.NDArray[np.int64]:

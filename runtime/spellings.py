@@ -50,10 +50,9 @@ def read_options(options: Mapping[str, Any]) -> dict[str, Any]:
         raise InvalidRequestError(f"sampling is a mapping of names and values, not {inner!r:.80}")
     read = _Reading()
     for name, value in options.items():
-        if name == "top_k" and inner is not None:
-            read.take(name, "alternatives", value)
-        elif name != "sampling":
-            read.take(name, _SPELLINGS.get(name) or name, value)
+        if name != "sampling":
+            ours = "alternatives" if name == "top_k" and inner is not None else _SPELLINGS.get(name, name)
+            read.take(name, ours, value)
     for name, value in (inner or {}).items():
         read.take(name, _SPELLINGS.get(name, name), value)
     return read.made()

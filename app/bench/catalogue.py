@@ -13,6 +13,7 @@ from app.bench.parts.counts import branches, chat, particles
 from app.bench.parts.decode import decode
 from app.bench.parts.latency import latency
 from app.bench.parts.overhead import overhead
+from app.bench.parts.sampler import sampler
 from app.bench.parts.score import score
 from app.bench.parts.trie import trie
 from app.bench.sizes import Sizes
@@ -56,6 +57,7 @@ PARTS = (
     Part("W6", "score a text", On.ALL, score),
     Part("W7", "chats under a byte budget", On.TINY, budget),
     Part("W8", "event-loop latency", On.BACKENDS, latency),
+    Part("sampler", "sampler and records", On.ONCE, sampler),
     Part("trie", "the token trie alone", On.ONCE, trie),
     Part("start", "from the process to the window", On.ONCE, start),
 )

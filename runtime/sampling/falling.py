@@ -9,7 +9,7 @@ from runtime.records import Float32
 from runtime.sampling.select import Place, mass_where, place_of_mass
 from runtime.scoring import STRIPES, likeliest
 
-HEAD = 128  # most distributions are settled among this many
+HEAD = 64  # most distributions are settled among this many
 COLDEST = 1e-30  # below it float32 knows no temperature; the likeliest has all of the weight long before
 
 

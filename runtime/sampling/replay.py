@@ -55,7 +55,7 @@ def replay_draw(
         branch: Of the stream.
         history: The ids before the token, for penalties and DRY.
         allowed: ``(vocab,)`` bool, what a grammar allowed there.
-        shift: The raw logits less the log-probabilities, for the repetition penalty; a record has its own (`TokenRecord.shift`).
+        shift: The raw logits less the log-probabilities, for the repetition penalty; a record has its own.
         pieces: Gives the bytes of every id, for DRY's breakers that are texts.
 
     Raises:

@@ -1,13 +1,13 @@
 """Finding a place in the falling order of a whole vocabulary without sorting it.
 
-A border is narrowed by the mass above it, one pass of comparing and one dot product each; only what lies between the last two borders is sorted.
+A border is narrowed by the mass above it, one pass of comparing and one dot product each; only what lies between the last
+two borders is sorted.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -24,8 +24,7 @@ _ROUNDS = 10  # after which what is left is sorted, however much: many equal key
 _ONES = np.ones(_BLOCK, np.float32)
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(NamedTuple):
     """A token's place in the falling order."""
 
     rank: int  # from 0
@@ -76,6 +75,7 @@ def place_of_mass(
         before = bracket.count
         if before <= _FEW:
             break
+        bracket.shrink()
         if not bracket.narrow(bracket.near(side * _NEAR)) and not bracket.narrow(bracket.middle()):
             break  # neighbouring numbers: all that is left has one key
         side = -side
@@ -92,6 +92,8 @@ class _Bracket:
         total = known + mass_where(weights) if total is None else total
         self.high, self.above, self.rank = keys.max(), known, 0  # mass and number of the entries above it
         self.low, self.upto, self.last = keys.dtype.type(-np.inf), total, len(keys)
+        self._ids: npt.NDArray[np.int64] | None = None  # of the entries that are still looked at; None is all
+        self._passed = 0  # entries above those
 
     @property
     def count(self) -> int:
@@ -103,12 +105,23 @@ class _Bracket:
         if not self.low < border < self.high:
             return False
         mask = self._keys > border
-        mass, n = self._known + mass_where(self._weights, mask), int(np.count_nonzero(mask))
+        mass, n = self._known + mass_where(self._weights, mask), self._passed + int(np.count_nonzero(mask))
         if mass < self._target or (mass == self._target and not self._left):
             self.high, self.above, self.rank = border, mass, n
         else:
             self.low, self.upto, self.last = border, mass, n
         return True
+
+    def shrink(self) -> None:
+        """Looks at nothing any more but what lies between the borders, where that is much less."""
+        if self.count * 4 > len(self._keys):
+            return
+        among = np.flatnonzero((self._keys > self.low) & (self._keys <= self.high))
+        if not self._weights[among].any():  # the whole mass was asked for, see `place`
+            return
+        self._ids = among if self._ids is None else self._ids[among]
+        self._keys, self._weights = self._keys[among], self._weights[among]
+        self._known, self._passed = self.above, self.rank
 
     def near(self, aside: float) -> Key:
         """Where the place would be if the mass lay evenly between the borders, and a little aside."""
@@ -129,7 +142,9 @@ class _Bracket:
         """What the sorted rest says."""
         keys, weights = self._keys, self._weights
         ids = np.flatnonzero((keys > self.low) & (keys <= self.high))
-        if not weights[ids].any():  # the target is the whole mass, but for rounding: the last entry of all
+        if (
+            not weights[ids].any() and self._ids is None
+        ):  # the target is the whole mass, but for rounding: the last entry of all
             last = keys[weights > 0].min()
             mask = keys > last
             self.high, self.above, self.rank = last, self._known + mass_where(weights, mask), int(np.count_nonzero(mask))
@@ -141,4 +156,5 @@ class _Bracket:
         i = int(np.searchsorted(edges, self._target, side="left" if self._left else "right"))
         if i == len(ids) or not own[i]:
             i = int(np.flatnonzero(own)[-1 if i == len(ids) else 0])
-        return Place(self.rank + i, int(ids[i]), float(edges[i]) - float(own[i]), float(own[i]))
+        token = ids[i] if self._ids is None else self._ids[ids[i]]
+        return Place(self.rank + i, int(token), float(edges[i]) - float(own[i]), float(own[i]))

@@ -107,8 +107,10 @@ def test_a_models_own_options() -> None:
         ({"sampling": SamplingOptions(top_k=3)}, GenerationOptions(sampling=SamplingOptions(top_k=3))),
         ({"logit_bias": {"12": -5, "3": 1.5}}, GenerationOptions(sampling=SamplingOptions(logit_bias={12: -5, 3: 1.5}))),
         ({"bad_words_ids": [[3], [9]]}, GenerationOptions(sampling=SamplingOptions(banned_tokens=(3, 9)))),
-        ({"repeat_penalty": 1.1, "repeat_last_n": 64}, GenerationOptions(sampling=SamplingOptions(repetition_penalty=1.1, penalty_window=64))),
-        ({"frequency_penalty": None, "seed": 4, "temp": 0.3}, GenerationOptions(seed=4, sampling=SamplingOptions(temperature=0.3))),
+        ({"repeat_penalty": 1.1}, GenerationOptions(sampling=SamplingOptions(repetition_penalty=1.1))),
+        ({"repeat_last_n": 64}, GenerationOptions(sampling=SamplingOptions(penalty_window=64))),
+        ({"frequency_penalty": None, "seed": 4}, GenerationOptions(seed=4)),
+        ({"temp": 0.3}, GenerationOptions(sampling=SamplingOptions(temperature=0.3))),
     ],
     ids=str,
 )  # fmt: skip

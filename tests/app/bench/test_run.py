@@ -39,6 +39,7 @@ SMALL = Sizes(
     message=10,
     message_answer=4,
     budget_tokens=300,
+    sampler_tokens=2,
     trie_path=3_000,
     trie_branches=200,
 )
@@ -103,6 +104,8 @@ def test_every_row_has_its_figures_beside_its_bars(report: Report) -> None:
         "overhead": [(0.1, False)] * 2 + [(0.3, False)] * 2,
         "W6 score": [(1.0, False)] * 2 + [(1.2, False)] * 2,
         "W7 budget": [(1.0, False)] * 2 + [(1.05, False)] * 2,
+        "sampler, chat": [(1.5, False)] * 6,
+        "sampler, open": [(1.5, False)] * 6,
         "trie": [(1.0, False), (50.0, False)],
     }
 
@@ -171,8 +174,9 @@ def test_quick_runs_count_everywhere_and_time_once_per_backend(cases: list[Case]
         return {part.name: sum(part.meant_for(case, cases, quick=quick) for case in cases) for part in PARTS}
 
     everywhere = {"W1": 4, "W2": 4, "W3": 4}
-    assert meant(quick=True) == {**everywhere, "W5": 2, "overhead": 2, "W6": 2, "W7": 2, "W8": 2, "trie": 0, "start": 0}
-    assert meant(quick=False) == {**everywhere, "W5": 4, "overhead": 4, "W6": 4, "W7": 4, "W8": 2, "trie": 0, "start": 0}
+    nowhere = {"sampler": 0, "trie": 0, "start": 0}
+    assert meant(quick=True) == {**everywhere, "W5": 2, "overhead": 2, "W6": 2, "W7": 2, "W8": 2, **nowhere}
+    assert meant(quick=False) == {**everywhere, "W5": 4, "overhead": 4, "W6": 4, "W7": 4, "W8": 2, **nowhere}
     large = Case("hf", "smollm2", Path(), 10)
     left = {part.name for part in PARTS if part.meant_for(large, [large], quick=False)}
     assert left == {part.name for part in PARTS if part.on in (On.ALL, On.BACKENDS)}

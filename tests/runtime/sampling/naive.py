@@ -14,7 +14,8 @@ Float64 = npt.NDArray[np.float64]
 
 def softmax(scores: Float64) -> Float64:
     weights: Float64 = np.exp(scores - scores.max())
-    return weights / weights.sum()
+    weights /= weights.sum()
+    return weights
 
 
 def falling_order(scores: Float64) -> npt.NDArray[np.int64]:
@@ -38,7 +39,8 @@ def naive_stage(name: str, scores: Float64, settings: dict[str, Any], history: l
                 scores[token] += bias
             return without(scores, np.array(settings.get("banned_tokens", ()), int))
         case "temperature":
-            return scores / settings.get("temperature", 1.0)
+            heated: Float64 = scores / settings.get("temperature", 1.0)
+            return heated
         case "top_k":
             k = settings.get("top_k", 0)
             return without(scores, order[k:]) if k else scores

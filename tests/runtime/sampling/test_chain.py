@@ -49,7 +49,7 @@ def compare(options: dict[str, Any], logprobs: Float32, places: range, seed: int
 def any_settings(draw: st.DrawFn) -> dict[str, Any]:
     order = draw(st.permutations(STAGES))
     order = order[: draw(st.integers(0, len(order)))]
-    values = {
+    values: dict[str, dict[str, st.SearchStrategy[Any]]] = {
         "bias": {
             "logit_bias": st.dictionaries(st.integers(0, 99), st.floats(-8, 8), max_size=4),
             "banned_tokens": st.lists(st.integers(0, 99), max_size=5).map(tuple),

@@ -180,7 +180,7 @@ def test_damaged_stage_columns_are_refused(model: LocalModel, bad: str) -> None:
         case "shape":
             columns["stage_weights"] = columns["stage_weights"][:, :3]
         case "name":
-            columns["stage_names"] = columns["stage_names"] + np.uint8(200)
+            columns["stage_names"] = columns["stage_names"].astype(np.uint8) + np.uint8(200)
         case "rows":
             columns |= StageTable.empty(3).to_columns()
     with pytest.raises(InvalidRequestError):
