@@ -81,7 +81,7 @@ def summarise(logprobs: Float32, targets: Int32 | None, k: int, entropy: Float32
         if not known:
             entropy[block] = _entropy(part)
         if targets is not None:
-            own[block] = np.take_along_axis(part, targets[block, None], axis=-1)[:, 0]
+            own[block] = part[np.arange(len(part)), targets[block]]
             rank[block] = ranks_of(part, own[block])
         top_ids[block, :width], top_logprobs[block, :width] = top_k(part, width)
     covered = np.exp(top_logprobs).sum(axis=-1, dtype=np.float64)
@@ -149,9 +149,10 @@ def likeliest(row: Float32, k: int) -> npt.NDArray[np.int64]:
     border = _kth_largest(tops, k)
     if border == -np.inf:
         return _fallen(row, np.flatnonzero(row > border), k)
-    columns = np.flatnonzero(tops >= border)
-    stripe, column = np.nonzero(rectangle[:, columns] >= border)
-    ids = stripe * width + columns[column]  # ascending
+    columns = (tops >= border).nonzero()[0]
+    hits = (rectangle[:, columns] >= border).ravel().nonzero()[0]  # row by row
+    stripes = hits // len(columns)
+    ids = stripes * width + columns[hits - stripes * len(columns)]  # ascending
     rest = row[width * STRIPES :]
     if len(rest) and rest.max() >= border:
         ids = np.concatenate([ids, np.flatnonzero(rest >= border) + width * STRIPES])
@@ -160,12 +161,14 @@ def likeliest(row: Float32, k: int) -> npt.NDArray[np.int64]:
 
 def _fallen(row: Float32, ids: npt.NDArray[np.int64], k: int) -> npt.NDArray[np.int64]:
     """The first `k` of ascending ids by falling value, ties by id."""
-    return ids[np.argsort(-row[ids], kind="stable")[:k]]
+    return ids[(-row[ids]).argsort(kind="stable")[:k]]
 
 
 def _kth_largest(values: Float32, k: int) -> np.float32:
     at = len(values) - k
-    found: np.float32 = np.partition(values, at)[at]
+    values = values.copy()
+    values.partition(at)
+    found: np.float32 = values[at]
     return found
 
 
@@ -179,8 +182,8 @@ def row_sums(weights: Float32) -> Float32:
     n, vocab = weights.shape
     whole = vocab // SUMMED_ENTRIES * SUMMED_ENTRIES
     blocks = np.vecdot(weights[:, :whole].reshape(n, -1, SUMMED_ENTRIES), _ONES)
-    sums: Float32 = blocks.sum(axis=-1, dtype=np.float64) + weights[:, whole:].sum(axis=-1, dtype=np.float64)
-    return sums.astype(np.float32)
+    sums: Float32 = blocks.sum(axis=-1)  # pairwise
+    return sums + np.vecdot(weights[:, whole:], _ONES[: vocab - whole])
 
 
 def _entropy(logprobs: Float32) -> Float32:

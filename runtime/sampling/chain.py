@@ -126,7 +126,7 @@ class Sampler:
         """
         if not self._stages and allowed is None and self.temperature == 0.0:
             return int(logprobs.argmax()), float("nan")
-        pool = Pool(logprobs, shift, head=self._head)
+        pool = Pool(logprobs, shift, head=self._head, plain=not self._stages)
         number = partial(self._number, position)
         self._run(pool, number, history, allowed, None)
         return self._pick(pool, number)[:2]
@@ -142,7 +142,7 @@ class Sampler:
         number: Callable[[int], float] | None = None,
     ) -> Traced:
         """`draw`, with what each stage left; `number` gives other random numbers, by the stage's place in the counter."""
-        pool = Pool(logprobs, shift, traced=True)
+        pool = Pool(logprobs, shift, traced=True, plain=not self._stages)
         steps = [Step("raw", pool.view, float("nan"))]
         number = number or partial(self._number, position)
         self._run(pool, number, history, allowed, steps)

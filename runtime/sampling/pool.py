@@ -62,11 +62,12 @@ class Pool:
         shift: Added to them, they are the raw logits.
         traced: Keep every row that a `view` was taken of.
         head: How much of the order is sorted at first.
+        plain: Nothing is cut, so that the sum of the row may be taken for the 1 that it is but for rounding.
     """
 
-    __slots__ = ("_head", "_order", "_own", "_traced", "first", "last", "row", "shift", "temperature")
+    __slots__ = ("_head", "_order", "_own", "_plain", "_traced", "first", "last", "row", "shift", "temperature")
 
-    def __init__(self, logprobs: Float32, shift: float = 0.0, *, traced: bool = False, head: int = HEAD) -> None:
+    def __init__(self, logprobs: Float32, shift: float = 0.0, *, traced: bool = False, head: int = HEAD, plain: bool = False) -> None:
         self.row = logprobs
         self.shift = shift
         self.temperature = 1.0
@@ -75,13 +76,14 @@ class Pool:
         self._own = False
         self._traced = traced
         self._head = head
+        self._plain = plain
         self._order: Falling | None = None
 
     @property
     def order(self) -> Falling:
         """The falling order of the row."""
         if self._order is None:
-            plain = not self._own and self.temperature == 1.0  # the row as it came, which sums to 1
+            plain = self._plain and not self._own and self.temperature == 1.0
             self._order = Falling(self.row, self.temperature, self._head, plain=plain)
         return self._order
 
