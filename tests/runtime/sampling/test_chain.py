@@ -65,7 +65,7 @@ def any_settings(draw: st.DrawFn) -> dict[str, Any]:
     return {**chosen, "order": tuple(order)}
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(any_settings(), st.integers(0, 1000), st.sampled_from([100, 150, 400]), st.floats(0.2, 4))
 def test_any_stages_in_any_order(options: dict[str, Any], seed: int, vocab: int, scale: float) -> None:
     compare(options, row(seed, vocab, scale), range(3))

@@ -209,7 +209,7 @@ def test_chi_square_of_draws_against_the_last_stage() -> None:
     )
     sampler = Sampler(options, 77)
     history = np.array(said(2), np.int32)
-    draws = 4000
+    draws = 2500
     counts = np.bincount(
         [sampler.draw(logprobs, place, history=history, shift=shift)[0] for place in range(draws)], minlength=VOCAB
     )
