@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from runtime.sampling.draw import fresh_seed
     from runtime.sampling.replay import Replayed, replay_draw
     from runtime.sampling.step import draw_step
+    from runtime.speculation.options import SpeculativeOptions
     from runtime.stages import Stage, StageTable
     from runtime.text.utf8 import clean_text, texts_of
     from runtime.trie import Trie
@@ -100,6 +101,7 @@ __all__ = [
     "ShelfEntry",
     "SnapshotFormatError",
     "SnapshotMismatchError",
+    "SpeculativeOptions",
     "Stage",
     "StageTable",
     "TokenRecord",
@@ -159,6 +161,7 @@ _NAMES = {
     "runtime.sampling.replay": ("Replayed", "replay_draw"),
     "runtime.sampling.step": ("draw_step",),
     "runtime.stages": ("Stage", "StageTable"),
+    "runtime.speculation.options": ("SpeculativeOptions",),
     "runtime.text.utf8": ("clean_text", "texts_of"),
     "runtime.trie": ("Trie",),
 }

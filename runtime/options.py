@@ -9,6 +9,7 @@ from typing import Any, Literal, Self
 from runtime.checking import nearest, whole
 from runtime.errors import InvalidRequestError
 from runtime.sampling.settings import SamplingOptions
+from runtime.speculation.options import SpeculativeOptions
 
 __all__ = ["GenerationOptions", "KvDtype", "LoadOptions", "SamplingOptions", "nearest"]
 
@@ -39,6 +40,7 @@ class LoadOptions:
     prefill_chunk_tokens: int = 512  # a cap; chunks are sized by time
     add_bos: Literal["model", "yes", "no"] = "model"
     adapters: tuple[str, ...] = ()
+    draft_model: str | None = None  # a model of the same vocabulary that guesses ahead, where `speculative` asks for it
 
     @classmethod
     def from_mapping(cls, options: Mapping[str, Any]) -> Self:
@@ -96,6 +98,7 @@ class GenerationOptions:
     seed: int | None = None  # None: a fresh one, reported in the records' session
     branch: int = 0  # separates streams that share a seed
     resolve: bool = True  # False: the library's defaults alone, for parity and benchmarks
+    speculative: SpeculativeOptions | None = None  # several tokens a forward, guessed and checked
 
     @classmethod
     def from_mapping(cls, options: Mapping[str, Any]) -> Self:
@@ -116,6 +119,8 @@ class GenerationOptions:
             InvalidRequestError: A value out of range; the message names it.
         """
         self.sampling.check()
+        if self.speculative is not None:
+            self.speculative.check()
         if self.max_tokens is not None and not whole(self.max_tokens, 1):
             raise InvalidRequestError(f"max_tokens must be a whole number, 1 or more, not {self.max_tokens!r}")
         if not isinstance(self.stop, list | tuple) or any(not isinstance(s, str) or not s for s in self.stop):

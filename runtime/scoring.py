@@ -183,7 +183,8 @@ def row_sums(weights: Float32) -> Float32:
     whole = vocab // SUMMED_ENTRIES * SUMMED_ENTRIES
     blocks = np.vecdot(weights[:, :whole].reshape(n, -1, SUMMED_ENTRIES), _ONES)
     sums: Float32 = blocks.sum(axis=-1)  # pairwise
-    return sums + np.vecdot(weights[:, whole:], _ONES[: vocab - whole])
+    sums += np.vecdot(weights[:, whole:], _ONES[: vocab - whole])
+    return sums
 
 
 def _entropy(logprobs: Float32) -> Float32:

@@ -10,6 +10,7 @@ from runtime.checking import nearest
 from runtime.errors import InvalidRequestError
 from runtime.options import GenerationOptions
 from runtime.sampling.settings import SamplingOptions
+from runtime.speculation.options import SpeculativeOptions
 
 _SPELLINGS = {
     "max_new_tokens": "max_tokens",  # Hugging Face
@@ -51,8 +52,7 @@ def read_options(options: Mapping[str, Any]) -> dict[str, Any]:
     read = _Reading()
     for name, value in options.items():
         if name != "sampling":
-            ours = "alternatives" if name == "top_k" and inner is not None else _SPELLINGS.get(name, name)
-            read.take(name, ours, value)
+            read.take(name, "alternatives" if name == "top_k" and inner is not None else _SPELLINGS.get(name, name), value)
     for name, value in (inner or {}).items():
         read.take(name, _SPELLINGS.get(name, name), value)
     return read.made()
@@ -129,10 +129,21 @@ def _biases(name: str, value: Any) -> Any:
         raise InvalidRequestError(f"{name}: its keys are token ids, not {sorted(map(str, value))!r:.80}") from None
 
 
+def _speculative(_: str, value: Any) -> Any:
+    if not isinstance(value, Mapping):
+        return value
+    known = [f.name for f in fields(SpeculativeOptions)]
+    for name in value:
+        if name not in known:
+            raise InvalidRequestError(f"unknown option {name!r} of speculative: {nearest(str(name), known)}")
+    return SpeculativeOptions(**value)
+
+
 _SHAPES: dict[str, Callable[[str, Any], Any]] = {
     "stop": _texts,
     "banned_tokens": _ids,
     "logit_bias": _biases,
     "dry_breakers": _texts,
     "order": _tuple,
+    "speculative": _speculative,
 }

@@ -36,6 +36,7 @@ class Sizes:
     budget_tokens: int = 4000
     latency_seconds: float = 6.0  # W8
     sampler_tokens: int = 64  # of each vocabulary, number of rows and setting
+    speculative_tokens: int = 64
     trie_path: int = 100_000
     trie_branches: int = 10_000
 
@@ -72,6 +73,7 @@ QUICK = Sizes(
     budget_tokens=1200,
     latency_seconds=1.5,
     sampler_tokens=16,
+    speculative_tokens=16,
 )
 LARGE_MODEL = Sizes(  # SmolLM2: a token takes twenty times as long
     particles=8,
@@ -98,6 +100,7 @@ LARGE_QUICK = Sizes(
     decode_tokens=8,
     score_tokens=200,
     latency_seconds=4.0,
+    speculative_tokens=16,
 )
 WARM_UP = Sizes(particles=2, steps=2, particle_prompt=8, resample_every=1, turns=2, chat_tokens=40, branches=2, transcript=16)
 

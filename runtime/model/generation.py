@@ -23,6 +23,7 @@ from runtime.sampling.chain import make_sampler
 from runtime.sampling.draw import fresh_seed
 from runtime.sampling.report import SHOWN
 from runtime.scheduler.jobs import GenerateJob, Priority
+from runtime.speculation.draft import check_speculative
 
 Arrival = TokenRun | PromptProgress | BaseException | None  # what the owner thread tells; None: the end
 
@@ -158,6 +159,8 @@ class GenerationMembers(TextMembers):
 
     def _generation(self, ids: Sequence[int], options: GenerationOptions | None) -> GenerateJob:
         given = (options or GenerationOptions()).check()
+        if given.speculative is not None:
+            check_speculative(given.speculative, self.info)
         chosen = resolve_options(given, model=self._text.own).options if given.resolve else given
         settings = chosen.sampling.check(self.info.vocab_size)
         if chosen.stages:

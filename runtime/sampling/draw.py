@@ -8,9 +8,6 @@ from __future__ import annotations
 
 import secrets
 
-import numpy as np
-import numpy.typing as npt
-
 DRAW_STAGE = 0  # the place of a stage in the counter
 XTC_STAGE = 1
 
@@ -38,9 +35,3 @@ def _philox(key: int, counter: tuple[int, int, int, int]) -> int:
         c0, c1, c2, c3 = (b >> 64) ^ c1 ^ k0, b & _WORD, (a >> 64) ^ c3 ^ k1, a & _WORD
         k0, k1 = (k0 + _STEP_0) & _WORD, (k1 + _STEP_1) & _WORD
     return c0
-
-
-def inverse_cdf(probs: npt.NDArray[np.float64], u: float) -> int:
-    """The index drawn from falling weights that need not sum to one."""
-    edges = np.cumsum(probs)
-    return min(int(np.searchsorted(edges, u * edges[-1], side="right")), len(probs) - 1)

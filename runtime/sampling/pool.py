@@ -67,7 +67,9 @@ class Pool:
 
     __slots__ = ("_head", "_order", "_own", "_plain", "_traced", "first", "last", "row", "shift", "temperature")
 
-    def __init__(self, logprobs: Float32, shift: float = 0.0, *, traced: bool = False, head: int = HEAD, plain: bool = False) -> None:
+    def __init__(
+        self, logprobs: Float32, shift: float = 0.0, *, traced: bool = False, head: int = HEAD, plain: bool = False
+    ) -> None:
         self.row = logprobs
         self.shift = shift
         self.temperature = 1.0

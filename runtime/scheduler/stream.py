@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -61,7 +62,7 @@ class Stream:
         self.scores = GrowingScores(job.options.top_k)
         self._history = History(job.ids, job.sampler.window) if job.sampler.remembers else None
         self._stages: list[StageTable] = []  # of the tokens that were not sent yet, where they are asked for
-        self._traced: Traced | None = None  # the last draw, until it is recorded
+        self._traced: deque[Traced] = deque()  # draws that are not recorded yet
         self.finish = Finish.NONE
 
     @property
@@ -69,13 +70,19 @@ class Stream:
         """Where in the path the next token stands."""
         return len(self.job.ids) + len(self.new_ids)
 
+    @property
+    def left(self) -> int:
+        """Tokens that may come yet."""
+        return min(self._limit, self._room + 1) - len(self.new_ids)
+
     def draw(self, logprobs: Float32, shift: float = 0.0) -> tuple[int, float]:
         """The next token and its random number, from ``(vocab,)`` log-probabilities; `shift` makes raw logits of them."""
         sampler = self.job.sampler
         if not self.job.options.stages:
             return sampler.draw(logprobs, self.position, history=self._history, shift=shift)
-        self._traced = sampler.trace(logprobs, self.position, history=self._history, shift=shift)
-        return self._traced.token, self._traced.u
+        traced = sampler.trace(logprobs, self.position, history=self._history, shift=shift)
+        self._traced.append(traced)
+        return traced.token, traced.u
 
     def take(self, token: int, u: float) -> None:
         """Takes a drawn token in; `finish` says whether it was the last."""
@@ -95,9 +102,8 @@ class Stream:
     def record(self, scores: Scores, row: int) -> None:
         """The numbers of the token taken last: row `row` of `scores`."""
         self.scores.append(scores, row)
-        if self._traced is not None:
-            self._stages.append(report(self._traced))
-            self._traced = None
+        if self._traced:
+            self._stages.append(report(self._traced.popleft()))
 
     def _ending(self, token: int) -> Finish:
         if token in self._eos and not self.job.options.ignore_eos:
