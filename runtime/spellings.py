@@ -52,10 +52,15 @@ def read_options(options: Mapping[str, Any]) -> dict[str, Any]:
     read = _Reading()
     for name, value in options.items():
         if name != "sampling":
-            read.take(name, "alternatives" if name == "top_k" and inner is not None else _SPELLINGS.get(name, name), value)
+            recorded = name == "top_k" and inner is not None
+            read.take(name, "alternatives" if recorded else _ours(name), value)
     for name, value in (inner or {}).items():
-        read.take(name, _SPELLINGS.get(name, name), value)
+        read.take(name, _ours(name), value)
     return read.made()
+
+
+def _ours(name: str) -> str:
+    return _SPELLINGS.get(name, name)
 
 
 class _Reading:
