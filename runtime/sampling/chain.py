@@ -15,7 +15,7 @@ from runtime.records import Float32, Int32
 from runtime.sampling.cuts import CUTS, xtc
 from runtime.sampling.draw import DRAW_STAGE, XTC_STAGE, uniform
 from runtime.sampling.edits import Bias, Dry, Penalties
-from runtime.sampling.falling import HEAD
+from runtime.sampling.falling import HEAD, LONG_HEAD
 from runtime.sampling.history import History
 from runtime.sampling.pool import Pool, View
 from runtime.sampling.settings import DEFAULTS, EDITS, Breaker, SamplingOptions
@@ -85,7 +85,7 @@ class Sampler:
         if self.temperature == 0.0:  # greedy: what changes scores counts, what cuts has no say
             stages = [(name, made) for name, made in stages if name in EDITS]
         object.__setattr__(self, "_stages", tuple(stages))
-        object.__setattr__(self, "_head", min(int(chosen["top_k"]) or HEAD, HEAD) if _cuts_first(stages) else HEAD)
+        object.__setattr__(self, "_head", _first_head(stages, int(chosen["top_k"])))
 
     @property
     def window(self) -> int:
@@ -229,10 +229,12 @@ def _stage(name: str, chosen: dict[str, Any], breakers: Sequence[int]) -> Any:
     return None if value == DEFAULTS[setting] else lambda pool: cut(pool, value)
 
 
-def _cuts_first(stages: Sequence[tuple[str, object]]) -> bool:
-    """Whether top-k comes before anything that depends on more of the order."""
-    cutting = [name for name, _ in stages if name not in (*EDITS, "temperature")]
-    return cutting[:1] == ["top_k"]
+def _first_head(stages: Sequence[tuple[str, object]], k: int) -> int:
+    """How much of the order is sorted at first: what top-k asks for where it cuts first, more where another cut does."""
+    cutting = [name for name, _ in stages if name not in (*EDITS, "temperature", "xtc")]
+    if cutting[:1] == ["top_k"]:
+        return min(k, LONG_HEAD)
+    return LONG_HEAD if cutting else HEAD
 
 
 def _fitting(allowed: Bool, vocab: int) -> Bool:

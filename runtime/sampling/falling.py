@@ -9,6 +9,7 @@ from runtime.records import Float32
 from runtime.sampling.select import Place, mass_where, place_of_mass
 from runtime.scoring import STRIPES, likeliest
 
+LONG_HEAD = 256  # that are sorted when the first ones were too few
 HEAD = 64  # most distributions are settled among this many
 COLDEST = 1e-30  # below it float32 knows no temperature; the likeliest has all of the weight long before
 
@@ -90,6 +91,9 @@ class Falling:
             if i >= len(self.ids):  # the target is the whole mass, but for rounding
                 i = int(np.flatnonzero(self.weights)[-1])
             return self.at_rank(i)
+        if len(self.ids) < LONG_HEAD <= len(self.row) // STRIPES:
+            self.reach(LONG_HEAD)  # cheaper than a search, and most often enough
+            return self.at_mass(target, left=left)
         guesses = self._guesses(target)
         return place_of_mass(
             self.row, self.tail, target, left=left, known=float(self.edges[-1]), total=self.total, guesses=guesses
