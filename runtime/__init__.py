@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from runtime.loading.verify import verify_model
     from runtime.model import load, load_model_by_name
     from runtime.options import GenerationOptions, LoadOptions, SamplingOptions
+    from runtime.pooling import POOLINGS, Pooling
     from runtime.records import Finish, Origin, Scores, TokenRecord, TokenRun
     from runtime.resolution import ResolvedOptions, resolve_options
     from runtime.sampling.chain import Sampler, make_sampler
@@ -60,9 +61,11 @@ if TYPE_CHECKING:
     from runtime.speculation.options import SpeculativeOptions
     from runtime.stages import Stage, StageTable
     from runtime.text.utf8 import clean_text, texts_of
+    from runtime.timings import Latency, RequestTimings
     from runtime.trie import Trie
 
 __all__ = [
+    "POOLINGS",
     "AdapterError",
     "BackendUnavailableError",
     "CacheReport",
@@ -77,6 +80,7 @@ __all__ = [
     "GrammarError",
     "InvalidRequestError",
     "LanguageModel",
+    "Latency",
     "LoadOptions",
     "ManifestMismatchError",
     "MemoryBudgetError",
@@ -87,10 +91,12 @@ __all__ = [
     "NonFiniteLogitsError",
     "OnProgress",
     "Origin",
+    "Pooling",
     "PrefixMatch",
     "Progress",
     "PromptProgress",
     "Replayed",
+    "RequestTimings",
     "ResolvedOptions",
     "RuntimeFault",
     "Sampler",
@@ -154,6 +160,7 @@ _NAMES = {
     "runtime.loading.verify": ("verify_model",),
     "runtime.model": ("load", "load_model_by_name"),
     "runtime.options": ("GenerationOptions", "LoadOptions", "SamplingOptions"),
+    "runtime.pooling": ("POOLINGS", "Pooling"),
     "runtime.records": ("Finish", "Origin", "Scores", "TokenRecord", "TokenRun"),
     "runtime.resolution": ("ResolvedOptions", "resolve_options"),
     "runtime.sampling.chain": ("Sampler", "make_sampler"),
@@ -163,6 +170,7 @@ _NAMES = {
     "runtime.stages": ("Stage", "StageTable"),
     "runtime.speculation.options": ("SpeculativeOptions",),
     "runtime.text.utf8": ("clean_text", "texts_of"),
+    "runtime.timings": ("Latency", "RequestTimings"),
     "runtime.trie": ("Trie",),
 }
 _HOMES = {name: module for module, names in _NAMES.items() for name in names}

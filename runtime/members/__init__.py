@@ -1,1 +1,1 @@
-"""Groups of members of `LanguageModel`."""
+"""Groups of members of `LanguageModel`, a Protocol each."""

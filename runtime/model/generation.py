@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import queue
-import time
 from collections import deque
 from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 from concurrent.futures import Future
@@ -172,7 +171,6 @@ class GenerationMembers(TextMembers):
             Priority.CHAT,
             options=chosen,
             sampler=make_sampler(settings, seed, chosen.branch, pieces=lambda: self._byte_vocab),
-            submitted=time.monotonic(),
         )
 
 

@@ -11,10 +11,11 @@ from runtime.info import CacheReport, Metrics
 from runtime.members.resolving import ResolvingMembers
 from runtime.model.generation import GenerationMembers
 from runtime.model.queries import QueryMembers
+from runtime.model.vectors import VectorMembers
 from runtime.options import GenerationOptions, LoadOptions
 
 
-class LocalModel(QueryMembers, GenerationMembers, ResolvingMembers):
+class LocalModel(QueryMembers, GenerationMembers, VectorMembers, ResolvingMembers):
     """A model loaded in this process, made by `load`. Every member is described by `LanguageModel`."""
 
     @property

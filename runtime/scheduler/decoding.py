@@ -88,6 +88,7 @@ class Decoding:
             self._counters.last_reused, self._counters.last_computed = prefill.reused, prefill.computed
             self._counters.first_token_seconds = time.monotonic() - stream.job.submitted
             self._counters.publish(self._cache)  # before the first token, so that who sees it sees what the prompt cost
+            self._finish.ledger.prompted(stream.job)
             self._settle([draw([row], Distributions.known(last, prefill.shift), [0])])
             stream.deliver()
         except BaseException:  # the job is told by the caller
@@ -116,11 +117,14 @@ class Decoding:
 
     def step(self, *, paced: bool) -> None:
         """One token for each; `paced`: what comes faster than a screen shows it is told together."""
+        started = time.monotonic()
         by_workspace: dict[Workspace, list[Row]] = {}
         for row in self.rows:
             by_workspace.setdefault(row.workspace, []).append(row)
         for workspace, rows in by_workspace.items():
             self._advance(workspace, rows)
+        if by_workspace:
+            self._counters.decode_seconds += time.monotonic() - started
         with together():
             for row in self.rows:  # after the work; before what may take long, all there is
                 row.stream.deliver(paced=paced)
@@ -155,7 +159,7 @@ class Decoding:
                 return
             bisect(rows, error, partial(self._push, drawn), self.end)
             return
-        self._count(share)
+        self._counters.tokens_computed += len(share.tokens)
         drawn.append(_moved(share, base, logits))
 
     def _push_guessed(self, drawn: list[Drawn], row: Row) -> bool:
@@ -168,7 +172,7 @@ class Decoding:
             return False
         row.guesses.extend(row.stream.new_ids[row.told :])
         row.told = len(row.stream.new_ids)
-        guesses = row.guesses.propose(min(speculative.num_tokens, row.stream.left - 1))
+        guesses = row.guesses.propose(min(row.reach or speculative.num_tokens, row.stream.left - 1))
         if not guesses:
             return False
         base, tokens = workspace.size, [row.pending, *guesses]
@@ -181,11 +185,12 @@ class Decoding:
             workspace.rollback(base)
             return False
         self._counters.tokens_computed += len(tokens)
-        self._counters.forward_calls += 1
         part = draw_along(row, guesses, normalise(logits, entropy=True))
         right = max(len(part.rows) - 1, 0)
         self._counters.tokens_drafted += len(guesses)
         self._counters.tokens_accepted += right
+        # as transformers' heuristic: further after a hit, less far after a miss, whose forward was dearer for nothing
+        row.reach = min(len(guesses) + 2, speculative.num_tokens) if right == len(guesses) else max(right, 1)
         workspace.truncate(base + 1 + right)
         row.slot, row.pushed = base + right, row.pushed + 1 + right
         part.record()  # at once: what was guessed right is published with its numbers
@@ -204,7 +209,7 @@ class Decoding:
         except BaseException:  # noqa: BLE001  # tried again, and bisected, by the next step
             workspace.rollback(base)
             return
-        self._count(share)
+        self._counters.tokens_computed += len(share.tokens)
         self._ahead[workspace] = share, base
 
     def _collect(self, workspace: Workspace) -> list[Drawn]:
@@ -216,10 +221,6 @@ class Decoding:
         running = [i for i, row in enumerate(share.rows) if row in self.rows]
         rows, at = [share.rows[i] for i in running], [share.at[i] for i in running]
         return [_moved(Share(rows, share.tokens, share.parents, at), base, logits)] if rows else []
-
-    def _count(self, share: Share) -> None:
-        self._counters.tokens_computed += len(share.tokens)
-        self._counters.forward_calls += 1
 
     def _standing(self, rows: list[Row]) -> list[Row]:
         """The rows, each where a token can be appended now; one that cannot be brought back has ended.
@@ -262,7 +263,6 @@ class Decoding:
             self.end(row, typed(error))
             return None
         self._counters.tokens_computed += len(missing)
-        self._counters.forward_calls += bool(missing)
         return slot
 
     # ---- after the draw ---------------------------------------------------------------------------------------------
@@ -282,6 +282,7 @@ class Decoding:
         if self._overlaps and workspace is not None:
             self._begin(workspace, [row for row in self.rows if row.workspace is workspace and row not in ending])
         for part in drawn:
+            self._counters.tokens_generated += len(part.tokens)
             part.record()
         for row in ending:
             self.end(row, failed.get(id(row)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -39,6 +40,10 @@ class Job:
     priority: Priority = Priority.INSPECTOR
     cancelled: bool = False  # set by any thread, read between steps
     on_progress: OnProgress = nothing  # runs on the owner thread and must not block
+    submitted: float = field(default_factory=time.monotonic)  # as the next two, in monotonic seconds
+    placed: float = 0.0  # when it was begun; written by the ledger, as what follows
+    prompted: float = 0.0  # when its prompt was in place
+    number: int = 0  # of the request, from 1; negative once it has ended
 
     def fail(self, error: BaseException) -> None:
         """Tells whoever waits."""
@@ -176,7 +181,6 @@ class GenerateJob(Job):
     sampler: Sampler = field(default_factory=lambda: Sampler(SamplingOptions(temperature=0.0), 0))
     on_run: Callable[[TokenRun], None] = nothing
     on_end: Callable[[BaseException | None], None] = nothing
-    submitted: float = 0.0  # monotonic seconds
     eos: frozenset[int] | None = None  # None: the model's own
 
     def fail(self, error: BaseException) -> None:

@@ -16,9 +16,11 @@ from runtime.records import Float32
 from runtime.scheduler.cache import Cache
 from runtime.scheduler.counters import Counters
 from runtime.scheduler.decoding import Decoding
+from runtime.scheduler.embedding import Embeddings, EmbedJob
 from runtime.scheduler.faults import typed
 from runtime.scheduler.finish import Finisher, gone
 from runtime.scheduler.jobs import CallJob, GenerateJob, Job, QueryJob, ScoreJob, settle
+from runtime.scheduler.ledger import Ledger
 from runtime.scheduler.prefill import Prefill
 from runtime.scheduler.prompts import Prompts
 from runtime.scheduler.rows import Guesses
@@ -59,8 +61,9 @@ class Scheduler:
         self._new_decoder = new_decoder
         self.cache = Cache(backend, budget, enabled=options.cache)
         self.counters = Counters()
+        self._ledger = Ledger(self.counters)
+        self._finish = Finisher(self.cache, self.counters, self._ledger)
         self._drafter = None if draft is None else self.cache.beside(draft)
-        self._finish = Finisher(self.cache, self.counters)
         self._waiting = Waiting()
         self._queries: dict[object, QueryJob] = {}
         self._prompts = Prompts(
@@ -71,26 +74,29 @@ class Scheduler:
             guard=self._guard,
             forget=self._forget,
             start_row=self._start_row,
-            park=self._waiting.park,
+            park=self._park,
+            others_give_way=lambda: self._embeddings.make_way(),
         )
+        self._embeddings = Embeddings(backend, options, self.cache, self.counters, self._ledger)
         self._decoding = Decoding(
             options,
             self.cache,
             self.counters,
             self._finish,
             overlaps=backend.overlaps,
-            make_way=self._prompts.make_way,
+            make_way=lambda: self._embeddings.make_way() or self._prompts.make_way(),
         )
         self.steps = 0
 
     @property
     def busy(self) -> bool:
         """Whether a step has anything to do."""
-        return bool(self._waiting or self._prompts.running or self._decoding.rows)
+        return bool(self._waiting or self._prompts.running or self._decoding.rows or self._embeddings.running)
 
     def submit(self, jobs: Sequence[Job]) -> None:
         """Takes jobs in; a query equal to one in flight joins it."""
         for job in jobs:
+            self._ledger.enter(job)
             if isinstance(job, QueryJob):
                 self.counters.queries += 1
                 running = self._queries.get(job.key)
@@ -107,9 +113,11 @@ class Scheduler:
         self._drop_cancelled()
         for job in self._waiting.take(self.cache.departures, idle=not (self._decoding.rows or self._prompts.running)):
             self._guard(job, partial(self._admit, job))
-        self._decoding.step(paced=not self._prompts.running)
+        self._decoding.step(paced=not (self._prompts.running or self._embeddings.running))
         if self._prompts.running:
             self._prompts.step(decoding=bool(self._decoding.rows))
+        if self._embeddings.running and not (self._decoding.rows and self._prompts.running):
+            self._embeddings.step(beside=bool(self._decoding.rows or self._prompts.running))
         self.cache.account()
         self.counters.publish(self.cache)
 
@@ -119,7 +127,9 @@ class Scheduler:
             self._decoding.end(row, error)
         for prefill in list(self._prompts.running):
             self._prompts.end(prefill, error)
+        self._embeddings.fail_all(error)
         for job in self._waiting:
+            self._ledger.leave(job, "error")
             job.fail(error)
         self._waiting.clear()
         self._queries.clear()
@@ -145,9 +155,11 @@ class Scheduler:
         self._decoding.drop_cancelled()
         for prefill in [p for p in self._prompts.running if gone(p.job)]:
             self._prompts.end(prefill, None)
+        self._embeddings.drop_cancelled()
         for job in [j for j in self._waiting if gone(j)]:
             self._waiting.remove(job)
             self._forget(job)
+            self._ledger.leave(job, "cancelled")
             if isinstance(job, GenerateJob):
                 job.on_end(None)
 
@@ -157,6 +169,8 @@ class Scheduler:
             act()
         except BaseException as error:  # noqa: BLE001  # the border: the caller gets it (a native panic is no Exception)
             self._forget(job)
+            self._ledger.leave(job, "error")
+            self.counters.publish(self.cache)  # before the answer, so that who has it sees the numbers
             job.fail(typed(error))
             return False
         return True
@@ -165,9 +179,17 @@ class Scheduler:
         if isinstance(job, QueryJob) and self._queries.get(job.key) is job:
             del self._queries[job.key]
 
+    def _park(self, job: Job) -> None:
+        self._ledger.park(job)
+        self._waiting.park(job)
+
     def _admit(self, job: Job) -> None:
         if isinstance(job, CallJob):
             settle(job.future, job.call())
+            return
+        self._ledger.place(job)
+        if isinstance(job, EmbedJob):
+            self._embeddings.admit(job)
             return
         self.cache.check_room(len(job.ids))
         first_wanted = len(job.ids) - 1
@@ -198,8 +220,6 @@ class Scheduler:
         prefill.tell()
         if isinstance(job, ScoreJob):  # what is held but must be pushed again, for want of scores
             self.counters.tokens_rescored += max(self.cache.match(job.namespace, job.ids) - prefill.at, 0)
-
-    # ---- (b) one token for every generation -----------------------------------------------------------------------
 
     def _start_row(self, prefill: Prefill, last: Float32) -> None:
         """A prompt is in place: the first token comes from the distribution after it ``(vocab,)``."""

@@ -40,6 +40,7 @@ from runtime.members.resolving import ResolvingMembers
 from runtime.records import Float32
 from tests.runtime.process.fake_answers import CONTEXT, EOS, VOCAB, logprobs_of, run_of
 from tests.runtime.process.fake_commands import COMMANDS
+from tests.runtime.process.fake_vectors import FakeVectors
 
 
 def load(source: str, backend: str = "auto", **options: Any) -> FakeModel:
@@ -62,7 +63,7 @@ def load(source: str, backend: str = "auto", **options: Any) -> FakeModel:
     return FakeModel(backend, options)
 
 
-class FakeModel(ResolvingMembers):
+class FakeModel(FakeVectors, ResolvingMembers):
     """Satisfies `LanguageModel` in the engine process."""
 
     def __init__(self, backend: str, options: Mapping[str, Any], width: int = len(VOCAB)) -> None:
