@@ -54,8 +54,13 @@ if TYPE_CHECKING:
     from runtime.options import GenerationOptions, LoadOptions, SamplingOptions
     from runtime.pooling import POOLINGS, Pooling
     from runtime.records import Finish, Origin, Scores, TokenRecord, TokenRun
+    from runtime.resolution import ResolvedOptions, resolve_options
+    from runtime.sampling.chain import Sampler, make_sampler
     from runtime.sampling.draw import fresh_seed
+    from runtime.sampling.replay import Replayed, replay_draw
+    from runtime.sampling.step import draw_step
     from runtime.speculation.options import SpeculativeOptions
+    from runtime.stages import Stage, StageTable
     from runtime.text.formats import CHAT_FORMATS
     from runtime.text.utf8 import clean_text, texts_of
     from runtime.timings import Latency, RequestTimings
@@ -96,8 +101,11 @@ __all__ = [
     "PrefixMatch",
     "Progress",
     "PromptProgress",
+    "Replayed",
     "RequestTimings",
+    "ResolvedOptions",
     "RuntimeFault",
+    "Sampler",
     "SamplingOptions",
     "Scores",
     "SessionClosedError",
@@ -106,6 +114,8 @@ __all__ = [
     "SnapshotFormatError",
     "SnapshotMismatchError",
     "SpeculativeOptions",
+    "Stage",
+    "StageTable",
     "TokenRecord",
     "TokenRun",
     "ToolCall",
@@ -122,15 +132,19 @@ __all__ = [
     "clean_text",
     "convert_adapter",
     "default_backend",
+    "draw_step",
     "fetch_embedded",
     "fresh_seed",
     "import_model",
     "list_models",
     "load",
     "load_model_by_name",
+    "make_sampler",
     "models_dir",
     "parse_tool_calls",
     "register_backend",
+    "replay_draw",
+    "resolve_options",
     "spawn",
     "texts_of",
     "unregister_backend",
@@ -195,8 +209,25 @@ _NAMES = {
         "TokenRecord",
         "TokenRun",
     ),
+    "runtime.resolution": (
+        "ResolvedOptions",
+        "resolve_options",
+    ),
+    "runtime.sampling.chain": (
+        "Sampler",
+        "make_sampler",
+    ),
     "runtime.sampling.draw": ("fresh_seed",),
+    "runtime.sampling.replay": (
+        "Replayed",
+        "replay_draw",
+    ),
+    "runtime.sampling.step": ("draw_step",),
     "runtime.speculation.options": ("SpeculativeOptions",),
+    "runtime.stages": (
+        "Stage",
+        "StageTable",
+    ),
     "runtime.text.formats": ("CHAT_FORMATS",),
     "runtime.text.utf8": (
         "clean_text",

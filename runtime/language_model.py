@@ -22,10 +22,12 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Protocol, Self
 
+from runtime.adapters.uses import Adapters
 from runtime.info import CacheReport, Metrics, ModelInfo, OnProgress
 from runtime.members.adapters import AdapterMembers
+from runtime.members.resolving import ResolvingMembers
 from runtime.members.vectors import VectorMembers
-from runtime.options import Adapters, GenerationOptions
+from runtime.options import GenerationOptions
 from runtime.records import Float32, TokenRecord, TokenRun
 
 Message = Mapping[str, Any]  # {"role": ..., "content": ...}, as chat templates take them
@@ -44,7 +46,7 @@ class PrefixMatch:
     tier: str
 
 
-class LanguageModel(AdapterMembers, VectorMembers, Protocol):
+class LanguageModel(AdapterMembers, ResolvingMembers, VectorMembers, Protocol):
     """A loaded model. See the module's text for what holds for all members.
 
     Raises (any member that takes token ids):

@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-import difflib
-import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, Self, get_args
 
-from runtime.errors import AdapterError, InvalidRequestError
+from runtime.adapters.uses import AdapterUse, check_adapters
+from runtime.checking import nearest, whole
+from runtime.errors import InvalidRequestError
+from runtime.sampling.settings import SamplingOptions
 from runtime.speculation.options import SpeculativeOptions
+
+__all__ = ["GenerationOptions", "KvDtype", "LoadOptions", "SamplingOptions", "nearest"]
 
 KvDtype = Literal["auto", "f32", "f16", "bf16", "q8", "q4"]
 ChatFormat = Literal["auto", "none", "chatml", "llama3", "mistral", "gemma", "plain"]
-AdapterUse = str | tuple[str, float]  # an adapter's name, or (name, scale); a bare name has scale 1
-Adapters = Sequence[AdapterUse] | None  # a request's, in order; () is the base, None the model's stack
-
-
-def nearest(name: str, known: Iterable[str]) -> str:
-    """A hint for a misspelt name: the nearest known one, or the list of what there is."""
-    known = sorted(known)
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(known)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +83,7 @@ class LoadOptions:
             "offload_memory_bytes",
         ):
             value = getattr(self, name)
-            if value is not None and not _whole(value, 1):
+            if value is not None and not whole(value, 1):
                 raise InvalidRequestError(f"{name} must be a whole number above 0, not {value!r}")
         if self.offload_memory_bytes is not None and self.offload == "none":
             raise InvalidRequestError("offload_memory_bytes says how much stays in memory with offload='disk': give both")
@@ -126,29 +120,6 @@ _CHOICES = {
 
 
 @dataclass(frozen=True, slots=True)
-class SamplingOptions:
-    """How the next token is drawn. Unset fields are None: the model's own settings, then the defaults, fill them."""
-
-    temperature: float | None = None  # 0 is greedy
-    top_k: int | None = None  # 0 is off
-    top_p: float | None = None  # 1 is off
-    min_p: float | None = None  # 0 is off
-
-    def check(self) -> Self:
-        """Itself.
-
-        Raises:
-            InvalidRequestError: A value out of range; the message names it.
-        """
-        _in_range("temperature", self.temperature, 0.0, math.inf)
-        _in_range("top_p", self.top_p, 0.0, 1.0, open_low=True)
-        _in_range("min_p", self.min_p, 0.0, 1.0)
-        if self.top_k is not None and not _whole(self.top_k, 0):
-            raise InvalidRequestError(f"top_k must be a whole number, 0 (off) or more, not {self.top_k!r}")
-        return self
-
-
-@dataclass(frozen=True, slots=True)
 class GenerationOptions:
     """One generation: how long, how drawn, what is recorded."""
 
@@ -157,11 +128,24 @@ class GenerationOptions:
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
     top_k: int = 10  # alternatives recorded per token; the sampler's top-k is in `sampling`
+    stages: bool = False  # each record tells what the sampler's stages did, and has at least 64 alternatives
     seed: int | None = None  # None: a fresh one, reported in the records' session
     branch: int = 0  # separates streams that share a seed
     resolve: bool = True  # False: the library's defaults alone, for parity and benchmarks
     speculative: SpeculativeOptions | None = None  # several tokens a forward, guessed and checked
     adapters: tuple[AdapterUse, ...] | None = None  # of loaded ones, in order; () is the base, None the model's stack
+
+    @classmethod
+    def from_mapping(cls, options: Mapping[str, Any]) -> Self:
+        """Checked options from names and values: ours, flat or nested, or as Hugging Face and OpenAI spell them.
+
+        Raises:
+            InvalidRequestError: An unknown name (the nearest is named), two spellings that contradict each other, or a value
+                out of range.
+        """
+        from runtime.spellings import read_options  # which knows these classes
+
+        return cls(**read_options(options)).check()
 
     def check(self) -> Self:
         """Itself.
@@ -172,57 +156,17 @@ class GenerationOptions:
         self.sampling.check()
         if self.speculative is not None:
             self.speculative.check()
-        if self.max_tokens is not None and not _whole(self.max_tokens, 1):
+        if self.max_tokens is not None and not whole(self.max_tokens, 1):
             raise InvalidRequestError(f"max_tokens must be a whole number, 1 or more, not {self.max_tokens!r}")
         if not isinstance(self.stop, list | tuple) or any(not isinstance(s, str) or not s for s in self.stop):
             raise InvalidRequestError(f"stop is a sequence of texts, none of them empty, not {self.stop!r}")
-        if not _whole(self.top_k, 0) or self.top_k > 1000:
+        if not whole(self.top_k, 0) or self.top_k > 1000:
             raise InvalidRequestError(f"top_k (alternatives recorded) must lie within 0 and 1,000, not {self.top_k!r}")
+        if not isinstance(self.stages, bool):
+            raise InvalidRequestError(f"stages is True or False, not {self.stages!r}")
         for name, value in (("seed", self.seed), ("branch", self.branch)):
-            if value is not None and (not _whole(value, 0) or value >= 1 << 64):
+            if value is not None and (not whole(value, 0) or value >= 1 << 64):
                 raise InvalidRequestError(f"{name} must be a whole number within 0 and 2**64 - 1, not {value!r}")
         if self.adapters is not None:
             check_adapters(self.adapters)
         return self
-
-
-def check_adapters(adapters: object) -> tuple[tuple[str, float], ...]:
-    """Adapters as (name, scale) pairs.
-
-    Raises:
-        AdapterError: Not a sequence of names and (name, scale) pairs, an empty name, or a scale that is not finite.
-    """
-    if isinstance(adapters, str) or not isinstance(adapters, list | tuple):
-        raise AdapterError(f"adapters is a sequence of names or (name, scale) pairs, not {adapters!r:.80}")
-    return tuple(_adapter_use(use) for use in adapters)
-
-
-def _adapter_use(use: object) -> tuple[str, float]:
-    name, scale = use if isinstance(use, list | tuple) and len(use) == 2 else (use, 1.0)
-    if not isinstance(name, str) or not name.strip():
-        raise AdapterError(f"an adapter is a name or a (name, scale) pair, not {use!r:.80}")
-    return name, check_scale(name, scale)
-
-
-def check_scale(name: str, scale: object) -> float:
-    """The scale of an adapter in a stack.
-
-    Raises:
-        AdapterError: Not a finite number.
-    """
-    if isinstance(scale, bool) or not isinstance(scale, int | float) or not math.isfinite(scale):
-        raise AdapterError(f"the scale of adapter {name!r} must be a finite number (1 is as trained), not {scale!r:.40}")
-    return float(scale)
-
-
-def _whole(value: object, least: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= least
-
-
-def _in_range(name: str, value: float | None, low: float, high: float, *, open_low: bool = False) -> None:
-    if value is None:
-        return
-    bad_type = isinstance(value, bool) or not isinstance(value, int | float)
-    if bad_type or math.isnan(value) or value > high or value < low or (open_low and value == low) or math.isinf(value):
-        left = "(" if open_low else "["
-        raise InvalidRequestError(f"{name} must lie within {left}{low:g}, {high:g}], not {value!r}")

@@ -14,6 +14,7 @@ from app.bench.parts.decode import decode
 from app.bench.parts.latency import latency
 from app.bench.parts.overhead import overhead
 from app.bench.parts.rows import rows
+from app.bench.parts.sampler import sampler
 from app.bench.parts.score import score
 from app.bench.parts.speculative import speculative
 from app.bench.parts.swap import swap
@@ -61,6 +62,7 @@ PARTS = (
     Part("W7", "chats under a byte budget", On.TINY, budget),
     Part("W8", "event-loop latency", On.BACKENDS, latency),
     Part("swap", "adapters that take turns: counts", On.BACKENDS, swap),
+    Part("sampler", "sampler and records", On.ONCE, sampler),
     Part("speculative", "prompt lookup against plain decoding, SmolLM2", On.BACKENDS, speculative),
     Part("trie", "the token trie alone", On.ONCE, trie),
     Part("start", "from the process to the window", On.ONCE, start),

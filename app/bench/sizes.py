@@ -35,6 +35,7 @@ class Sizes:
     message_answer: int = 10
     budget_tokens: int = 4000
     latency_seconds: float = 6.0  # W8
+    sampler_tokens: int = 64  # of each vocabulary, number of rows and setting
     speculative_tokens: int = 64
     trie_path: int = 100_000
     trie_branches: int = 10_000
@@ -71,6 +72,7 @@ QUICK = Sizes(
     visits=32,
     budget_tokens=1200,
     latency_seconds=1.5,
+    sampler_tokens=16,
     speculative_tokens=16,
 )
 LARGE_MODEL = Sizes(  # SmolLM2: a token takes twenty times as long

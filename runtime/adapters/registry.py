@@ -10,9 +10,10 @@ import numpy as np
 
 from runtime.adapters.layout import AdapterHeader
 from runtime.adapters.stacks import namespaced
+from runtime.adapters.uses import Adapters, check_adapters, check_scale
 from runtime.errors import AdapterError
 from runtime.info import AdapterInfo
-from runtime.options import Adapters, check_adapters, check_scale, nearest
+from runtime.options import nearest
 from runtime.records import Int32
 
 NamedStack = tuple[tuple[str, float], ...]  # (name, scale), in order

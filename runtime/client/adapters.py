@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, cast
 
+from runtime.adapters.uses import check_adapters, check_scale
 from runtime.client.calls import Calls
 from runtime.errors import AdapterError
 from runtime.info import ModelInfo
 from runtime.loading.paths import is_model_id
-from runtime.options import check_adapters, check_scale
 
 
 class AdapterCalls:

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from runtime.adapters.uses import Adapters, check_adapters
 from runtime.errors import InvalidRequestError
 from runtime.language_model import Message
-from runtime.options import Adapters, check_adapters
 from runtime.text.utf8 import clean_text
 
 

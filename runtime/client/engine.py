@@ -9,6 +9,7 @@ from contextlib import aclosing, closing
 from types import TracebackType
 from typing import Any, Self, cast
 
+from runtime.adapters.uses import Adapters
 from runtime.client.adapters import AdapterCalls
 from runtime.client.arguments import plain_adapters, plain_ids, plain_messages
 from runtime.client.calls import Calls
@@ -17,14 +18,15 @@ from runtime.client.vectors import VectorCalls
 from runtime.errors import InvalidRequestError, RuntimeFault
 from runtime.info import CacheReport, Metrics, ModelInfo, OnProgress
 from runtime.language_model import Message, PrefixMatch
-from runtime.options import Adapters, GenerationOptions
+from runtime.members.resolving import ResolvingMembers
+from runtime.options import GenerationOptions
 from runtime.records import Float32, TokenRecord, TokenRun
 from runtime.text.utf8 import clean_text
 from runtime.wire.arrays import unpack_pieces
 from runtime.wire.messages import Loaded
 
 
-class EngineClient(AdapterCalls, VectorCalls):
+class EngineClient(AdapterCalls, VectorCalls, ResolvingMembers):
     """A model in an engine process, made by `spawn`. Every member is described by `LanguageModel`.
 
     Once the process has ended, whoever waits and whoever asks gets `EngineDiedError`; `spawn` makes another one.
@@ -57,6 +59,10 @@ class EngineClient(AdapterCalls, VectorCalls):
     @property
     def chat_template(self) -> str | None:
         return self._first.chat_template
+
+    @property
+    def own_options(self) -> GenerationOptions:
+        return self._first.own_options
 
     @property
     def byte_vocab(self) -> list[bytes]:

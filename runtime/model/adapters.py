@@ -12,10 +12,10 @@ from typing import Any
 from runtime.adapters.folder import adapter_folder, read_header
 from runtime.adapters.matching import check_base, matched
 from runtime.adapters.registry import Entry
+from runtime.adapters.uses import check_adapters, check_scale
 from runtime.errors import AdapterError
 from runtime.loading.paths import is_model_id
 from runtime.model.core import Core
-from runtime.options import check_adapters, check_scale
 
 
 class AdapterMembers(Core):

@@ -7,12 +7,13 @@ from collections.abc import Sequence, Sized
 from typing import TypeVar
 
 from runtime.adapters.registry import Registry, Route
+from runtime.adapters.uses import Adapters
 from runtime.aio import Mailbox
 from runtime.engine import Engine
 from runtime.errors import InvalidRequestError
 from runtime.info import ModelInfo
 from runtime.model.text import TextSide
-from runtime.options import Adapters, LoadOptions
+from runtime.options import LoadOptions
 from runtime.records import Int32
 from runtime.scheduler.jobs import Job, check_ids
 

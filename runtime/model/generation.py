@@ -7,6 +7,7 @@ import queue
 from collections import deque
 from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from operator import index
 
 from runtime.errors import InvalidRequestError
@@ -16,8 +17,10 @@ from runtime.model.core import some
 from runtime.model.texts import TextMembers
 from runtime.options import GenerationOptions, SamplingOptions
 from runtime.records import Finish, TokenRecord, TokenRun
-from runtime.sampling.chain import resolve_sampler
+from runtime.resolution import resolve_options
+from runtime.sampling.chain import make_sampler
 from runtime.sampling.draw import fresh_seed
+from runtime.sampling.report import SHOWN
 from runtime.scheduler.jobs import GenerateJob, Priority
 from runtime.speculation.draft import check_speculative
 
@@ -156,20 +159,24 @@ class GenerationMembers(TextMembers):
         return "".join(pieces)
 
     def _generation(self, ids: Sequence[int], options: GenerationOptions | None) -> GenerateJob:
-        options = self._text.with_stops((options or GenerationOptions()).check())
-        if options.speculative is not None:
-            check_speculative(options.speculative, self.info)
-        seed = fresh_seed() if options.seed is None else options.seed
-        own = self._text.sampling if options.resolve else SamplingOptions()
+        given = (options or GenerationOptions()).check()
+        if given.speculative is not None:
+            check_speculative(given.speculative, self.info)
+        chosen = resolve_options(given, model=self._text.own).options if given.resolve else given
+        chosen = self._text.with_stops(chosen)
+        settings = chosen.sampling.check(self.info.vocab_size)
+        if chosen.stages:
+            chosen = replace(chosen, top_k=max(chosen.top_k, SHOWN))
+        seed = fresh_seed() if chosen.seed is None else chosen.seed
         checked = self._check(ids)
-        namespace, before = self._route(checked, options.adapters)
+        namespace, before = self._route(checked, chosen.adapters)
         return GenerateJob(
             checked,
             namespace,
             Priority.CHAT,
             before=before,
-            options=options,
-            sampler=resolve_sampler(options.sampling, own, seed, options.branch),
+            options=chosen,
+            sampler=make_sampler(settings, seed, chosen.branch, pieces=lambda: self._byte_vocab),
         )
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from runtime.adapters.uses import check_adapters
 from runtime.backends import facts
 from runtime.backends.base import Backend
 from runtime.backends.byte_text import own_text
@@ -16,7 +17,7 @@ from runtime.loading.folder import ModelFolder
 from runtime.loading.source import resolve
 from runtime.model.local import LocalModel
 from runtime.model.text import TextSide
-from runtime.options import LoadOptions, check_adapters
+from runtime.options import LoadOptions
 from runtime.scheduler.loop import Scheduler
 from runtime.speculation.draft import check_draft
 from runtime.text.utf8 import Utf8Stream

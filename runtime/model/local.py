@@ -8,14 +8,15 @@ from types import TracebackType
 from typing import Self
 
 from runtime.info import CacheReport, Metrics
+from runtime.members.resolving import ResolvingMembers
 from runtime.model.adapters import AdapterMembers
 from runtime.model.generation import GenerationMembers
 from runtime.model.queries import QueryMembers
 from runtime.model.vectors import VectorMembers
-from runtime.options import LoadOptions
+from runtime.options import GenerationOptions, LoadOptions
 
 
-class LocalModel(QueryMembers, GenerationMembers, AdapterMembers, VectorMembers):
+class LocalModel(QueryMembers, GenerationMembers, AdapterMembers, VectorMembers, ResolvingMembers):
     """A model loaded in this process, made by `load`. Every member is described by `LanguageModel`."""
 
     @property
@@ -37,6 +38,11 @@ class LocalModel(QueryMembers, GenerationMembers, AdapterMembers, VectorMembers)
     def str_vocab(self) -> list[str]:
         """The text of every id."""
         return self._text.tokenizer.str_vocab(self.info.vocab_size)
+
+    @property
+    def own_options(self) -> GenerationOptions:
+        """What its generation_config.json asks for."""
+        return self._text.own
 
     def metrics(self) -> Metrics:
         """The counters."""

@@ -10,12 +10,13 @@ from functools import partial
 import numpy as np
 
 from runtime.adapters.stacks import TokenStacks, stack_of
+from runtime.adapters.uses import Adapters
 from runtime.aio import Reply
 from runtime.errors import InvalidRequestError
 from runtime.info import OnProgress
 from runtime.language_model import PrefixMatch
 from runtime.model.core import Core, some
-from runtime.options import Adapters, GenerationOptions
+from runtime.options import GenerationOptions
 from runtime.records import Float32, Int32, Origin, Scores, TokenRecord, TokenRun
 from runtime.scheduler.jobs import CallJob, Priority, QueryJob, Rows, ScoreJob, Waiter
 from runtime.scoring import log_softmax

@@ -11,7 +11,7 @@ import tokenizers
 from runtime.backends import facts
 from runtime.info import ModelInfo
 from runtime.loading.folder import ModelFolder
-from runtime.options import GenerationOptions, LoadOptions, SamplingOptions
+from runtime.options import GenerationOptions, LoadOptions
 from runtime.text.chosen import ChosenFormat, choose_format
 from runtime.text.template import ChatTemplate
 from runtime.text.tokenizer import Tokenizer
@@ -23,7 +23,7 @@ class TextSide:
 
     tokenizer: Tokenizer
     template: ChatTemplate | None
-    sampling: SamplingOptions  # the model's own, from generation_config.json
+    own: GenerationOptions  # what the model's generation_config.json asks for
     format: ChosenFormat | None = None  # None until `with_format`
 
     def with_format(self, options: LoadOptions) -> TextSide:
@@ -66,7 +66,7 @@ class TextSide:
     def from_folder(cls, folder: ModelFolder) -> TextSide:
         """Reads what the folder says."""
         tokenizer = Tokenizer.from_folder(folder)
-        return cls(tokenizer, ChatTemplate.from_folder(folder, tokenizer), own_sampling(folder.generation_config))
+        return cls(tokenizer, ChatTemplate.from_folder(folder, tokenizer), own_options(folder.generation_config))
 
     @classmethod
     def from_transformers(cls, model: Any, tokenizer: Any) -> TextSide:
@@ -77,17 +77,19 @@ class TextSide:
         ours = Tokenizer.from_transformers(tokenizer, eos_token_ids=ids)
         source = getattr(tokenizer, "chat_template", None)
         template = ChatTemplate(source, ours.special_texts) if isinstance(source, str) else None
-        return cls(ours, template, own_sampling(settings))
+        return cls(ours, template, own_options(settings))
 
     @classmethod
     def from_parts(cls, backend: tokenizers.Tokenizer, template: str, eos: tuple[int, ...]) -> TextSide:
         """A tokenizer and a template without files."""
-        return cls(Tokenizer(backend, eos_token_ids=eos), ChatTemplate(template), SamplingOptions())
+        return cls(Tokenizer(backend, eos_token_ids=eos), ChatTemplate(template), GenerationOptions())
 
 
-def own_sampling(config: Mapping[str, Any]) -> SamplingOptions:
-    """The sampling a model asks for; only where it says that it wants to be sampled."""
-    if not isinstance(config, Mapping) or not config.get("do_sample"):
-        return SamplingOptions()
-    names = ("temperature", "top_k", "top_p", "min_p")
-    return SamplingOptions(**{name: config[name] for name in names if config.get(name) is not None}).check()
+def own_options(config: Mapping[str, Any]) -> GenerationOptions:
+    """The options a model asks for: sampling only where it says that it wants to be sampled, the rest anyhow."""
+    if not isinstance(config, Mapping):
+        return GenerationOptions()
+    names: tuple[str, ...] = ("repetition_penalty", "suppress_tokens", "max_new_tokens")
+    if config.get("do_sample"):
+        names += ("temperature", "top_k", "top_p", "min_p", "typical_p")
+    return GenerationOptions.from_mapping({name: config[name] for name in names if config.get(name) is not None})

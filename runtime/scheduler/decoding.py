@@ -89,7 +89,7 @@ class Decoding:
             self._counters.first_token_seconds = time.monotonic() - stream.job.submitted
             self._counters.publish(self._cache)  # before the first token, so that who sees it sees what the prompt cost
             self._finish.ledger.prompted(stream.job)
-            self._settle([draw([row], Distributions.known(last), [0])])
+            self._settle([draw([row], Distributions.known(last, prefill.shift), [0])])
             stream.deliver()
         except BaseException:  # the job is told by the caller
             if row is None or row in self.rows:

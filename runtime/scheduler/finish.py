@@ -76,7 +76,8 @@ class Finisher:
         last = chunk.end(rows[-1][1], rows[-1][0]) if prefill.done else None
         self._publish(prefill, scores)
         if last is not None:
-            self._cache.vectors.put(job.key, last)
+            prefill.shift = chunk.shift(rows[-1][1])
+            self._cache.vectors.put(job.key, last, prefill.shift)
         return last
 
     def _score_rows(self, job: ScoreJob, chunk: ChunkLogits, rows: Sequence[tuple[int, int]]) -> Scores:

@@ -15,7 +15,7 @@ import numpy as np
 from runtime.adapters.stacks import stack_of
 from runtime.errors import ContextOverflowError, InvalidRequestError
 from runtime.info import OnProgress
-from runtime.options import GenerationOptions
+from runtime.options import GenerationOptions, SamplingOptions
 from runtime.records import Float32, Int32, Scores, TokenRun
 from runtime.sampling.chain import Sampler
 from runtime.trie import Namespace, Span
@@ -204,7 +204,7 @@ class GenerateJob(Job):
     """A continuation of the path, token by token. The callbacks run on the owner thread and must not block."""
 
     options: GenerationOptions = field(default_factory=GenerationOptions)
-    sampler: Sampler = field(default_factory=lambda: Sampler(0.0, 0, 1.0, 0.0, 0))
+    sampler: Sampler = field(default_factory=lambda: Sampler(SamplingOptions(temperature=0.0), 0))
     on_run: Callable[[TokenRun], None] = nothing
     on_end: Callable[[BaseException | None], None] = nothing
     eos: frozenset[int] | None = None  # None: the model's own

@@ -226,7 +226,9 @@ class Scheduler:
                 self.cache.answered(job)
                 job.answer(vector)
                 return
+            shift = self.cache.vectors.shift(job.key)  # before others are moved, this one out maybe
             prefill = self.cache.place(job, len(job.ids))
+            prefill.shift = shift
             if prefill.at == len(job.ids):  # the KV is there as well: nothing to push
                 prefill.tell()
                 self._start_row(prefill, vector)

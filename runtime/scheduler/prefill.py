@@ -42,6 +42,7 @@ class Prefill:
     served: int = 0  # the round in which it was last pushed
     chunk: ChunkLogits | None = None  # of the last forward
     rows: list[tuple[int, int]] = field(default_factory=list)  # (token index, row of `chunk`), as wanted
+    shift: float = 0.0  # the normaliser of the distribution after the path, once that is known
     _mark: tuple[int, int, int, int] = (0, 0, 0, 0)
 
     @property

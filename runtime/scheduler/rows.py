@@ -9,6 +9,7 @@ from typing import Protocol
 
 import numpy as np
 
+from runtime.errors import RuntimeFault
 from runtime.records import Int32, Scores
 from runtime.scheduler.jobs import GenerateJob
 from runtime.scheduler.logits import Distributions, non_finite
@@ -100,7 +101,7 @@ class Drawn:
     after: Distributions
     at: list[int]  # each row's place in `after`
     tokens: list[int]
-    failures: dict[int, BaseException]  # by a row's identity: its distribution was no numbers, nothing was drawn
+    failures: dict[int, BaseException]  # by a row's identity: its distribution was no numbers, or left nothing to draw
     recorded: bool = False
 
     def record(self) -> None:
@@ -151,7 +152,11 @@ def _draw_one(drawn: Drawn, row: Row, i: int) -> bool:
     if not drawn.after.finite[i]:
         drawn.failures[id(row)] = non_finite(row.stream.position)
         return False
-    token, u = row.stream.draw(drawn.after.logprobs[i])
+    try:
+        token, u = row.stream.draw(drawn.after.logprobs[i], float(drawn.after.shift[i]))
+    except RuntimeFault as fault:  # nothing is left to draw from: this one alone ends
+        drawn.failures[id(row)] = fault
+        return False
     row.started = row.started or time.monotonic()
     row.pending = token
     row.stream.take(token, u)

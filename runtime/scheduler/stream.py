@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
 
 from runtime.records import Finish, Float32, Int32, Origin, Scores, TokenRun
+from runtime.sampling.chain import Traced
+from runtime.sampling.history import History
+from runtime.sampling.report import report
 from runtime.scheduler.columns import GrowingScores
 from runtime.scheduler.jobs import GenerateJob
+from runtime.stages import StageTable
 
 DEFAULT_MAX_TOKENS = 512
 PACE_SECONDS = 0.016  # tokens that come faster than a screen shows them are told together: each telling wakes a thread
@@ -55,6 +60,9 @@ class Stream:
         self._told = -PACE_SECONDS  # monotonic seconds
         self.new_ids: list[int] = []
         self.scores = GrowingScores(job.options.top_k)
+        self._history = History(job.ids, job.sampler.window) if job.sampler.remembers else None
+        self._stages: list[StageTable] = []  # of the tokens that were not sent yet, where they are asked for
+        self._traced: deque[Traced] = deque()  # draws that are not recorded yet
         self.finish = Finish.NONE
 
     @property
@@ -67,13 +75,20 @@ class Stream:
         """Tokens that may come yet."""
         return min(self._limit, self._room + 1) - len(self.new_ids)
 
-    def draw(self, logprobs: Float32) -> tuple[int, float]:
-        """The next token and its random number, from ``(vocab,)`` log-probabilities."""
-        return self.job.sampler.draw(logprobs, self.position)
+    def draw(self, logprobs: Float32, shift: float = 0.0) -> tuple[int, float]:
+        """The next token and its random number, from ``(vocab,)`` log-probabilities; `shift` makes raw logits of them."""
+        sampler = self.job.sampler
+        if not self.job.options.stages:
+            return sampler.draw(logprobs, self.position, history=self._history, shift=shift)
+        traced = sampler.trace(logprobs, self.position, history=self._history, shift=shift)
+        self._traced.append(traced)
+        return traced.token, traced.u
 
     def take(self, token: int, u: float) -> None:
         """Takes a drawn token in; `finish` says whether it was the last."""
         self.new_ids.append(token)
+        if self._history is not None:
+            self._history.append(token)
         self._draws.append(u)
         self.finish = self._ending(token)
         text = self._decoder.feed(self._token_bytes[token])
@@ -87,6 +102,8 @@ class Stream:
     def record(self, scores: Scores, row: int) -> None:
         """The numbers of the token taken last: row `row` of `scores`."""
         self.scores.append(scores, row)
+        if self._traced:
+            self._stages.append(report(self._traced.popleft()))
 
     def _ending(self, token: int) -> Finish:
         if token in self._eos and not self.job.options.ignore_eos:
@@ -154,9 +171,10 @@ class Stream:
             origin=np.full(n, int(Origin.SAMPLED), np.uint8),
             finish=finish,
             draw=np.array(self._draws[part], np.float32),
+            stages=StageTable.concat(self._stages[:n]) if self._stages else None,
         )
         self._sent = self._ready
-        del self._texts[:n]
+        del self._texts[:n], self._stages[:n]
         self.job.on_run(run)
 
     def flush(self) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 
 from runtime.errors import InvalidRequestError, RuntimeFault
 from runtime.info import CacheReport, Metrics, ModelInfo, PromptProgress
+from runtime.options import GenerationOptions
 from runtime.wire.arrays import Array, Pieces
 from runtime.wire.faults import Fault
 
@@ -61,6 +62,7 @@ class Loaded(msgspec.Struct, tag="loaded", frozen=True):
     chat_template: str | None
     byte_vocab: Pieces
     str_vocab: Pieces  # UTF-8
+    own_options: GenerationOptions = msgspec.field(default_factory=GenerationOptions)
 
 
 class Result(msgspec.Struct, tag="result", frozen=True):

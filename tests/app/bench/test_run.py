@@ -40,6 +40,7 @@ SMALL = Sizes(
     message=10,
     message_answer=4,
     budget_tokens=300,
+    sampler_tokens=2,
     trie_path=3_000,
     trie_branches=200,
 )
@@ -107,6 +108,8 @@ def test_every_row_has_its_figures_beside_its_bars(report: Report) -> None:
         "W6 score": [(1.0, False)] * 2 + [(1.2, False)] * 2,
         "W7 budget": [(1.0, False)] * 2 + [(1.05, False)] * 2,
         "adapter swap": [(0.0, False)] * 2,
+        "sampler, chat": [(1.5, False)] * 6,
+        "sampler, open": [(1.5, False)] * 6,
         "trie": [(1.0, False), (50.0, False)],
     }
 
@@ -174,7 +177,18 @@ def test_quick_runs_count_everywhere_and_time_once_per_backend(cases: list[Case]
     def meant(quick: bool) -> dict[str, int]:
         return {part.name: sum(part.meant_for(case, cases, quick=quick) for case in cases) for part in PARTS}
 
-    everywhere = {"W1": 4, "W2": 4, "W3": 4, "rows": 2, "W8": 2, "swap": 2, "speculative": 2, "trie": 0, "start": 0}
+    everywhere = {
+        "W1": 4,
+        "W2": 4,
+        "W3": 4,
+        "rows": 2,
+        "W8": 2,
+        "swap": 2,
+        "speculative": 2,
+        "sampler": 0,
+        "trie": 0,
+        "start": 0,
+    }
     assert meant(quick=True) == {**everywhere, "W5": 2, "overhead": 2, "W6": 2, "W7": 2}
     assert meant(quick=False) == {**everywhere, "W5": 4, "overhead": 4, "W6": 4, "W7": 4}
     large = Case("hf", "smollm2", Path(), 10)

@@ -30,12 +30,14 @@ from runtime import (
     ModelLoadError,
     Origin,
     PrefixMatch,
+    SamplingOptions,
     TokenRecord,
     TokenRun,
 )
 from runtime import errors as runtime_errors
+from runtime.adapters.uses import Adapters
 from runtime.info import OnProgress, PromptProgress
-from runtime.options import Adapters
+from runtime.members.resolving import ResolvingMembers
 from runtime.records import Float32
 from tests.runtime.process.fake_adapters import FakeAdapters
 from tests.runtime.process.fake_answers import CONTEXT, EOS, VOCAB, logprobs_of, run_of
@@ -63,7 +65,7 @@ def load(source: str, backend: str = "auto", **options: Any) -> FakeModel:
     return FakeModel(backend, options)
 
 
-class FakeModel(FakeAdapters, FakeVectors):
+class FakeModel(FakeAdapters, FakeVectors, ResolvingMembers):
     """Satisfies `LanguageModel` in the engine process."""
 
     def __init__(self, backend: str, options: Mapping[str, Any], width: int = len(VOCAB)) -> None:
@@ -85,6 +87,10 @@ class FakeModel(FakeAdapters, FakeVectors):
             context_length=CONTEXT, has_template=True, kv_bytes_per_token=0, kv_fingerprint="k", model_fingerprint="m",
             options=dict(options),
         )  # fmt: skip
+
+    @property
+    def own_options(self) -> GenerationOptions:
+        return GenerationOptions(max_tokens=77, sampling=SamplingOptions(temperature=0.5))
 
     def heartbeat(self) -> tuple[int, str]:
         return self.beat

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from runtime import AdapterError, LanguageModel, load, spawn
-from runtime.options import Adapters
+from runtime.adapters.uses import Adapters
 from tests.runtime.adapters.test_changes import GREEDY, toy_adapter
 
 
