@@ -41,6 +41,7 @@ if TYPE_CHECKING:
         unregister_backend,
     )
     from runtime.client import EngineClient, EngineLimits, spawn
+    from runtime.grammar.source import Grammar
     from runtime.info import CacheReport, EdgeReport, Metrics, ModelInfo, OnProgress, PromptProgress
     from runtime.language_model import LanguageModel, Message, PrefixMatch
     from runtime.loading.importer import import_model
@@ -68,6 +69,7 @@ __all__ = [
     "Finish",
     "FullVocabUnavailableError",
     "GenerationOptions",
+    "Grammar",
     "GrammarError",
     "InvalidRequestError",
     "LanguageModel",
@@ -128,6 +130,7 @@ _NAMES = {
         "unregister_backend",
     ),
     "runtime.client": ("EngineClient", "EngineLimits", "spawn"),
+    "runtime.grammar.source": ("Grammar",),
     "runtime.info": ("CacheReport", "EdgeReport", "Metrics", "ModelInfo", "OnProgress", "PromptProgress"),
     "runtime.language_model": ("LanguageModel", "Message", "PrefixMatch"),
     "runtime.loading.importer": ("import_model",),

@@ -8,7 +8,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, Self
 
-from runtime.errors import InvalidRequestError
+from runtime.errors import GrammarError, InvalidRequestError
+from runtime.grammar.source import Grammar
 
 KvDtype = Literal["auto", "f32", "f16", "bf16", "q8", "q4"]
 
@@ -123,12 +124,15 @@ class GenerationOptions:
     seed: int | None = None  # None: a fresh one, reported in the records' session
     branch: int = 0  # separates streams that share a seed
     resolve: bool = True  # False: the library's defaults alone, for parity and benchmarks
+    grammar: Grammar | None = None  # what the answer must look like
+    grammar_prefix: int = 0  # so many of the last ids given are the beginning of that answer already
 
     def check(self) -> Self:
         """Itself.
 
         Raises:
             InvalidRequestError: A value out of range; the message names it.
+            GrammarError: Something that contradicts the grammar.
         """
         self.sampling.check()
         if self.max_tokens is not None and not _whole(self.max_tokens, 1):
@@ -140,7 +144,24 @@ class GenerationOptions:
         for name, value in (("seed", self.seed), ("branch", self.branch)):
             if value is not None and (not _whole(value, 0) or value >= 1 << 64):
                 raise InvalidRequestError(f"{name} must be a whole number within 0 and 2**64 - 1, not {value!r}")
+        self._check_grammar()
         return self
+
+    def _check_grammar(self) -> None:
+        if not _whole(self.grammar_prefix, 0):
+            raise InvalidRequestError(f"grammar_prefix counts tokens, 0 or more, not {self.grammar_prefix!r}")
+        if self.grammar is None:
+            if self.grammar_prefix:
+                raise InvalidRequestError(f"grammar_prefix={self.grammar_prefix} without a grammar: give both or neither")
+            return
+        if not isinstance(self.grammar, Grammar):
+            raise GrammarError(
+                f"grammar is made by Grammar.json_schema, Grammar.regex or Grammar.lark, not {self.grammar!r:.80}"
+            )
+        if self.ignore_eos:
+            raise GrammarError(
+                "ignore_eos contradicts a grammar, which alone says where an answer may end: leave out one of the two"
+            )
 
 
 def _whole(value: object, least: int) -> bool:

@@ -1,0 +1,119 @@
+"""`Grammar`: what an answer must look like, as a value that crosses the pipe."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, Self
+
+from runtime.errors import GrammarError
+
+GrammarKind = Literal["json_schema", "regex", "lark"]
+MAX_CHARACTERS = 1 << 18  # of a grammar's source
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """What an answer must look like. Make one with `json_schema`, `regex` or `lark`; give it to `GenerationOptions.grammar`.
+
+    Nothing but the source is held, so it can be compared, saved and sent; the language is llguidance's
+    (https://github.com/guidance-ai/llguidance): JSON schema, Rust regular expressions, and its own dialect of Lark.
+    """
+
+    kind: GrammarKind
+    source: str
+
+    @classmethod
+    def json_schema(cls, schema: Mapping[str, Any] | str | type) -> Self:
+        """Answers are JSON texts that the schema describes.
+
+        Between its parts at most one line break and 32 spaces stand (a small model would fill pages with them);
+        ``"x-guidance": {"whitespace_pattern": ...}`` in the schema says otherwise.
+
+        Args:
+            schema: A dictionary, its JSON text, or a pydantic class.
+
+        Raises:
+            GrammarError: None of these, or not JSON.
+        """
+        made: object = schema
+        if isinstance(schema, type):
+            made = _schema_of(schema)
+        elif isinstance(schema, str):
+            made = _read_json(schema)
+        if not isinstance(made, Mapping | bool):
+            raise GrammarError(f"a JSON schema is a dictionary, its JSON text or a pydantic class, not {schema!r:.80}")
+        if isinstance(schema, str):
+            return cls("json_schema", schema)._check_source()
+        try:
+            text = json.dumps(made if isinstance(made, bool) else dict(made), ensure_ascii=False, allow_nan=False)
+        except (TypeError, ValueError, RecursionError) as fault:
+            raise GrammarError(f"the JSON schema holds what JSON cannot: {fault}") from fault
+        return cls("json_schema", text)._check_source()
+
+    @classmethod
+    def regex(cls, pattern: str) -> Self:
+        """Answers match the whole pattern, in the syntax of Rust's regex crate: no look-around, no back-references.
+
+        Raises:
+            GrammarError: Not a text.
+        """
+        return cls("regex", pattern)._check_source()
+
+    @classmethod
+    def lark(cls, source: str) -> Self:
+        """Answers are sentences of a Lark grammar whose first rule is ``start``.
+
+        Raises:
+            GrammarError: Not a text.
+        """
+        return cls("lark", source)._check_source()
+
+    def check(self) -> Self:
+        """Itself, when llguidance can read it. Takes no model; imports llguidance (0.1 s) the first time.
+
+        Raises:
+            GrammarError: It cannot; its own message says why.
+        """
+        from runtime.grammar.compile import check_grammar  # not on the import path
+
+        check_grammar(self)
+        return self
+
+    def _check_source(self) -> Self:
+        if not isinstance(self.source, str):
+            raise GrammarError(f"a grammar's source is a text, not {self.source!r:.80}")
+        if len(self.source) > MAX_CHARACTERS:
+            raise GrammarError(
+                f"the {self.label} has {len(self.source):,} characters; at most {MAX_CHARACTERS:,} are read: split it"
+            )
+        try:
+            self.source.encode()
+        except UnicodeEncodeError as fault:
+            where = f"half of a character (a lone surrogate) at position {fault.start:,}"
+            raise GrammarError(f"the {self.label} holds {where}; remove it") from fault
+        return self
+
+    @property
+    def label(self) -> str:
+        """What kind it is, in words."""
+        return {"json_schema": "JSON schema", "regex": "regex", "lark": "Lark grammar"}.get(self.kind, str(self.kind))
+
+
+def _schema_of(given: type) -> object:
+    """The schema that a pydantic class gives of itself."""
+    describe = getattr(given, "model_json_schema", None)
+    if describe is None:
+        raise GrammarError(f"{given.__name__} is no pydantic class: it has no model_json_schema()")
+    try:
+        return describe()
+    except Exception as fault:
+        raise GrammarError(f"{given.__name__} cannot be told as a JSON schema: {fault}") from fault
+
+
+def _read_json(text: str) -> object:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as fault:
+        raise GrammarError(f"the JSON schema is not JSON: {fault}") from fault
