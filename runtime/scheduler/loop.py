@@ -7,25 +7,20 @@ caller has gone. Runs on the owner thread alone.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from runtime.aio import together
 from runtime.backends.base import Backend
-from runtime.errors import MemoryBudgetError
 from runtime.options import LoadOptions
 from runtime.records import Float32
 from runtime.scheduler.cache import Cache
 from runtime.scheduler.counters import Counters
-from runtime.scheduler.faults import bisect, typed
+from runtime.scheduler.decoding import Decoding
+from runtime.scheduler.faults import typed
 from runtime.scheduler.finish import Finisher, gone
 from runtime.scheduler.jobs import CallJob, GenerateJob, Job, QueryJob, ScoreJob, settle
-from runtime.scheduler.logits import Distributions, normalise
 from runtime.scheduler.prefill import Prefill
 from runtime.scheduler.prompts import Prompts
-from runtime.scheduler.room import NoRoomError
-from runtime.scheduler.rows import Row, decode
 from runtime.scheduler.stream import Stream, TextDecoder
 from runtime.scheduler.waiting import Waiting
 
@@ -63,7 +58,6 @@ class Scheduler:
         self._finish = Finisher(self.cache, self.counters)
         self._waiting = Waiting()
         self._queries: dict[object, QueryJob] = {}
-        self._rows: list[Row] = []
         self._prompts = Prompts(
             options,
             self.cache,
@@ -74,12 +68,20 @@ class Scheduler:
             start_row=self._start_row,
             park=self._waiting.park,
         )
+        self._decoding = Decoding(
+            options,
+            self.cache,
+            self.counters,
+            self._finish,
+            overlaps=backend.overlaps,
+            make_way=self._prompts.make_way,
+        )
         self.steps = 0
 
     @property
     def busy(self) -> bool:
         """Whether a step has anything to do."""
-        return bool(self._waiting or self._prompts.running or self._rows)
+        return bool(self._waiting or self._prompts.running or self._decoding.rows)
 
     def submit(self, jobs: Sequence[Job]) -> None:
         """Takes jobs in; a query equal to one in flight joins it."""
@@ -98,22 +100,18 @@ class Scheduler:
         """One round; call while `busy`."""
         self.steps += 1
         self._drop_cancelled()
-        for job in self._waiting.take(self.cache.departures, idle=not (self._rows or self._prompts.running)):
+        for job in self._waiting.take(self.cache.departures, idle=not (self._decoding.rows or self._prompts.running)):
             self._guard(job, partial(self._admit, job))
-        if self._rows:
-            self._decode_step()
-            with together():
-                for row in self._rows:  # after the work; before what may take long, all there is
-                    row.stream.deliver(paced=not self._prompts.running)
+        self._decoding.step(paced=not self._prompts.running)
         if self._prompts.running:
-            self._prompts.step(decoding=bool(self._rows))
+            self._prompts.step(decoding=bool(self._decoding.rows))
         self.cache.account()
         self.counters.publish(self.cache)
 
     def fail_all(self, error: BaseException) -> None:
         """Nobody waits for ever: every job in work or waiting gets the error."""
-        for row in list(self._rows):
-            self._end_row(row, error)
+        for row in list(self._decoding.rows):
+            self._decoding.end(row, error)
         for prefill in list(self._prompts.running):
             self._prompts.end(prefill, error)
         for job in self._waiting:
@@ -133,8 +131,7 @@ class Scheduler:
     # ---- (a) collect and cancel -----------------------------------------------------------------------------------
 
     def _drop_cancelled(self) -> None:
-        for row in [r for r in self._rows if r.job.cancelled]:
-            self._end_row(row, None)
+        self._decoding.drop_cancelled()
         for prefill in [p for p in self._prompts.running if gone(p.job)]:
             self._prompts.end(prefill, None)
         for job in [j for j in self._waiting if gone(j)]:
@@ -191,118 +188,14 @@ class Scheduler:
 
     # ---- (b) one token for every generation -----------------------------------------------------------------------
 
-    def _decode_step(self) -> None:
-        by_workspace: dict[int, list[Row]] = {}
-        for row in self._rows:
-            by_workspace.setdefault(id(row.workspace), []).append(row)
-        for rows in by_workspace.values():
-            for start in range(0, len(rows), self._options.max_batch_rows):
-                self._decode_rows(rows[start : start + self._options.max_batch_rows])
-
-    def _decode_rows(self, rows: list[Row]) -> None:
-        rows = self._standing(rows)
-        if not rows:
-            return
-        workspace = rows[0].workspace
-        base = workspace.size
-        fresh: dict[tuple[int, int], int] = {}  # (slot, token) -> the new slot, shared by whoever says the same there
-        at = [fresh.setdefault((row.slot, row.pending), len(fresh)) for row in rows]
-        try:
-            for place in fresh:
-                workspace.append(*place)
-            logits = workspace.forward([token for _, token in fresh], [slot for slot, _ in fresh], range(len(fresh)))
-        except BaseException as error:  # noqa: BLE001  # bisected: only the guilty row fails
-            workspace.rollback(base)
-            if isinstance(error, NoRoomError) and self._prompts.make_way():
-                self._decode_rows(rows)
-                return
-            bisect(rows, error, self._decode_rows, self._end_row)
-            return
-        self.counters.tokens_computed += len(fresh)
-        self.counters.forward_calls += 1
-        for row, i in zip(rows, at, strict=True):
-            row.slot = base + i
-            row.pushed += 1
-        self._draw(rows, normalise(logits, entropy=True), at)
-
-    def _standing(self, rows: list[Row]) -> list[Row]:
-        """The rows, each where a token can be appended now; one that cannot be brought back has ended.
-
-        One that is brought back may take the state that another stood on, but only of a shorter path: no more rounds
-        are needed than there are rows.
-        """
-        for _ in range(len(rows)):
-            lost = [row for row in rows if not row.workspace.resumable(row.slot)]
-            if not lost:
-                break
-            moved: dict[int, int] = {}  # who stood at one place stands at one place again
-            for row in lost:
-                if row.slot in moved:
-                    row.slot = moved[row.slot]
-                elif (slot := self._push_again(row)) is not None:
-                    moved[row.slot], row.slot = slot, slot
-            rows = [row for row in rows if row in self._rows]
-        return rows
-
-    def _push_again(self, row: Row) -> int | None:
-        """Brings a generation back to its place, whose recurrent state went along with another job.
-
-        Returns:
-            Its new slot; None when it could not be brought back and has ended.
-        """
-        workspace, path = row.workspace, row.path
-        base: int | None = None
-        try:
-            slot, at = self.cache.regain(row.prefill, path)
-            base, missing, parents = workspace.size, path[at:].tolist(), []
-            for token in missing:
-                parents.append(slot)
-                slot = workspace.append(slot, token)
-            if missing:
-                workspace.forward(missing, parents, [])
-        except BaseException as error:  # noqa: BLE001  # the border: this generation alone fails
-            if base is not None:  # what was loaded before stands in the pack as well
-                workspace.rollback(base)
-            self._end_row(row, typed(error))
-            return None
-        self.counters.tokens_computed += len(missing)
-        self.counters.forward_calls += bool(missing)
-        return slot
-
-    def _draw(self, rows: list[Row], after: Distributions, at: Sequence[int]) -> None:
-        for row, failure in decode(rows, after, at):
-            self._end_row(row, failure)
-        for row in rows:
-            if row not in self._rows:
-                continue
-            if row.due:
-                row.tried = row.pushed
-                self._finish.publish_row(row)
-            try:
-                self.cache.check_room(len(row.job.ids) + row.pushed + 1)
-            except MemoryBudgetError as full:  # this one has outgrown the budget by itself; what it said is kept
-                self._end_row(row, typed(full))
-
     def _start_row(self, prefill: Prefill, last: Float32) -> None:
         """A prompt is in place: the first token comes from the distribution after it ``(vocab,)``."""
         job = prefill.job
         assert isinstance(job, GenerateJob)
         eos = self._eos if job.eos is None else job.eos
-        row: Row | None = None
         try:
-            row = Row(Stream(job, self._token_bytes, eos, self._context, self._new_decoder()), prefill)
-            self._rows.append(row)
-            self.counters.last_reused, self.counters.last_computed = prefill.reused, prefill.computed
-            self.counters.first_token_seconds = time.monotonic() - job.submitted
-            self.counters.publish(self.cache)  # before the first token, so that who sees it sees what the prompt cost
-            self._draw([row], Distributions.known(last), [0])
-            row.stream.deliver()
-        except BaseException:  # the job is told by the caller; nothing of it stays
-            if row is None or row in self._rows:
-                self._rows = [other for other in self._rows if other is not row]
-                self.cache.leave(prefill)
+            stream = Stream(job, self._token_bytes, eos, self._context, self._new_decoder())
+        except BaseException:  # the job is told by the caller
+            self.cache.leave(prefill)
             raise
-
-    def _end_row(self, row: Row, error: BaseException | None) -> None:
-        self._rows.remove(row)
-        self._finish.end_row(row, error)
+        self._decoding.start(stream, prefill, last)
