@@ -10,7 +10,9 @@ from typing import Any, Literal, Self
 from runtime.errors import GrammarError
 
 GrammarKind = Literal["json_schema", "regex", "lark"]
-MAX_CHARACTERS = 1 << 18  # of a grammar's source
+# Characters of a source: llguidance takes time that grows with the square of a regex or a rule, less so of a schema.
+MAX_CHARACTERS = {"json_schema": 1 << 17, "regex": 1 << 13, "lark": 1 << 14}
+_LABELS = {"json_schema": "JSON schema", "regex": "regex", "lark": "Lark grammar"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,15 +44,15 @@ class Grammar:
             made = _schema_of(schema)
         elif isinstance(schema, str):
             made = _read_json(schema)
-        if not isinstance(made, Mapping | bool):
+        if not isinstance(made, Mapping):
             raise GrammarError(f"a JSON schema is a dictionary, its JSON text or a pydantic class, not {schema!r:.80}")
         if isinstance(schema, str):
-            return cls("json_schema", schema)._check_source()
+            return cls("json_schema", schema).check_source()
         try:
-            text = json.dumps(made if isinstance(made, bool) else dict(made), ensure_ascii=False, allow_nan=False)
+            text = json.dumps(dict(made), ensure_ascii=False, allow_nan=False)
         except (TypeError, ValueError, RecursionError) as fault:
             raise GrammarError(f"the JSON schema holds what JSON cannot: {fault}") from fault
-        return cls("json_schema", text)._check_source()
+        return cls("json_schema", text).check_source()
 
     @classmethod
     def regex(cls, pattern: str) -> Self:
@@ -59,7 +61,7 @@ class Grammar:
         Raises:
             GrammarError: Not a text.
         """
-        return cls("regex", pattern)._check_source()
+        return cls("regex", pattern).check_source()
 
     @classmethod
     def lark(cls, source: str) -> Self:
@@ -68,26 +70,30 @@ class Grammar:
         Raises:
             GrammarError: Not a text.
         """
-        return cls("lark", source)._check_source()
+        return cls("lark", source).check_source()
 
     def check(self) -> Self:
-        """Itself, when llguidance can read it. Takes no model; imports llguidance (0.1 s) the first time.
+        """Itself, when llguidance can read and compile it. Takes no model, and 0.2 s the first time. Blocks; any thread.
 
         Raises:
             GrammarError: It cannot; its own message says why.
         """
-        from runtime.grammar.compile import check_grammar  # not on the import path
+        from runtime.grammar.compile import check_grammar  # it imports this module
 
         check_grammar(self)
         return self
 
-    def _check_source(self) -> Self:
+    def check_source(self) -> Self:
+        """Itself, when its source is a text that can be sent and is not too long. Looks at nothing else.
+
+        Raises:
+            GrammarError: It is not.
+        """
         if not isinstance(self.source, str):
             raise GrammarError(f"a grammar's source is a text, not {self.source!r:.80}")
-        if len(self.source) > MAX_CHARACTERS:
-            raise GrammarError(
-                f"the {self.label} has {len(self.source):,} characters; at most {MAX_CHARACTERS:,} are read: split it"
-            )
+        most = MAX_CHARACTERS.get(self.kind, 0)
+        if len(self.source) > most:
+            raise GrammarError(f"the {self.label} has {len(self.source):,} characters; at most {most:,} are read: shorten it")
         try:
             self.source.encode()
         except UnicodeEncodeError as fault:
@@ -98,7 +104,7 @@ class Grammar:
     @property
     def label(self) -> str:
         """What kind it is, in words."""
-        return {"json_schema": "JSON schema", "regex": "regex", "lark": "Lark grammar"}.get(self.kind, str(self.kind))
+        return _LABELS.get(self.kind, str(self.kind))
 
 
 def _schema_of(given: type) -> object:

@@ -11,12 +11,13 @@ from concurrent.futures import Future
 from operator import index
 
 from runtime.errors import InvalidRequestError
+from runtime.grammar.constraint import Constraint
 from runtime.info import OnProgress, PromptProgress
 from runtime.language_model import Message
 from runtime.model.core import some
 from runtime.model.texts import TextMembers
 from runtime.options import GenerationOptions, SamplingOptions
-from runtime.records import Finish, TokenRecord, TokenRun
+from runtime.records import Finish, Int32, TokenRecord, TokenRun
 from runtime.sampling.chain import resolve_sampler
 from runtime.sampling.draw import fresh_seed
 from runtime.scheduler.jobs import GenerateJob, Priority
@@ -43,6 +44,7 @@ class GenerationMembers(TextMembers):
         self, ids: Sequence[int], options: GenerationOptions | None = None, *, on_progress: OnProgress | None = None
     ) -> AsyncGenerator[TokenRun, None]:
         """Whatever has arrived."""
+        await self._compiled(options)
         job = self._generation(ids, options)
         mailbox, arrived, news = self._mailbox(), deque[Arrival](), asyncio.Event()
 
@@ -153,18 +155,34 @@ class GenerationMembers(TextMembers):
             await runs.aclose()
         return "".join(pieces)
 
+    async def _compiled(self, options: GenerationOptions | None) -> None:
+        """Compiles the grammar off the loop, so that `_generation` need not do it on it."""
+        grammar = options.check().grammar if options is not None else None
+        if grammar is not None and not self._grammars.ready(grammar):
+            await asyncio.to_thread(self._grammars.prepare, grammar)
+
     def _generation(self, ids: Sequence[int], options: GenerationOptions | None) -> GenerateJob:
         options = (options or GenerationOptions()).check()
         seed = fresh_seed() if options.seed is None else options.seed
         own = self._text.sampling if options.resolve else SamplingOptions()
+        checked = self._check(ids)
         return GenerateJob(
-            self._check(ids),
+            checked,
             self._namespace,
             Priority.CHAT,
             options=options,
             sampler=resolve_sampler(options.sampling, own, seed, options.branch),
             submitted=time.monotonic(),
+            constraint=self._constraint(checked, options),
         )
+
+    def _constraint(self, ids: Int32, options: GenerationOptions) -> Constraint | None:
+        """The state of the answer's grammar, its beginning at the end of the prompt included."""
+        if options.grammar is None:
+            return None
+        if options.grammar_prefix > len(ids):
+            raise InvalidRequestError(f"grammar_prefix={options.grammar_prefix:,} of {len(ids):,} tokens: give it fewer")
+        return self._grammars.constraint(options.grammar, ids[len(ids) - options.grammar_prefix :].tolist())
 
 
 def eos_set(eos_token_ids: Iterable[int]) -> frozenset[int]:

@@ -40,8 +40,20 @@ class Sampler:
     seed: int
     branch: int = 0
 
-    def draw(self, logprobs: Float32, position: int) -> tuple[int, float]:
-        """The token for one row ``(vocab,)`` at `position`, and the number it was drawn with (NaN when greedy)."""
+    def draw(
+        self, logprobs: Float32, position: int, *, allowed: npt.NDArray[np.bool_] | None = None
+    ) -> tuple[int, float]:
+        """The token for one row ``(vocab,)`` at `position`, and the number it was drawn with (NaN when greedy).
+
+        Args:
+            logprobs: Of the model.
+            position: Of the token in its path.
+            allowed: ``(vocab,)``, at least one: of these alone it is drawn.
+        """
+        if allowed is not None:
+            ids = np.flatnonzero(allowed)
+            chosen, u = self.draw(logprobs[ids], position)
+            return int(ids[chosen]), u
         if self.temperature == 0.0:
             return int(logprobs.argmax()), float("nan")
         u = uniform(self.seed, position, self.branch)

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from runtime.errors import ContextOverflowError, InvalidRequestError
+from runtime.grammar.constraint import Constraint
 from runtime.info import OnProgress
 from runtime.options import GenerationOptions
 from runtime.records import Float32, Int32, Scores, TokenRun
@@ -115,6 +116,7 @@ class GenerateJob(Job):
     on_end: Callable[[BaseException | None], None] = nothing
     submitted: float = 0.0  # monotonic seconds
     eos: frozenset[int] | None = None  # None: the model's own
+    constraint: Constraint | None = None  # where the answer stands in its grammar; this job's alone
 
     def fail(self, error: BaseException) -> None:
         """The stream ends with the error; what was sent stays."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from runtime.errors import GrammarError
 from runtime.records import Int32, Scores
 from runtime.scheduler.jobs import GenerateJob
 from runtime.scheduler.logits import Distributions, non_finite
@@ -77,7 +78,7 @@ class Drawn:
     rows: list[Row]
     after: Distributions
     at: Sequence[int]  # each row's place in `after`
-    failures: dict[int, BaseException]  # by a row's identity: its distribution was no numbers, nothing was drawn
+    failures: dict[int, BaseException]  # by a row's identity: nothing could be drawn
 
     def record(self) -> None:
         """Top-k, rank and entropy of every token, in one pass."""
@@ -100,7 +101,8 @@ def draw(rows: list[Row], after: Distributions, at: Sequence[int]) -> Drawn:
 
     Args:
         rows: The generations.
-        after: Of their last tokens; where it is not finite a generation is to end with `NonFiniteLogitsError`.
+        after: Of their last tokens; where it is not finite a generation is to end with `NonFiniteLogitsError`, where its
+            grammar fails with `GrammarError`.
         at: Each generation's row in `after`.
     """
     failures: dict[int, BaseException] = {}
@@ -109,7 +111,11 @@ def draw(rows: list[Row], after: Distributions, at: Sequence[int]) -> Drawn:
         if not after.finite[i]:
             failures[id(row)] = non_finite(row.stream.position)
             continue
-        token, u = row.stream.draw(after.logprobs[i])
+        try:
+            token, u = row.stream.draw(after.logprobs[i])
+        except GrammarError as fault:
+            failures[id(row)] = fault
+            continue
         row.started = row.started or now
         row.pending = token
         row.stream.take(token, u)
