@@ -41,6 +41,7 @@ if TYPE_CHECKING:
         unregister_backend,
     )
     from runtime.client import EngineClient, EngineLimits, spawn
+    from runtime.completion import Completion
     from runtime.grammar.source import Grammar
     from runtime.info import CacheReport, EdgeReport, Metrics, ModelInfo, OnProgress, PromptProgress
     from runtime.language_model import LanguageModel, Message, PrefixMatch
@@ -61,6 +62,7 @@ __all__ = [
     "AdapterError",
     "BackendUnavailableError",
     "CacheReport",
+    "Completion",
     "ContextOverflowError",
     "EdgeReport",
     "EngineClient",
@@ -130,6 +132,7 @@ _NAMES = {
         "unregister_backend",
     ),
     "runtime.client": ("EngineClient", "EngineLimits", "spawn"),
+    "runtime.completion": ("Completion",),
     "runtime.grammar.source": ("Grammar",),
     "runtime.info": ("CacheReport", "EdgeReport", "Metrics", "ModelInfo", "OnProgress", "PromptProgress"),
     "runtime.language_model": ("LanguageModel", "Message", "PrefixMatch"),

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Protocol, Self
 
+from runtime.completion import Completion
 from runtime.info import CacheReport, Metrics, ModelInfo, OnProgress
 from runtime.options import GenerationOptions
 from runtime.records import Float32, TokenRecord, TokenRun
@@ -168,10 +169,13 @@ class LanguageModel(Protocol):
     ) -> list[list[int]]:
         """`sample` for several prompts at once; row i answers prompt i and is the same alone or in the batch."""
 
-    async def complete(self, prompt: str | Sequence[Message], options: GenerationOptions | None = None) -> str:
+    async def complete(self, prompt: str | Sequence[Message], options: GenerationOptions | None = None) -> Completion:
         """The text that follows `prompt`: a plain text is continued, a list of messages is answered by chat template.
 
+        It says how it ended: `finish_reason`, and `incomplete` where it was cut before its own end.
+
         Raises:
+            GrammarError: The grammar cannot be used (before anything is computed), or it fails on the way.
             UnsupportedFeatureError: Messages, but the model has no chat template.
         """
 

@@ -12,6 +12,7 @@ from typing import Any, Self, cast
 from runtime.client.arguments import plain_ids, plain_messages
 from runtime.client.calls import Calls
 from runtime.client.link import EngineLink
+from runtime.completion import Completion
 from runtime.errors import InvalidRequestError, RuntimeFault
 from runtime.info import CacheReport, Metrics, ModelInfo, OnProgress
 from runtime.language_model import Message, PrefixMatch
@@ -182,9 +183,9 @@ class EngineClient:
         )
         return cast("list[list[int]]", answer)
 
-    async def complete(self, prompt: str | Sequence[Message], options: GenerationOptions | None = None) -> str:
+    async def complete(self, prompt: str | Sequence[Message], options: GenerationOptions | None = None) -> Completion:
         plain = clean_text(prompt) if isinstance(prompt, str) else plain_messages(prompt)
-        return cast("str", await self._calls.call("complete", prompt=plain, options=options))
+        return cast("Completion", await self._calls.call("complete", prompt=plain, options=options))
 
     # ---- text ------------------------------------------------------------------------------------------------
 

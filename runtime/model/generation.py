@@ -10,6 +10,7 @@ from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from operator import index
 
+from runtime.completion import Completion
 from runtime.errors import InvalidRequestError
 from runtime.grammar.constraint import Constraint
 from runtime.info import OnProgress, PromptProgress
@@ -143,17 +144,19 @@ class GenerationMembers(TextMembers):
         each = (self.sample(prompt, max_tokens, eos_token_ids, temperature, seed) for prompt in some(prompt_token_ids_list))
         return list(await asyncio.gather(*each))
 
-    async def complete(self, prompt: str | Sequence[Message], options: GenerationOptions | None = None) -> str:
+    async def complete(self, prompt: str | Sequence[Message], options: GenerationOptions | None = None) -> Completion:
         """Text in, text out."""
         ids = await (self.tokenize_async(prompt) if isinstance(prompt, str) else self.render_chat_async(prompt))
         pieces: list[str] = []
+        finish = Finish.NONE
         runs = self.generate_runs(ids, options)
         try:
             async for run in runs:
                 pieces.extend(t for t, f in zip(run.texts, run.finish.tolist(), strict=True) if f != Finish.EOS)
+                finish = Finish(int(run.finish[-1]))
         finally:
             await runs.aclose()
-        return "".join(pieces)
+        return Completion("".join(pieces), finish)
 
     async def _compiled(self, options: GenerationOptions | None) -> None:
         """Compiles the grammar off the loop, so that `_generation` need not do it on it."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from runtime.grammar.constraint import Constraint
 from runtime.info import Metrics
 from runtime.scheduler.cache import Cache
 
@@ -22,6 +23,9 @@ class Counters:
     tokens_per_second: float | None = None
     last_reused: int = 0
     last_computed: int = 0
+    grammar_tokens: int = 0
+    grammar_seconds: float = 0.0
+    grammar_wait_seconds: float = 0.0
     latest: Metrics = field(default_factory=Metrics)  # what other threads may read
 
     def publish(self, cache: Cache) -> None:
@@ -46,4 +50,13 @@ class Counters:
             tokens_per_second=self.tokens_per_second,
             last_reused=self.last_reused,
             last_computed=self.last_computed,
+            grammar_tokens=self.grammar_tokens,
+            grammar_seconds=self.grammar_seconds,
+            grammar_wait_seconds=self.grammar_wait_seconds,
         )
+
+    def count_grammar(self, tokens: int, constraint: Constraint) -> None:
+        """A generation under a grammar has ended."""
+        self.grammar_tokens += tokens
+        self.grammar_seconds += constraint.work_seconds
+        self.grammar_wait_seconds += constraint.wait_seconds
