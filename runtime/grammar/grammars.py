@@ -161,11 +161,30 @@ class _Tokens:
         self.eos_token_id = vocabulary.eos[0] if vocabulary.eos else width
         self._encode = vocabulary.encode
         self._width = width
+        self._ids: dict[bytes, int] | None = None
+        self._longest = 0
 
     def __call__(self, text: bytes | str) -> list[int]:
         """How the model's own tokenizer would write a text that is forced."""
-        ids = self._encode(text.decode(errors="replace") if isinstance(text, bytes) else text)
-        return [i for i in ids if i < self._width]
+        data = text if isinstance(text, bytes) else text.encode()
+        ids = self._encode(data.decode(errors="replace"))
+        return ids if max(ids, default=0) < self._width else self._longest_pieces(data)
+
+    def _longest_pieces(self, data: bytes) -> list[int]:
+        """A way to write it where the tokenizer knows more ids than there are logits."""
+        if self._ids is None:
+            hidden = {*self.special_token_ids}
+            self._ids = {piece: i for i, piece in enumerate(self.tokens) if piece and i not in hidden}
+            self._longest = max(map(len, self._ids), default=1)
+        ids, at = [], 0
+        while at < len(data):
+            ends = range(min(at + self._longest, len(data)), at, -1)
+            end = next((end for end in ends if data[at:end] in self._ids), None)
+            if end is None:  # llguidance forces nothing then, and the mask says what may come
+                break
+            ids.append(self._ids[data[at:end]])
+            at = end
+        return ids
 
 
 def _tokenizer_of(vocabulary: Vocabulary) -> Any:

@@ -109,7 +109,7 @@ class Stream:
         text = self._decoder.feed(self._token_bytes[token])
         self._texts.append(text + self._decoder.flush() if self.finish else text)
         held = 0
-        if self._stops is not None:
+        if self._stops is not None and self.finish is not Finish.EOS:  # whose name is no text of the answer
             begins = self._stops.feed(self._texts[-1])
             if begins is not None:
                 self._cut(self._tokens_of(len(self._texts[-1]) - begins))
