@@ -48,12 +48,28 @@ def llguidance_text(grammar: Grammar) -> str:
     from llguidance import LLMatcher
 
     if grammar.kind == "json_schema":
-        text: str = LLMatcher.grammar_from_json_schema(grammar.source, defaults=JSON_DEFAULTS)
+        text: str = LLMatcher.grammar_from_json_schema(grammar.source, defaults=json_defaults(grammar.source))
     elif grammar.kind == "regex":
         text = LLMatcher.grammar_from_regex(grammar.source)
     else:
         text = LLMatcher.grammar_from_lark(grammar.source)
     return text
+
+
+def json_defaults(source: str) -> dict[str, Any]:
+    """What holds for blanks in JSON where the schema's own ``x-guidance`` says nothing of them.
+
+    Raises:
+        GrammarError: The schema is no JSON object.
+    """
+    try:
+        schema = json.loads(source)
+    except (ValueError, RecursionError) as fault:
+        raise GrammarError(f"the JSON schema is not JSON: {fault}") from fault
+    if not isinstance(schema, dict):
+        raise GrammarError(f"a JSON schema is an object, not {source!r:.80}")
+    own = schema.get("x-guidance")
+    return {} if isinstance(own, dict) and "whitespace_flexible" in own else JSON_DEFAULTS
 
 
 @functools.lru_cache(maxsize=256)
@@ -63,7 +79,7 @@ def _refusal(grammar: Grammar) -> str | None:
         "kind": grammar.kind,
         "source": grammar.source,
         "limits": LIMITS,
-        "json_defaults": JSON_DEFAULTS,
+        "json_defaults": json_defaults(grammar.source) if grammar.kind == "json_schema" else {},
         "cpu_seconds": CPU_SECONDS,
         "memory_bytes": MEMORY_BYTES,
         "stack_bytes": CHILD_STACK,

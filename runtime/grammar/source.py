@@ -30,8 +30,8 @@ class Grammar:
     def json_schema(cls, schema: Mapping[str, Any] | str | type) -> Self:
         """Answers are JSON texts that the schema describes.
 
-        Between its parts at most one line break and 32 spaces stand (a small model would fill pages with them);
-        ``"x-guidance": {"whitespace_pattern": ...}`` in the schema says otherwise.
+        Between its parts stand at most one line break and 32 spaces (a small model would fill pages with them);
+        the schema can say otherwise: ``"x-guidance": {"whitespace_flexible": False}`` for none, or a ``whitespace_pattern``.
 
         Args:
             schema: A dictionary, its JSON text, or a pydantic class.
