@@ -36,5 +36,5 @@ class Completion(str):
     def __repr__(self) -> str:
         return f"Completion({str(self)!r}, {self.finish_reason!r})"
 
-    def __getnewargs__(self) -> tuple[str, Finish]:
-        return str(self), self.finish
+    def __reduce__(self) -> tuple[type[Completion], tuple[str, Finish]]:
+        return type(self), (str(self), self.finish)

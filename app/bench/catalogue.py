@@ -11,6 +11,7 @@ from app.bench.findings import Case, Findings
 from app.bench.parts.budget import budget
 from app.bench.parts.counts import branches, chat, particles
 from app.bench.parts.decode import decode
+from app.bench.parts.grammar import grammar
 from app.bench.parts.latency import latency
 from app.bench.parts.overhead import overhead
 from app.bench.parts.score import score
@@ -56,6 +57,7 @@ PARTS = (
     Part("W6", "score a text", On.ALL, score),
     Part("W7", "chats under a byte budget", On.TINY, budget),
     Part("W8", "event-loop latency", On.BACKENDS, latency),
+    Part("grammar", "answers under a grammar", On.BACKENDS, grammar),
     Part("trie", "the token trie alone", On.ONCE, trie),
     Part("start", "from the process to the window", On.ONCE, start),
 )

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 # As app.bench.catalogue has them, without its imports.
-PARTS = ("W1", "W2", "W3", "W5", "overhead", "W6", "W7", "W8", "trie", "start")
+PARTS = ("W1", "W2", "W3", "W5", "overhead", "W6", "W7", "W8", "grammar", "trie", "start")
 MODELS = ("tiny", "llama", "qwen3", "smollm2")
 
 

@@ -101,7 +101,8 @@ def _refusal(grammar: Grammar) -> str | None:
         error: str | None = json.loads(done.stdout)["error"]
         return None if error is None else readable(error)
     if done.returncode in (-signal.SIGXCPU, -signal.SIGKILL):
-        return f"compiling it took more than {CPU_SECONDS} s of computing; make it smaller (a large multipleOf, repetition or allOf)"
+        way_out = "make it smaller (what grows is a large multipleOf, repetition or allOf)"
+        return f"compiling it took more than {CPU_SECONDS} s of computing; {way_out}"
     if done.returncode == -signal.SIGSEGV:
         return "its rules are nested too deeply to be compiled; nest them less"
     last = done.stderr.decode(errors="replace").strip().splitlines()[-1:]
@@ -109,6 +110,6 @@ def _refusal(grammar: Grammar) -> str | None:
 
 
 def readable(message: str) -> str:
-    """llguidance's message without what it says of its own verbosity, and not longer than a screen."""
+    """A message of llguidance without what it says of its own verbosity, and not longer than a screen."""
     text = message.replace("<non-verbose/>", "").strip()
     return text if len(text) <= 2000 else f"{text[:2000]} ..."

@@ -95,22 +95,24 @@ class MatcherConstraint:
     def fork(self) -> MatcherConstraint:
         """A copy at the same place."""
         self._settle(keep=True)
-        copy = MatcherConstraint(
-            self._matcher.deep_copy(), self._tokenizer, self._width, self._worker, accepted=self._accepted
-        )
+        copy = MatcherConstraint(self._matcher.deep_copy(), self._tokenizer, self._width, self._worker, accepted=self._accepted)
         copy._mask = self._mask
         return copy
 
     def could_end(self, back: int = 0, then: bytes = b"") -> bool:
         """Tried out on a copy."""
-        other = self.fork()
-        try:
-            other.rollback(back)
-            if then:
-                other.advance(self._tokenizer.greedy_tokenize(then.decode()) if _is_text(then) else [])
-        except GrammarError:
+        self._settle(keep=True)
+        matcher = self._matcher.deep_copy()
+        if back and not matcher.rollback(back):
             return False
-        return (not then or _is_text(then)) and bool(other._matcher.is_accepting())
+        if then:
+            try:
+                pieces = self._tokenizer.greedy_tokenize(then.decode())
+            except UnicodeDecodeError:
+                return False
+            if not matcher.consume_tokens(pieces):
+                return False
+        return bool(matcher.is_accepting())
 
     @property
     def finished(self) -> bool:
@@ -151,11 +153,3 @@ class MatcherConstraint:
         if reason.startswith("NoExtension"):
             reason = "it allows nothing here, and the answer is not complete"
         raise GrammarError(f"the grammar failed after {self._accepted:,} tokens: {readable(reason)}")
-
-
-def _is_text(data: bytes) -> bool:
-    try:
-        data.decode()
-    except UnicodeDecodeError:
-        return False
-    return True

@@ -40,9 +40,7 @@ class Sampler:
     seed: int
     branch: int = 0
 
-    def draw(
-        self, logprobs: Float32, position: int, *, allowed: npt.NDArray[np.bool_] | None = None
-    ) -> tuple[int, float]:
+    def draw(self, logprobs: Float32, position: int, *, allowed: npt.NDArray[np.bool_] | None = None) -> tuple[int, float]:
         """The token for one row ``(vocab,)`` at `position`, and the number it was drawn with (NaN when greedy).
 
         Args:

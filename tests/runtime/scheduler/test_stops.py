@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import numpy as np
@@ -58,7 +59,7 @@ def test_what_a_stream_shows_is_the_text_before_the_stop_however_it_is_cut_into_
     # given tokens that may begin and end inside characters
     whole = text.encode()
     borders = sorted(data.draw(st.sets(st.integers(0, len(whole)), max_size=len(whole))) | {0, len(whole)})
-    vocabulary = [whole[a:b] for a, b in zip(borders, borders[1:], strict=False)] or [b""]
+    vocabulary = [whole[a:b] for a, b in itertools.pairwise(borders)] or [b""]
     runs: list[TokenRun] = []
     options = GenerationOptions(stop=tuple(stops), top_k=0)
     job = GenerateJob(np.zeros(1, np.int32), None, options=options, on_run=runs.append)
