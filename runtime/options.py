@@ -10,6 +10,7 @@ from typing import Any, Literal, Self
 
 from runtime.errors import GrammarError, InvalidRequestError
 from runtime.grammar.source import Grammar
+from runtime.speculation.options import SpeculativeOptions
 
 KvDtype = Literal["auto", "f32", "f16", "bf16", "q8", "q4"]
 
@@ -45,6 +46,7 @@ class LoadOptions:
     prefill_chunk_tokens: int = 512  # a cap; chunks are sized by time
     add_bos: Literal["model", "yes", "no"] = "model"
     adapters: tuple[str, ...] = ()
+    draft_model: str | None = None  # a model of the same vocabulary that guesses ahead, where `speculative` asks for it
 
     @classmethod
     def from_mapping(cls, options: Mapping[str, Any]) -> Self:
@@ -124,6 +126,7 @@ class GenerationOptions:
     seed: int | None = None  # None: a fresh one, reported in the records' session
     branch: int = 0  # separates streams that share a seed
     resolve: bool = True  # False: the library's defaults alone, for parity and benchmarks
+    speculative: SpeculativeOptions | None = None  # several tokens a forward, guessed and checked
     grammar: Grammar | None = None  # what the answer must look like
     grammar_prefix: int = 0  # so many of the last ids given are the beginning of that answer already
 
@@ -135,6 +138,8 @@ class GenerationOptions:
             GrammarError: Something that contradicts the grammar.
         """
         self.sampling.check()
+        if self.speculative is not None:
+            self.speculative.check()
         if self.max_tokens is not None and not _whole(self.max_tokens, 1):
             raise InvalidRequestError(f"max_tokens must be a whole number, 1 or more, not {self.max_tokens!r}")
         if not isinstance(self.stop, list | tuple) or any(not isinstance(s, str) or not s for s in self.stop):

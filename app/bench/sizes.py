@@ -35,6 +35,7 @@ class Sizes:
     message_answer: int = 10
     budget_tokens: int = 4000
     latency_seconds: float = 6.0  # W8
+    speculative_tokens: int = 64
     trie_path: int = 100_000
     trie_branches: int = 10_000
 
@@ -70,6 +71,7 @@ QUICK = Sizes(
     visits=32,
     budget_tokens=1200,
     latency_seconds=1.5,
+    speculative_tokens=16,
 )
 LARGE_MODEL = Sizes(  # SmolLM2: a token takes twenty times as long
     particles=8,
@@ -96,6 +98,7 @@ LARGE_QUICK = Sizes(
     decode_tokens=8,
     score_tokens=200,
     latency_seconds=4.0,
+    speculative_tokens=16,
 )
 WARM_UP = Sizes(particles=2, steps=2, particle_prompt=8, resample_every=1, turns=2, chat_tokens=40, branches=2, transcript=16)
 

@@ -41,10 +41,11 @@ def grammar(case: Case, sizes: Sizes, tell: Told) -> Findings:
     with closing(open_model(case.folder, case.backend)) as model, asyncio.Runner() as runner:
         prompts = [[1 + i % 7, *range(20, 20 + sizes.decode_prompt)] for i in range(ROWS)]
         free, bound = (_options(sizes.decode_tokens, constrained=constrained) for constrained in (False, True))
-        contenders = {
-            PLAIN: lambda: runner.run(_lap(model, prompts, free)),
-            CONSTRAINED: lambda: runner.run(_lap(model, prompts, bound)),
-        }
+
+        def turn(each: list[GenerationOptions]) -> Lap:
+            return runner.run(_lap(model, prompts, each))
+
+        contenders = {PLAIN: partial(turn, free), CONSTRAINED: partial(turn, bound)}
         for run in contenders.values():
             run()  # compiles
         before = model.metrics()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -10,7 +11,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from runtime import Finish, GenerationOptions, Grammar, GrammarError, InvalidRequestError, Origin, SamplingOptions, TokenRecord
+from runtime import (
+    Finish,
+    GenerationOptions,
+    Grammar,
+    GrammarError,
+    InvalidRequestError,
+    Origin,
+    SamplingOptions,
+    SpeculativeOptions,
+    TokenRecord,
+)
 from runtime.backends.fake import Behaviour
 from runtime.model import LocalModel, load
 from tests.fakes import Gate, fake_model, reference, some_ids
@@ -146,6 +157,16 @@ def test_cut_at_every_token_and_resumed_the_answer_is_the_same(model: LocalModel
         assert rest[-1].finish_reason == whole[-1].finish_reason
 
 
+def test_guessed_ahead_or_not_it_says_the_same(model: LocalModel) -> None:
+    # given an answer that repeats what the prompt says, so that guesses are right
+    prompt, grammar = [*b"(12-(12-(12-(12-"], Grammar.regex(r"(\(12-){4,12}x?")
+    plain = stream(model, prompt, grammar=grammar, sampling=GREEDY, top_k=3)
+    guessed = stream(model, prompt, grammar=grammar, sampling=GREEDY, top_k=3, speculative=SpeculativeOptions())
+    assert [(r.token_id, r.origin, r.finish_reason) for r in guessed] == [
+        (r.token_id, r.origin, r.finish_reason) for r in plain
+    ]
+
+
 def test_a_prefix_that_is_none(model: LocalModel) -> None:
     with pytest.raises(InvalidRequestError, match="grammar_prefix=13 of 12 tokens"):
         stream(model, PROMPT, grammar=REGEX, grammar_prefix=13)
@@ -196,13 +217,23 @@ def test_a_stop_string_ends_an_answer_that_is_complete_only_where_the_grammar_ma
     cut = stream(model, PROMPT, grammar=JSON, stop=('"age"',), max_tokens=600, seed=4)
     assert (cut[-1].finish_reason, cut[-1].incomplete) == ("stop", True)
     assert '"age"' not in "".join(r.text for r in cut)
-    # and others, in an answer that is drawn whole
-    grammar = Grammar.regex("ab|abcdabcd")
-    seed = next(s for s in range(50) if len(stream(model, PROMPT, grammar=grammar, seed=s)) == 8)
-    for stop, shown, incomplete in (("c", "ab", False), ("bc", "a", True), ("abcd", "", True), ("da", "abc", True)):
-        records = stream(model, PROMPT, grammar=grammar, stop=(stop,), seed=seed)
+    # and others, in an answer of eight letters of which two would do as well
+    words = ("".join(letters) for letters in itertools.permutations("abcdefgh", 4))
+    word = next(w for w in words if len(stream(model, PROMPT, grammar=eight_or_two(w), sampling=GREEDY)) == 8)
+    for stop, shown, incomplete in (
+        (word[2], word[:2], False),
+        (word[1:3], word[:1], True),
+        (word, "", True),
+        (word[3] + word[0], word[:3], True),
+    ):
+        records = stream(model, PROMPT, grammar=eight_or_two(word), stop=(stop,), sampling=GREEDY)
         assert "".join(r.text for r in records) == shown
         assert (records[-1].finish_reason, records[-1].incomplete) == ("stop", incomplete)
+
+
+def eight_or_two(word: str) -> Grammar:
+    """The word twice, or its first half."""
+    return Grammar.regex(f"{word[:2]}|{word}{word}")
 
 
 def test_a_stop_inside_a_token_is_judged_by_what_is_shown(model: LocalModel) -> None:
