@@ -141,6 +141,8 @@ class Grammars:
         matcher = llguidance.LLMatcher(
             self._tokenizer, llguidance_text(grammar), limits=llguidance.LLParserLimits(**LIMITS), log_level=0
         )
+        if not matcher.is_error():
+            matcher.compute_bitmask()  # what is too wide for its first step is known before anything is computed
         if matcher.is_error():
             raise GrammarError(f"the {grammar.label} cannot be used: {readable(matcher.get_error())}")
         return matcher

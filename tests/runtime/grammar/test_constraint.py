@@ -143,6 +143,20 @@ def test_a_dead_end_on_the_way_is_an_error_and_not_an_end(grammars: Grammars) ->
         walk(constraint, 0)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        Grammar.lark("start: " + " ".join(["a?"] * 3000) + '\na: "x"'),
+        Grammar.lark('start: "b" n\nn: ' + " ".join(["a?"] * 3000) + '\na: "x"'),
+        Grammar.json_schema({"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(3000)}}),
+    ],
+)
+def test_what_is_too_wide_to_be_followed_ends_with_an_error(grammars: Grammars, grammar: Grammar) -> None:
+    with pytest.raises(GrammarError, match="items"):
+        walk(grammars.constraint(grammar), 0)
+
+
 def test_mistakes_are_told(grammars: Grammars) -> None:
     constraint = grammars.constraint(Grammar.regex("ab*"))
     with pytest.raises(GrammarError, match="1 tokens cannot be taken back of 0"):
