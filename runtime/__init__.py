@@ -42,6 +42,8 @@ if TYPE_CHECKING:
         unregister_backend,
     )
     from runtime.client import EngineClient, EngineLimits, spawn
+    from runtime.completion import Completion
+    from runtime.grammar.source import Grammar
     from runtime.info import AdapterInfo, CacheReport, EdgeReport, Metrics, ModelInfo, OnProgress, PromptProgress
     from runtime.language_model import LanguageModel, Message, PrefixMatch
     from runtime.loading.importer import import_model
@@ -75,6 +77,7 @@ __all__ = [
     "AdapterInfo",
     "BackendUnavailableError",
     "CacheReport",
+    "Completion",
     "ContextOverflowError",
     "EdgeReport",
     "EngineClient",
@@ -83,6 +86,7 @@ __all__ = [
     "Finish",
     "FullVocabUnavailableError",
     "GenerationOptions",
+    "Grammar",
     "GrammarError",
     "InvalidRequestError",
     "LanguageModel",
@@ -166,6 +170,8 @@ _NAMES = {
         "EngineLimits",
         "spawn",
     ),
+    "runtime.completion": ("Completion",),
+    "runtime.grammar.source": ("Grammar",),
     "runtime.info": (
         "AdapterInfo",
         "CacheReport",

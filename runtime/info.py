@@ -95,6 +95,9 @@ class Metrics:
     tokens_per_second: float | None = None  # of the last generation, after its first token
     last_reused: int = 0  # of the last generation: prompt tokens found in the cache
     last_computed: int = 0  # of the last generation: prompt tokens pushed through the model
+    grammar_tokens: int = 0  # drawn under a grammar, by generations that have ended
+    grammar_seconds: float = 0.0  # processor time of their masks and steps, most of it while the model computes
+    grammar_wait_seconds: float = 0.0  # what their draws waited for masks
     tokens_prefilled: int = 0  # of `tokens_computed`: prompts, queries and scored texts
     tokens_generated: int = 0
     prompt_tokens: int = 0  # of the requests that have ended

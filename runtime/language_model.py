@@ -23,6 +23,7 @@ from types import TracebackType
 from typing import Any, Protocol, Self
 
 from runtime.adapters.uses import Adapters
+from runtime.completion import Completion
 from runtime.info import CacheReport, Metrics, ModelInfo, OnProgress
 from runtime.members.adapters import AdapterMembers
 from runtime.members.resolving import ResolvingMembers
@@ -190,10 +191,13 @@ class LanguageModel(AdapterMembers, ResolvingMembers, VectorMembers, Protocol):
     ) -> list[list[int]]:
         """`sample` for several prompts at once; row i answers prompt i and is the same alone or in the batch."""
 
-    async def complete(self, prompt: str | Sequence[Message], options: GenerationOptions | None = None) -> str:
+    async def complete(self, prompt: str | Sequence[Message], options: GenerationOptions | None = None) -> Completion:
         """The text that follows `prompt`: a plain text is continued, a list of messages is answered by chat template.
 
+        It says how it ended: `finish_reason`, and `incomplete` where it was cut before its own end.
+
         Raises:
+            GrammarError: The grammar cannot be used (before anything is computed), or it fails on the way.
             UnsupportedFeatureError: Messages, but there is no chat template (a `chat_format` at load gives one).
         """
 

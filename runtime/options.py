@@ -9,7 +9,8 @@ from typing import Any, Literal, Self, get_args
 
 from runtime.adapters.uses import AdapterUse, check_adapters
 from runtime.checking import nearest, whole
-from runtime.errors import InvalidRequestError
+from runtime.errors import GrammarError, InvalidRequestError
+from runtime.grammar.source import Grammar
 from runtime.sampling.settings import SamplingOptions
 from runtime.speculation.options import SpeculativeOptions
 
@@ -134,6 +135,8 @@ class GenerationOptions:
     resolve: bool = True  # False: the library's defaults alone, for parity and benchmarks
     speculative: SpeculativeOptions | None = None  # several tokens a forward, guessed and checked
     adapters: tuple[AdapterUse, ...] | None = None  # of loaded ones, in order; () is the base, None the model's stack
+    grammar: Grammar | None = None  # what the answer must look like
+    grammar_prefix: int = 0  # so many of the last ids given are the beginning of that answer already
 
     @classmethod
     def from_mapping(cls, options: Mapping[str, Any]) -> Self:
@@ -152,6 +155,7 @@ class GenerationOptions:
 
         Raises:
             InvalidRequestError: A value out of range; the message names it.
+            GrammarError: Something that contradicts the grammar.
         """
         self.sampling.check()
         if self.speculative is not None:
@@ -169,4 +173,21 @@ class GenerationOptions:
                 raise InvalidRequestError(f"{name} must be a whole number within 0 and 2**64 - 1, not {value!r}")
         if self.adapters is not None:
             check_adapters(self.adapters)
+        self._check_grammar()
         return self
+
+    def _check_grammar(self) -> None:
+        if not whole(self.grammar_prefix, 0):
+            raise InvalidRequestError(f"grammar_prefix counts tokens, 0 or more, not {self.grammar_prefix!r}")
+        if self.grammar is None:
+            if self.grammar_prefix:
+                raise InvalidRequestError(f"grammar_prefix={self.grammar_prefix} without a grammar: give both or neither")
+            return
+        if not isinstance(self.grammar, Grammar):
+            raise GrammarError(
+                f"grammar is made by Grammar.json_schema, Grammar.regex or Grammar.lark, not {self.grammar!r:.80}"
+            )
+        if self.ignore_eos:
+            raise GrammarError(
+                "ignore_eos contradicts a grammar, which alone says where an answer may end: leave out one of the two"
+            )

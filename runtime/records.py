@@ -43,11 +43,17 @@ class Finish(IntEnum):
     GRAMMAR = 6
     ERROR = 7
     ENGINE_DIED = 8
+    STOP_INSIDE = 9  # a stop string came where the answer's grammar was not at an end
 
     @property
     def label(self) -> str | None:
         """The name users and files see ("eos", "length", ...); None for NONE."""
-        return self.name.lower() if self else None
+        return "stop" if self is Finish.STOP_INSIDE else self.name.lower() if self else None
+
+    @property
+    def incomplete(self) -> bool:
+        """Whether the answer was cut before it came to its own end."""
+        return self not in (Finish.NONE, Finish.EOS, Finish.STOP, Finish.GRAMMAR)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +74,8 @@ class TokenRecord:
     top_logprobs: tuple[float, ...]
     covered_mass: float | None  # probability of the top-k together
     origin: Origin
-    finish_reason: str | None = None
+    finish_reason: str | None = None  # on the last token: `Finish.label`
+    incomplete: bool = False  # on the last token: the answer was cut before it came to its own end
     stages: tuple[Stage, ...] | None = None  # what the sampler did, where it was asked for
     shift: float | None = None  # what its raw logits had more than their log-probabilities; with stages
     redrawn: int | None = None  # the id drawn once more from what is stored; None without stages, or beyond what is stored
@@ -133,6 +140,7 @@ class TokenRun:
         """Row `i` as a record."""
         rank = int(self.rank[i])
         scored = rank > 0
+        finish = Finish(int(self.finish[i]))
         top_ids, top_logprobs = self.top_ids[i].tolist(), self.top_logprobs[i].tolist()
         if NO_TOKEN in top_ids:
             held = top_ids.index(NO_TOKEN)
@@ -148,7 +156,8 @@ class TokenRun:
             top_logprobs=tuple(top_logprobs),
             covered_mass=float(self.covered_mass[i]) if scored else None,
             origin=Origin(int(self.origin[i])),
-            finish_reason=Finish(int(self.finish[i])).label,
+            finish_reason=finish.label,
+            incomplete=finish.incomplete,
             **self._told(i),
         )
 

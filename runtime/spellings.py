@@ -8,6 +8,7 @@ from typing import Any
 
 from runtime.checking import nearest
 from runtime.errors import InvalidRequestError
+from runtime.grammar.source import Grammar
 from runtime.options import GenerationOptions
 from runtime.sampling.settings import SamplingOptions
 from runtime.speculation.options import SpeculativeOptions
@@ -144,6 +145,14 @@ def _speculative(_: str, value: Any) -> Any:
     return SpeculativeOptions(**value)
 
 
+def _grammar(_: str, value: Any) -> Any:
+    return Grammar(**value) if isinstance(value, Mapping) and set(value) == {"kind", "source"} else value
+
+
+def _adapters(_: str, value: Any) -> Any:
+    return tuple(tuple(use) if isinstance(use, list) else use for use in value) if isinstance(value, list | tuple) else value
+
+
 _SHAPES: dict[str, Callable[[str, Any], Any]] = {
     "stop": _texts,
     "banned_tokens": _ids,
@@ -151,4 +160,6 @@ _SHAPES: dict[str, Callable[[str, Any], Any]] = {
     "dry_breakers": _texts,
     "order": _tuple,
     "speculative": _speculative,
+    "grammar": _grammar,
+    "adapters": _adapters,
 }

@@ -219,6 +219,7 @@ def test_the_examples_of_the_readme_run_as_they_stand() -> None:
         told.append(done.stdout)
     assert "' Paris'" in told[0]
     assert any("Let me look.  clock {'zone': 'CET'}" in text for text in told)
+    assert any("GRAMMAR" in text for text in told)
 
 
 # ---- the slot and the sample --------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from app.bench.findings import Case, Findings
 from app.bench.parts.budget import budget
 from app.bench.parts.counts import branches, chat, particles
 from app.bench.parts.decode import decode
+from app.bench.parts.grammar import grammar
 from app.bench.parts.latency import latency
 from app.bench.parts.overhead import overhead
 from app.bench.parts.rows import rows
@@ -63,6 +64,7 @@ PARTS = (
     Part("W8", "event-loop latency", On.BACKENDS, latency),
     Part("swap", "adapters that take turns: counts", On.BACKENDS, swap),
     Part("sampler", "sampler and records", On.ONCE, sampler),
+    Part("grammar", "answers under a grammar", On.BACKENDS, grammar),
     Part("speculative", "prompt lookup against plain decoding, SmolLM2", On.BACKENDS, speculative),
     Part("trie", "the token trie alone", On.ONCE, trie),
     Part("start", "from the process to the window", On.ONCE, start),

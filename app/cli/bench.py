@@ -7,7 +7,23 @@ from pathlib import Path
 import click
 
 # As app.bench.catalogue has them, without its imports.
-PARTS = ("W1", "W2", "W3", "W5", "rows", "overhead", "W6", "W7", "W8", "swap", "sampler", "speculative", "trie", "start")
+PARTS = (
+    "W1",
+    "W2",
+    "W3",
+    "W5",
+    "rows",
+    "overhead",
+    "W6",
+    "W7",
+    "W8",
+    "swap",
+    "sampler",
+    "grammar",
+    "speculative",
+    "trie",
+    "start",
+)
 MODELS = ("tiny", "llama", "qwen3", "smollm2")
 
 

@@ -15,6 +15,7 @@ from runtime.client.arguments import plain_adapters, plain_ids, plain_messages
 from runtime.client.calls import Calls
 from runtime.client.link import EngineLink
 from runtime.client.vectors import VectorCalls
+from runtime.completion import Completion
 from runtime.errors import InvalidRequestError, RuntimeFault
 from runtime.info import CacheReport, Metrics, ModelInfo, OnProgress
 from runtime.language_model import Message, PrefixMatch
@@ -202,9 +203,9 @@ class EngineClient(AdapterCalls, VectorCalls, ResolvingMembers):
         )
         return cast("list[list[int]]", answer)
 
-    async def complete(self, prompt: str | Sequence[Message], options: GenerationOptions | None = None) -> str:
+    async def complete(self, prompt: str | Sequence[Message], options: GenerationOptions | None = None) -> Completion:
         plain = clean_text(prompt) if isinstance(prompt, str) else plain_messages(prompt)
-        return cast("str", await self._calls.call("complete", prompt=plain, options=options))
+        return cast("Completion", await self._calls.call("complete", prompt=plain, options=options))
 
     # ---- text ------------------------------------------------------------------------------------------------
 

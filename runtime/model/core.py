@@ -11,6 +11,7 @@ from runtime.adapters.uses import Adapters
 from runtime.aio import Mailbox
 from runtime.engine import Engine
 from runtime.errors import InvalidRequestError
+from runtime.grammar.grammars import Grammars, Vocabulary
 from runtime.info import ModelInfo
 from runtime.model.text import TextSide
 from runtime.options import LoadOptions
@@ -36,6 +37,7 @@ class Core:
         self._byte_vocab = text.tokenizer.byte_vocab(engine.backend.info.vocab_size)
         self._eos = frozenset(text.eos_token_ids)
         self._described: tuple[ModelInfo, ModelInfo] | None = None  # the backend's own, and as `info` gives it
+        self._grammars = Grammars(self._vocabulary)
         self._turns: dict[asyncio.AbstractEventLoop, list[Job]] = {}
         self._mailboxes: dict[asyncio.AbstractEventLoop, Mailbox] = {}
         self._adapters = Registry(self.info.kv_fingerprint, self.info.vocab_size)
@@ -51,6 +53,10 @@ class Core:
     @property
     def _namespace(self) -> str:
         return self.info.kv_fingerprint
+
+    def _vocabulary(self) -> Vocabulary:
+        tokenizer = self._text.tokenizer
+        return Vocabulary(self._byte_vocab, self._text.eos_token_ids, frozenset(tokenizer.special_ids), tokenizer.encode)
 
     def _check(self, ids: Sequence[int] | Int32) -> Int32:
         return check_ids(ids, vocab=self.info.vocab_size, context=self.info.context_length)

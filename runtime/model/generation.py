@@ -10,13 +10,15 @@ from concurrent.futures import Future
 from dataclasses import replace
 from operator import index
 
+from runtime.completion import Completion
 from runtime.errors import InvalidRequestError
+from runtime.grammar.constraint import Constraint
 from runtime.info import OnProgress, PromptProgress
 from runtime.language_model import Message
 from runtime.model.core import some
 from runtime.model.texts import TextMembers
 from runtime.options import GenerationOptions, SamplingOptions
-from runtime.records import Finish, TokenRecord, TokenRun
+from runtime.records import Finish, Int32, TokenRecord, TokenRun
 from runtime.resolution import resolve_options
 from runtime.sampling.chain import make_sampler
 from runtime.sampling.draw import fresh_seed
@@ -46,6 +48,7 @@ class GenerationMembers(TextMembers):
         self, ids: Sequence[int], options: GenerationOptions | None = None, *, on_progress: OnProgress | None = None
     ) -> AsyncGenerator[TokenRun, None]:
         """Whatever has arrived."""
+        await self._compiled(options)
         job = self._generation(ids, options)
         mailbox, arrived, news = self._mailbox(), deque[Arrival](), asyncio.Event()
 
@@ -144,19 +147,27 @@ class GenerationMembers(TextMembers):
         each = (self.sample(prompt, max_tokens, eos_token_ids, temperature, seed) for prompt in some(prompt_token_ids_list))
         return list(await asyncio.gather(*each))
 
-    async def complete(self, prompt: str | Sequence[Message], options: GenerationOptions | None = None) -> str:
+    async def complete(self, prompt: str | Sequence[Message], options: GenerationOptions | None = None) -> Completion:
         """Text in, text out."""
         if isinstance(prompt, bytes) or not isinstance(prompt, Sequence):
             raise InvalidRequestError(f"complete takes a text or a list of messages, not {type(prompt).__name__}")
         ids = await (self.tokenize_async(prompt) if isinstance(prompt, str) else self.render_chat_async(prompt))
         pieces: list[str] = []
+        finish = Finish.NONE
         runs = self.generate_runs(ids, options)
         try:
             async for run in runs:
                 pieces.extend(t for t, f in zip(run.texts, run.finish.tolist(), strict=True) if f != Finish.EOS)
+                finish = Finish(int(run.finish[-1]))
         finally:
             await runs.aclose()
-        return "".join(pieces)
+        return Completion("".join(pieces), finish)
+
+    async def _compiled(self, options: GenerationOptions | None) -> None:
+        """Compiles the grammar off the loop, so that `_generation` need not do it on it."""
+        grammar = options.check().grammar if options is not None else None
+        if grammar is not None and not self._grammars.ready(grammar):
+            await asyncio.to_thread(self._grammars.prepare, grammar)
 
     def _generation(self, ids: Sequence[int], options: GenerationOptions | None) -> GenerateJob:
         given = (options or GenerationOptions()).check()
@@ -177,7 +188,16 @@ class GenerationMembers(TextMembers):
             before=before,
             options=chosen,
             sampler=make_sampler(settings, seed, chosen.branch, pieces=lambda: self._byte_vocab),
+            constraint=self._constraint(checked, chosen),
         )
+
+    def _constraint(self, ids: Int32, options: GenerationOptions) -> Constraint | None:
+        """The state of the answer's grammar, its beginning at the end of the prompt included."""
+        if options.grammar is None:
+            return None
+        if options.grammar_prefix > len(ids):
+            raise InvalidRequestError(f"grammar_prefix={options.grammar_prefix:,} of {len(ids):,} tokens: give it fewer")
+        return self._grammars.constraint(options.grammar, ids[len(ids) - options.grammar_prefix :].tolist())
 
 
 def eos_set(eos_token_ids: Iterable[int]) -> frozenset[int]:

@@ -105,6 +105,7 @@ class LocalModel(QueryMembers, GenerationMembers, AdapterMembers, VectorMembers,
     def close(self) -> None:
         """Ends the owner thread."""
         self._engine.close()
+        self._grammars.close()
         if self._text.template is not None:
             self._text.template.close()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 from operator import attrgetter
 
+from runtime.grammar.constraint import Constraint
 from runtime.info import Metrics
 from runtime.scheduler.cache import Cache
 from runtime.timings import Latency, RequestTimings
@@ -30,6 +31,9 @@ class Counters:
     tokens_per_second: float | None = None
     last_reused: int = 0
     last_computed: int = 0
+    grammar_tokens: int = 0
+    grammar_seconds: float = 0.0
+    grammar_wait_seconds: float = 0.0
     tokens_prefilled: int = 0
     tokens_generated: int = 0
     prompt_tokens: int = 0
@@ -62,6 +66,12 @@ class Counters:
             cache.vectors.hits,
         )
         self._noted = (_own(self), of_cache)
+
+    def count_grammar(self, tokens: int, constraint: Constraint) -> None:
+        """A generation under a grammar has ended."""
+        self.grammar_tokens += tokens
+        self.grammar_seconds += constraint.work_seconds
+        self.grammar_wait_seconds += constraint.wait_seconds
 
     @property
     def latest(self) -> Metrics:

@@ -146,6 +146,8 @@ class Finisher:
         made = len(row.stream.new_ids)
         if made > 1 and seconds > 0:
             self._counters.tokens_per_second = (made - 1) / seconds
+        if row.job.constraint is not None:
+            self._counters.count_grammar(made, row.job.constraint)
         try:
             if error is None:
                 self.publish_row(row)

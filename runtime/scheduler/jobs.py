@@ -14,6 +14,7 @@ import numpy as np
 
 from runtime.adapters.stacks import stack_of
 from runtime.errors import ContextOverflowError, InvalidRequestError
+from runtime.grammar.constraint import Constraint
 from runtime.info import OnProgress
 from runtime.options import GenerationOptions, SamplingOptions
 from runtime.records import Float32, Int32, Scores, TokenRun
@@ -208,6 +209,7 @@ class GenerateJob(Job):
     on_run: Callable[[TokenRun], None] = nothing
     on_end: Callable[[BaseException | None], None] = nothing
     eos: frozenset[int] | None = None  # None: the model's own
+    constraint: Constraint | None = None  # where the answer stands in its grammar; this job's alone
 
     def fail(self, error: BaseException) -> None:
         """The stream ends with the error; what was sent stays."""

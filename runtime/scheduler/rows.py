@@ -101,7 +101,7 @@ class Drawn:
     after: Distributions
     at: list[int]  # each row's place in `after`
     tokens: list[int]
-    failures: dict[int, BaseException]  # by a row's identity: its distribution was no numbers, or left nothing to draw
+    failures: dict[int, BaseException]  # by a row's identity: no numbers, or nothing is left to draw
     recorded: bool = False
 
     def record(self) -> None:
@@ -124,7 +124,8 @@ def draw(rows: list[Row], after: Distributions, at: Sequence[int]) -> Drawn:
 
     Args:
         rows: The generations.
-        after: Of their last tokens; where it is not finite a generation is to end with `NonFiniteLogitsError`.
+        after: Of their last tokens; where it is not finite a generation is to end with `NonFiniteLogitsError`, where its
+            grammar fails with `GrammarError`.
         at: Each generation's row in `after`.
     """
     drawn = Drawn([], after, [], [], {})

@@ -11,9 +11,11 @@ from typing import Any
 
 import msgspec
 
+from runtime.completion import Completion
 from runtime.language_model import PrefixMatch
 from runtime.options import GenerationOptions
 from runtime.pooling import Pooling
+from runtime.records import Finish
 from runtime.wire.adapters import AdapterName, AddAdapter, PushLora
 from runtime.wire.arrays import Array, pack_array, pack_run, unpack_array, unpack_run
 from runtime.wire.messages import encode
@@ -127,6 +129,11 @@ class Answer:
 ARRAY = Answer(Array, pack_array, unpack_array)
 RUN = Answer(dict[str, Array], pack_run, unpack_run)
 NOTHING = Answer(None)
+COMPLETION = Answer(
+    tuple[str, int],
+    lambda text: (str(text), int(getattr(text, "finish", Finish.NONE))),
+    lambda pair: Completion(pair[0], Finish(pair[1])),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +181,7 @@ METHODS: dict[str, Method] = {
     "generate_runs": Method(Generate, NOTHING, streams=True, progresses=True),
     "sample": Method(Sample, Answer(list[int])),
     "batch_sample": Method(SampleBatch, Answer(list[list[int]])),
-    "complete": Method(Complete, Answer(str)),
+    "complete": Method(Complete, COMPLETION),
     "tokenize_async": Method(Text, Answer(list[int])),
     "detokenize_async": Method(Ids, Answer(str)),
     "render_chat_async": Method(RenderChat, Answer(list[int])),

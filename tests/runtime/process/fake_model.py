@@ -20,6 +20,7 @@ import numpy as np
 
 from runtime import (
     CacheReport,
+    Completion,
     ContextOverflowError,
     Finish,
     GenerationOptions,
@@ -224,11 +225,11 @@ class FakeModel(FakeAdapters, FakeVectors, ResolvingMembers):
     ) -> list[list[int]]:
         return [await self.sample(ids, max_tokens, eos_token_ids, temperature, seed) for ids in prompt_token_ids_list]
 
-    async def complete(self, prompt: str | Sequence[Message], options: GenerationOptions | None = None) -> str:
+    async def complete(self, prompt: str | Sequence[Message], options: GenerationOptions | None = None) -> Completion:
         if not isinstance(prompt, str):
-            return json.dumps([dict(message) for message in prompt])
+            return Completion(json.dumps([dict(message) for message in prompt]), Finish.EOS)
         command, _, argument = prompt.partition(" ")
-        return str(await COMMANDS[command](self, argument))
+        return Completion(str(await COMMANDS[command](self, argument)), Finish.EOS)
 
     # ---- text ------------------------------------------------------------------------------------------------
 
