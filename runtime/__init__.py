@@ -40,6 +40,8 @@ if TYPE_CHECKING:
         register_backend,
         unregister_backend,
     )
+    from runtime.beams import BeamOptions, BeamStep, Hypothesis
+    from runtime.branches import Branches
     from runtime.client import EngineClient, EngineLimits, spawn
     from runtime.info import CacheReport, EdgeReport, Metrics, ModelInfo, OnProgress, PromptProgress
     from runtime.language_model import LanguageModel, Message, PrefixMatch
@@ -59,6 +61,9 @@ if TYPE_CHECKING:
 __all__ = [
     "AdapterError",
     "BackendUnavailableError",
+    "BeamOptions",
+    "BeamStep",
+    "Branches",
     "CacheReport",
     "ContextOverflowError",
     "EdgeReport",
@@ -69,6 +74,7 @@ __all__ = [
     "FullVocabUnavailableError",
     "GenerationOptions",
     "GrammarError",
+    "Hypothesis",
     "InvalidRequestError",
     "LanguageModel",
     "LoadOptions",
@@ -127,6 +133,8 @@ _NAMES = {
         "register_backend",
         "unregister_backend",
     ),
+    "runtime.beams": ("BeamOptions", "BeamStep", "Hypothesis"),
+    "runtime.branches": ("Branches",),
     "runtime.client": ("EngineClient", "EngineLimits", "spawn"),
     "runtime.info": ("CacheReport", "EdgeReport", "Metrics", "ModelInfo", "OnProgress", "PromptProgress"),
     "runtime.language_model": ("LanguageModel", "Message", "PrefixMatch"),

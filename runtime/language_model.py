@@ -23,6 +23,7 @@ from types import TracebackType
 from typing import Any, Protocol, Self
 
 from runtime.info import CacheReport, Metrics, ModelInfo, OnProgress
+from runtime.members.branching import BranchingMembers
 from runtime.options import GenerationOptions
 from runtime.records import Float32, TokenRecord, TokenRun
 
@@ -42,7 +43,7 @@ class PrefixMatch:
     tier: str
 
 
-class LanguageModel(Protocol):
+class LanguageModel(BranchingMembers, Protocol):
     """A loaded model. See the module's text for what holds for all members.
 
     Raises (any member that takes token ids):

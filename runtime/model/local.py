@@ -8,12 +8,12 @@ from types import TracebackType
 from typing import Self
 
 from runtime.info import CacheReport, Metrics
-from runtime.model.generation import GenerationMembers
+from runtime.model.branching import BranchingMembers
 from runtime.model.queries import QueryMembers
 from runtime.options import LoadOptions
 
 
-class LocalModel(QueryMembers, GenerationMembers):
+class LocalModel(QueryMembers, BranchingMembers):
     """A model loaded in this process, made by `load`. Every member is described by `LanguageModel`."""
 
     @property

@@ -12,7 +12,7 @@ from runtime.info import PromptProgress
 from runtime.records import Float32, Int32, Scores
 from runtime.scheduler.cache import Cache, fill_gaps
 from runtime.scheduler.counters import Counters
-from runtime.scheduler.jobs import Job, QueryJob, ScoreJob, settle
+from runtime.scheduler.jobs import FanJob, Job, QueryJob, ScoreJob, settle
 from runtime.scheduler.logits import ChunkLogits, non_finite
 from runtime.scheduler.prefill import Prefill
 from runtime.scheduler.rows import Row
@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 def gone(job: Job) -> bool:
     """Whether nobody waits for the job any more."""
-    return job.abandoned if isinstance(job, QueryJob) else job.cancelled
+    return job.abandoned if isinstance(job, QueryJob | FanJob) else job.cancelled
 
 
 class Finisher:

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from runtime.beams import BeamOptions, Hypothesis, OnStep
 from runtime.errors import ContextOverflowError, InvalidRequestError
 from runtime.info import OnProgress
 from runtime.options import GenerationOptions
@@ -43,6 +44,11 @@ class Job:
     def fail(self, error: BaseException) -> None:
         """Tells whoever waits."""
         raise NotImplementedError
+
+    @property
+    def least_tokens(self) -> int:
+        """Tokens for which there must be room, whoever gives way."""
+        return len(self.ids)
 
     @property
     def key(self) -> tuple[Namespace, bytes]:
@@ -106,19 +112,81 @@ class ScoreJob(Job):
 
 
 @dataclass(slots=True, eq=False)
-class GenerateJob(Job):
+class StayingJob(Job):
+    """A job that keeps its place when its path is there, and goes on from it."""
+
+    submitted: float = 0.0  # monotonic seconds
+
+    def leave(self) -> None:
+        """Nobody waits: it has ended without an error."""
+        raise NotImplementedError
+
+
+@dataclass(slots=True, eq=False)
+class GenerateJob(StayingJob):
     """A continuation of the path, token by token. The callbacks run on the owner thread and must not block."""
 
     options: GenerationOptions = field(default_factory=GenerationOptions)
     sampler: Sampler = field(default_factory=lambda: Sampler(0.0, 0, 1.0, 0.0, 0))
     on_run: Callable[[TokenRun], None] = nothing
     on_end: Callable[[BaseException | None], None] = nothing
-    submitted: float = 0.0  # monotonic seconds
     eos: frozenset[int] | None = None  # None: the model's own
 
     def fail(self, error: BaseException) -> None:
         """The stream ends with the error; what was sent stays."""
         self.on_end(error)
+
+    def leave(self) -> None:
+        """The stream ends."""
+        self.on_end(None)
+
+
+@dataclass(slots=True, eq=False)
+class FanJob(StayingJob):
+    """Several continuations of one path, which is worked on once for all of them."""
+
+    jobs: Sequence[GenerateJob] = ()
+
+    def fail(self, error: BaseException) -> None:
+        """All streams end with the error."""
+        for job in self.jobs:
+            job.fail(error)
+
+    def leave(self) -> None:
+        """All streams end."""
+        for job in self.jobs:
+            job.leave()
+
+    @property
+    def least_tokens(self) -> int:
+        """The path, and a token of each continuation that has more than one."""
+        return len(self.ids) + sum(job.options.max_tokens != 1 for job in self.jobs)
+
+    @property
+    def abandoned(self) -> bool:
+        """Whether nobody waits for any of them."""
+        return self.cancelled or all(job.cancelled for job in self.jobs)
+
+
+@dataclass(slots=True, eq=False)
+class BeamJob(StayingJob):
+    """The best continuations of the path that a beam search finds."""
+
+    options: BeamOptions = field(default_factory=BeamOptions)
+    on_step: OnStep = nothing  # runs on the owner thread and must not block
+    future: Future[list[Hypothesis]] = field(default_factory=Future)
+
+    def fail(self, error: BaseException) -> None:
+        """The waiter gets the error."""
+        settle(self.future, error=error)
+
+    def leave(self) -> None:
+        """Nobody waits."""
+
+    @property
+    def least_tokens(self) -> int:
+        """The path, and a token of each beam where there is a second step."""
+        return len(self.ids) + (self.options.width if self.options.max_tokens != 1 else 0)
 
 
 @dataclass(slots=True, eq=False)

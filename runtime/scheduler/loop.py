@@ -16,16 +16,18 @@ from runtime.backends.base import Backend
 from runtime.errors import MemoryBudgetError
 from runtime.options import LoadOptions
 from runtime.records import Float32
+from runtime.scheduler.beams import Beams
 from runtime.scheduler.cache import Cache
 from runtime.scheduler.counters import Counters
 from runtime.scheduler.faults import bisect, typed
 from runtime.scheduler.finish import Finisher, gone
-from runtime.scheduler.jobs import CallJob, GenerateJob, Job, QueryJob, ScoreJob, settle
+from runtime.scheduler.jobs import BeamJob, CallJob, FanJob, GenerateJob, Job, QueryJob, ScoreJob, StayingJob, settle
 from runtime.scheduler.logits import Distributions, normalise
 from runtime.scheduler.prefill import Prefill
 from runtime.scheduler.prompts import Prompts
 from runtime.scheduler.room import NoRoomError
 from runtime.scheduler.rows import Row, decode
+from runtime.scheduler.standing import bring_back
 from runtime.scheduler.stream import Stream, TextDecoder
 from runtime.scheduler.waiting import Waiting
 
@@ -71,15 +73,28 @@ class Scheduler:
             self._finish,
             guard=self._guard,
             forget=self._forget,
-            start_row=self._start_row,
+            start=self._start,
             park=self._waiting.park,
+        )
+        self._beams = Beams(
+            self.cache,
+            self.counters,
+            self._prompts.make_way,
+            token_bytes=token_bytes,
+            eos=eos,
+            context=self._context,
+            new_decoder=new_decoder,
         )
         self.steps = 0
 
     @property
     def busy(self) -> bool:
         """Whether a step has anything to do."""
-        return bool(self._waiting or self._prompts.running or self._rows)
+        return bool(self._waiting or self._in_work)
+
+    @property
+    def _in_work(self) -> bool:
+        return bool(self._rows or self._beams.running or self._prompts.running)
 
     def submit(self, jobs: Sequence[Job]) -> None:
         """Takes jobs in; a query equal to one in flight joins it."""
@@ -98,15 +113,16 @@ class Scheduler:
         """One round; call while `busy`."""
         self.steps += 1
         self._drop_cancelled()
-        for job in self._waiting.take(self.cache.departures, idle=not (self._rows or self._prompts.running)):
+        for job in self._waiting.take(self.cache.departures, idle=not self._in_work):
             self._guard(job, partial(self._admit, job))
         if self._rows:
             self._decode_step()
             with together():
                 for row in self._rows:  # after the work; before what may take long, all there is
                     row.stream.deliver(paced=not self._prompts.running)
+        self._beams.step()
         if self._prompts.running:
-            self._prompts.step(decoding=bool(self._rows))
+            self._prompts.step(decoding=bool(self._rows or self._beams.running))
         self.cache.account()
         self.counters.publish(self.cache)
 
@@ -114,6 +130,7 @@ class Scheduler:
         """Nobody waits for ever: every job in work or waiting gets the error."""
         for row in list(self._rows):
             self._end_row(row, error)
+        self._beams.fail_all(error)
         for prefill in list(self._prompts.running):
             self._prompts.end(prefill, error)
         for job in self._waiting:
@@ -135,13 +152,14 @@ class Scheduler:
     def _drop_cancelled(self) -> None:
         for row in [r for r in self._rows if r.job.cancelled]:
             self._end_row(row, None)
+        self._beams.drop_cancelled()
         for prefill in [p for p in self._prompts.running if gone(p.job)]:
             self._prompts.end(prefill, None)
         for job in [j for j in self._waiting if gone(j)]:
             self._waiting.remove(job)
             self._forget(job)
-            if isinstance(job, GenerateJob):
-                job.on_end(None)
+            if isinstance(job, StayingJob):
+                job.leave()
 
     def _guard(self, job: Job, act: Callable[[], None]) -> bool:
         """A job that fails takes nobody with it."""
@@ -161,7 +179,7 @@ class Scheduler:
         if isinstance(job, CallJob):
             settle(job.future, job.call())
             return
-        self.cache.check_room(len(job.ids))
+        self.cache.check_room(job.least_tokens)
         first_wanted = len(job.ids) - 1
         if isinstance(job, ScoreJob):
             first_wanted = self._finish.first_unscored(job) - 1
@@ -180,7 +198,7 @@ class Scheduler:
             prefill = self.cache.place(job, len(job.ids))
             if prefill.at == len(job.ids):  # the KV is there as well: nothing to push
                 prefill.tell()
-                self._start_row(prefill, vector)
+                self._start(prefill, vector)
                 return
             self.cache.leave(prefill)
         prefill = self.cache.place(job, max(first_wanted, 0))
@@ -250,24 +268,11 @@ class Scheduler:
         Returns:
             Its new slot; None when it could not be brought back and has ended.
         """
-        workspace, path = row.workspace, row.path
-        base: int | None = None
         try:
-            slot, at = self.cache.regain(row.prefill, path)
-            base, missing, parents = workspace.size, path[at:].tolist(), []
-            for token in missing:
-                parents.append(slot)
-                slot = workspace.append(slot, token)
-            if missing:
-                workspace.forward(missing, parents, [])
+            return bring_back(self.cache, self.counters, row.prefill, row.path)
         except BaseException as error:  # noqa: BLE001  # the border: this generation alone fails
-            if base is not None:  # what was loaded before stands in the pack as well
-                workspace.rollback(base)
             self._end_row(row, typed(error))
             return None
-        self.counters.tokens_computed += len(missing)
-        self.counters.forward_calls += bool(missing)
-        return slot
 
     def _draw(self, rows: list[Row], after: Distributions, at: Sequence[int]) -> None:
         for row, failure in decode(rows, after, at):
@@ -283,26 +288,56 @@ class Scheduler:
             except MemoryBudgetError as full:  # this one has outgrown the budget by itself; what it said is kept
                 self._end_row(row, typed(full))
 
-    def _start_row(self, prefill: Prefill, last: Float32) -> None:
-        """A prompt is in place: the first token comes from the distribution after it ``(vocab,)``."""
+    def _start(self, prefill: Prefill, last: Float32) -> None:
+        """A prompt is in place: what goes on from it begins, with the distribution after it ``(vocab,)``."""
         job = prefill.job
-        assert isinstance(job, GenerateJob)
-        eos = self._eos if job.eos is None else job.eos
-        row: Row | None = None
+        assert isinstance(job, StayingJob)
+        self.counters.last_reused, self.counters.last_computed = prefill.reused, prefill.computed
+        self.counters.first_token_seconds = time.monotonic() - job.submitted
+        self.counters.publish(self.cache)  # before the first token, so that who sees it sees what the prompt cost
+        if isinstance(job, BeamJob):
+            self._beams.start(prefill, last)
+        else:
+            self._start_rows(prefill, last)
+
+    def _start_rows(self, prefill: Prefill, last: Float32) -> None:
+        """The first token of each continuation comes from `last` ``(vocab,)``."""
+        jobs = _continuations(prefill.job)
+        if not jobs:
+            self.cache.leave(prefill)
+            return
+        rows: list[Row] = []
+        places = [prefill]
+        begun = False
         try:
-            row = Row(Stream(job, self._token_bytes, eos, self._context, self._new_decoder()), prefill)
-            self._rows.append(row)
-            self.counters.last_reused, self.counters.last_computed = prefill.reused, prefill.computed
-            self.counters.first_token_seconds = time.monotonic() - job.submitted
-            self.counters.publish(self.cache)  # before the first token, so that who sees it sees what the prompt cost
-            self._draw([row], Distributions.known(last), [0])
-            row.stream.deliver()
-        except BaseException:  # the job is told by the caller; nothing of it stays
-            if row is None or row in self._rows:
-                self._rows = [other for other in self._rows if other is not row]
-                self.cache.leave(prefill)
+            places += [self.cache.join(prefill, job) for job in jobs[1:]]
+            for job, place in zip(jobs, places, strict=True):
+                eos = self._eos if job.eos is None else job.eos
+                rows.append(Row(Stream(job, self._token_bytes, eos, self._context, self._new_decoder()), place))
+            self._rows += rows
+            begun = True
+            self._draw(rows, Distributions.known(last), [0] * len(rows))
+            with together():
+                for row in rows:
+                    row.stream.deliver()
+        except BaseException:  # the jobs are told by the caller; nothing of them stays
+            ended = [row.prefill for row in rows if begun and row not in self._rows]
+            self._rows = [row for row in self._rows if row not in rows]
+            for place in places:
+                if place not in ended:
+                    self.cache.leave(place)
             raise
 
     def _end_row(self, row: Row, error: BaseException | None) -> None:
         self._rows.remove(row)
         self._finish.end_row(row, error)
+
+
+def _continuations(job: Job) -> Sequence[GenerateJob]:
+    """What begins where the job's path ends; what of it was dropped meanwhile ends here."""
+    if isinstance(job, GenerateJob):
+        return [job]
+    assert isinstance(job, FanJob)
+    for dropped in (one for one in job.jobs if one.cancelled):
+        dropped.leave()
+    return [one for one in job.jobs if not one.cancelled]
