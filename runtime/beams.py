@@ -26,7 +26,8 @@ class BeamOptions:
             running beam, as long as it is now, scores no better than the worst of them. "never": when it could not do so
             at any length either (the canonical search).
         num_return: Hypotheses returned, the best of at most `width`; None: all.
-        ignore_eos: The model's end-of-text ids are tokens like any other.
+        eos_token_ids: Ids that end a hypothesis; None: the model's own.
+        ignore_eos: Those are tokens like any other.
         top_k: Alternatives recorded per token.
     """
 
@@ -35,6 +36,7 @@ class BeamOptions:
     length_penalty: float = 1.0
     early_stopping: bool | Literal["never"] = False
     num_return: int | None = None
+    eos_token_ids: tuple[int, ...] | None = None
     ignore_eos: bool = False
     top_k: int = 10
 
@@ -62,6 +64,9 @@ class BeamOptions:
             raise InvalidRequestError(
                 f"num_return must be a whole number within 1 and the width of {self.width:,}, not {self.num_return!r}"
             )
+        for token in self.eos_token_ids or ():
+            if not _whole(token, 0) or token >= vocabulary:
+                raise InvalidRequestError(f"eos_token_ids must lie within the vocabulary of {vocabulary:,}, not {token!r}")
         if not isinstance(self.ignore_eos, bool):
             raise InvalidRequestError(f"ignore_eos is True or False, not {self.ignore_eos!r}")
         if not _whole(self.top_k, 0) or self.top_k > 1000:

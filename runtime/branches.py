@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import TypeVar
 
@@ -10,7 +10,7 @@ from runtime.errors import InvalidRequestError
 from runtime.records import TokenRecord, TokenRun
 
 MOST_BRANCHES = 1024  # of one point: each is a generation of its own, with a place in every step
-Item = TypeVar("Item", TokenRecord, TokenRun)
+Item = TypeVar("Item")
 
 
 class Branches(AsyncGenerator[tuple[int, Item], None]):
@@ -19,17 +19,22 @@ class Branches(AsyncGenerator[tuple[int, Item], None]):
     Args:
         source: Yields what has arrived.
         drop: Stops one branch.
+
+    Attributes:
+        dropped: The branches that were.
     """
 
     def __init__(self, source: AsyncGenerator[tuple[int, Item], None], drop: Callable[[int], None]) -> None:
         self._source = source
         self._drop = drop
+        self.dropped: set[int] = set()
 
     def drop(self, branch: int) -> None:
         """Stops one branch between two steps: nothing of it comes any more; one that ended or never was is no mistake.
 
         On the loop that reads, at any time. When all are dropped the generator ends.
         """
+        self.dropped.add(branch)
         self._drop(branch)
 
     async def __anext__(self) -> tuple[int, Item]:
@@ -60,6 +65,8 @@ async def records_of(runs: Branches[TokenRun]) -> AsyncGenerator[tuple[int, Toke
     try:
         async for branch, run in runs:
             for record in run:
+                if branch in runs.dropped:
+                    break
                 yield branch, record
     finally:
         await runs.aclose()
@@ -83,6 +90,19 @@ def check_count(n: int, first: int) -> None:
         raise InvalidRequestError(f"n (branches) must be a whole number within 1 and {MOST_BRANCHES:,}, not {n!r}")
     if first + n > 1 << 64:
         raise InvalidRequestError(f"{n:,} branches from number {first} on go beyond 2**64 - 1; begin with a lower branch")
+
+
+def check_prompts(prompts: Sequence[str | Sequence[int]]) -> Sequence[str | Sequence[int]]:
+    """The prompts themselves.
+
+    Raises:
+        InvalidRequestError: One text instead of a list, or none.
+    """
+    if isinstance(prompts, str | bytes) or not isinstance(prompts, Sequence):
+        raise InvalidRequestError(f"prompts is a list of texts or of token ids, not {type(prompts).__name__}")
+    if not len(prompts):
+        raise InvalidRequestError("no prompts: give at least one text or list of token ids")
+    return prompts
 
 
 def joint_error(failures: Mapping[int, BaseException], what: str) -> BaseException:

@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Any, Self, cast
 
 from runtime.client.arguments import plain_ids, plain_messages
+from runtime.client.branching import BranchingMembers
 from runtime.client.calls import Calls
 from runtime.client.link import EngineLink
 from runtime.errors import InvalidRequestError, RuntimeFault
@@ -22,7 +23,7 @@ from runtime.wire.arrays import unpack_pieces
 from runtime.wire.messages import Loaded
 
 
-class EngineClient:
+class EngineClient(BranchingMembers):
     """A model in an engine process, made by `spawn`. Every member is described by `LanguageModel`.
 
     Once the process has ended, whoever waits and whoever asks gets `EngineDiedError`; `spawn` makes another one.

@@ -10,10 +10,9 @@ from dataclasses import fields, replace
 from functools import partial
 
 from runtime.beams import BeamOptions, Hypothesis, OnStep
-from runtime.branches import Branches, check_count, records_of
+from runtime.branches import Branches, check_count, check_prompts, records_of
 from runtime.errors import ContextOverflowError, InvalidRequestError, RuntimeFault
 from runtime.info import OnProgress
-from runtime.model.core import some
 from runtime.model.gathering import Gathering
 from runtime.model.generation import GenerationMembers
 from runtime.options import GenerationOptions
@@ -84,7 +83,7 @@ class BranchingMembers(GenerationMembers):
     async def _several(
         self, gathering: Gathering, prompts: Prompts, options: Options
     ) -> AsyncGenerator[tuple[int, TokenRun], None]:
-        each = options_for(some(prompts), options)
+        each = options_for(check_prompts(prompts), options)
         texts = [await self.tokenize_async(prompt) if isinstance(prompt, str) else prompt for prompt in prompts]
         jobs = {i: self._numbered(i, ids, own) for i, (ids, own) in enumerate(zip(texts, each, strict=True))}
         waiting = deque(jobs.values())
@@ -142,12 +141,12 @@ def options_for(prompts: Prompts, options: Options) -> list[GenerationOptions | 
     """One for each prompt.
 
     Raises:
-        InvalidRequestError: The prompts are one text, or there are more or fewer options than prompts.
+        InvalidRequestError: More or fewer options than prompts, or something that is none.
     """
-    if isinstance(prompts, str):
-        raise InvalidRequestError("prompts is a list of prompts, not one text; generate or complete answers one")
     if options is None or isinstance(options, GenerationOptions):
         return [options] * len(prompts)
+    if not isinstance(options, Sequence) or any(not isinstance(own, GenerationOptions | None) for own in options):
+        raise InvalidRequestError(f"options are GenerationOptions, or a list with one for each prompt, not {options!r:.80}")
     if len(options) != len(prompts):
         raise InvalidRequestError(f"{len(options):,} options for {len(prompts):,} prompts: give one for each, or one for all")
     return list(options)

@@ -16,7 +16,7 @@ from runtime.language_model import Message
 from runtime.model.core import some
 from runtime.model.texts import TextMembers
 from runtime.options import GenerationOptions, SamplingOptions
-from runtime.records import Finish, TokenRecord, TokenRun
+from runtime.records import Finish, Int32, TokenRecord, TokenRun
 from runtime.sampling.chain import resolve_sampler
 from runtime.sampling.draw import fresh_seed
 from runtime.scheduler.jobs import GenerateJob, Priority
@@ -153,7 +153,7 @@ class GenerationMembers(TextMembers):
             await runs.aclose()
         return "".join(pieces)
 
-    def _generation(self, ids: Sequence[int], options: GenerationOptions | None) -> GenerateJob:
+    def _generation(self, ids: Sequence[int] | Int32, options: GenerationOptions | None) -> GenerateJob:
         options = (options or GenerationOptions()).check()
         seed = fresh_seed() if options.seed is None else options.seed
         own = self._text.sampling if options.resolve else SamplingOptions()

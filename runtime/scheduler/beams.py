@@ -83,7 +83,8 @@ class Beams:
         assert isinstance(job, BeamJob)
         room, asked = self._context - len(job.ids) + 1, job.options.max_tokens or DEFAULT_MAX_TOKENS
         at_limit = Finish.CONTEXT if room <= asked else Finish.LENGTH
-        search = BeamSearch(job.options, self._eos, min(room, asked), at_limit)
+        own = job.options.eos_token_ids
+        search = BeamSearch(job.options, self._eos if own is None else frozenset(own), min(room, asked), at_limit)
         one = Running(job, search, [prefill], prefill.reused)
         self.running.append(one)
         self._guard(one, lambda: self._choose(one, last[None], None))

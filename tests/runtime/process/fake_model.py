@@ -37,6 +37,7 @@ from runtime import errors as runtime_errors
 from runtime.info import OnProgress, PromptProgress
 from runtime.records import Float32
 from tests.runtime.process.fake_answers import CONTEXT, EOS, VOCAB, logprobs_of, run_of
+from tests.runtime.process.fake_branching import FakeBranching
 from tests.runtime.process.fake_commands import COMMANDS
 
 
@@ -60,7 +61,7 @@ def load(source: str, backend: str = "auto", **options: Any) -> FakeModel:
     return FakeModel(backend, options)
 
 
-class FakeModel:
+class FakeModel(FakeBranching):
     """Satisfies `LanguageModel` in the engine process."""
 
     def __init__(self, backend: str, options: Mapping[str, Any], width: int = len(VOCAB)) -> None:
