@@ -1,7 +1,8 @@
-"""Beam search by transformers' own `generate`, and by a few lines without a cache, to compare ours with."""
+"""Beam search by transformers' own `generate`, to compare ours with."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +19,8 @@ class Expected:
     score: float
 
 
-def by_transformers(name: str, prompt: Sequence[int], options: BeamOptions, eos: Sequence[int]) -> list[Expected]:
+@functools.cache  # both backends ask for the same
+def by_transformers(name: str, prompt: tuple[int, ...], options: BeamOptions) -> list[Expected]:
     """The hypotheses of `generate(num_beams=...)` on a tiny model, best first.
 
     Recurrent models run without a cache: the library cannot reorder theirs.
@@ -35,7 +37,7 @@ def by_transformers(name: str, prompt: Sequence[int], options: BeamOptions, eos:
         max_new_tokens=options.max_tokens,
         length_penalty=options.length_penalty,
         early_stopping=options.early_stopping,
-        eos_token_id=None if options.ignore_eos else list(eos),
+        eos_token_id=None if options.ignore_eos else list(options.eos_token_ids or ()),
         pad_token_id=0,
         use_cache=name not in RECURRENT,
         output_scores=True,

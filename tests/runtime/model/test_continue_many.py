@@ -92,4 +92,3 @@ def test_greedy_branches_share_their_rows(model: LocalModel) -> None:
     said = asyncio.run(branches(model, 5, greedy))
     assert len({tuple(ids(records)) for records in said.values()}) == 1
     assert settled(model)[0].tokens_computed - before == len(PREFIX) + 5
-

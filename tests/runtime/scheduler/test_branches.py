@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import aclosing
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -66,7 +67,9 @@ def test_one_branch_fails_and_the_others_end_well() -> None:
         asyncio.run(heard(model, 6, OPTIONS, said))
         at = {branch: ids[3] for branch, ids in said.items()}
         guilty = next(b for b, token in at.items() if sum(token in ids for ids in said.values()) == 1)
-        model._engine.call(lambda: setattr(model._engine.backend, "behaviour", Behaviour(nan_on=frozenset({at[guilty]})))).result()
+        model._engine.call(
+            lambda: setattr(model._engine.backend, "behaviour", Behaviour(nan_on=frozenset({at[guilty]})))
+        ).result()
         model.clear_cache()
         again: Said = {}
         with pytest.raises(NonFiniteLogitsError, match="NaN") as failed:
@@ -122,8 +125,8 @@ def test_cancelled_during_the_prompt_what_was_computed_is_kept() -> None:
 
         async def main() -> None:
             gate.shut()
-            tasks = [asyncio.create_task(heard(model, 5, OPTIONS, {}))]
-            tasks += [asyncio.create_task(model.beam_generate(some_ids(2, 30), BeamOptions(3)))]  # type: ignore[list-item]
+            tasks: list[asyncio.Task[Any]] = [asyncio.create_task(heard(model, 5, OPTIONS, {}))]
+            tasks.append(asyncio.create_task(model.beam_generate(some_ids(2, 30), BeamOptions(3))))
             await asyncio.to_thread(gate.reached.wait)
             for task in tasks:
                 task.cancel()
@@ -192,23 +195,26 @@ def test_little_memory_is_an_error_or_an_answer(kind: str) -> None:
         for slots in (33, 60, 90, 150, 400):
             model.clear_cache()
             model.set_kv_budget(slots * slot + 40 * model._engine.backend.state_bytes)
+            refusals = 0
             try:
                 found = asyncio.run(model.beam_generate(PREFIX, BeamOptions(4, 12, ignore_eos=True)))
+            except MemoryBudgetError:
+                refusals += 1
+            else:
                 assert [one.ids for one in found] == [one.ids for one in expected]
-            except MemoryBudgetError as refused:
-                assert slots < 150, refused
             said: Said = {}
             try:
                 asyncio.run(heard(model, 6, OPTIONS, said))
-            except MemoryBudgetError as refused:
-                assert slots < 150, refused
+            except MemoryBudgetError:
+                refusals += 1
+            assert refusals <= (2 if slots < 150 else 0)
             for branch, ids in said.items():
                 assert ids == branches[branch][: len(ids)]
             metrics, report = settled(model)
             assert metrics.kv_peak_bytes <= metrics.kv_budget
             assert report.leases == 0
+        model.set_kv_budget(32 * slot)
         with pytest.raises(MemoryBudgetError, match="raise kv_cache_bytes"):
-            model.set_kv_budget(32 * slot)
             asyncio.run(heard(model, 900, OPTIONS, {}))  # refused before it is begun
 
 
@@ -217,7 +223,7 @@ def test_little_memory_is_an_error_or_an_answer(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_prompts_of_a_batch_are_what_they_are_alone(kind: str) -> None:
-    prompts = [some_ids(5, 12), "hello", some_ids(6, 3), PREFIX, "x"]
+    prompts: list[str | list[int]] = [some_ids(5, 12), "hello", some_ids(6, 3), PREFIX, "x"]
     each = [replace(OPTIONS, seed=i, max_tokens=3 + i, stop=("q",)) for i in range(5)]
     with fake_model(Behaviour(recurrent=kind == "recurrent")) as model:
 
