@@ -22,28 +22,34 @@ def log_softmax(logits: npt.NDArray[np.floating]) -> Float32:
 
     The normaliser is summed pairwise: a plain float32 sum over 50,000 entries is off by more than the tolerance we print.
     """
-    return _normalise(logits, None)
+    return normalised(logits)
 
 
-def log_softmax_and_entropy(logits: npt.NDArray[np.floating]) -> tuple[Float32, Float32]:
-    """`log_softmax` and the entropy ``(n,)`` in nats of each row of finite logits, from the same exponentials."""
-    entropy: Float32 = np.empty(len(logits), np.float32)
-    return _normalise(logits, entropy), entropy
+def normalised(
+    logits: npt.NDArray[np.floating], *, entropy: Float32 | None = None, finite: npt.NDArray[np.bool_] | None = None
+) -> Float32:
+    """`log_softmax`, and from the same pass what else is asked for.
 
-
-def _normalise(logits: npt.NDArray[np.floating], entropy: Float32 | None) -> Float32:
+    Args:
+        logits: ``(n, vocab)``.
+        entropy: ``(n,)``, filled with the entropy of each row in nats.
+        finite: ``(n,)``, filled with which rows held numbers only; the others' answers mean nothing.
+    """
     rows = np.asarray(logits, np.float32)
-    normalised: Float32 = np.empty(rows.shape, np.float32)
-    for block in _blocks(*rows.shape):
-        out = normalised[block]
-        np.subtract(rows[block], rows[block].max(axis=-1, keepdims=True), out=out)
-        weights = np.exp(out)
-        total = weights.sum(axis=-1, keepdims=True)
-        log_total = np.log(total)
-        if entropy is not None:
-            entropy[block] = log_total[:, 0] - np.vecdot(weights, out) / total[:, 0]
-        out -= log_total
-    return normalised
+    answer: Float32 = np.empty(rows.shape, np.float32)
+    with np.errstate(invalid="ignore" if finite is not None else "warn"):
+        for block in _blocks(*rows.shape):
+            raw, out = rows[block], answer[block]
+            np.subtract(raw, raw.max(axis=-1, keepdims=True), out=out)
+            weights = np.exp(out)
+            total = weights.sum(axis=-1, keepdims=True)
+            log_total = np.log(total)
+            if entropy is not None:
+                entropy[block] = log_total[:, 0] - np.vecdot(weights, out) / total[:, 0]
+            if finite is not None:  # NaN and +inf reach the total, -inf does not
+                finite[block] = np.isfinite(total[:, 0]) & np.isfinite(raw.min(axis=-1))
+            out -= log_total
+    return answer
 
 
 def summarise(logprobs: Float32, targets: Int32 | None, k: int, entropy: Float32 | None = None) -> Scores:

@@ -17,7 +17,7 @@ from runtime.model import LocalModel, load
 from runtime.options import LoadOptions
 from runtime.records import Float32
 
-KINDS = ("attention", "recurrent")
+KINDS = ("attention", "recurrent", "overlapping")
 TOLERANCE = 1e-5  # nats; the fake computes in float64
 
 
@@ -39,7 +39,7 @@ def settled(model: LocalModel) -> tuple[Metrics, CacheReport]:
 
 @functools.cache
 def _alone(kind: str) -> FakeBackend:
-    return FakeBackend(LoadOptions(), Behaviour(recurrent=kind == "recurrent"))
+    return FakeBackend(LoadOptions(), Behaviour(recurrent=kind == "recurrent", overlaps=kind == "overlapping"))
 
 
 @functools.lru_cache(maxsize=4096)

@@ -8,7 +8,7 @@ Everything here runs on the engine's owner thread, in and out go numpy arrays an
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -36,6 +36,7 @@ class Backend(Protocol):
     info: ModelInfo
     slot_bytes: int  # of a pack's buffers, per slot
     state_bytes: int  # of one recurrent state; 0 where there is none
+    overlaps: bool  # whether a forward that was begun computes while the caller does something else
 
     def open_pack(self) -> Pack:
         """An empty pack."""
@@ -70,6 +71,15 @@ class Backend(Protocol):
             InvalidRequestError: Ids outside the vocabulary, unknown parents, a parent that is not `resumable`.
             ContextOverflowError: A path longer than `info.context_length`.
             MemoryBudgetError: The device ran out of memory. After any error the pack is as it was before the call.
+        """
+
+    def begin(
+        self, pack: Pack, tokens: npt.NDArray[np.int64], parents: npt.NDArray[np.int64], want: npt.NDArray[np.int64]
+    ) -> tuple[npt.NDArray[np.int64], Callable[[], npt.NDArray[np.float32]]]:
+        """`forward` in two halves: what is returned waits for the logits and is called once, before the pack is touched.
+
+        Where `overlaps` is False the first half does all the work, and there is no use in it. Either half may raise; then
+        the pack is as it was before the call.
         """
 
     def size(self, pack: Pack) -> int:

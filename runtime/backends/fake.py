@@ -44,6 +44,7 @@ class Behaviour:
         delay_on: Seconds that a forward with the token takes longer.
         before_forward: Called with the tokens of each forward.
         recurrent: The model has a recurrent layer instead of attention (read at load).
+        overlaps: A forward that was begun is computed as late as can be, when its logits are fetched (read at load).
     """
 
     raise_on: Mapping[int, BaseException] = field(default_factory=dict)
@@ -52,6 +53,7 @@ class Behaviour:
     delay_on: Mapping[int, float] = field(default_factory=dict)
     before_forward: Callable[[Int64], None] | None = None
     recurrent: bool = False
+    overlaps: bool = False
 
 
 def load(source: ModelFolder | tuple[Any, Any] | str, options: LoadOptions) -> FakeBackend:
@@ -92,7 +94,7 @@ class FakeBackend(PackedBackend[FakePack]):
 
     def __init__(self, options: LoadOptions, behaviour: Behaviour) -> None:
         self.behaviour = behaviour
-        self.recurrent = behaviour.recurrent
+        self.recurrent, self.overlaps = behaviour.recurrent, behaviour.overlaps
         self.forwards = 0
         rng = np.random.default_rng(7)
         self._embed: Float64 = rng.normal(size=(VOCABULARY, WIDTH))
@@ -128,6 +130,11 @@ class FakeBackend(PackedBackend[FakePack]):
         logits = (hidden[step.want] @ self._head).astype(np.float32)
         logits[np.isin(step.tokens[step.want], list(self.behaviour.nan_on))] = np.nan
         return logits, state
+
+    def launch(self, pack: FakePack, step: Step) -> Callable[[], Float32]:
+        if not self.overlaps:
+            return super().launch(pack, step)
+        return lambda: self.push(pack, step)[0]
 
     def take(self, pack: FakePack, slots: Int64) -> FakePayload:
         slots = np.asarray(slots, np.int64)

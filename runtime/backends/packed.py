@@ -13,8 +13,9 @@ Three ways to push tokens, chosen per call:
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +29,7 @@ from runtime.errors import ContextOverflowError, InvalidRequestError
 __all__ = ["Float32", "PackedBackend", "State", "Step", "WorkingPack", "as_ids", "chain_parents"]
 
 Float32 = npt.NDArray[np.float32]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +55,12 @@ class PackedBackend(SizedBackend[P]):
 
     Attributes:
         tree: Whether a branching call may go through the model in one forward.
+        overlaps: Whether a forward that was begun computes while the caller does something else.
         stepwise: Whether a kept recurrent state takes only one token at a time (a library's limit, found at load).
     """
 
     tree: bool = True
+    overlaps: bool = False
     recurrent: bool = False
     stepwise: bool = False
 
@@ -103,6 +107,14 @@ class PackedBackend(SizedBackend[P]):
         """Whether a token may be appended under `slot`."""
         return not self.recurrent or slot == ROOT or slot in pack.states
 
+    def launch(self, pack: P, step: Step) -> Callable[[], Float32]:
+        """Begins one forward without recurrent state; what is returned waits for its logits ``(len(want), vocab)``.
+
+        A library that computes beside the caller says so in `overlaps` and overrides this.
+        """
+        logits, _ = self.push(pack, step)
+        return lambda: logits
+
     def forward(self, pack: P, tokens: Int64, parents: Int64, want: Int64) -> tuple[Int64, Float32]:
         """Pushes new tokens through the model; see `runtime.backends.base.Backend.forward`.
 
@@ -113,27 +125,38 @@ class PackedBackend(SizedBackend[P]):
             ContextOverflowError: A path longer than the context.
             MemoryBudgetError: The device ran out of memory.
         """
+        slots, logits = self.begin(pack, tokens, parents, want)
+        return slots, logits()
+
+    def begin(self, pack: P, tokens: Int64, parents: Int64, want: Int64) -> tuple[Int64, Callable[[], Float32]]:
+        """`forward` in two halves; see `runtime.backends.base.Backend.begin`."""
         tokens, parents, want = (np.asarray(a, np.int64) for a in (tokens, parents, want))
         self._check_ids(tokens)
         in_place = pack.tree.extends(parents)
         undo = pack.tree.append(parents)
         base, n = undo.size, len(tokens)
         slots = np.arange(base, base + n)
-        try:
+
+        def guarded(act: Callable[[], T]) -> T:
+            try:
+                return act()
+            except BaseException:
+                pack.tree.rollback(undo)
+                for slot in [s for s in pack.states if s >= base]:
+                    del pack.states[slot]
+                raise
+
+        def start() -> Callable[[], Float32]:
             positions = pack.tree.depths[base:].copy()
             self._check_context(positions)
             step = Step(tokens, slots, positions, want)
             if self.recurrent or not (in_place or self.tree):
                 logits = self._chains(pack, step, parents, base)
-            else:
-                mask = None if in_place else pack.tree.visible(base)
-                logits, _ = self.push(pack, replace(step, mask=mask))
-        except BaseException:
-            pack.tree.rollback(undo)
-            for slot in [s for s in pack.states if s >= base]:
-                del pack.states[slot]
-            raise
-        return slots, logits
+                return lambda: logits
+            return self.launch(pack, replace(step, mask=None if in_place else pack.tree.visible(base)))
+
+        waiting = guarded(start)
+        return slots, lambda: guarded(waiting)
 
     def _chains(self, pack: P, step: Step, parents: Int64, base: int) -> Float32:
         """One forward per chain; states live on at the end of each chain, and where children may still come."""

@@ -18,7 +18,8 @@ from runtime.model.generation import GenerationMembers
 from runtime.options import GenerationOptions
 from runtime.records import TokenRecord, TokenRun
 from runtime.sampling.draw import fresh_seed
-from runtime.scheduler.jobs import BeamJob, FanJob, GenerateJob, Priority, StayingJob
+from runtime.scheduler.branching import BeamJob, FanJob
+from runtime.scheduler.jobs import GenerateJob, Priority, StayingJob
 
 Prompts = Sequence[str | Sequence[int]]
 Options = GenerationOptions | Sequence[GenerationOptions | None] | None

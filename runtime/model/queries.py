@@ -16,7 +16,7 @@ from runtime.language_model import PrefixMatch
 from runtime.model.core import Core, some
 from runtime.options import GenerationOptions
 from runtime.records import Float32, Int32, Origin, Scores, TokenRecord, TokenRun
-from runtime.scheduler.jobs import CallJob, Priority, QueryJob, ScoreJob, Waiter
+from runtime.scheduler.jobs import CallJob, Priority, QueryJob, Rows, ScoreJob, Waiter
 from runtime.scoring import log_softmax
 from runtime.text.utf8 import texts_of
 
@@ -30,8 +30,10 @@ class QueryMembers(Core):
 
     async def batch_next_token_logprobs(self, batch: Sequence[Sequence[int]]) -> Float32:
         """``(n, vocab)``."""
-        paths = [self._check(ids) for ids in some(batch)]  # all of them, before any is sent
-        return np.stack(await asyncio.gather(*(self._asked(ids) for ids in paths)))
+        reply: Reply[Float32] = Reply(self._mailbox())
+        for job in self._queries_of(batch, reply):
+            self._submit_with_turn(job)
+        return await self._replied(reply)
 
     def next_token_logprobs_sync(self, ids: Sequence[int]) -> Float32:
         """Blocking."""
@@ -41,9 +43,9 @@ class QueryMembers(Core):
 
     def batch_next_token_logprobs_sync(self, batch: Sequence[Sequence[int]]) -> Float32:
         """Blocking."""
-        answers: list[Future[Float32]] = [Future() for _ in some(batch)]
-        self._engine.submit([self._query(ids, answer) for ids, answer in zip(batch, answers, strict=True)])
-        return np.stack([answer.result() for answer in answers])
+        answer: Future[Float32] = Future()
+        self._engine.submit(self._queries_of(batch, answer))
+        return answer.result()
 
     def next_token_logprobs_uncached(self, ids: Sequence[int]) -> Float32:
         """By the library's own forward, blocking."""
@@ -75,6 +77,11 @@ class QueryMembers(Core):
     def _query(self, ids: Sequence[int] | Int32, waiter: Waiter) -> QueryJob:
         return QueryJob(self._check(ids), self._namespace, waiters=[waiter])
 
+    def _queries_of(self, batch: Sequence[Sequence[int]], waiter: Waiter) -> list[QueryJob]:
+        """A job for each row; all are checked before any is sent."""
+        waiters = Rows(waiter, len(some(batch))).waiters
+        return [self._query(ids, row) for ids, row in zip(batch, waiters, strict=True)]
+
     def _insist(self, job: QueryJob) -> CallJob:
         """To be submitted before the job: no remembered answer may stand in for KV that is not (or no longer) held."""
 
@@ -92,6 +99,9 @@ class QueryMembers(Core):
         if insist:
             self._submit_with_turn(self._insist(job))
         self._submit_with_turn(job)
+        return await self._replied(reply)
+
+    async def _replied(self, reply: Reply[Float32]) -> Float32:
         try:
             return await reply.future
         except asyncio.CancelledError:

@@ -7,6 +7,7 @@ which nobody stands any more. Beams of one search share its prompt; hypotheses g
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -14,11 +15,12 @@ import numpy as np
 
 from runtime.records import Finish, Float32, Int32, Scores
 from runtime.scheduler.beam_search import BeamSearch, Link
+from runtime.scheduler.branching import BeamJob
 from runtime.scheduler.cache import Cache
 from runtime.scheduler.counters import Counters
 from runtime.scheduler.faults import typed
 from runtime.scheduler.hypotheses import hypothesis, ids_of, scores_of
-from runtime.scheduler.jobs import BeamJob, settle
+from runtime.scheduler.jobs import settle
 from runtime.scheduler.logits import non_finite, normalise
 from runtime.scheduler.prefill import Prefill
 from runtime.scheduler.room import NoRoomError
@@ -87,6 +89,9 @@ class Beams:
         search = BeamSearch(job.options, self._eos if own is None else frozenset(own), min(room, asked), at_limit)
         one = Running(job, search, [prefill], prefill.reused)
         self.running.append(one)
+        self._counters.last_reused, self._counters.last_computed = prefill.reused, prefill.computed
+        self._counters.first_token_seconds = time.monotonic() - job.submitted
+        self._counters.publish(self._cache)  # before the first step, so that who sees it sees what the prompt cost
         self._guard(one, lambda: self._choose(one, last[None], None))
 
     def step(self) -> None:

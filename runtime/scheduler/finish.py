@@ -10,9 +10,10 @@ import numpy as np
 
 from runtime.info import PromptProgress
 from runtime.records import Float32, Int32, Scores
+from runtime.scheduler.branching import FanJob
 from runtime.scheduler.cache import Cache, fill_gaps
 from runtime.scheduler.counters import Counters
-from runtime.scheduler.jobs import FanJob, Job, QueryJob, ScoreJob, settle
+from runtime.scheduler.jobs import Job, QueryJob, ScoreJob, settle
 from runtime.scheduler.logits import ChunkLogits, non_finite
 from runtime.scheduler.prefill import Prefill
 from runtime.scheduler.rows import Row

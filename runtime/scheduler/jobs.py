@@ -10,7 +10,6 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from runtime.beams import BeamOptions, Hypothesis, OnStep
 from runtime.errors import ContextOverflowError, InvalidRequestError
 from runtime.info import OnProgress
 from runtime.options import GenerationOptions
@@ -75,6 +74,69 @@ class Waiter(Protocol):
         """It failed."""
 
 
+class Rows:
+    """Several queries that are answered as one array ``(n, vocab) float32``, each written where it belongs.
+
+    Args:
+        waiter: Who gets the array; the first error of a row goes there instead.
+        n: Rows.
+    """
+
+    def __init__(self, waiter: Waiter, n: int) -> None:
+        self._waiter = waiter
+        self._left = n
+        self._failed = False
+        self._array: Float32 | None = None
+        self.waiters = [RowOf(self, i, n) for i in range(n)]
+
+    @property
+    def done(self) -> bool:
+        """Whether nobody waits for its rows any more."""
+        return self._failed or self._waiter.cancelled()
+
+    def put(self, i: int, n: int, vector: Float32) -> None:
+        """Row `i` of `n` is known."""
+        if self._array is None:
+            self._array = np.empty((n, len(vector)), np.float32)
+        self._array[i] = vector
+        self._left -= 1
+        if not self._left:
+            settle(self._waiter, self._array)
+
+    def fail(self, error: BaseException) -> None:
+        """One of the rows could not be computed."""
+        if not self._failed:
+            self._failed = True
+            settle(self._waiter, error=error)
+
+
+class RowOf:
+    """Waits for one row of `Rows`; owner thread."""
+
+    def __init__(self, rows: Rows, i: int, n: int) -> None:
+        self._rows, self._i, self._n = rows, i, n
+
+    def cancelled(self) -> bool:
+        """Whether nobody waits any more."""
+        return self._rows.done
+
+    def done(self) -> bool:
+        """Whether nobody waits any more; each row is answered once."""
+        return self._rows.done
+
+    def set_running_or_notify_cancel(self) -> bool:
+        """Whether somebody still waits."""
+        return not self._rows.done
+
+    def set_result(self, value: Float32) -> None:
+        """The answer, which is copied."""
+        self._rows.put(self._i, self._n, value)
+
+    def set_exception(self, error: BaseException) -> None:
+        """It failed."""
+        self._rows.fail(error)
+
+
 @dataclass(slots=True, eq=False)
 class QueryJob(Job):
     """The distribution after the path: ``(vocab,) float32`` log-probabilities. Equal ones in flight share one job."""
@@ -89,7 +151,7 @@ class QueryJob(Job):
     def answer(self, vector: Float32) -> None:
         """Every waiter gets a copy of its own."""
         for waiter in self.waiters:
-            settle(waiter, vector.copy())
+            settle(waiter, vector if isinstance(waiter, RowOf) else vector.copy())
 
     @property
     def abandoned(self) -> bool:
@@ -139,54 +201,6 @@ class GenerateJob(StayingJob):
     def leave(self) -> None:
         """The stream ends."""
         self.on_end(None)
-
-
-@dataclass(slots=True, eq=False)
-class FanJob(StayingJob):
-    """Several continuations of one path, which is worked on once for all of them."""
-
-    jobs: Sequence[GenerateJob] = ()
-
-    def fail(self, error: BaseException) -> None:
-        """All streams end with the error."""
-        for job in self.jobs:
-            job.fail(error)
-
-    def leave(self) -> None:
-        """All streams end."""
-        for job in self.jobs:
-            job.leave()
-
-    @property
-    def least_tokens(self) -> int:
-        """The path, and a token of each continuation that has more than one."""
-        return len(self.ids) + sum(job.options.max_tokens != 1 for job in self.jobs)
-
-    @property
-    def abandoned(self) -> bool:
-        """Whether nobody waits for any of them."""
-        return self.cancelled or all(job.cancelled for job in self.jobs)
-
-
-@dataclass(slots=True, eq=False)
-class BeamJob(StayingJob):
-    """The best continuations of the path that a beam search finds."""
-
-    options: BeamOptions = field(default_factory=BeamOptions)
-    on_step: OnStep = nothing  # runs on the owner thread and must not block
-    future: Future[list[Hypothesis]] = field(default_factory=Future)
-
-    def fail(self, error: BaseException) -> None:
-        """The waiter gets the error."""
-        settle(self.future, error=error)
-
-    def leave(self) -> None:
-        """Nobody waits."""
-
-    @property
-    def least_tokens(self) -> int:
-        """The path, and a token of each beam where there is a second step."""
-        return len(self.ids) + (self.options.width if self.options.max_tokens != 1 else 0)
 
 
 @dataclass(slots=True, eq=False)

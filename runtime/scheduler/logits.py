@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from runtime.errors import NonFiniteLogitsError
 from runtime.records import Float32
-from runtime.scoring import log_softmax, log_softmax_and_entropy
+from runtime.scoring import normalised
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +65,13 @@ class ChunkLogits:
 
 def normalise(logits: Float32, *, entropy: bool) -> Distributions:
     """Log-probabilities of raw logits ``(n, vocab)``."""
-    finite = np.atleast_1d(np.isfinite(logits).all(axis=-1))
-    safe = logits if finite.all() else np.where(finite[:, None], logits, np.float32(0))
-    logprobs, spread = log_softmax_and_entropy(safe) if entropy else (log_softmax(safe), None)
+    n = len(logits)
+    finite = np.empty(n, np.bool_)
+    spread: Float32 | None = np.empty(n, np.float32) if entropy else None
+    logprobs = normalised(logits, entropy=spread, finite=finite)
+    if not finite.all():
+        sound = normalise(np.where(finite[:, None], logits, np.float32(0)), entropy=entropy)
+        return Distributions(sound.logprobs, finite, sound.entropy)
     return Distributions(logprobs, finite, spread)
 
 

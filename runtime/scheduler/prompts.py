@@ -93,7 +93,7 @@ class Prompts:
 
     def _push(self, group: list[Prefill], quota: int) -> int:
         """One forward over the group's next tokens; how many rows were pushed."""
-        group = [prefill for prefill in group if self._guard(prefill.job, partial(self._stand_again, prefill))]
+        group = [prefill for prefill in group if self._stands(prefill)]
         if not group:
             return 0
         batch = Batch(group[0].workspace, group[0].workspace.size)
@@ -145,16 +145,21 @@ class Prompts:
         self._park(chosen.job)
         return True
 
-    def _stand_again(self, prefill: Prefill) -> None:
-        """Makes sure that a token can be appended where the job stands."""
-        if not prefill.workspace.resumable(prefill.slot):
-            try:
-                slot, at = self._cache.regain(prefill, prefill.job.ids[: prefill.at])
-            except BaseException:  # the job is told by the caller
-                self._drop(prefill)
-                raise
-            prefill.go_back(slot, at)
+    def _stands(self, prefill: Prefill) -> bool:
+        """Whether a token can be appended where the job stands, or where it is brought back to; if not, it has ended."""
+        lost = not prefill.workspace.resumable(prefill.slot)
+        if lost and not self._guard(prefill.job, partial(self._stand_again, prefill)):
+            return False
         prefill.save()
+        return True
+
+    def _stand_again(self, prefill: Prefill) -> None:
+        try:
+            slot, at = self._cache.regain(prefill, prefill.job.ids[: prefill.at])
+        except BaseException:  # the job is told by the caller
+            self._drop(prefill)
+            raise
+        prefill.go_back(slot, at)
 
     def _settle_chunk(self, prefill: Prefill) -> Float32 | None:
         """Publishes what a chunk computed.

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from runtime.records import Finish, Int32, Scores
+from runtime.records import Int32, Scores
 from runtime.scheduler.jobs import GenerateJob
 from runtime.scheduler.logits import Distributions, non_finite
 from runtime.scheduler.prefill import Prefill
@@ -70,35 +70,50 @@ class Row:
         return self.stream.scores[self.pushed - count : self.pushed]
 
 
-def decode(rows: list[Row], after: Distributions, at: Sequence[int]) -> list[tuple[Row, BaseException | None]]:
-    """Draws each row's next token and records it.
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """Tokens that were drawn, and the distributions they came from: their records are still to be made."""
+
+    rows: list[Row]
+    after: Distributions
+    at: Sequence[int]  # each row's place in `after`
+    failures: dict[int, BaseException]  # by a row's identity: its distribution was no numbers, nothing was drawn
+
+    def record(self) -> None:
+        """Top-k, rank and entropy of every token, in one pass."""
+        kept = [i for i, row in enumerate(self.rows) if id(row) not in self.failures]
+        if not kept:
+            return
+        rows = [self.rows[i] for i in kept]
+        places = np.array([self.at[i] for i in kept])
+        logprobs, entropy = self.after.logprobs, self.after.entropy
+        if not np.array_equal(places, np.arange(len(logprobs))):  # some share a row, or failed
+            logprobs, entropy = logprobs[places], None if entropy is None else entropy[places]
+        widest = max(row.job.options.top_k for row in rows)
+        scores = summarise(logprobs, np.array([row.pending for row in rows], np.int32), widest, entropy)
+        for i, row in enumerate(rows):
+            row.stream.record(scores, i)
+
+
+def draw(rows: list[Row], after: Distributions, at: Sequence[int]) -> Drawn:
+    """Draws each row's next token; its stream says then whether it was the last.
 
     Args:
         rows: The generations.
-        after: Of their last tokens; where it is not finite a generation ends with `NonFiniteLogitsError`.
+        after: Of their last tokens; where it is not finite a generation is to end with `NonFiniteLogitsError`.
         at: Each generation's row in `after`.
-
-    Returns:
-        The rows that ended, each with the error that ended it, if one did.
     """
-    draws = [row.stream.draw(after.logprobs[i]) for row, i in zip(rows, at, strict=True)]
-    widest = max(row.job.options.top_k for row in rows)
-    alone = len(rows) == len(after.logprobs)  # every generation has a row of its own
-    logprobs = after.logprobs if alone else after.logprobs[np.array(at)]
-    entropy = after.entropy if alone or after.entropy is None else after.entropy[np.array(at)]
-    scores = summarise(logprobs, np.array([token for token, _ in draws], np.int32), widest, entropy)
-    ended: list[tuple[Row, BaseException | None]] = []
+    failures: dict[int, BaseException] = {}
     now = time.monotonic()
-    for i, (row, (token, u)) in enumerate(zip(rows, draws, strict=True)):
-        if not after.finite[at[i]]:
-            ended.append((row, non_finite(row.stream.position)))
+    for row, i in zip(rows, at, strict=True):
+        if not after.finite[i]:
+            failures[id(row)] = non_finite(row.stream.position)
             continue
+        token, u = row.stream.draw(after.logprobs[i])
         row.started = row.started or now
         row.pending = token
-        row.stream.accept(token, u, scores, i)
-        if row.stream.finish is not Finish.NONE:
-            ended.append((row, None))
-    return ended
+        row.stream.take(token, u)
+    return Drawn(rows, after, at, failures)
 
 
 def narrow(scores: Scores, k: int) -> Scores:

@@ -29,7 +29,7 @@ class TextDecoder(Protocol):
 class Stream:
     """Collects drawn tokens, holds back what may become a stop string, and knows when to end.
 
-    `accept` takes tokens in; `deliver` sends those that are ready, as one run.
+    `take` takes tokens in, `record` their numbers; `deliver` sends those that are ready, as one run.
 
     Args:
         job: The request.
@@ -66,10 +66,9 @@ class Stream:
         """The next token and its random number, from ``(vocab,)`` log-probabilities."""
         return self.job.sampler.draw(logprobs, self.position)
 
-    def accept(self, token: int, u: float, scores: Scores, row: int) -> None:
-        """Records a drawn token; `finish` says whether it was the last. Its numbers are row `row` of `scores`."""
+    def take(self, token: int, u: float) -> None:
+        """Takes a drawn token in; `finish` says whether it was the last."""
         self.new_ids.append(token)
-        self.scores.append(scores, row)
         self._draws.append(u)
         self.finish = self._ending(token)
         text = self._decoder.feed(self._token_bytes[token])
@@ -79,6 +78,10 @@ class Stream:
             self._cut_at_stop(stops)
         held = self._partial(stops) if stops and not self.finish else 0
         self._ready = self._sent + len(self._texts) - held
+
+    def record(self, scores: Scores, row: int) -> None:
+        """The numbers of the token taken last: row `row` of `scores`."""
+        self.scores.append(scores, row)
 
     def _ending(self, token: int) -> Finish:
         if token in self._eos and not self.job.options.ignore_eos:

@@ -4,16 +4,27 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+
+import numpy as np
 
 from runtime.records import Float32
 
 
+@dataclass(slots=True)
+class Block:
+    """Rows that lie in one array, as a forward made them: they are kept without a copy, and go together."""
+
+    nbytes: int
+    keys: set[Hashable] = field(default_factory=set)
+
+
 class VectorCache:
-    """Whole ``(vocab,) float32`` rows by path, least recently used out first.
+    """Whole ``(vocab,) float32`` rows by path, least recently used out first, with what else lies in the same array.
 
     Args:
         budget: Bytes; 0 keeps nothing.
-        room: Asked for the bytes of each row before it is copied; False leaves it out.
+        room: Asked for the bytes of each array before it is kept; False leaves it out.
     """
 
     def __init__(self, budget: int, room: Callable[[int], bool] = lambda _: True) -> None:
@@ -21,6 +32,7 @@ class VectorCache:
         self._room = room
         self._most: int | None = None  # rows
         self._rows: OrderedDict[Hashable, Float32] = OrderedDict()
+        self._blocks: dict[int, Block] = {}  # by the array's identity, which a kept row keeps alive
         self.bytes = 0
         self.hits = 0
 
@@ -33,18 +45,23 @@ class VectorCache:
         return row
 
     def put(self, key: Hashable, row: Float32) -> None:
-        """Keeps a row of its own memory; read-only from here on."""
+        """Keeps a row, which is read-only from here on; a copy of it where the array it lies in is too large to keep."""
         if row.nbytes > self._budget:
             return
-        old = self._rows.pop(key, None)
-        self.bytes -= old.nbytes if old is not None else 0
-        self._shrink(self._budget - row.nbytes)
-        if not self._room(row.nbytes):
-            return
-        row = row.copy() if row.base is not None else row
+        self.drop(key)
+        whole = _whole(row)
+        if self._most is not None or whole.nbytes > self._budget:
+            row = whole = row.copy()
+        block = self._blocks.get(id(whole))
+        if block is None:
+            self._shrink(self._budget - whole.nbytes)
+            if not self._room(whole.nbytes):
+                return
+            block = self._blocks[id(whole)] = Block(whole.nbytes)
+            self.bytes += whole.nbytes
         row.flags.writeable = False
+        block.keys.add(key)
         self._rows[key] = row
-        self.bytes += row.nbytes
         self._shrink(self._budget)
 
     def limit(self, rows: int) -> None:
@@ -55,18 +72,30 @@ class VectorCache:
     def drop(self, key: Hashable) -> None:
         """Forgets one row, if it is there."""
         row = self._rows.pop(key, None)
-        self.bytes -= 0 if row is None else row.nbytes
+        if row is not None:
+            place = id(_whole(row))
+            self._blocks[place].keys.discard(key)
+            if not self._blocks[place].keys:
+                self.bytes -= self._blocks.pop(place).nbytes
 
     def set_budget(self, budget: int) -> None:
         """Another budget in bytes; the least recently used rows beyond it go."""
         self._budget = budget
         self._shrink(budget)
 
-    def _shrink(self, size: int) -> None:
-        while self.bytes > size or (self._most is not None and len(self._rows) > self._most):
-            self.bytes -= self._rows.popitem(last=False)[1].nbytes
-
     def clear(self) -> None:
         """Forgets every row."""
         self._rows.clear()
+        self._blocks.clear()
         self.bytes = 0
+
+    def _shrink(self, size: int) -> None:
+        while self._rows and (self.bytes > size or (self._most is not None and len(self._rows) > self._most)):
+            oldest = next(iter(self._rows.values()))
+            for key in tuple(self._blocks[id(_whole(oldest))].keys):
+                self.drop(key)
+
+
+def _whole(row: Float32) -> Float32:
+    """The array whose memory a row keeps alive."""
+    return row.base if isinstance(row.base, np.ndarray) else row

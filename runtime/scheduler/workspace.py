@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 import numpy as np
@@ -33,6 +34,16 @@ class Memory(Protocol):
         """The device itself is full: what nobody uses goes."""
 
 
+@dataclass(slots=True)
+class Begun:
+    """A forward that computes by itself: its slots are reserved until somebody settles it."""
+
+    base: int  # the number of its first slot
+    count: int
+    fetch: Callable[[], npt.NDArray[np.float32]] | None  # None: it is settled
+    logits: npt.NDArray[np.float32] | None = None  # None: not settled, or it failed
+
+
 class Workspace:
     """Slots by token path. Several jobs share one, so that a common prefix stands there once.
 
@@ -52,6 +63,7 @@ class Workspace:
         self._parents: list[int] = []
         self._trail: list[int] = []  # the path that was found last: its slots
         self._trail_ids: Int32 = NOTHING  # and its tokens
+        self._begun: Begun | None = None
         self._computed = 0  # slots whose keys stand in the pack; the others are reserved
         self._where: list[int] | None = None  # the pack's number of each computed slot, -1 for one that was dropped
         self.recurrent = "recurrent" in backend.info.attention_kinds
@@ -61,6 +73,7 @@ class Workspace:
     @property
     def size(self) -> int:
         """Slots that were ever given out, reserved ones too: the number of the next."""
+        self._settle()
         return len(self._parents)
 
     @property
@@ -74,6 +87,7 @@ class Workspace:
 
     def find(self, ids: Int32, limit: int) -> tuple[int, int]:
         """The deepest slot on the path, within `limit` tokens, from which a token can be appended, and its depth."""
+        self._settle()
         ids = ids[:limit]
         same = common_prefix(self._trail_ids, ids)  # particles and chats ask for nearly the same path again and again
         trail = self._trail[:same]
@@ -92,6 +106,7 @@ class Workspace:
 
     def follow(self, slot: int, token: int) -> int | None:
         """The slot of `token` after `slot`, if it stands here and a token can be appended after it."""
+        self._settle()
         found = self._children.get((slot, token))
         return found if found is not None and self.resumable(found) else None
 
@@ -105,10 +120,12 @@ class Workspace:
         Raises:
             MemoryBudgetError: The budget does not allow it, whoever gives way.
         """
+        self._settle()
         self._memory.grow(self, count, states=0, standing=[standing])
 
     def load(self, lease: Lease, slot: int, depth: int) -> tuple[int, int]:
         """Copies what the lease holds beyond `depth` under `slot`, for which there is room; the last slot and its depth."""
+        self._settle()
         at = 0
         for node in lease.node.path():
             start, at = at, at + len(node.tokens)
@@ -127,16 +144,19 @@ class Workspace:
 
     def append(self, slot: int, token: int) -> int:
         """Reserves the slot that the next `forward` will fill. `rollback` undoes it."""
+        self._settle()
         return self._register(slot, token)
 
     def rollback(self, size: int) -> None:
         """Forgets reserved slots beyond `size`."""
+        self._settle()
         del self._parents[size:]
         self._children = {key: slot for key, slot in self._children.items() if slot < size}
         self._forget_trail()
 
     def chain(self, slot: int, count: int) -> Slots:
         """The pack's own numbers of the last `count` slots of the path that ends at `slot`, in order."""
+        self._settle()
         slots = np.empty(count, np.int64)
         for at in range(count - 1, -1, -1):
             slots[at] = self._own(slot)
@@ -149,6 +169,7 @@ class Workspace:
         Raises:
             MemoryBudgetError: No room for them in the budget, or on the device even after others gave way.
         """
+        self._settle()
         base, above = self._computed, [p for p in parents if p < self._computed]
         states = chains(np.array(parents, np.int64) - base) if self.recurrent else 0
         self._memory.grow(self, len(tokens), states=states, standing=above)
@@ -163,26 +184,55 @@ class Workspace:
             self.weigh()
         return logits
 
+    def begin(self, tokens: Sequence[int], parents: Sequence[int]) -> None:
+        """`forward` with all rows wanted, in two halves: `collect` waits for the logits.
+
+        Whoever does anything else here meanwhile settles it first.
+
+        Raises:
+            MemoryBudgetError: No room for them in the budget.
+        """
+        self._memory.grow(self, len(tokens), states=0, standing=[p for p in parents if p < self._computed])
+        own = parents if self._where is None else [self._own(p) for p in parents]
+        arrays = np.array(tokens, np.int64), np.array(own, np.int64), np.arange(len(tokens))
+        self._begun = Begun(self._computed, len(tokens), self._backend.begin(self.pack, *arrays)[1])
+
+    def collect(self) -> npt.NDArray[np.float32] | None:
+        """The logits ``(n, vocab)`` of what was begun; None where it failed, and its slots are gone."""
+        self._settle()
+        begun, self._begun = self._begun, None
+        return None if begun is None else begun.logits
+
+    def abandon(self) -> None:
+        """Nobody wants what was begun any more; its tokens stand here all the same."""
+        self.collect()
+
     def take(self, slots: Slots) -> Payload:
         """An immutable copy of the pack's own `slots`, a chain."""
+        self._settle()
         return self._twice(lambda: self._backend.take(self.pack, slots))
 
     def take_many(self, chains: Sequence[Slots]) -> list[Payload]:
         """`take` of several chains at once."""
+        self._settle()
         return self._twice(lambda: self._backend.take_many(self.pack, chains))
 
     def resize(self, capacity: int) -> None:
         """Other buffers, of exactly `capacity` slots; room for the moment of copying is there."""
+        self._settle()
         try:
             self._twice(lambda: self._backend.resize(self.pack, capacity))
         finally:
             self.weigh()
 
     def live(self, places: Iterable[int]) -> tuple[list[int], set[int]]:
-        """The computed slots on the paths to `places`, ascending, and where those paths end."""
+        """The computed slots on the paths to `places` and to what was begun, ascending, and where those paths end."""
+        self._settle()
         kept: set[int] = set()
         tips: set[int] = set()
-        for place in places:
+        begun = self._begun
+        wanted = () if begun is None or begun.logits is None else range(begun.base, begun.base + begun.count)
+        for place in (*places, *wanted):
             slot = place
             while slot >= self._computed:
                 slot = self._parents[slot]
@@ -195,6 +245,7 @@ class Workspace:
 
     def compact(self, kept: Sequence[int], tips: Iterable[int]) -> None:
         """Drops every slot but `kept`, in place, and every recurrent state but those at `tips`; see `live`."""
+        self._settle()
         slots = np.array([self._own(slot) for slot in kept], np.int64)
         ends = np.array([self._own(slot) for slot in tips], np.int64)
         self._twice(lambda: self._backend.retain(self.pack, slots, ends))
@@ -208,11 +259,28 @@ class Workspace:
 
     def close(self) -> None:
         """Frees the buffers."""
+        self._settle()
         self._backend.close(self.pack)
         self._children.clear()
         self._parents.clear()
         self._forget_trail()
         self._computed, self._where, self.nbytes = 0, None, 0
+
+    def _settle(self) -> None:
+        """Waits for what was begun: from here on its slots stand in the pack, or are gone."""
+        begun = self._begun
+        if begun is None or begun.fetch is None:
+            return
+        fetch, begun.fetch = begun.fetch, None
+        try:
+            begun.logits = fetch()
+        except BaseException:  # noqa: BLE001  # pushed again, and bisected, by whoever wants it
+            self.rollback(begun.base)
+            return
+        held = self.held - begun.count
+        self._computed += begun.count
+        if self._where is not None:
+            self._where.extend(range(held, held + begun.count))
 
     def _forget_trail(self) -> None:
         self._trail, self._trail_ids = [], NOTHING

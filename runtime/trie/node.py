@@ -67,8 +67,11 @@ class Node:
 def common_prefix(a: Int32, b: Int32) -> int:
     """How many leading tokens two arrays share."""
     n = min(len(a), len(b))
-    if n == 1:  # what queries and particles hang in: not worth three arrays
-        return int(a[0] == b[0])
     differ = a[:n] != b[:n]
     first = int(differ.argmax()) if n else 0
     return first if n and differ[first] else n
+
+
+def shared(edge: Int32, ids: Int32, at: int) -> int:
+    """How many tokens of an edge ``ids[at:]`` begins with; that the first is one of them is known."""
+    return 1 if len(edge) == 1 else common_prefix(edge, ids[at:])  # queries and particles hang in edges of one token

@@ -70,12 +70,13 @@ class Shelf:
     def pin(self, node: Node) -> None:
         """One more lease at `node`: counted on the whole path."""
         self.leases += node.parent is not None
-        self._pin_all(node.path())
+        self._pin_up(node, None)
 
     def unpin(self, node: Node) -> None:
         """One lease less."""
         self.leases -= node.parent is not None
-        for each in reversed(node.path()):
+        each, above = node, node.parent
+        while above is not None:
             each.pins -= 1
             if each.pins == 0:
                 self.leased_bytes -= each.nbytes
@@ -84,27 +85,29 @@ class Shelf:
                     self.bytes -= each.nbytes
                     each.nbytes = 0
                     each.payload = each.scores = None
+            each, above = above, above.parent
         self._offer(node)
 
     def repin(self, old: Node, new: Node) -> None:
         """A lease goes from `old` to `new`: further down, as all that grow do, only what lies between is counted."""
-        between: list[Node] = []
         node: Node | None = new
         while node is not None and node is not old:
-            between.append(node)
             node = node.parent
         if node is old:
             self.leases += (new.parent is not None) - (old.parent is not None)
-            self._pin_all(between)
+            self._pin_up(new, old)
         else:
             self.pin(new)
             self.unpin(old)
 
-    def _pin_all(self, nodes: list[Node]) -> None:
-        for each in nodes:
-            if each.pins == 0:
-                self.leased_bytes += each.nbytes
-            each.pins += 1
+    def _pin_up(self, node: Node, end: Node | None) -> None:
+        """Counts one lease more on every edge from `node` up to `end`, which is left out; None: up to the root."""
+        above = node.parent
+        while above is not None and node is not end:
+            if node.pins == 0:
+                self.leased_bytes += node.nbytes
+            node.pins += 1
+            node, above = above, above.parent
 
     def _weigh(self, node: Node, size: int) -> None:
         self.bytes += size - node.nbytes

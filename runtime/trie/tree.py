@@ -11,7 +11,7 @@ import numpy as np
 from runtime.records import Int32, Scores
 from runtime.trie.forgotten import LIMIT, Lost
 from runtime.trie.lease import Lease
-from runtime.trie.node import Namespace, Node, PayloadOps, Span, common_prefix
+from runtime.trie.node import Namespace, Node, PayloadOps, Span, shared
 from runtime.trie.scores import merge_scores
 from runtime.trie.shelf import Shelf
 
@@ -52,23 +52,23 @@ class Trie(Shelf):
         node, depth = self.root, 0
         best, best_depth = node, 0
         self._clock += 1
+        resumable = self._ops.payload_resumable
         for namespace, ids in spans:
-            at = 0
-            while at < len(ids):
+            at, end = 0, len(ids)
+            while at < end:
                 child = node.children.get((namespace, int(ids[at])))
                 if child is None:
                     break
-                same = common_prefix(child.tokens, ids[at:])
-                upper = self._cut(child, same)
+                same = shared(child.tokens, ids, at)
+                upper = child if same == len(child.tokens) else self._cut(child, same)
                 if upper is None:
                     break
-                child = upper
-                child.stamp = self._clock
-                child.hits += 1
-                node, depth, at = child, depth + same, at + same
-                if exact or self._ops.payload_resumable(child.payload):
+                upper.stamp = self._clock
+                upper.hits += 1
+                node, depth, at = upper, depth + same, at + same
+                if exact or resumable(upper.payload):
                     best, best_depth = node, depth
-            if at < len(ids):
+            if at < end:
                 break
         self._offer(node)
         self.hits, self.misses = self.hits + (best_depth > 0), self.misses + (best_depth == 0)
@@ -83,7 +83,7 @@ class Trie(Shelf):
                 child = node.children.get((namespace, int(ids[at])))
                 if child is None:
                     return depth
-                same = common_prefix(child.tokens, ids[at:])
+                same = shared(child.tokens, ids, at)
                 depth, at = depth + same, at + same
                 if same < len(child.tokens):
                     return depth
@@ -208,14 +208,15 @@ class Trie(Shelf):
     def _walk(self, node: Node, namespace: Namespace, tokens: Int32, scores: Scores | None) -> tuple[Node, int, bool]:
         """From `node` along `tokens` as far as they are there: the last node, the tokens passed, whether a cut failed."""
         self._clock += 1
-        for above in node.path():  # an ancestor is never older than what is hung under it
-            above.stamp = self._clock
+        above: Node | None = node
+        while above is not None:  # an ancestor is never older than what is hung under it
+            above.stamp, above = self._clock, above.parent
         at = 0
         while at < len(tokens):
             child = node.children.get((namespace, int(tokens[at])))
             if child is None:
                 break
-            same = common_prefix(child.tokens, tokens[at:])
+            same = shared(child.tokens, tokens, at)
             upper = self._cut(child, same)
             if upper is None:
                 return node, at, True

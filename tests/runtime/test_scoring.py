@@ -7,7 +7,7 @@ import numpy.typing as npt
 import pytest
 
 from runtime.records import NO_TOKEN, Float32
-from runtime.scoring import empty_scores, log_softmax, log_softmax_and_entropy, score_logits, summarise, top_k
+from runtime.scoring import empty_scores, log_softmax, normalised, score_logits, summarise, top_k
 
 VOCABULARIES = (7, 1000, 49_152, 256_000)
 
@@ -152,5 +152,15 @@ def test_scores_of_raw_logits_are_those_of_their_distributions(vocab: int, k: in
 def test_entropy_is_that_of_float64() -> None:
     logits = rows(49_152)
     wide = reference(logits)
-    _, entropy = log_softmax_and_entropy(logits)
+    entropy = np.empty(len(logits), np.float32)
+    normalised(logits, entropy=entropy)
     np.testing.assert_allclose(entropy, -(np.exp(wide) * wide).sum(-1), rtol=2e-6)
+
+
+def test_the_same_pass_tells_rows_that_are_no_numbers() -> None:
+    logits = rows(1000)[:1].repeat(5, axis=0)
+    logits[1, 7], logits[2, 8], logits[3, 9] = np.nan, np.inf, -np.inf
+    finite = np.empty(5, np.bool_)
+    got = normalised(logits, finite=finite)
+    assert finite.tolist() == [True, False, False, False, True]
+    np.testing.assert_array_equal(got[[0, 4]], log_softmax(logits[[0, 4]]))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -55,6 +55,8 @@ def load(source: ModelFolder | tuple[Any, Any], options: LoadOptions) -> MlxBack
 class MlxBackend(PackedBackend[MlxPack]):
     """An mlx-lm model and its packs. Owner thread only: arrays belong to the thread that made them."""
 
+    overlaps = True
+
     def __init__(self, loaded: LoadedModel, options: LoadOptions) -> None:
         self._loaded = loaded
         self._model = loaded.model
@@ -101,10 +103,31 @@ class MlxBackend(PackedBackend[MlxPack]):
 
     def push(self, pack: MlxPack, step: Step) -> tuple[Float32, State | None]:
         with _memory():
-            if step.mask is None:
-                return self._forward(pack, step, rows=False)
-            got = [self._forward(pack, part, rows=rows)[0] for part, rows in _parts(step)]
-            return np.concatenate(got), None
+            logits, state = self._forward(pack, step, rows=False)
+            mx.eval(logits, pack.arrays(), [a for a in state or () if a is not None])
+            return self._fetched(pack, logits), state
+
+    def launch(self, pack: MlxPack, step: Step) -> Callable[[], Float32]:
+        with _memory():
+            parts = [(step, False)] if step.mask is None else list(_parts(step))
+            logits: list[mx.array] = []
+            for part, rows in parts:
+                logits += self._forward(pack, part, rows=rows)[0]
+                mx.async_eval(logits, pack.arrays())  # type: ignore[no-untyped-call]  # its stub leaves the arguments out
+        return lambda: self._awaited(pack, logits)
+
+    def _awaited(self, pack: MlxPack, logits: Sequence[mx.array]) -> Float32:
+        with _memory():
+            mx.eval(logits, pack.arrays())
+            return self._fetched(pack, logits)
+
+    def _fetched(self, pack: MlxPack, logits: Sequence[mx.array]) -> Float32:
+        if not self._shapes:
+            self._learn(pack)
+        arrays = [np.array(part) for part in logits]
+        if len(arrays) == 1:
+            return arrays[0]
+        return np.concatenate(arrays) if arrays else np.empty((0, self._vocabulary), np.float32)
 
     def take_cost(self, pack: MlxPack, slots: Int64) -> Cost:
         """Rows that are converted or coded are there before they are stacked, all of them."""
@@ -188,29 +211,27 @@ class MlxBackend(PackedBackend[MlxPack]):
         pack.begin(Step(everything, everything, everything, everything), rows=False)
         return pack.caches
 
-    def _forward(self, pack: MlxPack, step: Step, *, rows: bool) -> tuple[Float32, State | None]:
-        """One call of the model; with `rows` each token is a batch row of width 1."""
+    def _forward(self, pack: MlxPack, step: Step, *, rows: bool) -> tuple[list[mx.array], State | None]:
+        """One call of the model, nothing evaluated: the wanted logits, if any, and the state after it.
+
+        With `rows` each token is a batch row of width 1.
+        """
         pack.begin(step, rows=rows)
         if self.recurrent:
             pack.put_state(step.state)
+        want = None if len(step.want) == len(step.tokens) else mx.array(step.want.astype(np.int32))
+        chosen = want is not None and bool(self._select) and not rows
+        self._select.rows = want if chosen else None
         tokens = mx.array(step.tokens.astype(np.int32))
-        want = mx.array(step.want.astype(np.int32))
-        chosen = bool(self._select) and not rows
-        self._select.rows = want if chosen and len(step.want) < len(step.tokens) else None
         out = self._model(tokens[:, None] if rows else tokens[None], cache=pack.caches)
         out = out[:, 0] if rows else out[0]  # (n or wanted, vocab)
-        if self._select.rows is None and len(step.want) < len(step.tokens):
+        if want is not None and not chosen:
             out = out[want]
-        logits = out.astype(mx.float32)
         state: Arrays | None = None
         if self.recurrent:
             state = pack.get_state()
             pack.put_state(None)
-        wanted = [logits] if len(step.want) else []
-        mx.eval(wanted, pack.arrays(), [a for a in state or () if a is not None])
-        if not self._shapes:
-            self._learn(pack)
-        return (np.array(logits) if wanted else np.empty((0, self._vocabulary), np.float32)), state
+        return ([out.astype(mx.float32)] if len(step.want) else []), state
 
     def _learn(self, pack: MlxPack) -> None:
         """After a first forward the layers know their shapes and windows."""

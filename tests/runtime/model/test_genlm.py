@@ -179,7 +179,7 @@ def blocking(call: Callable[[Sequence[int]], Coroutine[Any, Any, None]]) -> Call
 def test_cache_kv_holds_the_kv_whatever_is_remembered(kind: str, how: str) -> None:
     # given a text whose answer is remembered, but whose KV is gone
     ids = some_ids(1, 40)
-    with fake_model(Behaviour(recurrent=kind == "recurrent")) as model:
+    with fake_model(Behaviour(recurrent=kind == "recurrent", overlaps=kind == "overlapping")) as model:
         for tail, keep in enumerate([model.cache_kv, blocking(model.cache_kv_async)]):
             model.next_token_logprobs_sync(ids)
             if how == "cleared":

@@ -248,7 +248,7 @@ def test_more_prompts_than_a_batch_come_one_after_the_other() -> None:
 
         def look(_: object) -> None:
             nonlocal most
-            most = max(most, len(model._engine.scheduler._rows))
+            most = max(most, len(model._engine.scheduler._decoding.rows))
 
         model._engine.call(lambda: setattr(model._engine.backend, "behaviour", Behaviour(before_forward=look))).result()
 

@@ -21,7 +21,7 @@ def test_a_storm_of_cancellations(kind: str, seed: int) -> None:
     # given hundreds of requests of every sort over related texts, most cancelled at random moments
     chance = random.Random(seed)
     stems = [some_ids(i, 40) for i in range(4)]
-    behaviour = Behaviour(recurrent=kind == "recurrent")
+    behaviour = Behaviour(recurrent=kind == "recurrent", overlaps=kind == "overlapping")
     with fake_model(behaviour, prefill_chunk_tokens=16, max_batch_rows=7) as model:
 
         async def stream(ids: list[int]) -> list[int]:
@@ -129,7 +129,7 @@ def test_what_a_cancelled_request_computed_is_kept() -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_stream_that_is_closed_early_keeps_its_kv(kind: str) -> None:
     prompt = some_ids(1, 10)
-    with fake_model(Behaviour(recurrent=kind == "recurrent")) as model:
+    with fake_model(Behaviour(recurrent=kind == "recurrent", overlaps=kind == "overlapping")) as model:
 
         async def main() -> list[int]:
             ids: list[int] = []

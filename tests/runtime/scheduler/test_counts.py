@@ -24,7 +24,7 @@ def test_particles(kind: str) -> None:
     rng = np.random.default_rng(1)
     particles = [list(prompt) for _ in range(16)]
     seen = {tuple(prompt[:n]) for n in range(1, 101)}
-    with fake_model(Behaviour(recurrent=kind == "recurrent")) as model:
+    with fake_model(Behaviour(recurrent=kind == "recurrent", overlaps=kind == "overlapping")) as model:
         for step in range(12):
             rows = model.batch_next_token_logprobs_sync(particles)
             assert_right(rows[3], particles[3], kind)
@@ -42,7 +42,7 @@ def test_particles(kind: str) -> None:
 def test_a_growing_chat(kind: str) -> None:
     # given turns that each add a question and get an answer
     path: list[int] = []
-    with fake_model(Behaviour(recurrent=kind == "recurrent")) as model:
+    with fake_model(Behaviour(recurrent=kind == "recurrent", overlaps=kind == "overlapping")) as model:
         for turn in range(6):
             path += some_ids(turn, 20)
             before = model.metrics().tokens_computed
@@ -61,7 +61,7 @@ def test_a_growing_chat(kind: str) -> None:
 def test_branches_of_one_transcript(kind: str) -> None:
     # given a transcript, when branches leave at its last token and are continued by sampling
     transcript = some_ids(0, 150)
-    with fake_model(Behaviour(recurrent=kind == "recurrent")) as model:
+    with fake_model(Behaviour(recurrent=kind == "recurrent", overlaps=kind == "overlapping")) as model:
         model.cache_kv(transcript)
         branches = [[*transcript, token] for token in range(8)]
 
@@ -194,7 +194,7 @@ def test_a_running_chat_waits_for_one_chunk_at_most() -> None:
 def test_generations_that_say_the_same_share_each_step(kind: str) -> None:
     # given greedy answers to one prompt, two of which leave it by another first word
     prompt = some_ids(4, 30)
-    with fake_model(Behaviour(recurrent=kind == "recurrent")) as model:
+    with fake_model(Behaviour(recurrent=kind == "recurrent", overlaps=kind == "overlapping")) as model:
         other = [*prompt, 7]
         alone = [answer(model, ids, 12) for ids in (prompt, other)]
         model.clear_cache()

@@ -33,7 +33,9 @@ def chat(model: LocalModel, ids: list[int], log: list[int | str], n: int) -> tup
 def test_between_two_tokens_of_a_chat_comes_one_chunk_and_one_step(kind: str, prompts: int) -> None:
     # given a chat that streams, when prompts of 8,000 tokens arrive
     log: list[int | str] = []  # rows of each forward, and the chat's tokens
-    behaviour = Behaviour(before_forward=lambda tokens: log.append(len(tokens)), recurrent=kind == "recurrent")
+    behaviour = Behaviour(
+        before_forward=lambda tokens: log.append(len(tokens)), recurrent=kind == "recurrent", overlaps=kind == "overlapping"
+    )
     with fake_model(behaviour, prefill_chunk_tokens=256) as model:
         model.cache_kv(some_ids(0, 20))
         log.clear()

@@ -171,7 +171,7 @@ def test_kv_that_cannot_be_kept_ends_no_stream(monkeypatch: pytest.MonkeyPatch, 
 def test_queries_that_follow_a_running_stream(kind: str) -> None:
     # given a stream whose tip moves on, when every prefix of its text is asked for meanwhile
     prompt = some_ids(1, 6)
-    with fake_model(Behaviour(recurrent=kind == "recurrent")) as model:
+    with fake_model(Behaviour(recurrent=kind == "recurrent", overlaps=kind == "overlapping")) as model:
 
         async def main() -> None:
             path, asked = list(prompt), list[tuple[list[int], asyncio.Task[Any]]]()
@@ -190,7 +190,7 @@ def test_a_prompt_that_ends_inside_anothers(kind: str) -> None:
     # given a stream whose prompt is the beginning of a query's text, in one batch and either order
     text = some_ids(1, 40)
     for first in (True, False):
-        with fake_model(Behaviour(recurrent=kind == "recurrent")) as model:
+        with fake_model(Behaviour(recurrent=kind == "recurrent", overlaps=kind == "overlapping")) as model:
 
             async def main(model: LocalModel = model, first: bool = first) -> None:
                 tasks: list[asyncio.Task[Any]] = []
@@ -212,7 +212,9 @@ def test_long_texts_that_part_while_chunks_are_small(kind: str) -> None:
     # given many prompts over one stem and less room in a batch than they need
     stem = some_ids(0, 70)
     prompts = [[*stem[: 30 + 10 * (i % 5)], *some_ids(i, 20)] for i in range(10)]
-    with fake_model(Behaviour(recurrent=kind == "recurrent"), prefill_chunk_tokens=16, max_batch_tokens=16) as model:
+    with fake_model(
+        Behaviour(recurrent=kind == "recurrent", overlaps=kind == "overlapping"), prefill_chunk_tokens=16, max_batch_tokens=16
+    ) as model:
         for row, prompt in zip(model.batch_next_token_logprobs_sync(prompts), prompts, strict=True):
             assert_right(row, prompt, kind)
         if kind == "attention":

@@ -30,7 +30,9 @@ def test_slots_on_which_nobody_stands_give_way(kind: str, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(FakeBackend, "retain", watched)
     prompt = some_ids(1, 20)
-    with fake_model(Behaviour(recurrent=kind == "recurrent", delay=0.0005), kv_cache_bytes=260 * TOKEN) as model:
+    with fake_model(
+        Behaviour(recurrent=kind == "recurrent", overlaps=kind == "overlapping", delay=0.0005), kv_cache_bytes=260 * TOKEN
+    ) as model:
 
         async def main() -> list[int]:
             stream = asyncio.ensure_future(model.sample(prompt, 120, [], temperature=0.0))
@@ -56,7 +58,9 @@ def test_slots_on_which_nobody_stands_give_way(kind: str, monkeypatch: pytest.Mo
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_row_may_fill_nearly_all_of_the_budget(kind: str) -> None:
     # given a lease on half of the budget and a pack that grows towards all of it: the lease is given up
-    with fake_model(Behaviour(recurrent=kind == "recurrent"), kv_cache_bytes=300 * TOKEN) as model:
+    with fake_model(
+        Behaviour(recurrent=kind == "recurrent", overlaps=kind == "overlapping"), kv_cache_bytes=300 * TOKEN
+    ) as model:
         prompt = some_ids(1, 120)
         said = asyncio.run(model.sample(prompt, 160, [], temperature=0.0))
         assert len(said) == 160

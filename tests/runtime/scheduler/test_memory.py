@@ -43,7 +43,9 @@ def test_eviction_changes_no_answer(kind: str, tokens: int) -> None:
     # given a budget of a few prompts, when many related ones come in turn and together
     stem = some_ids(0, 25)
     prompts = [[*stem[: 5 * (i % 6)], *some_ids(i, 20)] for i in range(25)]
-    with fake_model(Behaviour(recurrent=kind == "recurrent"), kv_cache_bytes=tokens * TOKEN) as model:
+    with fake_model(
+        Behaviour(recurrent=kind == "recurrent", overlaps=kind == "overlapping"), kv_cache_bytes=tokens * TOKEN
+    ) as model:
         for prompt in prompts:
             assert_right(model.next_token_logprobs_sync(prompt), prompt, kind)
             report = settled(model)[1]

@@ -21,7 +21,9 @@ TOKEN = 2 * 16 * 8  # bytes of the fake's KV
 def test_what_does_not_fit_together_is_answered_one_after_the_other(kind: str) -> None:
     # given texts that fill most of the budget each, and some small ones
     texts = [some_ids(seed, n) for seed, n in enumerate([80, 90, 10, 100, 70, 5, 95, 85, 20])]
-    with fake_model(Behaviour(recurrent=kind == "recurrent"), kv_cache_bytes=120 * TOKEN) as model:
+    with fake_model(
+        Behaviour(recurrent=kind == "recurrent", overlaps=kind == "overlapping"), kv_cache_bytes=120 * TOKEN
+    ) as model:
 
         async def main() -> None:
             rows = asyncio.gather(*(model.next_token_logprobs(text) for text in texts))

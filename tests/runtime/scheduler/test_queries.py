@@ -18,7 +18,7 @@ from tests.fakes import KINDS, Gate, assert_right, fake_model, settled, some_ids
 def test_the_same_suffix_after_another_prefix_is_another_answer(kind: str) -> None:
     # given two cached prefixes, when the same tokens follow both in one batch
     first, second, suffix = some_ids(1, 30), some_ids(2, 30), some_ids(3, 5)
-    with fake_model(Behaviour(recurrent=kind == "recurrent")) as model:
+    with fake_model(Behaviour(recurrent=kind == "recurrent", overlaps=kind == "overlapping")) as model:
         model.cache_kv(first)
         model.cache_kv(second)
         rows = model.batch_next_token_logprobs_sync([[*first, *suffix], [*second, *suffix]])
@@ -114,7 +114,7 @@ def test_a_remembered_vector_needs_no_forward() -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_cleared_is_gone_and_comes_back_right(kind: str) -> None:
     ids = some_ids(1, 50)
-    with fake_model(Behaviour(recurrent=kind == "recurrent")) as model:
+    with fake_model(Behaviour(recurrent=kind == "recurrent", overlaps=kind == "overlapping")) as model:
         before = model.next_token_logprobs_sync(ids)
         assert model.prefix_match(ids).tokens == 50
         model.clear_cache()
@@ -151,7 +151,7 @@ def test_clear_kv_cache_keeps_answers_but_no_kv() -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_clearing_while_others_work_disturbs_nobody(kind: str) -> None:
     prompts = [some_ids(seed, 40 + seed) for seed in range(10)]
-    with fake_model(Behaviour(recurrent=kind == "recurrent"), prefill_chunk_tokens=16) as model:
+    with fake_model(Behaviour(recurrent=kind == "recurrent", overlaps=kind == "overlapping"), prefill_chunk_tokens=16) as model:
 
         async def clear() -> None:
             for _ in range(25):
@@ -179,7 +179,7 @@ def test_clearing_while_others_work_disturbs_nobody(kind: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_without_a_cache_every_number_is_uncached(kind: str) -> None:
     ids = some_ids(1, 20)
-    with fake_model(Behaviour(recurrent=kind == "recurrent"), cache=False) as model:
+    with fake_model(Behaviour(recurrent=kind == "recurrent", overlaps=kind == "overlapping"), cache=False) as model:
         for _ in range(2):
             assert_right(model.next_token_logprobs_sync(ids), ids, kind)
         assert model.metrics().tokens_computed == 40

@@ -37,7 +37,9 @@ def check(records: Sequence[TokenRecord], ids: Sequence[int], kind: str = "atten
 @pytest.mark.parametrize("chunk", [5, 512])
 def test_every_position_has_every_number(kind: str, chunk: int) -> None:
     ids = some_ids(1, 60)
-    with fake_model(Behaviour(recurrent=kind == "recurrent"), prefill_chunk_tokens=chunk) as model:
+    with fake_model(
+        Behaviour(recurrent=kind == "recurrent", overlaps=kind == "overlapping"), prefill_chunk_tokens=chunk
+    ) as model:
         check(asyncio.run(model.score(ids)), ids, kind)
         metrics = model.metrics()
         assert (metrics.tokens_computed, metrics.tokens_rescored) == (60, 0)
@@ -46,7 +48,7 @@ def test_every_position_has_every_number(kind: str, chunk: int) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_second_time_computes_nothing(kind: str) -> None:
     ids = some_ids(1, 60)
-    with fake_model(Behaviour(recurrent=kind == "recurrent")) as model:
+    with fake_model(Behaviour(recurrent=kind == "recurrent", overlaps=kind == "overlapping")) as model:
         first = asyncio.run(model.score(ids))
         for k, start in ((10, 0), (3, 0), (10, 31)):
             check(asyncio.run(model.score(ids, top_k=k, start=start)), ids, kind, k=k, start=start)
@@ -59,7 +61,7 @@ def test_a_second_time_computes_nothing(kind: str) -> None:
 def test_bare_kv_is_the_one_thing_computed_again(kind: str) -> None:
     # given KV that a query left without scores
     ids = some_ids(1, 60)
-    with fake_model(Behaviour(recurrent=kind == "recurrent")) as model:
+    with fake_model(Behaviour(recurrent=kind == "recurrent", overlaps=kind == "overlapping")) as model:
         model.cache_kv(ids[:40])
         check(asyncio.run(model.score(ids)), ids, kind)
         # then what was pushed beyond the new tokens is counted, exactly
@@ -94,7 +96,7 @@ def test_more_alternatives_than_are_remembered_are_computed() -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_only_the_end_is_scored_when_only_that_is_wanted(kind: str) -> None:
     ids = some_ids(1, 60)
-    with fake_model(Behaviour(recurrent=kind == "recurrent")) as model:
+    with fake_model(Behaviour(recurrent=kind == "recurrent", overlaps=kind == "overlapping")) as model:
         check(asyncio.run(model.score(ids, start=50)), ids, kind, start=50)
         assert model.metrics().tokens_computed == 60
         check(asyncio.run(model.score(ids, start=50)), ids, kind, start=50)
@@ -105,7 +107,7 @@ def test_only_the_end_is_scored_when_only_that_is_wanted(kind: str) -> None:
 def test_what_was_generated_is_scored_already(kind: str) -> None:
     # given an answer, whose records the trie keeps with its KV
     prompt = some_ids(1, 20)
-    with fake_model(Behaviour(recurrent=kind == "recurrent")) as model:
+    with fake_model(Behaviour(recurrent=kind == "recurrent", overlaps=kind == "overlapping")) as model:
         options = GenerationOptions(max_tokens=12, sampling=SamplingOptions(temperature=0.0), ignore_eos=True)
 
         async def main() -> list[TokenRecord]:

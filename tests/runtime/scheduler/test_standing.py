@@ -78,8 +78,8 @@ def test_a_generation_that_starts_where_another_stands(rows: int) -> None:
         engine.call(partial(scheduler.cache.clear, vectors=False)).result()
 
         def join(_: Any) -> None:  # on the owner thread: whoever comes now starts after this forward, at its end
-            if len(scheduler._rows) == 1 and len(said) < 8:
-                leader = scheduler._rows[0]
+            if len(scheduler._decoding.rows) == 1 and len(said) < 8:
+                leader = scheduler._decoding.rows[0]
                 ids = np.array(path[: len(leader.path) + 1], np.int32)
                 said.append(ids.tolist())
                 tell = partial(lambda told, run: told.extend(run.ids.tolist()), said[-1])

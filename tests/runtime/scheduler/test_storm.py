@@ -92,7 +92,7 @@ class Crowd:
 @pytest.mark.parametrize("kind", KINDS)
 def test_ten_thousand_leave(kind: str) -> None:
     # given little room, small chunks, and iterators in another thread that are dropped without a word
-    behaviour = Behaviour(recurrent=kind == "recurrent")
+    behaviour = Behaviour(recurrent=kind == "recurrent", overlaps=kind == "overlapping")
     with fake_model(behaviour, prefill_chunk_tokens=16, max_batch_rows=7, kv_cache_bytes=150_000) as model:
 
         def drop() -> None:

@@ -38,7 +38,8 @@ class Told:
         for token in tokens:
             assert self.stream.finish is Finish.NONE
             data = token.encode() if isinstance(token, str) else token
-            self.stream.accept(data if isinstance(data, int) else VOCAB.index(data), 0.5, SCORES, 0)
+            self.stream.take(data if isinstance(data, int) else VOCAB.index(data), 0.5)
+            self.stream.record(SCORES, 0)
             self.stream.deliver()
         return self
 
@@ -185,7 +186,7 @@ def stream(model: LocalModel, ids: list[int], options: GenerationOptions) -> lis
 @pytest.mark.parametrize("kind", KINDS)
 def test_greedy_follows_the_likeliest_token_with_all_its_numbers(kind: str) -> None:
     prompt = some_ids(1, 12)
-    with fake_model(Behaviour(recurrent=kind == "recurrent")) as model:
+    with fake_model(Behaviour(recurrent=kind == "recurrent", overlaps=kind == "overlapping")) as model:
         options = GenerationOptions(max_tokens=100, sampling=GREEDY, ignore_eos=True, top_k=5)
         records = stream(model, prompt, options)
         path = list(prompt)
@@ -253,7 +254,7 @@ def test_the_context_limit_ends_a_real_stream() -> None:
 def test_a_seed_draws_the_same_alone_in_a_batch_and_on_a_branch(kind: str) -> None:
     prompt = some_ids(1, 12)
     options = GenerationOptions(max_tokens=25, seed=77, ignore_eos=True, top_k=0)
-    with fake_model(Behaviour(recurrent=kind == "recurrent"), max_batch_rows=4) as model:
+    with fake_model(Behaviour(recurrent=kind == "recurrent", overlaps=kind == "overlapping"), max_batch_rows=4) as model:
         alone = [r.token_id for r in stream(model, prompt, options)]
 
         async def main() -> list[list[int]]:

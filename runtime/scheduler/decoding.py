@@ -1,0 +1,266 @@
+"""Running generations: one token for each per step, in one forward per workspace.
+
+Where the backend computes beside its caller, the next forward is begun as soon as the tokens are drawn: their records are
+made, and sent, while it runs.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from runtime.aio import together
+from runtime.errors import MemoryBudgetError
+from runtime.options import LoadOptions
+from runtime.records import Finish, Float32
+from runtime.scheduler.cache import Cache
+from runtime.scheduler.counters import Counters
+from runtime.scheduler.faults import bisect, typed
+from runtime.scheduler.finish import Finisher
+from runtime.scheduler.logits import Distributions, normalise
+from runtime.scheduler.prefill import Prefill
+from runtime.scheduler.room import NoRoomError
+from runtime.scheduler.rows import Drawn, Row, draw
+from runtime.scheduler.standing import bring_back
+from runtime.scheduler.stream import Stream
+from runtime.scheduler.workspace import Workspace
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What rows push in one forward: rows that say the same at the same place share a slot."""
+
+    rows: list[Row]
+    tokens: list[int]
+    parents: list[int]
+    at: list[int]  # each row's place among them
+
+    @classmethod
+    def of(cls, rows: list[Row]) -> Share:
+        """The rows' pending tokens."""
+        fresh: dict[tuple[int, int], int] = {}
+        at = [fresh.setdefault((row.slot, row.pending), len(fresh)) for row in rows]
+        return cls(rows, [token for _, token in fresh], [slot for slot, _ in fresh], at)
+
+
+class Decoding:
+    """The generations that run. Owner thread only.
+
+    Args:
+        options: Batch limits.
+        cache: Where they stand.
+        counters: What was done.
+        finish: Publishes tails, ends streams.
+        overlaps: Whether a forward that was begun computes by itself.
+        make_way: Somebody's prompt goes back to wait, if there is one.
+    """
+
+    def __init__(
+        self,
+        options: LoadOptions,
+        cache: Cache,
+        counters: Counters,
+        finish: Finisher,
+        *,
+        overlaps: bool,
+        make_way: Callable[[], bool],
+    ) -> None:
+        self._options = options
+        self._cache = cache
+        self._counters = counters
+        self._finish = finish
+        self._overlaps = overlaps
+        self._make_way = make_way
+        self._ahead: dict[Workspace, tuple[Share, int]] = {}  # begun forwards, each with the number of its first slot
+        self.rows: list[Row] = []
+
+    def start(self, begun: Sequence[tuple[Stream, Prefill]], last: Float32) -> None:
+        """A prompt is in place: the first token of each of its streams comes from the distribution after it ``(vocab,)``.
+
+        Args:
+            begun: The streams, each with its place; the first one's knows what the prompt cost.
+            last: The distribution.
+
+        Raises:
+            BaseException: They could not be started; nothing of them stays.
+        """
+        rows = [Row(stream, place) for stream, place in begun]
+        prefill, submitted = begun[0][1], begun[0][0].job.submitted
+        try:
+            self.rows += rows
+            self._counters.last_reused, self._counters.last_computed = prefill.reused, prefill.computed
+            self._counters.first_token_seconds = time.monotonic() - submitted
+            self._counters.publish(self._cache)  # before the first token, so that who sees it sees what the prompt cost
+            self._settle([draw(rows, Distributions.known(last), [0] * len(rows))])
+            with together():
+                for row in rows:
+                    row.stream.deliver()
+        except BaseException:  # the jobs are told by the caller
+            for row in [row for row in rows if row in self.rows]:
+                self.rows.remove(row)
+                self._cache.leave(row.prefill)
+            raise
+
+    def end(self, row: Row, error: BaseException | None) -> None:
+        """A generation ends: its tail is published, what was held back is sent."""
+        self.rows.remove(row)
+        workspace = row.workspace
+        if workspace in self._ahead and all(other.workspace is not workspace for other in self.rows):
+            del self._ahead[workspace]
+            workspace.abandon()
+        self._finish.end_row(row, error)
+
+    def drop_cancelled(self) -> None:
+        """Ends those for which nobody waits."""
+        for row in [row for row in self.rows if row.job.cancelled]:
+            self.end(row, None)
+
+    def step(self, *, paced: bool) -> None:
+        """One token for each; `paced`: what comes faster than a screen shows it is told together."""
+        by_workspace: dict[Workspace, list[Row]] = {}
+        for row in self.rows:
+            by_workspace.setdefault(row.workspace, []).append(row)
+        for workspace, rows in by_workspace.items():
+            self._advance(workspace, rows)
+        with together():
+            for row in self.rows:  # after the work; before what may take long, all there is
+                row.stream.deliver(paced=paced)
+
+    def _advance(self, workspace: Workspace, rows: list[Row]) -> None:
+        drawn = self._collect(workspace)
+        served = {id(row) for part in drawn for row in part.rows}
+        rest = [row for row in rows if id(row) not in served and row in self.rows]
+        for start in range(0, len(rest), self._options.max_batch_rows):
+            self._push(drawn, rest[start : start + self._options.max_batch_rows])
+        self._settle(drawn, workspace)
+
+    # ---- forwards ---------------------------------------------------------------------------------------------------
+
+    def _push(self, drawn: list[Drawn], rows: list[Row]) -> None:
+        """One forward of the rows' pending tokens, and the draws after it, which join `drawn`."""
+        rows = self._standing(rows)
+        if not rows:
+            return
+        workspace = rows[0].workspace
+        base = workspace.size
+        share = Share.of(rows)
+        try:
+            _reserve(workspace, share)
+            logits = workspace.forward(share.tokens, share.parents, range(len(share.tokens)))
+        except BaseException as error:  # noqa: BLE001  # bisected: only the guilty row fails
+            workspace.rollback(base)
+            if isinstance(error, NoRoomError) and self._make_way():
+                self._push(drawn, rows)
+                return
+            bisect(rows, error, partial(self._push, drawn), self.end)
+            return
+        self._count(share)
+        drawn.append(_moved(share, base, logits))
+
+    def _begin(self, workspace: Workspace, rows: list[Row]) -> None:
+        """Begins the next forward of a workspace's rows; where that fails, the next step finds out what is wrong."""
+        if not rows or workspace.recurrent:
+            return
+        base = workspace.size
+        share = Share.of(rows[: self._options.max_batch_rows])
+        try:
+            _reserve(workspace, share)
+            workspace.begin(share.tokens, share.parents)
+        except BaseException:  # noqa: BLE001  # tried again, and bisected, by the next step
+            workspace.rollback(base)
+            return
+        self._count(share)
+        self._ahead[workspace] = share, base
+
+    def _collect(self, workspace: Workspace) -> list[Drawn]:
+        """The draws after the forward that was begun, for those of its rows that still run."""
+        share, base = self._ahead.pop(workspace, (None, 0))
+        logits = workspace.collect() if share is not None else None
+        if share is None or logits is None:
+            return []
+        running = [i for i, row in enumerate(share.rows) if row in self.rows]
+        rows, at = [share.rows[i] for i in running], [share.at[i] for i in running]
+        return [_moved(Share(rows, share.tokens, share.parents, at), base, logits)] if rows else []
+
+    def _count(self, share: Share) -> None:
+        self._counters.tokens_computed += len(share.tokens)
+        self._counters.forward_calls += 1
+
+    def _standing(self, rows: list[Row]) -> list[Row]:
+        """The rows, each where a token can be appended now; one that cannot be brought back has ended.
+
+        One that is brought back may take the state that another stood on, but only of a shorter path: no more rounds
+        are needed than there are rows.
+        """
+        for _ in range(len(rows)):
+            lost = [row for row in rows if not row.workspace.resumable(row.slot)]
+            if not lost:
+                break
+            moved: dict[int, int] = {}  # who stood at one place stands at one place again
+            for row in lost:
+                if row.slot in moved:
+                    row.slot = moved[row.slot]
+                elif (slot := self._push_again(row)) is not None:
+                    moved[row.slot], row.slot = slot, slot
+            rows = [row for row in rows if row in self.rows]
+        return rows
+
+    def _push_again(self, row: Row) -> int | None:
+        """Brings a generation back to its place, whose recurrent state went along with another job.
+
+        Returns:
+            Its new slot; None when it could not be brought back and has ended.
+        """
+        try:
+            return bring_back(self._cache, self._counters, row.prefill, row.path)
+        except BaseException as error:  # noqa: BLE001  # the border: this generation alone fails
+            self.end(row, typed(error))
+            return None
+
+    # ---- after the draw ---------------------------------------------------------------------------------------------
+
+    def _settle(self, drawn: list[Drawn], workspace: Workspace | None = None) -> None:
+        """What follows the draws: tails published, a workspace's next forward begun, records made, ends told."""
+        failed: dict[int, BaseException] = {}
+        ending: list[Row] = []
+        for part in drawn:
+            for row in part.rows:
+                failure = part.failures.get(id(row)) or self._outgrown(row)
+                if failure is not None:
+                    failed[id(row)] = failure
+                if failure is not None or row.stream.finish is not Finish.NONE:
+                    ending.append(row)
+                elif row.due:
+                    row.tried = row.pushed
+                    self._finish.publish_row(row)
+        if self._overlaps and workspace is not None:
+            self._begin(workspace, [row for row in self.rows if row.workspace is workspace and row not in ending])
+        for part in drawn:
+            part.record()
+        for row in ending:
+            self.end(row, failed.get(id(row)))
+
+    def _outgrown(self, row: Row) -> BaseException | None:
+        """The error of one that needs more than the budget all by itself; what it said is kept."""
+        if row.stream.finish is not Finish.NONE:
+            return None
+        try:
+            self._cache.check_room(len(row.job.ids) + row.pushed + 1)
+        except MemoryBudgetError as full:
+            return typed(full)
+        return None
+
+
+def _reserve(workspace: Workspace, share: Share) -> None:
+    for slot, token in zip(share.parents, share.tokens, strict=True):
+        workspace.append(slot, token)
+
+
+def _moved(share: Share, base: int, logits: Float32) -> Drawn:
+    """Each row stands on its new slot, and has drawn what follows."""
+    for row, i in zip(share.rows, share.at, strict=True):
+        row.slot = base + i
+        row.pushed += 1
+    return draw(share.rows, normalise(logits, entropy=True), share.at)
