@@ -12,6 +12,7 @@ from app.bench.parts.budget import budget
 from app.bench.parts.counts import branches, chat, particles
 from app.bench.parts.decode import decode
 from app.bench.parts.latency import latency
+from app.bench.parts.many import many
 from app.bench.parts.overhead import overhead
 from app.bench.parts.score import score
 from app.bench.parts.trie import trie
@@ -55,6 +56,7 @@ PARTS = (
     Part("overhead", "per-token overhead", On.TINY, overhead),
     Part("W6", "score a text", On.ALL, score),
     Part("W7", "chats under a byte budget", On.TINY, budget),
+    Part("many", "branches of one prompt, beams", On.ALL, many),
     Part("W8", "event-loop latency", On.BACKENDS, latency),
     Part("trie", "the token trie alone", On.ONCE, trie),
     Part("start", "from the process to the window", On.ONCE, start),

@@ -86,9 +86,10 @@ class Decoding:
         Raises:
             BaseException: They could not be started; nothing of them stays.
         """
-        rows = [Row(stream, place) for stream, place in begun]
+        rows: list[Row] = []
         prefill, submitted = begun[0][1], begun[0][0].job.submitted
         try:
+            rows = [Row(stream, place) for stream, place in begun]
             self.rows += rows
             self._counters.last_reused, self._counters.last_computed = prefill.reused, prefill.computed
             self._counters.first_token_seconds = time.monotonic() - submitted
@@ -98,9 +99,11 @@ class Decoding:
                 for row in rows:
                     row.stream.deliver()
         except BaseException:  # the jobs are told by the caller
-            for row in [row for row in rows if row in self.rows]:
-                self.rows.remove(row)
-                self._cache.leave(row.prefill)
+            ended = [row.prefill for row in rows if row not in self.rows]
+            self.rows = [row for row in self.rows if row not in rows]
+            for _, place in begun:
+                if place not in ended:
+                    self._cache.leave(place)
             raise
 
     def end(self, row: Row, error: BaseException | None) -> None:

@@ -39,6 +39,8 @@ SMALL = Sizes(
     message=10,
     message_answer=4,
     budget_tokens=300,
+    many_prompt=24,
+    many_tokens=5,
     trie_path=3_000,
     trie_branches=200,
 )
@@ -103,13 +105,16 @@ def test_every_row_has_its_figures_beside_its_bars(report: Report) -> None:
         "overhead": [(0.1, False)] * 2 + [(0.3, False)] * 2,
         "W6 score": [(1.0, False)] * 2 + [(1.2, False)] * 2,
         "W7 budget": [(1.0, False)] * 2 + [(1.05, False)] * 2,
+        "many tokens": [(1.0, False)] * 2,
+        "many branches": [(1.0, False)],
+        "many beams": [(1.0, False)],
         "trie": [(1.0, False), (50.0, False)],
     }
 
 
 def test_exact_bars_are_met(report: Report) -> None:
     exact = [v for v in report.findings.verdicts if not v.timed and v.row != "W7 budget"]
-    assert {v.row for v in exact} == {"W1 particles", "W2 chat", "W3 branches", "W6 score", "trie"}
+    assert {v.row for v in exact} == {"W1 particles", "W2 chat", "W3 branches", "W6 score", "many tokens", "trie"}
     assert [v for v in exact if not v.met] == []
 
 
@@ -171,8 +176,28 @@ def test_quick_runs_count_everywhere_and_time_once_per_backend(cases: list[Case]
         return {part.name: sum(part.meant_for(case, cases, quick=quick) for case in cases) for part in PARTS}
 
     everywhere = {"W1": 4, "W2": 4, "W3": 4}
-    assert meant(quick=True) == {**everywhere, "W5": 2, "overhead": 2, "W6": 2, "W7": 2, "W8": 2, "trie": 0, "start": 0}
-    assert meant(quick=False) == {**everywhere, "W5": 4, "overhead": 4, "W6": 4, "W7": 4, "W8": 2, "trie": 0, "start": 0}
+    assert meant(quick=True) == {
+        **everywhere,
+        "W5": 2,
+        "overhead": 2,
+        "W6": 2,
+        "W7": 2,
+        "many": 2,
+        "W8": 2,
+        "trie": 0,
+        "start": 0,
+    }
+    assert meant(quick=False) == {
+        **everywhere,
+        "W5": 4,
+        "overhead": 4,
+        "W6": 4,
+        "W7": 4,
+        "many": 4,
+        "W8": 2,
+        "trie": 0,
+        "start": 0,
+    }
     large = Case("hf", "smollm2", Path(), 10)
     left = {part.name for part in PARTS if part.meant_for(large, [large], quick=False)}
     assert left == {part.name for part in PARTS if part.on in (On.ALL, On.BACKENDS)}
