@@ -72,7 +72,7 @@ QUICK = Sizes(
     visits=32,
     budget_tokens=1200,
     many_prompt=96,
-    many_tokens=10,
+    many_tokens=24,
     latency_seconds=1.5,
 )
 LARGE_MODEL = Sizes(  # SmolLM2: a token takes twenty times as long
