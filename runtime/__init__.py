@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from runtime.options import GenerationOptions, LoadOptions, SamplingOptions
     from runtime.records import Finish, Origin, Scores, TokenRecord, TokenRun
     from runtime.sampling.draw import fresh_seed
+    from runtime.speculation.options import SpeculativeOptions
     from runtime.text.utf8 import clean_text, texts_of
     from runtime.trie import Trie
 
@@ -98,6 +99,7 @@ __all__ = [
     "ShelfEntry",
     "SnapshotFormatError",
     "SnapshotMismatchError",
+    "SpeculativeOptions",
     "TokenRecord",
     "TokenRun",
     "ToolCallError",
@@ -148,6 +150,7 @@ _NAMES = {
     "runtime.options": ("GenerationOptions", "LoadOptions", "SamplingOptions"),
     "runtime.records": ("Finish", "Origin", "Scores", "TokenRecord", "TokenRun"),
     "runtime.sampling.draw": ("fresh_seed",),
+    "runtime.speculation.options": ("SpeculativeOptions",),
     "runtime.text.utf8": ("clean_text", "texts_of"),
     "runtime.trie": ("Trie",),
 }

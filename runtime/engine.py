@@ -112,7 +112,7 @@ class Engine:
                 scheduler.submit(self._inbox)
                 self._inbox = []
         scheduler.fail_all(fault)
-        scheduler.cache.clear()
+        scheduler.unload()
         backend.unload()
 
     def _collect(self, scheduler: Scheduler) -> bool:

@@ -48,11 +48,18 @@ class Metrics:
     kv_peak_bytes: int = 0  # the most under this budget, moments of copying included; never above it
     kv_evicted_bytes: int = 0
     tokens_rescored: int = 0
+    tokens_drafted: int = 0  # guessed by speculative decoding
+    tokens_accepted: int = 0  # of them, those that the model drew as well
     full_vector_hits: int = 0
     first_token_seconds: float | None = None  # of the last generation
     tokens_per_second: float | None = None  # of the last generation, after its first token
     last_reused: int = 0  # of the last generation: prompt tokens found in the cache
     last_computed: int = 0  # of the last generation: prompt tokens pushed through the model
+
+    @property
+    def acceptance_rate(self) -> float | None:
+        """Accepted among drafted tokens; None where nothing was speculated."""
+        return self.tokens_accepted / self.tokens_drafted if self.tokens_drafted else None
 
 
 @dataclass(frozen=True, slots=True)

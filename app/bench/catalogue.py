@@ -15,6 +15,7 @@ from app.bench.parts.latency import latency
 from app.bench.parts.many import many
 from app.bench.parts.overhead import overhead
 from app.bench.parts.score import score
+from app.bench.parts.speculative import speculative
 from app.bench.parts.trie import trie
 from app.bench.sizes import Sizes
 from app.bench.start import start
@@ -58,6 +59,7 @@ PARTS = (
     Part("W7", "chats under a byte budget", On.TINY, budget),
     Part("many", "branches of one prompt, beams", On.ALL, many),
     Part("W8", "event-loop latency", On.BACKENDS, latency),
+    Part("speculative", "prompt lookup against plain decoding, SmolLM2", On.BACKENDS, speculative),
     Part("trie", "the token trie alone", On.ONCE, trie),
     Part("start", "from the process to the window", On.ONCE, start),
 )

@@ -37,6 +37,7 @@ class Sizes:
     many_prompt: int = 256  # branches and beams
     many_tokens: int = 32
     latency_seconds: float = 6.0  # W8
+    speculative_tokens: int = 64
     trie_path: int = 100_000
     trie_branches: int = 10_000
 
@@ -74,6 +75,7 @@ QUICK = Sizes(
     many_prompt=96,
     many_tokens=24,
     latency_seconds=1.5,
+    speculative_tokens=16,
 )
 LARGE_MODEL = Sizes(  # SmolLM2: a token takes twenty times as long
     particles=8,
@@ -104,6 +106,7 @@ LARGE_QUICK = Sizes(
     many_prompt=32,
     many_tokens=5,
     latency_seconds=4.0,
+    speculative_tokens=16,
 )
 WARM_UP = Sizes(particles=2, steps=2, particle_prompt=8, resample_every=1, turns=2, chat_tokens=40, branches=2, transcript=16)
 

@@ -85,6 +85,9 @@ class Backend(Protocol):
     def size(self, pack: Pack) -> int:
         """Slots in use."""
 
+    def truncate(self, pack: Pack, size: int) -> None:
+        """Drops the newest slots, at no cost: the first `size` stay, the buffers keep their capacity."""
+
     def resumable(self, pack: Pack, slot: int) -> bool:
         """Whether a token may be appended under `slot` (always, but for recurrent state that was not kept there)."""
 

@@ -103,6 +103,12 @@ class PackedBackend(SizedBackend[P]):
         """Slots in use."""
         return pack.tree.size
 
+    def truncate(self, pack: P, size: int) -> None:
+        """Drops the newest slots: the first `size` stay."""
+        pack.tree.truncate(size)
+        pack.states = {slot: state for slot, state in pack.states.items() if slot < size}
+        pack.kept = {slot for slot in pack.kept if slot < size}
+
     def resumable(self, pack: P, slot: int) -> bool:
         """Whether a token may be appended under `slot`."""
         return not self.recurrent or slot == ROOT or slot in pack.states

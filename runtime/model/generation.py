@@ -20,6 +20,7 @@ from runtime.records import Finish, Int32, TokenRecord, TokenRun
 from runtime.sampling.chain import resolve_sampler
 from runtime.sampling.draw import fresh_seed
 from runtime.scheduler.jobs import GenerateJob, Priority
+from runtime.speculation.draft import check_speculative
 
 Arrival = TokenRun | PromptProgress | BaseException | None  # what the owner thread tells; None: the end
 
@@ -155,6 +156,8 @@ class GenerationMembers(TextMembers):
 
     def _generation(self, ids: Sequence[int] | Int32, options: GenerationOptions | None) -> GenerateJob:
         options = (options or GenerationOptions()).check()
+        if options.speculative is not None:
+            check_speculative(options.speculative, self.info)
         seed = fresh_seed() if options.seed is None else options.seed
         own = self._text.sampling if options.resolve else SamplingOptions()
         return GenerateJob(

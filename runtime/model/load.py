@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +11,14 @@ from runtime.backends.base import Backend
 from runtime.backends.byte_text import own_text
 from runtime.backends.registry import brings_text, check_backend, resolve_backend
 from runtime.engine import Engine
-from runtime.errors import InvalidRequestError
+from runtime.errors import InvalidRequestError, UnsupportedFeatureError
 from runtime.loading.folder import ModelFolder
 from runtime.loading.source import resolve
 from runtime.model.local import LocalModel
 from runtime.model.text import TextSide
 from runtime.options import LoadOptions
 from runtime.scheduler.loop import Scheduler
+from runtime.speculation.draft import check_draft
 from runtime.text.utf8 import Utf8Stream
 
 Pair = tuple[Any, Any]  # a transformers (model, tokenizer)
@@ -48,15 +49,48 @@ def load(source: str | Path | Pair, backend: str | None = "auto", **options: Any
         model = resolve(source, backend=name)  # before the libraries are imported: a missing model is said at once
         text = TextSide.from_folder(model)
 
+    drafting = None if checked.draft_model is None else draft_source(checked.draft_model, name)
+
     def make() -> tuple[Backend, Scheduler]:
         made = resolve_backend(name)(model, checked)
         token_bytes = text.tokenizer.byte_vocab(made.info.vocab_size)
+        draft = None if drafting is None else load_draft(drafting, name, checked, made, token_bytes)
         budget = facts.kv_budget(checked, made.free_bytes())
         made.set_kv_budget(budget)
         eos = frozenset(text.tokenizer.eos_token_ids)
-        return made, Scheduler(made, checked, budget, token_bytes, eos, Utf8Stream)
+        return made, Scheduler(made, checked, budget, token_bytes, eos, Utf8Stream, draft)
 
     return LocalModel(Engine(make), text, checked)
+
+
+def draft_source(source: str, backend: str) -> ModelFolder:
+    """The folder of a draft model.
+
+    Raises:
+        UnsupportedFeatureError: The backend brings its own model.
+        ModelLoadError: The draft model is not here.
+    """
+    if brings_text(backend):
+        raise UnsupportedFeatureError(f"backend {backend!r} has one made-up model and takes no draft_model")
+    return resolve(source, backend=backend)
+
+
+def load_draft(
+    source: ModelFolder, backend: str, options: LoadOptions, model: Backend, token_bytes: Sequence[bytes]
+) -> Backend:
+    """The draft model, on the owner thread, beside the model it guesses for; on a misfit both are unloaded."""
+    plain = LoadOptions(device=options.device, dtype=options.dtype, threads=options.threads)
+    draft: Backend | None = None
+    try:
+        draft = resolve_backend(backend)(source, plain)
+        own_bytes = TextSide.from_folder(source).tokenizer.byte_vocab(draft.info.vocab_size)
+        check_draft(draft, model, own_bytes, token_bytes)
+    except BaseException:
+        for each in (draft, model):
+            if each is not None:
+                each.unload()
+        raise
+    return draft
 
 
 def load_model_by_name(name: str, backend: str | None = None, llm_opts: Mapping[str, Any] | None = None) -> LocalModel:

@@ -18,6 +18,7 @@ from runtime.scheduler.rows import narrow
 from runtime.scheduler.why import LastRequest
 from runtime.scheduler.workspace import Workspace
 from runtime.scoring import empty_scores
+from runtime.speculation.draft import Drafter
 from runtime.trie import Lease, Lost, Namespace
 
 log = logging.getLogger(__name__)
@@ -70,6 +71,11 @@ class Cache:
     def live(self) -> int:
         """Jobs that stand in a workspace."""
         return len(self._room.live)
+
+    def beside(self, draft: Backend) -> Drafter:
+        """A draft model whose KV counts against the same budget."""
+        self._room.drafter = Drafter(draft, self._room.make)
+        return self._room.drafter
 
     def check_room(self, tokens: int) -> None:
         """Raises `MemoryBudgetError` for a path that cannot fit whatever is evicted."""

@@ -18,6 +18,8 @@ class Counters:
     queries: int = 0
     queries_deduplicated: int = 0
     tokens_rescored: int = 0
+    tokens_drafted: int = 0
+    tokens_accepted: int = 0
     first_token_seconds: float | None = None
     tokens_per_second: float | None = None
     last_reused: int = 0
@@ -41,6 +43,8 @@ class Counters:
             kv_peak_bytes=cache.peak,
             kv_evicted_bytes=cache.trie.evicted_bytes,
             tokens_rescored=self.tokens_rescored,
+            tokens_drafted=self.tokens_drafted,
+            tokens_accepted=self.tokens_accepted,
             full_vector_hits=cache.vectors.hits,
             first_token_seconds=self.first_token_seconds,
             tokens_per_second=self.tokens_per_second,

@@ -22,7 +22,7 @@ from runtime.scheduler.finish import Finisher
 from runtime.scheduler.logits import Distributions, normalise
 from runtime.scheduler.prefill import Prefill
 from runtime.scheduler.room import NoRoomError
-from runtime.scheduler.rows import Drawn, Row, draw
+from runtime.scheduler.rows import Drawn, Guesses, Row, draw, draw_along
 from runtime.scheduler.standing import bring_back
 from runtime.scheduler.stream import Stream
 from runtime.scheduler.workspace import Workspace
@@ -76,12 +76,13 @@ class Decoding:
         self._ahead: dict[Workspace, tuple[Share, int]] = {}  # begun forwards, each with the number of its first slot
         self.rows: list[Row] = []
 
-    def start(self, begun: Sequence[tuple[Stream, Prefill]], last: Float32) -> None:
+    def start(self, begun: Sequence[tuple[Stream, Prefill]], last: Float32, guesses: Guesses | None = None) -> None:
         """A prompt is in place: the first token of each of its streams comes from the distribution after it ``(vocab,)``.
 
         Args:
             begun: The streams, each with its place; the first one's knows what the prompt cost.
             last: The distribution.
+            guesses: Of the first stream's text, where it is the only one.
 
         Raises:
             BaseException: They could not be started; nothing of them stays.
@@ -90,6 +91,7 @@ class Decoding:
         prefill, submitted = begun[0][1], begun[0][0].job.submitted
         try:
             rows = [Row(stream, place) for stream, place in begun]
+            rows[0].guesses = guesses
             self.rows += rows
             self._counters.last_reused, self._counters.last_computed = prefill.reused, prefill.computed
             self._counters.first_token_seconds = time.monotonic() - submitted
@@ -101,6 +103,8 @@ class Decoding:
         except BaseException:  # the jobs are told by the caller
             ended = [row.prefill for row in rows if row not in self.rows]
             self.rows = [row for row in self.rows if row not in rows]
+            if guesses is not None and prefill not in ended:
+                guesses.close()
             for _, place in begun:
                 if place not in ended:
                     self._cache.leave(place)
@@ -113,6 +117,8 @@ class Decoding:
         if workspace in self._ahead and all(other.workspace is not workspace for other in self.rows):
             del self._ahead[workspace]
             workspace.abandon()
+        if row.guesses is not None:
+            row.guesses.close()
         self._finish.end_row(row, error)
 
     def drop_cancelled(self) -> None:
@@ -135,6 +141,8 @@ class Decoding:
         drawn = self._collect(workspace)
         served = {id(row) for part in drawn for row in part.rows}
         rest = [row for row in rows if id(row) not in served and row in self.rows]
+        if len(rest) == len(rows) == 1 and self._push_guessed(drawn, rest[0]):
+            rest = []
         for start in range(0, len(rest), self._options.max_batch_rows):
             self._push(drawn, rest[start : start + self._options.max_batch_rows])
         self._settle(drawn, workspace)
@@ -162,9 +170,43 @@ class Decoding:
         self._count(share)
         drawn.append(_moved(share, base, logits))
 
+    def _push_guessed(self, drawn: list[Drawn], row: Row) -> bool:
+        """One forward of a row's pending token and of what may follow it; whether it came to that.
+
+        The row has its workspace to itself, so that what was guessed wrong is the newest there and can be cut off.
+        """
+        speculative, workspace = row.job.options.speculative, row.workspace
+        if row.guesses is None or speculative is None:
+            return False
+        row.guesses.extend(row.stream.new_ids[row.told :])
+        row.told = len(row.stream.new_ids)
+        guesses = row.guesses.propose(min(speculative.num_tokens, row.stream.left - 1))
+        if not guesses:
+            return False
+        base, tokens = workspace.size, [row.pending, *guesses]
+        parents = [row.slot, *range(base, base + len(guesses))]
+        try:
+            for slot, token in zip(parents, tokens, strict=True):
+                workspace.append(slot, token)
+            logits = workspace.forward(tokens, parents, range(len(tokens)))
+        except BaseException:  # noqa: BLE001  # without guesses it may go, or fails for whoever is guilty
+            workspace.rollback(base)
+            return False
+        self._counters.tokens_computed += len(tokens)
+        self._counters.forward_calls += 1
+        part = draw_along(row, guesses, normalise(logits, entropy=True))
+        right = max(len(part.rows) - 1, 0)
+        self._counters.tokens_drafted += len(guesses)
+        self._counters.tokens_accepted += right
+        workspace.truncate(base + 1 + right)
+        row.slot, row.pushed = base + right, row.pushed + 1 + right
+        part.record()  # at once: what was guessed right is published with its numbers
+        drawn.append(part)
+        return True
+
     def _begin(self, workspace: Workspace, rows: list[Row]) -> None:
         """Begins the next forward of a workspace's rows; where that fails, the next step finds out what is wrong."""
-        if not rows or workspace.recurrent:
+        if not rows or workspace.recurrent or any(row.guesses is not None for row in rows):
             return
         base = workspace.size
         share = Share.of(rows[: self._options.max_batch_rows])
@@ -226,24 +268,27 @@ class Decoding:
 
     def _settle(self, drawn: list[Drawn], workspace: Workspace | None = None) -> None:
         """What follows the draws: tails published, a workspace's next forward begun, records made, ends told."""
-        failed: dict[int, BaseException] = {}
+        failed = {place: error for part in drawn for place, error in part.failures.items()}
         ending: list[Row] = []
-        for part in drawn:
-            for row in part.rows:
-                failure = part.failures.get(id(row)) or self._outgrown(row)
-                if failure is not None:
-                    failed[id(row)] = failure
-                if failure is not None or row.stream.finish is not Finish.NONE:
-                    ending.append(row)
-                elif row.due:
-                    row.tried = row.pushed
-                    self._finish.publish_row(row)
+        for row in self._concerned(drawn):
+            if id(row) not in failed and (full := self._outgrown(row)) is not None:
+                failed[id(row)] = full
+            if id(row) in failed or row.stream.finish is not Finish.NONE:
+                ending.append(row)
+            elif row.due:
+                row.tried = row.pushed
+                self._finish.publish_row(row)
         if self._overlaps and workspace is not None:
             self._begin(workspace, [row for row in self.rows if row.workspace is workspace and row not in ending])
         for part in drawn:
             part.record()
         for row in ending:
             self.end(row, failed.get(id(row)))
+
+    def _concerned(self, drawn: list[Drawn]) -> list[Row]:
+        """The rows that have drawn, or could not."""
+        places = {id(row) for part in drawn for row in part.rows}.union(*(part.failures for part in drawn))
+        return [row for row in self.rows if id(row) in places]
 
     def _outgrown(self, row: Row) -> BaseException | None:
         """The error of one that needs more than the budget all by itself; what it said is kept."""

@@ -23,8 +23,10 @@ from runtime.scheduler.finish import Finisher, gone
 from runtime.scheduler.jobs import CallJob, GenerateJob, Job, QueryJob, ScoreJob, StayingJob, settle
 from runtime.scheduler.prefill import Prefill
 from runtime.scheduler.prompts import Prompts
+from runtime.scheduler.rows import Guesses
 from runtime.scheduler.stream import Stream, TextDecoder
 from runtime.scheduler.waiting import Waiting
+from runtime.speculation.lookup import PromptLookup
 
 __all__ = ["Scheduler", "typed"]
 
@@ -39,6 +41,7 @@ class Scheduler:
         token_bytes: Bytes of every id.
         eos: Ids that end an answer.
         new_decoder: Makes an incremental UTF-8 decoder.
+        draft: A smaller model that guesses ahead.
     """
 
     def __init__(
@@ -49,6 +52,7 @@ class Scheduler:
         token_bytes: Sequence[bytes],
         eos: frozenset[int],
         new_decoder: Callable[[], TextDecoder],
+        draft: Backend | None = None,
     ) -> None:
         self._options = options
         self._context = backend.info.context_length
@@ -57,6 +61,7 @@ class Scheduler:
         self._new_decoder = new_decoder
         self.cache = Cache(backend, budget, enabled=options.cache)
         self.counters = Counters()
+        self._drafter = None if draft is None else self.cache.beside(draft)
         self._finish = Finisher(self.cache, self.counters)
         self._waiting = Waiting()
         self._queries: dict[object, QueryJob] = {}
@@ -135,6 +140,12 @@ class Scheduler:
             job.fail(error)
         self._waiting.clear()
         self._queries.clear()
+
+    def unload(self) -> None:
+        """Frees what was cached and the draft model; nothing runs any more."""
+        self.cache.clear()
+        if self._drafter is not None:
+            self._drafter.unload()
 
     def cancel_queries(self, error: BaseException) -> None:
         """Every query that waits fails with `error`; generations and scores go on."""
@@ -215,19 +226,32 @@ class Scheduler:
         places = [prefill]
         try:
             streams = [self._stream(job) for job in jobs]
+            guesses = self._guesses(jobs[0]) if len(jobs) == 1 else None  # branches share their forwards instead
             places += [self.cache.join(prefill, job) for job in jobs[1:]]
         except BaseException:  # the jobs are told by the caller
             for place in places:
                 self.cache.leave(place)
             raise
         if streams:
-            self._decoding.start(list(zip(streams, places, strict=True)), last)
+            self._decoding.start(list(zip(streams, places, strict=True)), last, guesses)
         else:
             self.cache.leave(prefill)
 
     def _stream(self, job: GenerateJob) -> Stream:
         eos = self._eos if job.eos is None else job.eos
         return Stream(job, self._token_bytes, eos, self._context, self._new_decoder())
+
+    def _guesses(self, job: GenerateJob) -> Guesses | None:
+        speculative = job.options.speculative
+        if speculative is None:
+            return None
+        guesses: Guesses
+        if self._drafter is not None and speculative.method != "prompt_lookup":
+            guesses = self._drafter.open()
+        else:
+            guesses = PromptLookup(speculative.prompt_lookup_max, speculative.prompt_lookup_min)
+        guesses.extend(job.ids.tolist())
+        return guesses
 
 
 def _continuations(job: Job) -> Sequence[GenerateJob]:

@@ -15,6 +15,7 @@ from runtime.scheduler.prefill import Prefill
 from runtime.scheduler.vectors import VectorCache
 from runtime.scheduler.workspace import Workspace
 from runtime.scheduler.workspaces import Workspaces
+from runtime.speculation.draft import Drafter
 from runtime.trie import Trie
 
 STEP = 64  # slots that a pack grows by where memory is short
@@ -48,13 +49,15 @@ class Room:
         self.trie = Trie(backend, budget, self.make)
         self.vectors = VectorCache(budget // VECTOR_SHARE if enabled else 0, self.make)
         self.workspaces = Workspaces(backend, self)
+        self.drafter: Drafter | None = None
         self.pending = 0  # bytes that were copied for the trie and are not hung in yet
         self._told = 0  # of the freed bytes, those the backend has heard of
 
     @property
     def bytes(self) -> int:
         """Bytes in use."""
-        return self.trie.bytes + self.workspaces.nbytes + self.vectors.bytes + self.pending
+        drafts = 0 if self.drafter is None else self.drafter.nbytes
+        return self.trie.bytes + self.workspaces.nbytes + self.vectors.bytes + self.pending + drafts
 
     def make(self, size: int) -> bool:
         """Makes `size` more bytes free for something to keep: idle packs and old leaves give way.

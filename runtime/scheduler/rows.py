@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
@@ -19,6 +20,19 @@ from runtime.scoring import summarise
 PUBLISH_TOKENS = 64  # a tail goes to the trie in runs of this many
 
 
+class Guesses(Protocol):
+    """Guesses what a text goes on with; see `runtime.speculation`."""
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """The text has grown."""
+
+    def propose(self, limit: int) -> list[int]:
+        """Up to `limit` tokens that may come next."""
+
+    def close(self) -> None:
+        """The text is complete."""
+
+
 @dataclass(slots=True, eq=False)
 class Row:
     """A generation that decodes: its last slot, and the token that is to be pushed next."""
@@ -29,6 +43,8 @@ class Row:
     pushed: int = 0  # generated tokens whose KV stands in the workspace
     tried: int = 0  # of them, when they were last offered to the trie
     started: float = 0.0  # monotonic seconds of the first token
+    guesses: Guesses | None = None  # who guesses what comes next
+    told: int = 0  # generated tokens that they know of
 
     @property
     def job(self) -> GenerateJob:
@@ -70,28 +86,29 @@ class Row:
         return self.stream.scores[self.pushed - count : self.pushed]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Drawn:
     """Tokens that were drawn, and the distributions they came from: their records are still to be made."""
 
-    rows: list[Row]
+    rows: list[Row]  # a row that speculated may be there several times
     after: Distributions
-    at: Sequence[int]  # each row's place in `after`
+    at: list[int]  # each row's place in `after`
+    tokens: list[int]
     failures: dict[int, BaseException]  # by a row's identity: its distribution was no numbers, nothing was drawn
+    recorded: bool = False
 
     def record(self) -> None:
-        """Top-k, rank and entropy of every token, in one pass."""
-        kept = [i for i, row in enumerate(self.rows) if id(row) not in self.failures]
-        if not kept:
+        """Top-k, rank and entropy of every token, in one pass; a second call does nothing."""
+        if self.recorded or not self.rows:
             return
-        rows = [self.rows[i] for i in kept]
-        places = np.array([self.at[i] for i in kept])
+        self.recorded = True
+        places = np.array(self.at)
         logprobs, entropy = self.after.logprobs, self.after.entropy
         if not np.array_equal(places, np.arange(len(logprobs))):  # some share a row, or failed
             logprobs, entropy = logprobs[places], None if entropy is None else entropy[places]
-        widest = max(row.job.options.top_k for row in rows)
-        scores = summarise(logprobs, np.array([row.pending for row in rows], np.int32), widest, entropy)
-        for i, row in enumerate(rows):
+        widest = max(row.job.options.top_k for row in self.rows)
+        scores = summarise(logprobs, np.array(self.tokens, np.int32), widest, entropy)
+        for i, row in enumerate(self.rows):
             row.stream.record(scores, i)
 
 
@@ -103,17 +120,39 @@ def draw(rows: list[Row], after: Distributions, at: Sequence[int]) -> Drawn:
         after: Of their last tokens; where it is not finite a generation is to end with `NonFiniteLogitsError`.
         at: Each generation's row in `after`.
     """
-    failures: dict[int, BaseException] = {}
-    now = time.monotonic()
+    drawn = Drawn([], after, [], [], {})
     for row, i in zip(rows, at, strict=True):
-        if not after.finite[i]:
-            failures[id(row)] = non_finite(row.stream.position)
-            continue
-        token, u = row.stream.draw(after.logprobs[i])
-        row.started = row.started or now
-        row.pending = token
-        row.stream.take(token, u)
-    return Drawn(rows, after, at, failures)
+        _draw_one(drawn, row, i)
+    return drawn
+
+
+def draw_along(row: Row, guesses: Sequence[int], after: Distributions) -> Drawn:
+    """Draws as many tokens of a row as its guesses were right, and the one after them.
+
+    Args:
+        row: The generation, which has pushed its pending token and then the guesses.
+        guesses: What was pushed after the pending token.
+        after: Of each token pushed.
+    """
+    drawn = Drawn([], after, [], [], {})
+    for i, guess in enumerate([*guesses, None]):
+        if not _draw_one(drawn, row, i) or row.stream.finish or row.pending != guess:
+            break
+    return drawn
+
+
+def _draw_one(drawn: Drawn, row: Row, i: int) -> bool:
+    if not drawn.after.finite[i]:
+        drawn.failures[id(row)] = non_finite(row.stream.position)
+        return False
+    token, u = row.stream.draw(drawn.after.logprobs[i])
+    row.started = row.started or time.monotonic()
+    row.pending = token
+    row.stream.take(token, u)
+    drawn.rows.append(row)
+    drawn.at.append(i)
+    drawn.tokens.append(token)
+    return True
 
 
 def narrow(scores: Scores, k: int) -> Scores:

@@ -62,6 +62,11 @@ class Stream:
         """Where in the path the next token stands."""
         return len(self.job.ids) + len(self.new_ids)
 
+    @property
+    def left(self) -> int:
+        """Tokens that may come yet."""
+        return min(self._limit, self._room + 1) - len(self.new_ids)
+
     def draw(self, logprobs: Float32) -> tuple[int, float]:
         """The next token and its random number, from ``(vocab,)`` log-probabilities."""
         return self.job.sampler.draw(logprobs, self.position)

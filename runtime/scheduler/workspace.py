@@ -61,6 +61,7 @@ class Workspace:
         self.touched = 0  # logical time of the last use
         self._children: dict[tuple[int, int], int] = {}
         self._parents: list[int] = []
+        self._tokens: list[int] = []  # of each slot
         self._trail: list[int] = []  # the path that was found last: its slots
         self._trail_ids: Int32 = NOTHING  # and its tokens
         self._begun: Begun | None = None
@@ -150,9 +151,17 @@ class Workspace:
     def rollback(self, size: int) -> None:
         """Forgets reserved slots beyond `size`."""
         self._settle()
-        del self._parents[size:]
-        self._children = {key: slot for key, slot in self._children.items() if slot < size}
-        self._forget_trail()
+        self._forget(size)
+
+    def truncate(self, size: int) -> None:
+        """Drops the newest slots, on which nobody stands: those numbered below `size` stay."""
+        self._settle()
+        gone = self._computed - size
+        self._backend.truncate(self.pack, self.held - gone)
+        self._computed = size
+        if self._where is not None:
+            del self._where[size:]
+        self._forget(size)
 
     def chain(self, slot: int, count: int) -> Slots:
         """The pack's own numbers of the last `count` slots of the path that ends at `slot`, in order."""
@@ -263,6 +272,7 @@ class Workspace:
         self._backend.close(self.pack)
         self._children.clear()
         self._parents.clear()
+        self._tokens.clear()
         self._forget_trail()
         self._computed, self._where, self.nbytes = 0, None, 0
 
@@ -281,6 +291,14 @@ class Workspace:
         self._computed += begun.count
         if self._where is not None:
             self._where.extend(range(held, held + begun.count))
+
+    def _forget(self, size: int) -> None:
+        for slot in range(size, len(self._parents)):
+            place = self._parents[slot], self._tokens[slot]
+            if self._children.get(place) == slot:
+                del self._children[place]
+        del self._parents[size:], self._tokens[size:]
+        self._forget_trail()
 
     def _forget_trail(self) -> None:
         self._trail, self._trail_ids = [], NOTHING
@@ -305,6 +323,7 @@ class Workspace:
         fresh = len(self._parents)
         self._children.setdefault((slot, token), fresh)
         self._parents.append(slot)
+        self._tokens.append(token)
         return fresh
 
 

@@ -120,3 +120,25 @@ def test_a_long_path_and_many_branches() -> None:
     tree.append(np.arange(-1, 99_999))
     tree.append(np.arange(0, 100_000, 50))
     assert tree.path(100_100).tolist() == [*range(100 * 50 + 1), 100_100]
+
+
+@given(calls(), st.data())
+def test_a_truncated_tree_is_one_that_never_grew(made: list[list[int]], data: st.DataObject) -> None:
+    # given a tree cut back to some size, and one that was built no further; both go on alike
+    flat = [parent for call in made for parent in call]
+    size = data.draw(st.integers(0, len(flat)))
+    tree, short = SlotTree(), SlotTree()
+    for call in made:
+        tree.append(np.array(call, np.int64))
+    tree.truncate(size)
+    if size:
+        short.append(np.array(flat[:size], np.int64))
+    more = [data.draw(st.integers(ROOT, size + i - 1)) for i in range(data.draw(st.integers(1, 6)))]
+    for each in (tree, short):
+        each.append(np.array(more, np.int64))
+    assert tree.linear == short.linear
+    np.testing.assert_array_equal(tree.visible(0), short.visible(0))
+    np.testing.assert_array_equal(tree.depths, short.depths)
+    assert tree.path(tree.size - 1).tolist() == short.path(short.size - 1).tolist()
+    with pytest.raises(InvalidRequestError):
+        tree.truncate(tree.size + 1)

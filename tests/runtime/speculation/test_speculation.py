@@ -1,0 +1,236 @@
+"""An answer is the same with and without guesses, whoever guesses and however wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import aclosing
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from runtime import (
+    GenerationOptions,
+    InvalidRequestError,
+    SamplingOptions,
+    SpeculativeOptions,
+    TokenRecord,
+    UnsupportedFeatureError,
+    spawn,
+)
+from runtime.backends.fake import Behaviour
+from runtime.model import LocalModel, load
+from runtime.speculation.lookup import PromptLookup
+from tests.fakes import assert_right, fake_model, settled, some_ids
+from tests.tiny_models import tiny_path
+
+TOLERANCE = 1e-4  # nats: a forward of several tokens may round otherwise than one of one
+MODELS = [("hf", "llama"), ("hf", "gemma3"), ("mlx", "llama"), ("mlx", "gemma3"), ("mlx", "qwen3")]
+PLAIN = GenerationOptions(max_tokens=40, sampling=SamplingOptions(temperature=0.0), ignore_eos=True, resolve=False, seed=4)
+
+
+def speculating(options: GenerationOptions = PLAIN, **more: Any) -> GenerationOptions:
+    return replace(options, speculative=SpeculativeOptions(**more))
+
+
+def assert_same(got: Sequence[TokenRecord], wanted: Sequence[TokenRecord]) -> None:
+    assert [r.token_id for r in got] == [r.token_id for r in wanted]
+    assert "".join(r.text for r in got) == "".join(r.text for r in wanted)
+    assert [r.finish_reason for r in got] == [r.finish_reason for r in wanted]
+    np.testing.assert_allclose(numbers(got), numbers(wanted), atol=TOLERANCE)
+    assert [r.top_ids[:1] for r in got] == [r.top_ids[:1] for r in wanted]
+
+
+def numbers(records: Sequence[TokenRecord]) -> npt.NDArray[np.float64]:
+    """``(n, 2)``: log-probability and entropy."""
+    return np.array([(r.logprob, r.entropy) for r in records], np.float64)
+
+
+class Oracle(PromptLookup):
+    """Guesses what was said before, all of it right; or, spoilt, wrong at every third place."""
+
+    said: Sequence[int] = ()
+    spoilt = False
+
+    def propose(self, limit: int) -> list[int]:
+        at = len(self._text)
+        guesses = list(self.said[at : at + limit])
+        return [(g + 1) % 250 if self.spoilt and i % 3 == 2 else g for i, g in enumerate(guesses)]
+
+
+@pytest.fixture
+def oracle(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Oracle]]:
+    monkeypatch.setattr("runtime.scheduler.loop.PromptLookup", Oracle)
+    yield Oracle
+    Oracle.said, Oracle.spoilt = (), False
+
+
+@pytest.mark.parametrize(("backend", "name"), MODELS)
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_right_guesses_save_forwards_and_wrong_ones_cost_no_word(
+    backend: str, name: str, temperature: float, oracle: type[Oracle]
+) -> None:
+    prompt = some_ids(3, 30)
+    options = replace(PLAIN, sampling=SamplingOptions(temperature=temperature))
+    with load(tiny_path(name), backend=backend) as model:
+        plain = list(model.generate_sync(prompt, options))
+        oracle.said = [*prompt, *(r.token_id for r in plain)]
+        for spoilt in (False, True):
+            # given guesses that are right, or wrong now and then
+            oracle.spoilt = spoilt
+            model.clear_cache()
+            before = model.metrics()
+            # when the same is asked for
+            got = list(model.generate_sync(prompt, speculating(options, num_tokens=4)))
+            # then the answer is the same, in fewer forwards, and what was wrong is counted
+            assert_same(got, plain)
+            after = settled(model)[0]
+            forwards = after.forward_calls - before.forward_calls
+            drafted = after.tokens_drafted - before.tokens_drafted
+            accepted = after.tokens_accepted - before.tokens_accepted
+            wrong = drafted - accepted
+            assert forwards <= (10 if not spoilt else 20)
+            assert (wrong == 0) is not spoilt
+            assert after.tokens_computed - before.tokens_computed == 30 + 39 + wrong
+            # and what was said is in the cache, wrong guesses are not
+            assert model.prefix_match(oracle.said[:-1]).tokens == 69
+            reused = model.metrics().tokens_computed
+            np.testing.assert_allclose(
+                model.next_token_logprobs_sync(oracle.said), model.next_token_logprobs_uncached(oracle.said), atol=TOLERANCE
+            )
+            assert model.metrics().tokens_computed == reused + 1
+
+
+def test_the_text_itself_is_looked_up() -> None:
+    # given an answer that the prompt holds already
+    with fake_model() as model:
+        prompt = some_ids(1, 20)
+        said = [r.token_id for r in model.generate_sync(prompt, PLAIN)]
+        recurring = [*prompt, *said, *prompt]
+        wanted = list(model.generate_sync(recurring, PLAIN))
+        got = list(model.generate_sync(recurring, speculating(prompt_lookup_min=2)))
+        assert_same(got, wanted)
+        assert settled(model)[0].tokens_drafted > 0
+
+
+def test_several_streams_stop_strings_and_early_ends(oracle: type[Oracle]) -> None:
+    prompts = [some_ids(seed, 12) for seed in range(4)]
+    with fake_model(max_batch_rows=3) as model:
+        plain = [list(model.generate_sync(prompt, PLAIN)) for prompt in prompts]
+        oracle.said = [*prompts[0], *(r.token_id for r in plain[0])]
+
+        async def one(prompt: list[int], n: int) -> list[TokenRecord]:
+            async with aclosing(model.generate(prompt, speculating())) as records:
+                return [record async for record, _ in zip_first(records, n)]
+
+        async def main() -> list[list[TokenRecord]]:
+            return list(await asyncio.gather(*(one(prompt, 40 - 10 * (i == 2)) for i, prompt in enumerate(prompts))))
+
+        for got, wanted in zip(asyncio.run(main()), plain, strict=True):
+            assert [r.token_id for r in got] == [r.token_id for r in wanted[: len(got)]]
+        # a stop string in the middle of what was guessed right ends the answer there
+        stop = plain[0][7].text + plain[0][8].text
+        stopping = replace(PLAIN, stop=(stop,))
+        assert_same(
+            list(model.generate_sync(prompts[0], speculating(stopping))), list(model.generate_sync(prompts[0], stopping))
+        )
+        eos = replace(PLAIN, ignore_eos=False, max_tokens=5)
+        assert_same(list(model.generate_sync(prompts[0], speculating(eos))), list(model.generate_sync(prompts[0], eos)))
+
+
+async def zip_first(records: Any, n: int) -> Any:
+    i = 0
+    async for record in records:
+        yield record, i
+        i += 1
+        if i == n:
+            return
+
+
+def test_a_failing_guess_is_pushed_without(oracle: type[Oracle]) -> None:
+    # given a token that no forward survives, guessed but never said
+    with fake_model() as model:
+        prompt = some_ids(1, 10)
+        plain = list(model.generate_sync(prompt, PLAIN))
+        oracle.said = [*prompt, *(r.token_id for r in plain)]
+    bad = next(token for token in range(250) if token not in oracle.said)
+    behaviour = Behaviour(raise_on={bad: ValueError("no such token")})
+    with fake_model(behaviour) as model:
+        oracle.said = [*oracle.said[:15], bad, *oracle.said[16:]]
+        assert_same(list(model.generate_sync(prompt, speculating())), plain)
+        assert_right(model.next_token_logprobs_sync(prompt), prompt)
+
+
+@pytest.mark.parametrize("backend", ["hf", "mlx"])
+def test_a_draft_model_guesses(backend: str) -> None:
+    # given the model itself as its draft: every guess is right
+    prompt = some_ids(5, 300)
+    with load(tiny_path("llama"), backend=backend, draft_model=str(tiny_path("llama"))) as model:
+        plain = list(model.generate_sync(prompt, PLAIN))
+        got = list(model.generate_sync(prompt, speculating(method="draft", num_tokens=3)))
+        assert_same(got, plain)
+        metrics = settled(model)[0]
+        assert metrics.acceptance_rate is not None
+        assert metrics.acceptance_rate > 0.9
+        assert metrics.kv_bytes <= metrics.kv_budget
+        # sampled, it is wrong most of the time, and nothing else changes
+        hot = replace(PLAIN, sampling=SamplingOptions(temperature=1.5))
+        assert_same(list(model.generate_sync(prompt, speculating(hot))), list(model.generate_sync(prompt, hot)))
+        assert settled(model)[1].leases == 0
+
+
+def test_a_draft_of_another_vocabulary_is_refused(tmp_path: Any) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(tiny_path("llama"), other)
+    tokenizer = (other / "tokenizer.json").read_text()
+    (other / "tokenizer.json").write_text(tokenizer.replace("<|im_start|>", "<|im_begin|>"))
+    with pytest.raises(InvalidRequestError, match="another vocabulary"):
+        load(tiny_path("llama"), backend="hf", draft_model=str(other))
+
+
+def test_what_cannot_speculate_is_refused_before_anything_is_computed() -> None:
+    with fake_model(Behaviour(recurrent=True)) as model, pytest.raises(UnsupportedFeatureError, match="recurrent"):
+        next(iter(model.generate_sync([1, 2], speculating())))
+    with fake_model() as model:
+        for wrong in (
+            SpeculativeOptions(num_tokens=0),
+            SpeculativeOptions(prompt_lookup_max=2, prompt_lookup_min=3),
+            SpeculativeOptions(method="draft"),
+            SpeculativeOptions(method="magic"),  # type: ignore[arg-type]  # what a caller may get wrong
+        ):
+            with pytest.raises(InvalidRequestError):
+                next(iter(model.generate_sync([1, 2], replace(PLAIN, speculative=wrong))))
+        assert model.metrics().tokens_computed == 0
+    with pytest.raises(UnsupportedFeatureError, match="recurrent"):
+        load(tiny_path("llama"), backend="hf", draft_model=str(tiny_path("mamba")))
+
+
+def test_guesses_cross_the_pipe() -> None:
+    async def main() -> tuple[list[TokenRecord], list[TokenRecord], float | None]:
+        async with await spawn(tiny_path("llama"), backend="hf", draft_model=str(tiny_path("llama"))) as model:
+            prompt = some_ids(2, 20)
+            plain = [r async for r in model.generate(prompt, PLAIN)]
+            got = [r async for r in model.generate(prompt, speculating())]
+            return plain, got, model.metrics().acceptance_rate
+
+    plain, got, rate = asyncio.run(main())
+    assert_same(got, plain)
+    assert rate is not None
+    assert rate > 0.9
+
+
+def test_little_memory_ends_guessing_and_not_the_answer() -> None:
+    prompt = some_ids(5, 100)
+    with load(tiny_path("llama"), backend="hf", draft_model=str(tiny_path("llama"))) as model:
+        assert isinstance(model, LocalModel)
+        plain = list(model.generate_sync(prompt, PLAIN))
+        # given room for this stream and little else
+        model.clear_cache()
+        model.set_kv_budget(220 * model._engine.backend.slot_bytes)
+        got = list(model.generate_sync(prompt, speculating()))
+        assert_same(got, plain)
+        assert settled(model)[0].kv_peak_bytes <= settled(model)[0].kv_budget
