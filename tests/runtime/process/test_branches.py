@@ -29,6 +29,7 @@ from runtime.client import EngineClient
 from tests.runtime.process.conftest import eventually, spawn_fake
 from tests.runtime.process.fake_answers import run_of
 from tests.runtime.process.fake_branching import ENDLESS
+from tests.tiny_models import tiny_path
 
 IDS = [104, 101, 108, 108, 111]
 OPTIONS = GenerationOptions(max_tokens=9, seed=7, sampling=SamplingOptions(temperature=1.5))
@@ -69,6 +70,33 @@ def test_a_spawned_model_answers_as_one_in_this_process() -> None:
                 for here, there in zip(await _everything(local), await _everything(spawned), strict=True):
                     assert repr(here) == repr(there)
                     assert len(here) > 0
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["llama", "gemma3", "lfm2"])
+@pytest.mark.parametrize("backend", ["hf", "mlx"])
+def test_so_does_a_real_one_whatever_its_architecture(backend: str, name: str) -> None:
+    prompt = [5, 6, 7, 8] * 9  # past every window
+    options = GenerationOptions(max_tokens=6, seed=7, ignore_eos=True, resolve=False)
+
+    async def answers(model: LanguageModel) -> list[Any]:
+        return [
+            await _all(model.continue_many(prompt, 3, options)),
+            await _all(model.generate_many([prompt, [9], "a text"], options)),
+            [(one.ids, one.finish_reason) for one in await model.beam_generate(prompt, BeamOptions(3, 6, length_penalty=0.0))],
+        ]
+
+    async def scenario() -> None:
+        with load(tiny_path(name), backend, threads=1) as local:
+            async with await spawn(tiny_path(name), backend, threads=1) as spawned:
+                here, there = await answers(local), await answers(spawned)
+        for said, heard in zip(here[:2], there[:2], strict=True):
+            assert {i: [r.token_id for r in records] for i, records in said.items()} == {
+                i: [r.token_id for r in records] for i, records in heard.items()
+            }
+        assert here[2] == there[2]
 
     asyncio.run(scenario())
 

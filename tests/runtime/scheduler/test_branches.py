@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from runtime import BeamOptions, ContextOverflowError, GenerationOptions, InvalidRequestError, SamplingOptions
+from runtime import BeamOptions, BeamStep, ContextOverflowError, GenerationOptions, InvalidRequestError, SamplingOptions
 from runtime.backends.fake import Behaviour
 from runtime.errors import MemoryBudgetError, NonFiniteLogitsError
 from runtime.model import LocalModel
@@ -141,27 +141,37 @@ def test_cancelled_during_the_prompt_what_was_computed_is_kept() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_cancelled_search_keeps_what_it_computed(kind: str) -> None:
-    with fake_model(Behaviour(recurrent=kind == "recurrent", delay=0.002)) as model:
+    gate, forwards = Gate(), 0
+
+    def tenth(_: object) -> None:
+        nonlocal forwards
+        forwards += 1
+        if forwards == 10:
+            gate.shut()
+            gate(None)
+
+    with fake_model(Behaviour(recurrent=kind == "recurrent", before_forward=tenth)) as model:
         paths: list[list[int]] = [[]]
 
-        async def main() -> None:
-            def watch(step: object) -> None:
-                nonlocal paths
-                paths = [[*paths[p], t] for p, t in zip(step.parents, step.tokens, strict=True)]  # type: ignore[attr-defined]
-                if step.step == 9:  # type: ignore[attr-defined]
-                    task.cancel()
+        def watch(step: BeamStep) -> None:
+            nonlocal paths
+            paths = [[*paths[parent], token] for parent, token in zip(step.parents, step.tokens, strict=True)]
 
-            search = model.beam_generate(PREFIX, BeamOptions(3, 5000, ignore_eos=True), on_step=watch)
-            task = asyncio.ensure_future(search)
+        async def main() -> None:
+            task = asyncio.ensure_future(model.beam_generate(PREFIX, BeamOptions(3, 5000, ignore_eos=True), on_step=watch))
+            await asyncio.to_thread(gate.reached.wait)
+            task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task
+            gate.open()
+            await asyncio.to_thread(settled, model)  # meanwhile the last steps are heard of
 
         asyncio.run(main())
-        report = settled(model)[1]
-        assert report.leases == 0
+        assert settled(model)[1].leases == 0
         assert not model._engine.scheduler.busy
+        assert len({len(path) for path in paths}) == 1 < len(paths[0])
         for path in paths:
-            assert model.prefix_match([*PREFIX, *path]).tokens >= len(PREFIX) + len(path) - 1 - (kind == "attention")
+            assert model.prefix_match([*PREFIX, *path]).tokens >= len(PREFIX) + len(path) - 1
             assert_right(model.next_token_logprobs_sync([*PREFIX, *path]), [*PREFIX, *path], kind)
 
 
