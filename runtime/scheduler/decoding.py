@@ -180,7 +180,7 @@ class Decoding:
             return False
         row.guesses.extend(row.stream.new_ids[row.told :])
         row.told = len(row.stream.new_ids)
-        guesses = row.guesses.propose(min(speculative.num_tokens, row.stream.left - 1))
+        guesses = row.guesses.propose(min(row.reach or speculative.num_tokens, row.stream.left - 1))
         if not guesses:
             return False
         base, tokens = workspace.size, [row.pending, *guesses]
@@ -198,6 +198,8 @@ class Decoding:
         right = max(len(part.rows) - 1, 0)
         self._counters.tokens_drafted += len(guesses)
         self._counters.tokens_accepted += right
+        # as transformers' heuristic: further after a hit, less far after a miss, whose forward was dearer for nothing
+        row.reach = min(len(guesses) + 2, speculative.num_tokens) if right == len(guesses) else max(right, 1)
         workspace.truncate(base + 1 + right)
         row.slot, row.pushed = base + right, row.pushed + 1 + right
         part.record()  # at once: what was guessed right is published with its numbers

@@ -45,6 +45,7 @@ class Row:
     started: float = 0.0  # monotonic seconds of the first token
     guesses: Guesses | None = None  # who guesses what comes next
     told: int = 0  # generated tokens that they know of
+    reach: int = 0  # guesses that are asked for next; 0: as many as may be
 
     @property
     def job(self) -> GenerateJob:
