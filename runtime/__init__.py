@@ -53,13 +53,16 @@ if TYPE_CHECKING:
     from runtime.loading.verify import verify_model
     from runtime.model import load, load_model_by_name
     from runtime.options import GenerationOptions, LoadOptions, SamplingOptions
+    from runtime.pooling import POOLINGS, Pooling
     from runtime.records import Finish, Origin, Scores, TokenRecord, TokenRun
     from runtime.sampling.draw import fresh_seed
     from runtime.speculation.options import SpeculativeOptions
     from runtime.text.utf8 import clean_text, texts_of
+    from runtime.timings import Latency, RequestTimings
     from runtime.trie import Trie
 
 __all__ = [
+    "POOLINGS",
     "AdapterError",
     "BackendUnavailableError",
     "BeamOptions",
@@ -78,6 +81,7 @@ __all__ = [
     "Hypothesis",
     "InvalidRequestError",
     "LanguageModel",
+    "Latency",
     "LoadOptions",
     "ManifestMismatchError",
     "MemoryBudgetError",
@@ -88,9 +92,11 @@ __all__ = [
     "NonFiniteLogitsError",
     "OnProgress",
     "Origin",
+    "Pooling",
     "PrefixMatch",
     "Progress",
     "PromptProgress",
+    "RequestTimings",
     "RuntimeFault",
     "SamplingOptions",
     "Scores",
@@ -148,10 +154,12 @@ _NAMES = {
     "runtime.loading.verify": ("verify_model",),
     "runtime.model": ("load", "load_model_by_name"),
     "runtime.options": ("GenerationOptions", "LoadOptions", "SamplingOptions"),
+    "runtime.pooling": ("POOLINGS", "Pooling"),
     "runtime.records": ("Finish", "Origin", "Scores", "TokenRecord", "TokenRun"),
     "runtime.sampling.draw": ("fresh_seed",),
     "runtime.speculation.options": ("SpeculativeOptions",),
     "runtime.text.utf8": ("clean_text", "texts_of"),
+    "runtime.timings": ("Latency", "RequestTimings"),
     "runtime.trie": ("Trie",),
 }
 _HOMES = {name: module for module, names in _NAMES.items() for name in names}

@@ -24,6 +24,7 @@ from typing import Any, Protocol, Self
 
 from runtime.info import CacheReport, Metrics, ModelInfo, OnProgress
 from runtime.members.branching import BranchingMembers
+from runtime.members.vectors import VectorMembers
 from runtime.options import GenerationOptions
 from runtime.records import Float32, TokenRecord, TokenRun
 
@@ -43,7 +44,7 @@ class PrefixMatch:
     tier: str
 
 
-class LanguageModel(BranchingMembers, Protocol):
+class LanguageModel(BranchingMembers, VectorMembers, Protocol):
     """A loaded model. See the module's text for what holds for all members.
 
     Raises (any member that takes token ids):

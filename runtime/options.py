@@ -45,6 +45,8 @@ class LoadOptions:
     prefill_chunk_tokens: int = 512  # a cap; chunks are sized by time
     add_bos: Literal["model", "yes", "no"] = "model"
     adapters: tuple[str, ...] = ()
+    offload: Literal["none", "disk"] = "none"  # disk: weights that do not fit are read from disk at every forward (hf)
+    offload_memory_bytes: int | None = None  # that weights may take, the largest layer at work too; None: half of what is free
     draft_model: str | None = None  # a model of the same vocabulary that guesses ahead, where `speculative` asks for it
 
     @classmethod
@@ -70,10 +72,13 @@ class LoadOptions:
             "threads",
             "context_length",
             "kv_cache_bytes",
+            "offload_memory_bytes",
         ):
             value = getattr(self, name)
             if value is not None and not _whole(value, 1):
                 raise InvalidRequestError(f"{name} must be a whole number above 0, not {value!r}")
+        if self.offload_memory_bytes is not None and self.offload == "none":
+            raise InvalidRequestError("offload_memory_bytes says how much stays in memory with offload='disk': give both")
         if not isinstance(self.cache, bool):
             raise InvalidRequestError(f"cache is True or False, not {self.cache!r}")
         for name, allowed in _CHOICES.items():
@@ -87,6 +92,7 @@ _CHOICES = {
     "attention": ("auto", "sdpa", "eager"),
     "kv_dtype": ("auto", "f32", "f16", "bf16", "q8", "q4"),
     "add_bos": ("model", "yes", "no"),
+    "offload": ("none", "disk"),
 }
 
 

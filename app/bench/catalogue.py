@@ -14,6 +14,7 @@ from app.bench.parts.decode import decode
 from app.bench.parts.latency import latency
 from app.bench.parts.many import many
 from app.bench.parts.overhead import overhead
+from app.bench.parts.rows import rows
 from app.bench.parts.score import score
 from app.bench.parts.speculative import speculative
 from app.bench.parts.trie import trie
@@ -54,6 +55,7 @@ PARTS = (
     Part("W2", "chat: counts", On.ALL, chat),
     Part("W3", "branches: counts", On.ALL, branches),
     Part("W5", "decode, one stream and eight", On.ALL, decode),
+    Part("rows", "recurrent rows together", On.BACKENDS, rows),
     Part("overhead", "per-token overhead", On.TINY, overhead),
     Part("W6", "score a text", On.ALL, score),
     Part("W7", "chats under a byte budget", On.TINY, budget),

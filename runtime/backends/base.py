@@ -36,6 +36,8 @@ class Backend(Protocol):
     info: ModelInfo
     slot_bytes: int  # of a pack's buffers, per slot
     state_bytes: int  # of one recurrent state; 0 where there is none
+    forwards: int  # calls of the model since load
+    lent: int  # bytes that copies may take in the middle of a `forward`; fewer than `copy_cost`: in more calls of the model
     overlaps: bool  # whether a forward that was begun computes while the caller does something else
 
     def open_pack(self) -> Pack:
@@ -73,6 +75,30 @@ class Backend(Protocol):
             MemoryBudgetError: The device ran out of memory. After any error the pack is as it was before the call.
         """
 
+    def hidden_states(self, tokens: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
+        """What the last layer says of each token, after the final norm, by the library's own plain forward; no KV stays.
+
+        Args:
+            tokens: ``(rows, length)`` ids; shorter rows are filled up on the right, which no token before sees.
+
+        Returns:
+            ``(rows, length, hidden) float32``.
+
+        Raises:
+            UnsupportedFeatureError: The library gives no hidden states of this architecture.
+            MemoryBudgetError: The device ran out of memory.
+        """
+
+    def extend_hidden(self, pack: Pack, tokens: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
+        """Appends to a pack that is one chain (or empty), and says the new tokens' hidden states.
+
+        Returns:
+            ``(n, hidden) float32``, as `hidden_states`.
+
+        Raises:
+            ContextOverflowError, MemoryBudgetError, UnsupportedFeatureError: The pack is as it was.
+        """
+
     def begin(
         self, pack: Pack, tokens: npt.NDArray[np.int64], parents: npt.NDArray[np.int64], want: npt.NDArray[np.int64]
     ) -> tuple[npt.NDArray[np.int64], Callable[[], npt.NDArray[np.float32]]]:
@@ -81,6 +107,9 @@ class Backend(Protocol):
         Where `overlaps` is False the first half does all the work, and there is no use in it. Either half may raise; then
         the pack is as it was before the call.
         """
+
+    def copy_cost(self, pack: Pack, parents: npt.NDArray[np.int64]) -> int:
+        """Bytes that a `forward` with these parents would copy for a moment, to push its chains side by side."""
 
     def size(self, pack: Pack) -> int:
         """Slots in use."""

@@ -15,10 +15,21 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from runtime.backends.buckets import Bucket
 from runtime.backends.byte_text import CHATML, VOCABULARY
 from runtime.backends.byte_text import byte_tokenizer as fake_tokenizer
 from runtime.backends.mock import toy_info
-from runtime.backends.packed import Float32, PackedBackend, State, Step, WorkingPack, as_ids, chain_parents
+from runtime.backends.packed import (
+    Float32,
+    PackedBackend,
+    State,
+    Step,
+    WorkingPack,
+    as_ids,
+    chain_parents,
+    joined,
+    steps_of,
+)
 from runtime.backends.sized import state_size
 from runtime.backends.tree import ROOT, Int64
 from runtime.errors import SnapshotFormatError
@@ -90,12 +101,11 @@ class FakePack(WorkingPack):
 
 
 class FakeBackend(PackedBackend[FakePack]):
-    """The little model and its faults. `behaviour` may be exchanged at any time; `forwards` counts calls of the model."""
+    """The little model and its faults. `behaviour` may be exchanged at any time."""
 
     def __init__(self, options: LoadOptions, behaviour: Behaviour) -> None:
         self.behaviour = behaviour
         self.recurrent, self.overlaps = behaviour.recurrent, behaviour.overlaps
-        self.forwards = 0
         rng = np.random.default_rng(7)
         self._embed: Float64 = rng.normal(size=(VOCABULARY, WIDTH))
         self._query, self._key, self._value = rng.normal(size=(3, WIDTH, WIDTH)) / np.sqrt(WIDTH)
@@ -118,18 +128,12 @@ class FakeBackend(PackedBackend[FakePack]):
     def push(self, pack: FakePack, step: Step) -> tuple[Float32, State | None]:
         self.forwards += 1
         self._misbehave(step.tokens)
-        embedded = self._embed[step.tokens]
-        kv = np.concatenate([_turned(embedded @ self._key, step.positions), embedded @ self._value], axis=1)
-        for at, row in zip(step.slots.tolist(), kv, strict=True):  # a chain's slots need not lie side by side
-            pack.write(at, row[None])
-        state: Float64 | None = None
-        if self.recurrent:
-            hidden, state = self._recur(embedded, step.state)
-        else:
-            hidden = self._attend(pack, step, embedded)
-        logits = (hidden[step.want] @ self._head).astype(np.float32)
-        logits[np.isin(step.tokens[step.want], list(self.behaviour.nan_on))] = np.nan
-        return logits, state
+        return self._compute(pack, step)
+
+    def push_rows(self, pack: FakePack, bucket: Bucket) -> tuple[Float32, Sequence[State | None]]:
+        self.forwards += 1
+        self._misbehave(bucket.tokens.ravel())
+        return joined(self._compute(pack, step) for step in steps_of(bucket))
 
     def launch(self, pack: FakePack, step: Step) -> Callable[[], Float32]:
         if not self.overlaps:
@@ -186,6 +190,13 @@ class FakeBackend(PackedBackend[FakePack]):
         last: Float32 = logits[0]
         return last
 
+    def hidden_states(self, tokens: Int64) -> Float32:
+        rows = []
+        for row in tokens:
+            pack = self.open_pack()
+            rows.append(self.extend_hidden(pack, row))
+        return np.stack(rows)
+
     def unload(self) -> None:
         """Holds nothing outside Python."""
 
@@ -199,6 +210,21 @@ class FakeBackend(PackedBackend[FakePack]):
         for token in tokens.tolist():
             if token in behaviour.raise_on:
                 raise behaviour.raise_on[token]
+
+    def _compute(self, pack: FakePack, step: Step) -> tuple[Float32, State | None]:
+        embedded = self._embed[step.tokens]
+        kv = np.concatenate([_turned(embedded @ self._key, step.positions), embedded @ self._value], axis=1)
+        for at, row in zip(step.slots.tolist(), kv, strict=True):  # a chain's slots need not lie side by side
+            pack.write(at, row[None])
+        state: Float64 | None = None
+        if self.recurrent:
+            hidden, state = self._recur(embedded, step.state)
+        else:
+            hidden = self._attend(pack, step, embedded)
+        wanted = hidden[step.want]
+        logits = (wanted if step.hidden else wanted @ self._head).astype(np.float32)
+        logits[np.isin(step.tokens[step.want], list(self.behaviour.nan_on))] = np.nan
+        return logits, state
 
     def _attend(self, pack: FakePack, step: Step, embedded: Float64) -> Float64:
         """``(n, WIDTH)``: one head of attention over what the pack holds."""

@@ -78,9 +78,11 @@ class MockBackend(PackedBackend[MockPack]):
         return np.arange(base, base + n)
 
     def push(self, pack: MockPack, step: Step) -> tuple[Float32, State | None]:
+        self.forwards += 1
         pack.write(int(step.slots[0]), step.tokens)
         rows = [_logits(pack.tokens[pack.tree.path(int(step.slots[j]))]) for j in step.want]
-        return np.stack(rows) if rows else np.empty((0, VOCABULARY), np.float32), None
+        width = self.info.hidden_size if step.hidden else VOCABULARY
+        return np.stack(rows)[:, :width] if rows else np.empty((0, width), np.float32), None
 
     def take(self, pack: MockPack, slots: Int64) -> MockPayload:
         pack.tree.check_chain(slots)
@@ -124,6 +126,9 @@ class MockBackend(PackedBackend[MockPack]):
     def logits_uncached(self, ids: Sequence[int]) -> Float32:
         return _logits(as_ids(ids))
 
+    def hidden_states(self, tokens: Int64) -> Float32:
+        return np.stack([self.extend_hidden(self.open_pack(), row) for row in tokens])
+
     def unload(self) -> None:
         """Holds nothing."""
 
@@ -134,6 +139,8 @@ def toy_info(backend: str, options: LoadOptions, config: dict[str, Any], kv_byte
     Raises:
         UnsupportedFeatureError: Quantised KV: the toys keep theirs exactly.
     """
+    if options.offload != "none":
+        raise UnsupportedFeatureError(f"offload='disk': the {backend} backend has no weights")
     if facts.kv_format(options, "float32").bits is not None:
         raise UnsupportedFeatureError(
             f"kv_dtype={options.kv_dtype!r}: the {backend} backend keeps its KV exactly; leave it on auto"

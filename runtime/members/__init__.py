@@ -1,1 +1,1 @@
-"""The groups of members that `LanguageModel` consists of, each a Protocol of its own."""
+"""Groups of members of `LanguageModel`, a Protocol each."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import queue
-import time
 from collections import deque
 from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 from concurrent.futures import Future
@@ -166,7 +165,6 @@ class GenerationMembers(TextMembers):
             Priority.CHAT,
             options=options,
             sampler=resolve_sampler(options.sampling, own, seed, options.branch),
-            submitted=time.monotonic(),
         )
 
 

@@ -10,10 +10,11 @@ from typing import Self
 from runtime.info import CacheReport, Metrics
 from runtime.model.branching import BranchingMembers
 from runtime.model.queries import QueryMembers
+from runtime.model.vectors import VectorMembers
 from runtime.options import LoadOptions
 
 
-class LocalModel(QueryMembers, BranchingMembers):
+class LocalModel(QueryMembers, BranchingMembers, VectorMembers):
     """A model loaded in this process, made by `load`. Every member is described by `LanguageModel`."""
 
     @property

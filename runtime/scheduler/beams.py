@@ -21,6 +21,7 @@ from runtime.scheduler.counters import Counters
 from runtime.scheduler.faults import typed
 from runtime.scheduler.hypotheses import hypothesis, ids_of, scores_of
 from runtime.scheduler.jobs import settle
+from runtime.scheduler.ledger import Ledger
 from runtime.scheduler.logits import non_finite, normalise
 from runtime.scheduler.prefill import Prefill
 from runtime.scheduler.room import NoRoomError
@@ -39,6 +40,8 @@ class Running:
     search: BeamSearch
     places: list[Prefill]
     reused: int
+    computed: int  # prompt tokens
+    started: float  # monotonic seconds
 
     def path(self, link: Link | None) -> Int32:
         """The tokens up to a link's, prompt included."""
@@ -52,6 +55,7 @@ class Beams:
     Args:
         cache: Where beams stand.
         counters: What was done.
+        ledger: Who came and went.
         make_way: Live beams need more than the budget: whether a prompt went back to wait.
         token_bytes: Bytes of every id.
         eos: Ids that end a text.
@@ -63,6 +67,7 @@ class Beams:
         self,
         cache: Cache,
         counters: Counters,
+        ledger: Ledger,
         make_way: Callable[[], bool],
         *,
         token_bytes: Sequence[bytes],
@@ -72,6 +77,7 @@ class Beams:
     ) -> None:
         self._cache = cache
         self._counters = counters
+        self._ledger = ledger
         self._make_way = make_way
         self._token_bytes = token_bytes
         self._eos = eos
@@ -87,7 +93,8 @@ class Beams:
         at_limit = Finish.CONTEXT if room <= asked else Finish.LENGTH
         own = job.options.eos_token_ids
         search = BeamSearch(job.options, self._eos if own is None else frozenset(own), min(room, asked), at_limit)
-        one = Running(job, search, [prefill], prefill.reused)
+        one = Running(job, search, [prefill], prefill.reused, prefill.computed, time.monotonic())
+        self._ledger.prompted(job)
         self.running.append(one)
         self._counters.last_reused, self._counters.last_computed = prefill.reused, prefill.computed
         self._counters.first_token_seconds = time.monotonic() - job.submitted
@@ -104,7 +111,7 @@ class Beams:
         for one in [one for one in self.running if one.job.cancelled]:
             for place, link in zip(one.places, one.search.running, strict=True):
                 self._publish(one, place, link.before)
-            self._leave(one)
+            self._leave(one, "cancelled")
 
     def fail_all(self, error: BaseException) -> None:
         """Every search ends with the error."""
@@ -123,11 +130,13 @@ class Beams:
             self._fail(one, typed(error))
 
     def _fail(self, one: Running, error: BaseException) -> None:
-        self._leave(one)
+        self._leave(one, "error")
         one.job.fail(error)
 
-    def _leave(self, one: Running) -> None:
+    def _leave(self, one: Running, finish: str) -> None:
         self.running.remove(one)
+        tokens = one.search.complete[0].last.length if one.search.complete else one.search.steps
+        self._ledger.leave(one.job, finish, generated=tokens, reused=one.reused, computed=one.computed, first=one.started)
         self._counters.tokens_reused += one.reused
         for place in one.places:
             self._cache.leave(place)
@@ -148,7 +157,6 @@ class Beams:
         for i, place in enumerate(one.places):
             place.slot = base + i
         self._counters.tokens_computed += len(links)
-        self._counters.forward_calls += 1
         after = normalise(logits, entropy=True)
         if not after.finite.all():
             raise non_finite(len(one.job.ids) + one.search.steps - 1)
@@ -169,7 +177,7 @@ class Beams:
             best = one.search.complete[: one.job.options.num_return]
             k = one.job.options.top_k
             answer = [hypothesis(each, k, self._token_bytes, self._new_decoder()) for each in best]
-            self._leave(one)
+            self._leave(one, best[0].last.finish.label or "done")
             one.job.on_step(step)
             settle(one.job.future, answer)
             return

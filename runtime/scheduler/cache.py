@@ -51,6 +51,7 @@ class Cache:
         self._last: LastRequest | None = None
         self._largest: tuple[EdgeReport, ...] = ()
         self.departures = 0  # jobs that have left
+        self._forwards_before = backend.forwards  # the self-test's
 
     @property
     def budget(self) -> int:
@@ -66,6 +67,11 @@ class Cache:
     def peak(self) -> int:
         """The most that was in use under this budget, moments of copying included."""
         return self._room.peak
+
+    @property
+    def forwards(self) -> int:
+        """Calls of the model so far, failed ones too."""
+        return self._backend.forwards - self._forwards_before
 
     @property
     def live(self) -> int:
@@ -111,6 +117,22 @@ class Cache:
         joined = Prefill(job, prefill.workspace, lease, prefill.slot, prefill.at, prefill.at, last_only=True, reused=prefill.at)
         self._room.live.add(joined)
         return joined
+
+    def place_apart(self, job: Job) -> Prefill:
+        """An empty pack for a path that leaves nothing behind: nobody joins it, and `leave` frees it."""
+        workspace = self.workspaces.place(job.namespace, job.ids[:0], alone=True)
+        workspace.retired = True
+        prefill = Prefill(job, workspace, Lease(self.trie, self.trie.root, 0), ROOT, 0, first_wanted=0, last_only=True)
+        self._room.live.add(prefill)
+        return prefill
+
+    def make_room(self, size: int) -> bool:
+        """Whether `size` more bytes are free for a moment; idle packs and old leaves give way."""
+        return self._room.make(size)
+
+    def give_way(self) -> None:
+        """The device is full: what nobody uses goes."""
+        self._room.give_way()
 
     def answered(self, job: Job) -> None:
         """The job needed no place: all that it asked for was remembered."""

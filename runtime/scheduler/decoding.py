@@ -96,6 +96,8 @@ class Decoding:
             self._counters.last_reused, self._counters.last_computed = prefill.reused, prefill.computed
             self._counters.first_token_seconds = time.monotonic() - submitted
             self._counters.publish(self._cache)  # before the first token, so that who sees it sees what the prompt cost
+            for row in rows:
+                self._finish.ledger.prompted(row.job)
             self._settle([draw(rows, Distributions.known(last), [0] * len(rows))])
             with together():
                 for row in rows:
@@ -128,11 +130,14 @@ class Decoding:
 
     def step(self, *, paced: bool) -> None:
         """One token for each; `paced`: what comes faster than a screen shows it is told together."""
+        started = time.monotonic()
         by_workspace: dict[Workspace, list[Row]] = {}
         for row in self.rows:
             by_workspace.setdefault(row.workspace, []).append(row)
         for workspace, rows in by_workspace.items():
             self._advance(workspace, rows)
+        if by_workspace:
+            self._counters.decode_seconds += time.monotonic() - started
         with together():
             for row in self.rows:  # after the work; before what may take long, all there is
                 row.stream.deliver(paced=paced)
@@ -167,7 +172,7 @@ class Decoding:
                 return
             bisect(rows, error, partial(self._push, drawn), self.end)
             return
-        self._count(share)
+        self._counters.tokens_computed += len(share.tokens)
         drawn.append(_moved(share, base, logits))
 
     def _push_guessed(self, drawn: list[Drawn], row: Row) -> bool:
@@ -193,7 +198,6 @@ class Decoding:
             workspace.rollback(base)
             return False
         self._counters.tokens_computed += len(tokens)
-        self._counters.forward_calls += 1
         part = draw_along(row, guesses, normalise(logits, entropy=True))
         right = max(len(part.rows) - 1, 0)
         self._counters.tokens_drafted += len(guesses)
@@ -218,7 +222,7 @@ class Decoding:
         except BaseException:  # noqa: BLE001  # tried again, and bisected, by the next step
             workspace.rollback(base)
             return
-        self._count(share)
+        self._counters.tokens_computed += len(share.tokens)
         self._ahead[workspace] = share, base
 
     def _collect(self, workspace: Workspace) -> list[Drawn]:
@@ -230,10 +234,6 @@ class Decoding:
         running = [i for i, row in enumerate(share.rows) if row in self.rows]
         rows, at = [share.rows[i] for i in running], [share.at[i] for i in running]
         return [_moved(Share(rows, share.tokens, share.parents, at), base, logits)] if rows else []
-
-    def _count(self, share: Share) -> None:
-        self._counters.tokens_computed += len(share.tokens)
-        self._counters.forward_calls += 1
 
     def _standing(self, rows: list[Row]) -> list[Row]:
         """The rows, each where a token can be appended now; one that cannot be brought back has ended.
@@ -283,6 +283,7 @@ class Decoding:
         if self._overlaps and workspace is not None:
             self._begin(workspace, [row for row in self.rows if row.workspace is workspace and row not in ending])
         for part in drawn:
+            self._counters.tokens_generated += len(part.tokens)
             part.record()
         for row in ending:
             self.end(row, failed.get(id(row)))

@@ -14,6 +14,7 @@ from runtime.scheduler.branching import FanJob
 from runtime.scheduler.cache import Cache, fill_gaps
 from runtime.scheduler.counters import Counters
 from runtime.scheduler.jobs import Job, QueryJob, ScoreJob, settle
+from runtime.scheduler.ledger import Ledger
 from runtime.scheduler.logits import ChunkLogits, non_finite
 from runtime.scheduler.prefill import Prefill
 from runtime.scheduler.rows import Row
@@ -30,9 +31,10 @@ def gone(job: Job) -> bool:
 class Finisher:
     """Turns rows of logits into published KV and answers."""
 
-    def __init__(self, cache: Cache, counters: Counters) -> None:
+    def __init__(self, cache: Cache, counters: Counters, ledger: Ledger) -> None:
         self._cache = cache
         self._counters = counters
+        self.ledger = ledger
 
     # ---- scores -----------------------------------------------------------------------------------------------------
 
@@ -50,8 +52,10 @@ class Finisher:
         """Answers from what is remembered."""
         self._counters.tokens_reused += len(job.ids)
         self._counters.last_reused, self._counters.last_computed = len(job.ids), 0
+        number = job.number
+        self.ledger.leave(job, "done", reused=len(job.ids))
         self._counters.publish(self._cache)
-        job.on_progress(PromptProgress(len(job.ids), len(job.ids), len(job.ids), 0))
+        job.on_progress(PromptProgress(len(job.ids), len(job.ids), len(job.ids), 0, number))
         assert job.known is not None
         settle(job.future, job.known[job.start :])
 
@@ -102,6 +106,8 @@ class Finisher:
         self._counters.tokens_reused += prefill.reused
         if isinstance(prefill.job, ScoreJob):
             self._counters.last_reused, self._counters.last_computed = prefill.reused, prefill.computed
+            self.ledger.prompted(prefill.job)
+            self.ledger.leave(prefill.job, "done", reused=prefill.reused, computed=prefill.computed)
 
     def answer(self, job: Job, last: Float32) -> None:
         """Tells whoever waits; `last` is the distribution after the job's path ``(vocab,)``."""
@@ -145,6 +151,14 @@ class Finisher:
                 self.publish_row(row)
         finally:
             self._cache.leave(row.prefill)
+            self.ledger.leave(
+                row.job,
+                "error" if error is not None else row.stream.finish.label or "cancelled",
+                generated=made,
+                reused=row.prefill.reused,
+                computed=row.prefill.computed,
+                first=row.started,
+            )
             self._counters.publish(self._cache)  # before the end, so that who sees the end sees the numbers
             row.stream.flush()
             row.job.on_end(error)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -39,6 +40,10 @@ class Job:
     priority: Priority = Priority.INSPECTOR
     cancelled: bool = False  # set by any thread, read between steps
     on_progress: OnProgress = nothing  # runs on the owner thread and must not block
+    submitted: float = field(default_factory=time.monotonic)  # as the next two, in monotonic seconds
+    placed: float = 0.0  # when it was begun; written by the ledger, as what follows
+    prompted: float = 0.0  # when its prompt was in place
+    number: int = 0  # of the request, from 1; negative once it has ended
 
     def fail(self, error: BaseException) -> None:
         """Tells whoever waits."""
@@ -176,8 +181,6 @@ class ScoreJob(Job):
 @dataclass(slots=True, eq=False)
 class StayingJob(Job):
     """A job that keeps its place when its path is there, and goes on from it."""
-
-    submitted: float = 0.0  # monotonic seconds
 
     def leave(self) -> None:
         """Nobody waits: it has ended without an error."""

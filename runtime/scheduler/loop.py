@@ -18,9 +18,11 @@ from runtime.scheduler.branching import BeamJob, FanJob
 from runtime.scheduler.cache import Cache
 from runtime.scheduler.counters import Counters
 from runtime.scheduler.decoding import Decoding
+from runtime.scheduler.embedding import Embeddings, EmbedJob
 from runtime.scheduler.faults import typed
 from runtime.scheduler.finish import Finisher, gone
 from runtime.scheduler.jobs import CallJob, GenerateJob, Job, QueryJob, ScoreJob, StayingJob, settle
+from runtime.scheduler.ledger import Ledger
 from runtime.scheduler.prefill import Prefill
 from runtime.scheduler.prompts import Prompts
 from runtime.scheduler.rows import Guesses
@@ -61,8 +63,9 @@ class Scheduler:
         self._new_decoder = new_decoder
         self.cache = Cache(backend, budget, enabled=options.cache)
         self.counters = Counters()
+        self._ledger = Ledger(self.counters)
+        self._finish = Finisher(self.cache, self.counters, self._ledger)
         self._drafter = None if draft is None else self.cache.beside(draft)
-        self._finish = Finisher(self.cache, self.counters)
         self._waiting = Waiting()
         self._queries: dict[object, QueryJob] = {}
         self._prompts = Prompts(
@@ -73,20 +76,23 @@ class Scheduler:
             guard=self._guard,
             forget=self._forget,
             start=self._start,
-            park=self._waiting.park,
+            park=self._park,
+            others_give_way=lambda: self._embeddings.make_way(),
         )
+        self._embeddings = Embeddings(backend, options, self.cache, self.counters, self._ledger)
         self._decoding = Decoding(
             options,
             self.cache,
             self.counters,
             self._finish,
             overlaps=backend.overlaps,
-            make_way=self._prompts.make_way,
+            make_way=lambda: self._embeddings.make_way() or self._prompts.make_way(),
         )
         self._beams = Beams(
             self.cache,
             self.counters,
-            self._prompts.make_way,
+            self._ledger,
+            lambda: self._embeddings.make_way() or self._prompts.make_way(),
             token_bytes=token_bytes,
             eos=eos,
             context=self._context,
@@ -97,7 +103,7 @@ class Scheduler:
     @property
     def busy(self) -> bool:
         """Whether a step has anything to do."""
-        return bool(self._waiting or self._prompts.running or self._decodes)
+        return bool(self._waiting or self._prompts.running or self._decodes or self._embeddings.running)
 
     @property
     def _decodes(self) -> bool:
@@ -106,6 +112,7 @@ class Scheduler:
     def submit(self, jobs: Sequence[Job]) -> None:
         """Takes jobs in; a query equal to one in flight joins it."""
         for job in jobs:
+            self._ledger.enter(job)
             if isinstance(job, QueryJob):
                 self.counters.queries += 1
                 running = self._queries.get(job.key)
@@ -122,10 +129,12 @@ class Scheduler:
         self._drop_cancelled()
         for job in self._waiting.take(self.cache.departures, idle=not (self._decodes or self._prompts.running)):
             self._guard(job, partial(self._admit, job))
-        self._decoding.step(paced=not self._prompts.running)
+        self._decoding.step(paced=not (self._prompts.running or self._embeddings.running))
         self._beams.step()
         if self._prompts.running:
             self._prompts.step(decoding=self._decodes)
+        if self._embeddings.running and not (self._decodes and self._prompts.running):
+            self._embeddings.step(beside=self._decodes or bool(self._prompts.running))
         self.cache.account()
         self.counters.publish(self.cache)
 
@@ -136,7 +145,9 @@ class Scheduler:
         self._beams.fail_all(error)
         for prefill in list(self._prompts.running):
             self._prompts.end(prefill, error)
+        self._embeddings.fail_all(error)
         for job in self._waiting:
+            self._ledger.leave(job, "error")
             job.fail(error)
         self._waiting.clear()
         self._queries.clear()
@@ -163,9 +174,11 @@ class Scheduler:
         self._beams.drop_cancelled()
         for prefill in [p for p in self._prompts.running if gone(p.job)]:
             self._prompts.end(prefill, None)
+        self._embeddings.drop_cancelled()
         for job in [j for j in self._waiting if gone(j)]:
             self._waiting.remove(job)
             self._forget(job)
+            self._ledger.leave(job, "cancelled")
             if isinstance(job, StayingJob):
                 job.leave()
 
@@ -175,6 +188,8 @@ class Scheduler:
             act()
         except BaseException as error:  # noqa: BLE001  # the border: the caller gets it (a native panic is no Exception)
             self._forget(job)
+            self._ledger.leave(job, "error")
+            self.counters.publish(self.cache)  # before the answer, so that who has it sees the numbers
             job.fail(typed(error))
             return False
         return True
@@ -183,9 +198,17 @@ class Scheduler:
         if isinstance(job, QueryJob) and self._queries.get(job.key) is job:
             del self._queries[job.key]
 
+    def _park(self, job: Job) -> None:
+        self._ledger.park(job)
+        self._waiting.park(job)
+
     def _admit(self, job: Job) -> None:
         if isinstance(job, CallJob):
             settle(job.future, job.call())
+            return
+        self._ledger.place(job)
+        if isinstance(job, EmbedJob):
+            self._embeddings.admit(job)
             return
         self.cache.check_room(job.least_tokens)
         first_wanted = len(job.ids) - 1
@@ -222,7 +245,7 @@ class Scheduler:
         if isinstance(prefill.job, BeamJob):
             self._beams.start(prefill, last)
             return
-        jobs = _continuations(prefill.job)
+        jobs = self._continuations(prefill.job)
         places = [prefill]
         try:
             streams = [self._stream(job) for job in jobs]
@@ -236,6 +259,16 @@ class Scheduler:
             self._decoding.start(list(zip(streams, places, strict=True)), last, guesses)
         else:
             self.cache.leave(prefill)
+
+    def _continuations(self, job: Job) -> Sequence[GenerateJob]:
+        """What begins where the job's path ends; what of it was dropped meanwhile ends here."""
+        if isinstance(job, GenerateJob):
+            return [job]
+        assert isinstance(job, FanJob)
+        for dropped in (one for one in job.jobs if one.cancelled):
+            self._ledger.leave(dropped, "cancelled")
+            dropped.leave()
+        return [one for one in job.jobs if not one.cancelled]
 
     def _stream(self, job: GenerateJob) -> Stream:
         eos = self._eos if job.eos is None else job.eos
@@ -252,13 +285,3 @@ class Scheduler:
             guesses = PromptLookup(speculative.prompt_lookup_max, speculative.prompt_lookup_min)
         guesses.extend(job.ids.tolist())
         return guesses
-
-
-def _continuations(job: Job) -> Sequence[GenerateJob]:
-    """What begins where the job's path ends; what of it was dropped meanwhile ends here."""
-    if isinstance(job, GenerateJob):
-        return [job]
-    assert isinstance(job, FanJob)
-    for dropped in (one for one in job.jobs if one.cancelled):
-        dropped.leave()
-    return [one for one in job.jobs if not one.cancelled]

@@ -60,7 +60,7 @@ class Prefill:
 
     def tell(self) -> None:
         """Says how far it is."""
-        self.job.on_progress(PromptProgress(self.at, self.total, self.reused, self.computed))
+        self.job.on_progress(PromptProgress(self.at, self.total, self.reused, self.computed, self.job.number))
 
     def go_back(self, slot: int, at: int) -> None:
         """Stands at an earlier place of the path: what lies between is pushed or found again."""

@@ -43,6 +43,7 @@ class Prompts:
         forget: No other query joins the job any more.
         start: The prompt of a job that goes on from it is in place, and the distribution after it ``(vocab,)``.
         park: The job must wait until somebody has left.
+        others_give_way: Frees what less urgent work of another kind holds; False: there is none.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class Prompts:
         forget: Callable[[Job], None],
         start: Callable[[Prefill, Float32], None],
         park: Callable[[Job], None],
+        others_give_way: Callable[[], bool],
     ) -> None:
         self._options = options
         self._cache = cache
@@ -65,6 +67,7 @@ class Prompts:
         self._forget = forget
         self._start = start
         self._park = park
+        self._others_give_way = others_give_way
         self._speed = 400.0  # tokens per second, measured as we go
         self._round = 0
         self.running: list[Prefill] = []
@@ -106,16 +109,18 @@ class Prompts:
             batch.workspace.rollback(batch.base)
             for prefill in group:
                 prefill.undo()
-            if isinstance(error, NoRoomError) and self.make_way(group):
+            if isinstance(error, NoRoomError) and (self._others_give_way() or self.make_way(group)):
                 rest = [prefill for prefill in group if prefill in self.running]
                 return self._push(rest, quota) if rest else quota
             bisect(group, error, lambda part: self._push(part, quota), self.end)
             return quota
         pushed = len(batch.tokens)
+        seconds = time.monotonic() - started
         if pushed >= MIN_CHUNK // 2:
-            self._speed += 0.5 * (pushed / max(time.monotonic() - started, 1e-6) - self._speed)
+            self._speed += 0.5 * (pushed / max(seconds, 1e-6) - self._speed)
+        self._counters.prefill_seconds += seconds
+        self._counters.tokens_prefilled += pushed
         self._counters.tokens_computed += pushed
-        self._counters.forward_calls += pushed > 0
         self._counters.publish(self._cache)  # before the answers, so that who sees one sees its numbers
         moved = [prefill for prefill in group if prefill.at > prefill.mark_at]
         for prefill in moved:
@@ -192,6 +197,8 @@ class Prompts:
         """The job ends here: with the error, or because nobody waits."""
         self._forget(prefill.job)
         self._drop(prefill)
+        how = "cancelled" if error is None else "error"
+        self._finish.ledger.leave(prefill.job, how, reused=prefill.reused, computed=prefill.computed)
         if error is not None:
             prefill.job.fail(error)
         elif isinstance(prefill.job, StayingJob):

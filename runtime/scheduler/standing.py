@@ -30,5 +30,4 @@ def bring_back(cache: Cache, counters: Counters, prefill: Prefill, path: Int32) 
         workspace.rollback(base)  # what was loaded before stands in the pack as well
         raise
     counters.tokens_computed += len(missing)
-    counters.forward_calls += bool(missing)
     return slot

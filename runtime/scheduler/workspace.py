@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from runtime.backends.base import ROOT, Backend, Payload
+from runtime.backends.tree import count_chains
 from runtime.errors import MemoryBudgetError
 from runtime.records import Int32
 from runtime.trie import Lease, Namespace
@@ -29,6 +30,9 @@ class Memory(Protocol):
 
         Slots that nobody needs may go: all but the paths to `standing` and to where live jobs stand.
         """
+
+    def lend(self, size: int) -> int:
+        """Up to `size` bytes for the moment of a copy: what nobody uses gives way; fewer where that is not enough."""
 
     def give_way(self) -> None:
         """The device itself is full: what nobody uses goes."""
@@ -180,18 +184,34 @@ class Workspace:
         """
         self._settle()
         base, above = self._computed, [p for p in parents if p < self._computed]
-        states = chains(np.array(parents, np.int64) - base) if self.recurrent else 0
+        states = count_chains(np.array(parents, np.int64) - base) if self.recurrent else 0
         self._memory.grow(self, len(tokens), states=states, standing=above)
         held = self.held
         own = parents if self._where is None else [self._own(p) for p in parents]
         arrays = np.array(tokens, np.int64), np.array(own, np.int64), np.array(want, np.int64)
+        self._borrow(arrays[1], states)
         logits = self._twice(lambda: self._backend.forward(self.pack, *arrays)[1])
-        self._computed += len(tokens)
-        if self._where is not None:
-            self._where.extend(range(held, held + len(tokens)))
-        if self.recurrent:
-            self.weigh()
+        self._filled(held, len(tokens))
         return logits
+
+    def extend_hidden(self, tokens: Int32, slot: int) -> tuple[npt.NDArray[np.float32], int]:
+        """Appends to a pack that is one chain and ends at `slot`: hidden states ``(n, hidden) float32``, and its new end.
+
+        Raises:
+            MemoryBudgetError: As `forward`; the pack is as it was.
+        """
+        base, end = self.size, slot
+        try:
+            for token in tokens.tolist():
+                end = self._register(end, token)
+            self._memory.grow(self, len(tokens), states=int(self.recurrent), standing=[] if slot == ROOT else [slot])
+            held = self.held
+            hidden = self._twice(lambda: self._backend.extend_hidden(self.pack, tokens.astype(np.int64)))
+        except BaseException:
+            self.rollback(base)
+            raise
+        self._filled(held, len(tokens))
+        return hidden, end
 
     def begin(self, tokens: Sequence[int], parents: Sequence[int]) -> None:
         """`forward` with all rows wanted, in two halves: `collect` waits for the logits.
@@ -204,6 +224,7 @@ class Workspace:
         self._memory.grow(self, len(tokens), states=0, standing=[p for p in parents if p < self._computed])
         own = parents if self._where is None else [self._own(p) for p in parents]
         arrays = np.array(tokens, np.int64), np.array(own, np.int64), np.arange(len(tokens))
+        self._borrow(arrays[1], 0)
         self._begun = Begun(self._computed, len(tokens), self._backend.begin(self.pack, *arrays)[1])
 
     def collect(self) -> npt.NDArray[np.float32] | None:
@@ -276,6 +297,14 @@ class Workspace:
         self._forget_trail()
         self._computed, self._where, self.nbytes = 0, None, 0
 
+    def _filled(self, held: int, count: int) -> None:
+        """After a forward over `count` reserved slots, before which the pack held `held`."""
+        self._computed += count
+        if self._where is not None:
+            self._where.extend(range(held, held + count))
+        if self.recurrent:
+            self.weigh()
+
     def _settle(self) -> None:
         """Waits for what was begun: from here on its slots stand in the pack, or are gone."""
         begun = self._begun
@@ -287,10 +316,13 @@ class Workspace:
         except BaseException:  # noqa: BLE001  # pushed again, and bisected, by whoever wants it
             self.rollback(begun.base)
             return
-        held = self.held - begun.count
-        self._computed += begun.count
-        if self._where is not None:
-            self._where.extend(range(held, held + begun.count))
+        self._filled(self.held - begun.count, begun.count)
+
+    def _borrow(self, own: Slots, states: int) -> None:
+        """Memory for the copies of chains that go side by side, beside that for the states that will be kept."""
+        if copies := self._backend.copy_cost(self.pack, own):
+            kept = states * self._backend.state_bytes
+            self._backend.lent = max(self._memory.lend(copies + kept) - kept, 0)
 
     def _forget(self, size: int) -> None:
         for slot in range(size, len(self._parents)):
@@ -325,13 +357,3 @@ class Workspace:
         self._parents.append(slot)
         self._tokens.append(token)
         return fresh
-
-
-def chains(parents: Slots) -> int:
-    """Into how many chains a recurrent backend cuts a call, by parents relative to its first token (outside: negative).
-
-    A token starts one unless it is the only child of a token of the call. Each ends with a state.
-    """
-    inside = parents[parents >= 0]
-    children = np.bincount(inside, minlength=1)
-    return int(len(parents) - np.count_nonzero(children[inside] == 1))

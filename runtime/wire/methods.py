@@ -13,6 +13,7 @@ import msgspec
 
 from runtime.language_model import PrefixMatch
 from runtime.options import GenerationOptions
+from runtime.pooling import Pooling
 from runtime.wire.arrays import Array, pack_array, pack_run, unpack_array, unpack_run
 from runtime.wire.branching import BeamGenerate, ContinueMany, GenerateMany, WireHypothesis, pack_hypotheses, unpack_hypotheses
 from runtime.wire.messages import encode
@@ -96,6 +97,13 @@ class Budget(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     budget_bytes: int
 
 
+class Embed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Arguments of `embed`."""
+
+    texts: list[str]
+    pooling: Pooling
+
+
 @dataclass(frozen=True, slots=True)
 class Answer:
     """How a method's answer crosses: its wire type, and the way there and back."""
@@ -173,5 +181,6 @@ METHODS: dict[str, Method] = {
     "clear_cache_async": Method(Nothing, NOTHING),
     "clear_kv_cache_async": Method(Nothing, NOTHING),
     "reset_async_queries_async": Method(Nothing, NOTHING),
+    "embed": Method(Embed, ARRAY, progresses=True),
     "set_kv_budget_async": Method(Budget, NOTHING),
 }

@@ -14,11 +14,12 @@ import numpy as np
 
 from runtime.backends import facts
 from runtime.backends.base import Cost
+from runtime.backends.buckets import Bucket
 from runtime.backends.mlx import payload as payloads
-from runtime.backends.mlx.cache import Arrays, MlxPack, Shape, make_caches
+from runtime.backends.mlx.cache import Arrays, MlxPack, Shape, Window, make_caches
 from runtime.backends.mlx.codec import codec_of
 from runtime.backends.mlx.corrections import PROVEN, SelectRows, hidden_window
-from runtime.backends.mlx.loading import LoadedModel, flat_parameters, load_model
+from runtime.backends.mlx.loading import LoadedModel, check_fits, flat_parameters, load_model
 from runtime.backends.mlx.payload import MlxPayload, Stored
 from runtime.backends.packed import Float32, PackedBackend, State, Step, as_ids, chain_parents
 from runtime.backends.selftest import kv_warning, self_test
@@ -40,8 +41,9 @@ def load(source: ModelFolder | tuple[Any, Any], options: LoadOptions) -> MlxBack
         options: How; `device`, `dtype`, `context_length`, `kv_dtype` and `kv_cache_bytes` are honoured here.
 
     Raises:
-        UnsupportedFeatureError: `attention="eager"`: MLX has one kernel.
+        UnsupportedFeatureError: `attention="eager"`: MLX has one kernel. `offload="disk"`: its arrays live in memory.
     """
+    check_fits(source, options)
     if options.attention == "eager":
         raise UnsupportedFeatureError("attention='eager' is not something MLX has; leave it on auto")
     loaded = load_model(source, options)
@@ -129,6 +131,28 @@ class MlxBackend(PackedBackend[MlxPack]):
             return arrays[0]
         return np.concatenate(arrays) if arrays else np.empty((0, self._vocabulary), np.float32)
 
+    def push_rows(self, pack: MlxPack, bucket: Bucket) -> tuple[Float32, Sequence[State | None]]:
+        rows, width = bucket.tokens.shape
+        with _memory():
+            pack.begin_rows(bucket)
+            if self.recurrent:
+                pack.put_states(bucket.states or [None])
+            self.forwards += 1
+            columns = bucket.columns
+            chosen = bool(self._select) and len(columns) < width
+            self._select.rows = mx.array(columns.astype(np.int32)) if chosen else None
+            out = self._model(mx.array(bucket.tokens.astype(np.int32)), cache=pack.caches)  # (rows, columns, vocab)
+            logits, wanted = out.flatten(0, 1).astype(mx.float32), bucket.wanted(chosen=chosen)
+            if wanted is not None:
+                logits = logits[mx.array(wanted.astype(np.int32))]
+            states: Sequence[Arrays | None] = [None] * rows
+            if self.recurrent:
+                states = pack.get_states(rows)
+                pack.put_states([None])
+            answer = [logits] if len(bucket.want) else []
+            mx.eval(answer, pack.arrays(), [a for state in states for a in state or () if a is not None])
+            return self._fetched(pack, answer), states
+
     def take_cost(self, pack: MlxPack, slots: Int64) -> Cost:
         """Rows that are converted or coded are there before they are stacked, all of them."""
         cost = super().take_cost(pack, slots)
@@ -194,6 +218,13 @@ class MlxBackend(PackedBackend[MlxPack]):
             out = self._model(mx.array(as_ids(ids).astype(np.int32))[None], cache=caches)
             return np.array(out[0, -1].astype(mx.float32))
 
+    def hidden_states(self, tokens: Int64) -> Float32:
+        with _memory():
+            caches = None if self._window is None else [Window(self._window) for _ in self._model.layers]
+            self.forwards += 1
+            hidden = self._select.hidden(mx.array(tokens.astype(np.int32)), caches)  # (rows, length, hidden)
+            return np.array(hidden.astype(mx.float32))
+
     def unload(self) -> None:
         self._loaded.limits.reset()
         del self._model, self._loaded, self._select
@@ -218,19 +249,21 @@ class MlxBackend(PackedBackend[MlxPack]):
         """
         pack.begin(step, rows=rows)
         if self.recurrent:
-            pack.put_state(step.state)
+            pack.put_states([step.state])
         want = None if len(step.want) == len(step.tokens) else mx.array(step.want.astype(np.int32))
         chosen = want is not None and bool(self._select) and not rows
         self._select.rows = want if chosen else None
+        self.forwards += 1
         tokens = mx.array(step.tokens.astype(np.int32))
-        out = self._model(tokens[:, None] if rows else tokens[None], cache=pack.caches)
+        call = self._select.hidden if step.hidden else self._model
+        out = call(tokens[:, None] if rows else tokens[None], cache=pack.caches)
         out = out[:, 0] if rows else out[0]  # (n or wanted, vocab)
         if want is not None and not chosen:
             out = out[want]
         state: Arrays | None = None
         if self.recurrent:
-            state = pack.get_state()
-            pack.put_state(None)
+            (state,) = pack.get_states(1)
+            pack.put_states([None])
         return ([out.astype(mx.float32)] if len(step.want) else []), state
 
     def _learn(self, pack: MlxPack) -> None:

@@ -64,7 +64,8 @@ def test_the_prefix_is_computed_once_and_a_step_is_one_forward(model: LocalModel
     assert len({tuple(ids(records)) for records in said.values()}) > 4  # which are not the same
     shared = sum(len({tuple(ids(r)[:m]) for r in said.values()}) for m in range(1, 7))  # of what is said twice, one is computed
     assert after.tokens_computed - before.tokens_computed == len(PREFIX) + shared <= len(PREFIX) + 8 * 6
-    assert after.forward_calls - before.forward_calls == 1 + 6
+    if "recurrent" not in model.info.attention_kinds:  # whose calls may be cut inside
+        assert after.forward_calls - before.forward_calls == 1 + 6
     assert heard[-1] == PromptProgress(len(PREFIX), len(PREFIX), 0, len(PREFIX))
     # and again from the cache: nothing of the prefix
     asyncio.run(branches(model, 8, WARM))

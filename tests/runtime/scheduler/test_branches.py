@@ -248,7 +248,8 @@ def test_prompts_of_a_batch_are_what_they_are_alone(kind: str) -> None:
         for i, (prompt, options) in enumerate(zip(prompts, each, strict=True)):
             ids = model.tokenize(prompt) if isinstance(prompt, str) else prompt
             assert said[i] == alone(model, ids, options)
-        assert steps <= 3 + max(len(ids) for ids in said.values())  # short strangers share a forward
+        if kind == "attention":  # a recurrent model's prompts are chains of their own
+            assert steps <= 3 + max(len(ids) for ids in said.values())  # short strangers share a forward
 
 
 def test_more_prompts_than_a_batch_come_one_after_the_other() -> None:
