@@ -41,6 +41,8 @@ if TYPE_CHECKING:
         register_backend,
         unregister_backend,
     )
+    from runtime.beams import BeamOptions, BeamStep, Hypothesis
+    from runtime.branches import Branches
     from runtime.client import EngineClient, EngineLimits, spawn
     from runtime.completion import Completion
     from runtime.grammar.source import Grammar
@@ -76,6 +78,9 @@ __all__ = [
     "AdapterError",
     "AdapterInfo",
     "BackendUnavailableError",
+    "BeamOptions",
+    "BeamStep",
+    "Branches",
     "CacheReport",
     "Completion",
     "ContextOverflowError",
@@ -88,6 +93,7 @@ __all__ = [
     "GenerationOptions",
     "Grammar",
     "GrammarError",
+    "Hypothesis",
     "InvalidRequestError",
     "LanguageModel",
     "Latency",
@@ -165,6 +171,12 @@ _NAMES = {
         "register_backend",
         "unregister_backend",
     ),
+    "runtime.beams": (
+        "BeamOptions",
+        "BeamStep",
+        "Hypothesis",
+    ),
+    "runtime.branches": ("Branches",),
     "runtime.client": (
         "EngineClient",
         "EngineLimits",

@@ -26,6 +26,7 @@ from runtime.adapters.uses import Adapters
 from runtime.completion import Completion
 from runtime.info import CacheReport, Metrics, ModelInfo, OnProgress
 from runtime.members.adapters import AdapterMembers
+from runtime.members.branching import BranchingMembers
 from runtime.members.resolving import ResolvingMembers
 from runtime.members.vectors import VectorMembers
 from runtime.options import GenerationOptions
@@ -47,7 +48,7 @@ class PrefixMatch:
     tier: str
 
 
-class LanguageModel(AdapterMembers, ResolvingMembers, VectorMembers, Protocol):
+class LanguageModel(AdapterMembers, BranchingMembers, ResolvingMembers, VectorMembers, Protocol):
     """A loaded model. See the module's text for what holds for all members.
 
     Raises (any member that takes token ids):

@@ -13,6 +13,7 @@ from app.bench.parts.counts import branches, chat, particles
 from app.bench.parts.decode import decode
 from app.bench.parts.grammar import grammar
 from app.bench.parts.latency import latency
+from app.bench.parts.many import many
 from app.bench.parts.overhead import overhead
 from app.bench.parts.rows import rows
 from app.bench.parts.sampler import sampler
@@ -61,6 +62,7 @@ PARTS = (
     Part("overhead", "per-token overhead", On.TINY, overhead),
     Part("W6", "score a text", On.ALL, score),
     Part("W7", "chats under a byte budget", On.TINY, budget),
+    Part("many", "branches of one prompt, beams", On.ALL, many),
     Part("W8", "event-loop latency", On.BACKENDS, latency),
     Part("swap", "adapters that take turns: counts", On.BACKENDS, swap),
     Part("sampler", "sampler and records", On.ONCE, sampler),

@@ -169,7 +169,7 @@ class GenerationMembers(TextMembers):
         if grammar is not None and not self._grammars.ready(grammar):
             await asyncio.to_thread(self._grammars.prepare, grammar)
 
-    def _generation(self, ids: Sequence[int], options: GenerationOptions | None) -> GenerateJob:
+    def _generation(self, ids: Sequence[int] | Int32, options: GenerationOptions | None) -> GenerateJob:
         given = (options or GenerationOptions()).check()
         if given.speculative is not None:
             check_speculative(given.speculative, self.info)

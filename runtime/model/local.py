@@ -10,13 +10,13 @@ from typing import Self
 from runtime.info import CacheReport, Metrics
 from runtime.members.resolving import ResolvingMembers
 from runtime.model.adapters import AdapterMembers
-from runtime.model.generation import GenerationMembers
+from runtime.model.branching import BranchingMembers
 from runtime.model.queries import QueryMembers
 from runtime.model.vectors import VectorMembers
 from runtime.options import GenerationOptions, LoadOptions
 
 
-class LocalModel(QueryMembers, GenerationMembers, AdapterMembers, VectorMembers, ResolvingMembers):
+class LocalModel(QueryMembers, BranchingMembers, AdapterMembers, VectorMembers, ResolvingMembers):
     """A model loaded in this process, made by `load`. Every member is described by `LanguageModel`."""
 
     @property

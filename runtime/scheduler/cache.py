@@ -6,6 +6,7 @@ import heapq
 import logging
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -124,6 +125,24 @@ class Cache:
         self._room.live.add(prefill)
         self._room.hint(workspace, len(job.ids) - depth)
         return prefill
+
+    def join(self, prefill: Prefill, job: Job) -> Prefill:
+        """One more that stands where `prefill` does, on the same slot of the same workspace: nothing is copied."""
+        lease = self.trie.lookup(job.spans(job.ids))
+        prefill.workspace.users += 1
+        joined = replace(
+            prefill,
+            job=job,
+            lease=lease,
+            first_wanted=prefill.at,
+            last_only=True,
+            reused=prefill.at,
+            computed=0,
+            chunk=None,
+            rows=[],
+        )
+        self._room.live.add(joined)
+        return joined
 
     def place_apart(self, job: Job) -> Prefill:
         """An empty pack for a path that leaves nothing behind: nobody joins it, and `leave` frees it."""

@@ -7,7 +7,7 @@ made, and sent, while it runs.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -23,6 +23,7 @@ from runtime.scheduler.logits import Distributions, normalise
 from runtime.scheduler.prefill import Prefill
 from runtime.scheduler.room import NoRoomError
 from runtime.scheduler.rows import Drawn, Guesses, Row, draw, draw_along
+from runtime.scheduler.standing import bring_back
 from runtime.scheduler.stream import Stream
 from runtime.scheduler.workspace import Workspace
 
@@ -75,28 +76,40 @@ class Decoding:
         self._ahead: dict[Workspace, tuple[Share, int]] = {}  # begun forwards, each with the number of its first slot
         self.rows: list[Row] = []
 
-    def start(self, stream: Stream, prefill: Prefill, last: Float32, guesses: Guesses | None = None) -> None:
-        """A prompt is in place: the first token comes from the distribution after it ``(vocab,)``.
+    def start(self, begun: Sequence[tuple[Stream, Prefill]], last: Float32, guesses: Guesses | None = None) -> None:
+        """A prompt is in place: the first token of each of its streams comes from the distribution after it ``(vocab,)``.
+
+        Args:
+            begun: The streams, each with its place; the first one's knows what the prompt cost.
+            last: The distribution.
+            guesses: Of the first stream's text, where it is the only one.
 
         Raises:
-            BaseException: It could not be started; nothing of it stays.
+            BaseException: They could not be started; nothing of them stays.
         """
-        row: Row | None = None
+        rows: list[Row] = []
+        prefill, submitted = begun[0][1], begun[0][0].job.submitted
         try:
-            row = Row(stream, prefill, guesses=guesses)
-            self.rows.append(row)
+            rows = [Row(stream, place) for stream, place in begun]
+            rows[0].guesses = guesses
+            self.rows += rows
             self._counters.last_reused, self._counters.last_computed = prefill.reused, prefill.computed
-            self._counters.first_token_seconds = time.monotonic() - stream.job.submitted
+            self._counters.first_token_seconds = time.monotonic() - submitted
             self._counters.publish(self._cache)  # before the first token, so that who sees it sees what the prompt cost
-            self._finish.ledger.prompted(stream.job)
-            self._settle([draw([row], Distributions.known(last, prefill.shift), [0])])
-            stream.deliver()
-        except BaseException:  # the job is told by the caller
-            if row is None or row in self.rows:
-                self.rows = [other for other in self.rows if other is not row]
-                if guesses is not None:
-                    guesses.close()
-                self._cache.leave(prefill)
+            for row in rows:
+                self._finish.ledger.prompted(row.job)
+            self._settle([draw(rows, Distributions.known(last, prefill.shift), [0] * len(rows))])
+            with together():
+                for row in rows:
+                    row.stream.deliver()
+        except BaseException:  # the jobs are told by the caller
+            ended = [row.prefill for row in rows if row not in self.rows]
+            self.rows = [row for row in self.rows if row not in rows]
+            if guesses is not None and prefill not in ended:
+                guesses.close()
+            for _, place in begun:
+                if place not in ended:
+                    self._cache.leave(place)
             raise
 
     def end(self, row: Row, error: BaseException | None) -> None:
@@ -247,23 +260,11 @@ class Decoding:
         Returns:
             Its new slot; None when it could not be brought back and has ended.
         """
-        workspace, path = row.workspace, row.path
-        base: int | None = None
         try:
-            slot, at = self._cache.regain(row.prefill, path)
-            base, missing, parents = workspace.size, self._cache.tagged(row.job, path)[at:].tolist(), []
-            for token in missing:
-                parents.append(slot)
-                slot = workspace.append(slot, token)
-            if missing:
-                workspace.forward(missing, parents, [])
+            return bring_back(self._cache, self._counters, row.prefill, row.path)
         except BaseException as error:  # noqa: BLE001  # the border: this generation alone fails
-            if base is not None:  # what was loaded before stands in the pack as well
-                workspace.rollback(base)
             self.end(row, typed(error))
             return None
-        self._counters.tokens_computed += len(missing)
-        return slot
 
     # ---- after the draw ---------------------------------------------------------------------------------------------
 

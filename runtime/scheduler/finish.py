@@ -10,6 +10,7 @@ import numpy as np
 
 from runtime.info import PromptProgress
 from runtime.records import Float32, Int32, Scores
+from runtime.scheduler.branching import FanJob
 from runtime.scheduler.cache import Cache, fill_gaps
 from runtime.scheduler.counters import Counters
 from runtime.scheduler.jobs import Job, QueryJob, ScoreJob, settle
@@ -24,7 +25,7 @@ log = logging.getLogger(__name__)
 
 def gone(job: Job) -> bool:
     """Whether nobody waits for the job any more."""
-    return job.abandoned if isinstance(job, QueryJob) else job.cancelled
+    return job.abandoned if isinstance(job, QueryJob | FanJob) else job.cancelled
 
 
 class Finisher:

@@ -60,6 +60,11 @@ class Job:
         raise NotImplementedError
 
     @property
+    def least_tokens(self) -> int:
+        """Tokens for which there must be room, whoever gives way."""
+        return len(self.ids)
+
+    @property
     def key(self) -> tuple[Namespace, bytes]:
         """The full path: what two equal queries share."""
         return (self.before, self.namespace) if self.before else self.namespace, self.ids.tobytes()
@@ -201,7 +206,16 @@ class ScoreJob(Job):
 
 
 @dataclass(slots=True, eq=False)
-class GenerateJob(Job):
+class StayingJob(Job):
+    """A job that keeps its place when its path is there, and goes on from it."""
+
+    def leave(self) -> None:
+        """Nobody waits: it has ended without an error."""
+        raise NotImplementedError
+
+
+@dataclass(slots=True, eq=False)
+class GenerateJob(StayingJob):
     """A continuation of the path, token by token. The callbacks run on the owner thread and must not block."""
 
     options: GenerationOptions = field(default_factory=GenerationOptions)
@@ -214,6 +228,10 @@ class GenerateJob(Job):
     def fail(self, error: BaseException) -> None:
         """The stream ends with the error; what was sent stays."""
         self.on_end(error)
+
+    def leave(self) -> None:
+        """The stream ends."""
+        self.on_end(None)
 
 
 @dataclass(slots=True, eq=False)

@@ -9,9 +9,11 @@ from __future__ import annotations
 import time
 from bisect import bisect_left, insort
 from collections import deque
+from collections.abc import Sequence
 
+from runtime.scheduler.branching import FanJob
 from runtime.scheduler.counters import Counters
-from runtime.scheduler.jobs import CallJob, GenerateJob, Job, QueryJob, ScoreJob
+from runtime.scheduler.jobs import CallJob, GenerateJob, Job, QueryJob, ScoreJob, StayingJob
 from runtime.timings import Latency, RequestTimings
 
 RECENT = 32  # requests whose timings are kept
@@ -27,7 +29,11 @@ class Ledger:
         self._queue, self._first, self._token = Window(), Window(), Window()
 
     def enter(self, job: Job) -> None:
-        """A request has arrived."""
+        """A request has arrived; branches of one point are requests of their own."""
+        if isinstance(job, FanJob):
+            for branch in job.jobs:
+                self.enter(branch)
+            return
         if isinstance(job, QueryJob | CallJob):
             return
         self._counters.requests_started += 1
@@ -37,12 +43,16 @@ class Ledger:
 
     def place(self, job: Job) -> None:
         """It is begun."""
+        for branch in _branches(job):
+            self.place(branch)
         if job.number and not job.placed:
             job.placed = time.monotonic()
             self._counters.requests_waiting -= 1
 
     def park(self, job: Job) -> None:
         """It waits again, for others to leave."""
+        for branch in _branches(job):
+            self.park(branch)
         if job.number and job.placed:
             job.placed = job.prompted = 0.0
             self._counters.requests_waiting += 1
@@ -74,6 +84,8 @@ class Ledger:
             computed: Prompt tokens pushed.
             first: Monotonic seconds of the first token; 0: there was none.
         """
+        for branch in _branches(job):
+            self.leave(branch, finish, prompt=prompt, generated=generated, reused=reused, computed=computed, first=first)
         if job.number <= 0:  # no request, or it has left before
             return
         counters, now = self._counters, time.monotonic()
@@ -86,7 +98,7 @@ class Ledger:
         placed = job.placed or now
         timings = RequestTimings(
             request=job.number,
-            kind="generate" if isinstance(job, GenerateJob) else "score" if isinstance(job, ScoreJob) else "embed",
+            kind="generate" if isinstance(job, StayingJob) else "score" if isinstance(job, ScoreJob) else "embed",
             finish=finish,
             prompt_tokens=len(job.ids) if prompt is None else prompt,
             generated_tokens=generated,
@@ -123,3 +135,7 @@ class Window:
         insort(self._sorted, value)
         n = len(self._sorted)
         return Latency(sum(self._sorted) / n, self._sorted[(n - 1) // 2], self._sorted[-(-95 * n // 100) - 1])
+
+
+def _branches(job: Job) -> Sequence[GenerateJob]:
+    return job.jobs if isinstance(job, FanJob) else ()

@@ -14,13 +14,15 @@ from functools import partial
 from runtime.backends.base import Backend
 from runtime.options import LoadOptions
 from runtime.records import Float32
+from runtime.scheduler.beams import Beams
+from runtime.scheduler.branching import BeamJob, FanJob
 from runtime.scheduler.cache import Cache
 from runtime.scheduler.counters import Counters
 from runtime.scheduler.decoding import Decoding
 from runtime.scheduler.embedding import Embeddings, EmbedJob
 from runtime.scheduler.faults import typed
 from runtime.scheduler.finish import Finisher, gone
-from runtime.scheduler.jobs import CallJob, GenerateJob, Job, QueryJob, ScoreJob, settle
+from runtime.scheduler.jobs import CallJob, GenerateJob, Job, QueryJob, ScoreJob, StayingJob, settle
 from runtime.scheduler.ledger import Ledger
 from runtime.scheduler.prefill import Prefill
 from runtime.scheduler.prompts import Prompts
@@ -74,7 +76,7 @@ class Scheduler:
             self._finish,
             guard=self._guard,
             forget=self._forget,
-            start_row=self._start_row,
+            start=self._start,
             park=self._park,
             others_give_way=lambda: self._embeddings.make_way(),
         )
@@ -88,12 +90,26 @@ class Scheduler:
             overlaps=backend.overlaps,
             make_way=lambda: self._embeddings.make_way() or self._prompts.make_way(),
         )
+        self._beams = Beams(
+            self.cache,
+            self.counters,
+            self._ledger,
+            lambda: self._embeddings.make_way() or self._prompts.make_way(),
+            token_bytes=token_bytes,
+            eos=eos,
+            context=self._context,
+            new_decoder=new_decoder,
+        )
         self.steps = 0
 
     @property
     def busy(self) -> bool:
         """Whether a step has anything to do."""
-        return bool(self._waiting or self._prompts.running or self._decoding.rows or self._embeddings.running)
+        return bool(self._waiting or self._prompts.running or self._decodes or self._embeddings.running)
+
+    @property
+    def _decodes(self) -> bool:
+        return bool(self._decoding.rows or self._beams.running)
 
     def submit(self, jobs: Sequence[Job]) -> None:
         """Takes jobs in; a query equal to one in flight joins it."""
@@ -113,13 +129,14 @@ class Scheduler:
         """One round; call while `busy`."""
         self.steps += 1
         self._drop_cancelled()
-        for job in self._waiting.take(self.cache.departures, idle=not (self._decoding.rows or self._prompts.running)):
+        for job in self._waiting.take(self.cache.departures, idle=not (self._decodes or self._prompts.running)):
             self._guard(job, partial(self._admit, job))
         self._decoding.step(paced=not (self._prompts.running or self._embeddings.running))
+        self._beams.step()
         if self._prompts.running:
-            self._prompts.step(decoding=bool(self._decoding.rows))
-        if self._embeddings.running and not (self._decoding.rows and self._prompts.running):
-            self._embeddings.step(beside=bool(self._decoding.rows or self._prompts.running))
+            self._prompts.step(decoding=self._decodes)
+        if self._embeddings.running and not (self._decodes and self._prompts.running):
+            self._embeddings.step(beside=self._decodes or bool(self._prompts.running))
         self.cache.account()
         self.counters.publish(self.cache)
         if self._leaving:
@@ -141,6 +158,7 @@ class Scheduler:
         """Nobody waits for ever: every job in work or waiting gets the error."""
         for row in list(self._decoding.rows):
             self._decoding.end(row, error)
+        self._beams.fail_all(error)
         for prefill in list(self._prompts.running):
             self._prompts.end(prefill, error)
         self._embeddings.fail_all(error)
@@ -172,6 +190,7 @@ class Scheduler:
 
     def _drop_cancelled(self) -> None:
         self._decoding.drop_cancelled()
+        self._beams.drop_cancelled()
         for prefill in [p for p in self._prompts.running if gone(p.job)]:
             self._prompts.end(prefill, None)
         self._embeddings.drop_cancelled()
@@ -179,8 +198,8 @@ class Scheduler:
             self._waiting.remove(job)
             self._forget(job)
             self._ledger.leave(job, "cancelled")
-            if isinstance(job, GenerateJob):
-                job.on_end(None)
+            if isinstance(job, StayingJob):
+                job.leave()
 
     def _guard(self, job: Job, act: Callable[[], None]) -> bool:
         """A job that fails takes nobody with it."""
@@ -210,7 +229,7 @@ class Scheduler:
         if isinstance(job, EmbedJob):
             self._embeddings.admit(job)
             return
-        self.cache.check_room(len(job.ids))
+        self.cache.check_room(job.least_tokens)
         first_wanted = len(job.ids) - 1
         if isinstance(job, ScoreJob):
             first_wanted = self._finish.first_unscored(job) - 1
@@ -231,7 +250,7 @@ class Scheduler:
             prefill.shift = shift
             if prefill.at == len(job.ids):  # the KV is there as well: nothing to push
                 prefill.tell()
-                self._start_row(prefill, vector)
+                self._start(prefill, vector)
                 return
             self.cache.leave(prefill)
         prefill = self.cache.place(job, max(first_wanted, 0))
@@ -240,18 +259,41 @@ class Scheduler:
         if isinstance(job, ScoreJob):  # what is held but must be pushed again, for want of scores
             self.counters.tokens_rescored += max(self.cache.match(job) - prefill.at, 0)
 
-    def _start_row(self, prefill: Prefill, last: Float32) -> None:
-        """A prompt is in place: the first token comes from the distribution after it ``(vocab,)``."""
-        job = prefill.job
-        assert isinstance(job, GenerateJob)
-        eos = self._eos if job.eos is None else job.eos
+    # ---- (b) one token for every generation -----------------------------------------------------------------------
+
+    def _start(self, prefill: Prefill, last: Float32) -> None:
+        """A prompt is in place: what goes on from it begins, with the distribution after it ``(vocab,)``."""
+        if isinstance(prefill.job, BeamJob):
+            self._beams.start(prefill, last)
+            return
+        jobs = self._continuations(prefill.job)
+        places = [prefill]
         try:
-            stream = Stream(job, self._token_bytes, eos, self._context, self._new_decoder())
-            guesses = self._guesses(job)
-        except BaseException:  # the job is told by the caller
-            self.cache.leave(prefill)
+            streams = [self._stream(job) for job in jobs]
+            guesses = self._guesses(jobs[0]) if len(jobs) == 1 else None  # branches share their forwards instead
+            places += [self.cache.join(prefill, job) for job in jobs[1:]]
+        except BaseException:  # the jobs are told by the caller
+            for place in places:
+                self.cache.leave(place)
             raise
-        self._decoding.start(stream, prefill, last, guesses)
+        if streams:
+            self._decoding.start(list(zip(streams, places, strict=True)), last, guesses)
+        else:
+            self.cache.leave(prefill)
+
+    def _continuations(self, job: Job) -> Sequence[GenerateJob]:
+        """What begins where the job's path ends; what of it was dropped meanwhile ends here."""
+        if isinstance(job, GenerateJob):
+            return [job]
+        assert isinstance(job, FanJob)
+        for dropped in (one for one in job.jobs if one.cancelled):
+            self._ledger.leave(dropped, "cancelled")
+            dropped.leave()
+        return [one for one in job.jobs if not one.cancelled]
+
+    def _stream(self, job: GenerateJob) -> Stream:
+        eos = self._eos if job.eos is None else job.eos
+        return Stream(job, self._token_bytes, eos, self._context, self._new_decoder())
 
     def _guesses(self, job: GenerateJob) -> Guesses | None:
         speculative = job.options.speculative

@@ -14,7 +14,7 @@ from runtime.scheduler.cache import Cache
 from runtime.scheduler.counters import Counters
 from runtime.scheduler.faults import bisect
 from runtime.scheduler.finish import Finisher
-from runtime.scheduler.jobs import GenerateJob, Job
+from runtime.scheduler.jobs import Job, StayingJob
 from runtime.scheduler.prefill import Batch, Prefill
 from runtime.scheduler.room import NoRoomError
 
@@ -41,7 +41,7 @@ class Prompts:
         finish: Publishes chunks and answers.
         guard: Keeps a failure with its job.
         forget: No other query joins the job any more.
-        start_row: A generation's prompt is in place, and the distribution after it ``(vocab,)``.
+        start: The prompt of a job that goes on from it is in place, and the distribution after it ``(vocab,)``.
         park: The job must wait until somebody has left.
         others_give_way: Frees what less urgent work of another kind holds; False: there is none.
     """
@@ -55,7 +55,7 @@ class Prompts:
         *,
         guard: Guard,
         forget: Callable[[Job], None],
-        start_row: Callable[[Prefill, Float32], None],
+        start: Callable[[Prefill, Float32], None],
         park: Callable[[Job], None],
         others_give_way: Callable[[], bool],
     ) -> None:
@@ -65,7 +65,7 @@ class Prompts:
         self._finish = finish
         self._guard = guard
         self._forget = forget
-        self._start_row = start_row
+        self._start = start
         self._park = park
         self._others_give_way = others_give_way
         self._speed = 400.0  # tokens per second, measured as we go
@@ -131,8 +131,8 @@ class Prompts:
         self._counters.publish(self._cache)  # before the answers, so that who has one sees its numbers
         with together():
             for prefill, last in complete:
-                if isinstance(prefill.job, GenerateJob):
-                    self._guard(prefill.job, partial(self._start_row, prefill, last))
+                if isinstance(prefill.job, StayingJob):
+                    self._guard(prefill.job, partial(self._start, prefill, last))
                 else:
                     self._finish.answer(prefill.job, last)
         return pushed
@@ -180,10 +180,10 @@ class Prompts:
         if not self._guard(prefill.job, take):
             self._drop(prefill)
         elif prefill.done:
-            generates = isinstance(prefill.job, GenerateJob)
-            self._drop(prefill, leave=not generates)
+            stays = isinstance(prefill.job, StayingJob)
+            self._drop(prefill, leave=not stays)
             self._forget(prefill.job)
-            if not generates:  # a generation's are counted at its end
+            if not stays:  # a generation's are counted at its end
                 self._finish.count(prefill)
             return last[0]
         return None
@@ -201,5 +201,5 @@ class Prompts:
         self._finish.ledger.leave(prefill.job, how, reused=prefill.reused, computed=prefill.computed)
         if error is not None:
             prefill.job.fail(error)
-        elif isinstance(prefill.job, GenerateJob):
-            prefill.job.on_end(None)
+        elif isinstance(prefill.job, StayingJob):
+            prefill.job.leave()

@@ -18,6 +18,7 @@ from runtime.pooling import Pooling
 from runtime.records import Finish
 from runtime.wire.adapters import AdapterName, AddAdapter, PushLora
 from runtime.wire.arrays import Array, pack_array, pack_run, unpack_array, unpack_run
+from runtime.wire.branching import BeamGenerate, ContinueMany, GenerateMany, WireHypothesis, pack_hypotheses, unpack_hypotheses
 from runtime.wire.messages import encode
 
 AdapterUses = list[tuple[str, float]] | None  # (name, scale)
@@ -143,6 +144,8 @@ class Method:
     arguments: type[msgspec.Struct]
     answer: Answer
     streams: bool = False  # answers by Chunks of runs and an End
+    branches: bool = False  # and each Chunk says of which branch
+    steps: bool = False  # takes `on_step`, if `watched`: Step messages go ahead of the Result
     progresses: bool = False  # takes `on_progress`: Progress messages go ahead of the first Chunk or the Result
     _decode_arguments: msgspec.msgpack.Decoder[Any] = field(init=False, repr=False, compare=False)
     _decode_answer: msgspec.msgpack.Decoder[Any] = field(init=False, repr=False, compare=False)
@@ -179,6 +182,14 @@ METHODS: dict[str, Method] = {
     "prefix_match_async": Method(Query, Answer(PrefixMatch)),
     "score_run": Method(Score, RUN, progresses=True),
     "generate_runs": Method(Generate, NOTHING, streams=True, progresses=True),
+    "continue_many_runs": Method(ContinueMany, NOTHING, streams=True, branches=True, progresses=True),
+    "generate_many_runs": Method(GenerateMany, NOTHING, streams=True, branches=True),
+    "beam_generate": Method(
+        BeamGenerate,
+        Answer(list[WireHypothesis], pack_hypotheses, unpack_hypotheses),
+        progresses=True,
+        steps=True,
+    ),
     "sample": Method(Sample, Answer(list[int])),
     "batch_sample": Method(SampleBatch, Answer(list[list[int]])),
     "complete": Method(Complete, COMPLETION),

@@ -41,6 +41,8 @@ SMALL = Sizes(
     message_answer=4,
     budget_tokens=300,
     sampler_tokens=2,
+    many_prompt=24,
+    many_tokens=5,
     trie_path=3_000,
     trie_branches=200,
 )
@@ -110,13 +112,24 @@ def test_every_row_has_its_figures_beside_its_bars(report: Report) -> None:
         "adapter swap": [(0.0, False)] * 2,
         "sampler, chat": [(1.5, False)] * 6,
         "sampler, open": [(1.5, False)] * 6,
+        "many tokens": [(1.0, False)] * 2,
+        "many branches": [(1.0, False)],
+        "many beams": [(1.0, False)],
         "trie": [(1.0, False), (50.0, False)],
     }
 
 
 def test_exact_bars_are_met(report: Report) -> None:
     exact = [v for v in report.findings.verdicts if not v.timed and v.row != "W7 budget"]
-    assert {v.row for v in exact} == {"W1 particles", "W2 chat", "W3 branches", "W6 score", "adapter swap", "trie"}
+    assert {v.row for v in exact} == {
+        "W1 particles",
+        "W2 chat",
+        "W3 branches",
+        "W6 score",
+        "many tokens",
+        "adapter swap",
+        "trie",
+    }
     assert [v for v in exact if not v.met] == []
 
 
@@ -189,8 +202,8 @@ def test_quick_runs_count_everywhere_and_time_once_per_backend(cases: list[Case]
         "trie": 0,
         "start": 0,
     }
-    assert meant(quick=True) == {**everywhere, "W5": 2, "overhead": 2, "W6": 2, "W7": 2}
-    assert meant(quick=False) == {**everywhere, "W5": 4, "overhead": 4, "W6": 4, "W7": 4}
+    assert meant(quick=True) == {**everywhere, "W5": 2, "overhead": 2, "W6": 2, "W7": 2, "many": 2}
+    assert meant(quick=False) == {**everywhere, "W5": 4, "overhead": 4, "W6": 4, "W7": 4, "many": 4}
     large = Case("hf", "smollm2", Path(), 10)
     left = {part.name for part in PARTS if part.meant_for(large, [large], quick=False)}
     assert left == {part.name for part in PARTS if part.on in (On.ALL, On.BACKENDS)}

@@ -42,6 +42,7 @@ from runtime.members.resolving import ResolvingMembers
 from runtime.records import Float32
 from tests.runtime.process.fake_adapters import FakeAdapters
 from tests.runtime.process.fake_answers import CONTEXT, EOS, VOCAB, logprobs_of, run_of
+from tests.runtime.process.fake_branching import FakeBranching
 from tests.runtime.process.fake_commands import COMMANDS
 from tests.runtime.process.fake_vectors import FakeVectors
 
@@ -66,7 +67,7 @@ def load(source: str, backend: str = "auto", **options: Any) -> FakeModel:
     return FakeModel(backend, options)
 
 
-class FakeModel(FakeAdapters, FakeVectors, ResolvingMembers):
+class FakeModel(FakeAdapters, FakeBranching, FakeVectors, ResolvingMembers):
     """Satisfies `LanguageModel` in the engine process."""
 
     def __init__(self, backend: str, options: Mapping[str, Any], width: int = len(VOCAB)) -> None:
