@@ -21,6 +21,7 @@ EXAMPLES = """\b
 Examples:
   elsewise ask "Name three colours." --top-k 5
   elsewise ask "Once upon a time" --raw --temperature 1 --seed 7
+  elsewise ask "Invent a person." --schema person.json
   elsewise ask --batch questions.jsonl > answers.jsonl
 """
 
@@ -41,7 +42,7 @@ def ask(settings: Settings, text: str | None, **flags: Unpack[Flags]) -> None:
         raise click.UsageError('TEXT is missing: elsewise ask "Name three colours." (or --batch FILE)')
     if not text.strip():
         raise click.UsageError("TEXT is empty; write a message")
-    printer = Printer(asked.alternatives, asked.as_json, formed=asked.formed)
+    printer = Printer(asked.alternatives, asked.as_json, formed=asked.options.grammar is not None)
     if flags["session"] is not None:
         asyncio.run(ask_saved(settings.data, flags["session"], text, asked, printer.run))
     else:

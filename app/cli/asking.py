@@ -9,8 +9,17 @@ from typing import Any, TypedDict, TypeVar
 
 import click
 
+from app.cli.common import read_text
 from app.cli.settings import Settings
-from runtime import CHAT_FORMATS, GenerationOptions, InvalidRequestError, SamplingOptions, fresh_seed
+from runtime import (
+    CHAT_FORMATS,
+    GenerationOptions,
+    Grammar,
+    GrammarError,
+    InvalidRequestError,
+    SamplingOptions,
+    fresh_seed,
+)
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 TEMPLATES = ("auto", "none", *CHAT_FORMATS)
@@ -28,6 +37,8 @@ class Flags(TypedDict):
     batch: str | None
     max_tokens: int
     stop: tuple[str, ...]
+    schema: str | None
+    regex: str | None
     temperature: float
     sample_top_k: int | None
     top_p: float
@@ -59,6 +70,13 @@ OPTIONS = (
     ),
     click.option("--max-tokens", type=click.IntRange(1), default=128, show_default=True),
     click.option("--stop", multiple=True, help="End before this text; may be given again. Example: --stop . --stop '?'"),
+    click.option(
+        "--schema",
+        metavar="FILE|JSON",
+        help="Answer with JSON that this JSON schema describes. "
+        """Example: --schema '{"type": "object", "properties": {"age": {"type": "integer"}}, "required": ["age"]}'""",
+    ),
+    click.option("--regex", help="Answer with a text that matches. Example: --regex '(yes|no)'"),
     click.option(
         "--temperature", type=float, default=0.8, show_default=True, help="0 takes the likeliest token each time. Example: 0.2"
     ),
@@ -99,16 +117,12 @@ class Asked:
     Attributes:
         model: What to load, on `backend`, with `load` (of `LoadOptions`).
         options: How answers are drawn; the seed is set.
-        seeded: Whether the seed was given.
-        formed: Whether the answer must have a form.
     """
 
     model: str
     backend: str
     load: dict[str, Any]
     options: GenerationOptions
-    seeded: bool
-    formed: bool
     system: str | None
     raw: bool
     alternatives: int
@@ -129,17 +143,20 @@ class Asked:
         recorded = max(flags["alternatives"], 10) if flags["session"] is not None else flags["alternatives"]
         try:
             options = GenerationOptions(
-                max_tokens=flags["max_tokens"], sampling=sampling, stop=flags["stop"], top_k=recorded, seed=seed
+                max_tokens=flags["max_tokens"],
+                sampling=sampling,
+                stop=flags["stop"],
+                top_k=recorded,
+                seed=seed,
+                grammar=grammar_of(_schema(flags["schema"]), flags["regex"]),
             ).check()
-        except InvalidRequestError as fault:
+        except (InvalidRequestError, GrammarError) as fault:
             raise click.UsageError(str(fault)) from fault
         return cls(
             model=flags["model"] or settings.model,
             backend=flags["backend"] or settings.backend,
             load=_format(flags["template"]),
             options=options,
-            seeded=flags["seed"] is not None,
-            formed=False,
             system=flags["system"] or None,
             raw=flags["raw"],
             alternatives=flags["alternatives"],
@@ -151,6 +168,33 @@ class Asked:
         """Of the one answer."""
         assert self.options.seed is not None  # set in `of`
         return self.options.seed
+
+
+def grammar_of(schema: Any, regex: Any) -> Grammar | None:
+    """What an answer must look like; None where nothing is said.
+
+    Args:
+        schema: A JSON schema, as JSON text or as an object.
+        regex: A regular expression.
+
+    Raises:
+        InvalidRequestError: Both are given.
+        GrammarError: llguidance does not take it; its own message says why.
+    """
+    if schema is not None and regex is not None:
+        raise InvalidRequestError("a schema and a regex contradict each other: give one of the two")
+    if schema is not None:
+        return Grammar.json_schema(schema).check()
+    return None if regex is None else Grammar.regex(regex).check()
+
+
+def _schema(given: str | None) -> str | None:
+    """The JSON text itself, or a file's.
+
+    Raises:
+        click.ClickException: The file cannot be read.
+    """
+    return given if given is None or given.lstrip().startswith("{") else read_text(given)
 
 
 def _check_company(flags: Flags) -> None:

@@ -15,7 +15,6 @@ from rich.progress import BarColumn, Progress, TextColumn
 from app.cli.asking import Asked
 from app.cli.common import console, load_model
 from app.cli.lines import Line, read_lines, refuse
-from app.cli.printing import ENDED, FORMED
 from runtime import Finish, LanguageModel, RuntimeFault, ToolCallError, parse_tool_calls
 
 AT_ONCE = 256  # requests handed to the scheduler, which takes as many into one forward as its limits allow
@@ -116,7 +115,7 @@ async def _ids(model: LanguageModel, line: Line) -> list[int]:
 async def _answer(model: LanguageModel, line: Line, ids: list[int], tally: Tally) -> dict[str, Any]:
     """The line's result; an answer that fails does not take the others down."""
     pieces: list[str] = []
-    tokens, finish = 0, None
+    tokens, finish = 0, Finish.NONE
     result: dict[str, Any] = {"id": line.id}
     try:
         async with aclosing(model.generate_runs(ids, line.options)) as runs:
@@ -125,15 +124,15 @@ async def _answer(model: LanguageModel, line: Line, ids: list[int], tally: Tally
                 pieces.extend(text for text, end in zip(run.texts, ends, strict=True) if end != Finish.EOS)
                 tokens += len(run)
                 tally.count(len(run))
-                finish = Finish(ends[-1]).label or finish
+                finish = Finish(ends[-1])
     except RuntimeFault as fault:
         tally.failed += 1
         result["error"] = str(fault)
     text = "".join(pieces)
-    broken = line.formed and finish not in FORMED
-    tally.broken += broken and "error" not in result
-    result |= {"text": text, "tokens": tokens, "finish_reason": finish, "seed": line.options.seed}
-    result["incomplete"] = broken or finish not in ENDED
+    incomplete = finish.incomplete or "error" in result
+    tally.broken += incomplete and line.options.grammar is not None and "error" not in result
+    result |= {"text": text, "tokens": tokens, "finish_reason": finish.label, "seed": line.options.seed}
+    result["incomplete"] = incomplete
     if line.tools:
         result |= _calls(text, line.tools)
     return result

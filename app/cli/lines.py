@@ -10,13 +10,13 @@ from typing import Any
 
 import click
 
-from app.cli.asking import Asked
+from app.cli.asking import Asked, grammar_of
 from app.cli.common import read_text
 from runtime import GenerationOptions, InvalidRequestError, RuntimeFault, SamplingOptions
 
 SAMPLING = {field.name for field in fields(SamplingOptions)}
 DRAWING = {"seed", "max_tokens", "stop", "ignore_eos"}
-KNOWN = {"id", "prompt", "messages", "system", "tools"} | SAMPLING | DRAWING
+KNOWN = {"id", "prompt", "messages", "system", "tools", "schema", "regex"} | SAMPLING | DRAWING
 _SHOWN = 5  # bad lines named at once
 
 
@@ -29,7 +29,6 @@ class Line:
         id: The line's own, or its number.
         messages: A conversation; or a single text in `prompt`.
         options: How it is answered; the seed is set.
-        formed: Whether the answer must have a form.
     """
 
     number: int
@@ -38,7 +37,6 @@ class Line:
     messages: list[dict[str, Any]] | None
     tools: list[dict[str, Any]] | None
     options: GenerationOptions
-    formed: bool
 
 
 def read_lines(file: str, asked: Asked) -> list[Line]:
@@ -102,7 +100,6 @@ def _line(number: int, text: str, asked: Asked, place: int) -> Line:
         messages=None if asked.raw else _messages(given, asked),
         tools=given.get("tools"),
         options=_options(given, asked, place),
-        formed=asked.formed,
     )
 
 
@@ -136,6 +133,8 @@ def _options(given: Mapping[str, Any], asked: Asked, place: int) -> GenerationOp
         drawn["stop"] = (stop,) if isinstance(stop, str) else tuple(stop)
     if "seed" not in drawn:
         drawn["seed"] = (asked.seed + place) % (1 << 64)
+    if "schema" in given or "regex" in given:
+        drawn["grammar"] = grammar_of(given.get("schema"), given.get("regex"))
     sampled: dict[str, Any] = {
         name: tuple(v) if isinstance(v := given[name], list) else v for name in SAMPLING if name in given
     }

@@ -12,9 +12,6 @@ import click
 
 from runtime import Finish, TokenRecord, TokenRun
 
-ENDED = (Finish.EOS.label, Finish.STOP.label, Finish.GRAMMAR.label)
-FORMED = (Finish.EOS.label, Finish.GRAMMAR.label)  # where a schema or regex says when it is over
-
 
 @dataclass(frozen=True, slots=True)
 class Summary:
@@ -22,6 +19,7 @@ class Summary:
 
     tokens: int = 0
     finish: str | None = None
+    incomplete: bool = True
     reused: int | None = None
     computed: int | None = None
     rate: float | None = None
@@ -46,15 +44,15 @@ class Printer:
     @property
     def broken(self) -> bool:
         """Whether the answer lacks the form that was asked for."""
-        return self._formed and self.summary.finish not in FORMED
+        return self._formed and self.summary.incomplete
 
     def run(self, run: TokenRun, decode: Callable[[int], bytes]) -> None:
         """Tokens that arrived."""
         self.vocabulary = decode
         for record in run:
-            self.summary = replace(
-                self.summary, tokens=self.summary.tokens + 1, finish=record.finish_reason or self.summary.finish
-            )
+            self.summary = replace(self.summary, tokens=self.summary.tokens + 1)
+            if record.finish_reason is not None:
+                self.summary = replace(self.summary, finish=record.finish_reason, incomplete=record.incomplete)
             if self._json:
                 click.echo(json.dumps({"type": "token", **self._fields(record)}, ensure_ascii=False))
             elif self._alternatives:
@@ -67,7 +65,7 @@ class Printer:
         summary = self.summary
         if self._json:
             end = {"type": "end", "tokens": summary.tokens, "finish_reason": summary.finish, "seed": seed}
-            end["incomplete"] = self.broken or summary.finish not in ENDED
+            end["incomplete"] = summary.incomplete
             extra = {"reused": summary.reused, "computed": summary.computed, "tokens_per_second": summary.rate}
             click.echo(json.dumps(end | {k: v for k, v in extra.items() if v is not None}))
         else:

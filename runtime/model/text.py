@@ -43,8 +43,8 @@ class TextSide:
     def with_stops(self, options: GenerationOptions) -> GenerationOptions:
         """The options and the texts that end a turn of the format."""
         stops = self.format.stops if self.format else ()
-        if not stops or options.ignore_eos or not options.resolve:
-            return options
+        if not stops or options.ignore_eos or not options.resolve or options.grammar is not None:
+            return options  # a grammar alone says where its answer ends
         return replace(options, stop=tuple(dict.fromkeys((*options.stop, *stops))))
 
     def described(self, info: ModelInfo) -> ModelInfo:

@@ -112,6 +112,25 @@ def test_an_answer_ends_before_a_stop_and_says_whether_it_is_whole(elsewise: Els
     assert lines(elsewise("ask", "hello", *greedy, "--stop", whole[0], "--json").out)[-1]["incomplete"] is False
 
 
+def test_an_answer_has_the_form_that_was_asked_for_or_says_that_it_has_not(elsewise: Elsewise, tmp_path: Path) -> None:
+    schema = '{"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"], "additionalProperties": false}'
+    (tmp_path / "schema.json").write_text(schema)
+    more = ("--seed", "1", "--backend", "fake", "--max-tokens", "200")
+    for given in (schema, str(tmp_path / "schema.json")):
+        done = elsewise("ask", "hello", *more, "--schema", given)
+        assert (done.code, json.loads(done.out)["a"] in (1, 2)) == (0, True)
+    assert elsewise("ask", "hello", *more, "--regex", "(yes|no)").out in ("yes\n", "no\n")
+    cut = elsewise("ask", "hello", *more[:5], "3", "--schema", schema)
+    assert cut.code == 1
+    assert "incomplete: the answer ended (length) after 3 tokens, before it had the form asked for" in cut.err
+    assert "--max-tokens" in cut.err
+    cut = elsewise("ask", "hello", *more[:5], "3", "--schema", schema, "--json")
+    assert (cut.code, lines(cut.out)[-1]["incomplete"]) == (1, True)
+    saved = elsewise("ask", "hello", *more, "--regex", "(yes|no)", "--session", "A")
+    assert (saved.code, saved.out in ("yes\n", "no\n")) == (0, True)
+    assert elsewise("ask", "hello", *more[:5], "1", "--regex", "[xy]{3}", "--session", "A").code == 1
+
+
 def test_the_help_has_an_example_of_each_way_to_ask(elsewise: Elsewise) -> None:
     out = elsewise("ask", "--help").out
     assert 'elsewise ask "Once upon a time" --raw' in out
@@ -149,6 +168,11 @@ def test_the_global_options_choose_the_model_too(elsewise: Elsewise) -> None:
         (("ask", "hi", "--backend", "fake", "--stop", ""), 2, "none of them empty"),
         (("ask", "hi", "--backend", "fake", "--top-p", "0"), 2, "top_p must lie within (0, 1]"),
         (("ask", "hi", "--backend", "fake", "--min-p", "2"), 2, "min_p must lie within [0, 1]"),
+        (("ask", "hi", "--schema", "{}", "--regex", "a"), 2, "contradict each other"),
+        (("ask", "hi", "--schema", '{"type": "nothing"}'), 2, "schema"),
+        (("ask", "hi", "--schema", "{"), 2, "not JSON"),
+        (("ask", "hi", "--schema", "nowhere.json"), 1, "nowhere.json: No such file"),
+        (("ask", "hi", "--regex", "("), 2, "regex"),
         (("ask",), 2, "TEXT is missing"),
         (("asks", "hi"), 2, "No such command 'asks'"),
         (("--nope", "ask", "hi"), 2, "No such option"),

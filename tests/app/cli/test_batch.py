@@ -226,3 +226,47 @@ def test_an_answer_that_fails_does_not_take_the_others_down(
     assert (first["error"], first["incomplete"]) == ("no room for 5", True)
     assert second["tokens"] == 6
     assert '1 of them failed ("error" says why)' in done.err
+
+
+def test_lines_have_forms_of_their_own_and_cut_ones_are_marked(elsewise: Elsewise, file: Path) -> None:
+    schema = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"], "additionalProperties": False}
+    write(
+        file,
+        {"prompt": "a", "schema": schema, "max_tokens": 200},
+        {"prompt": "b", "regex": "[xy]{2}"},
+        {"prompt": "c", "schema": json.dumps(schema), "max_tokens": 3},
+        {"prompt": "d"},
+    )
+    done = elsewise("ask", "--batch", str(file), *FAKE, "--regex", "z{4}")
+    assert done.code == 1
+    first, second, third, fourth = results(done.out)
+    assert json.loads(first["text"])["a"] in (1, 2)
+    assert set(second["text"]) <= {"x", "y"}
+    assert len(second["text"]) == 2
+    assert fourth["text"] == "zzzz"
+    assert [r["incomplete"] for r in (first, second, third, fourth)] == [False, False, True, False]
+    assert third["finish_reason"] == "length"
+    assert "1 of them incomplete" in done.err
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ({"prompt": "a", "schema": {"type": "nothing"}}, "line 2: "),
+        ({"prompt": "a", "schema": "{"}, "not JSON"),
+        ({"prompt": "a", "schema": 5}, "a JSON schema is"),
+        ({"prompt": "a", "regex": "("}, "line 2: "),
+        ({"prompt": "a", "regex": 5}, "line 2: "),
+        ({"prompt": "a", "regex": "a", "schema": {}}, "contradict each other"),
+        ({"prompt": "a", "regex": "a", "ignore_eos": True}, "ignore_eos contradicts a grammar"),
+    ],
+)
+def test_a_form_that_cannot_be_is_named_before_anything_is_computed(
+    elsewise: Elsewise, file: Path, line: object, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batch, "_answer", None)  # nothing may get there
+    write(file, {"prompt": "fine"}, line)
+    done = elsewise("ask", "--batch", str(file), *FAKE)
+    assert (done.code, done.out) == (2, "")
+    assert "nothing was asked" in done.err
+    assert says in done.err
