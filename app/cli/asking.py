@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +32,7 @@ class Flags(TypedDict):
     model: str | None
     backend: str | None
     template: str | None
+    adapters: tuple[str, ...]
     system: str | None
     raw: bool
     session: str | None
@@ -57,6 +59,14 @@ OPTIONS = (
         metavar="NAME|FILE",
         help=f"How a chat becomes text, in place of the model's own template: {', '.join(TEMPLATES[1:])}, or a file with a "
         "jinja2 template. Example: --format chatml",
+    ),
+    click.option(
+        "--adapter",
+        "adapters",
+        multiple=True,
+        metavar="PATH[:SCALE]",
+        help="Put a LoRA adapter on the model, a folder or an id on the shelf; may be given again, they add up. "
+        "Example: --adapter ./pirate:0.8",
     ),
     click.option("--system", help='A system prompt. Example: --system "Answer in one word."'),
     click.option("--raw", is_flag=True, help="Continue TEXT as it is: no template, no roles."),
@@ -155,7 +165,7 @@ class Asked:
         return cls(
             model=flags["model"] or settings.model,
             backend=flags["backend"] or settings.backend,
-            load=_format(flags["template"]),
+            load=_format(flags["template"]) | _adapters(flags["adapters"]),
             options=options,
             system=flags["system"] or None,
             raw=flags["raw"],
@@ -220,3 +230,22 @@ def _format(given: str | None) -> dict[str, Any]:
     if Path(given).is_file():
         return {"chat_template_file": given}
     raise click.UsageError(f"--format {given}: neither one of {', '.join(TEMPLATES)} nor a file")
+
+
+def _adapters(given: tuple[str, ...]) -> dict[str, Any]:
+    """Load options for adapters: a number after the last colon is a scale."""
+    found: list[tuple[str, float]] = []
+    for text in given:
+        path, colon, end = text.rpartition(":")
+        try:
+            scale = float(end)
+        except ValueError:
+            path, scale = text, 1.0
+        if not colon:
+            path, scale = text, 1.0
+        if not path.strip():
+            raise click.UsageError(f"--adapter {text}: write the adapter's folder, and a scale after a colon: ./pirate:0.8")
+        if not math.isfinite(scale):
+            raise click.UsageError(f"--adapter {text}: the scale is a finite number (1 is as trained)")
+        found.append((path, scale))
+    return {"adapters": tuple(found)} if found else {}
