@@ -203,7 +203,7 @@ class Beams:
             scores = scores_of(links[max(-beside, 0) :], one.job.options.top_k)
             if beside > 0:
                 scores = Scores.concat([empty_scores(beside, scores.top_ids.shape[1]), scores])
-            self._cache.publish(own, tokens, own.slot, scores)
+            self._cache.publisher.publish(own, tokens, own.slot, scores)
         except Exception:  # a copy for later that cannot be made (no memory) must not end what runs
             log.exception("the KV of a beam could not be kept")
         finally:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import heapq
 import logging
-from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
@@ -12,27 +11,25 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from runtime.backends.base import ROOT, Backend, Payload
+from runtime.backends.base import ROOT, Backend
 from runtime.errors import MemoryBudgetError
 from runtime.info import CacheReport, EdgeReport
 from runtime.records import Int32, Scores
 from runtime.scheduler.jobs import Job, ScoreJob
 from runtime.scheduler.prefill import Prefill
+from runtime.scheduler.publisher import Publisher
 from runtime.scheduler.room import NoRoomError, Room
 from runtime.scheduler.rows import narrow
 from runtime.scheduler.why import LastRequest
 from runtime.scheduler.workspace import Workspace
 from runtime.scoring import empty_scores
 from runtime.speculation.draft import Drafter
-from runtime.trie import Lease, Lost, Namespace
+from runtime.trie import Lease
 
 log = logging.getLogger(__name__)
 LARGEST_EDGES = 20
 TAIL_TOKENS = 8
 COLUMNS = ("logprob", "rank", "entropy", "top_ids", "top_logprobs", "covered_mass")
-
-
-SHORT_TAIL = 64  # tokens
 
 
 class Cache:
@@ -51,8 +48,7 @@ class Cache:
         self.trie = self._room.trie
         self.vectors = self._room.vectors
         self.workspaces = self._room.workspaces
-        self._ahead: dict[tuple[Workspace, int, int], Payload] = {}  # by last slot and number of tokens
-        self._refused: dict[Prefill, int] = {}  # the depth up to which a job's tokens are known to have found no room
+        self.publisher = Publisher(backend, self._room, enabled=enabled)
         self._last: LastRequest | None = None
         self._largest: tuple[EdgeReport, ...] = ()
         self.departures = 0  # jobs that have left
@@ -193,96 +189,11 @@ class Cache:
                 lease.move(self.trie.root, 0)
         return workspace.load(lease, slot, depth) if lease.length > depth else (slot, depth)
 
-    def take_ahead(self, prefills: Sequence[Prefill]) -> None:
-        """Copies the short new tails of several jobs of one workspace in one go, for their `publish` to find."""
-        self._forget_ahead()
-        workspace = prefills[0].workspace if prefills else None
-        if workspace is None or not self.enabled or workspace.recurrent:
-            return
-        tails = {(prefill.slot, prefill.at - prefill.lease.length) for prefill in prefills if _has_new_tail(prefill)}
-        if len(tails) < 2:
-            return
-        chains = [workspace.chain(slot, count) for slot, count in tails]
-        needed = sum(self._backend.take_cost(workspace.pack, slots).held for slots in chains)
-        if not self._room.make(3 * needed):
-            return
-        try:
-            payloads = workspace.take_many(chains)
-        except Exception:  # noqa: BLE001  # one by one, the guilty one alone fails
-            return
-        self._ahead = {(workspace, slot, count): payload for (slot, count), payload in zip(tails, payloads, strict=True)}
-        self._room.pending = sum(self._backend.payload_bytes(payload) for payload in payloads)
-
-    def _forget_ahead(self) -> None:
-        self._ahead.clear()
-        self._room.pending = 0
-
-    def publish(self, prefill: Prefill, tokens: Int32, slot: int, scores: Scores | None) -> None:
-        """Copies the tokens from the lease's end to `slot` into the trie; `scores` has one row for each."""
-        start, job = prefill.lease.length, prefill.job
-        for end in [end - start for end, _ in job.before if start < end < start + len(tokens)]:
-            at = prefill.lease.length - start
-            place = prefill.workspace.above(slot, len(tokens) - end)
-            self._publish(
-                prefill, job.namespace_at(start + at), tokens[at:end], place, None if scores is None else scores[at:end]
-            )
-            if prefill.lease.length < start + end:  # no room: what follows cannot hang under it
-                return
-        at = prefill.lease.length - start
-        self._publish(prefill, job.namespace_at(start + at), tokens[at:], slot, None if scores is None else scores[at:])
-
-    def _publish(self, prefill: Prefill, namespace: Namespace, tokens: Int32, slot: int, scores: Scores | None) -> None:
-        """`publish` of tokens under one namespace."""
-        lease, workspace = prefill.lease, prefill.workspace
-        if not self.enabled or not len(tokens) or not lease.node.attached:  # under a cleared path nothing is kept
-            return
-        found = self.trie.follow(lease, namespace, tokens, scores)
-        if found.already == len(tokens):
-            self._complete(prefill, slot)
-            return
-        tokens = tokens[found.already :]
-        scores = None if scores is None else scores[found.already :]
-        payload = None if found.refused else self._taken(workspace, slot, len(tokens), 0 if scores is None else scores.nbytes)
-        if payload is None:
-            self._note_refusal(prefill, namespace, tokens)
-        else:
-            self.trie.insert(lease, namespace, tokens, payload, scores)
-
-    def _complete(self, prefill: Prefill, slot: int) -> None:
-        """A path is all there already, but perhaps not the recurrent state to go on from."""
-        node, workspace = prefill.lease.node, prefill.workspace
-        if not self._backend.payload_resumable(node.payload) and workspace.resumable(slot):
-            payload = self._taken(workspace, slot, len(node.tokens), 0)
-            if payload is not None:
-                self.trie.complete(node, payload)
-
-    def _taken(self, workspace: Workspace, slot: int, count: int, beside: int) -> Payload | None:
-        """A copy of the last `count` tokens of a path; None where there is no room for it and `beside` bytes of scores."""
-        ahead = self._ahead.pop((workspace, slot, count), None)
-        if ahead is not None:
-            self._room.pending -= self._backend.payload_bytes(ahead)
-            return ahead
-        slots = workspace.chain(slot, count)
-        if not self._room.make(self._backend.take_cost(workspace.pack, slots).moment + beside):
-            return None
-        try:
-            return workspace.take(slots)
-        except MemoryBudgetError:  # the device itself; a copy for later must not end what runs
-            log.exception("computed KV could not be kept")
-            return None
-
-    def _note_refusal(self, prefill: Prefill, namespace: Namespace, tokens: Int32) -> None:
-        """Remembers, once for each token, that there was no room to keep what was computed."""
-        end = prefill.lease.length + len(tokens)
-        if end > self._refused.get(prefill, 0):
-            self._refused[prefill] = end
-            self.trie.forgotten.note(prefill.lease.node, namespace, tokens, Lost.REFUSED)
-
     def leave(self, prefill: Prefill) -> None:
         """The job is done: its lease and its place in the workspace are free."""
         self._room.live.discard(prefill)
         self.departures += 1
-        self._refused.pop(prefill, None)
+        self.publisher.forget(prefill)
         prefill.lease.release()
         self.workspaces.leave(prefill.workspace, drop=not self.enabled)
 
@@ -369,13 +280,3 @@ def fill_gaps(known: Scores, fresh: Scores, first: int) -> None:
     missing = known.rank[part] == 0
     for column in COLUMNS:
         getattr(known, column)[part][missing] = getattr(fresh, column)[missing]
-
-
-def _has_new_tail(prefill: Prefill) -> bool:
-    """Whether a few tokens were computed whose first one the trie does not have."""
-    lease, job = prefill.lease, prefill.job
-    if not lease.node.attached or not 0 < prefill.at - lease.length <= SHORT_TAIL:
-        return False
-    if any(lease.length < end < prefill.at for end, _ in job.before):  # published in two parts
-        return False
-    return (job.namespace_at(lease.length), int(job.ids[lease.length])) not in lease.node.children

@@ -98,7 +98,7 @@ class Finisher:
         start = prefill.lease.length
         if prefill.at > start:
             part = None if scores is None else scores[start : prefill.at]
-            self._cache.publish(prefill, prefill.job.ids[start : prefill.at], prefill.slot, part)
+            self._cache.publisher.publish(prefill, prefill.job.ids[start : prefill.at], prefill.slot, part)
         if scores is not None and start:
             self._cache.keep_scores(prefill.lease, scores[:start])
 
@@ -138,7 +138,7 @@ class Finisher:
         if tail:
             own = row.take_scores(tail)
             scores = Scores.concat([empty_scores(count - tail, own.top_ids.shape[1]), own]) if count > tail else own
-        self._cache.publish(row.prefill, tokens, row.slot, scores)
+        self._cache.publisher.publish(row.prefill, tokens, row.slot, scores)
 
     def end_row(self, row: Row, error: BaseException | None) -> None:
         """Publishes the tail, sends what was held back, ends the stream."""

@@ -10,7 +10,8 @@ import numpy.typing as npt
 from runtime.info import PromptProgress
 from runtime.scheduler.jobs import Job
 from runtime.scheduler.logits import ChunkLogits
-from runtime.scheduler.workspace import NOTHING, Workspace
+from runtime.scheduler.slot_paths import NOTHING
+from runtime.scheduler.workspace import Workspace
 from runtime.trie import Lease
 
 

@@ -126,7 +126,7 @@ class Prompts:
         for prefill in moved:
             prefill.served = self._round
             prefill.tell()
-        self._cache.take_ahead(moved)
+        self._cache.publisher.take_ahead(moved)
         complete = [(prefill, last) for prefill in moved if (last := self._settle_chunk(prefill)) is not None]
         self._counters.publish(self._cache)  # before the answers, so that who has one sees its numbers
         with together():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -15,29 +15,12 @@ from runtime.backends.base import ROOT, Backend, Payload
 from runtime.backends.tree import count_chains
 from runtime.errors import MemoryBudgetError
 from runtime.records import Int32
+from runtime.scheduler.memory import Memory
+from runtime.scheduler.slot_paths import SlotPaths, Tagged
 from runtime.trie import Lease
-from runtime.trie.node import common_prefix
 
 T = TypeVar("T")
 Slots = npt.NDArray[np.int64]
-Tagged = npt.NDArray[Any]  # (n,) token ids, int32; int64 where some carry the number of an adapter stack
-NOTHING: Tagged = np.empty(0, np.int32)
-
-
-class Memory(Protocol):
-    """Whom a workspace asks before it takes memory; `runtime.scheduler.room.Room`."""
-
-    def grow(self, workspace: Workspace, count: int, *, states: int, standing: Iterable[int]) -> None:
-        """Room for `count` more slots and `states` more recurrent states, or `MemoryBudgetError`.
-
-        Slots that nobody needs may go: all but the paths to `standing` and to where live jobs stand.
-        """
-
-    def lend(self, size: int) -> int:
-        """Up to `size` bytes for the moment of a copy: what nobody uses gives way; fewer where that is not enough."""
-
-    def give_way(self) -> None:
-        """The device itself is full: what nobody uses goes."""
 
 
 @dataclass(slots=True)
@@ -56,8 +39,8 @@ class Workspace:
     Tokens are *tagged* with the number of the adapters that they are computed under (`runtime.adapters.stacks.Tags`): the
     same id under another stack is another token, and one pack holds both.
 
-    A slot that was computed again for its logits (a *twin*) is not registered: paths lead to the first. Slots are
-    numbered as they come and keep their numbers; where `compact` has moved them, `_where` leads to the pack's own.
+    Slots are numbered as they come and keep their numbers (`SlotPaths`); where `compact` has moved them, `_where` leads to
+    the pack's own.
     """
 
     def __init__(self, backend: Backend, tags: Tags, memory: Memory) -> None:
@@ -68,11 +51,7 @@ class Workspace:
         self.users = 0  # jobs that hold slots here
         self.retired = False  # takes no newcomers
         self.touched = 0  # logical time of the last use
-        self._children: dict[tuple[int, int], int] = {}
-        self._parents: list[int] = []
-        self._tokens: list[int] = []  # of each slot
-        self._trail: list[int] = []  # the path that was found last: its slots
-        self._trail_ids: Tagged = NOTHING  # and its tokens
+        self._paths = SlotPaths()
         self._begun: Begun | None = None
         self._computed = 0  # slots whose keys stand in the pack; the others are reserved
         self._where: list[int] | None = None  # the pack's number of each computed slot, -1 for one that was dropped
@@ -84,7 +63,7 @@ class Workspace:
     def size(self) -> int:
         """Slots that were ever given out, reserved ones too: the number of the next."""
         self._settle()
-        return len(self._parents)
+        return len(self._paths)
 
     @property
     def held(self) -> int:
@@ -98,17 +77,7 @@ class Workspace:
     def find(self, ids: Tagged, limit: int) -> tuple[int, int]:
         """The deepest slot on the path, within `limit` tokens, from which a token can be appended, and its depth."""
         self._settle()
-        ids = ids[:limit]
-        same = common_prefix(self._trail_ids, ids)  # particles and chats ask for nearly the same path again and again
-        trail = self._trail[:same]
-        slot = trail[-1] if same else ROOT
-        for token in ids[same:].tolist():
-            found = self._children.get((slot, token))
-            if found is None:
-                break
-            trail.append(found)
-            slot = found
-        self._trail, self._trail_ids = trail, ids[: len(trail)]
+        trail = self._paths.walk(ids[:limit])
         depth = len(trail)
         while depth and not self.resumable(trail[depth - 1]):
             depth -= 1
@@ -117,7 +86,7 @@ class Workspace:
     def follow(self, slot: int, token: int) -> int | None:
         """The slot of `token` after `slot`, if it stands here and a token can be appended after it."""
         self._settle()
-        found = self._children.get((slot, token))
+        found = self._paths.child(slot, token)
         return found if found is not None and self.resumable(found) else None
 
     def resumable(self, slot: int) -> bool:
@@ -145,10 +114,10 @@ class Workspace:
             self._load(node.payload, slot, skip)
             tag = self._tags.tag(node.namespace)
             for token in node.tokens[skip:].tolist():
-                slot = self._register(slot, token + tag)
+                slot = self._paths.add(slot, token + tag)
             if self._where is not None:
-                self._where.extend(range(self.held - len(self._parents) + self._computed, self.held))
-            self._computed = len(self._parents)
+                self._where.extend(range(self.held - len(self._paths) + self._computed, self.held))
+            self._computed = len(self._paths)
         if self.recurrent:
             self.weigh()
         return slot, max(at, depth)
@@ -156,12 +125,12 @@ class Workspace:
     def append(self, slot: int, token: int) -> int:
         """Reserves the slot that the next `forward` will fill. `rollback` undoes it."""
         self._settle()
-        return self._register(slot, token)
+        return self._paths.add(slot, token)
 
     def rollback(self, size: int) -> None:
         """Forgets reserved slots beyond `size`."""
         self._settle()
-        self._forget(size)
+        self._paths.cut(size)
 
     def truncate(self, size: int) -> None:
         """Drops the newest slots, on which nobody stands: those numbered below `size` stay."""
@@ -171,7 +140,7 @@ class Workspace:
         self._computed = size
         if self._where is not None:
             del self._where[size:]
-        self._forget(size)
+        self._paths.cut(size)
 
     def chain(self, slot: int, count: int) -> Slots:
         """The pack's own numbers of the last `count` slots of the path that ends at `slot`, in order."""
@@ -179,14 +148,12 @@ class Workspace:
         slots = np.empty(count, np.int64)
         for at in range(count - 1, -1, -1):
             slots[at] = self._own(slot)
-            slot = self._parents[slot]
+            slot = self._paths.parent(slot)
         return slots
 
     def above(self, slot: int, count: int) -> int:
         """The slot `count` tokens before `slot` on its path."""
-        for _ in range(count):
-            slot = self._parents[slot]
-        return slot
+        return self._paths.above(slot, count)
 
     def forward(self, tokens: Sequence[int], parents: Sequence[int], want: Sequence[int]) -> npt.NDArray[np.float32]:
         """Fills the reserved slots: raw logits ``(len(want), vocab) float32``.
@@ -214,7 +181,7 @@ class Workspace:
         base, end = self.size, slot
         try:
             for token in tokens.tolist():
-                end = self._register(end, token)
+                end = self._paths.add(end, token)
             self._memory.grow(self, len(tokens), states=int(self.recurrent), standing=[] if slot == ROOT else [slot])
             held = self.held
             hidden = self._twice(lambda: self._backend.extend_hidden(self.pack, tokens.astype(np.int64), stacks))
@@ -276,20 +243,9 @@ class Workspace:
     def live(self, places: Iterable[int]) -> tuple[list[int], set[int]]:
         """The computed slots on the paths to `places` and to what was begun, ascending, and where those paths end."""
         self._settle()
-        kept: set[int] = set()
-        tips: set[int] = set()
         begun = self._begun
         wanted = () if begun is None or begun.logits is None else range(begun.base, begun.base + begun.count)
-        for place in (*places, *wanted):
-            slot = place
-            while slot >= self._computed:
-                slot = self._parents[slot]
-            if slot != ROOT:
-                tips.add(slot)
-            while slot != ROOT and slot not in kept:
-                kept.add(slot)
-                slot = self._parents[slot]
-        return sorted(kept), tips
+        return self._paths.below(self._computed, (*places, *wanted))
 
     def compact(self, kept: Sequence[int], tips: Iterable[int]) -> None:
         """Drops every slot but `kept`, in place, and every recurrent state but those at `tips`; see `live`."""
@@ -300,19 +256,14 @@ class Workspace:
         self._where = [-1] * self._computed
         for number, slot in enumerate(kept):
             self._where[slot] = number
-        self._forget_trail()
-        there = set(kept)
-        self._children = {key: slot for key, slot in self._children.items() if slot in there or slot >= self._computed}
+        self._paths.find_only(kept, self._computed)
         self.weigh()
 
     def close(self) -> None:
         """Frees the buffers."""
         self._settle()
         self._backend.close(self.pack)
-        self._children.clear()
-        self._parents.clear()
-        self._tokens.clear()
-        self._forget_trail()
+        self._paths = SlotPaths()
         self._computed, self._where, self.nbytes = 0, None, 0
 
     def _filled(self, held: int, count: int) -> None:
@@ -342,17 +293,6 @@ class Workspace:
             kept = states * self._backend.state_bytes
             self._backend.lent = max(self._memory.lend(copies + kept) - kept, 0)
 
-    def _forget(self, size: int) -> None:
-        for slot in range(size, len(self._parents)):
-            place = self._parents[slot], self._tokens[slot]
-            if self._children.get(place) == slot:
-                del self._children[place]
-        del self._parents[size:], self._tokens[size:]
-        self._forget_trail()
-
-    def _forget_trail(self) -> None:
-        self._trail, self._trail_ids = [], NOTHING
-
     def _load(self, payload: Payload, slot: int, skip: int) -> None:
         self._twice(lambda: self._backend.load(self.pack, payload, self._own(slot), skip))
 
@@ -368,10 +308,3 @@ class Workspace:
         if self._where is None or slot == ROOT:
             return slot
         return self._where[slot] if slot < self._computed else slot - self._computed + self.held
-
-    def _register(self, slot: int, token: int) -> int:
-        fresh = len(self._parents)
-        self._children.setdefault((slot, token), fresh)
-        self._parents.append(slot)
-        self._tokens.append(token)
-        return fresh

@@ -5,7 +5,9 @@ from __future__ import annotations
 from runtime.adapters.stacks import Tags
 from runtime.backends.base import Backend
 from runtime.info import ModelInfo
-from runtime.scheduler.workspace import Memory, Tagged, Workspace
+from runtime.scheduler.memory import Memory
+from runtime.scheduler.slot_paths import Tagged
+from runtime.scheduler.workspace import Workspace
 
 LEAST_CROWD = 1024  # slots
 
