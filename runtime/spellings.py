@@ -70,6 +70,7 @@ class _Reading:
     def __init__(self) -> None:
         self._values: dict[str, Any] = {}
         self._names: dict[str, str] = {}
+        self._sampled = False  # asked for by name
 
     def take(self, name: str, field: str, value: Any) -> None:
         known = {*_SAMPLING, *_GENERATION, *_SPELLINGS, "alternatives", "do_sample", "sampling"}
@@ -84,6 +85,7 @@ class _Reading:
         if name == "do_sample":
             if not isinstance(value, bool):
                 raise InvalidRequestError(f"do_sample is True or False, not {value!r}")
+            self._sampled = value
             if value:
                 return
             field, value = "temperature", 0.0
@@ -94,6 +96,9 @@ class _Reading:
         self._values[field], self._names[field] = value, name
 
     def made(self) -> dict[str, Any]:
+        if self._sampled and self._values.get("temperature") == 0:
+            name = self._names["temperature"]
+            raise InvalidRequestError(f"do_sample=True and {name}=0 (greedy) contradict each other: give one of the two")
         sampling = {name: value for name, value in self._values.items() if name in _SAMPLING}
         found = {name: value for name, value in self._values.items() if name in _GENERATION}
         if "alternatives" in self._values:

@@ -173,7 +173,7 @@ class GenerationMembers(TextMembers):
         given = (options or GenerationOptions()).check()
         if given.speculative is not None:
             check_speculative(given.speculative, self.info)
-        chosen = resolve_options(given, model=self._text.own).options if given.resolve else given
+        chosen = resolve_options(given, model=self._text.own.options).options if given.resolve else given
         chosen = self._text.with_stops(chosen)
         settings = chosen.sampling.check(self.info.vocab_size)
         if chosen.stages:
