@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 from runtime.errors import InvalidRequestError
@@ -23,7 +23,7 @@ class OwnOptions:
         warnings: One sentence for each field that does not.
     """
 
-    options: GenerationOptions = GenerationOptions()
+    options: GenerationOptions = field(default_factory=GenerationOptions)
     warnings: tuple[str, ...] = ()
 
     @classmethod
@@ -38,10 +38,10 @@ class OwnOptions:
         warnings: list[str] = []
         for name in names:
             if name in given:
-                field = {name: _whole(given[name])}
+                more = taken | {name: _whole(given[name])}
                 try:
-                    GenerationOptions.from_mapping(taken | field)
-                    taken |= field
+                    GenerationOptions.from_mapping(more)
+                    taken = more
                 except InvalidRequestError as fault:
                     warnings.append(f"{FILE}: {name} is left out: {fault}")
         return cls(GenerationOptions.from_mapping(taken), tuple(warnings))

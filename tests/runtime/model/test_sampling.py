@@ -128,11 +128,12 @@ def test_the_models_own_options_hold_where_nobody_else_says(model: LocalModel) -
     assert model.own_options == GenerationOptions()
 
 
-def test_a_poor_generation_config_does_not_stop_the_model(tmp_path: Path) -> None:
+@pytest.mark.parametrize("backend", ["hf", "mlx"])
+def test_a_poor_generation_config_does_not_stop_the_model(tmp_path: Path, backend: str) -> None:
     folder = Path(shutil.copytree(tiny_path("llama"), tmp_path / "poor"))
     poor = {"do_sample": True, "temperature": -1, "top_k": 50.0, "suppress_tokens": [99_999], "max_new_tokens": 0}
     (folder / "generation_config.json").write_text(json.dumps(poor), "utf-8")
-    with load(folder, backend="hf", threads=1) as model:
+    with load(folder, backend=backend, threads=1) as model:
         assert model.own_options == GenerationOptions(sampling=SamplingOptions(top_k=50))
         told = [warning for warning in model.info.warnings if warning.startswith("generation_config.json: ")]
         assert [warning.split()[1] for warning in told] == ["temperature", "max_new_tokens", "suppress_tokens"]
