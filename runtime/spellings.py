@@ -18,6 +18,9 @@ _SPELLINGS = {
     "max_completion_tokens": "max_tokens",  # OpenAI
     "n_predict": "max_tokens",  # llama.cpp
     "stop_strings": "stop",
+    "eos_token_id": "eos_token_ids",  # Hugging Face
+    "stop_token_ids": "eos_token_ids",  # vLLM
+    "response_format": "grammar",  # OpenAI
     "top_logprobs": "alternatives",
     "logprobs": "alternatives",
     "temp": "temperature",
@@ -40,8 +43,11 @@ def read_options(options: Mapping[str, Any]) -> dict[str, Any]:
 
     A value of None is as good as not given. In a flat mapping `top_k` is the sampler's, as everywhere else, and
     `alternatives` (or `top_logprobs`) says how many are recorded; beside a nested `sampling` it is `GenerationOptions.top_k`.
+    A `response_format` is OpenAI's: text, any JSON object, or a JSON schema. `stop_token_ids` end the answer in place of the
+    model's own: name those too where they shall end it still.
 
     Raises:
+        GrammarError: A JSON schema that is none.
         InvalidRequestError: An unknown name (the nearest is named), or two spellings that contradict each other.
     """
     if not isinstance(options, Mapping):
@@ -90,6 +96,8 @@ class _Reading:
                 return
             field, value = "temperature", 0.0
         value = _SHAPES.get(field, _as_it_is)(name, value)
+        if value is None:
+            return
         if field in self._values and self._values[field] != value:
             both = f"{self._names[field]}={self._values[field]!r} and {name}={value!r}"
             raise InvalidRequestError(f"{both} contradict each other: give one of the two")
@@ -150,8 +158,30 @@ def _speculative(_: str, value: Any) -> Any:
     return SpeculativeOptions(**value)
 
 
-def _grammar(_: str, value: Any) -> Any:
+def _whole_or_many(_: str, value: Any) -> Any:
+    return (value,) if isinstance(value, int) else _tuple("", value)
+
+
+def _grammar(name: str, value: Any) -> Any:
+    if name == "response_format":
+        return _formed(value)
     return Grammar(**value) if isinstance(value, Mapping) and set(value) == {"kind", "source"} else value
+
+
+def _formed(given: Any) -> Grammar | None:
+    """OpenAI's `response_format`; the text format, which is none, is None."""
+    if isinstance(given, type):
+        return Grammar.json_schema(given)
+    kind = given.get("type") if isinstance(given, Mapping) else None
+    inner = given.get("json_schema") if isinstance(given, Mapping) else None
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        return Grammar.json_schema({"type": "object"})
+    if kind == "json_schema" and isinstance(inner, Mapping) and "schema" in inner:
+        return Grammar.json_schema(inner["schema"])
+    wanted = '{"type": "json_schema", "json_schema": {"schema": ...}}, {"type": "json_object"} or {"type": "text"}'
+    raise InvalidRequestError(f"response_format is {wanted}, not {given!r:.80}")
 
 
 def _adapters(_: str, value: Any) -> Any:
@@ -160,6 +190,7 @@ def _adapters(_: str, value: Any) -> Any:
 
 _SHAPES: dict[str, Callable[[str, Any], Any]] = {
     "stop": _texts,
+    "eos_token_ids": _whole_or_many,
     "banned_tokens": _ids,
     "logit_bias": _biases,
     "dry_breakers": _texts,

@@ -176,6 +176,7 @@ class GenerationMembers(TextMembers):
         chosen = resolve_options(given, model=self._text.own.options).options if given.resolve else given
         chosen = self._text.with_stops(chosen)
         settings = chosen.sampling.check(self.info.vocab_size)
+        chosen.check_eos(self.info.vocab_size)
         if chosen.stages:
             chosen = replace(chosen, top_k=max(chosen.top_k, SHOWN))
         seed = fresh_seed() if chosen.seed is None else chosen.seed
@@ -187,6 +188,7 @@ class GenerationMembers(TextMembers):
             Priority.CHAT,
             before=before,
             options=chosen,
+            eos=None if chosen.eos_token_ids is None else frozenset(chosen.eos_token_ids),
             sampler=make_sampler(settings, seed, chosen.branch, pieces=lambda: self._byte_vocab),
             constraint=self._constraint(checked, chosen),
         )

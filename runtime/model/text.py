@@ -47,8 +47,9 @@ class TextSide:
     def with_stops(self, options: GenerationOptions) -> GenerationOptions:
         """The options and the texts that end a turn of the format."""
         stops = self.format.stops if self.format else ()
-        if not stops or options.ignore_eos or not options.resolve or options.grammar is not None:
-            return options  # a grammar alone says where its answer ends
+        own_ends = options.ignore_eos or options.eos_token_ids is not None or not options.resolve
+        if not stops or own_ends or options.grammar is not None:  # a grammar alone says where its answer ends
+            return options
         return replace(options, stop=tuple(dict.fromkeys((*options.stop, *stops))))
 
     def described(self, info: ModelInfo) -> ModelInfo:

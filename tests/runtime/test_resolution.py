@@ -7,10 +7,13 @@ from typing import Any
 import pytest
 
 from runtime.errors import InvalidRequestError
+from runtime.grammar.source import Grammar
 from runtime.model.own import OwnOptions
 from runtime.options import GenerationOptions, SamplingOptions
 from runtime.resolution import resolve_options
 from runtime.sampling.settings import DEFAULTS, ORDER
+
+SCHEMA = {"type": "object", "properties": {"age": {"type": "integer"}}}
 
 
 def test_the_nearest_layer_decides_each_field() -> None:
@@ -148,6 +151,12 @@ def test_whole_floats_in_a_models_file_are_whole_numbers() -> None:
         ({"repeat_penalty": 1.1}, GenerationOptions(sampling=SamplingOptions(repetition_penalty=1.1))),
         ({"repeat_last_n": 64}, GenerationOptions(sampling=SamplingOptions(penalty_window=64))),
         ({"frequency_penalty": None, "seed": 4}, GenerationOptions(seed=4)),
+        ({"eos_token_id": 2}, GenerationOptions(eos_token_ids=(2,))),
+        ({"stop_token_ids": [2, 5], "eos_token_ids": (2, 5)}, GenerationOptions(eos_token_ids=(2, 5))),
+        ({"response_format": {"type": "text"}}, GenerationOptions()),
+        ({"response_format": {"type": "json_object"}}, GenerationOptions(grammar=Grammar.json_schema({"type": "object"}))),
+        ({"response_format": {"type": "json_schema", "json_schema": {"name": "n", "strict": True, "schema": SCHEMA}}},
+         GenerationOptions(grammar=Grammar.json_schema(SCHEMA))),
         ({"temp": 0.3}, GenerationOptions(sampling=SamplingOptions(temperature=0.3))),
     ],
     ids=str,
@@ -167,6 +176,11 @@ def test_other_libraries_spellings(mapping: dict[str, Any], options: GenerationO
         ({"temperature": 0.7, "temp": 0.8}, "contradict"),
         ({"do_sample": True, "temperature": 0}, "do_sample=True and temperature=0 (greedy) contradict"),
         ({"temp": 0.0, "do_sample": True}, "do_sample=True and temp=0"),
+        ({"response_format": "json"}, "response_format is {"),
+        ({"response_format": {"type": "json_schema", "schema": {}}}, "response_format is {"),
+        ({"response_format": {"type": "json_object"}, "grammar": Grammar.regex("a")}, "contradict each other"),
+        ({"eos_token_id": 2, "stop_token_ids": [3]}, "eos_token_id=(2,) and stop_token_ids=(3,) contradict"),
+        ({"eos_token_id": "</s>"}, "eos_token_ids is a sequence of token ids"),
         ({"do_sample": "yes"}, "do_sample is True or False"),
         ({"bad_words_ids": [[3, 4]]}, "only words of one token"),
         ({"logit_bias": {"a": 1}}, "its keys are token ids"),
