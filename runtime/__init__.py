@@ -64,6 +64,7 @@ if TYPE_CHECKING:
     from runtime.sampling.replay import Replayed, replay_draw
     from runtime.sampling.step import draw_step
     from runtime.speculation.options import SpeculativeOptions
+    from runtime.spellings import OPTION_NAMES
     from runtime.stages import Stage, StageTable
     from runtime.text.formats import CHAT_FORMATS
     from runtime.text.utf8 import clean_text, texts_of
@@ -74,6 +75,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CHAT_FORMATS",
+    "OPTION_NAMES",
     "POOLINGS",
     "AdapterError",
     "AdapterInfo",
@@ -242,6 +244,7 @@ _NAMES = {
     ),
     "runtime.sampling.step": ("draw_step",),
     "runtime.speculation.options": ("SpeculativeOptions",),
+    "runtime.spellings": ("OPTION_NAMES",),
     "runtime.stages": (
         "Stage",
         "StageTable",

@@ -36,6 +36,7 @@ _SPELLINGS = {
 }
 _SAMPLING = frozenset(f.name for f in fields(SamplingOptions))
 _GENERATION = frozenset(f.name for f in fields(GenerationOptions)) - {"sampling", "top_k"}
+OPTION_NAMES = frozenset({*_SAMPLING, *_GENERATION, *_SPELLINGS, "alternatives", "do_sample", "sampling"})
 
 
 def read_options(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -79,9 +80,8 @@ class _Reading:
         self._sampled = False  # asked for by name
 
     def take(self, name: str, field: str, value: Any) -> None:
-        known = {*_SAMPLING, *_GENERATION, *_SPELLINGS, "alternatives", "do_sample", "sampling"}
-        if name not in known:
-            raise InvalidRequestError(f"unknown option {name!r}: {nearest(str(name), known)}")
+        if name not in OPTION_NAMES:
+            raise InvalidRequestError(f"unknown option {name!r}: {nearest(str(name), OPTION_NAMES)}")
         if value is None:
             return
         if name == "logprobs" and isinstance(value, bool):  # OpenAI's chat: whether, beside how many
