@@ -154,7 +154,7 @@ class Asked:
         _check_company(flags)
         seed = fresh_seed() if flags["seed"] is None else flags["seed"]
         recorded = max(flags["alternatives"], 10) if flags["session"] is not None else flags["alternatives"]
-        call = {
+        call: dict[str, Any] = {
             "max_tokens": flags["max_tokens"],
             "temperature": flags["temperature"],
             "top_k": flags["sample_top_k"],
