@@ -18,15 +18,19 @@ BAR = 1.5
 ALTERNATIVES = 10
 VOCABULARIES = (50_000, 256_000)
 ROWS = (1, 8, 32)
+SAID = 512  # tokens of prompt and answer, for penalties
 SETTINGS = {
     "chat": SamplingOptions(temperature=0.8, top_p=0.95, top_k=40),
     "open": SamplingOptions(temperature=1.0),
+    "preset": SamplingOptions(temperature=0.8, top_p=0.95, min_p=0.05),  # the window's and the command line's
+    "top-p": SamplingOptions(top_p=0.9),
+    "penalties": SamplingOptions(repetition_penalty=1.1, presence_penalty=0.2, frequency_penalty=0.1),
 }
 OURS, TORCH = "elsewise", "log_softmax, topk, entropy"
 
 
 def sampler(nowhere: Case, sizes: Sizes, tell: Told) -> Findings:
-    """Draws and records of whole steps, for the usual settings of a chat and without any cut.
+    """Draws and records of whole steps, for the usual settings of a chat, those of the app, single cuts, penalties, and none.
 
     The rows are normal logits whose spread makes distributions from nearly certain to a few hundred likely tokens.
     """
@@ -56,7 +60,11 @@ def step_logits(rows: int, vocabulary: int) -> npt.NDArray[np.float32]:
 
 def _ours(logits: npt.NDArray[np.float32], settings: SamplingOptions, steps: int) -> Lap:
     samplers = [make_sampler(settings, seed) for seed in range(len(logits))]
-    return _lap(lambda step: draw_step(logits, samplers, [step] * len(logits), ALTERNATIVES), len(logits), steps)
+    said = np.random.default_rng(1).integers(0, logits.shape[1], SAID, np.int32)
+    histories = [said if each.remembers else None for each in samplers]
+    return _lap(
+        lambda step: draw_step(logits, samplers, [step] * len(logits), ALTERNATIVES, histories=histories), len(logits), steps
+    )
 
 
 def _torch(logits: npt.NDArray[np.float32], steps: int) -> Lap:
