@@ -61,6 +61,7 @@ if TYPE_CHECKING:
     from runtime.resolution import ResolvedOptions, resolve_options
     from runtime.sampling.chain import Sampler, make_sampler
     from runtime.sampling.draw import fresh_seed
+    from runtime.sampling.history import History
     from runtime.sampling.replay import Replayed, replay_draw
     from runtime.sampling.step import draw_step
     from runtime.speculation.options import SpeculativeOptions
@@ -95,6 +96,7 @@ __all__ = [
     "GenerationOptions",
     "Grammar",
     "GrammarError",
+    "History",
     "Hypothesis",
     "InvalidRequestError",
     "LanguageModel",
@@ -238,6 +240,7 @@ _NAMES = {
         "make_sampler",
     ),
     "runtime.sampling.draw": ("fresh_seed",),
+    "runtime.sampling.history": ("History",),
     "runtime.sampling.replay": (
         "Replayed",
         "replay_draw",

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from app.bench.clock import Lap, Stopwatch, Told, cpu, speed, take_turns
 from app.bench.findings import Case, Findings, Timing, Verdict, timing
 from app.bench.sizes import Sizes
-from runtime import SamplingOptions, draw_step, make_sampler
+from runtime import History, SamplingOptions, draw_step, make_sampler
 
 ROW = "sampler"
 BAR = 1.5
@@ -61,7 +61,7 @@ def step_logits(rows: int, vocabulary: int) -> npt.NDArray[np.float32]:
 def _ours(logits: npt.NDArray[np.float32], settings: SamplingOptions, steps: int) -> Lap:
     samplers = [make_sampler(settings, seed) for seed in range(len(logits))]
     said = np.random.default_rng(1).integers(0, logits.shape[1], SAID, np.int32)
-    histories = [said if each.remembers else None for each in samplers]
+    histories = [History(said) if each.remembers else None for each in samplers]  # counted as they grow, as in a stream
     return _lap(
         lambda step: draw_step(logits, samplers, [step] * len(logits), ALTERNATIVES, histories=histories), len(logits), steps
     )
