@@ -21,7 +21,7 @@ from runtime.errors import InvalidRequestError, RuntimeFault
 from runtime.info import CacheReport, Metrics, ModelInfo, OnProgress
 from runtime.language_model import Message, PrefixMatch
 from runtime.members.resolving import ResolvingMembers
-from runtime.options import GenerationOptions
+from runtime.options import GenerationOptions, given
 from runtime.records import Float32, TokenRecord, TokenRun
 from runtime.text.utf8 import clean_text
 from runtime.wire.arrays import unpack_pieces
@@ -155,7 +155,9 @@ class EngineClient(AdapterCalls, BranchingMembers, VectorCalls, ResolvingMembers
     async def generate_runs(
         self, ids: Sequence[int], options: GenerationOptions | None = None, *, on_progress: OnProgress | None = None
     ) -> AsyncGenerator[TokenRun, None]:
-        stream = self._calls.stream("generate_runs", on_progress=on_progress, ids=plain_ids(ids), options=options)
+        stream = self._calls.stream(
+            "generate_runs", on_progress=on_progress, ids=plain_ids(ids), options=options and given(options)
+        )
         async with aclosing(stream) as runs:
             async for run in runs:
                 yield run
@@ -163,7 +165,9 @@ class EngineClient(AdapterCalls, BranchingMembers, VectorCalls, ResolvingMembers
     def generate_sync(
         self, ids: Sequence[int], options: GenerationOptions | None = None, *, on_progress: OnProgress | None = None
     ) -> Iterator[TokenRecord]:
-        stream = self._calls.stream_sync("generate_runs", on_progress=on_progress, ids=plain_ids(ids), options=options)
+        stream = self._calls.stream_sync(
+            "generate_runs", on_progress=on_progress, ids=plain_ids(ids), options=options and given(options)
+        )
         with closing(stream) as runs:
             for run in runs:
                 yield from run
@@ -206,7 +210,7 @@ class EngineClient(AdapterCalls, BranchingMembers, VectorCalls, ResolvingMembers
 
     async def complete(self, prompt: str | Sequence[Message], options: GenerationOptions | None = None) -> Completion:
         plain = clean_text(prompt) if isinstance(prompt, str) else plain_messages(prompt)
-        return cast("Completion", await self._calls.call("complete", prompt=plain, options=options))
+        return cast("Completion", await self._calls.call("complete", prompt=plain, options=options and given(options)))
 
     # ---- text ------------------------------------------------------------------------------------------------
 
