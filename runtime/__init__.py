@@ -21,6 +21,7 @@ from runtime.errors import (
     ModelLoadError,
     NonFiniteLogitsError,
     RuntimeFault,
+    SessionBusyError,
     SessionClosedError,
     SessionFatalError,
     SnapshotFormatError,
@@ -49,10 +50,24 @@ if TYPE_CHECKING:
     from runtime.loading.shelf import ShelfEntry, list_models
     from runtime.loading.smollm2 import fetch_embedded
     from runtime.loading.verify import verify_model
+    from runtime.members.pins import Pinned
     from runtime.model import load, load_model_by_name
     from runtime.options import GenerationOptions, LoadOptions, SamplingOptions
     from runtime.records import Finish, Origin, Scores, TokenRecord, TokenRun
     from runtime.sampling.draw import fresh_seed
+    from runtime.session.alignment import aligned
+    from runtime.session.config import SessionConfig
+    from runtime.session.manifest import Manifest
+    from runtime.session.session import Session
+    from runtime.session.status import (
+        ContextReport,
+        Divergence,
+        PrefixStatus,
+        Segment,
+        SegmentKind,
+        SuffixStatus,
+        Truncation,
+    )
     from runtime.speculation.options import SpeculativeOptions
     from runtime.text.utf8 import clean_text, texts_of
     from runtime.trie import Trie
@@ -62,6 +77,8 @@ __all__ = [
     "BackendUnavailableError",
     "CacheReport",
     "ContextOverflowError",
+    "ContextReport",
+    "Divergence",
     "EdgeReport",
     "EngineClient",
     "EngineDiedError",
@@ -73,6 +90,7 @@ __all__ = [
     "InvalidRequestError",
     "LanguageModel",
     "LoadOptions",
+    "Manifest",
     "ManifestMismatchError",
     "MemoryBudgetError",
     "Message",
@@ -82,25 +100,35 @@ __all__ = [
     "NonFiniteLogitsError",
     "OnProgress",
     "Origin",
+    "Pinned",
     "PrefixMatch",
+    "PrefixStatus",
     "Progress",
     "PromptProgress",
     "RuntimeFault",
     "SamplingOptions",
     "Scores",
+    "Segment",
+    "SegmentKind",
+    "Session",
+    "SessionBusyError",
     "SessionClosedError",
+    "SessionConfig",
     "SessionFatalError",
     "ShelfEntry",
     "SnapshotFormatError",
     "SnapshotMismatchError",
     "SpeculativeOptions",
+    "SuffixStatus",
     "TokenRecord",
     "TokenRun",
     "ToolCallError",
     "Trie",
+    "Truncation",
     "UnknownBackendError",
     "UnsupportedFeatureError",
     "__version__",
+    "aligned",
     "available_backends",
     "brings_text",
     "check_backend",
@@ -138,10 +166,24 @@ _NAMES = {
     "runtime.loading.shelf": ("ShelfEntry", "list_models"),
     "runtime.loading.smollm2": ("fetch_embedded",),
     "runtime.loading.verify": ("verify_model",),
+    "runtime.members.pins": ("Pinned",),
     "runtime.model": ("load", "load_model_by_name"),
     "runtime.options": ("GenerationOptions", "LoadOptions", "SamplingOptions"),
     "runtime.records": ("Finish", "Origin", "Scores", "TokenRecord", "TokenRun"),
     "runtime.sampling.draw": ("fresh_seed",),
+    "runtime.session.alignment": ("aligned",),
+    "runtime.session.config": ("SessionConfig",),
+    "runtime.session.manifest": ("Manifest",),
+    "runtime.session.session": ("Session",),
+    "runtime.session.status": (
+        "ContextReport",
+        "Divergence",
+        "PrefixStatus",
+        "Segment",
+        "SegmentKind",
+        "SuffixStatus",
+        "Truncation",
+    ),
     "runtime.speculation.options": ("SpeculativeOptions",),
     "runtime.text.utf8": ("clean_text", "texts_of"),
     "runtime.trie": ("Trie",),

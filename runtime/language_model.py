@@ -23,6 +23,8 @@ from types import TracebackType
 from typing import Any, Protocol, Self
 
 from runtime.info import CacheReport, Metrics, ModelInfo, OnProgress
+from runtime.members.pins import PinMembers
+from runtime.members.sessions import SessionMembers
 from runtime.options import GenerationOptions
 from runtime.records import Float32, TokenRecord, TokenRun
 
@@ -42,7 +44,7 @@ class PrefixMatch:
     tier: str
 
 
-class LanguageModel(Protocol):
+class LanguageModel(PinMembers, SessionMembers, Protocol):
     """A loaded model. See the module's text for what holds for all members.
 
     Raises (any member that takes token ids):
@@ -225,8 +227,8 @@ class LanguageModel(Protocol):
     def cache_kv(self, ids: Sequence[int]) -> None:
         """Computes and keeps the KV of `ids`, for later calls that begin with them. Blocking."""
 
-    async def cache_kv_async(self, ids: Sequence[int]) -> None:
-        """`cache_kv`, awaited."""
+    async def cache_kv_async(self, ids: Sequence[int], *, on_progress: OnProgress | None = None) -> None:
+        """`cache_kv`, awaited; `on_progress` as in `score`, but for a path that is all there, which needs none."""
 
     def clear_cache(self) -> None:
         """Drops kept next-token vectors and KV; what running requests hold goes when they end. Blocking."""

@@ -12,17 +12,19 @@ from typing import Any, Self, cast
 from runtime.client.arguments import plain_ids, plain_messages
 from runtime.client.calls import Calls
 from runtime.client.link import EngineLink
+from runtime.client.pins import PinCalls
 from runtime.errors import InvalidRequestError, RuntimeFault
 from runtime.info import CacheReport, Metrics, ModelInfo, OnProgress
 from runtime.language_model import Message, PrefixMatch
 from runtime.options import GenerationOptions
 from runtime.records import Float32, TokenRecord, TokenRun
+from runtime.session.opening import OpensSessions
 from runtime.text.utf8 import clean_text
 from runtime.wire.arrays import unpack_pieces
 from runtime.wire.messages import Loaded
 
 
-class EngineClient:
+class EngineClient(PinCalls, OpensSessions):
     """A model in an engine process, made by `spawn`. Every member is described by `LanguageModel`.
 
     Once the process has ended, whoever waits and whoever asks gets `EngineDiedError`; `spawn` makes another one.
@@ -231,8 +233,8 @@ class EngineClient:
     def cache_kv(self, ids: Sequence[int]) -> None:
         self._calls.call_sync("cache_kv_async", ids=plain_ids(ids))
 
-    async def cache_kv_async(self, ids: Sequence[int]) -> None:
-        await self._calls.call("cache_kv_async", ids=plain_ids(ids))
+    async def cache_kv_async(self, ids: Sequence[int], *, on_progress: OnProgress | None = None) -> None:
+        await self._calls.call("cache_kv_async", on_progress=on_progress, ids=plain_ids(ids))
 
     def clear_cache(self) -> None:
         self._calls.call_sync("clear_cache_async")

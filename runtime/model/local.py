@@ -9,11 +9,13 @@ from typing import Self
 
 from runtime.info import CacheReport, Metrics
 from runtime.model.generation import GenerationMembers
+from runtime.model.pins import PinMembers
 from runtime.model.queries import QueryMembers
 from runtime.options import LoadOptions
+from runtime.session.opening import OpensSessions
 
 
-class LocalModel(QueryMembers, GenerationMembers):
+class LocalModel(QueryMembers, GenerationMembers, PinMembers, OpensSessions):
     """A model loaded in this process, made by `load`. Every member is described by `LanguageModel`."""
 
     @property

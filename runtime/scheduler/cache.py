@@ -46,6 +46,7 @@ class Cache:
         self.trie = self._room.trie
         self.vectors = self._room.vectors
         self.workspaces = self._room.workspaces
+        self.pins = self._room.pins
         self._ahead: dict[tuple[Workspace, int, int], Payload] = {}  # by last slot and number of tokens
         self._refused: dict[Prefill, int] = {}  # the depth up to which a job's tokens are known to have found no room
         self._last: LastRequest | None = None
@@ -237,7 +238,8 @@ class Cache:
         self._room.account()
 
     def clear(self, *, vectors: bool = True) -> None:
-        """Drops everything that nobody is using; leased paths go when they are released."""
+        """Drops everything that nobody is using, pinned paths too; leased ones go when they are released."""
+        self.pins.lapse()
         self.trie.clear()
         if vectors:
             self.vectors.clear()
@@ -271,6 +273,7 @@ class Cache:
             last_cause=cause,
             working_bytes=self.workspaces.nbytes,
             vector_bytes=self.vectors.bytes,
+            pins=len(self.pins),
         )
 
     def set_budget(self, budget: int) -> None:

@@ -1,8 +1,8 @@
 """One number of bytes for trie, working packs and vectors, asked before anything is allocated.
 
 Who gives way, in this order: idle packs (their tokens are in the trie), the trie's least recently used leaves, slots of
-packs in use on which nobody stands. For a running request also: kept vectors, leases of paths that stand in a pack
-anyway, spare capacity of other packs. Where that is not enough, live rows alone need more than the budget.
+packs in use on which nobody stands. For a running request also: kept vectors, pins of open sessions, leases of paths
+that stand in a pack anyway, spare capacity of other packs. Where that is not enough, live rows alone need more than the budget.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 
 from runtime.backends.base import Backend
 from runtime.errors import MemoryBudgetError
+from runtime.scheduler.pins import Pins
 from runtime.scheduler.prefill import Prefill
 from runtime.scheduler.vectors import VectorCache
 from runtime.scheduler.workspace import Workspace
@@ -47,6 +48,7 @@ class Room:
         self.peak = 0
         self.live: set[Prefill] = set()
         self.trie = Trie(backend, budget, self.make)
+        self.pins = Pins(self.trie, budget)
         self.vectors = VectorCache(budget // VECTOR_SHARE if enabled else 0, self.make)
         self.workspaces = Workspaces(backend, self)
         self.drafter: Drafter | None = None
@@ -107,6 +109,7 @@ class Room:
         """The device is full: idle packs, vectors and whatever no lease holds are freed, for good."""
         self.workspaces.drop_idle()
         self.vectors.clear()
+        self.pins.lapse()
         self.trie.evict(self.trie.evictable_bytes)
         self.tell_freed()
         self._backend.reclaim()
@@ -132,12 +135,15 @@ class Room:
             MemoryBudgetError: Running requests hold more.
         """
         before, self.budget = self.budget, budget
+        self.pins.set_budget(budget)
         in_use = self.workspaces.nbytes - self.workspaces.idle_bytes
         if in_use + self.trie.leased_bytes > budget:
+            self.pins.lapse()
             self._release_leases()
         held = in_use + self.trie.leased_bytes
         if held > budget:
             self.budget = before
+            self.pins.set_budget(before)
             raise MemoryBudgetError(
                 f"running requests hold {held:,} bytes of KV; a budget of {budget:,} must wait for them, or cancel some"
             )
@@ -188,6 +194,8 @@ class Room:
         """What is given up for a running request, step by step; tried again after each."""
         yield
         self.vectors.clear()
+        yield
+        self.pins.lapse()
         yield
         self._release_leases()
         yield

@@ -12,9 +12,11 @@ from typing import Any
 import msgspec
 
 from runtime.language_model import PrefixMatch
+from runtime.members.pins import Pinned
 from runtime.options import GenerationOptions
 from runtime.wire.arrays import Array, pack_array, pack_run, unpack_array, unpack_run
 from runtime.wire.messages import encode
+from runtime.wire.pins import Pin, Unpin
 
 
 class Nothing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -158,7 +160,9 @@ METHODS: dict[str, Method] = {
     "tokenize_async": Method(Text, Answer(list[int])),
     "detokenize_async": Method(Ids, Answer(str)),
     "render_chat_async": Method(RenderChat, Answer(list[int])),
-    "cache_kv_async": Method(Ids, NOTHING),
+    "cache_kv_async": Method(Ids, NOTHING, progresses=True),
+    "pin_async": Method(Pin, Answer(Pinned)),
+    "unpin_async": Method(Unpin, NOTHING),
     "clear_cache_async": Method(Nothing, NOTHING),
     "clear_kv_cache_async": Method(Nothing, NOTHING),
     "reset_async_queries_async": Method(Nothing, NOTHING),

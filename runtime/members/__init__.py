@@ -1,0 +1,1 @@
+"""The groups of members that `LanguageModel` consists of, each a Protocol of its own."""

@@ -1,0 +1,63 @@
+"""What can be set when a session is opened."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Self
+
+from runtime.errors import InvalidRequestError
+from runtime.options import GenerationOptions
+from runtime.session.manifest import Manifest
+
+
+@dataclass(frozen=True, slots=True)
+class SessionConfig:
+    """How a session works.
+
+    Attributes:
+        top_k: Alternatives recorded with the scores of every token that is prefilled; they stay beside the KV, so that
+            `score` of the session's path computes nothing. None: no scores, the KV alone, which is faster.
+        limit: Tokens that the session may hold; None: the model's context.
+        manifest: What the session's ids were made with, where they come from an earlier one: another model, tokenizer,
+            template or setting is refused.
+        options: Of `decode`, where a call names none.
+    """
+
+    top_k: int | None = 10
+    limit: int | None = None
+    manifest: Manifest | None = None
+    options: GenerationOptions | None = None
+
+    def check(self, context: int) -> Self:
+        """Itself.
+
+        Args:
+            context: Tokens that the model holds.
+
+        Raises:
+            InvalidRequestError: A value out of range or of the wrong type; the message names it.
+        """
+        GenerationOptions(top_k=0 if self.top_k is None else self.top_k).check()
+        limit = self.limit
+        if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= context):
+            raise InvalidRequestError(
+                f"limit (tokens of the session) must lie within 1 and the context of {context:,}, not {limit!r}"
+            )
+        if self.manifest is not None and not isinstance(self.manifest, Manifest):
+            raise InvalidRequestError(
+                f"manifest is a Manifest (Manifest.from_mapping reads a stored one), not {self.manifest!r:.60}"
+            )
+        if self.options is not None:
+            checked_options(self.options)
+        return self
+
+
+def checked_options(options: object) -> GenerationOptions:
+    """The options of a generation.
+
+    Raises:
+        InvalidRequestError: Of another type, or with a value out of range.
+    """
+    if not isinstance(options, GenerationOptions):
+        raise InvalidRequestError(f"options is a GenerationOptions, not {options!r:.60}")
+    return options.check()
