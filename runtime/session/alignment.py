@@ -20,12 +20,10 @@ class Aligned:
     Attributes:
         held: Tokens of the first up to there.
         full: Tokens of the second.
-        bytes: Of the text.
     """
 
     held: int
     full: int
-    bytes: int
 
 
 def aligned(held: Sequence[int], full: Sequence[int], bytes_of: Callable[[int], bytes]) -> Aligned:
@@ -46,11 +44,9 @@ def aligned(held: Sequence[int], full: Sequence[int], bytes_of: Callable[[int], 
     ends, others = _ends(mine), _ends(theirs)
     borders = np.intersect1d(ends[ends <= shared], others[others <= shared])
     border = int(borders[-1]) if len(borders) else 0
-    before = sum(len(bytes_of(i)) for i in held[:same])
     return Aligned(
         held=same + int(np.searchsorted(ends, border, side="right")),  # tokens without bytes stay with what was said
         full=same + (int(np.searchsorted(others, border, side="left")) + 1 if border else 0),
-        bytes=before + border,
     )
 
 

@@ -40,13 +40,9 @@ class SessionConfig:
         GenerationOptions(top_k=0 if self.top_k is None else self.top_k).check()
         limit = self.limit
         if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= context):
-            raise InvalidRequestError(
-                f"limit (tokens of the session) must lie within 1 and the context of {context:,}, not {limit!r}"
-            )
+            raise InvalidRequestError(f"limit must lie within 1 token and the {context:,} of the context, not {limit!r}")
         if self.manifest is not None and not isinstance(self.manifest, Manifest):
-            raise InvalidRequestError(
-                f"manifest is a Manifest (Manifest.from_mapping reads a stored one), not {self.manifest!r:.60}"
-            )
+            raise InvalidRequestError(f"manifest is a Manifest (see Manifest.from_mapping), not {self.manifest!r:.60}")
         if self.options is not None:
             checked_options(self.options)
         return self

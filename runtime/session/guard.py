@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import CancelledError
 from contextlib import contextmanager
 
 from runtime.errors import EngineDiedError, RuntimeFault, SessionBusyError, SessionClosedError, SessionFatalError
@@ -75,4 +76,4 @@ def is_fatal(error: BaseException) -> bool:
     """
     if isinstance(error, RuntimeFault):
         return isinstance(error, EngineDiedError) or type(error) is RuntimeFault
-    return isinstance(error, Exception)
+    return isinstance(error, Exception) and not isinstance(error, CancelledError)

@@ -67,15 +67,11 @@ class Manifest:
         known = {field.name for field in fields(cls)}
         try:
             if set(stored) != known:
-                raise InvalidRequestError(
-                    f"a manifest has the fields {', '.join(sorted(known))}, not {', '.join(map(str, stored))}"
-                )
+                raise ValueError(f"its fields are {', '.join(map(str, stored))}, not {', '.join(sorted(known))}")
             plain = {name: str(stored[name]) for name in ("name", "model", "tokenizer", "template", "bos")}
             config = tuple((str(name), str(value)) for name, value in stored["runtime"])
             return cls(**plain, runtime=config, adapters=tuple((str(name), float(scale)) for name, scale in stored["adapters"]))
         except (TypeError, ValueError) as mismatch:
-            if isinstance(mismatch, InvalidRequestError):
-                raise
             raise InvalidRequestError(f"this is no stored manifest: {mismatch}") from mismatch
 
     def to_mapping(self) -> dict[str, Any]:
@@ -100,9 +96,8 @@ class Manifest:
         if self.bos != other.bos:
             found.append(f"add_bos: {self.bos}, {other.bos}")
         mine, theirs = dict(self.runtime), dict(other.runtime)
-        for name in dict.fromkeys((*mine, *theirs)):
-            if mine.get(name) != theirs.get(name):
-                found.append(f"{name}: {mine.get(name, 'none')}, {theirs.get(name, 'none')}")
+        changed = [name for name in dict.fromkeys((*mine, *theirs)) if mine.get(name) != theirs.get(name)]
+        found += [f"{name}: {mine.get(name, 'none')}, {theirs.get(name, 'none')}" for name in changed]
         if self.adapters != other.adapters:
             found.append(f"adapters: {_stack(self.adapters)}, {_stack(other.adapters)}")
         return found

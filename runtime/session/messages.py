@@ -4,18 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from runtime.language_model import LanguageModel, Message
 from runtime.session.alignment import aligned
-
-if TYPE_CHECKING:
-    from runtime.session.session import Session
+from runtime.session.status import Segment
 
 
 def delta(model: LanguageModel, held: Sequence[int], full: Sequence[int]) -> list[int]:
-    """What stands in a session as far as a rendered conversation repeats its text, and the rest of that."""
-    same = aligned(held, full, model.decode_token)
+    """What stands in a session as far as a rendered conversation repeats its text, and the rest of that.
+
+    An end of turn is no text: somebody's answer that spells ``<|im_end|>`` is not taken for one.
+    """
+
+    def bytes_of(token: int) -> bytes:
+        return b"\xff%d" % token if model.is_eos(token) else model.decode_token(token)
+
+    same = aligned(held, full, bytes_of)
     return [*held[: same.held], *full[same.full :]]
 
 
@@ -30,13 +34,13 @@ class Said:
         """A copy that does not change with them."""
         return cls(tuple((str(m.get("role")), str(m.get("content"))) for m in messages))
 
-    def why(self, before: Said | None, at: int, session: Session) -> str:
+    def why(self, before: Said | None, at: int, segments: Sequence[Segment]) -> str:
         """Why the session's token `at` could not be taken over.
 
         Args:
             before: What was said when the session last took messages; None: never.
             at: The token.
-            session: As it is still.
+            segments: Of the session as it still is.
         """
         if before is None:
             return "the session held something else than these messages"
@@ -48,7 +52,7 @@ class Said:
             if common == len(self.messages):
                 return f"message {common + 1} ({before.messages[common][0]}) is not there any more"
             return f"message {common + 1} ({self.messages[common][0]}) was changed"
-        kind = next((s.kind for s in session.explain_context().segments if s.start <= at < s.end), "prefix")
+        kind = next((s.kind for s in segments if s.start <= at < s.end), "prefix")
         if kind == "generated":
             return (
                 "the answer is written differently: its message was changed, or the chat template leaves a part of answers out "
