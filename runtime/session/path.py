@@ -67,7 +67,7 @@ class Path:
         """In order, without gaps."""
         marks, end = list(self._marks), len(self.ids)
         ends = [*(mark.start for mark in marks[1:]), end]
-        return tuple(Segment(m.kind, m.label, m.start, e) for m, e in zip(marks, ends, strict=True))
+        return tuple(Segment(m.kind, m.label, m.start, e) for m, e in zip(marks, ends, strict=False))  # no marks: no end
 
     def copy(self) -> Path:
         """The same tokens, apart from here on."""

@@ -14,11 +14,13 @@ from tests.runtime.backends.reference import TOLERANCE
 from tests.runtime.session.subjects import CASES, Subject, drawn, greedy, piped, subject
 
 PIPED = (("fake", "attention"), ("hf", "llama"), ("mlx", "lfm2"))
+QUICK = {("fake", "attention", "here"), ("fake", "recurrent", "here"), ("fake", "attention", "piped"), ("hf", "gemma3", "here")}
+PLACES = [*((*case, "here") for case in CASES), *((*case, "piped") for case in PIPED)]
 
 
 @pytest.fixture(
     scope="module",
-    params=[*((*case, "here") for case in CASES), *((*case, "piped") for case in PIPED)],
+    params=[pytest.param(place, marks=[] if place in QUICK else pytest.mark.slow) for place in PLACES],
     ids=lambda case: "-".join(case),
 )
 def where(request: pytest.FixtureRequest) -> Iterator[Subject]:
