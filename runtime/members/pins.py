@@ -24,8 +24,8 @@ class Pinned:
 class PinMembers(Protocol):
     """Pins keep the KV of a path that somebody comes back to: other text does not push it out.
 
-    They are no claim to memory that running requests need: where those would fail, pins lapse, as they do when the cache
-    is cleared. All pins together hold at most half of the KV budget; the ones that were moved least recently lapse first.
+    They are no claim to memory that running requests need: where nothing else can give way, pins lapse, as they do when the
+    cache is cleared. All pins together hold at most half of the KV budget; those that were moved least recently lapse first.
     A lapsed pin is in force again when it is moved. `CacheReport` counts their leases, and them as `pins`.
     """
 

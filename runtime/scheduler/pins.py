@@ -40,6 +40,8 @@ class Pins:
             fresh.release()
             return 0
         self._leases[pin] = fresh
+        if self._trie.leased_bytes <= self._limit:  # whoever leases it
+            return tokens
         self._fit(keep=pin)
         if self._bytes() > self._limit:  # this one alone
             self._shorten(fresh)
@@ -59,6 +61,19 @@ class Pins:
         for pin in list(self._leases):
             self.release(pin)
 
+    def give_way(self, size: int) -> bool:
+        """Makes `size` more bytes evictable, the paths that were moved least recently first.
+
+        Returns:
+            False where that would not be enough, or turned out not to be: running requests hold the same.
+        """
+        if not self._leases or size > self._bytes():
+            return False
+        wanted = self._trie.evictable_bytes + size
+        while self._leases and self._trie.evictable_bytes < wanted:
+            self.release(next(iter(self._leases)))
+        return self._trie.evictable_bytes >= wanted
+
     def set_budget(self, budget: int) -> None:
         """Another budget for the whole model, in bytes."""
         self._limit = budget // SHARE
@@ -72,8 +87,6 @@ class Pins:
 
     def _bytes(self) -> int:
         """Of all edges on pinned paths, each counted once."""
-        if self._trie.leased_bytes <= self._limit:
-            return self._trie.leased_bytes
         seen: set[int] = set()
         total = 0
         for lease in self._leases.values():

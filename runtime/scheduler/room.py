@@ -1,8 +1,8 @@
 """One number of bytes for trie, working packs and vectors, asked before anything is allocated.
 
-Who gives way, in this order: idle packs (their tokens are in the trie), the trie's least recently used leaves, slots of
-packs in use on which nobody stands. For a running request also: kept vectors, pins of open sessions, leases of paths
-that stand in a pack anyway, spare capacity of other packs. Where that is not enough, live rows alone need more than the budget.
+Who gives way, in this order: idle packs (their tokens are in the trie), the trie's least recently used leaves, pins of open
+sessions, slots of packs in use on which nobody stands. For a running request also: kept vectors, leases of paths that
+stand in a pack anyway, spare capacity of other packs. Where that is not enough, live rows alone need more than the budget.
 """
 
 from __future__ import annotations
@@ -62,14 +62,15 @@ class Room:
         return self.trie.bytes + self.workspaces.nbytes + self.vectors.bytes + self.pending + drafts
 
     def make(self, size: int) -> bool:
-        """Makes `size` more bytes free for something to keep: idle packs and old leaves give way.
+        """Makes `size` more bytes free for something to keep: idle packs, old leaves and then old pins give way.
 
         Returns:
             False, and nothing was given up, where that would not be enough.
         """
         short = self.bytes + size - self.budget
         if short > 0:
-            if short > self.workspaces.idle_bytes + self.trie.evictable_bytes:
+            lacking = short - self.workspaces.idle_bytes - self.trie.evictable_bytes
+            if lacking > 0 and not self.pins.give_way(lacking):
                 return False
             short -= self.workspaces.free(short)
             if short > 0:
@@ -194,8 +195,6 @@ class Room:
         """What is given up for a running request, step by step; tried again after each."""
         yield
         self.vectors.clear()
-        yield
-        self.pins.lapse()
         yield
         self._release_leases()
         yield
