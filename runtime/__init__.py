@@ -33,6 +33,7 @@ from runtime.errors import (
 from runtime.version import __version__
 
 if TYPE_CHECKING:
+    from runtime.adapters.convert import convert_adapter
     from runtime.backends.registry import (
         available_backends,
         brings_text,
@@ -41,8 +42,12 @@ if TYPE_CHECKING:
         register_backend,
         unregister_backend,
     )
+    from runtime.beams import BeamOptions, BeamStep, Hypothesis
+    from runtime.branches import Branches
     from runtime.client import EngineClient, EngineLimits, spawn
-    from runtime.info import CacheReport, EdgeReport, Metrics, ModelInfo, OnProgress, PromptProgress
+    from runtime.completion import Completion
+    from runtime.grammar.source import Grammar
+    from runtime.info import AdapterInfo, CacheReport, EdgeReport, Metrics, ModelInfo, OnProgress, PromptProgress
     from runtime.language_model import LanguageModel, Message, PrefixMatch
     from runtime.loading.importer import import_model
     from runtime.loading.paths import models_dir
@@ -53,8 +58,13 @@ if TYPE_CHECKING:
     from runtime.members.pins import Pinned
     from runtime.model import load, load_model_by_name
     from runtime.options import GenerationOptions, LoadOptions, SamplingOptions
+    from runtime.pooling import POOLINGS, Pooling
     from runtime.records import Finish, Origin, Scores, TokenRecord, TokenRun
+    from runtime.resolution import ResolvedOptions, resolve_options
+    from runtime.sampling.chain import Sampler, make_sampler
     from runtime.sampling.draw import fresh_seed
+    from runtime.sampling.replay import Replayed, replay_draw
+    from runtime.sampling.step import draw_step
     from runtime.session.alignment import aligned
     from runtime.session.config import SessionConfig
     from runtime.session.manifest import Manifest
@@ -69,13 +79,25 @@ if TYPE_CHECKING:
         Truncation,
     )
     from runtime.speculation.options import SpeculativeOptions
+    from runtime.stages import Stage, StageTable
+    from runtime.text.formats import CHAT_FORMATS
     from runtime.text.utf8 import clean_text, texts_of
+    from runtime.timings import Latency, RequestTimings
+    from runtime.tools.calls import ToolCall, ToolCalls
+    from runtime.tools.reader import ToolCallReader, parse_tool_calls
     from runtime.trie import Trie
 
 __all__ = [
+    "CHAT_FORMATS",
+    "POOLINGS",
     "AdapterError",
+    "AdapterInfo",
     "BackendUnavailableError",
+    "BeamOptions",
+    "BeamStep",
+    "Branches",
     "CacheReport",
+    "Completion",
     "ContextOverflowError",
     "ContextReport",
     "Divergence",
@@ -86,9 +108,12 @@ __all__ = [
     "Finish",
     "FullVocabUnavailableError",
     "GenerationOptions",
+    "Grammar",
     "GrammarError",
+    "Hypothesis",
     "InvalidRequestError",
     "LanguageModel",
+    "Latency",
     "LoadOptions",
     "Manifest",
     "ManifestMismatchError",
@@ -101,11 +126,16 @@ __all__ = [
     "OnProgress",
     "Origin",
     "Pinned",
+    "Pooling",
     "PrefixMatch",
     "PrefixStatus",
     "Progress",
     "PromptProgress",
+    "Replayed",
+    "RequestTimings",
+    "ResolvedOptions",
     "RuntimeFault",
+    "Sampler",
     "SamplingOptions",
     "Scores",
     "Segment",
@@ -119,10 +149,15 @@ __all__ = [
     "SnapshotFormatError",
     "SnapshotMismatchError",
     "SpeculativeOptions",
+    "Stage",
+    "StageTable",
     "SuffixStatus",
     "TokenRecord",
     "TokenRun",
+    "ToolCall",
     "ToolCallError",
+    "ToolCallReader",
+    "ToolCalls",
     "Trie",
     "Truncation",
     "UnknownBackendError",
@@ -133,15 +168,21 @@ __all__ = [
     "brings_text",
     "check_backend",
     "clean_text",
+    "convert_adapter",
     "default_backend",
+    "draw_step",
     "fetch_embedded",
     "fresh_seed",
     "import_model",
     "list_models",
     "load",
     "load_model_by_name",
+    "make_sampler",
     "models_dir",
+    "parse_tool_calls",
     "register_backend",
+    "replay_draw",
+    "resolve_options",
     "spawn",
     "texts_of",
     "unregister_backend",
@@ -149,6 +190,7 @@ __all__ = [
 ]
 
 _NAMES = {
+    "runtime.adapters.convert": ("convert_adapter",),
     "runtime.backends.registry": (
         "available_backends",
         "brings_text",
@@ -157,20 +199,43 @@ _NAMES = {
         "register_backend",
         "unregister_backend",
     ),
-    "runtime.client": ("EngineClient", "EngineLimits", "spawn"),
-    "runtime.info": ("CacheReport", "EdgeReport", "Metrics", "ModelInfo", "OnProgress", "PromptProgress"),
-    "runtime.language_model": ("LanguageModel", "Message", "PrefixMatch"),
+    "runtime.beams": (
+        "BeamOptions",
+        "BeamStep",
+        "Hypothesis",
+    ),
+    "runtime.branches": ("Branches",),
+    "runtime.client": (
+        "EngineClient",
+        "EngineLimits",
+        "spawn",
+    ),
+    "runtime.completion": ("Completion",),
+    "runtime.grammar.source": ("Grammar",),
+    "runtime.info": (
+        "AdapterInfo",
+        "CacheReport",
+        "EdgeReport",
+        "Metrics",
+        "ModelInfo",
+        "OnProgress",
+        "PromptProgress",
+    ),
+    "runtime.language_model": (
+        "LanguageModel",
+        "Message",
+        "PrefixMatch",
+    ),
     "runtime.loading.importer": ("import_model",),
     "runtime.loading.paths": ("models_dir",),
     "runtime.loading.progress": ("Progress",),
-    "runtime.loading.shelf": ("ShelfEntry", "list_models"),
+    "runtime.loading.shelf": (
+        "ShelfEntry",
+        "list_models",
+    ),
     "runtime.loading.smollm2": ("fetch_embedded",),
     "runtime.loading.verify": ("verify_model",),
     "runtime.members.pins": ("Pinned",),
-    "runtime.model": ("load", "load_model_by_name"),
-    "runtime.options": ("GenerationOptions", "LoadOptions", "SamplingOptions"),
-    "runtime.records": ("Finish", "Origin", "Scores", "TokenRecord", "TokenRun"),
-    "runtime.sampling.draw": ("fresh_seed",),
     "runtime.session.alignment": ("aligned",),
     "runtime.session.config": ("SessionConfig",),
     "runtime.session.manifest": ("Manifest",),
@@ -184,8 +249,62 @@ _NAMES = {
         "SuffixStatus",
         "Truncation",
     ),
+    "runtime.model": (
+        "load",
+        "load_model_by_name",
+    ),
+    "runtime.options": (
+        "GenerationOptions",
+        "LoadOptions",
+        "SamplingOptions",
+    ),
+    "runtime.pooling": (
+        "POOLINGS",
+        "Pooling",
+    ),
+    "runtime.records": (
+        "Finish",
+        "Origin",
+        "Scores",
+        "TokenRecord",
+        "TokenRun",
+    ),
+    "runtime.resolution": (
+        "ResolvedOptions",
+        "resolve_options",
+    ),
+    "runtime.sampling.chain": (
+        "Sampler",
+        "make_sampler",
+    ),
+    "runtime.sampling.draw": ("fresh_seed",),
+    "runtime.sampling.replay": (
+        "Replayed",
+        "replay_draw",
+    ),
+    "runtime.sampling.step": ("draw_step",),
     "runtime.speculation.options": ("SpeculativeOptions",),
-    "runtime.text.utf8": ("clean_text", "texts_of"),
+    "runtime.stages": (
+        "Stage",
+        "StageTable",
+    ),
+    "runtime.text.formats": ("CHAT_FORMATS",),
+    "runtime.text.utf8": (
+        "clean_text",
+        "texts_of",
+    ),
+    "runtime.timings": (
+        "Latency",
+        "RequestTimings",
+    ),
+    "runtime.tools.calls": (
+        "ToolCall",
+        "ToolCalls",
+    ),
+    "runtime.tools.reader": (
+        "ToolCallReader",
+        "parse_tool_calls",
+    ),
     "runtime.trie": ("Trie",),
 }
 _HOMES = {name: module for module, names in _NAMES.items() for name in names}

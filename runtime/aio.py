@@ -71,8 +71,12 @@ _posting = threading.local()  # `held`: the mailboxes to be woken at the end of 
 def together() -> Iterator[None]:
     """What this thread posts inside leaves at the end, with one wake-up for each loop.
 
-    A wake-up in the middle lets another thread compete for the interpreter with whoever has more to say.
+    A wake-up in the middle lets another thread compete for the interpreter with whoever has more to say. Inside another
+    `together` it is a part of that one.
     """
+    if getattr(_posting, "held", None) is not None:
+        yield
+        return
     held: dict[Mailbox, None] = {}
     _posting.held = held
     try:

@@ -6,6 +6,42 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from runtime.timings import Latency, RequestTimings
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterInfo:
+    """One registered adapter.
+
+    Attributes:
+        name: As it was registered.
+        kind: "lora", or "alora" for an activated one.
+        folder: Where it is.
+        base: The model that it says it was made for; empty where it says nothing.
+        rank: The largest of its modules.
+        modules: How many it changes.
+        parameters: Numbers in all.
+        loaded: Whether its weights are in place.
+        bytes: That they hold; 0 while they are not.
+        digest: SHA-256 of its numbers, while they are in place: what the KV under it is filed by.
+    """
+
+    name: str
+    kind: str
+    folder: str
+    base: str
+    rank: int
+    modules: int
+    parameters: int
+    loaded: bool
+    bytes: int
+    digest: str | None
+
+    @property
+    def qualified(self) -> str:
+        """Name and kind: ``mine_lora``."""
+        return f"{self.name}_{self.kind}"
+
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
@@ -32,6 +68,9 @@ class ModelInfo:
     options: dict[str, Any] = field(default_factory=dict)
     capabilities: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
+    template_digest: str | None = None  # SHA-256 of the chat template in force; None without one
+    adapters: tuple[AdapterInfo, ...] = ()  # registered ones, with the bytes of those that are loaded
+    lora_stack: tuple[tuple[str, float], ...] = ()  # (name, scale) in force, in order
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +87,7 @@ class Metrics:
     kv_peak_bytes: int = 0  # the most under this budget, moments of copying included; never above it
     kv_evicted_bytes: int = 0
     tokens_rescored: int = 0
+    texts_embedded: int = 0
     tokens_drafted: int = 0  # guessed by speculative decoding
     tokens_accepted: int = 0  # of them, those that the model drew as well
     full_vector_hits: int = 0
@@ -55,6 +95,47 @@ class Metrics:
     tokens_per_second: float | None = None  # of the last generation, after its first token
     last_reused: int = 0  # of the last generation: prompt tokens found in the cache
     last_computed: int = 0  # of the last generation: prompt tokens pushed through the model
+    grammar_tokens: int = 0  # drawn under a grammar, by generations that have ended
+    grammar_seconds: float = 0.0  # processor time of their masks and steps, most of it while the model computes
+    grammar_wait_seconds: float = 0.0  # what their draws waited for masks
+    tokens_prefilled: int = 0  # of `tokens_computed`: prompts, queries and scored texts
+    tokens_generated: int = 0
+    prompt_tokens: int = 0  # of the requests that have ended
+    prefill_seconds: float = 0.0  # of forwards over prompts
+    decode_seconds: float = 0.0  # of steps of running generations
+    requests_started: int = 0  # generations, scores and embeddings; log-probability queries are counted in `queries`
+    requests_completed: int = 0
+    requests_failed: int = 0
+    requests_cancelled: int = 0
+    requests_active: int = 0  # now, those that wait included
+    requests_waiting: int = 0  # now: not begun yet, or waiting for others to leave
+    cache_hits: int = 0  # paths that found a prefix in the trie
+    cache_misses: int = 0
+    kv_evictions: int = 0  # segments
+    queue_latency: Latency = field(default_factory=Latency)
+    first_token_latency: Latency = field(default_factory=Latency)
+    token_latency: Latency = field(default_factory=Latency)  # between two tokens of a generation
+    recent: tuple[RequestTimings, ...] = ()  # the last 32 requests that ended, the latest last
+
+    @property
+    def cache_hit_rate(self) -> float | None:
+        """Hits among all lookups; None before the first."""
+        asked = self.cache_hits + self.cache_misses
+        return self.cache_hits / asked if asked else None
+
+    @property
+    def prefill_tokens_per_second(self) -> float | None:
+        """Over everything since load; None before the first prompt."""
+        return self.tokens_prefilled / self.prefill_seconds if self.prefill_seconds else None
+
+    @property
+    def decode_tokens_per_second(self) -> float | None:
+        """Of all generations together, over everything since load; None before the first step."""
+        return self.tokens_generated / self.decode_seconds if self.decode_seconds else None
+
+    def request(self, number: int) -> RequestTimings | None:
+        """The timings of a request by its number (`PromptProgress.request`), once it has ended, while it is recent."""
+        return next((timings for timings in reversed(self.recent) if timings.request == number), None)
 
     @property
     def acceptance_rate(self) -> float | None:
@@ -70,6 +151,7 @@ class PromptProgress:
     total: int  # tokens of the prompt
     reused: int  # of `done`: found in the cache, or computed by another request
     computed: int  # tokens pushed through the model for this request
+    request: int = field(default=0, compare=False)  # its number; `Metrics.request` has its timings after its end
 
 
 OnProgress = Callable[[PromptProgress], None]

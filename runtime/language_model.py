@@ -22,9 +22,15 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Protocol, Self
 
+from runtime.adapters.uses import Adapters
+from runtime.completion import Completion
 from runtime.info import CacheReport, Metrics, ModelInfo, OnProgress
+from runtime.members.adapters import AdapterMembers
+from runtime.members.branching import BranchingMembers
 from runtime.members.pins import PinMembers
+from runtime.members.resolving import ResolvingMembers
 from runtime.members.sessions import SessionMembers
+from runtime.members.vectors import VectorMembers
 from runtime.options import GenerationOptions
 from runtime.records import Float32, TokenRecord, TokenRun
 
@@ -44,7 +50,7 @@ class PrefixMatch:
     tier: str
 
 
-class LanguageModel(PinMembers, SessionMembers, Protocol):
+class LanguageModel(AdapterMembers, BranchingMembers, PinMembers, ResolvingMembers, SessionMembers, VectorMembers, Protocol):
     """A loaded model. See the module's text for what holds for all members.
 
     Raises (any member that takes token ids):
@@ -66,7 +72,7 @@ class LanguageModel(PinMembers, SessionMembers, Protocol):
 
     @property
     def chat_template(self) -> str | None:
-        """The template's source; None for a base model."""
+        """The source of the chat template in force; None where there are no roles."""
 
     @property
     def byte_vocab(self) -> list[bytes]:
@@ -78,37 +84,48 @@ class LanguageModel(PinMembers, SessionMembers, Protocol):
 
     # ---- next-token log-probabilities ------------------------------------------------------------------------
 
-    async def next_token_logprobs(self, ids: Sequence[int]) -> Float32:
-        """Log-probabilities of the token after `ids`, ``(vocab,) float32``."""
+    async def next_token_logprobs(self, ids: Sequence[int], *, adapters: Adapters = None) -> Float32:
+        """Log-probabilities of the token after `ids`, ``(vocab,) float32``.
 
-    async def batch_next_token_logprobs(self, batch: Sequence[Sequence[int]]) -> Float32:
+        Args:
+            ids: From the first token on.
+            adapters: Loaded ones, in order; () is the base, None the model's stack. So of all queries and scores.
+        """
+
+    async def batch_next_token_logprobs(self, batch: Sequence[Sequence[int]], *, adapters: Adapters = None) -> Float32:
         """The same for several sequences at once, ``(n, vocab) float32``, row i for sequence i; duplicates cost nothing."""
 
-    def next_token_logprobs_sync(self, ids: Sequence[int]) -> Float32:
+    def next_token_logprobs_sync(self, ids: Sequence[int], *, adapters: Adapters = None) -> Float32:
         """`next_token_logprobs`, blocking."""
 
-    def batch_next_token_logprobs_sync(self, batch: Sequence[Sequence[int]]) -> Float32:
+    def batch_next_token_logprobs_sync(self, batch: Sequence[Sequence[int]], *, adapters: Adapters = None) -> Float32:
         """`batch_next_token_logprobs`, blocking."""
 
-    def next_token_logprobs_uncached(self, ids: Sequence[int]) -> Float32:
+    def next_token_logprobs_uncached(self, ids: Sequence[int], *, adapters: Adapters = None) -> Float32:
         """The same numbers by the library's own plain forward pass, cache neither read nor written. Blocking.
 
         It is the reference that the cached answers are compared with, ``(vocab,) float32``.
         """
 
-    async def next_token_logprobs_uncached_async(self, ids: Sequence[int]) -> Float32:
+    async def next_token_logprobs_uncached_async(self, ids: Sequence[int], *, adapters: Adapters = None) -> Float32:
         """`next_token_logprobs_uncached`, awaited."""
 
-    def prefix_match(self, ids: Sequence[int]) -> PrefixMatch:
+    def prefix_match(self, ids: Sequence[int], *, adapters: Adapters = None) -> PrefixMatch:
         """How much of `ids` is held already; computes nothing and refreshes nothing. Blocking."""
 
-    async def prefix_match_async(self, ids: Sequence[int]) -> PrefixMatch:
+    async def prefix_match_async(self, ids: Sequence[int], *, adapters: Adapters = None) -> PrefixMatch:
         """`prefix_match`, awaited."""
 
     # ---- scores of given tokens ------------------------------------------------------------------------------
 
     async def score(
-        self, ids: Sequence[int], top_k: int = 10, start: int = 0, *, on_progress: OnProgress | None = None
+        self,
+        ids: Sequence[int],
+        top_k: int = 10,
+        start: int = 0,
+        *,
+        adapters: Adapters = None,
+        on_progress: OnProgress | None = None,
     ) -> list[TokenRecord]:
         """What the model thinks of each given token.
 
@@ -116,6 +133,7 @@ class LanguageModel(PinMembers, SessionMembers, Protocol):
             ids: The whole sequence, from its first token on.
             top_k: Alternatives recorded per token.
             start: The first position wanted; those before it are context only.
+            adapters: As of `next_token_logprobs`.
             on_progress: Hears how far it is after each chunk, on the caller's loop, in order; the last time before the
                 answer. So of `generate`, for its prompt.
 
@@ -125,7 +143,13 @@ class LanguageModel(PinMembers, SessionMembers, Protocol):
         """
 
     async def score_run(
-        self, ids: Sequence[int], top_k: int = 10, start: int = 0, *, on_progress: OnProgress | None = None
+        self,
+        ids: Sequence[int],
+        top_k: int = 10,
+        start: int = 0,
+        *,
+        adapters: Adapters = None,
+        on_progress: OnProgress | None = None,
     ) -> TokenRun:
         """`score` as columns, for the pipe and the window."""
 
@@ -170,11 +194,14 @@ class LanguageModel(PinMembers, SessionMembers, Protocol):
     ) -> list[list[int]]:
         """`sample` for several prompts at once; row i answers prompt i and is the same alone or in the batch."""
 
-    async def complete(self, prompt: str | Sequence[Message], options: GenerationOptions | None = None) -> str:
+    async def complete(self, prompt: str | Sequence[Message], options: GenerationOptions | None = None) -> Completion:
         """The text that follows `prompt`: a plain text is continued, a list of messages is answered by chat template.
 
+        It says how it ended: `finish_reason`, and `incomplete` where it was cut before its own end.
+
         Raises:
-            UnsupportedFeatureError: Messages, but the model has no chat template.
+            GrammarError: The grammar cannot be used (before anything is computed), or it fails on the way.
+            UnsupportedFeatureError: Messages, but there is no chat template (a `chat_format` at load gives one).
         """
 
     # ---- text ------------------------------------------------------------------------------------------------
@@ -204,13 +231,19 @@ class LanguageModel(PinMembers, SessionMembers, Protocol):
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
     ) -> list[int]:
-        """The ids of a conversation by the model's chat template. Blocking.
+        """The ids of a conversation by the chat template in force (`LoadOptions.chat_format`). Blocking.
 
         Content never becomes control tokens, whatever it spells.
 
+        Args:
+            messages: Each with a role (system, user, assistant, tool) and content. An assistant's may have `tool_calls`, as
+                `ToolCalls.message` makes them; the results follow as messages of the role tool.
+            tools: Definitions: ``{"type": "function", "function": {"name": ..., "parameters": <JSON schema>}}``.
+            add_generation_prompt: Whether the header of the answer follows.
+
         Raises:
-            UnsupportedFeatureError: The model has no chat template.
-            InvalidRequestError: The template refuses the messages, or took too long.
+            UnsupportedFeatureError: There is no chat template, or tools are given and it would drop them.
+            InvalidRequestError: A message or tool of the wrong shape; the template refuses them, or took too long.
         """
 
     async def render_chat_async(
@@ -224,10 +257,12 @@ class LanguageModel(PinMembers, SessionMembers, Protocol):
 
     # ---- cache -----------------------------------------------------------------------------------------------
 
-    def cache_kv(self, ids: Sequence[int]) -> None:
+    def cache_kv(self, ids: Sequence[int], *, adapters: Adapters = None) -> None:
         """Computes and keeps the KV of `ids`, for later calls that begin with them. Blocking."""
 
-    async def cache_kv_async(self, ids: Sequence[int], *, on_progress: OnProgress | None = None) -> None:
+    async def cache_kv_async(
+        self, ids: Sequence[int], *, adapters: Adapters = None, on_progress: OnProgress | None = None
+    ) -> None:
         """`cache_kv`, awaited; `on_progress` as in `score`, but for a path that is all there, which needs none."""
 
     def clear_cache(self) -> None:

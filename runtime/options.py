@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import difflib
-import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal, Self
+from pathlib import Path
+from typing import Any, Literal, Self, get_args
 
-from runtime.errors import InvalidRequestError
+from runtime.adapters.uses import AdapterUse, check_adapters
+from runtime.checking import nearest, whole
+from runtime.errors import GrammarError, InvalidRequestError
+from runtime.grammar.source import Grammar
+from runtime.sampling.settings import SamplingOptions
 from runtime.speculation.options import SpeculativeOptions
 
+__all__ = ["GenerationOptions", "KvDtype", "LoadOptions", "SamplingOptions", "nearest"]
+
 KvDtype = Literal["auto", "f32", "f16", "bf16", "q8", "q4"]
-
-
-def nearest(name: str, known: Iterable[str]) -> str:
-    """A hint for a misspelt name: the nearest known one, or the list of what there is."""
-    known = sorted(known)
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(known)}"
+ChatFormat = Literal["auto", "none", "chatml", "llama3", "mistral", "gemma", "plain"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +29,13 @@ class LoadOptions:
     `kv_dtype` is the form in which KV rests between requests. With "q8" and "q4" it takes a quarter and a sixth of its
     bytes in float32 (head width 64), and **a cached answer differs from an uncached one** by as much as `ModelInfo.warnings`
     says, measured at load; recurrent state is never quantised, running requests compute on what they load in full width.
+
+    `chat_format` says how messages become text: "auto" is the model's own template, or none; "none" knows no roles: text is
+    continued; the names are the formats of well-known families, for models without a template or in place of their own.
+    `chat_template` and `chat_template_file` take the user's template instead; it runs in a sandbox with limits. What ends a
+    turn of a named format ends an answer: the token, or where the vocabulary has no such token, its text as a stop string
+    (`ignore_eos` and `resolve=False` switch those stops off). A user's own template adds none: give `stop` with the request.
+    None of the three touches KV: `kv_fingerprint` stays, `model_fingerprint` and `ModelInfo.template_digest` follow.
     """
 
     device: str = "auto"  # auto, cpu, cuda[:n], mps
@@ -44,7 +50,12 @@ class LoadOptions:
     max_batch_tokens: int = 2048
     prefill_chunk_tokens: int = 512  # a cap; chunks are sized by time
     add_bos: Literal["model", "yes", "no"] = "model"
-    adapters: tuple[str, ...] = ()
+    chat_format: ChatFormat = "auto"
+    chat_template: str | None = None  # the user's own, as jinja2 text
+    chat_template_file: str | Path | None = None  # the same in a file
+    adapters: tuple[AdapterUse, ...] = ()  # folders or ids, loaded and pushed onto the stack in this order
+    offload: Literal["none", "disk"] = "none"  # disk: weights that do not fit are read from disk at every forward (hf)
+    offload_memory_bytes: int | None = None  # that weights may take, the largest layer at work too; None: half of what is free
     draft_model: str | None = None  # a model of the same vocabulary that guesses ahead, where `speculative` asks for it
 
     @classmethod
@@ -70,16 +81,33 @@ class LoadOptions:
             "threads",
             "context_length",
             "kv_cache_bytes",
+            "offload_memory_bytes",
         ):
             value = getattr(self, name)
-            if value is not None and not _whole(value, 1):
+            if value is not None and not whole(value, 1):
                 raise InvalidRequestError(f"{name} must be a whole number above 0, not {value!r}")
+        if self.offload_memory_bytes is not None and self.offload == "none":
+            raise InvalidRequestError("offload_memory_bytes says how much stays in memory with offload='disk': give both")
         if not isinstance(self.cache, bool):
             raise InvalidRequestError(f"cache is True or False, not {self.cache!r}")
         for name, allowed in _CHOICES.items():
             value = getattr(self, name)
             if value not in allowed:
                 raise InvalidRequestError(f"{name}={value!r}: {nearest(str(value), allowed)}")
+        self._check_format()
+        check_adapters(self.adapters)
+
+    def _check_format(self) -> None:
+        if self.chat_template is not None and not (isinstance(self.chat_template, str) and self.chat_template.strip()):
+            raise InvalidRequestError(f"chat_template is a template's text, not {self.chat_template!r:.60}")
+        if self.chat_template_file is not None and not (
+            isinstance(self.chat_template_file, str | Path) and str(self.chat_template_file)
+        ):
+            raise InvalidRequestError(f"chat_template_file is the path of a template, not {self.chat_template_file!r:.60}")
+        given = [name for name in ("chat_template", "chat_template_file") if getattr(self, name) is not None]
+        given += ["chat_format"] * (self.chat_format != "auto")
+        if len(given) > 1:
+            raise InvalidRequestError(f"{' and '.join(given)} contradict each other: give one of them")
 
 
 _CHOICES = {
@@ -87,30 +115,9 @@ _CHOICES = {
     "attention": ("auto", "sdpa", "eager"),
     "kv_dtype": ("auto", "f32", "f16", "bf16", "q8", "q4"),
     "add_bos": ("model", "yes", "no"),
+    "offload": ("none", "disk"),
+    "chat_format": get_args(ChatFormat),
 }
-
-
-@dataclass(frozen=True, slots=True)
-class SamplingOptions:
-    """How the next token is drawn. Unset fields are None: the model's own settings, then the defaults, fill them."""
-
-    temperature: float | None = None  # 0 is greedy
-    top_k: int | None = None  # 0 is off
-    top_p: float | None = None  # 1 is off
-    min_p: float | None = None  # 0 is off
-
-    def check(self) -> Self:
-        """Itself.
-
-        Raises:
-            InvalidRequestError: A value out of range; the message names it.
-        """
-        _in_range("temperature", self.temperature, 0.0, math.inf)
-        _in_range("top_p", self.top_p, 0.0, 1.0, open_low=True)
-        _in_range("min_p", self.min_p, 0.0, 1.0)
-        if self.top_k is not None and not _whole(self.top_k, 0):
-            raise InvalidRequestError(f"top_k must be a whole number, 0 (off) or more, not {self.top_k!r}")
-        return self
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,40 +129,65 @@ class GenerationOptions:
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
     top_k: int = 10  # alternatives recorded per token; the sampler's top-k is in `sampling`
+    stages: bool = False  # each record tells what the sampler's stages did, and has at least 64 alternatives
     seed: int | None = None  # None: a fresh one, reported in the records' session
     branch: int = 0  # separates streams that share a seed
     resolve: bool = True  # False: the library's defaults alone, for parity and benchmarks
     speculative: SpeculativeOptions | None = None  # several tokens a forward, guessed and checked
+    adapters: tuple[AdapterUse, ...] | None = None  # of loaded ones, in order; () is the base, None the model's stack
+    grammar: Grammar | None = None  # what the answer must look like
+    grammar_prefix: int = 0  # so many of the last ids given are the beginning of that answer already
+
+    @classmethod
+    def from_mapping(cls, options: Mapping[str, Any]) -> Self:
+        """Checked options from names and values: ours, flat or nested, or as Hugging Face and OpenAI spell them.
+
+        Raises:
+            InvalidRequestError: An unknown name (the nearest is named), two spellings that contradict each other, or a value
+                out of range.
+        """
+        from runtime.spellings import read_options  # which knows these classes
+
+        return cls(**read_options(options)).check()
 
     def check(self) -> Self:
         """Itself.
 
         Raises:
             InvalidRequestError: A value out of range; the message names it.
+            GrammarError: Something that contradicts the grammar.
         """
         self.sampling.check()
         if self.speculative is not None:
             self.speculative.check()
-        if self.max_tokens is not None and not _whole(self.max_tokens, 1):
+        if self.max_tokens is not None and not whole(self.max_tokens, 1):
             raise InvalidRequestError(f"max_tokens must be a whole number, 1 or more, not {self.max_tokens!r}")
         if not isinstance(self.stop, list | tuple) or any(not isinstance(s, str) or not s for s in self.stop):
             raise InvalidRequestError(f"stop is a sequence of texts, none of them empty, not {self.stop!r}")
-        if not _whole(self.top_k, 0) or self.top_k > 1000:
+        if not whole(self.top_k, 0) or self.top_k > 1000:
             raise InvalidRequestError(f"top_k (alternatives recorded) must lie within 0 and 1,000, not {self.top_k!r}")
+        if not isinstance(self.stages, bool):
+            raise InvalidRequestError(f"stages is True or False, not {self.stages!r}")
         for name, value in (("seed", self.seed), ("branch", self.branch)):
-            if value is not None and (not _whole(value, 0) or value >= 1 << 64):
+            if value is not None and (not whole(value, 0) or value >= 1 << 64):
                 raise InvalidRequestError(f"{name} must be a whole number within 0 and 2**64 - 1, not {value!r}")
+        if self.adapters is not None:
+            check_adapters(self.adapters)
+        self._check_grammar()
         return self
 
-
-def _whole(value: object, least: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= least
-
-
-def _in_range(name: str, value: float | None, low: float, high: float, *, open_low: bool = False) -> None:
-    if value is None:
-        return
-    bad_type = isinstance(value, bool) or not isinstance(value, int | float)
-    if bad_type or math.isnan(value) or value > high or value < low or (open_low and value == low) or math.isinf(value):
-        left = "(" if open_low else "["
-        raise InvalidRequestError(f"{name} must lie within {left}{low:g}, {high:g}], not {value!r}")
+    def _check_grammar(self) -> None:
+        if not whole(self.grammar_prefix, 0):
+            raise InvalidRequestError(f"grammar_prefix counts tokens, 0 or more, not {self.grammar_prefix!r}")
+        if self.grammar is None:
+            if self.grammar_prefix:
+                raise InvalidRequestError(f"grammar_prefix={self.grammar_prefix} without a grammar: give both or neither")
+            return
+        if not isinstance(self.grammar, Grammar):
+            raise GrammarError(
+                f"grammar is made by Grammar.json_schema, Grammar.regex or Grammar.lark, not {self.grammar!r:.80}"
+            )
+        if self.ignore_eos:
+            raise GrammarError(
+                "ignore_eos contradicts a grammar, which alone says where an answer may end: leave out one of the two"
+            )

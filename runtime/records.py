@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from runtime.errors import InvalidRequestError
+from runtime.stages import Stage, StageTable
 
 Int32 = npt.NDArray[np.int32]
 Float32 = npt.NDArray[np.float32]
@@ -42,11 +43,17 @@ class Finish(IntEnum):
     GRAMMAR = 6
     ERROR = 7
     ENGINE_DIED = 8
+    STOP_INSIDE = 9  # a stop string came where the answer's grammar was not at an end
 
     @property
     def label(self) -> str | None:
         """The name users and files see ("eos", "length", ...); None for NONE."""
-        return self.name.lower() if self else None
+        return "stop" if self is Finish.STOP_INSIDE else self.name.lower() if self else None
+
+    @property
+    def incomplete(self) -> bool:
+        """Whether the answer was cut before it came to its own end."""
+        return self not in (Finish.NONE, Finish.EOS, Finish.STOP, Finish.GRAMMAR)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +74,11 @@ class TokenRecord:
     top_logprobs: tuple[float, ...]
     covered_mass: float | None  # probability of the top-k together
     origin: Origin
-    finish_reason: str | None = None
-    stages: tuple[Mapping[str, float], ...] | None = None
+    finish_reason: str | None = None  # on the last token: `Finish.label`
+    incomplete: bool = False  # on the last token: the answer was cut before it came to its own end
+    stages: tuple[Stage, ...] | None = None  # what the sampler did, where it was asked for
+    shift: float | None = None  # what its raw logits had more than their log-probabilities; with stages
+    redrawn: int | None = None  # the id drawn once more from what is stored; None without stages, or beyond what is stored
 
     @property
     def surprisal_bits(self) -> float | None:
@@ -95,12 +105,15 @@ class TokenRun:
     origin: UInt8  # (n,) of Origin
     finish: UInt8  # (n,) of Finish
     draw: Float32  # (n,) the uniform number a sampled token was drawn with; NaN where none
+    stages: StageTable | None = None  # what the sampler did to each, where it was asked for
 
     def __post_init__(self) -> None:
         n = len(self.ids)
         for name in _RUN_COLUMNS:
             if len(getattr(self, name)) != n:
                 raise InvalidRequestError(f"column {name} has {len(getattr(self, name))} rows, ids has {n}")
+        if self.stages is not None and len(self.stages) != n:
+            raise InvalidRequestError(f"the stages have {len(self.stages)} rows, ids has {n}")
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -110,7 +123,8 @@ class TokenRun:
 
     def __getitem__(self, index: slice) -> TokenRun:
         """Some of the rows, as a run of its own; arrays are views."""
-        return TokenRun(**{name: getattr(self, name)[index] for name in _RUN_COLUMNS})
+        stages = None if self.stages is None else self.stages[index]
+        return TokenRun(**{name: getattr(self, name)[index] for name in _RUN_COLUMNS}, stages=stages)
 
     @property
     def text(self) -> str:
@@ -126,6 +140,7 @@ class TokenRun:
         """Row `i` as a record."""
         rank = int(self.rank[i])
         scored = rank > 0
+        finish = Finish(int(self.finish[i]))
         top_ids, top_logprobs = self.top_ids[i].tolist(), self.top_logprobs[i].tolist()
         if NO_TOKEN in top_ids:
             held = top_ids.index(NO_TOKEN)
@@ -141,8 +156,17 @@ class TokenRun:
             top_logprobs=tuple(top_logprobs),
             covered_mass=float(self.covered_mass[i]) if scored else None,
             origin=Origin(int(self.origin[i])),
-            finish_reason=Finish(int(self.finish[i])).label,
+            finish_reason=finish.label,
+            incomplete=finish.incomplete,
+            **self._told(i),
         )
+
+    def _told(self, i: int) -> dict[str, Any]:
+        """What the stages add to a record."""
+        table = self.stages
+        if table is None or not table.names[i].any():
+            return {}
+        return {"stages": table.stages(i), "shift": float(table.shift[i]), "redrawn": table.as_drawn(i)}
 
     def with_origin(self, origin: Origin) -> TokenRun:
         """The same tokens, all said to come from `origin`."""
@@ -157,7 +181,7 @@ class TokenRun:
         columns["lengths"] = np.array([len(b) for b in self.token_bytes], np.int32)
         columns["text_data"] = np.frombuffer("".join(self.texts).encode(), np.uint8)
         columns["text_lengths"] = np.array([len(t.encode()) for t in self.texts], np.int32)
-        return columns
+        return columns if self.stages is None else {**columns, **self.stages.to_columns()}
 
     @classmethod
     def from_columns(cls, columns: Mapping[str, npt.NDArray[np.generic]]) -> Self:
@@ -165,7 +189,8 @@ class TokenRun:
         plain = {name: columns[name] for name in _RUN_COLUMNS if name not in ("token_bytes", "texts")}
         token_bytes = _cut(columns["data"].tobytes(), columns["lengths"])
         texts = tuple(t.decode() for t in _cut(columns["text_data"].tobytes(), columns["text_lengths"]))
-        return cls(token_bytes=token_bytes, texts=texts, **plain)  # type: ignore[arg-type]  # dtypes are the writer's
+        stages = StageTable.from_columns(columns)
+        return cls(token_bytes=token_bytes, texts=texts, stages=stages, **plain)  # type: ignore[arg-type]  # dtypes are the writer's
 
     @classmethod
     def unscored(cls, ids: Sequence[int], token_bytes: Sequence[bytes], texts: Sequence[str], origin: Origin) -> Self:
@@ -205,6 +230,8 @@ class TokenRun:
         for name in _RUN_COLUMNS:
             if name not in joined:
                 joined[name] = np.concatenate([getattr(r, name) for r in runs])
+        if any(r.stages is not None for r in runs):
+            joined["stages"] = StageTable.concat([StageTable.empty(len(r)) if r.stages is None else r.stages for r in runs])
         return TokenRun(**joined)  # type: ignore[arg-type]  # columns by name
 
 
@@ -236,7 +263,7 @@ class Scores:
         return cls(*(np.concatenate([getattr(p, name) for p in parts]) for name in _SCORE_COLUMNS))
 
 
-_RUN_COLUMNS = tuple(column.name for column in fields(TokenRun))
+_RUN_COLUMNS = tuple(column.name for column in fields(TokenRun) if column.name != "stages")
 _SCORE_COLUMNS = tuple(column.name for column in fields(Scores))
 
 

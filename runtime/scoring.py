@@ -14,19 +14,25 @@ import numpy.typing as npt
 from runtime.records import NO_TOKEN, Float32, Int32, Scores
 
 BLOCK_ENTRIES = 1 << 18  # 1 MiB of float32
+SUMMED_ENTRIES = 512  # that float32 adds up in a row
 STRIPES = 64  # rows of a vocabulary laid out as a rectangle, for a first guess at its top
+_ONES = np.ones(SUMMED_ENTRIES, np.float32)
 
 
 def log_softmax(logits: npt.NDArray[np.floating]) -> Float32:
     """``(n, vocab)`` raw logits to ``(n, vocab) float32`` log-probabilities in nats.
 
-    The normaliser is summed pairwise: a plain float32 sum over 50,000 entries is off by more than the tolerance we print.
+    The normaliser is summed in blocks: a plain float32 sum over 50,000 entries is off by more than the tolerance we print.
     """
     return normalised(logits)
 
 
 def normalised(
-    logits: npt.NDArray[np.floating], *, entropy: Float32 | None = None, finite: npt.NDArray[np.bool_] | None = None
+    logits: npt.NDArray[np.floating],
+    *,
+    entropy: Float32 | None = None,
+    finite: npt.NDArray[np.bool_] | None = None,
+    shift: Float32 | None = None,
 ) -> Float32:
     """`log_softmax`, and from the same pass what else is asked for.
 
@@ -34,20 +40,24 @@ def normalised(
         logits: ``(n, vocab)``.
         entropy: ``(n,)``, filled with the entropy of each row in nats.
         finite: ``(n,)``, filled with which rows held numbers only; the others' answers mean nothing.
+        shift: ``(n,)``, filled with the normalisers: what raw logits have more than log-probabilities.
     """
     rows = np.asarray(logits, np.float32)
     answer: Float32 = np.empty(rows.shape, np.float32)
     with np.errstate(invalid="ignore" if finite is not None else "warn"):
         for block in _blocks(*rows.shape):
             raw, out = rows[block], answer[block]
-            np.subtract(raw, raw.max(axis=-1, keepdims=True), out=out)
+            top = raw.max(axis=-1, keepdims=True)
+            np.subtract(raw, top, out=out)
             weights = np.exp(out)
-            total = weights.sum(axis=-1, keepdims=True)
+            total = row_sums(weights)[:, None]
             log_total = np.log(total)
             if entropy is not None:
                 entropy[block] = log_total[:, 0] - np.vecdot(weights, out) / total[:, 0]
             if finite is not None:  # NaN and +inf reach the total, -inf does not
                 finite[block] = np.isfinite(total[:, 0]) & np.isfinite(raw.min(axis=-1))
+            if shift is not None:
+                shift[block] = (top + log_total)[:, 0]
             out -= log_total
     return answer
 
@@ -71,8 +81,8 @@ def summarise(logprobs: Float32, targets: Int32 | None, k: int, entropy: Float32
         if not known:
             entropy[block] = _entropy(part)
         if targets is not None:
-            own[block] = np.take_along_axis(part, targets[block, None], axis=-1)[:, 0]
-            rank[block] = 1 + np.count_nonzero(part > own[block, None], axis=-1)
+            own[block] = part[np.arange(len(part)), targets[block]]
+            rank[block] = ranks_of(part, own[block])
         top_ids[block, :width], top_logprobs[block, :width] = top_k(part, width)
     covered = np.exp(top_logprobs).sum(axis=-1, dtype=np.float64)
     return Scores(own, rank, entropy, top_ids, top_logprobs, np.minimum(covered, 1.0).astype(np.float32))
@@ -93,7 +103,7 @@ def score_logits(logits: Float32, targets: Int32, k: int) -> tuple[Scores, npt.N
         with np.errstate(invalid="ignore"):  # infinities show as NaN in the entropy
             shifted = raw - top
             weights = np.exp(shifted)
-            total = weights.sum(axis=-1, keepdims=True)
+            total = row_sums(weights)[:, None]
             log_total = np.log(total)
             scores.entropy[block] = log_total[:, 0] - np.vecdot(weights, shifted) / total[:, 0]
         finite[block] = np.isfinite(scores.entropy[block])
@@ -102,7 +112,7 @@ def score_logits(logits: Float32, targets: Int32, k: int) -> tuple[Scores, npt.N
             shifted, log_total = np.where(sound, shifted, np.float32(0)), np.where(sound, log_total, np.float32(0))
         logprobs = np.subtract(shifted, log_total, out=shifted)  # ranks and ties are those of the answer, to the bit
         own = np.take_along_axis(logprobs, targets[block, None], axis=-1)
-        scores.rank[block] = 1 + np.count_nonzero(logprobs > own, axis=-1)
+        scores.rank[block] = ranks_of(logprobs, own[:, 0])
         scores.logprob[block] = own[:, 0]
         scores.top_ids[block, :width], scores.top_logprobs[block, :width] = top_k(logprobs, width)
     covered = np.exp(scores.top_logprobs).sum(axis=-1, dtype=np.float64)
@@ -115,33 +125,66 @@ def top_k(logprobs: Float32, k: int) -> tuple[Int32, Float32]:
     if k == 0:
         n = len(logprobs)
         return np.empty((n, 0), np.int32), np.empty((n, 0), np.float32)
-    ids = np.stack([falling(row, k, border) for row, border in zip(logprobs, low_borders(logprobs, k), strict=True)])
-    return ids.astype(np.int32), np.take_along_axis(logprobs, ids, axis=-1)
+    ids, values = np.empty((len(logprobs), k), np.int32), np.empty((len(logprobs), k), np.float32)
+    for i, row in enumerate(logprobs):
+        chosen = likeliest(row, k)
+        ids[i], values[i] = chosen, row[chosen]
+    return ids, values
 
 
-def falling(row: Float32, k: int, border: np.float32) -> npt.NDArray[np.int64]:
-    """The `k` likeliest ids of one row ``(vocab,)``, falling, ties by id; `border` from `low_borders`."""
-    ids = np.flatnonzero(row >= border)
-    return ids[np.lexsort((ids, -row[ids]))][:k]
+def likeliest(row: Float32, k: int) -> npt.NDArray[np.int64]:
+    """The `k` likeliest ids of one row ``(vocab,)``, falling, ties by id; what has -inf comes only where `k` is all.
 
-
-def low_borders(logprobs: Float32, k: int) -> Float32:
-    """``(n,)``: a value that at least `k` entries of each row reach, and few more.
-
-    It is the k-th largest among the largest of many disjoint parts of the row, each of which is an entry of the row.
+    The row is laid out as a rectangle. The k-th largest of its columns' largest entries is a value that at least `k` entries
+    reach, and few more, all of them in columns whose largest one does.
     """
-    n, vocab = logprobs.shape
+    vocab = len(row)
     width = vocab // STRIPES
     if k > width:
-        return _kth_largest(logprobs, min(k, vocab))
-    tops: Float32 = logprobs[:, : width * STRIPES].reshape(n, STRIPES, width).max(axis=1)
-    return _kth_largest(tops, k)
+        border = _kth_largest(row, min(k, vocab))
+        ids = np.flatnonzero(row >= border if border > -np.inf or k >= vocab else row > border)
+        return _fallen(row, ids, k)
+    rectangle = row[: width * STRIPES].reshape(STRIPES, width)
+    tops = rectangle.max(axis=0)
+    border = _kth_largest(tops, k)
+    if border == -np.inf:
+        return _fallen(row, np.flatnonzero(row > border), k)
+    columns = (tops >= border).nonzero()[0]
+    hits = (rectangle[:, columns] >= border).ravel().nonzero()[0]  # row by row
+    stripes = hits // len(columns)
+    ids = stripes * width + columns[hits - stripes * len(columns)]  # ascending
+    rest = row[width * STRIPES :]
+    if len(rest) and rest.max() >= border:
+        ids = np.concatenate([ids, np.flatnonzero(rest >= border) + width * STRIPES])
+    return _fallen(row, ids, k)
 
 
-def _kth_largest(values: Float32, k: int) -> Float32:
-    at = values.shape[1] - k
-    found: Float32 = np.partition(values, at, axis=-1)[:, at]
+def _fallen(row: Float32, ids: npt.NDArray[np.int64], k: int) -> npt.NDArray[np.int64]:
+    """The first `k` of ascending ids by falling value, ties by id."""
+    return ids[(-row[ids]).argsort(kind="stable")[:k]]
+
+
+def _kth_largest(values: Float32, k: int) -> np.float32:
+    at = len(values) - k
+    values = values.copy()
+    values.partition(at)
+    found: np.float32 = values[at]
     return found
+
+
+def ranks_of(logprobs: Float32, own: Float32) -> Int32:
+    """``(n,)``: 1 + entries of each row that lie strictly above its own value ``(n,)``."""
+    return np.array([1 + np.count_nonzero(row > value) for row, value in zip(logprobs, own, strict=True)], np.int32)
+
+
+def row_sums(weights: Float32) -> Float32:
+    """``(n,)``: sums of ``(n, vocab)``, in blocks that are added up pairwise: as good as numpy's, and quicker."""
+    n, vocab = weights.shape
+    whole = vocab // SUMMED_ENTRIES * SUMMED_ENTRIES
+    blocks = np.vecdot(weights[:, :whole].reshape(n, -1, SUMMED_ENTRIES), _ONES)
+    sums: Float32 = blocks.sum(axis=-1)  # pairwise
+    sums += np.vecdot(weights[:, whole:], _ONES[: vocab - whole])
+    return sums
 
 
 def _entropy(logprobs: Float32) -> Float32:

@@ -210,11 +210,16 @@ def test_the_texts_name_targets_and_commands_that_exist(file: str) -> None:
 
 
 @pytest.mark.slow
-def test_the_example_of_the_readme_runs_as_it_stands() -> None:
-    _, example = (ROOT / "README.md").read_text("utf-8").split("```python\n")
-    done = python("-W", "error", "-c", example.partition("```")[0])
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "' Paris'" in done.stdout
+def test_the_examples_of_the_readme_run_as_they_stand() -> None:
+    _, *examples = (ROOT / "README.md").read_text("utf-8").split("```python\n")
+    told = []
+    for example in examples:
+        done = python("-W", "error", "-c", example.partition("```")[0])
+        assert (done.returncode, done.stderr) == (0, "")
+        told.append(done.stdout)
+    assert "' Paris'" in told[0]
+    assert any("Let me look.  clock {'zone': 'CET'}" in text for text in told)
+    assert any("GRAMMAR" in text for text in told)
 
 
 # ---- the slot and the sample --------------------------------------------------------------------------------------------

@@ -11,10 +11,15 @@ from app.bench.findings import Case, Findings
 from app.bench.parts.budget import budget
 from app.bench.parts.counts import branches, chat, particles
 from app.bench.parts.decode import decode
+from app.bench.parts.grammar import grammar
 from app.bench.parts.latency import latency
+from app.bench.parts.many import many
 from app.bench.parts.overhead import overhead
+from app.bench.parts.rows import rows
+from app.bench.parts.sampler import sampler
 from app.bench.parts.score import score
 from app.bench.parts.speculative import speculative
+from app.bench.parts.swap import swap
 from app.bench.parts.trie import trie
 from app.bench.sizes import Sizes
 from app.bench.start import start
@@ -53,10 +58,15 @@ PARTS = (
     Part("W2", "chat: counts", On.ALL, chat),
     Part("W3", "branches: counts", On.ALL, branches),
     Part("W5", "decode, one stream and eight", On.ALL, decode),
+    Part("rows", "recurrent rows together", On.BACKENDS, rows),
     Part("overhead", "per-token overhead", On.TINY, overhead),
     Part("W6", "score a text", On.ALL, score),
     Part("W7", "chats under a byte budget", On.TINY, budget),
+    Part("many", "branches of one prompt, beams", On.ALL, many),
     Part("W8", "event-loop latency", On.BACKENDS, latency),
+    Part("swap", "adapters that take turns: counts", On.BACKENDS, swap),
+    Part("sampler", "sampler and records", On.ONCE, sampler),
+    Part("grammar", "answers under a grammar", On.BACKENDS, grammar),
     Part("speculative", "prompt lookup against plain decoding, SmolLM2", On.BACKENDS, speculative),
     Part("trie", "the token trie alone", On.ONCE, trie),
     Part("start", "from the process to the window", On.ONCE, start),

@@ -34,7 +34,10 @@ class Sizes:
     message: int = 40
     message_answer: int = 10
     budget_tokens: int = 4000
+    many_prompt: int = 256  # branches and beams
+    many_tokens: int = 32
     latency_seconds: float = 6.0  # W8
+    sampler_tokens: int = 64  # of each vocabulary, number of rows and setting
     speculative_tokens: int = 64
     trie_path: int = 100_000
     trie_branches: int = 10_000
@@ -70,7 +73,10 @@ QUICK = Sizes(
     score_tokens=150,
     visits=32,
     budget_tokens=1200,
+    many_prompt=96,
+    many_tokens=24,
     latency_seconds=1.5,
+    sampler_tokens=16,
     speculative_tokens=16,
 )
 LARGE_MODEL = Sizes(  # SmolLM2: a token takes twenty times as long
@@ -83,6 +89,8 @@ LARGE_MODEL = Sizes(  # SmolLM2: a token takes twenty times as long
     transcript=300,
     rounds=3,
     decode_tokens=24,
+    many_prompt=96,
+    many_tokens=12,
     latency_seconds=10.0,
 )
 LARGE_QUICK = Sizes(
@@ -97,6 +105,8 @@ LARGE_QUICK = Sizes(
     rounds=1,
     decode_tokens=8,
     score_tokens=200,
+    many_prompt=32,
+    many_tokens=5,
     latency_seconds=4.0,
     speculative_tokens=16,
 )

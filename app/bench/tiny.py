@@ -46,7 +46,7 @@ def make_tiny(architecture: str, folder: Path, text: Path | None = None) -> int:
     """
     folder.mkdir(parents=True)
     if text is None:
-        _write_byte_tokenizer(folder)
+        write_byte_tokenizer(folder)
     else:
         for name in TEXT_FILES:
             (folder / name).write_bytes((text / name).read_bytes())
@@ -110,7 +110,8 @@ def _weights(architecture: str, vocabulary: int) -> Iterator[tuple[str, Float32]
             yield f"model.layers.{layer}.{name}.weight", np.ones(width, np.float32)
 
 
-def _write_byte_tokenizer(folder: Path) -> None:
+def write_byte_tokenizer(folder: Path) -> None:
+    """A token per byte, and the end of a text."""
     alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
     tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE({char: i for i, char in enumerate([END, *alphabet])}, []))
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import click
 from rich.console import Console
@@ -19,13 +20,16 @@ console = Console(stderr=True)
 PIPE_WIDTH = 10_000  # characters; wider than any row
 
 
-def load_model(model: str, backend: str) -> LanguageModel:
-    """Loads a model into this process, with a spinner on stderr."""
+def load_model(model: str, backend: str, **options: Any) -> LanguageModel:
+    """Loads a model into this process, with a spinner on stderr; its warnings follow there."""
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     os.environ.pop("MLX_LM_TRUST_REMOTE_CODE", None)
     with console.status(f"loading {model}"):
-        return load(model, backend)
+        loaded = load(model, backend, **options)
+    for warning in loaded.info.warnings if options else ():  # those of the options that were asked for
+        click.echo(f"note: {warning}", err=True)
+    return loaded
 
 
 @contextmanager

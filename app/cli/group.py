@@ -16,7 +16,7 @@ from app.paths import DataFolder
 from runtime import BackendUnavailableError, RuntimeFault, UnknownBackendError, __version__
 from storage import StoreError
 
-COMMANDS = ("ask", "bench", "doctor", "models", "score", "sessions")  # modules of `app.cli`, each with a command of its name
+COMMANDS = ("ask", "bench", "doctor", "embed", "models", "score", "sessions")  # modules of `app.cli`, each its command
 
 
 class Commands(click.Group):

@@ -8,11 +8,12 @@ from typing import Any
 
 import click
 
+from app.cli.asking import Asked
 from app.cli.common import load_model
 from app.paths import DataFolder
 from app.supervisor import Supervisor
 from app.workbench import AppWorkbench
-from runtime import Finish, GenerationOptions, LanguageModel, TokenRun, clean_text
+from runtime import Finish, LanguageModel, TokenRun, clean_text
 from storage import DataFolderLock, SessionStore
 from ui import Event, Refusal, TokensArrived
 
@@ -23,9 +24,7 @@ async def ask_saved(
     data: DataFolder,
     title: str,
     text: str,
-    options: GenerationOptions,
-    model: str,
-    backend: str,
+    asked: Asked,
     on_run: Callable[[TokenRun, Decode], None],
 ) -> None:
     """Sends `text` in the session called `title` (made if there is none) and streams the answer to `on_run`.
@@ -42,7 +41,8 @@ async def ask_saved(
         raise click.ClickException(f"{data.root} is in use by {holder}; close it, or ask without --session")
     try:
         store = SessionStore.open(data.sessions)
-        workbench = AppWorkbench(store, Supervisor(model, backend, start=_in_process), options)
+        supervisor = Supervisor(asked.model, asked.backend, start=_in_process, **asked.load)
+        workbench = AppWorkbench(store, supervisor, asked.options)
         try:
             await _send(workbench, store, title, text, on_run)
         finally:
@@ -76,5 +76,5 @@ async def _send(
         raise click.ClickException(last.note or "the answer did not end")
 
 
-async def _in_process(source: str, backend: str, **_: Any) -> LanguageModel:
-    return await asyncio.to_thread(load_model, source, backend)
+async def _in_process(source: str, backend: str, **options: Any) -> LanguageModel:
+    return await asyncio.to_thread(load_model, source, backend, **options)

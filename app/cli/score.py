@@ -12,8 +12,8 @@ import click
 from rich.table import Table
 from rich.text import Text
 
-from app.cli.ask import probability, shown
 from app.cli.common import load_model, print_table, read_text, reading
+from app.cli.printing import probability, shown
 from app.cli.settings import Settings
 from runtime import LanguageModel, TokenRun
 

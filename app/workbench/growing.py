@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from runtime import TokenRun, texts_of
+from runtime import StageTable, TokenRun, texts_of
 
 LEAST_ROOM = 64  # rows
-LISTED = ("token_bytes", "texts")
+LISTED = ("token_bytes", "texts", "stages")
 EMPTY = TokenRun.concat([])
 BROKEN = "\ufffd"
 LONGEST = 4  # bytes of a character
@@ -30,6 +30,7 @@ class GrowingRun:
         self._columns: dict[str, npt.NDArray[Any]] = {
             column.name: getattr(start, column.name) for column in fields(TokenRun) if column.name not in LISTED
         }
+        self._stages = [(len(start), start.stages)]
         self._token_bytes = list(start.token_bytes)
         self._texts = list(start.texts)
         self._run: TokenRun | None = start  # as it was last asked for
@@ -51,6 +52,7 @@ class GrowingRun:
                 column[at:end, : rows.shape[1]] = rows
             else:
                 column[at:end] = rows
+        self._stages.append((len(run), run.stages))
         self._token_bytes.extend(run.token_bytes)
         self._texts.extend(run.texts)
         self._heal(at)
@@ -62,8 +64,16 @@ class GrowingRun:
         if self._run is None:
             n = len(self)
             columns = {name: column[:n] for name, column in self._columns.items()}
-            self._run = TokenRun(token_bytes=tuple(self._token_bytes), texts=tuple(self._texts), **columns)
+            texts = tuple(self._texts)
+            self._run = TokenRun(token_bytes=tuple(self._token_bytes), texts=texts, stages=self._joined_stages(), **columns)
         return self._run
+
+    def _joined_stages(self) -> StageTable | None:
+        if all(stages is None for _, stages in self._stages):
+            return None
+        joined = StageTable.concat([StageTable.empty(n) if stages is None else stages for n, stages in self._stages])
+        self._stages = [(len(joined), joined)]
+        return joined
 
     def _make_room(self, end: int, top_k: int) -> None:
         for name, column in self._columns.items():

@@ -8,13 +8,15 @@ Everything here runs on the engine's owner thread, in and out go numpy arrays an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from runtime.adapters.adapter import Adapter, ModuleShape
+from runtime.adapters.stacks import TokenStacks
 from runtime.info import ModelInfo
 
 Payload = Any  # immutable, contiguous, evaluated KV of consecutive tokens; only its backend looks inside
@@ -36,6 +38,8 @@ class Backend(Protocol):
     info: ModelInfo
     slot_bytes: int  # of a pack's buffers, per slot
     state_bytes: int  # of one recurrent state; 0 where there is none
+    forwards: int  # calls of the model since load
+    lent: int  # bytes that copies may take in the middle of a `forward`; fewer than `copy_cost`: in more calls of the model
     overlaps: bool  # whether a forward that was begun computes while the caller does something else
 
     def open_pack(self) -> Pack:
@@ -52,7 +56,12 @@ class Backend(Protocol):
         """
 
     def forward(
-        self, pack: Pack, tokens: npt.NDArray[np.int64], parents: npt.NDArray[np.int64], want: npt.NDArray[np.int64]
+        self,
+        pack: Pack,
+        tokens: npt.NDArray[np.int64],
+        parents: npt.NDArray[np.int64],
+        want: npt.NDArray[np.int64],
+        stacks: TokenStacks | None = None,
     ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
         """Pushes new tokens through the model, all in one go where the architecture allows it.
 
@@ -62,6 +71,7 @@ class Backend(Protocol):
             parents: ``(n,)`` the slot each follows: ROOT, a slot of the pack, or ``pack size before the call + j``
                 for the j-th token of this call.
             want: Ascending indices into `tokens`: the rows whose logits are needed.
+            stacks: The loaded adapters that each token is computed under; None: the base alone, for all of them.
 
         Returns:
             The new slots ``(n,)`` (always ``size before + arange(n)``) and the raw logits
@@ -69,18 +79,54 @@ class Backend(Protocol):
 
         Raises:
             InvalidRequestError: Ids outside the vocabulary, unknown parents, a parent that is not `resumable`.
+            AdapterError: A stack names an adapter that is not loaded.
             ContextOverflowError: A path longer than `info.context_length`.
             MemoryBudgetError: The device ran out of memory. After any error the pack is as it was before the call.
         """
 
+    def hidden_states(self, tokens: npt.NDArray[np.int64], stacks: TokenStacks | None = None) -> npt.NDArray[np.float32]:
+        """What the last layer says of each token, after the final norm, by the library's own plain forward; no KV stays.
+
+        Args:
+            tokens: ``(rows, length)`` ids; shorter rows are filled up on the right, which no token before sees.
+            stacks: The adapters, the same for all tokens; None: the base alone.
+
+        Returns:
+            ``(rows, length, hidden) float32``.
+
+        Raises:
+            UnsupportedFeatureError: The library gives no hidden states of this architecture.
+            MemoryBudgetError: The device ran out of memory.
+        """
+
+    def extend_hidden(
+        self, pack: Pack, tokens: npt.NDArray[np.int64], stacks: TokenStacks | None = None
+    ) -> npt.NDArray[np.float32]:
+        """Appends to a pack that is one chain (or empty), and says the new tokens' hidden states.
+
+        Returns:
+            ``(n, hidden) float32``, as `hidden_states`.
+
+        Raises:
+            ContextOverflowError, MemoryBudgetError, UnsupportedFeatureError: The pack is as it was.
+        """
+
     def begin(
-        self, pack: Pack, tokens: npt.NDArray[np.int64], parents: npt.NDArray[np.int64], want: npt.NDArray[np.int64]
+        self,
+        pack: Pack,
+        tokens: npt.NDArray[np.int64],
+        parents: npt.NDArray[np.int64],
+        want: npt.NDArray[np.int64],
+        stacks: TokenStacks | None = None,
     ) -> tuple[npt.NDArray[np.int64], Callable[[], npt.NDArray[np.float32]]]:
         """`forward` in two halves: what is returned waits for the logits and is called once, before the pack is touched.
 
         Where `overlaps` is False the first half does all the work, and there is no use in it. Either half may raise; then
         the pack is as it was before the call.
         """
+
+    def copy_cost(self, pack: Pack, parents: npt.NDArray[np.int64]) -> int:
+        """Bytes that a `forward` with these parents would copy for a moment, to push its chains side by side."""
 
     def size(self, pack: Pack) -> int:
         """Slots in use."""
@@ -145,8 +191,28 @@ class Backend(Protocol):
     def restore(self, tensors: dict[str, npt.NDArray[np.generic]]) -> Payload:
         """The inverse of `export`."""
 
-    def logits_uncached(self, ids: Sequence[int]) -> npt.NDArray[np.float32]:
+    def logits_uncached(self, ids: Sequence[int], stacks: TokenStacks | None = None) -> npt.NDArray[np.float32]:
         """``(vocab,)`` raw logits after `ids`, computed by the library's own plain forward, no cache of ours."""
+
+    def adapter_targets(self) -> Mapping[str, ModuleShape]:
+        """The linear modules that an adapter may change: path -> (in, out).
+
+        Raises:
+            UnsupportedFeatureError: This backend, or this model, takes no adapters.
+        """
+
+    def load_adapter(self, adapter: Adapter) -> int:
+        """Brings an adapter's weights in, beside the base's, which stay as they are; the bytes they hold.
+
+        Its modules are some of `adapter_targets`, by those paths. One that is loaded already is left as it is.
+
+        Raises:
+            AdapterError: The model does not compute with a module that it changes.
+            MemoryBudgetError: The device ran out of memory; nothing was loaded.
+        """
+
+    def unload_adapter(self, digest: str) -> None:
+        """Frees an adapter's weights: from now on the model is as it was before. Unknown ones are no error."""
 
     def free_bytes(self) -> int:
         """Bytes that are free, once the weights are in place, where KV is to live: on the device, or in the machine.

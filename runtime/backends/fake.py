@@ -15,13 +15,26 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from runtime.adapters.adapter import Adapter, ModuleShape
+from runtime.adapters.stacks import TokenStacks, Use, uses
+from runtime.backends.buckets import Bucket
 from runtime.backends.byte_text import CHATML, VOCABULARY
 from runtime.backends.byte_text import byte_tokenizer as fake_tokenizer
 from runtime.backends.mock import toy_info
-from runtime.backends.packed import Float32, PackedBackend, State, Step, WorkingPack, as_ids, chain_parents
+from runtime.backends.packed import (
+    Float32,
+    PackedBackend,
+    State,
+    Step,
+    WorkingPack,
+    as_ids,
+    chain_parents,
+    joined,
+    steps_of,
+)
 from runtime.backends.sized import state_size
 from runtime.backends.tree import ROOT, Int64
-from runtime.errors import SnapshotFormatError
+from runtime.errors import AdapterError, SnapshotFormatError
 from runtime.loading.folder import ModelFolder
 from runtime.options import LoadOptions
 
@@ -90,16 +103,16 @@ class FakePack(WorkingPack):
 
 
 class FakeBackend(PackedBackend[FakePack]):
-    """The little model and its faults. `behaviour` may be exchanged at any time; `forwards` counts calls of the model."""
+    """The little model and its faults. `behaviour` may be exchanged at any time."""
 
     def __init__(self, options: LoadOptions, behaviour: Behaviour) -> None:
         self.behaviour = behaviour
         self.recurrent, self.overlaps = behaviour.recurrent, behaviour.overlaps
-        self.forwards = 0
         rng = np.random.default_rng(7)
         self._embed: Float64 = rng.normal(size=(VOCABULARY, WIDTH))
         self._query, self._key, self._value = rng.normal(size=(3, WIDTH, WIDTH)) / np.sqrt(WIDTH)
         self._head: Float64 = rng.normal(size=(WIDTH, VOCABULARY))
+        self._adapters: dict[str, Adapter] = {}  # by digest
         self.slot_bytes, self.state_bytes = 2 * WIDTH * 8, WIDTH * 8 * self.recurrent
         kinds = ("recurrent",) if self.recurrent else ("full",)
         self.info = toy_info("fake", options, {"max_position_embeddings": CONTEXT}, kv_bytes=2 * WIDTH * 8, kinds=kinds)
@@ -118,18 +131,12 @@ class FakeBackend(PackedBackend[FakePack]):
     def push(self, pack: FakePack, step: Step) -> tuple[Float32, State | None]:
         self.forwards += 1
         self._misbehave(step.tokens)
-        embedded = self._embed[step.tokens]
-        kv = np.concatenate([_turned(embedded @ self._key, step.positions), embedded @ self._value], axis=1)
-        for at, row in zip(step.slots.tolist(), kv, strict=True):  # a chain's slots need not lie side by side
-            pack.write(at, row[None])
-        state: Float64 | None = None
-        if self.recurrent:
-            hidden, state = self._recur(embedded, step.state)
-        else:
-            hidden = self._attend(pack, step, embedded)
-        logits = (hidden[step.want] @ self._head).astype(np.float32)
-        logits[np.isin(step.tokens[step.want], list(self.behaviour.nan_on))] = np.nan
-        return logits, state
+        return self._compute(pack, step)
+
+    def push_rows(self, pack: FakePack, bucket: Bucket) -> tuple[Float32, Sequence[State | None]]:
+        self.forwards += 1
+        self._misbehave(bucket.tokens.ravel())
+        return joined(self._compute(pack, step) for step in steps_of(bucket))
 
     def launch(self, pack: FakePack, step: Step) -> Callable[[], Float32]:
         if not self.overlaps:
@@ -179,15 +186,44 @@ class FakeBackend(PackedBackend[FakePack]):
         state = tensors.get("state")
         return FakePayload(kv, None if state is None else np.asarray(state, np.float64))
 
-    def logits_uncached(self, ids: Sequence[int]) -> Float32:
+    def logits_uncached(self, ids: Sequence[int], stacks: TokenStacks | None = None) -> Float32:
         tokens = as_ids(ids)
         pack = self.open_pack()
-        _, logits = self.forward(pack, tokens, chain_parents(0, len(tokens), ROOT), np.array([len(tokens) - 1]))
+        _, logits = self.forward(pack, tokens, chain_parents(0, len(tokens), ROOT), np.array([len(tokens) - 1]), stacks)
         last: Float32 = logits[0]
         return last
 
+    def hidden_states(self, tokens: Int64, stacks: TokenStacks | None = None) -> Float32:
+        rows = []
+        for row in tokens:
+            pack = self.open_pack()
+            rows.append(self.extend_hidden(pack, row, stacks and stacks.part(slice(len(row)))))
+        return np.stack(rows)
+
+    def adapter_targets(self) -> Mapping[str, ModuleShape]:
+        return {"value": (WIDTH, WIDTH), "head": (WIDTH, VOCABULARY)}
+
+    def load_adapter(self, adapter: Adapter) -> int:
+        self._adapters[adapter.digest] = adapter
+        return sum(pair.a.nbytes + pair.b.nbytes for pair in adapter.modules.values())
+
+    def unload_adapter(self, digest: str) -> None:
+        self._adapters.pop(digest, None)
+
     def unload(self) -> None:
         """Holds nothing outside Python."""
+
+    def _adapted(self, module: str, x: Float64, y: Float64, changes: Sequence[Use]) -> Float64:
+        """What a module answers, with what the adapters add to it."""
+        for use in changes:
+            if use.digest not in self._adapters:
+                raise AdapterError(f"the adapter {use.digest[:12]} is not loaded")
+            pair = self._adapters[use.digest].modules.get(module)
+            if pair is not None:
+                rows = np.arange(len(x)) if use.rows is None else use.rows
+                y = y.copy()
+                y[rows] += (x[rows] @ pair.a.T @ pair.b.T) * (np.reshape(use.scale, (-1, 1)) * pair.scaling)
+        return y
 
     def _misbehave(self, tokens: Int64) -> None:
         behaviour = self.behaviour
@@ -199,6 +235,23 @@ class FakeBackend(PackedBackend[FakePack]):
         for token in tokens.tolist():
             if token in behaviour.raise_on:
                 raise behaviour.raise_on[token]
+
+    def _compute(self, pack: FakePack, step: Step) -> tuple[Float32, State | None]:
+        embedded = self._embed[step.tokens]
+        changes = uses(step.stacks)
+        values = self._adapted("value", embedded, embedded @ self._value, changes)
+        kv = np.concatenate([_turned(embedded @ self._key, step.positions), values], axis=1)
+        for at, row in zip(step.slots.tolist(), kv, strict=True):  # a chain's slots need not lie side by side
+            pack.write(at, row[None])
+        state: Float64 | None = None
+        if self.recurrent:
+            hidden, state = self._recur(embedded, step.state)
+        else:
+            hidden = self._attend(pack, step, embedded)
+        wanted = hidden if step.hidden else self._adapted("head", hidden, hidden @ self._head, changes)
+        logits = wanted[step.want].astype(np.float32)
+        logits[np.isin(step.tokens[step.want], list(self.behaviour.nan_on))] = np.nan
+        return logits, state
 
     def _attend(self, pack: FakePack, step: Step, embedded: Float64) -> Float64:
         """``(n, WIDTH)``: one head of attention over what the pack holds."""

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from runtime.adapters.stacks import TokenStacks
 from runtime.backends import facts
 from runtime.backends.byte_text import CHATML, VOCABULARY
 from runtime.backends.byte_text import byte_tokenizer as mock_tokenizer
@@ -78,9 +79,11 @@ class MockBackend(PackedBackend[MockPack]):
         return np.arange(base, base + n)
 
     def push(self, pack: MockPack, step: Step) -> tuple[Float32, State | None]:
+        self.forwards += 1
         pack.write(int(step.slots[0]), step.tokens)
         rows = [_logits(pack.tokens[pack.tree.path(int(step.slots[j]))]) for j in step.want]
-        return np.stack(rows) if rows else np.empty((0, VOCABULARY), np.float32), None
+        width = self.info.hidden_size if step.hidden else VOCABULARY
+        return np.stack(rows)[:, :width] if rows else np.empty((0, width), np.float32), None
 
     def take(self, pack: MockPack, slots: Int64) -> MockPayload:
         pack.tree.check_chain(slots)
@@ -121,8 +124,11 @@ class MockBackend(PackedBackend[MockPack]):
             raise SnapshotFormatError(f"stored KV is not what the mock backend writes: {sorted(tensors)}")
         return MockPayload(np.asarray(tensors["tokens"], np.int64))
 
-    def logits_uncached(self, ids: Sequence[int]) -> Float32:
+    def logits_uncached(self, ids: Sequence[int], stacks: TokenStacks | None = None) -> Float32:  # noqa: ARG002  # no adapters
         return _logits(as_ids(ids))
+
+    def hidden_states(self, tokens: Int64, stacks: TokenStacks | None = None) -> Float32:
+        return np.stack([self.extend_hidden(self.open_pack(), row, stacks and stacks.part(slice(len(row)))) for row in tokens])
 
     def unload(self) -> None:
         """Holds nothing."""
@@ -134,6 +140,8 @@ def toy_info(backend: str, options: LoadOptions, config: dict[str, Any], kv_byte
     Raises:
         UnsupportedFeatureError: Quantised KV: the toys keep theirs exactly.
     """
+    if options.offload != "none":
+        raise UnsupportedFeatureError(f"offload='disk': the {backend} backend has no weights")
     if facts.kv_format(options, "float32").bits is not None:
         raise UnsupportedFeatureError(
             f"kv_dtype={options.kv_dtype!r}: the {backend} backend keeps its KV exactly; leave it on auto"

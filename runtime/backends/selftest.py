@@ -9,7 +9,7 @@ import numpy as np
 from runtime.backends.facts import KvFormat
 from runtime.backends.packed import Float32, PackedBackend, chain_parents
 from runtime.backends.tree import ROOT, Int64
-from runtime.errors import ModelLoadError
+from runtime.errors import MemoryBudgetError, ModelLoadError
 
 TOLERANCES = {"float32": 1e-3, "float16": 6e-2, "bfloat16": 4e-1}  # nats between log-probabilities
 _TOP = 20  # tokens whose numbers people look at
@@ -21,7 +21,7 @@ _TAILS = (5, 1, 3)  # tokens of the branches: ragged on purpose
 def self_test(backend: PackedBackend[Any]) -> tuple[str, ...]:
     """Pushes a small tree in every way and switches off the ways that disagree with plain single runs.
 
-    Sets `backend.tree` and `backend.stepwise`. About 60 tokens.
+    Sets `backend.tree`, `stepwise`, `buckets` and `ragged`. About 60 tokens, 120 more where branches are no tree.
 
     Returns:
         Warnings for `ModelInfo.warnings`, empty when all is well.
@@ -45,11 +45,16 @@ def self_test(backend: PackedBackend[Any]) -> tuple[str, ...]:
             f"{backend.info.name}: {backend.info.backend} answers {max(off):.3g} nats apart with and without a cache "
             f"(allowed: {tolerance:g}); this architecture is not supported"
         )
-    if backend.tree:
+    if not backend.chained:
         gap = max(_gap(a, b) for a, b in zip(_branching(backend, trunk, tails), plain, strict=True))
         if not gap <= tolerance:
             backend.tree = False
-            warnings.append(f"branches are computed one by one: as one batch they came out {gap:.3g} nats apart")
+            backend.ragged = False  # a library that got a tree's mask wrong is asked to honour no other
+            warnings.append(
+                f"branches are computed one by one or by equal length: as a tree they came out {gap:.3g} nats apart"
+            )
+    if backend.chained:
+        warnings += _check_rows(backend, trunk, tails, tolerance)
     return tuple(warnings)
 
 
@@ -91,6 +96,47 @@ def kv_gaps(backend: PackedBackend[Any], trunk: Int64, tail: Int64) -> Float32:
     finally:
         for pack in packs:
             backend.close(pack)
+
+
+def _check_rows(backend: PackedBackend[Any], trunk: Int64, tails: list[Int64], tolerance: float) -> list[str]:
+    """Chains as rows of one forward, of equal and of different length, against single runs; off where they disagree."""
+    stems, more = (trunk, trunk, trunk[::-1]), trunk[:2]
+    even = [np.concatenate([stem, tail]) for stem, tail in zip(stems, tails, strict=True)]
+    plain = [backend.logits_uncached(text.tolist()) for text in (*even, *(np.append(text, more) for text in even))]
+    gaps, failed = _row_gaps(backend, stems, tails, more, plain)
+    if not gaps[0] <= tolerance:
+        backend.buckets = False
+        return [f"rows are computed one by one: as one batch they {failed or f'came out {gaps[0]:.3g} nats apart'}"]
+    if not gaps[1] <= tolerance:
+        backend.ragged = False
+        return [f"only rows of equal length share a forward: others {failed or f'came out {gaps[1]:.3g} nats apart'}"]
+    return []
+
+
+def _row_gaps(
+    backend: PackedBackend[Any], stems: tuple[Int64, ...], tails: list[Int64], more: Int64, plain: list[Float32]
+) -> tuple[list[float], str]:
+    """How far rows over pasts of equal length come out, and rows over others; infinite from where the library fails."""
+    gaps, pack, n = [float("inf")] * 2, backend.open_pack(), len(stems[0])
+    try:
+        roots = np.concatenate([chain_parents(0, n, ROOT), chain_parents(n, n, ROOT)])
+        backend.forward(pack, np.concatenate([stems[0], stems[-1]]), roots, np.empty(0, np.int64))
+        tips = [n - 1 if stem is stems[0] else 2 * n - 1 for stem in stems]
+        for i, chains in enumerate((tails, [more] * len(tails))):
+            ends = np.cumsum([len(chain) for chain in chains])
+            base = backend.size(pack)
+            starts = base + ends - [len(chain) for chain in chains]
+            parents = [chain_parents(int(s), len(c), tip) for s, c, tip in zip(starts, chains, tips, strict=True)]
+            slots, logits = backend.forward(pack, np.concatenate(chains), np.concatenate(parents), ends - 1)
+            tips = slots[ends - 1].tolist()
+            gaps[i] = max(map(_gap, logits, plain[i * len(tails) :]))
+    except MemoryBudgetError:
+        raise
+    except Exception as error:  # noqa: BLE001  # the border to a library that may know no batches: then it gets none
+        return gaps, f"failed ({type(error).__name__}: {error})"
+    finally:
+        backend.close(pack)
+    return gaps, ""
 
 
 def _alone(backend: PackedBackend[Any], trunk: Int64, tail: Int64) -> Float32:

@@ -41,12 +41,14 @@ class SizedBackend(ABC, Generic[P]):
         slot_bytes: Of a pack's buffers, per slot.
         widest_bytes: Of the largest single buffer among them, per slot.
         state_bytes: Of one recurrent state.
+        lent: Bytes that the copies of one forward may take: paths and states of the chains that share it.
     """
 
     info: ModelInfo
     slot_bytes: int = 0
     widest_bytes: int = 0
     state_bytes: int = 0
+    lent: int = UNBOUNDED
     _freed: int = 0
 
     @abstractmethod
@@ -83,6 +85,14 @@ class SizedBackend(ABC, Generic[P]):
         state = self.state_bytes if int(slots[-1]) in pack.states else 0
         held = len(slots) * self.info.kv_bytes_per_token + state
         return Cost(held, held)
+
+    def looks_back(self, pack: P) -> bool:
+        """Whether any layer attends to what stands in the pack."""
+        return self.capacity(pack) != UNBOUNDED
+
+    def row_bytes(self, length: int) -> int:
+        """What a chain that shares a forward has copied: its path in one layer, `length` tokens, and its state."""
+        return 2 * self.widest_bytes * length + self.state_bytes
 
     def retain(self, pack: P, slots: Int64, places: Int64) -> None:
         """Drops every slot but `slots`; see `runtime.backends.base.Backend.retain`."""

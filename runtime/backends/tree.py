@@ -146,6 +146,13 @@ class SlotTree:
             return np.arange(slot + 1)
         return np.flatnonzero(self._lineages([int(self._branch[slot])])[0, : slot + 1])
 
+    def paths(self, slots: Sequence[int]) -> list[Int64]:
+        """`path` of each of `slots`."""
+        if self.linear:
+            return [self.path(slot) for slot in slots]
+        lineages = iter(self._lineages([int(self._branch[slot]) for slot in slots if slot != ROOT]))
+        return [self.path(slot) if slot == ROOT else np.flatnonzero(next(lineages)[: slot + 1]) for slot in slots]
+
     def extends(self, parents: Int64) -> bool:
         """Whether the pack is one chain and `parents` only lengthens it."""
         base = self.size
@@ -219,3 +226,10 @@ def segments(parents: Int64, base: int) -> list[Int64]:
         chain.append(j)
         chain_of[j] = chain
     return [np.asarray(chain, np.int64) for chain in chains]
+
+
+def count_chains(parents: Int64) -> int:
+    """How many `segments` a call has, by parents relative to its first token (outside: negative)."""
+    inside = parents[parents >= 0]
+    children = np.bincount(inside, minlength=1)
+    return int(len(parents) - np.count_nonzero(children[inside] == 1))

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from runtime.adapters.uses import Adapters, check_adapters
 from runtime.errors import InvalidRequestError
 from runtime.language_model import Message
 from runtime.text.utf8 import clean_text
@@ -36,12 +37,23 @@ def plain_ids(ids: Sequence[int]) -> list[int]:
     raise InvalidRequestError(f"token ids are whole numbers; at place {place:,} stands {value!r:.60} ({type(value).__name__})")
 
 
+def plain_adapters(adapters: Adapters) -> list[tuple[str, float]] | None:
+    """A request's adapters as (name, scale) pairs; None stays None.
+
+    Raises:
+        AdapterError: Something that is no name and no pair, or a scale that is not finite.
+    """
+    return None if adapters is None else list(check_adapters(adapters))
+
+
 def plain_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
     """Messages or tools as dictionaries of plain values.
 
     Raises:
-        InvalidRequestError: Something that is no mapping.
+        InvalidRequestError: Something that is no list, or no mapping in it.
     """
+    if isinstance(messages, str | bytes | Mapping) or not isinstance(messages, Sequence):
+        raise InvalidRequestError(f"messages (and tools) are a list of mappings, not {messages!r:.60}")
     for place, message in enumerate(messages):
         if not isinstance(message, Mapping):
             raise InvalidRequestError(f"message {place} is a mapping with role and content, not {message!r:.60}")

@@ -9,8 +9,10 @@ from typing import Any
 import msgspec
 
 from runtime.aio import Mailbox
+from runtime.beams import OnStep
+from runtime.branches import Branches
 from runtime.client.link import EngineLink
-from runtime.client.waiters import LoopCall, LoopStream, ThreadCall, ThreadStream, Ticket, Waiter
+from runtime.client.waiters import LoopBranches, LoopCall, LoopStream, ThreadCall, ThreadStream, Ticket, Waiter
 from runtime.info import OnProgress
 from runtime.records import TokenRun
 from runtime.wire.messages import Call, encode
@@ -45,10 +47,12 @@ class Calls:
         self._link = link
         self._callers: dict[asyncio.AbstractEventLoop, _Caller] = {}
 
-    async def call(self, method: str, *, on_progress: OnProgress | None = None, **arguments: Any) -> Any:
+    async def call(
+        self, method: str, *, on_progress: OnProgress | None = None, on_step: OnStep | None = None, **arguments: Any
+    ) -> Any:
         """Awaits the answer; cancelled, it tells the engine."""
         caller = self._caller()
-        waiter = LoopCall(caller.mailbox, on_progress)
+        waiter = LoopCall(caller.mailbox, on_progress, on_step)
         ticket = self._ticket(method, arguments, waiter, waiter.future.done)
         caller.submit(ticket)
         try:
@@ -71,6 +75,41 @@ class Calls:
         finally:
             waiter.closed = True
             self._link.cancel(ticket.id)
+
+    def branches(
+        self, method: str, make_arguments: Callable[[], dict[str, Any]], *, on_progress: OnProgress | None = None
+    ) -> Branches[TokenRun]:
+        """Runs of several branches as they arrive; the call is made when the first is asked for."""
+        dropped: set[int] = set()
+        begun: list[Callable[[int], None]] = []  # tells the engine of one more that was dropped
+
+        async def read() -> AsyncGenerator[tuple[int, TokenRun], None]:
+            caller = self._caller()
+            waiter = LoopBranches(caller.mailbox, on_progress, dropped)
+            ticket = self._ticket(method, make_arguments(), waiter, lambda: waiter.closed)
+            caller.submit(ticket)
+
+            def tell(branch: int) -> None:
+                caller.flush()  # the call goes before
+                self._link.drop(ticket.id, branch)
+
+            for branch in dropped:
+                tell(branch)
+            begun.append(tell)
+            try:
+                async for item in waiter.branch_runs():
+                    yield item
+            finally:
+                begun.clear()
+                waiter.closed = True
+                self._link.cancel(ticket.id)
+
+        def drop(branch: int) -> None:
+            dropped.add(branch)
+            for tell in begun:
+                tell(branch)
+
+        return Branches(read(), drop)
 
     def call_sync(self, method: str, **arguments: Any) -> Any:
         """Blocks until the answer is there."""

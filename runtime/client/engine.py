@@ -9,13 +9,19 @@ from contextlib import aclosing, closing
 from types import TracebackType
 from typing import Any, Self, cast
 
-from runtime.client.arguments import plain_ids, plain_messages
+from runtime.adapters.uses import Adapters
+from runtime.client.adapters import AdapterCalls
+from runtime.client.arguments import plain_adapters, plain_ids, plain_messages
+from runtime.client.branching import BranchingMembers
 from runtime.client.calls import Calls
 from runtime.client.link import EngineLink
 from runtime.client.pins import PinCalls
+from runtime.client.vectors import VectorCalls
+from runtime.completion import Completion
 from runtime.errors import InvalidRequestError, RuntimeFault
 from runtime.info import CacheReport, Metrics, ModelInfo, OnProgress
 from runtime.language_model import Message, PrefixMatch
+from runtime.members.resolving import ResolvingMembers
 from runtime.options import GenerationOptions
 from runtime.records import Float32, TokenRecord, TokenRun
 from runtime.session.opening import OpensSessions
@@ -24,7 +30,7 @@ from runtime.wire.arrays import unpack_pieces
 from runtime.wire.messages import Loaded
 
 
-class EngineClient(PinCalls, OpensSessions):
+class EngineClient(AdapterCalls, BranchingMembers, VectorCalls, PinCalls, OpensSessions, ResolvingMembers):
     """A model in an engine process, made by `spawn`. Every member is described by `LanguageModel`.
 
     Once the process has ended, whoever waits and whoever asks gets `EngineDiedError`; `spawn` makes another one.
@@ -59,6 +65,10 @@ class EngineClient(PinCalls, OpensSessions):
         return self._first.chat_template
 
     @property
+    def own_options(self) -> GenerationOptions:
+        return self._first.own_options
+
+    @property
     def byte_vocab(self) -> list[bytes]:
         return list(self._byte_vocab)
 
@@ -85,41 +95,53 @@ class EngineClient(PinCalls, OpensSessions):
 
     # ---- next-token log-probabilities ------------------------------------------------------------------------
 
-    async def next_token_logprobs(self, ids: Sequence[int]) -> Float32:
-        return cast("Float32", await self._calls.call("next_token_logprobs", ids=plain_ids(ids)))
+    async def next_token_logprobs(self, ids: Sequence[int], *, adapters: Adapters = None) -> Float32:
+        return cast("Float32", await self._calls.call("next_token_logprobs", **_query(ids, adapters)))
 
-    async def batch_next_token_logprobs(self, batch: Sequence[Sequence[int]]) -> Float32:
-        return cast("Float32", await self._calls.call("batch_next_token_logprobs", batch=[plain_ids(ids) for ids in batch]))
+    async def batch_next_token_logprobs(self, batch: Sequence[Sequence[int]], *, adapters: Adapters = None) -> Float32:
+        return cast("Float32", await self._calls.call("batch_next_token_logprobs", **_queries(batch, adapters)))
 
-    def next_token_logprobs_sync(self, ids: Sequence[int]) -> Float32:
-        return cast("Float32", self._calls.call_sync("next_token_logprobs", ids=plain_ids(ids)))
+    def next_token_logprobs_sync(self, ids: Sequence[int], *, adapters: Adapters = None) -> Float32:
+        return cast("Float32", self._calls.call_sync("next_token_logprobs", **_query(ids, adapters)))
 
-    def batch_next_token_logprobs_sync(self, batch: Sequence[Sequence[int]]) -> Float32:
-        return cast("Float32", self._calls.call_sync("batch_next_token_logprobs", batch=[plain_ids(ids) for ids in batch]))
+    def batch_next_token_logprobs_sync(self, batch: Sequence[Sequence[int]], *, adapters: Adapters = None) -> Float32:
+        return cast("Float32", self._calls.call_sync("batch_next_token_logprobs", **_queries(batch, adapters)))
 
-    def next_token_logprobs_uncached(self, ids: Sequence[int]) -> Float32:
-        return cast("Float32", self._calls.call_sync("next_token_logprobs_uncached_async", ids=plain_ids(ids)))
+    def next_token_logprobs_uncached(self, ids: Sequence[int], *, adapters: Adapters = None) -> Float32:
+        return cast("Float32", self._calls.call_sync("next_token_logprobs_uncached_async", **_query(ids, adapters)))
 
-    async def next_token_logprobs_uncached_async(self, ids: Sequence[int]) -> Float32:
-        return cast("Float32", await self._calls.call("next_token_logprobs_uncached_async", ids=plain_ids(ids)))
+    async def next_token_logprobs_uncached_async(self, ids: Sequence[int], *, adapters: Adapters = None) -> Float32:
+        return cast("Float32", await self._calls.call("next_token_logprobs_uncached_async", **_query(ids, adapters)))
 
-    def prefix_match(self, ids: Sequence[int]) -> PrefixMatch:
-        return cast("PrefixMatch", self._calls.call_sync("prefix_match_async", ids=plain_ids(ids)))
+    def prefix_match(self, ids: Sequence[int], *, adapters: Adapters = None) -> PrefixMatch:
+        return cast("PrefixMatch", self._calls.call_sync("prefix_match_async", **_query(ids, adapters)))
 
-    async def prefix_match_async(self, ids: Sequence[int]) -> PrefixMatch:
-        return cast("PrefixMatch", await self._calls.call("prefix_match_async", ids=plain_ids(ids)))
+    async def prefix_match_async(self, ids: Sequence[int], *, adapters: Adapters = None) -> PrefixMatch:
+        return cast("PrefixMatch", await self._calls.call("prefix_match_async", **_query(ids, adapters)))
 
     # ---- scores ----------------------------------------------------------------------------------------------
 
     async def score(
-        self, ids: Sequence[int], top_k: int = 10, start: int = 0, *, on_progress: OnProgress | None = None
+        self,
+        ids: Sequence[int],
+        top_k: int = 10,
+        start: int = 0,
+        *,
+        adapters: Adapters = None,
+        on_progress: OnProgress | None = None,
     ) -> list[TokenRecord]:
-        return list(await self.score_run(ids, top_k, start, on_progress=on_progress))
+        return list(await self.score_run(ids, top_k, start, on_progress=on_progress, adapters=adapters))
 
     async def score_run(
-        self, ids: Sequence[int], top_k: int = 10, start: int = 0, *, on_progress: OnProgress | None = None
+        self,
+        ids: Sequence[int],
+        top_k: int = 10,
+        start: int = 0,
+        *,
+        adapters: Adapters = None,
+        on_progress: OnProgress | None = None,
     ) -> TokenRun:
-        call = self._calls.call("score_run", on_progress=on_progress, ids=plain_ids(ids), top_k=top_k, start=start)
+        call = self._calls.call("score_run", on_progress=on_progress, top_k=top_k, start=start, **_query(ids, adapters))
         return cast("TokenRun", await call)
 
     # ---- generation ------------------------------------------------------------------------------------------
@@ -184,9 +206,9 @@ class EngineClient(PinCalls, OpensSessions):
         )
         return cast("list[list[int]]", answer)
 
-    async def complete(self, prompt: str | Sequence[Message], options: GenerationOptions | None = None) -> str:
+    async def complete(self, prompt: str | Sequence[Message], options: GenerationOptions | None = None) -> Completion:
         plain = clean_text(prompt) if isinstance(prompt, str) else plain_messages(prompt)
-        return cast("str", await self._calls.call("complete", prompt=plain, options=options))
+        return cast("Completion", await self._calls.call("complete", prompt=plain, options=options))
 
     # ---- text ------------------------------------------------------------------------------------------------
 
@@ -230,11 +252,13 @@ class EngineClient(PinCalls, OpensSessions):
 
     # ---- cache -----------------------------------------------------------------------------------------------
 
-    def cache_kv(self, ids: Sequence[int]) -> None:
-        self._calls.call_sync("cache_kv_async", ids=plain_ids(ids))
+    def cache_kv(self, ids: Sequence[int], *, adapters: Adapters = None) -> None:
+        self._calls.call_sync("cache_kv_async", **_query(ids, adapters))
 
-    async def cache_kv_async(self, ids: Sequence[int], *, on_progress: OnProgress | None = None) -> None:
-        await self._calls.call("cache_kv_async", on_progress=on_progress, ids=plain_ids(ids))
+    async def cache_kv_async(
+        self, ids: Sequence[int], *, adapters: Adapters = None, on_progress: OnProgress | None = None
+    ) -> None:
+        await self._calls.call("cache_kv_async", on_progress=on_progress, **_query(ids, adapters))
 
     def clear_cache(self) -> None:
         self._calls.call_sync("clear_cache_async")
@@ -288,6 +312,14 @@ async def end_link(link: EngineLink, *, grace: float | None = None) -> None:
     """Ends the engine without blocking the loop; cancelled, the ending goes on by itself."""
     await asyncio.shield(asyncio.wrap_future(link.close_soon(grace=grace)))
     link.join()  # at once: the thread has nothing left to do
+
+
+def _query(ids: Sequence[int], adapters: Adapters) -> dict[str, Any]:
+    return {"ids": plain_ids(ids), "adapters": plain_adapters(adapters)}
+
+
+def _queries(batch: Sequence[Sequence[int]], adapters: Adapters) -> dict[str, Any]:
+    return {"batch": [plain_ids(ids) for ids in batch], "adapters": plain_adapters(adapters)}
 
 
 def _chat(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from runtime.loading.paths import is_model_id, shelf_path
@@ -27,6 +27,11 @@ class EngineLimits:
         if self.loading_seconds is not None:
             return self.loading_seconds
         return _LOAD_BASE_SECONDS + _source_bytes(source) / _LOAD_BYTES_PER_SECOND
+
+
+def patient(limits: EngineLimits, source: str) -> EngineLimits:
+    """For a model whose weights are read from disk in every step: a slow disk is no reason to end the engine."""
+    return replace(limits, step_seconds=limits.step_seconds + _source_bytes(source) / _LOAD_BYTES_PER_SECOND)
 
 
 class Vigil:

@@ -27,6 +27,7 @@ from runtime.wire.messages import (
     Beat,
     Cancel,
     Chunk,
+    Drop,
     End,
     Failure,
     Load,
@@ -36,6 +37,7 @@ from runtime.wire.messages import (
     Reply,
     Result,
     Shutdown,
+    Step,
     decode_replies,
     encode,
 )
@@ -102,6 +104,10 @@ class EngineLink:
     def cancel(self, number: int) -> None:
         """Nobody waits for a call any more; one that was answered already is none."""
         self._thread.post(self._cancel, number)
+
+    def drop(self, number: int, branch: int) -> None:
+        """Nobody wants this branch of a call any more; after the call was submitted."""
+        self._thread.post(self._drop, number, branch)
 
     def close_soon(self, *, grace: float | None = None) -> Future[None]:
         """Ends the engine without waiting; the same future every time.
@@ -210,6 +216,10 @@ class EngineLink:
         if self._waiting.pop(number, None) is not None:
             self._connection.post([encode(Cancel(number))])
 
+    def _drop(self, number: int, branch: int) -> None:
+        if number in self._waiting:
+            self._connection.post([encode(Drop(number, branch))])
+
     def _on_group(self, payloads: list[bytearray]) -> None:
         assert self._vigil is not None  # made before the pipe
         self._vigil.heard()
@@ -237,6 +247,9 @@ class EngineLink:
             case Progress():
                 if (ticket := self._waiting.get(reply.id)) is not None:  # else cancelled meanwhile
                     ticket.waiter.progress(reply.progress)
+            case Step():
+                if (ticket := self._waiting.get(reply.id)) is not None:
+                    ticket.waiter.step(reply.step)
             case _:
                 self._on_end(reply)
 
@@ -251,7 +264,7 @@ class EngineLink:
         if ticket is None:  # cancelled meanwhile
             return
         try:
-            ticket.waiter.chunk(unpack_run(chunk.columns))
+            ticket.waiter.chunk(unpack_run(chunk.columns), chunk.branch)
         except RuntimeFault as unreadable:
             self._cancel(chunk.id)
             ticket.waiter.fault(unreadable)

@@ -6,7 +6,8 @@ import itertools
 from collections.abc import Sequence
 from typing import cast
 
-from runtime.client.arguments import plain_ids
+from runtime.adapters.uses import Adapters
+from runtime.client.arguments import plain_adapters, plain_ids
 from runtime.client.calls import Calls
 from runtime.errors import InvalidRequestError
 from runtime.info import ModelInfo
@@ -24,14 +25,15 @@ class PinCalls:
         """What is known of the model."""
         raise NotImplementedError
 
-    def pin(self, ids: Sequence[int], pin: int | None = None) -> int:
+    def pin(self, ids: Sequence[int], pin: int | None = None, *, adapters: Adapters = None) -> int:
         number = next(self._pin_numbers) if pin is None else pin
-        self._calls.tell("pin_async", ids=self._checked(ids), pin=number)
+        self._calls.tell("pin_async", ids=self._checked(ids), pin=number, adapters=plain_adapters(adapters))
         return number
 
-    async def pin_async(self, ids: Sequence[int], pin: int | None = None) -> Pinned:
+    async def pin_async(self, ids: Sequence[int], pin: int | None = None, *, adapters: Adapters = None) -> Pinned:
         number = next(self._pin_numbers) if pin is None else pin
-        return cast("Pinned", await self._calls.call("pin_async", ids=self._checked(ids), pin=number))
+        call = self._calls.call("pin_async", ids=self._checked(ids), pin=number, adapters=plain_adapters(adapters))
+        return cast("Pinned", await call)
 
     def unpin(self, pin: int) -> None:
         self._calls.tell("unpin_async", pin=pin)

@@ -9,7 +9,7 @@ from typing import Any
 from runtime.aio import Mailbox
 from runtime.backends.registry import available_backends, dotted_backends
 from runtime.client.engine import EngineClient, end_link
-from runtime.client.limits import EngineLimits
+from runtime.client.limits import EngineLimits, patient
 from runtime.client.link import EngineLink
 from runtime.client.waiters import LoopCall
 from runtime.errors import InvalidRequestError
@@ -46,7 +46,8 @@ async def spawn(
     """
     if not isinstance(source, str | Path):
         raise InvalidRequestError(f"a {type(source).__name__} cannot be sent to an engine process; load it in this one")
-    limits = limits or EngineLimits()
+    if limits is None:
+        limits = EngineLimits() if options.get("offload", "none") == "none" else patient(EngineLimits(), str(source))
     name = backend or "auto"
 
     def make_load() -> Load:

@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import asyncio
 import queue
-from collections.abc import AsyncGenerator, Callable, Generator
+from collections.abc import AsyncGenerator, Callable, Generator, Set
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
 from runtime.aio import Mailbox
+from runtime.beams import BeamStep, OnStep
+from runtime.branches import merged
+from runtime.errors import RuntimeFault
 from runtime.info import OnProgress, PromptProgress
 from runtime.records import TokenRun
 from runtime.wire.methods import Method
@@ -22,11 +25,14 @@ from runtime.wire.methods import Method
 class Waiter(Protocol):
     """What the I/O thread tells about one call; the last two at most once, and nothing after them."""
 
-    def chunk(self, run: TokenRun) -> None:
-        """Some tokens of a stream."""
+    def chunk(self, run: TokenRun, branch: int | None) -> None:
+        """Some tokens of a stream, or of one branch of it."""
 
     def progress(self, progress: PromptProgress) -> None:
         """How far its prompt is."""
+
+    def step(self, step: BeamStep) -> None:
+        """The beams of a search after one step."""
 
     def result(self, value: Any) -> None:
         """The answer; for a stream its end (None)."""
@@ -49,17 +55,22 @@ class Ticket:
 class LoopCall:
     """A coroutine awaits `future`."""
 
-    def __init__(self, mailbox: Mailbox, on_progress: OnProgress | None = None) -> None:
+    def __init__(self, mailbox: Mailbox, on_progress: OnProgress | None = None, on_step: OnStep | None = None) -> None:
         self._mailbox = mailbox
         self._on_progress = on_progress
+        self._on_step = on_step
         self.future: asyncio.Future[Any] = mailbox.loop.create_future()
 
-    def chunk(self, run: TokenRun) -> None:
+    def chunk(self, run: TokenRun, branch: int | None) -> None:
         """A call has none."""
 
     def progress(self, progress: PromptProgress) -> None:
         if self._on_progress is not None:
             self._mailbox.post(partial(self._on_progress, progress))
+
+    def step(self, step: BeamStep) -> None:
+        if self._on_step is not None:
+            self._mailbox.post(partial(self._on_step, step))
 
     def result(self, value: Any) -> None:
         self._mailbox.post(partial(_settle, self.future, value))
@@ -74,10 +85,13 @@ class ThreadCall:
     def __init__(self) -> None:
         self.future: Future[Any] = Future()
 
-    def chunk(self, run: TokenRun) -> None:
+    def chunk(self, run: TokenRun, branch: int | None) -> None:
         """A call has none."""
 
     def progress(self, progress: PromptProgress) -> None:
+        """Nobody asks from a blocked call."""
+
+    def step(self, step: BeamStep) -> None:
         """Nobody asks from a blocked call."""
 
     def result(self, value: Any) -> None:
@@ -110,8 +124,11 @@ class LoopStream:
         if self._error is not None:
             raise self._error
 
-    def chunk(self, run: TokenRun) -> None:
+    def chunk(self, run: TokenRun, branch: int | None) -> None:  # noqa: ARG002  # a plain stream has no branches
         self._mailbox.post(partial(self._arrive, run))
+
+    def step(self, step: BeamStep) -> None:
+        """A stream has none."""
 
     def progress(self, progress: PromptProgress) -> None:
         if self._on_progress is not None:
@@ -132,6 +149,36 @@ class LoopStream:
         self._news.set()
 
 
+class LoopBranches(LoopStream):
+    """An async generator reads several branches; what arrived of each since it last asked comes as one run."""
+
+    def __init__(self, mailbox: Mailbox, on_progress: OnProgress | None, dropped: Set[int]) -> None:
+        super().__init__(mailbox, on_progress)
+        self._dropped = dropped  # nothing of these is wanted; may grow
+        self._of_branches: list[tuple[int, TokenRun]] = []
+
+    async def branch_runs(self) -> AsyncGenerator[tuple[int, TokenRun], None]:
+        """Runs until the end; an error is raised after everything that arrived before it."""
+        while not (self._over and not self._of_branches):
+            await self._news.wait()
+            self._news.clear()
+            arrived, self._of_branches = self._of_branches, []
+            for branch, run in merged(arrived):
+                if branch not in self._dropped:
+                    yield branch, run
+        if self._error is not None:
+            raise self._error
+
+    def chunk(self, run: TokenRun, branch: int | None) -> None:
+        if branch is None:
+            raise RuntimeFault("the engine sent tokens without the number of their branch")
+        self._mailbox.post(partial(self._arrive_at, branch, run))
+
+    def _arrive_at(self, branch: int, run: TokenRun) -> None:
+        self._of_branches.append((branch, run))
+        self._news.set()
+
+
 class ThreadStream:
     """A blocked thread reads."""
 
@@ -149,8 +196,11 @@ class ThreadStream:
             elif self._on_progress is not None:
                 self._on_progress(item)
 
-    def chunk(self, run: TokenRun) -> None:
+    def chunk(self, run: TokenRun, branch: int | None) -> None:  # noqa: ARG002  # a plain stream has no branches
         self._arrived.put(run)
+
+    def step(self, step: BeamStep) -> None:
+        """A stream has none."""
 
     def progress(self, progress: PromptProgress) -> None:
         self._arrived.put(progress)

@@ -46,4 +46,5 @@ def describe(model: LanguageModel) -> Loaded:
         chat_template=model.chat_template,
         byte_vocab=pack_pieces(model.byte_vocab),
         str_vocab=pack_pieces([text.encode("utf-8", "surrogatepass") for text in model.str_vocab]),
+        own_options=model.own_options,
     )

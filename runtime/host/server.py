@@ -17,10 +17,12 @@ from typing import NoReturn
 
 import msgspec
 
+from runtime.branches import Branches
 from runtime.errors import InvalidRequestError, RuntimeFault
 from runtime.host.loading import describe, make_model
 from runtime.language_model import LanguageModel
 from runtime.options import nearest
+from runtime.records import TokenRun
 from runtime.wire.arrays import pack_run
 from runtime.wire.connection import Connection
 from runtime.wire.faults import pack_fault
@@ -32,6 +34,7 @@ from runtime.wire.messages import (
     Call,
     Cancel,
     Chunk,
+    Drop,
     End,
     Failure,
     Load,
@@ -40,6 +43,7 @@ from runtime.wire.messages import (
     Push,
     Result,
     Shutdown,
+    Step,
     decode_requests,
     encode,
 )
@@ -73,6 +77,8 @@ class Server:
         self._model: LanguageModel | None = None
         self._loading = False
         self._calls: dict[int, asyncio.Task[None]] = {}
+        self._branches: dict[int, Branches[TokenRun]] = {}  # by call, while they are read
+        self._dropped: dict[int, set[int]] = {}  # branches that were dropped before they were read, by call
         self._background: set[asyncio.Task[None]] = set()
         self._outbox: list[bytes] = []
         self._news_due = False  # the outbox holds the end of a request
@@ -110,6 +116,11 @@ class Server:
                 case Cancel():
                     if task := self._calls.get(request.id):
                         task.cancel()
+                case Drop():
+                    if branches := self._branches.get(request.id):
+                        branches.drop(request.branch)
+                    elif request.id in self._calls:
+                        self._dropped.setdefault(request.id, set()).add(request.branch)
                 case Shutdown():
                     self._end(0, _SHUTDOWN_SECONDS)
 
@@ -155,6 +166,7 @@ class Server:
             payload = encode(Failure(call.id, pack_fault(error)))
         finally:
             del self._calls[call.id]
+            self._dropped.pop(call.id, None)
         self._post(payload, news=True)
 
     async def _perform(self, call: Call) -> bytes:
@@ -169,6 +181,11 @@ class Server:
             raise InvalidRequestError(f"{call.method}: {mismatch}") from mismatch
         if method.progresses:
             arguments["on_progress"] = lambda progress: self._post(encode(Progress(call.id, progress)))
+        if method.steps and arguments.pop("watched"):
+            arguments["on_step"] = lambda step: self._post(encode(Step(call.id, step)))
+        if method.branches:
+            await self._send_branches(call.id, getattr(self._model, call.method)(**arguments))
+            return encode(End(call.id))
         if method.streams:
             begun = False
             async with aclosing(self._model.generate_runs(**arguments)) as runs:
@@ -184,6 +201,20 @@ class Server:
                 "pipe at once; ask for fewer rows"
             )
         return payload
+
+    async def _send_branches(self, call: int, branches: Branches[TokenRun]) -> None:
+        for branch in self._dropped.pop(call, ()):
+            branches.drop(branch)
+        self._branches[call] = branches
+        begun = False
+        try:
+            async with aclosing(branches):
+                async for branch, run in branches:
+                    self._post(encode(Chunk(call, pack_run(run), branch)), news=not begun)
+                    begun = True
+                    await self.connection.drained()
+        finally:
+            del self._branches[call]
 
     # ---- what leaves -----------------------------------------------------------------------------------------
 

@@ -64,7 +64,7 @@ def open_folder(path: Path, *, name: str | None = None, backend: str = "hf") -> 
         weights=weights,
         tokenizer_config=tokenizer_config,
         generation_config=read_json(path / "generation_config.json") or {},
-        chat_template=_chat_template(path, tokenizer_config),
+        chat_template=chat_template_of(path, tokenizer_config),
         quantisation=_quantisation(raw, path, backend),
     )
 
@@ -185,8 +185,12 @@ def _hashes(files: list[Path], manifest: Manifest | None) -> dict[str, str]:
     return {file.name: noted[file.name].sha256 if file.name in noted else known_sha256(file) for file in files}
 
 
-def _chat_template(path: Path, tokenizer_config: Mapping[str, Any]) -> str | None:
-    """The template's source: its own file first, then the configs' ``chat_template`` (a text, or named ones)."""
+def chat_template_of(path: Path, tokenizer_config: Mapping[str, Any]) -> str | None:
+    """The template's source: its own file first, then the configs' ``chat_template`` (a text, or named ones).
+
+    Raises:
+        ModelLoadError: It is too large, or no text.
+    """
     file = path / "chat_template.jinja"
     if file.is_file():
         try:

@@ -61,6 +61,11 @@ def digest_of_all(files: Mapping[str, str]) -> str:
     return hashlib.sha256(lines.encode()).hexdigest()
 
 
+def template_digest(source: str) -> str:
+    """SHA-256 hex of a chat template's text in UTF-8."""
+    return hashlib.sha256(source.encode("utf-8", "surrogatepass")).hexdigest()
+
+
 def write_atomically(path: Path, data: bytes) -> None:
     """Writes the whole file or nothing, durably."""
     handle, temporary = tempfile.mkstemp(prefix=".new-", dir=path.parent)

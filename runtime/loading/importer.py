@@ -22,8 +22,8 @@ from typing import Any
 import filelock
 
 from runtime.errors import ModelLoadError
-from runtime.loading.check import INDEX, SETTINGS_FILES, TEXT_FILES, open_folder, weight_files
-from runtime.loading.digests import digest_of_all, known_sha256, sync_all, sync_folder
+from runtime.loading.check import INDEX, SETTINGS_FILES, TEXT_FILES, chat_template_of, open_folder, read_json, weight_files
+from runtime.loading.digests import digest_of_all, known_sha256, sync_all, sync_folder, template_digest
 from runtime.loading.folder import ModelFolder
 from runtime.loading.gguf.convertible import check
 from runtime.loading.manifest import FORMAT, Manifest, notes_of, read_manifest, write_manifest
@@ -75,6 +75,7 @@ def import_model(
             if keep and kind == "gguf":
                 with source.open("rb") as there, create_private(hidden / SOURCE) as here:
                     shutil.copyfileobj(there, here, 8 << 20)
+            template = chat_template_of(hidden, read_json(hidden / "tokenizer_config.json") or {})
             manifest = Manifest(
                 format=FORMAT,
                 id=model_id,
@@ -84,6 +85,7 @@ def import_model(
                 kind="gguf" if kind == "gguf" else "folder",
                 parameters=parameters,
                 files=notes_of(hidden),
+                template_digest=None if template is None else template_digest(template),
             )
             write_manifest(hidden, manifest)
             open_folder(hidden, backend="mlx")

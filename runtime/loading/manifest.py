@@ -33,6 +33,7 @@ class Manifest(msgspec.Struct, frozen=True):
     kind: Literal["gguf", "folder"]
     parameters: int
     files: dict[str, FileNote]
+    template_digest: str | None = None  # SHA-256 of the chat template's text, wherever it stands; None without one
 
 
 def notes_of(folder: Path) -> dict[str, FileNote]:

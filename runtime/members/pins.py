@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from runtime.adapters.uses import Adapters
+
 
 @dataclass(frozen=True, slots=True)
 class Pinned:
@@ -29,21 +31,23 @@ class PinMembers(Protocol):
     A lapsed pin is in force again when it is moved. `CacheReport` counts their leases, and them as `pins`.
     """
 
-    def pin(self, ids: Sequence[int], pin: int | None = None) -> int:
+    def pin(self, ids: Sequence[int], pin: int | None = None, *, adapters: Adapters = None) -> int:
         """Keeps what is held of `ids` from now on; never blocks, and is in force before what is asked next.
 
         Args:
             ids: A path from its first token on.
             pin: A pin that moves here from where it was; None makes a new one.
+            adapters: Under which it was computed; None: the stack in force.
 
         Returns:
             The pin's number, for `unpin`.
 
         Raises:
             InvalidRequestError: Ids out of range or of the wrong type.
+            AdapterError: An adapter that is not loaded (in this process; over the pipe nothing is pinned then).
         """
 
-    async def pin_async(self, ids: Sequence[int], pin: int | None = None) -> Pinned:
+    async def pin_async(self, ids: Sequence[int], pin: int | None = None, *, adapters: Adapters = None) -> Pinned:
         """`pin`, and waits until it is in force."""
 
     def unpin(self, pin: int) -> None:

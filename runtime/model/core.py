@@ -6,9 +6,12 @@ import asyncio
 from collections.abc import Sequence, Sized
 from typing import TypeVar
 
+from runtime.adapters.registry import Registry, Route
+from runtime.adapters.uses import Adapters
 from runtime.aio import Mailbox
 from runtime.engine import Engine
 from runtime.errors import InvalidRequestError
+from runtime.grammar.grammars import Grammars, Vocabulary
 from runtime.info import ModelInfo
 from runtime.model.text import TextSide
 from runtime.options import LoadOptions
@@ -32,21 +35,35 @@ class Core:
         self._text = text
         self._options = options
         self._byte_vocab = text.tokenizer.byte_vocab(engine.backend.info.vocab_size)
-        self._eos = frozenset(text.tokenizer.eos_token_ids)
+        self._eos = frozenset(text.eos_token_ids)
+        self._described: tuple[ModelInfo, ModelInfo] | None = None  # the backend's own, and as `info` gives it
+        self._grammars = Grammars(self._vocabulary)
         self._turns: dict[asyncio.AbstractEventLoop, list[Job]] = {}
         self._mailboxes: dict[asyncio.AbstractEventLoop, Mailbox] = {}
+        self._adapters = Registry(self.info.kv_fingerprint, self.info.vocab_size)
 
     @property
     def info(self) -> ModelInfo:
         """What is known of the model."""
-        return self._engine.backend.info
+        own = self._engine.backend.info
+        if self._described is None or self._described[0] is not own:
+            self._described = own, self._text.described(own)
+        return self._described[1]
 
     @property
     def _namespace(self) -> str:
         return self.info.kv_fingerprint
 
+    def _vocabulary(self) -> Vocabulary:
+        tokenizer = self._text.tokenizer
+        return Vocabulary(self._byte_vocab, self._text.eos_token_ids, frozenset(tokenizer.special_ids), tokenizer.encode)
+
     def _check(self, ids: Sequence[int] | Int32) -> Int32:
         return check_ids(ids, vocab=self.info.vocab_size, context=self.info.context_length)
+
+    def _route(self, ids: Int32, adapters: Adapters = None) -> Route:
+        """What a request's KV belongs to, under the adapters it asks for (None: the stack in force)."""
+        return self._adapters.route(ids, adapters)
 
     def _mailbox(self) -> Mailbox:
         """Carries what the owner thread says to the running loop: one wake-up for all that is said at one moment."""

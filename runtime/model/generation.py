@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import queue
-import time
 from collections import deque
 from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from operator import index
 
+from runtime.completion import Completion
 from runtime.errors import InvalidRequestError
+from runtime.grammar.constraint import Constraint
 from runtime.info import OnProgress, PromptProgress
 from runtime.language_model import Message
 from runtime.model.core import some
 from runtime.model.texts import TextMembers
 from runtime.options import GenerationOptions, SamplingOptions
-from runtime.records import Finish, TokenRecord, TokenRun
-from runtime.sampling.chain import resolve_sampler
+from runtime.records import Finish, Int32, TokenRecord, TokenRun
+from runtime.resolution import resolve_options
+from runtime.sampling.chain import make_sampler
 from runtime.sampling.draw import fresh_seed
+from runtime.sampling.report import SHOWN
 from runtime.scheduler.jobs import GenerateJob, Priority
 from runtime.speculation.draft import check_speculative
 
@@ -44,6 +48,7 @@ class GenerationMembers(TextMembers):
         self, ids: Sequence[int], options: GenerationOptions | None = None, *, on_progress: OnProgress | None = None
     ) -> AsyncGenerator[TokenRun, None]:
         """Whatever has arrived."""
+        await self._compiled(options)
         job = self._generation(ids, options)
         mailbox, arrived, news = self._mailbox(), deque[Arrival](), asyncio.Event()
 
@@ -142,32 +147,57 @@ class GenerationMembers(TextMembers):
         each = (self.sample(prompt, max_tokens, eos_token_ids, temperature, seed) for prompt in some(prompt_token_ids_list))
         return list(await asyncio.gather(*each))
 
-    async def complete(self, prompt: str | Sequence[Message], options: GenerationOptions | None = None) -> str:
+    async def complete(self, prompt: str | Sequence[Message], options: GenerationOptions | None = None) -> Completion:
         """Text in, text out."""
+        if isinstance(prompt, bytes) or not isinstance(prompt, Sequence):
+            raise InvalidRequestError(f"complete takes a text or a list of messages, not {type(prompt).__name__}")
         ids = await (self.tokenize_async(prompt) if isinstance(prompt, str) else self.render_chat_async(prompt))
         pieces: list[str] = []
+        finish = Finish.NONE
         runs = self.generate_runs(ids, options)
         try:
             async for run in runs:
                 pieces.extend(t for t, f in zip(run.texts, run.finish.tolist(), strict=True) if f != Finish.EOS)
+                finish = Finish(int(run.finish[-1]))
         finally:
             await runs.aclose()
-        return "".join(pieces)
+        return Completion("".join(pieces), finish)
 
-    def _generation(self, ids: Sequence[int], options: GenerationOptions | None) -> GenerateJob:
-        options = (options or GenerationOptions()).check()
-        if options.speculative is not None:
-            check_speculative(options.speculative, self.info)
-        seed = fresh_seed() if options.seed is None else options.seed
-        own = self._text.sampling if options.resolve else SamplingOptions()
+    async def _compiled(self, options: GenerationOptions | None) -> None:
+        """Compiles the grammar off the loop, so that `_generation` need not do it on it."""
+        grammar = options.check().grammar if options is not None else None
+        if grammar is not None and not self._grammars.ready(grammar):
+            await asyncio.to_thread(self._grammars.prepare, grammar)
+
+    def _generation(self, ids: Sequence[int] | Int32, options: GenerationOptions | None) -> GenerateJob:
+        given = (options or GenerationOptions()).check()
+        if given.speculative is not None:
+            check_speculative(given.speculative, self.info)
+        chosen = resolve_options(given, model=self._text.own).options if given.resolve else given
+        chosen = self._text.with_stops(chosen)
+        settings = chosen.sampling.check(self.info.vocab_size)
+        if chosen.stages:
+            chosen = replace(chosen, top_k=max(chosen.top_k, SHOWN))
+        seed = fresh_seed() if chosen.seed is None else chosen.seed
+        checked = self._check(ids)
+        namespace, before = self._route(checked, chosen.adapters)
         return GenerateJob(
-            self._check(ids),
-            self._namespace,
+            checked,
+            namespace,
             Priority.CHAT,
-            options=options,
-            sampler=resolve_sampler(options.sampling, own, seed, options.branch),
-            submitted=time.monotonic(),
+            before=before,
+            options=chosen,
+            sampler=make_sampler(settings, seed, chosen.branch, pieces=lambda: self._byte_vocab),
+            constraint=self._constraint(checked, chosen),
         )
+
+    def _constraint(self, ids: Int32, options: GenerationOptions) -> Constraint | None:
+        """The state of the answer's grammar, its beginning at the end of the prompt included."""
+        if options.grammar is None:
+            return None
+        if options.grammar_prefix > len(ids):
+            raise InvalidRequestError(f"grammar_prefix={options.grammar_prefix:,} of {len(ids):,} tokens: give it fewer")
+        return self._grammars.constraint(options.grammar, ids[len(ids) - options.grammar_prefix :].tolist())
 
 
 def eos_set(eos_token_ids: Iterable[int]) -> frozenset[int]:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from runtime.adapters.uses import check_adapters
 from runtime.backends import facts
 from runtime.backends.base import Backend
 from runtime.backends.byte_text import own_text
@@ -37,6 +38,7 @@ def load(source: str | Path | Pair, backend: str | None = "auto", **options: Any
         InvalidRequestError: An unknown option.
         UnknownBackendError, BackendUnavailableError: No such backend; its libraries are missing.
         ModelLoadError: The model is not here (the message has the command that fetches it), incomplete or damaged.
+        AdapterError: One of `adapters` is not here, damaged, or for another base.
     """
     checked = LoadOptions.from_mapping(options)
     name = check_backend(backend)
@@ -48,8 +50,8 @@ def load(source: str | Path | Pair, backend: str | None = "auto", **options: Any
     else:
         model = resolve(source, backend=name)  # before the libraries are imported: a missing model is said at once
         text = TextSide.from_folder(model)
-
     drafting = None if checked.draft_model is None else draft_source(checked.draft_model, name)
+    text = text.with_format(checked)
 
     def make() -> tuple[Backend, Scheduler]:
         made = resolve_backend(name)(model, checked)
@@ -57,10 +59,22 @@ def load(source: str | Path | Pair, backend: str | None = "auto", **options: Any
         draft = None if drafting is None else load_draft(drafting, name, checked, made, token_bytes)
         budget = facts.kv_budget(checked, made.free_bytes())
         made.set_kv_budget(budget)
-        eos = frozenset(text.tokenizer.eos_token_ids)
+        eos = frozenset(text.eos_token_ids)
         return made, Scheduler(made, checked, budget, token_bytes, eos, Utf8Stream, draft)
 
-    return LocalModel(Engine(make), text, checked)
+    try:
+        loaded = LocalModel(Engine(make), text, checked)
+    except BaseException:
+        if text.template is not None:
+            text.template.close()
+        raise
+    try:
+        for path, scale in check_adapters(checked.adapters):
+            loaded.push_lora(path, scale)
+    except BaseException:
+        loaded.close()
+        raise
+    return loaded
 
 
 def draft_source(source: str, backend: str) -> ModelFolder:

@@ -8,20 +8,23 @@ from types import TracebackType
 from typing import Self
 
 from runtime.info import CacheReport, Metrics
-from runtime.model.generation import GenerationMembers
+from runtime.members.resolving import ResolvingMembers
+from runtime.model.adapters import AdapterMembers
+from runtime.model.branching import BranchingMembers
 from runtime.model.pins import PinMembers
 from runtime.model.queries import QueryMembers
-from runtime.options import LoadOptions
+from runtime.model.vectors import VectorMembers
+from runtime.options import GenerationOptions, LoadOptions
 from runtime.session.opening import OpensSessions
 
 
-class LocalModel(QueryMembers, GenerationMembers, PinMembers, OpensSessions):
+class LocalModel(QueryMembers, BranchingMembers, AdapterMembers, VectorMembers, PinMembers, OpensSessions, ResolvingMembers):
     """A model loaded in this process, made by `load`. Every member is described by `LanguageModel`."""
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
         """Ids that end a text."""
-        return self._text.tokenizer.eos_token_ids
+        return self._text.eos_token_ids
 
     @property
     def chat_template(self) -> str | None:
@@ -37,6 +40,11 @@ class LocalModel(QueryMembers, GenerationMembers, PinMembers, OpensSessions):
     def str_vocab(self) -> list[str]:
         """The text of every id."""
         return self._text.tokenizer.str_vocab(self.info.vocab_size)
+
+    @property
+    def own_options(self) -> GenerationOptions:
+        """What its generation_config.json asks for."""
+        return self._text.own
 
     def metrics(self) -> Metrics:
         """The counters."""
@@ -99,6 +107,7 @@ class LocalModel(QueryMembers, GenerationMembers, PinMembers, OpensSessions):
     def close(self) -> None:
         """Ends the owner thread."""
         self._engine.close()
+        self._grammars.close()
         if self._text.template is not None:
             self._text.template.close()
 

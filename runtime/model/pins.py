@@ -8,9 +8,11 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 
+from runtime.adapters.uses import Adapters
 from runtime.errors import SessionClosedError
 from runtime.members.pins import Pinned
 from runtime.model.core import Core
+from runtime.scheduler.jobs import Job
 from runtime.scheduler.pins import Pins
 
 
@@ -19,17 +21,17 @@ class PinMembers(Core):
 
     _pin_numbers = itertools.count(1)  # of all models: a number is never given twice
 
-    def pin(self, ids: Sequence[int], pin: int | None = None) -> int:
+    def pin(self, ids: Sequence[int], pin: int | None = None, *, adapters: Adapters = None) -> int:
         """Soon."""
         number = next(self._pin_numbers) if pin is None else pin
         with suppress(SessionClosedError):  # a model that has ended holds nothing
-            self._pinning(ids, number)
+            self._pinning(ids, number, adapters)
         return number
 
-    async def pin_async(self, ids: Sequence[int], pin: int | None = None) -> Pinned:
+    async def pin_async(self, ids: Sequence[int], pin: int | None = None, *, adapters: Adapters = None) -> Pinned:
         """Awaited."""
         number = next(self._pin_numbers) if pin is None else pin
-        return Pinned(number, await asyncio.wrap_future(self._pinning(ids, number)))
+        return Pinned(number, await asyncio.wrap_future(self._pinning(ids, number, adapters)))
 
     def unpin(self, pin: int) -> None:
         """Soon."""
@@ -44,6 +46,8 @@ class PinMembers(Core):
     def _pins(self) -> Pins:
         return self._engine.scheduler.cache.pins
 
-    def _pinning(self, ids: Sequence[int], number: int) -> Future[int]:
+    def _pinning(self, ids: Sequence[int], number: int, adapters: Adapters) -> Future[int]:
         checked = self._check(ids)
-        return self._engine.call(lambda: self._pins.hold(number, [(self._namespace, checked)]))
+        namespace, before = self._route(checked, adapters)
+        spans = Job(checked, namespace, before=before).spans(checked)
+        return self._engine.call(lambda: self._pins.hold(number, spans))

@@ -9,6 +9,8 @@ from functools import partial
 
 import numpy as np
 
+from runtime.adapters.stacks import TokenStacks, stack_of
+from runtime.adapters.uses import Adapters
 from runtime.aio import Reply
 from runtime.errors import InvalidRequestError
 from runtime.info import OnProgress
@@ -24,80 +26,89 @@ from runtime.text.utf8 import texts_of
 class QueryMembers(Core):
     """`next_token_logprobs` and its kin, `prefix_match`, `score`; see `LanguageModel`."""
 
-    async def next_token_logprobs(self, ids: Sequence[int]) -> Float32:
+    async def next_token_logprobs(self, ids: Sequence[int], *, adapters: Adapters = None) -> Float32:
         """``(vocab,)``."""
-        return await self._asked(ids)
+        return await self._asked(ids, adapters)
 
-    async def batch_next_token_logprobs(self, batch: Sequence[Sequence[int]]) -> Float32:
+    async def batch_next_token_logprobs(self, batch: Sequence[Sequence[int]], *, adapters: Adapters = None) -> Float32:
         """``(n, vocab)``."""
         reply: Reply[Float32] = Reply(self._mailbox())
-        for job in self._queries_of(batch, reply):
+        for job in self._queries_of(batch, reply, adapters):
             self._submit_with_turn(job)
         return await self._replied(reply)
 
-    def next_token_logprobs_sync(self, ids: Sequence[int]) -> Float32:
+    def next_token_logprobs_sync(self, ids: Sequence[int], *, adapters: Adapters = None) -> Float32:
         """Blocking."""
         answer: Future[Float32] = Future()
-        self._engine.submit([self._query(ids, answer)])
+        self._engine.submit([self._query(ids, answer, adapters)])
         return answer.result()
 
-    def batch_next_token_logprobs_sync(self, batch: Sequence[Sequence[int]]) -> Float32:
+    def batch_next_token_logprobs_sync(self, batch: Sequence[Sequence[int]], *, adapters: Adapters = None) -> Float32:
         """Blocking."""
         answer: Future[Float32] = Future()
-        self._engine.submit(self._queries_of(batch, answer))
+        self._engine.submit(self._queries_of(batch, answer, adapters))
         return answer.result()
 
-    def next_token_logprobs_uncached(self, ids: Sequence[int]) -> Float32:
+    def next_token_logprobs_uncached(self, ids: Sequence[int], *, adapters: Adapters = None) -> Float32:
         """By the library's own forward, blocking."""
-        return self._uncached(ids).result()
+        return self._uncached(ids, adapters).result()
 
-    async def next_token_logprobs_uncached_async(self, ids: Sequence[int]) -> Float32:
+    async def next_token_logprobs_uncached_async(self, ids: Sequence[int], *, adapters: Adapters = None) -> Float32:
         """By the library's own forward."""
-        return await asyncio.wrap_future(self._uncached(ids))
+        return await asyncio.wrap_future(self._uncached(ids, adapters))
 
-    def cache_kv(self, ids: Sequence[int]) -> None:
+    def cache_kv(self, ids: Sequence[int], *, adapters: Adapters = None) -> None:
         """Blocking."""
         answer: Future[Float32] = Future()
-        job = self._query(ids, answer)
+        job = self._query(ids, answer, adapters)
         self._engine.submit([self._insist(job), job])
         answer.result()
 
-    async def cache_kv_async(self, ids: Sequence[int], *, on_progress: OnProgress | None = None) -> None:
+    async def cache_kv_async(
+        self, ids: Sequence[int], *, adapters: Adapters = None, on_progress: OnProgress | None = None
+    ) -> None:
         """Awaited."""
-        await self._asked(ids, insist=True, on_progress=on_progress)
+        await self._asked(ids, adapters, insist=True, on_progress=on_progress)
 
-    def prefix_match(self, ids: Sequence[int]) -> PrefixMatch:
+    def prefix_match(self, ids: Sequence[int], *, adapters: Adapters = None) -> PrefixMatch:
         """Blocking."""
-        return self._match(ids).result()
+        return self._match(ids, adapters).result()
 
-    async def prefix_match_async(self, ids: Sequence[int]) -> PrefixMatch:
+    async def prefix_match_async(self, ids: Sequence[int], *, adapters: Adapters = None) -> PrefixMatch:
         """Awaited."""
-        return await asyncio.wrap_future(self._match(ids))
+        return await asyncio.wrap_future(self._match(ids, adapters))
 
-    def _query(self, ids: Sequence[int] | Int32, waiter: Waiter) -> QueryJob:
-        return QueryJob(self._check(ids), self._namespace, waiters=[waiter])
+    def _query(self, ids: Sequence[int] | Int32, waiter: Waiter, adapters: Adapters = None) -> QueryJob:
+        checked = self._check(ids)
+        namespace, before = self._route(checked, adapters)
+        return QueryJob(checked, namespace, before=before, waiters=[waiter])
 
-    def _queries_of(self, batch: Sequence[Sequence[int]], waiter: Waiter) -> list[QueryJob]:
+    def _queries_of(self, batch: Sequence[Sequence[int]], waiter: Waiter, adapters: Adapters) -> list[QueryJob]:
         """A job for each row; all are checked before any is sent."""
         waiters = Rows(waiter, len(some(batch))).waiters
-        return [self._query(ids, row) for ids, row in zip(batch, waiters, strict=True)]
+        return [self._query(ids, row, adapters) for ids, row in zip(batch, waiters, strict=True)]
 
     def _insist(self, job: QueryJob) -> CallJob:
         """To be submitted before the job: no remembered answer may stand in for KV that is not (or no longer) held."""
 
         def look() -> None:
             cache = self._engine.scheduler.cache
-            with cache.trie.lookup([(job.namespace, job.ids)]) as lease:
+            with cache.trie.lookup(job.spans(job.ids)) as lease:
                 if lease.length < len(job.ids):
                     cache.vectors.drop(job.key)
 
         return CallJob(np.empty(0, np.int32), None, call=look)
 
     async def _asked(
-        self, ids: Sequence[int] | Int32, *, insist: bool = False, on_progress: OnProgress | None = None
+        self,
+        ids: Sequence[int] | Int32,
+        adapters: Adapters = None,
+        *,
+        insist: bool = False,
+        on_progress: OnProgress | None = None,
     ) -> Float32:
         reply: Reply[Float32] = Reply(self._mailbox())
-        job = self._query(ids, reply)
+        job = self._query(ids, reply, adapters)
         if on_progress is not None:
             job.on_progress = lambda progress: reply.mailbox.post(partial(on_progress, progress))
         if insist:
@@ -112,34 +123,57 @@ class QueryMembers(Core):
             self._engine.nudge()
             raise
 
-    def _uncached(self, ids: Sequence[int]) -> Future[Float32]:
+    def _uncached(self, ids: Sequence[int], adapters: Adapters = None) -> Future[Float32]:
         checked = self._check(ids)
-        return self._engine.call(lambda: log_softmax(self._engine.backend.logits_uncached(checked.tolist())[None])[0])
+        namespace, before = self._route(checked, adapters)
+        job = QueryJob(checked, namespace, before=before)
+        parts = [(stack_of(name), len(part)) for name, part in job.spans(checked)]
+        stacks = None
+        if any(stack for stack, _ in parts):
+            of = np.repeat(np.arange(len(parts)), [length for _, length in parts])
+            stacks = TokenStacks(of, tuple(stack for stack, _ in parts))
 
-    def _match(self, ids: Sequence[int]) -> Future[PrefixMatch]:
+        return self._engine.call(lambda: log_softmax(self._engine.backend.logits_uncached(checked.tolist(), stacks)[None])[0])
+
+    def _match(self, ids: Sequence[int], adapters: Adapters = None) -> Future[PrefixMatch]:
         checked = self._check(ids)
+        namespace, before = self._route(checked, adapters)
+        job = QueryJob(checked, namespace, before=before)
 
         def look() -> PrefixMatch:
-            tokens = self._engine.scheduler.cache.match(self._namespace, checked)
+            tokens = self._engine.scheduler.cache.match(job)
             return PrefixMatch(tokens, "warm" if tokens else "cold")
 
         return self._engine.call(look)
 
     async def score(
-        self, ids: Sequence[int], top_k: int = 10, start: int = 0, *, on_progress: OnProgress | None = None
+        self,
+        ids: Sequence[int],
+        top_k: int = 10,
+        start: int = 0,
+        *,
+        adapters: Adapters = None,
+        on_progress: OnProgress | None = None,
     ) -> list[TokenRecord]:
         """Records."""
-        return list(await self.score_run(ids, top_k, start, on_progress=on_progress))
+        return list(await self.score_run(ids, top_k, start, on_progress=on_progress, adapters=adapters))
 
     async def score_run(
-        self, ids: Sequence[int], top_k: int = 10, start: int = 0, *, on_progress: OnProgress | None = None
+        self,
+        ids: Sequence[int],
+        top_k: int = 10,
+        start: int = 0,
+        *,
+        adapters: Adapters = None,
+        on_progress: OnProgress | None = None,
     ) -> TokenRun:
         """Columns."""
         checked = self._check(ids)
         if not 0 <= start < len(checked):
             raise InvalidRequestError(f"start must lie within 0 and {len(checked) - 1}, not {start}")
         GenerationOptions(top_k=top_k).check()
-        job = ScoreJob(checked, self._namespace, Priority.INSPECTOR, start=start, k=top_k)
+        namespace, before = self._route(checked, adapters)
+        job = ScoreJob(checked, namespace, Priority.INSPECTOR, before=before, start=start, k=top_k)
         if on_progress is not None:
             mailbox = self._mailbox()
             job.on_progress = lambda progress: mailbox.post(partial(on_progress, progress))

@@ -10,6 +10,8 @@ from runtime.errors import InvalidRequestError, UnsupportedFeatureError
 from runtime.language_model import Message
 from runtime.model.core import Core
 from runtime.text.chat import render_chat_ids
+from runtime.text.chosen import wants_bos
+from runtime.text.formats import CHAT_FORMATS
 from runtime.text.utf8 import clean_text
 
 
@@ -21,8 +23,7 @@ class TextMembers(Core):
         tokenizer = self._text.tokenizer
         ids = tokenizer.encode(clean_text(text))
         bos = tokenizer.bos_token_id
-        wants = {"model": tokenizer.adds_bos, "yes": True, "no": False}[self._options.add_bos]
-        return [bos, *ids] if wants and bos is not None and ids[:1] != [bos] else ids
+        return [bos, *ids] if bos is not None and wants_bos(self._options, tokenizer) and ids[:1] != [bos] else ids
 
     async def tokenize_async(self, text: str) -> list[int]:
         """Off the loop: a long text takes a while."""
@@ -56,7 +57,8 @@ class TextMembers(Core):
         """Ids of a conversation."""
         if self._text.template is None:
             raise UnsupportedFeatureError(
-                f"{self.info.name} has no chat template; continue plain text instead (generate from tokenize(text))"
+                f"{self.info.name} has no chat template; load it with one (chat_format='chatml', or another of "
+                f"{', '.join(CHAT_FORMATS)}; chat_template_file=...), or continue plain text (generate from tokenize(text))"
             )
         return render_chat_ids(
             self._text.tokenizer, self._text.template, messages, tools=tools, add_generation_prompt=add_generation_prompt

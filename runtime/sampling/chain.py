@@ -1,134 +1,299 @@
-"""Temperature, top-k, top-p, min-p, draw: one row at a time, over as little of the vocabulary as settles it.
-
-Semantics follow Hugging Face transformers' logits warpers (top-p keeps the token that crosses the border); min-p is
-Nguyen et al. 2024 (arXiv:2407.01082).
-"""
+"""A sampler: the stages of one stream in their order, and the draw at their end."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from runtime.options import SamplingOptions
-from runtime.records import Float32
-from runtime.sampling.draw import inverse_cdf, uniform
-from runtime.scoring import falling, low_borders
+from runtime.errors import GrammarError, InvalidRequestError
+from runtime.records import Float32, Int32
+from runtime.sampling.cuts import CUTS, xtc
+from runtime.sampling.draw import DRAW_STAGE, XTC_STAGE, uniform
+from runtime.sampling.edits import Bias, Dry, Penalties
+from runtime.sampling.falling import HEAD, LONG_HEAD
+from runtime.sampling.history import History
+from runtime.sampling.pool import Pool, View
+from runtime.sampling.settings import DEFAULTS, EDITS, Breaker, SamplingOptions
 
-HEAD = 256  # most distributions are settled among this many
-COLDEST = 1e-30  # below it float32 knows no temperature; the likeliest has all of the weight long before
+NOTHING_SAID = History([])
+Bool = npt.NDArray[np.bool_]
+
+
+class Edit(Protocol):
+    """A stage that changes scores."""
+
+    @property
+    def name(self) -> str:
+        """The stage."""
+
+    def apply(self, pool: Pool, history: History, /) -> None:
+        """Changes them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What a stage left."""
+
+    stage: str
+    view: View
+    u: float  # the random number it drew; NaN where it draws none
+
+
+@dataclass(frozen=True, slots=True)
+class Traced:
+    """A draw and how it came about."""
+
+    token: int
+    u: float  # NaN when greedy
+    steps: tuple[Step, ...]  # "raw", every stage that is on, "draw"
+    rank: int  # of the token in the last falling order, from 0
+    shift: float
 
 
 @dataclass(frozen=True, slots=True)
 class Sampler:
     """Resolved settings of one stream.
 
+    A draw is a number from a counter (seed, position, branch, stage) through the inverse of the cumulative distribution over
+    falling probability, ties by id: it depends on nothing else that runs.
+
     Args:
-        temperature: 0 is greedy: the likeliest id, the lowest among equals.
-        top_k: 0 is off.
-        top_p: 1 is off.
-        min_p: 0 is off.
+        settings: Unset fields have their defaults.
         seed: Key of the stream's random numbers.
         branch: Separates streams that share a seed.
+        breakers: Ids across which DRY sees no repetition; see `breaker_ids`.
     """
 
-    temperature: float
-    top_k: int
-    top_p: float
-    min_p: float
+    settings: SamplingOptions
     seed: int
     branch: int = 0
+    breakers: tuple[int, ...] = ()
+    temperature: float = field(init=False)
+    _stages: tuple[tuple[str, Any], ...] = field(init=False, repr=False, compare=False)
+    _head: int = field(init=False, repr=False, compare=False)
 
-    def draw(self, logprobs: Float32, position: int) -> tuple[int, float]:
-        """The token for one row ``(vocab,)`` at `position`, and the number it was drawn with (NaN when greedy)."""
-        if self.temperature == 0.0:
-            return int(logprobs.argmax()), float("nan")
-        u = uniform(self.seed, position, self.branch)
-        vocab = len(logprobs)
-        total = 0.0 if self.top_k else self._total(logprobs)
-        head = min(self.top_k or HEAD, vocab)
-        while True:
-            ids = falling(logprobs, head, low_borders(logprobs[None], head)[0])
-            weights = self._weights(logprobs[ids])
-            kept = self._kept(weights, total, whole=head == vocab or head == self.top_k)
-            if kept is not None:
-                break
-            head = min(head * 8, vocab)
-        if self._open_ended and kept == head < vocab:
-            return self._draw_beyond(logprobs, weights, total, ids, u), u
-        return int(ids[inverse_cdf(weights[:kept], u)]), u
-
-    def _total(self, logprobs: Float32) -> float:
-        """The sum of all weights; nothing but a border at a share of it depends on it."""
-        scaled = logprobs - logprobs.max()
-        with np.errstate(over="ignore"):
-            scaled /= np.float32(max(self.temperature, COLDEST))
-        return float(np.exp(scaled, out=scaled).sum())
-
-    def _weights(self, falling_logprobs: Float32) -> npt.NDArray[np.float64]:
-        """What is drawn by: probabilities at the temperature, the likeliest of them 1."""
-        scaled = falling_logprobs.astype(np.float64)
-        scaled -= scaled[0]  # before the division: the likeliest stays at 0 however small the temperature
-        with np.errstate(over="ignore"):
-            weights: npt.NDArray[np.float64] = np.exp(scaled / self.temperature)
-        return weights
+    def __post_init__(self) -> None:
+        chosen = {**DEFAULTS, **self.settings.given()}
+        stages = [(name, made) for name in chosen["order"] if (made := _stage(name, chosen, self.breakers)) is not None]
+        heated = "temperature" in chosen["order"]
+        object.__setattr__(self, "temperature", float(chosen["temperature"]) if heated else 1.0)
+        if self.temperature == 0.0:  # greedy: what changes scores counts, what cuts has no say
+            stages = [(name, made) for name, made in stages if name in EDITS]
+        object.__setattr__(self, "_stages", tuple(stages))
+        object.__setattr__(self, "_head", _first_head(stages, int(chosen["top_k"])))
 
     @property
-    def _open_ended(self) -> bool:
-        return self.top_k == 0 and self.top_p >= 1.0 and self.min_p == 0.0
+    def window(self) -> int:
+        """How many last tokens the penalties look at; 0 for all."""
+        return self.settings.penalty_window or 0
 
-    def _kept(self, weights: npt.NDArray[np.float64], total: float, *, whole: bool) -> int | None:
-        """How many of the falling weights survive; None when the answer lies beyond them."""
-        n = len(weights)
-        if self._open_ended:
-            return n
-        if self.top_k:
-            total = float(weights.sum())
-        if self.top_p < 1.0:
-            below = np.cumsum(weights) < self.top_p * total
-            crossing = int(below.sum())
-            if crossing >= n and not whole:
-                return None
-            n = min(crossing + 1, n)
-        if self.min_p > 0.0:
-            kept = int((weights[:n] >= self.min_p * weights[0]).sum())
-            if kept == len(weights) and not whole:
-                return None
-            n = max(kept, 1)
-        return n
+    @property
+    def stages(self) -> tuple[str, ...]:
+        """The stages that are on."""
+        return tuple(name for name, _ in self._stages)
 
-    def _draw_beyond(
+    @property
+    def remembers(self) -> bool:
+        """Whether a draw depends on what was said before."""
+        return any(name in ("penalties", "dry") for name, _ in self._stages)
+
+    def draw(
         self,
         logprobs: Float32,
-        weights: npt.NDArray[np.float64],
-        total: float,
-        ids: npt.NDArray[np.int64],
-        u: float,
-    ) -> int:
-        """No stage cuts: the head settles most draws, the whole vocabulary is sorted for the rest."""
-        edges = np.cumsum(weights)
-        if u * total < edges[-1]:
-            return int(ids[int(np.searchsorted(edges, u * total, side="right"))])
-        order = np.lexsort((np.arange(len(logprobs)), -logprobs))
-        return int(order[inverse_cdf(self._weights(logprobs[order]), u)])
+        position: int,
+        *,
+        history: Int32 | History | None = None,
+        allowed: Bool | None = None,
+        shift: float = 0.0,
+    ) -> tuple[int, float]:
+        """The token for one row, and the number it was drawn with (NaN when greedy).
+
+        Args:
+            logprobs: ``(vocab,)`` float32, log-softmax of the raw logits.
+            position: Where in the path the token will stand.
+            history: Prompt and answer so far, for penalties and DRY; None is nothing.
+            allowed: ``(vocab,)`` bool, the tokens that a grammar allows; None is all.
+            shift: The normaliser that was subtracted from the raw logits, on whose sign the repetition penalty depends.
+
+        Raises:
+            GrammarError: The grammar allows nothing, or nothing that is not banned.
+            InvalidRequestError: Everything is banned.
+        """
+        if not self._stages and allowed is None and self.temperature == 0.0:
+            return int(logprobs.argmax()), float("nan")
+        pool = Pool(logprobs, shift, head=self._head, plain=not self._stages)
+        number = partial(self._number, position)
+        self._run(pool, number, history, allowed, None)
+        return self._pick(pool, number)[:2]
+
+    def trace(
+        self,
+        logprobs: Float32,
+        position: int,
+        *,
+        history: Int32 | History | None = None,
+        allowed: Bool | None = None,
+        shift: float = 0.0,
+        number: Callable[[int], float] | None = None,
+    ) -> Traced:
+        """`draw`, with what each stage left; `number` gives other random numbers, by the stage's place in the counter."""
+        pool = Pool(logprobs, shift, traced=True, plain=not self._stages)
+        steps = [Step("raw", pool.view, float("nan"))]
+        number = number or partial(self._number, position)
+        self._run(pool, number, history, allowed, steps)
+        token, u, rank = self._pick(pool, number)
+        if self.temperature == 0.0:
+            pool.last = pool.order.at_rank(0)
+        return Traced(token, u, (*steps, Step("draw", pool.view, u)), rank, shift)
+
+    def _run(
+        self,
+        pool: Pool,
+        number: Callable[[int], float],
+        history: Int32 | History | None,
+        allowed: Bool | None,
+        steps: list[Step] | None,
+    ) -> None:
+        said = history if isinstance(history, History) else self._said(history)
+        if allowed is not None:
+            pool.allow(_fitting(allowed, len(pool.row)))
+            if steps is not None:
+                _alive(pool, allowed)
+                steps.append(Step("grammar", pool.view, float("nan")))
+        changed = allowed is not None
+        for name, stage in self._stages:
+            u = float("nan")
+            if name in EDITS:
+                stage.apply(pool, said)
+                changed = True
+            elif name == "xtc":
+                probability, threshold = stage
+                u = number(XTC_STAGE)
+                if u < probability:
+                    xtc(pool, threshold)
+            else:
+                if changed:
+                    _alive(pool, allowed)
+                    changed = False
+                stage(pool)
+            if steps is not None:
+                _alive(pool, allowed)
+                steps.append(Step(name, pool.view, u))
+        if changed:
+            _alive(pool, allowed)
+
+    def _number(self, position: int, stage: int) -> float:
+        return uniform(self.seed, position, self.branch, stage)
+
+    def _said(self, history: Int32 | None) -> History:
+        return NOTHING_SAID if history is None or not self.remembers else History(history, self.window)
+
+    def _pick(self, pool: Pool, number: Callable[[int], float]) -> tuple[int, float, int]:
+        if self.temperature == 0.0:
+            return int(pool.row.argmax()), float("nan"), 0
+        u = number(DRAW_STAGE)
+        order, below = pool.order, pool.below
+        place = order.at_mass(below + u * (pool.upto - below))
+        if pool.last is not None and place.rank > pool.last.rank:  # rounding, at the very end
+            place = pool.last
+        return place.token, u, place.rank
 
 
-def resolve_sampler(options: SamplingOptions, model: SamplingOptions, seed: int, branch: int) -> Sampler:
-    """Call, then the model's own settings, then: temperature 1, no cut."""
+def _stage(name: str, chosen: dict[str, Any], breakers: Sequence[int]) -> Any:
+    """A stage, ready to be applied; None where the settings leave it off."""
+    match name:
+        case "bias":
+            on = bool(chosen["logit_bias"] or chosen["banned_tokens"])
+            return Bias(chosen["logit_bias"], chosen["banned_tokens"]) if on else None
+        case "penalties":
+            numbers = chosen["repetition_penalty"], chosen["presence_penalty"], chosen["frequency_penalty"]
+            return Penalties(*map(float, numbers)) if numbers != (1.0, 0.0, 0.0) else None
+        case "dry":
+            if not chosen["dry_multiplier"]:
+                return None
+            amounts = float(chosen["dry_multiplier"]), float(chosen["dry_base"])
+            return Dry(*amounts, chosen["dry_allowed_length"], chosen["dry_range"], np.array(breakers, np.int32))
+        case "temperature":
+            temperature = float(chosen["temperature"])
+            return None if temperature == 1.0 else lambda pool: pool.heat(temperature)
+        case "xtc":
+            on = chosen["xtc_probability"] > 0
+            return (float(chosen["xtc_probability"]), float(chosen["xtc_threshold"])) if on else None
+    setting, cut = CUTS[name]
+    value = chosen[setting]
+    return None if value == DEFAULTS[setting] else lambda pool: cut(pool, value)
 
-    def pick(name: str, default: float) -> float:
-        for source in (options, model):
-            value = getattr(source, name)
-            if value is not None:
-                return float(value)
-        return default
 
-    return Sampler(
-        temperature=pick("temperature", 1.0),
-        top_k=int(pick("top_k", 0)),
-        top_p=pick("top_p", 1.0),
-        min_p=pick("min_p", 0.0),
-        seed=seed,
-        branch=branch,
+def _first_head(stages: Sequence[tuple[str, object]], k: int) -> int:
+    """How much of the order is sorted at first: what top-k asks for where it cuts first, more where another cut does."""
+    cutting = [name for name, _ in stages if name not in (*EDITS, "temperature", "xtc")]
+    if cutting[:1] == ["top_k"]:
+        return min(k, LONG_HEAD)
+    return LONG_HEAD if cutting else HEAD
+
+
+def _fitting(allowed: Bool, vocab: int) -> Bool:
+    if allowed.shape != (vocab,) or allowed.dtype != np.bool_:
+        raise InvalidRequestError(f"allowed is a mask of ({vocab:,},) bool, not {allowed.shape} {allowed.dtype}")
+    return allowed
+
+
+def _alive(pool: Pool, allowed: Bool | None) -> None:
+    """Whether anything can be drawn still."""
+    if pool.row.max() > -np.inf:
+        return
+    if allowed is None:
+        raise InvalidRequestError("every token that the model could say is banned; allow at least one of them")
+    count = int(np.count_nonzero(allowed))
+    why = (
+        f"all {count:,} tokens that the grammar allows here are banned; lift the bans"
+        if count
+        else "the grammar allows no token here"
     )
+    raise GrammarError(why)
+
+
+def breaker_ids(breakers: Collection[Breaker], pieces: Sequence[bytes]) -> tuple[int, ...]:
+    """The ids that DRY's breakers stand for.
+
+    Args:
+        breakers: Ids, and texts that stand for every token containing them.
+        pieces: The bytes of every id.
+
+    Raises:
+        InvalidRequestError: A text that no token contains.
+    """
+    ids: set[int] = set()
+    for breaker in breakers:
+        if isinstance(breaker, str):
+            sought = breaker.encode()
+            found = [token for token, piece in enumerate(pieces) if sought in piece]
+            if not found and breaker not in DEFAULTS["dry_breakers"]:
+                raise InvalidRequestError(
+                    f"dry_breakers: no token contains {breaker!r}; name the ids of the tokens it ends with"
+                )
+            ids.update(found)
+        else:
+            ids.add(int(breaker))
+    return tuple(sorted(ids))
+
+
+def make_sampler(
+    settings: SamplingOptions, seed: int, branch: int = 0, *, pieces: Callable[[], Sequence[bytes]] = tuple
+) -> Sampler:
+    """The sampler of one stream.
+
+    Args:
+        settings: Unset fields get their defaults.
+        seed: Key of the stream's random numbers.
+        branch: Separates streams that share a seed.
+        pieces: Gives the bytes of every id; asked where DRY is on.
+    """
+    dry = settings.dry_multiplier and (settings.order is None or "dry" in settings.order)
+    breakers = settings.dry_breakers if settings.dry_breakers is not None else DEFAULTS["dry_breakers"]
+    return Sampler(settings, seed, branch, breaker_ids(breakers, pieces()) if dry else ())

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import secrets
 
-import numpy as np
-import numpy.typing as npt
+DRAW_STAGE = 0  # the place of a stage in the counter
+XTC_STAGE = 1
 
-DRAW_STAGE = 0  # the stage's place in the counter; stages with numbers of their own get others
+_WORD = (1 << 64) - 1
+_FACTOR_0, _FACTOR_1 = 0xD2E7470EE14C6C93, 0xCA5A826395121157
+_STEP_0, _STEP_1 = 0x9E3779B97F4A7C15, 0xBB67AE8584CAA73B
 
 
 def fresh_seed() -> int:
@@ -21,11 +23,15 @@ def fresh_seed() -> int:
 
 def uniform(seed: int, position: int, branch: int = 0, stage: int = DRAW_STAGE) -> float:
     """The number in [0, 1) that belongs to this place of this stream."""
-    bits = np.random.Philox(key=seed, counter=[0, position, branch, stage]).random_raw()
-    return float(bits >> 11) * 2.0**-53
+    return (_philox(seed, (1, position, branch, stage)) >> 11) * 2.0**-53
 
 
-def inverse_cdf(probs: npt.NDArray[np.float64], u: float) -> int:
-    """The index drawn from falling weights that need not sum to one."""
-    edges = np.cumsum(probs)
-    return min(int(np.searchsorted(edges, u * edges[-1], side="right")), len(probs) - 1)
+def _philox(key: int, counter: tuple[int, int, int, int]) -> int:
+    """The first word of Philox4x64-10 (Salmon et al. 2011): what ``numpy.random.Philox`` gives, without making one."""
+    c0, c1, c2, c3 = counter
+    k0, k1 = key & _WORD, key >> 64
+    for _ in range(10):
+        a, b = _FACTOR_0 * c0, _FACTOR_1 * c2
+        c0, c1, c2, c3 = (b >> 64) ^ c1 ^ k0, b & _WORD, (a >> 64) ^ c3 ^ k1, a & _WORD
+        k0, k1 = (k0 + _STEP_0) & _WORD, (k1 + _STEP_1) & _WORD
+    return c0

@@ -6,6 +6,11 @@ import heapq
 import logging
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from runtime.backends.base import ROOT, Backend, Payload
 from runtime.errors import MemoryBudgetError
@@ -52,6 +57,7 @@ class Cache:
         self._last: LastRequest | None = None
         self._largest: tuple[EdgeReport, ...] = ()
         self.departures = 0  # jobs that have left
+        self._forwards_before = backend.forwards  # the self-test's
 
     @property
     def budget(self) -> int:
@@ -67,6 +73,11 @@ class Cache:
     def peak(self) -> int:
         """The most that was in use under this budget, moments of copying included."""
         return self._room.peak
+
+    @property
+    def forwards(self) -> int:
+        """Calls of the model so far, failed ones too."""
+        return self._backend.forwards - self._forwards_before
 
     @property
     def live(self) -> int:
@@ -90,24 +101,69 @@ class Cache:
     def place(self, job: Job, first_wanted: int) -> Prefill:
         """Puts what is known of a path into a workspace, up to the first row that must be pushed."""
         ids = job.ids[:first_wanted]
-        workspace = self.workspaces.place(job.namespace, job.ids, alone=not self.enabled)
+        tagged = self.tagged(job, job.ids)
+        workspace = self.workspaces.place(tagged, alone=not self.enabled)
         with ExitStack() as undo:  # no memory for it: nothing stays pinned
             undo.callback(self.workspaces.leave, workspace, drop=not self.enabled)
-            lease = undo.enter_context(self.trie.lookup([(job.namespace, ids)]))
+            lease = undo.enter_context(self.trie.lookup(job.spans(ids)))
             clock = self.trie.forgotten.clock
-            slot, depth = self._stand(workspace, ids, lease)
+            slot, depth = self._stand(workspace, tagged[:first_wanted], lease)
             undo.pop_all()
         matched = max(lease.matched, depth)
-        self._last = LastRequest(job.namespace, job.ids, first_wanted, depth, matched, clock, self.enabled)
-        last_only = not isinstance(job, ScoreJob)
-        prefill = Prefill(job, workspace, lease, slot, depth, first_wanted, last_only=last_only, reused=depth)
+        self._last = LastRequest(job, first_wanted, depth, matched, clock, self.enabled)
+        prefill = Prefill(
+            job,
+            workspace,
+            lease,
+            slot,
+            depth,
+            first_wanted,
+            last_only=not isinstance(job, ScoreJob),
+            reused=depth,
+            tagged=tagged,
+            tag=self.workspaces.tags.tag(job.namespace),
+        )
         self._room.live.add(prefill)
         self._room.hint(workspace, len(job.ids) - depth)
         return prefill
 
+    def join(self, prefill: Prefill, job: Job) -> Prefill:
+        """One more that stands where `prefill` does, on the same slot of the same workspace: nothing is copied."""
+        lease = self.trie.lookup(job.spans(job.ids))
+        prefill.workspace.users += 1
+        joined = replace(
+            prefill,
+            job=job,
+            lease=lease,
+            first_wanted=prefill.at,
+            last_only=True,
+            reused=prefill.at,
+            computed=0,
+            chunk=None,
+            rows=[],
+        )
+        self._room.live.add(joined)
+        return joined
+
+    def place_apart(self, job: Job) -> Prefill:
+        """An empty pack for a path that leaves nothing behind: nobody joins it, and `leave` frees it."""
+        workspace = self.workspaces.place(self.tagged(job, job.ids[:0]), alone=True)
+        workspace.retired = True
+        prefill = Prefill(job, workspace, Lease(self.trie, self.trie.root, 0), ROOT, 0, first_wanted=0, last_only=True)
+        self._room.live.add(prefill)
+        return prefill
+
+    def make_room(self, size: int) -> bool:
+        """Whether `size` more bytes are free for a moment; idle packs and old leaves give way."""
+        return self._room.make(size)
+
+    def give_way(self) -> None:
+        """The device is full: what nobody uses goes."""
+        self._room.give_way()
+
     def answered(self, job: Job) -> None:
         """The job needed no place: all that it asked for was remembered."""
-        self._last = LastRequest(job.namespace, job.ids, len(job.ids), len(job.ids), len(job.ids), 0, self.enabled)
+        self._last = LastRequest(job, len(job.ids), len(job.ids), len(job.ids), 0, self.enabled)
 
     def regain(self, prefill: Prefill, ids: Int32) -> tuple[int, int]:
         """Where a job whose place was given up can go on along `ids`: the slot, and the tokens in place there.
@@ -115,10 +171,17 @@ class Cache:
         Recurrent state moves along with whoever appends: a place that two jobs share is lost to the second.
         """
         prefill.lease.release()
-        prefill.lease = self.trie.lookup([(prefill.job.namespace, ids)])
-        return self._stand(prefill.workspace, ids, prefill.lease)
+        prefill.lease = self.trie.lookup(prefill.job.spans(ids))
+        return self._stand(prefill.workspace, self.tagged(prefill.job, ids), prefill.lease)
 
-    def _stand(self, workspace: Workspace, ids: Int32, lease: Lease) -> tuple[int, int]:
+    def tagged(self, job: Job, ids: Int32) -> npt.NDArray[Any]:
+        """The tokens of a job's path as workspaces tell them apart: with the number of the adapters they are under."""
+        tags = [(self.workspaces.tags.tag(namespace), part) for namespace, part in job.spans(ids)]
+        if not any(tag for tag, _ in tags):
+            return ids
+        return np.concatenate([part.astype(np.int64) + tag for tag, part in tags])
+
+    def _stand(self, workspace: Workspace, ids: npt.NDArray[Any], lease: Lease) -> tuple[int, int]:
         """The deepest place on a path that the workspace or the lease can give: its slot and depth.
 
         What the lease holds is computed again where there is no room for it twice, in the trie and in the pack.
@@ -155,8 +218,22 @@ class Cache:
         self._ahead.clear()
         self._room.pending = 0
 
-    def publish(self, prefill: Prefill, namespace: Namespace, tokens: Int32, slot: int, scores: Scores | None) -> None:
+    def publish(self, prefill: Prefill, tokens: Int32, slot: int, scores: Scores | None) -> None:
         """Copies the tokens from the lease's end to `slot` into the trie; `scores` has one row for each."""
+        start, job = prefill.lease.length, prefill.job
+        for end in [end - start for end, _ in job.before if start < end < start + len(tokens)]:
+            at = prefill.lease.length - start
+            place = prefill.workspace.above(slot, len(tokens) - end)
+            self._publish(
+                prefill, job.namespace_at(start + at), tokens[at:end], place, None if scores is None else scores[at:end]
+            )
+            if prefill.lease.length < start + end:  # no room: what follows cannot hang under it
+                return
+        at = prefill.lease.length - start
+        self._publish(prefill, job.namespace_at(start + at), tokens[at:], slot, None if scores is None else scores[at:])
+
+    def _publish(self, prefill: Prefill, namespace: Namespace, tokens: Int32, slot: int, scores: Scores | None) -> None:
+        """`publish` of tokens under one namespace."""
         lease, workspace = prefill.lease, prefill.workspace
         if not self.enabled or not len(tokens) or not lease.node.attached:  # under a cleared path nothing is kept
             return
@@ -213,7 +290,7 @@ class Cache:
     def known_scores(self, job: ScoreJob) -> Scores:
         """What is known of the path's scores: n rows of ``job.k`` alternatives, rank 0 where nothing is."""
         known = empty_scores(len(job.ids), job.k)
-        with self.trie.lookup([(job.namespace, job.ids)], exact=True) as lease:
+        with self.trie.lookup(job.spans(job.ids), exact=True) as lease:
             at = 0
             for node in lease.node.path() if lease.length else ():
                 end = at + len(node.tokens)
@@ -284,9 +361,9 @@ class Cache:
         """
         self._room.set_budget(budget, enabled=self.enabled)
 
-    def match(self, namespace: Namespace, ids: Int32) -> int:
+    def match(self, job: Job) -> int:
         """Tokens of the path whose KV is held, without touching anything."""
-        return self.trie.match([(namespace, ids)])
+        return self.trie.match(job.spans(job.ids))
 
 
 def fill_gaps(known: Scores, fresh: Scores, first: int) -> None:
@@ -302,4 +379,6 @@ def _has_new_tail(prefill: Prefill) -> bool:
     lease, job = prefill.lease, prefill.job
     if not lease.node.attached or not 0 < prefill.at - lease.length <= SHORT_TAIL:
         return False
-    return (job.namespace, int(job.ids[lease.length])) not in lease.node.children
+    if any(lease.length < end < prefill.at for end, _ in job.before):  # published in two parts
+        return False
+    return (job.namespace_at(lease.length), int(job.ids[lease.length])) not in lease.node.children

@@ -2,52 +2,96 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from operator import attrgetter
 
+from runtime.grammar.constraint import Constraint
 from runtime.info import Metrics
 from runtime.scheduler.cache import Cache
+from runtime.timings import Latency, RequestTimings
 
 
 @dataclass(slots=True)
 class Counters:
-    """Mutable twin of `Metrics`; the owner thread writes."""
+    """Mutable twin of `Metrics`, field by field; the owner thread writes, each where it happens.
+
+    A step only notes the values; who asks for the metrics makes the object. What `Metrics` has beyond these comes from the
+    cache.
+    """
 
     tokens_computed: int = 0
     tokens_reused: int = 0
-    forward_calls: int = 0
     queries: int = 0
     queries_deduplicated: int = 0
     tokens_rescored: int = 0
+    texts_embedded: int = 0
     tokens_drafted: int = 0
     tokens_accepted: int = 0
     first_token_seconds: float | None = None
     tokens_per_second: float | None = None
     last_reused: int = 0
     last_computed: int = 0
-    latest: Metrics = field(default_factory=Metrics)  # what other threads may read
+    grammar_tokens: int = 0
+    grammar_seconds: float = 0.0
+    grammar_wait_seconds: float = 0.0
+    tokens_prefilled: int = 0
+    tokens_generated: int = 0
+    prompt_tokens: int = 0
+    prefill_seconds: float = 0.0
+    decode_seconds: float = 0.0
+    requests_started: int = 0
+    requests_completed: int = 0
+    requests_failed: int = 0
+    requests_cancelled: int = 0
+    requests_active: int = 0
+    requests_waiting: int = 0
+    queue_latency: Latency = field(default_factory=Latency)
+    first_token_latency: Latency = field(default_factory=Latency)
+    token_latency: Latency = field(default_factory=Latency)
+    recent: tuple[RequestTimings, ...] = ()
+    _noted: tuple[tuple[object, ...], tuple[int, ...]] = ((), ())
 
     def publish(self, cache: Cache) -> None:
         """Lets other threads see the numbers of this moment."""
-        self.latest = self.snapshot(cache)
-
-    def snapshot(self, cache: Cache) -> Metrics:
-        """The counters and the cache's bytes at this moment."""
-        return Metrics(
-            tokens_computed=self.tokens_computed,
-            tokens_reused=self.tokens_reused,
-            forward_calls=self.forward_calls,
-            queries=self.queries,
-            queries_deduplicated=self.queries_deduplicated,
-            kv_bytes=cache.bytes,
-            kv_budget=cache.budget,
-            kv_peak_bytes=cache.peak,
-            kv_evicted_bytes=cache.trie.evicted_bytes,
-            tokens_rescored=self.tokens_rescored,
-            tokens_drafted=self.tokens_drafted,
-            tokens_accepted=self.tokens_accepted,
-            full_vector_hits=cache.vectors.hits,
-            first_token_seconds=self.first_token_seconds,
-            tokens_per_second=self.tokens_per_second,
-            last_reused=self.last_reused,
-            last_computed=self.last_computed,
+        trie = cache.trie
+        of_cache = (
+            cache.forwards,
+            cache.bytes,
+            cache.budget,
+            cache.peak,
+            trie.evicted_bytes,
+            trie.evictions,
+            trie.hits,
+            trie.misses,
+            cache.vectors.hits,
         )
+        self._noted = (_own(self), of_cache)
+
+    def count_grammar(self, tokens: int, constraint: Constraint) -> None:
+        """A generation under a grammar has ended."""
+        self.grammar_tokens += tokens
+        self.grammar_seconds += constraint.work_seconds
+        self.grammar_wait_seconds += constraint.wait_seconds
+
+    @property
+    def latest(self) -> Metrics:
+        """The numbers as they were last published; any thread."""
+        own, of_cache = self._noted
+        if not own:
+            return Metrics()
+        return Metrics(**dict(zip(_NAMES, own, strict=True)), **dict(zip(_OF_CACHE, of_cache, strict=True)))  # type: ignore[arg-type]  # by name
+
+
+_NAMES = tuple(f.name for f in fields(Counters) if not f.name.startswith("_"))
+_OF_CACHE = (
+    "forward_calls",
+    "kv_bytes",
+    "kv_budget",
+    "kv_peak_bytes",
+    "kv_evicted_bytes",
+    "kv_evictions",
+    "cache_hits",
+    "cache_misses",
+    "full_vector_hits",
+)
+_own = attrgetter(*_NAMES)

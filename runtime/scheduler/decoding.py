@@ -7,7 +7,7 @@ made, and sent, while it runs.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -23,6 +23,7 @@ from runtime.scheduler.logits import Distributions, normalise
 from runtime.scheduler.prefill import Prefill
 from runtime.scheduler.room import NoRoomError
 from runtime.scheduler.rows import Drawn, Guesses, Row, draw, draw_along
+from runtime.scheduler.standing import bring_back
 from runtime.scheduler.stream import Stream
 from runtime.scheduler.workspace import Workspace
 
@@ -40,7 +41,7 @@ class Share:
     def of(cls, rows: list[Row]) -> Share:
         """The rows' pending tokens."""
         fresh: dict[tuple[int, int], int] = {}
-        at = [fresh.setdefault((row.slot, row.pending), len(fresh)) for row in rows]
+        at = [fresh.setdefault(row.due_next, len(fresh)) for row in rows]
         return cls(rows, [token for _, token in fresh], [slot for slot, _ in fresh], at)
 
 
@@ -75,27 +76,40 @@ class Decoding:
         self._ahead: dict[Workspace, tuple[Share, int]] = {}  # begun forwards, each with the number of its first slot
         self.rows: list[Row] = []
 
-    def start(self, stream: Stream, prefill: Prefill, last: Float32, guesses: Guesses | None = None) -> None:
-        """A prompt is in place: the first token comes from the distribution after it ``(vocab,)``.
+    def start(self, begun: Sequence[tuple[Stream, Prefill]], last: Float32, guesses: Guesses | None = None) -> None:
+        """A prompt is in place: the first token of each of its streams comes from the distribution after it ``(vocab,)``.
+
+        Args:
+            begun: The streams, each with its place; the first one's knows what the prompt cost.
+            last: The distribution.
+            guesses: Of the first stream's text, where it is the only one.
 
         Raises:
-            BaseException: It could not be started; nothing of it stays.
+            BaseException: They could not be started; nothing of them stays.
         """
-        row: Row | None = None
+        rows: list[Row] = []
+        prefill, submitted = begun[0][1], begun[0][0].job.submitted
         try:
-            row = Row(stream, prefill, guesses=guesses)
-            self.rows.append(row)
+            rows = [Row(stream, place) for stream, place in begun]
+            rows[0].guesses = guesses
+            self.rows += rows
             self._counters.last_reused, self._counters.last_computed = prefill.reused, prefill.computed
-            self._counters.first_token_seconds = time.monotonic() - stream.job.submitted
+            self._counters.first_token_seconds = time.monotonic() - submitted
             self._counters.publish(self._cache)  # before the first token, so that who sees it sees what the prompt cost
-            self._settle([draw([row], Distributions.known(last), [0])])
-            stream.deliver()
-        except BaseException:  # the job is told by the caller
-            if row is None or row in self.rows:
-                self.rows = [other for other in self.rows if other is not row]
-                if guesses is not None:
-                    guesses.close()
-                self._cache.leave(prefill)
+            for row in rows:
+                self._finish.ledger.prompted(row.job)
+            self._settle([draw(rows, Distributions.known(last, prefill.shift), [0] * len(rows))])
+            with together():
+                for row in rows:
+                    row.stream.deliver()
+        except BaseException:  # the jobs are told by the caller
+            ended = [row.prefill for row in rows if row not in self.rows]
+            self.rows = [row for row in self.rows if row not in rows]
+            if guesses is not None and prefill not in ended:
+                guesses.close()
+            for _, place in begun:
+                if place not in ended:
+                    self._cache.leave(place)
             raise
 
     def end(self, row: Row, error: BaseException | None) -> None:
@@ -116,11 +130,14 @@ class Decoding:
 
     def step(self, *, paced: bool) -> None:
         """One token for each; `paced`: what comes faster than a screen shows it is told together."""
+        started = time.monotonic()
         by_workspace: dict[Workspace, list[Row]] = {}
         for row in self.rows:
             by_workspace.setdefault(row.workspace, []).append(row)
         for workspace, rows in by_workspace.items():
             self._advance(workspace, rows)
+        if by_workspace:
+            self._counters.decode_seconds += time.monotonic() - started
         with together():
             for row in self.rows:  # after the work; before what may take long, all there is
                 row.stream.deliver(paced=paced)
@@ -155,7 +172,7 @@ class Decoding:
                 return
             bisect(rows, error, partial(self._push, drawn), self.end)
             return
-        self._count(share)
+        self._counters.tokens_computed += len(share.tokens)
         drawn.append(_moved(share, base, logits))
 
     def _push_guessed(self, drawn: list[Drawn], row: Row) -> bool:
@@ -168,10 +185,10 @@ class Decoding:
             return False
         row.guesses.extend(row.stream.new_ids[row.told :])
         row.told = len(row.stream.new_ids)
-        guesses = row.guesses.propose(min(speculative.num_tokens, row.stream.left - 1))
+        guesses = row.guesses.propose(min(row.reach or speculative.num_tokens, row.stream.left - 1))
         if not guesses:
             return False
-        base, tokens = workspace.size, [row.pending, *guesses]
+        base, tokens = workspace.size, [token + row.prefill.tag for token in (row.pending, *guesses)]
         parents = [row.slot, *range(base, base + len(guesses))]
         try:
             for slot, token in zip(parents, tokens, strict=True):
@@ -181,11 +198,12 @@ class Decoding:
             workspace.rollback(base)
             return False
         self._counters.tokens_computed += len(tokens)
-        self._counters.forward_calls += 1
         part = draw_along(row, guesses, normalise(logits, entropy=True))
         right = max(len(part.rows) - 1, 0)
         self._counters.tokens_drafted += len(guesses)
         self._counters.tokens_accepted += right
+        # as transformers' heuristic: further after a hit, less far after a miss, whose forward was dearer for nothing
+        row.reach = min(len(guesses) + 2, speculative.num_tokens) if right == len(guesses) else max(right, 1)
         workspace.truncate(base + 1 + right)
         row.slot, row.pushed = base + right, row.pushed + 1 + right
         part.record()  # at once: what was guessed right is published with its numbers
@@ -204,7 +222,7 @@ class Decoding:
         except BaseException:  # noqa: BLE001  # tried again, and bisected, by the next step
             workspace.rollback(base)
             return
-        self._count(share)
+        self._counters.tokens_computed += len(share.tokens)
         self._ahead[workspace] = share, base
 
     def _collect(self, workspace: Workspace) -> list[Drawn]:
@@ -216,10 +234,6 @@ class Decoding:
         running = [i for i, row in enumerate(share.rows) if row in self.rows]
         rows, at = [share.rows[i] for i in running], [share.at[i] for i in running]
         return [_moved(Share(rows, share.tokens, share.parents, at), base, logits)] if rows else []
-
-    def _count(self, share: Share) -> None:
-        self._counters.tokens_computed += len(share.tokens)
-        self._counters.forward_calls += 1
 
     def _standing(self, rows: list[Row]) -> list[Row]:
         """The rows, each where a token can be appended now; one that cannot be brought back has ended.
@@ -246,24 +260,11 @@ class Decoding:
         Returns:
             Its new slot; None when it could not be brought back and has ended.
         """
-        workspace, path = row.workspace, row.path
-        base: int | None = None
         try:
-            slot, at = self._cache.regain(row.prefill, path)
-            base, missing, parents = workspace.size, path[at:].tolist(), []
-            for token in missing:
-                parents.append(slot)
-                slot = workspace.append(slot, token)
-            if missing:
-                workspace.forward(missing, parents, [])
+            return bring_back(self._cache, self._counters, row.prefill, row.path)
         except BaseException as error:  # noqa: BLE001  # the border: this generation alone fails
-            if base is not None:  # what was loaded before stands in the pack as well
-                workspace.rollback(base)
             self.end(row, typed(error))
             return None
-        self._counters.tokens_computed += len(missing)
-        self._counters.forward_calls += bool(missing)
-        return slot
 
     # ---- after the draw ---------------------------------------------------------------------------------------------
 
@@ -282,6 +283,7 @@ class Decoding:
         if self._overlaps and workspace is not None:
             self._begin(workspace, [row for row in self.rows if row.workspace is workspace and row not in ending])
         for part in drawn:
+            self._counters.tokens_generated += len(part.tokens)
             part.record()
         for row in ending:
             self.end(row, failed.get(id(row)))

@@ -10,9 +10,11 @@ import numpy as np
 
 from runtime.info import PromptProgress
 from runtime.records import Float32, Int32, Scores
+from runtime.scheduler.branching import FanJob
 from runtime.scheduler.cache import Cache, fill_gaps
 from runtime.scheduler.counters import Counters
 from runtime.scheduler.jobs import Job, QueryJob, ScoreJob, settle
+from runtime.scheduler.ledger import Ledger
 from runtime.scheduler.logits import ChunkLogits, non_finite
 from runtime.scheduler.prefill import Prefill
 from runtime.scheduler.rows import Row
@@ -23,15 +25,16 @@ log = logging.getLogger(__name__)
 
 def gone(job: Job) -> bool:
     """Whether nobody waits for the job any more."""
-    return job.abandoned if isinstance(job, QueryJob) else job.cancelled
+    return job.abandoned if isinstance(job, QueryJob | FanJob) else job.cancelled
 
 
 class Finisher:
     """Turns rows of logits into published KV and answers."""
 
-    def __init__(self, cache: Cache, counters: Counters) -> None:
+    def __init__(self, cache: Cache, counters: Counters, ledger: Ledger) -> None:
         self._cache = cache
         self._counters = counters
+        self.ledger = ledger
 
     # ---- scores -----------------------------------------------------------------------------------------------------
 
@@ -62,8 +65,10 @@ class Finisher:
         """Answers from what is remembered."""
         self._counters.tokens_reused += len(job.ids)
         self._counters.last_reused, self._counters.last_computed = len(job.ids), 0
+        number = job.number
+        self.ledger.leave(job, "done", reused=len(job.ids))
         self._counters.publish(self._cache)
-        job.on_progress(PromptProgress(len(job.ids), len(job.ids), len(job.ids), 0))
+        job.on_progress(PromptProgress(len(job.ids), len(job.ids), len(job.ids), 0, number))
         assert job.known is not None
         settle(job.future, job.known[job.start :])
 
@@ -85,7 +90,8 @@ class Finisher:
         last = chunk.end(rows[-1][1], rows[-1][0]) if prefill.done else None
         self._publish(prefill, scores)
         if last is not None:
-            self._cache.vectors.put(job.key, last)
+            prefill.shift = chunk.shift(rows[-1][1])
+            self._cache.vectors.put(job.key, last, prefill.shift)
         return last
 
     def _score_rows(self, job: ScoreJob, chunk: ChunkLogits, rows: Sequence[tuple[int, int]]) -> Scores:
@@ -105,7 +111,7 @@ class Finisher:
         start = prefill.lease.length
         if prefill.at > start:
             part = None if scores is None else scores[start : prefill.at]
-            self._cache.publish(prefill, prefill.job.namespace, prefill.job.ids[start : prefill.at], prefill.slot, part)
+            self._cache.publish(prefill, prefill.job.ids[start : prefill.at], prefill.slot, part)
         if scores is not None and start:
             self._cache.keep_scores(prefill.lease, scores[:start])
 
@@ -114,6 +120,8 @@ class Finisher:
         self._counters.tokens_reused += prefill.reused
         if isinstance(prefill.job, ScoreJob):
             self._counters.last_reused, self._counters.last_computed = prefill.reused, prefill.computed
+            self.ledger.prompted(prefill.job)
+            self.ledger.leave(prefill.job, "done", reused=prefill.reused, computed=prefill.computed)
 
     def answer(self, job: Job, last: Float32) -> None:
         """Tells whoever waits; `last` is the distribution after the job's path ``(vocab,)``."""
@@ -143,7 +151,7 @@ class Finisher:
         if tail:
             own = row.take_scores(tail)
             scores = Scores.concat([empty_scores(count - tail, own.top_ids.shape[1]), own]) if count > tail else own
-        self._cache.publish(row.prefill, job.namespace, tokens, row.slot, scores)
+        self._cache.publish(row.prefill, tokens, row.slot, scores)
 
     def end_row(self, row: Row, error: BaseException | None) -> None:
         """Publishes the tail, sends what was held back, ends the stream."""
@@ -152,11 +160,21 @@ class Finisher:
         made = len(row.stream.new_ids)
         if made > 1 and seconds > 0:
             self._counters.tokens_per_second = (made - 1) / seconds
+        if row.job.constraint is not None:
+            self._counters.count_grammar(made, row.job.constraint)
         try:
             if error is None:
                 self.publish_row(row)
         finally:
             self._cache.leave(row.prefill)
+            self.ledger.leave(
+                row.job,
+                "error" if error is not None else row.stream.finish.label or "cancelled",
+                generated=made,
+                reused=row.prefill.reused,
+                computed=row.prefill.computed,
+                first=row.started,
+            )
             self._counters.publish(self._cache)  # before the end, so that who sees the end sees the numbers
             row.stream.flush()
             row.job.on_end(error)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -10,12 +12,14 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from runtime.adapters.stacks import stack_of
 from runtime.errors import ContextOverflowError, InvalidRequestError
+from runtime.grammar.constraint import Constraint
 from runtime.info import OnProgress
-from runtime.options import GenerationOptions
+from runtime.options import GenerationOptions, SamplingOptions
 from runtime.records import Float32, Int32, Scores, TokenRun
 from runtime.sampling.chain import Sampler
-from runtime.trie import Namespace
+from runtime.trie import Namespace, Span
 
 
 class Priority(IntEnum):
@@ -32,22 +36,55 @@ def nothing(_: object) -> None:
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """A path of tokens and what is wanted of it."""
+    """A path of tokens and what is wanted of it.
+
+    Attributes:
+        ids: The tokens.
+        namespace: What their KV belongs to; where `before` says otherwise, from its last end on.
+        before: (end, namespace) of the spans that come first, by rising end: the tokens before an activated adapter.
+    """
 
     ids: Int32
     namespace: Namespace
     priority: Priority = Priority.INSPECTOR
     cancelled: bool = False  # set by any thread, read between steps
     on_progress: OnProgress = nothing  # runs on the owner thread and must not block
+    submitted: float = field(default_factory=time.monotonic)  # as the next two, in monotonic seconds
+    placed: float = 0.0  # when it was begun; written by the ledger, as what follows
+    prompted: float = 0.0  # when its prompt was in place
+    number: int = 0  # of the request, from 1; negative once it has ended
+    before: tuple[tuple[int, Namespace], ...] = ()
 
     def fail(self, error: BaseException) -> None:
         """Tells whoever waits."""
         raise NotImplementedError
 
     @property
+    def least_tokens(self) -> int:
+        """Tokens for which there must be room, whoever gives way."""
+        return len(self.ids)
+
+    @property
     def key(self) -> tuple[Namespace, bytes]:
         """The full path: what two equal queries share."""
-        return self.namespace, self.ids.tobytes()
+        return (self.before, self.namespace) if self.before else self.namespace, self.ids.tobytes()
+
+    def spans(self, ids: Int32) -> list[Span]:
+        """`ids`, the path or a part of it from its beginning (or with what was generated), by namespace."""
+        if not self.before:
+            return [(self.namespace, ids)]
+        edges = [0, *(min(end, len(ids)) for end, _ in self.before), len(ids)]
+        names = [*(namespace for _, namespace in self.before), self.namespace]
+        return [(name, ids[start:end]) for name, (start, end) in zip(names, itertools.pairwise(edges), strict=True)]
+
+    def namespace_at(self, index: int) -> Namespace:
+        """Of the token at `index`."""
+        return next((namespace for end, namespace in self.before if index < end), self.namespace)
+
+    def uses(self, digest: str) -> bool:
+        """Whether an adapter takes part in it."""
+        names = (self.namespace, *(namespace for _, namespace in self.before))
+        return any(digest == each for name in names for each, _ in stack_of(name))
 
 
 class Waiter(Protocol):
@@ -169,19 +206,32 @@ class ScoreJob(Job):
 
 
 @dataclass(slots=True, eq=False)
-class GenerateJob(Job):
+class StayingJob(Job):
+    """A job that keeps its place when its path is there, and goes on from it."""
+
+    def leave(self) -> None:
+        """Nobody waits: it has ended without an error."""
+        raise NotImplementedError
+
+
+@dataclass(slots=True, eq=False)
+class GenerateJob(StayingJob):
     """A continuation of the path, token by token. The callbacks run on the owner thread and must not block."""
 
     options: GenerationOptions = field(default_factory=GenerationOptions)
-    sampler: Sampler = field(default_factory=lambda: Sampler(0.0, 0, 1.0, 0.0, 0))
+    sampler: Sampler = field(default_factory=lambda: Sampler(SamplingOptions(temperature=0.0), 0))
     on_run: Callable[[TokenRun], None] = nothing
     on_end: Callable[[BaseException | None], None] = nothing
-    submitted: float = 0.0  # monotonic seconds
     eos: frozenset[int] | None = None  # None: the model's own
+    constraint: Constraint | None = None  # where the answer stands in its grammar; this job's alone
 
     def fail(self, error: BaseException) -> None:
         """The stream ends with the error; what was sent stays."""
         self.on_end(error)
+
+    def leave(self) -> None:
+        """The stream ends."""
+        self.on_end(None)
 
 
 @dataclass(slots=True, eq=False)

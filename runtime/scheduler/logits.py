@@ -20,11 +20,12 @@ class Distributions:
     logprobs: Float32  # (n, vocab); uniform where the logits are no numbers
     finite: npt.NDArray[np.bool_]  # (n,) which rows held numbers only
     entropy: Float32 | None  # (n,) nats, where it was asked for
+    shift: Float32  # (n,) normalisers: raw logits less log-probabilities
 
     @classmethod
-    def known(cls, last: Float32) -> Distributions:
-        """One row ``(vocab,)`` that is remembered."""
-        return cls(last[None], np.ones(1, np.bool_), None)
+    def known(cls, last: Float32, shift: float = 0.0) -> Distributions:
+        """One row ``(vocab,)`` that is remembered, and its normaliser."""
+        return cls(last[None], np.ones(1, np.bool_), None, np.array([shift], np.float32))
 
 
 @dataclass(slots=True, eq=False)
@@ -56,6 +57,11 @@ class ChunkLogits:
         last: Float32 = self._after.logprobs[i]
         return last
 
+    def shift(self, row: int) -> float:
+        """The normaliser of one of `ends`, whose distribution was asked for."""
+        assert self._after is not None  # it was asked for
+        return float(self._after.shift[self._places[row]])
+
     def rows(self, chosen: Sequence[int]) -> Float32:
         """Some rows, ascending; no copy where they lie side by side."""
         start, stop = chosen[0], chosen[-1] + 1
@@ -68,11 +74,12 @@ def normalise(logits: Float32, *, entropy: bool) -> Distributions:
     n = len(logits)
     finite = np.empty(n, np.bool_)
     spread: Float32 | None = np.empty(n, np.float32) if entropy else None
-    logprobs = normalised(logits, entropy=spread, finite=finite)
+    shift: Float32 = np.empty(n, np.float32)
+    logprobs = normalised(logits, entropy=spread, finite=finite, shift=shift)
     if not finite.all():
         sound = normalise(np.where(finite[:, None], logits, np.float32(0)), entropy=entropy)
-        return Distributions(sound.logprobs, finite, sound.entropy)
-    return Distributions(logprobs, finite, spread)
+        return Distributions(sound.logprobs, finite, sound.entropy, sound.shift)
+    return Distributions(logprobs, finite, spread, shift)
 
 
 def non_finite(position: int) -> NonFiniteLogitsError:

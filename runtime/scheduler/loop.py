@@ -8,17 +8,22 @@ caller has gone. Runs on the owner thread alone.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from functools import partial
 
 from runtime.backends.base import Backend
 from runtime.options import LoadOptions
 from runtime.records import Float32
+from runtime.scheduler.beams import Beams
+from runtime.scheduler.branching import BeamJob, FanJob
 from runtime.scheduler.cache import Cache
 from runtime.scheduler.counters import Counters
 from runtime.scheduler.decoding import Decoding
+from runtime.scheduler.embedding import Embeddings, EmbedJob
 from runtime.scheduler.faults import typed
 from runtime.scheduler.finish import Finisher, gone
-from runtime.scheduler.jobs import CallJob, GenerateJob, Job, QueryJob, ScoreJob, settle
+from runtime.scheduler.jobs import CallJob, GenerateJob, Job, QueryJob, ScoreJob, StayingJob, settle
+from runtime.scheduler.ledger import Ledger
 from runtime.scheduler.prefill import Prefill
 from runtime.scheduler.prompts import Prompts
 from runtime.scheduler.rows import Guesses
@@ -59,8 +64,9 @@ class Scheduler:
         self._new_decoder = new_decoder
         self.cache = Cache(backend, budget, enabled=options.cache)
         self.counters = Counters()
+        self._ledger = Ledger(self.counters)
+        self._finish = Finisher(self.cache, self.counters, self._ledger)
         self._drafter = None if draft is None else self.cache.beside(draft)
-        self._finish = Finisher(self.cache, self.counters)
         self._waiting = Waiting()
         self._queries: dict[object, QueryJob] = {}
         self._prompts = Prompts(
@@ -70,27 +76,45 @@ class Scheduler:
             self._finish,
             guard=self._guard,
             forget=self._forget,
-            start_row=self._start_row,
-            park=self._waiting.park,
+            start=self._start,
+            park=self._park,
+            others_give_way=lambda: self._embeddings.make_way(),
         )
+        self._embeddings = Embeddings(backend, options, self.cache, self.counters, self._ledger)
+        self._leaving: list[tuple[str, Future[None]]] = []  # adapters (by digest), and who waits for them to be out of use
         self._decoding = Decoding(
             options,
             self.cache,
             self.counters,
             self._finish,
             overlaps=backend.overlaps,
-            make_way=self._prompts.make_way,
+            make_way=lambda: self._embeddings.make_way() or self._prompts.make_way(),
+        )
+        self._beams = Beams(
+            self.cache,
+            self.counters,
+            self._ledger,
+            lambda: self._embeddings.make_way() or self._prompts.make_way(),
+            token_bytes=token_bytes,
+            eos=eos,
+            context=self._context,
+            new_decoder=new_decoder,
         )
         self.steps = 0
 
     @property
     def busy(self) -> bool:
         """Whether a step has anything to do."""
-        return bool(self._waiting or self._prompts.running or self._decoding.rows)
+        return bool(self._waiting or self._prompts.running or self._decodes or self._embeddings.running)
+
+    @property
+    def _decodes(self) -> bool:
+        return bool(self._decoding.rows or self._beams.running)
 
     def submit(self, jobs: Sequence[Job]) -> None:
         """Takes jobs in; a query equal to one in flight joins it."""
         for job in jobs:
+            self._ledger.enter(job)
             if isinstance(job, QueryJob):
                 self.counters.queries += 1
                 running = self._queries.get(job.key)
@@ -105,24 +129,47 @@ class Scheduler:
         """One round; call while `busy`."""
         self.steps += 1
         self._drop_cancelled()
-        for job in self._waiting.take(self.cache.departures, idle=not (self._decoding.rows or self._prompts.running)):
+        for job in self._waiting.take(self.cache.departures, idle=not (self._decodes or self._prompts.running)):
             self._guard(job, partial(self._admit, job))
-        self._decoding.step(paced=not self._prompts.running)
+        self._decoding.step(paced=not (self._prompts.running or self._embeddings.running))
+        self._beams.step()
         if self._prompts.running:
-            self._prompts.step(decoding=bool(self._decoding.rows))
+            self._prompts.step(decoding=self._decodes)
+        if self._embeddings.running and not (self._decodes and self._prompts.running):
+            self._embeddings.step(beside=self._decodes or bool(self._prompts.running))
         self.cache.account()
         self.counters.publish(self.cache)
+        if self._leaving:
+            self._tell_unused()
+
+    def when_unused(self, digest: str, future: Future[None]) -> None:
+        """Settles the future once no request uses an adapter; from now on none may be submitted that does."""
+        self._leaving.append((digest, future))
+
+    def _tell_unused(self) -> None:
+        prefills = (*self._prompts.running, *(row.prefill for row in self._decoding.rows))
+        jobs = [*(prefill.job for prefill in prefills), *self._waiting]
+        unused = [pair for pair in self._leaving if not any(job.uses(pair[0]) for job in jobs)]
+        self._leaving = [pair for pair in self._leaving if pair not in unused]
+        for _, future in unused:
+            settle(future)
 
     def fail_all(self, error: BaseException) -> None:
         """Nobody waits for ever: every job in work or waiting gets the error."""
         for row in list(self._decoding.rows):
             self._decoding.end(row, error)
+        self._beams.fail_all(error)
         for prefill in list(self._prompts.running):
             self._prompts.end(prefill, error)
+        self._embeddings.fail_all(error)
         for job in self._waiting:
+            self._ledger.leave(job, "error")
             job.fail(error)
         self._waiting.clear()
         self._queries.clear()
+        for _, future in self._leaving:
+            settle(future, error=error)
+        self._leaving.clear()
 
     def unload(self) -> None:
         """Frees what was cached and the draft model; nothing runs any more."""
@@ -143,13 +190,16 @@ class Scheduler:
 
     def _drop_cancelled(self) -> None:
         self._decoding.drop_cancelled()
+        self._beams.drop_cancelled()
         for prefill in [p for p in self._prompts.running if gone(p.job)]:
             self._prompts.end(prefill, None)
+        self._embeddings.drop_cancelled()
         for job in [j for j in self._waiting if gone(j)]:
             self._waiting.remove(job)
             self._forget(job)
-            if isinstance(job, GenerateJob):
-                job.on_end(None)
+            self._ledger.leave(job, "cancelled")
+            if isinstance(job, StayingJob):
+                job.leave()
 
     def _guard(self, job: Job, act: Callable[[], None]) -> bool:
         """A job that fails takes nobody with it."""
@@ -157,6 +207,8 @@ class Scheduler:
             act()
         except BaseException as error:  # noqa: BLE001  # the border: the caller gets it (a native panic is no Exception)
             self._forget(job)
+            self._ledger.leave(job, "error")
+            self.counters.publish(self.cache)  # before the answer, so that who has it sees the numbers
             job.fail(typed(error))
             return False
         return True
@@ -165,11 +217,19 @@ class Scheduler:
         if isinstance(job, QueryJob) and self._queries.get(job.key) is job:
             del self._queries[job.key]
 
+    def _park(self, job: Job) -> None:
+        self._ledger.park(job)
+        self._waiting.park(job)
+
     def _admit(self, job: Job) -> None:
         if isinstance(job, CallJob):
             settle(job.future, job.call())
             return
-        self.cache.check_room(len(job.ids))
+        self._ledger.place(job)
+        if isinstance(job, EmbedJob):
+            self._embeddings.admit(job)
+            return
+        self.cache.check_room(job.least_tokens)
         first_wanted = len(job.ids) - 1
         if isinstance(job, ScoreJob):
             first_wanted = self._finish.first_unscored(job) - 1
@@ -185,32 +245,55 @@ class Scheduler:
                 self.cache.answered(job)
                 job.answer(vector)
                 return
+            shift = self.cache.vectors.shift(job.key)  # before others are moved, this one out maybe
             prefill = self.cache.place(job, len(job.ids))
+            prefill.shift = shift
             if prefill.at == len(job.ids):  # the KV is there as well: nothing to push
                 prefill.tell()
-                self._start_row(prefill, vector)
+                self._start(prefill, vector)
                 return
             self.cache.leave(prefill)
         prefill = self.cache.place(job, max(first_wanted, 0))
         self._prompts.running.append(prefill)
         prefill.tell()
         if isinstance(job, ScoreJob):  # what is held but must be pushed again, for want of scores
-            self.counters.tokens_rescored += max(self.cache.match(job.namespace, job.ids) - prefill.at, 0)
+            self.counters.tokens_rescored += max(self.cache.match(job) - prefill.at, 0)
 
     # ---- (b) one token for every generation -----------------------------------------------------------------------
 
-    def _start_row(self, prefill: Prefill, last: Float32) -> None:
-        """A prompt is in place: the first token comes from the distribution after it ``(vocab,)``."""
-        job = prefill.job
-        assert isinstance(job, GenerateJob)
-        eos = self._eos if job.eos is None else job.eos
+    def _start(self, prefill: Prefill, last: Float32) -> None:
+        """A prompt is in place: what goes on from it begins, with the distribution after it ``(vocab,)``."""
+        if isinstance(prefill.job, BeamJob):
+            self._beams.start(prefill, last)
+            return
+        jobs = self._continuations(prefill.job)
+        places = [prefill]
         try:
-            stream = Stream(job, self._token_bytes, eos, self._context, self._new_decoder())
-            guesses = self._guesses(job)
-        except BaseException:  # the job is told by the caller
-            self.cache.leave(prefill)
+            streams = [self._stream(job) for job in jobs]
+            guesses = self._guesses(jobs[0]) if len(jobs) == 1 else None  # branches share their forwards instead
+            places += [self.cache.join(prefill, job) for job in jobs[1:]]
+        except BaseException:  # the jobs are told by the caller
+            for place in places:
+                self.cache.leave(place)
             raise
-        self._decoding.start(stream, prefill, last, guesses)
+        if streams:
+            self._decoding.start(list(zip(streams, places, strict=True)), last, guesses)
+        else:
+            self.cache.leave(prefill)
+
+    def _continuations(self, job: Job) -> Sequence[GenerateJob]:
+        """What begins where the job's path ends; what of it was dropped meanwhile ends here."""
+        if isinstance(job, GenerateJob):
+            return [job]
+        assert isinstance(job, FanJob)
+        for dropped in (one for one in job.jobs if one.cancelled):
+            self._ledger.leave(dropped, "cancelled")
+            dropped.leave()
+        return [one for one in job.jobs if not one.cancelled]
+
+    def _stream(self, job: GenerateJob) -> Stream:
+        eos = self._eos if job.eos is None else job.eos
+        return Stream(job, self._token_bytes, eos, self._context, self._new_decoder())
 
     def _guesses(self, job: GenerateJob) -> Guesses | None:
         speculative = job.options.speculative

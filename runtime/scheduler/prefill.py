@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
+
+import numpy.typing as npt
 
 from runtime.info import PromptProgress
 from runtime.scheduler.jobs import Job
 from runtime.scheduler.logits import ChunkLogits
-from runtime.scheduler.workspace import Workspace
+from runtime.scheduler.workspace import NOTHING, Workspace
 from runtime.trie import Lease
 
 
@@ -34,9 +37,12 @@ class Prefill:
     last_only: bool
     reused: int = 0
     computed: int = 0
+    tagged: npt.NDArray[Any] = field(default_factory=lambda: NOTHING)  # the path's tokens as workspaces tell them apart
+    tag: int = 0  # what makes such a token of one that follows the path
     served: int = 0  # the round in which it was last pushed
     chunk: ChunkLogits | None = None  # of the last forward
     rows: list[tuple[int, int]] = field(default_factory=list)  # (token index, row of `chunk`), as wanted
+    shift: float = 0.0  # the normaliser of the distribution after the path, once that is known
     _mark: tuple[int, int, int, int] = (0, 0, 0, 0)
 
     @property
@@ -60,7 +66,7 @@ class Prefill:
 
     def tell(self) -> None:
         """Says how far it is."""
-        self.job.on_progress(PromptProgress(self.at, self.total, self.reused, self.computed))
+        self.job.on_progress(PromptProgress(self.at, self.total, self.reused, self.computed, self.job.number))
 
     def go_back(self, slot: int, at: int) -> None:
         """Stands at an earlier place of the path: what lies between is pushed or found again."""
@@ -95,7 +101,7 @@ class Batch:
         Returns:
             Rows added.
         """
-        ids, ws, added = prefill.job.ids, self.workspace, 0
+        ids, ws, added = prefill.tagged, self.workspace, 0
         while prefill.at < prefill.total:
             token, wanted = int(ids[prefill.at]), prefill.wants(prefill.at)
             shared = self._fresh.get((prefill.slot, token))  # another job of this batch computes it

@@ -14,7 +14,7 @@ from runtime.scheduler.cache import Cache
 from runtime.scheduler.counters import Counters
 from runtime.scheduler.faults import bisect
 from runtime.scheduler.finish import Finisher
-from runtime.scheduler.jobs import GenerateJob, Job
+from runtime.scheduler.jobs import Job, StayingJob
 from runtime.scheduler.prefill import Batch, Prefill
 from runtime.scheduler.room import NoRoomError
 
@@ -41,8 +41,9 @@ class Prompts:
         finish: Publishes chunks and answers.
         guard: Keeps a failure with its job.
         forget: No other query joins the job any more.
-        start_row: A generation's prompt is in place, and the distribution after it ``(vocab,)``.
+        start: The prompt of a job that goes on from it is in place, and the distribution after it ``(vocab,)``.
         park: The job must wait until somebody has left.
+        others_give_way: Frees what less urgent work of another kind holds; False: there is none.
     """
 
     def __init__(
@@ -54,8 +55,9 @@ class Prompts:
         *,
         guard: Guard,
         forget: Callable[[Job], None],
-        start_row: Callable[[Prefill, Float32], None],
+        start: Callable[[Prefill, Float32], None],
         park: Callable[[Job], None],
+        others_give_way: Callable[[], bool],
     ) -> None:
         self._options = options
         self._cache = cache
@@ -63,8 +65,9 @@ class Prompts:
         self._finish = finish
         self._guard = guard
         self._forget = forget
-        self._start_row = start_row
+        self._start = start
         self._park = park
+        self._others_give_way = others_give_way
         self._speed = 400.0  # tokens per second, measured as we go
         self._round = 0
         self.running: list[Prefill] = []
@@ -106,16 +109,18 @@ class Prompts:
             batch.workspace.rollback(batch.base)
             for prefill in group:
                 prefill.undo()
-            if isinstance(error, NoRoomError) and self.make_way(group):
+            if isinstance(error, NoRoomError) and (self._others_give_way() or self.make_way(group)):
                 rest = [prefill for prefill in group if prefill in self.running]
                 return self._push(rest, quota) if rest else quota
             bisect(group, error, lambda part: self._push(part, quota), self.end)
             return quota
         pushed = len(batch.tokens)
+        seconds = time.monotonic() - started
         if pushed >= MIN_CHUNK // 2:
-            self._speed += 0.5 * (pushed / max(time.monotonic() - started, 1e-6) - self._speed)
+            self._speed += 0.5 * (pushed / max(seconds, 1e-6) - self._speed)
+        self._counters.prefill_seconds += seconds
+        self._counters.tokens_prefilled += pushed
         self._counters.tokens_computed += pushed
-        self._counters.forward_calls += pushed > 0
         self._counters.publish(self._cache)  # before the answers, so that who sees one sees its numbers
         moved = [prefill for prefill in group if prefill.at > prefill.mark_at]
         for prefill in moved:
@@ -126,8 +131,8 @@ class Prompts:
         self._counters.publish(self._cache)  # before the answers, so that who has one sees its numbers
         with together():
             for prefill, last in complete:
-                if isinstance(prefill.job, GenerateJob):
-                    self._guard(prefill.job, partial(self._start_row, prefill, last))
+                if isinstance(prefill.job, StayingJob):
+                    self._guard(prefill.job, partial(self._start, prefill, last))
                 else:
                     self._finish.answer(prefill.job, last)
         return pushed
@@ -175,10 +180,10 @@ class Prompts:
         if not self._guard(prefill.job, take):
             self._drop(prefill)
         elif prefill.done:
-            generates = isinstance(prefill.job, GenerateJob)
-            self._drop(prefill, leave=not generates)
+            stays = isinstance(prefill.job, StayingJob)
+            self._drop(prefill, leave=not stays)
             self._forget(prefill.job)
-            if not generates:  # a generation's are counted at its end
+            if not stays:  # a generation's are counted at its end
                 self._finish.count(prefill)
             return last[0]
         return None
@@ -192,7 +197,9 @@ class Prompts:
         """The job ends here: with the error, or because nobody waits."""
         self._forget(prefill.job)
         self._drop(prefill)
+        how = "cancelled" if error is None else "error"
+        self._finish.ledger.leave(prefill.job, how, reused=prefill.reused, computed=prefill.computed)
         if error is not None:
             prefill.job.fail(error)
-        elif isinstance(prefill.job, GenerateJob):
-            prefill.job.on_end(None)
+        elif isinstance(prefill.job, StayingJob):
+            prefill.job.leave()

@@ -106,6 +106,14 @@ class Room:
                     return
         raise NoRoomError(self._refusal(workspace, count, extra))
 
+    def lend(self, size: int) -> int:
+        """Up to `size` bytes for the moment of a copy: what nobody uses gives way; fewer where that is not enough."""
+        if self.make(size):
+            return size
+        free = max(self.budget - self.bytes, 0)
+        self.peak = max(self.peak, self.bytes + free)
+        return free
+
     def give_way(self) -> None:
         """The device is full: idle packs, vectors and whatever no lease holds are freed, for good."""
         self.workspaces.drop_idle()

@@ -9,6 +9,7 @@ from typing import Protocol
 
 import numpy as np
 
+from runtime.errors import RuntimeFault
 from runtime.records import Int32, Scores
 from runtime.scheduler.jobs import GenerateJob
 from runtime.scheduler.logits import Distributions, non_finite
@@ -45,6 +46,7 @@ class Row:
     started: float = 0.0  # monotonic seconds of the first token
     guesses: Guesses | None = None  # who guesses what comes next
     told: int = 0  # generated tokens that they know of
+    reach: int = 0  # guesses that are asked for next; 0: as many as may be
 
     @property
     def job(self) -> GenerateJob:
@@ -59,6 +61,11 @@ class Row:
     @slot.setter
     def slot(self, slot: int) -> None:
         self.prefill.slot = slot
+
+    @property
+    def due_next(self) -> tuple[int, int]:
+        """Where the next token hangs, and the token as workspaces know it: with the number of its adapters."""
+        return self.prefill.slot, self.pending + self.prefill.tag
 
     @property
     def workspace(self) -> Workspace:
@@ -94,7 +101,7 @@ class Drawn:
     after: Distributions
     at: list[int]  # each row's place in `after`
     tokens: list[int]
-    failures: dict[int, BaseException]  # by a row's identity: its distribution was no numbers, nothing was drawn
+    failures: dict[int, BaseException]  # by a row's identity: no numbers, or nothing is left to draw
     recorded: bool = False
 
     def record(self) -> None:
@@ -117,7 +124,8 @@ def draw(rows: list[Row], after: Distributions, at: Sequence[int]) -> Drawn:
 
     Args:
         rows: The generations.
-        after: Of their last tokens; where it is not finite a generation is to end with `NonFiniteLogitsError`.
+        after: Of their last tokens; where it is not finite a generation is to end with `NonFiniteLogitsError`, where its
+            grammar fails with `GrammarError`.
         at: Each generation's row in `after`.
     """
     drawn = Drawn([], after, [], [], {})
@@ -145,7 +153,11 @@ def _draw_one(drawn: Drawn, row: Row, i: int) -> bool:
     if not drawn.after.finite[i]:
         drawn.failures[id(row)] = non_finite(row.stream.position)
         return False
-    token, u = row.stream.draw(drawn.after.logprobs[i])
+    try:
+        token, u = row.stream.draw(drawn.after.logprobs[i], float(drawn.after.shift[i]))
+    except RuntimeFault as fault:  # nothing is left to draw from: this one alone ends
+        drawn.failures[id(row)] = fault
+        return False
     row.started = row.started or time.monotonic()
     row.pending = token
     row.stream.take(token, u)

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import math
 import time
+from collections import deque
 from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
+import numpy.typing as npt
 
-from runtime.records import Finish, Float32, Int32, Origin, Scores, TokenRun
+from runtime.errors import GrammarError
+from runtime.grammar.constraint import Constraint
+from runtime.records import Finish, Float32, Int32, Origin, Scores, TokenRun, UInt8
+from runtime.sampling.chain import Traced
+from runtime.sampling.history import History
+from runtime.sampling.report import report
 from runtime.scheduler.columns import GrowingScores
 from runtime.scheduler.jobs import GenerateJob
+from runtime.scheduler.stops import StopFinder
+from runtime.stages import StageTable
 
 DEFAULT_MAX_TOKENS = 512
 PACE_SECONDS = 0.016  # tokens that come faster than a screen shows them are told together: each telling wakes a thread
@@ -48,6 +58,8 @@ class Stream:
         self._decoder = decoder
         self._room = context - len(job.ids)
         self._limit = job.options.max_tokens or DEFAULT_MAX_TOKENS
+        self._stops = StopFinder(job.options.stop) if job.options.stop else None
+        self._forced: set[int] = set()  # places of tokens beside which the grammar allowed no other
         self._texts: list[str] = []  # of the tokens that were not sent yet
         self._draws: list[float] = []  # of all tokens
         self._sent = 0  # tokens
@@ -55,6 +67,9 @@ class Stream:
         self._told = -PACE_SECONDS  # monotonic seconds
         self.new_ids: list[int] = []
         self.scores = GrowingScores(job.options.top_k)
+        self._history = History(job.ids, job.sampler.window) if job.sampler.remembers else None
+        self._stages: list[StageTable] = []  # of the tokens that were not sent yet, where they are asked for
+        self._traced: deque[Traced] = deque()  # draws that are not recorded yet
         self.finish = Finish.NONE
 
     @property
@@ -67,64 +82,98 @@ class Stream:
         """Tokens that may come yet."""
         return min(self._limit, self._room + 1) - len(self.new_ids)
 
-    def draw(self, logprobs: Float32) -> tuple[int, float]:
-        """The next token and its random number, from ``(vocab,)`` log-probabilities."""
-        return self.job.sampler.draw(logprobs, self.position)
+    def draw(self, logprobs: Float32, shift: float = 0.0) -> tuple[int, float]:
+        """The next token and its random number, from ``(vocab,)`` log-probabilities; `shift` makes raw logits of them.
+
+        Raises:
+            GrammarError: The grammar fails here, or everything it allows is banned.
+        """
+        constraint = self.job.constraint
+        if constraint is None:
+            return self._drawn(logprobs, shift, None)
+        token, u = self._draw_allowed(constraint, logprobs, shift)
+        constraint.accept(token)
+        return token, u
+
+    def _drawn(self, logprobs: Float32, shift: float, allowed: npt.NDArray[np.bool_] | None) -> tuple[int, float]:
+        sampler = self.job.sampler
+        if not self.job.options.stages:
+            return sampler.draw(logprobs, self.position, history=self._history, allowed=allowed, shift=shift)
+        traced = sampler.trace(logprobs, self.position, history=self._history, allowed=allowed, shift=shift)
+        self._traced.append(traced)
+        return traced.token, traced.u
+
+    def _draw_allowed(self, constraint: Constraint, logprobs: Float32, shift: float) -> tuple[int, float]:
+        allowed = constraint.allowed()  # (vocab,)
+        choices = int(np.count_nonzero(allowed))
+        try:
+            token, u = self._drawn(logprobs, shift, allowed)
+        except GrammarError as fault:
+            raise GrammarError(
+                f"all {choices:,} tokens that the grammar allows as token {len(self.new_ids) + 1:,} of the answer are banned; "
+                "ban fewer, or allow more in the grammar"
+            ) from fault
+        if choices == 1:
+            self._forced.add(len(self.new_ids))
+            return token, math.nan
+        return token, u
 
     def take(self, token: int, u: float) -> None:
         """Takes a drawn token in; `finish` says whether it was the last."""
         self.new_ids.append(token)
+        if self._history is not None:
+            self._history.append(token)
         self._draws.append(u)
         self.finish = self._ending(token)
         text = self._decoder.feed(self._token_bytes[token])
         self._texts.append(text + self._decoder.flush() if self.finish else text)
-        stops = self.job.options.stop
-        if stops:
-            self._cut_at_stop(stops)
-        held = self._partial(stops) if stops and not self.finish else 0
+        held = 0
+        if self._stops is not None and self.finish is not Finish.EOS:  # whose name is no text of the answer
+            begins = self._stops.feed(self._texts[-1])
+            if begins is not None:
+                self._cut(self._tokens_of(len(self._texts[-1]) - begins))
+            elif not self.finish:
+                held = self._tokens_of(self._stops.pending)[0]
         self._ready = self._sent + len(self._texts) - held
 
     def record(self, scores: Scores, row: int) -> None:
         """The numbers of the token taken last: row `row` of `scores`."""
         self.scores.append(scores, row)
+        if self._traced:
+            self._stages.append(report(self._traced.popleft()))
 
     def _ending(self, token: int) -> Finish:
         if token in self._eos and not self.job.options.ignore_eos:
             return Finish.EOS
+        if self.job.constraint is not None and self.job.constraint.finished:
+            return Finish.GRAMMAR
         if len(self.new_ids) >= self._room + 1:
             return Finish.CONTEXT
         if len(self.new_ids) >= self._limit:
             return Finish.LENGTH
         return Finish.NONE
 
-    def _cut_at_stop(self, stops: Sequence[str]) -> None:
-        text = "".join(self._texts)
-        found = [at for at in (text.find(stop) for stop in stops) if at >= 0]
-        if not found:
-            return
-        cut, start = min(found), 0
-        for i, piece in enumerate(self._texts):
-            end = start + len(piece)
-            if cut < end:
-                self._texts[i:] = [piece[: cut - start]]
-                self.finish = Finish.STOP
-                return
-            start = end
-
-    def _partial(self, stops: Sequence[str]) -> int:
-        """How many of the last held tokens hold text that could be the beginning of a stop string."""
-        text = "".join(self._texts)
-        longest = 0
-        for stop in stops:
-            for n in range(min(len(stop) - 1, len(text)), 0, -1):
-                if text.endswith(stop[:n]):
-                    longest = max(longest, n)
-                    break
-        tokens, covered = 0, 0
-        while covered < longest:
+    def _tokens_of(self, characters: int) -> tuple[int, int]:
+        """How many of the last tokens hold the last `characters`, and how many they hold before these."""
+        tokens = covered = 0
+        while covered < characters:
             tokens += 1
             covered += len(self._texts[-tokens])
-        return tokens
+        return tokens, covered - characters
+
+    def _cut(self, place: tuple[int, int]) -> None:
+        """A stop string begins in one of the last tokens, after some characters: from there on nothing is shown."""
+        tokens, kept = place
+        text = self._texts[-tokens][:kept]
+        self._texts[-tokens:] = [text]
+        self.finish = Finish.STOP
+        if self.job.constraint is not None and not self._whole_before(self.job.constraint, tokens, text.encode()):
+            self.finish = Finish.STOP_INSIDE
+
+    def _whole_before(self, constraint: Constraint, tokens: int, shown: bytes) -> bool:
+        """Whether the answer without its last tokens, but for what is shown of the first of them, is a whole one."""
+        begun = self._token_bytes[self.new_ids[-tokens]].startswith(shown)  # not so inside a character of several tokens
+        return begun and constraint.could_end(tokens, shown)
 
     def deliver(self, *, paced: bool = False) -> None:
         """Sends what can no longer become part of a stop string; `paced`: unless something was sent just before."""
@@ -151,13 +200,21 @@ class Stream:
             top_ids=scores.top_ids,
             top_logprobs=scores.top_logprobs,
             covered_mass=scores.covered_mass,
-            origin=np.full(n, int(Origin.SAMPLED), np.uint8),
+            origin=self._origins(),
             finish=finish,
             draw=np.array(self._draws[part], np.float32),
+            stages=StageTable.concat(self._stages[:n]) if self._stages else None,
         )
         self._sent = self._ready
-        del self._texts[:n]
+        del self._texts[:n], self._stages[:n]
         self.job.on_run(run)
+
+    def _origins(self) -> UInt8:
+        """Of the tokens that are ready and were not sent yet."""
+        origins = np.full(self._ready - self._sent, int(Origin.SAMPLED), np.uint8)
+        if self._forced:
+            origins[[place in self._forced for place in range(self._sent, self._ready)]] = int(Origin.GRAMMAR)
+        return origins
 
     def flush(self) -> None:
         """Sends what is left, what was held back too: the stream ends."""

@@ -32,6 +32,7 @@ class VectorCache:
         self._room = room
         self._most: int | None = None  # rows
         self._rows: OrderedDict[Hashable, Float32] = OrderedDict()
+        self._shifts: dict[Hashable, float] = {}  # of the rows that are held
         self._blocks: dict[int, Block] = {}  # by the array's identity, which a kept row keeps alive
         self.bytes = 0
         self.hits = 0
@@ -44,7 +45,11 @@ class VectorCache:
             self.hits += 1
         return row
 
-    def put(self, key: Hashable, row: Float32) -> None:
+    def shift(self, key: Hashable) -> float:
+        """The normaliser of a row that is held: what its raw logits have more."""
+        return self._shifts[key]
+
+    def put(self, key: Hashable, row: Float32, shift: float) -> None:
         """Keeps a row, which is read-only from here on; a copy of it where the array it lies in is too large to keep."""
         if row.nbytes > self._budget:
             return
@@ -61,7 +66,7 @@ class VectorCache:
             self.bytes += whole.nbytes
         row.flags.writeable = False
         block.keys.add(key)
-        self._rows[key] = row
+        self._rows[key], self._shifts[key] = row, shift
         self._shrink(self._budget)
 
     def limit(self, rows: int) -> None:
@@ -73,6 +78,7 @@ class VectorCache:
         """Forgets one row, if it is there."""
         row = self._rows.pop(key, None)
         if row is not None:
+            del self._shifts[key]
             place = id(_whole(row))
             self._blocks[place].keys.discard(key)
             if not self._blocks[place].keys:
@@ -86,6 +92,7 @@ class VectorCache:
     def clear(self) -> None:
         """Forgets every row."""
         self._rows.clear()
+        self._shifts.clear()
         self._blocks.clear()
         self.bytes = 0
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from runtime.records import Int32
-from runtime.trie import Lost, Namespace, Trie
+from runtime.scheduler.jobs import Job
+from runtime.trie import Lost, Trie
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,8 +13,7 @@ class LastRequest:
     """What is known when a request is placed; the reason is worked out when somebody asks.
 
     Args:
-        namespace: Of its KV.
-        ids: Its tokens.
+        job: Its path.
         wanted: Tokens that could have been taken from the cache: beyond them rows are wanted.
         depth: Tokens that were.
         matched: Tokens whose KV was held, whether or not one could go on after them.
@@ -22,8 +21,7 @@ class LastRequest:
         enabled: Whether there is a cache.
     """
 
-    namespace: Namespace
-    ids: Int32
+    job: Job
     wanted: int
     depth: int
     matched: int
@@ -32,7 +30,7 @@ class LastRequest:
 
     def cause(self, trie: Trie) -> tuple[str, str]:
         """One word for programs (see `CacheReport.last_cause`) and a sentence for people."""
-        at, total = self.depth, len(self.ids)
+        at, total = self.depth, len(self.job.ids)
         if not self.enabled:
             return "off", "the cache is off (cache=False)"
         if at >= total - 1:
@@ -44,10 +42,10 @@ class LastRequest:
                 f"{self.matched:,} of {total:,} tokens are held, but the recurrent state only after token {at:,}: "
                 "it is kept at checkpoints"
             )
-        lost = trie.forgotten.why(self.namespace, self.ids[: at + 1], self.clock)
+        lost = trie.forgotten.why(self.job.spans(self.job.ids[: at + 1]), self.clock)
         if lost is not Lost.NO:
             return _LOST[lost][0], f"token {at + 1:,} of {total:,} {_LOST[lost][1]}"
-        if trie.strangers([(self.namespace, self.ids)], at):
+        if trie.strangers(self.job.spans(self.job.ids), at):
             return "other", (
                 f"token {at + 1:,} of {total:,} is held for another model or adapter only: KV is never shared between them"
             )

@@ -5,20 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
+from runtime.adapters.stacks import Tags, TokenStacks
 from runtime.backends.base import ROOT, Backend, Payload
+from runtime.backends.tree import count_chains
 from runtime.errors import MemoryBudgetError
 from runtime.records import Int32
-from runtime.trie import Lease, Namespace
+from runtime.trie import Lease
 from runtime.trie.node import common_prefix
 
 T = TypeVar("T")
 Slots = npt.NDArray[np.int64]
-NOTHING: Int32 = np.empty(0, np.int32)
+Tagged = npt.NDArray[Any]  # (n,) token ids, int32; int64 where some carry the number of an adapter stack
+NOTHING: Tagged = np.empty(0, np.int32)
 
 
 class Memory(Protocol):
@@ -29,6 +32,9 @@ class Memory(Protocol):
 
         Slots that nobody needs may go: all but the paths to `standing` and to where live jobs stand.
         """
+
+    def lend(self, size: int) -> int:
+        """Up to `size` bytes for the moment of a copy: what nobody uses gives way; fewer where that is not enough."""
 
     def give_way(self) -> None:
         """The device itself is full: what nobody uses goes."""
@@ -47,14 +53,17 @@ class Begun:
 class Workspace:
     """Slots by token path. Several jobs share one, so that a common prefix stands there once.
 
+    Tokens are *tagged* with the number of the adapters that they are computed under (`runtime.adapters.stacks.Tags`): the
+    same id under another stack is another token, and one pack holds both.
+
     A slot that was computed again for its logits (a *twin*) is not registered: paths lead to the first. Slots are
     numbered as they come and keep their numbers; where `compact` has moved them, `_where` leads to the pack's own.
     """
 
-    def __init__(self, backend: Backend, namespace: Namespace, memory: Memory) -> None:
+    def __init__(self, backend: Backend, tags: Tags, memory: Memory) -> None:
         self._backend = backend
         self._memory = memory
-        self.namespace = namespace
+        self._tags = tags
         self.pack = backend.open_pack()
         self.users = 0  # jobs that hold slots here
         self.retired = False  # takes no newcomers
@@ -63,7 +72,7 @@ class Workspace:
         self._parents: list[int] = []
         self._tokens: list[int] = []  # of each slot
         self._trail: list[int] = []  # the path that was found last: its slots
-        self._trail_ids: Int32 = NOTHING  # and its tokens
+        self._trail_ids: Tagged = NOTHING  # and its tokens
         self._begun: Begun | None = None
         self._computed = 0  # slots whose keys stand in the pack; the others are reserved
         self._where: list[int] | None = None  # the pack's number of each computed slot, -1 for one that was dropped
@@ -86,7 +95,7 @@ class Workspace:
         """The buffers have changed."""
         self.nbytes = self._backend.pack_bytes(self.pack)
 
-    def find(self, ids: Int32, limit: int) -> tuple[int, int]:
+    def find(self, ids: Tagged, limit: int) -> tuple[int, int]:
         """The deepest slot on the path, within `limit` tokens, from which a token can be appended, and its depth."""
         self._settle()
         ids = ids[:limit]
@@ -134,8 +143,9 @@ class Workspace:
                 continue
             skip = max(depth - start, 0)
             self._load(node.payload, slot, skip)
+            tag = self._tags.tag(node.namespace)
             for token in node.tokens[skip:].tolist():
-                slot = self._register(slot, token)
+                slot = self._register(slot, token + tag)
             if self._where is not None:
                 self._where.extend(range(self.held - len(self._parents) + self._computed, self.held))
             self._computed = len(self._parents)
@@ -172,6 +182,12 @@ class Workspace:
             slot = self._parents[slot]
         return slots
 
+    def above(self, slot: int, count: int) -> int:
+        """The slot `count` tokens before `slot` on its path."""
+        for _ in range(count):
+            slot = self._parents[slot]
+        return slot
+
     def forward(self, tokens: Sequence[int], parents: Sequence[int], want: Sequence[int]) -> npt.NDArray[np.float32]:
         """Fills the reserved slots: raw logits ``(len(want), vocab) float32``.
 
@@ -180,18 +196,33 @@ class Workspace:
         """
         self._settle()
         base, above = self._computed, [p for p in parents if p < self._computed]
-        states = chains(np.array(parents, np.int64) - base) if self.recurrent else 0
+        states = count_chains(np.array(parents, np.int64) - base) if self.recurrent else 0
         self._memory.grow(self, len(tokens), states=states, standing=above)
         held = self.held
-        own = parents if self._where is None else [self._own(p) for p in parents]
-        arrays = np.array(tokens, np.int64), np.array(own, np.int64), np.array(want, np.int64)
+        arrays = self._arrays(tokens, parents, np.array(want, np.int64))
+        self._borrow(arrays[1], states)
         logits = self._twice(lambda: self._backend.forward(self.pack, *arrays)[1])
-        self._computed += len(tokens)
-        if self._where is not None:
-            self._where.extend(range(held, held + len(tokens)))
-        if self.recurrent:
-            self.weigh()
+        self._filled(held, len(tokens))
         return logits
+
+    def extend_hidden(self, tokens: Int32, slot: int, stacks: TokenStacks | None) -> tuple[npt.NDArray[np.float32], int]:
+        """Appends to a pack that is one chain and ends at `slot`: hidden states ``(n, hidden) float32``, and its new end.
+
+        Raises:
+            MemoryBudgetError: As `forward`; the pack is as it was.
+        """
+        base, end = self.size, slot
+        try:
+            for token in tokens.tolist():
+                end = self._register(end, token)
+            self._memory.grow(self, len(tokens), states=int(self.recurrent), standing=[] if slot == ROOT else [slot])
+            held = self.held
+            hidden = self._twice(lambda: self._backend.extend_hidden(self.pack, tokens.astype(np.int64), stacks))
+        except BaseException:
+            self.rollback(base)
+            raise
+        self._filled(held, len(tokens))
+        return hidden, end
 
     def begin(self, tokens: Sequence[int], parents: Sequence[int]) -> None:
         """`forward` with all rows wanted, in two halves: `collect` waits for the logits.
@@ -202,9 +233,17 @@ class Workspace:
             MemoryBudgetError: No room for them in the budget.
         """
         self._memory.grow(self, len(tokens), states=0, standing=[p for p in parents if p < self._computed])
-        own = parents if self._where is None else [self._own(p) for p in parents]
-        arrays = np.array(tokens, np.int64), np.array(own, np.int64), np.arange(len(tokens))
+        arrays = self._arrays(tokens, parents, np.arange(len(tokens)))
+        self._borrow(arrays[1], 0)
         self._begun = Begun(self._computed, len(tokens), self._backend.begin(self.pack, *arrays)[1])
+
+    def _arrays(self, tokens: Sequence[int], parents: Sequence[int], want: Slots) -> tuple[Any, ...]:
+        """What the backend is given: plain ids, its own slots, wanted rows, and the adapters where there are any."""
+        own = np.array(parents if self._where is None else [self._own(p) for p in parents], np.int64)
+        if not self._tags.several:
+            return np.array(tokens, np.int64), own, want
+        ids, stacks = self._tags.untag(tokens)
+        return (ids, own, want) if stacks is None else (ids, own, want, stacks)
 
     def collect(self) -> npt.NDArray[np.float32] | None:
         """The logits ``(n, vocab)`` of what was begun; None where it failed, and its slots are gone."""
@@ -276,6 +315,14 @@ class Workspace:
         self._forget_trail()
         self._computed, self._where, self.nbytes = 0, None, 0
 
+    def _filled(self, held: int, count: int) -> None:
+        """After a forward over `count` reserved slots, before which the pack held `held`."""
+        self._computed += count
+        if self._where is not None:
+            self._where.extend(range(held, held + count))
+        if self.recurrent:
+            self.weigh()
+
     def _settle(self) -> None:
         """Waits for what was begun: from here on its slots stand in the pack, or are gone."""
         begun = self._begun
@@ -287,10 +334,13 @@ class Workspace:
         except BaseException:  # noqa: BLE001  # pushed again, and bisected, by whoever wants it
             self.rollback(begun.base)
             return
-        held = self.held - begun.count
-        self._computed += begun.count
-        if self._where is not None:
-            self._where.extend(range(held, held + begun.count))
+        self._filled(self.held - begun.count, begun.count)
+
+    def _borrow(self, own: Slots, states: int) -> None:
+        """Memory for the copies of chains that go side by side, beside that for the states that will be kept."""
+        if copies := self._backend.copy_cost(self.pack, own):
+            kept = states * self._backend.state_bytes
+            self._backend.lent = max(self._memory.lend(copies + kept) - kept, 0)
 
     def _forget(self, size: int) -> None:
         for slot in range(size, len(self._parents)):
@@ -325,13 +375,3 @@ class Workspace:
         self._parents.append(slot)
         self._tokens.append(token)
         return fresh
-
-
-def chains(parents: Slots) -> int:
-    """Into how many chains a recurrent backend cuts a call, by parents relative to its first token (outside: negative).
-
-    A token starts one unless it is the only child of a token of the call. Each ends with a state.
-    """
-    inside = parents[parents >= 0]
-    children = np.bincount(inside, minlength=1)
-    return int(len(parents) - np.count_nonzero(children[inside] == 1))

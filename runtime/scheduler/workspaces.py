@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+from runtime.adapters.stacks import Tags
 from runtime.backends.base import Backend
 from runtime.info import ModelInfo
-from runtime.records import Int32
-from runtime.scheduler.workspace import Memory, Workspace
-from runtime.trie import Namespace
+from runtime.scheduler.workspace import Memory, Tagged, Workspace
 
 LEAST_CROWD = 1024  # slots
 
@@ -35,6 +34,7 @@ class Workspaces:
         self._memory = memory
         self._limit = limit
         self.crowd = crowd_of(backend.info) if crowd is None else crowd
+        self.tags = Tags(backend.info.kv_fingerprint)  # one pack may hold tokens under different adapters
         self._clock = 0
         self.open: list[Workspace] = []
         self.closed_bytes = 0  # in all, since load
@@ -49,14 +49,14 @@ class Workspaces:
         """Those of packs that nobody uses."""
         return sum(w.nbytes for w in self.open if not w.users)
 
-    def place(self, namespace: Namespace, ids: Int32, *, alone: bool = False) -> Workspace:
-        """The workspace for a path; counts a user, `leave` takes it back."""
+    def place(self, ids: Tagged, *, alone: bool = False) -> Workspace:
+        """The workspace for a path of tagged tokens; counts a user, `leave` takes it back."""
         self._clock += 1
-        chosen = None if alone else self._fitting(namespace, ids)
+        chosen = None if alone else self._fitting(ids)
         if chosen is None:
             if len(self.open) >= self._limit:
                 self.drop_idle(keep=self._limit - 1)
-            chosen = Workspace(self._backend, namespace, self._memory)
+            chosen = Workspace(self._backend, self.tags, self._memory)
             self.open.append(chosen)
         chosen.users += 1
         chosen.touched = self._clock
@@ -91,10 +91,10 @@ class Workspaces:
     def _idle(self) -> list[Workspace]:
         return sorted((w for w in self.open if w.users == 0), key=lambda w: w.touched)
 
-    def _fitting(self, namespace: Namespace, ids: Int32) -> Workspace | None:
+    def _fitting(self, ids: Tagged) -> Workspace | None:
         best: tuple[int, Workspace] | None = None
         for workspace in self.open:
-            if workspace.namespace != namespace or workspace.retired:
+            if workspace.retired:
                 continue
             depth = workspace.find(ids, len(ids))[1]
             fits = 2 * depth >= len(ids) or workspace.held - depth + len(ids) <= self.crowd

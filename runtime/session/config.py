@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Self
 
+from runtime.adapters.uses import AdapterUse, check_adapters
 from runtime.errors import InvalidRequestError
 from runtime.options import GenerationOptions
 from runtime.session.manifest import Manifest
@@ -20,13 +21,16 @@ class SessionConfig:
         limit: Tokens that the session may hold; None: the model's context.
         manifest: What the session's ids were made with, where they come from an earlier one: another model, tokenizer,
             template or setting is refused.
-        options: Of `decode`, where a call names none.
+        options: Of `decode`: what holds where a call says nothing (see `LanguageModel.resolve_options`).
+        adapters: Loaded adapters that the session runs under whatever the model's stack becomes, in order; () is the base
+            alone. None: the stack that is in force when it is opened, and a change of it is a `ManifestMismatchError`.
     """
 
     top_k: int | None = 10
     limit: int | None = None
     manifest: Manifest | None = None
     options: GenerationOptions | None = None
+    adapters: tuple[AdapterUse, ...] | None = None
 
     def check(self, context: int) -> Self:
         """Itself.
@@ -36,6 +40,7 @@ class SessionConfig:
 
         Raises:
             InvalidRequestError: A value out of range or of the wrong type; the message names it.
+            AdapterError: `adapters` is no sequence of names and (name, scale) pairs.
         """
         GenerationOptions(top_k=0 if self.top_k is None else self.top_k).check()
         limit = self.limit
@@ -45,6 +50,8 @@ class SessionConfig:
             raise InvalidRequestError(f"manifest is a Manifest (see Manifest.from_mapping), not {self.manifest!r:.60}")
         if self.options is not None:
             checked_options(self.options)
+        if self.adapters is not None:
+            check_adapters(self.adapters)
         return self
 
 

@@ -36,7 +36,7 @@ class SessionCore:
         self.config = config
         self._manifest_now = manifest_now
         self._info: ModelInfo | None = None  # for which the manifest was found right
-        self._standing = standing or Standing.empty(model, manifest_now())
+        self._standing = standing or Standing.empty(model, manifest_now(), config.adapters)
         self._guard = Guard(self._let_go)
 
     @property

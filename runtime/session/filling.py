@@ -135,7 +135,7 @@ class Filling(SessionCore):
         divergence = self._diverged(kept, ids, why) if kept < len(path) else None
         dropped = len(path) - kept
         try:
-            work = await fill(self.model, ids, kept, self.config.top_k, on_progress)
+            work = await fill(self.model, ids, kept, self.config, on_progress)
             self._guard.check()
         except BaseException:
             path.truncate(kept)
@@ -164,7 +164,7 @@ class Filling(SessionCore):
         ids = await self._standing.seam.ids(given, first=not len(path), what=kind)
         self._check_room(kind, len(path), len(ids))
         differs = await self._standing.seam.differs(path.ids, given) if isinstance(given, str) else None
-        work = await fill(self.model, [*path.ids, *ids], len(path), self.config.top_k, on_progress)
+        work = await fill(self.model, [*path.ids, *ids], len(path), self.config, on_progress)
         self._guard.check()
         path.append(kind, ids, label)
         self._keep()

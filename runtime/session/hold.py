@@ -6,6 +6,7 @@ import threading
 import weakref
 from collections.abc import Sequence
 
+from runtime.adapters.uses import Adapters
 from runtime.members.pins import PinMembers
 
 _counting = threading.Lock()  # of users: forks may live in other threads
@@ -15,8 +16,8 @@ STRIDE = 64  # tokens that a path grows by, token for token, before its pin foll
 class _Pin:
     """One pin of the engine, let go when nobody refers to it any more."""
 
-    def __init__(self, model: PinMembers, ids: Sequence[int]) -> None:
-        self.number = model.pin(ids)
+    def __init__(self, model: PinMembers, ids: Sequence[int], adapters: Adapters) -> None:
+        self.number = model.pin(ids, adapters=adapters)
         self.users = 1
         release = weakref.finalize(self, model.unpin, self.number)
         release.atexit = False  # the engine ends with the process
@@ -28,10 +29,11 @@ class Hold:
 
     Args:
         model: Whose memory.
+        adapters: Under which the path is computed.
     """
 
-    def __init__(self, model: PinMembers) -> None:
-        self._model = model
+    def __init__(self, model: PinMembers, adapters: Adapters = None) -> None:
+        self._model, self._adapters = model, adapters
         self._pin: _Pin | None = None
         self._length = 0
 
@@ -41,9 +43,9 @@ class Hold:
         if not ids:
             self.release()
         elif self._pin is not None and self._pin.users == 1:
-            self._model.pin(ids, self._pin.number)
+            self._model.pin(ids, self._pin.number, adapters=self._adapters)
         else:
-            fresh = _Pin(self._model, ids)  # before the old one goes: what both hold is not let go in between
+            fresh = _Pin(self._model, ids, self._adapters)  # before the old one goes: what both hold is not let go in between
             self.release()
             self._pin, self._length = fresh, len(ids)
 
@@ -54,7 +56,7 @@ class Hold:
 
     def shared(self) -> Hold:
         """The same for a fork."""
-        twin = Hold(self._model)
+        twin = Hold(self._model, self._adapters)
         twin._pin, twin._length = self._pin, self._length
         if self._pin is not None:
             with _counting:

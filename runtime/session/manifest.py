@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Self
 
-from runtime.errors import InvalidRequestError, ManifestMismatchError
+from runtime.adapters.uses import Adapters, check_adapters
+from runtime.errors import AdapterError, InvalidRequestError, ManifestMismatchError
 from runtime.info import ModelInfo
 
 _CONFIG = ("backend", "device", "dtype", "context_length")  # of the info
@@ -26,7 +27,7 @@ class Manifest:
         template: SHA-256 of the chat template in force; empty without one.
         bos: Whether a BOS goes in front of a text: "model" (as the tokenizer says), "yes" or "no".
         runtime: (name, value) of the settings that change numbers.
-        adapters: (name, scale) of the adapters in force, in order.
+        adapters: (name, scale, SHA-256 of its numbers) of the adapters in force, in order.
     """
 
     name: str
@@ -35,16 +36,20 @@ class Manifest:
     template: str
     bos: str
     runtime: tuple[tuple[str, str], ...] = ()
-    adapters: tuple[tuple[str, float], ...] = ()
+    adapters: tuple[tuple[str, float, str], ...] = ()
 
     @classmethod
-    def of(cls, info: ModelInfo, *, tokenizer: str, template: str | None) -> Self:
+    def of(cls, info: ModelInfo, *, tokenizer: str, template: str | None, adapters: Adapters = None) -> Self:
         """That of a loaded model.
 
         Args:
             info: What is known of it.
             tokenizer: See `tokenizer_digest`.
             template: The source of its chat template.
+            adapters: Those it is asked under; None: the stack in force.
+
+        Raises:
+            AdapterError: One that is not loaded.
         """
         config = [(name, str(getattr(info, name))) for name in _CONFIG]
         config += [(name, str(info.options.get(name, ""))) for name in _OPTIONS]
@@ -55,6 +60,7 @@ class Manifest:
             template="" if template is None else hashlib.sha256(template.encode("utf-8", "surrogatepass")).hexdigest(),
             bos=str(info.options.get("add_bos", "model")),
             runtime=tuple(config),
+            adapters=tuple(_loaded(info, *use) for use in check_adapters(info.lora_stack if adapters is None else adapters)),
         )
 
     @classmethod
@@ -69,8 +75,9 @@ class Manifest:
             if set(stored) != known:
                 raise ValueError(f"its fields are {', '.join(map(str, stored))}, not {', '.join(sorted(known))}")
             plain = {name: str(stored[name]) for name in ("name", "model", "tokenizer", "template", "bos")}
+            adapters = tuple((str(name), float(scale), str(digest)) for name, scale, digest in stored["adapters"])
             config = tuple((str(name), str(value)) for name, value in stored["runtime"])
-            return cls(**plain, runtime=config, adapters=tuple((str(name), float(scale)) for name, scale in stored["adapters"]))
+            return cls(**plain, runtime=config, adapters=adapters)
         except (TypeError, ValueError) as mismatch:
             raise InvalidRequestError(f"this is no stored manifest: {mismatch}") from mismatch
 
@@ -123,5 +130,12 @@ def tokenizer_digest(byte_vocab: Sequence[bytes]) -> str:
     return digest.hexdigest()
 
 
-def _stack(adapters: tuple[tuple[str, float], ...]) -> str:
-    return " + ".join(f"{name} x {scale:g}" for name, scale in adapters) or "none"
+def _loaded(info: ModelInfo, name: str, scale: float) -> tuple[str, float, str]:
+    found = next((each for each in info.adapters if name in (each.name, each.qualified) and each.digest is not None), None)
+    if found is None or found.digest is None:
+        raise AdapterError(f"no adapter {name!r} is loaded; load_adapter({name!r}) before a session runs under it")
+    return found.qualified, scale, found.digest
+
+
+def _stack(adapters: tuple[tuple[str, float, str], ...]) -> str:
+    return " + ".join(f"{name} x {scale:g} ({digest[:12]})" for name, scale, digest in adapters) or "none"

@@ -29,7 +29,7 @@ class OpensSessions:
         digest = self._tokenizer_digest
 
         def manifest() -> Manifest:
-            return Manifest.of(model.info, tokenizer=digest, template=model.chat_template)
+            return Manifest.of(model.info, tokenizer=digest, template=model.chat_template, adapters=config.adapters)
 
         now = manifest()
         if config.manifest is not None:

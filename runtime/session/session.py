@@ -72,7 +72,7 @@ class Session(Filling, Stepping):
             self._standing.hold.move(self._path.ids)
             work = Work()
             if n and dropped and "recurrent" in self.model.info.attention_kinds:
-                work = await fill(self.model, self._path.ids, n, None, on_progress)
+                work = await fill(self.model, self._path.ids, n, self.config, on_progress)
                 self._keep()
             return Truncation(n, dropped, work.computed, self.limit - n)
 

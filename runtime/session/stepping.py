@@ -99,12 +99,23 @@ class Stepping(SessionCore):
         if not len(path):
             raise InvalidRequestError("the session is empty: nothing precedes the next token (ensure_prefix, or prefill)")
         if self._standing.row is None or self._standing.row[0] != path.version:
-            self._standing.row = path.version, await self.model.next_token_logprobs(path.ids)
+            self._standing.row = path.version, await self.model.next_token_logprobs(path.ids, adapters=self.config.adapters)
             self._standing.hold.follow(path.ids)
         return self._standing.row[1].copy()
 
     def _options(self, options: GenerationOptions | None) -> GenerationOptions:
-        return checked_options(options or self.config.options or GenerationOptions())
+        """What holds for a decode: of the call, of the session, and under the session's adapters."""
+        options = GenerationOptions() if options is None else checked_options(options)
+        if self.config.options is not None:
+            options = self.model.resolve_options(options, session=self.config.options).options
+        if self.config.adapters is None:
+            return options
+        if options.adapters not in (None, self.config.adapters):
+            raise InvalidRequestError(
+                f"the session runs under the adapters {self.config.adapters!r}, not {options.adapters!r}: KV of one stack is "
+                "none of another's; open a session with those"
+            )
+        return replace(options, adapters=self.config.adapters)
 
     def _start_decode(self) -> list[int]:
         path = self._path

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from runtime.info import OnProgress, PromptProgress
 from runtime.language_model import LanguageModel
 from runtime.records import TokenRun
+from runtime.session.config import SessionConfig
 
 
 @dataclass(slots=True)
@@ -36,20 +37,22 @@ class _Counted:
             self._on_progress(progress)
 
 
-async def fill(model: LanguageModel, ids: Sequence[int], start: int, top_k: int | None, on_progress: OnProgress | None) -> Work:
+async def fill(
+    model: LanguageModel, ids: Sequence[int], start: int, config: SessionConfig, on_progress: OnProgress | None
+) -> Work:
     """Brings the KV of `ids` into place, with the scores of the tokens from `start` on and what follows the last one.
 
     Args:
         model: Where.
         ids: The whole path.
         start: Its first new token.
-        top_k: Alternatives recorded; None scores nothing.
+        config: Whether and how tokens are scored, and under which adapters.
         on_progress: Hears how far it is.
     """
     scoring, keeping = _Counted(on_progress), _Counted(on_progress)
     run = None
-    if top_k is not None and start < len(ids):
-        run = await model.score_run(ids, top_k, start, on_progress=scoring)
+    if config.top_k is not None and start < len(ids):
+        run = await model.score_run(ids, config.top_k, start, adapters=config.adapters, on_progress=scoring)
     if not scoring.computed:  # all scores were remembered: the KV, its checkpoint or the last vector may not be
-        await model.cache_kv_async(ids, on_progress=keeping)
+        await model.cache_kv_async(ids, adapters=config.adapters, on_progress=keeping)
     return Work(scoring.computed + keeping.computed, run)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -10,6 +11,7 @@ from runtime.errors import InvalidRequestError, UnsupportedFeatureError
 from runtime.text.template import ChatTemplate
 from runtime.text.tokenizer import Tokenizer
 from runtime.text.utf8 import clean_text, spare_characters
+from runtime.tools.definitions import definitions_of
 
 Message = Mapping[str, Any]
 
@@ -31,13 +33,20 @@ def render_chat_ids(
     character stood; control tokens the template writes stay control tokens.
 
     Raises:
-        UnsupportedFeatureError: The model has no chat template.
-        InvalidRequestError: A message of the wrong shape, or one that the template refuses.
+        UnsupportedFeatureError: The model has no chat template, or tools are given and its template takes none.
+        InvalidRequestError: A message or tool of the wrong shape, or one that the template refuses.
     """
     if template is None:
         raise UnsupportedFeatureError(
             "the model has no chat template: it is a base model; give it plain text to continue, or load a chat model"
         )
+    if tools:
+        definitions_of(tools)
+        if not template.takes_tools:
+            raise UnsupportedFeatureError(
+                "the chat template takes no tools: the model would never see them; load a model whose template does, or "
+                "describe them in a system message"
+            )
     checked = check_messages(messages)
     cleaned_tools = None if tools is None else [_mapped(tool, clean_text) for tool in tools]
     control = _control_texts(tokenizer, template)
@@ -74,8 +83,33 @@ def check_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
         silent_call = role == "assistant" and content is None and message.get("tool_calls")
         if not isinstance(content, str) and not silent_call:
             raise InvalidRequestError(f"message {number} ({role}): content is a {type(content).__name__}, not text")
-        checked.append(_mapped(message, clean_text))
+        plain = _mapped(message, clean_text)
+        if message.get("tool_calls"):
+            plain["tool_calls"] = [_checked_call(call, number) for call in _listed(plain["tool_calls"], number)]
+        checked.append(plain)
     return checked
+
+
+def _listed(calls: Any, number: int) -> list[Any]:
+    if not isinstance(calls, list):
+        raise InvalidRequestError(f"message {number}: tool_calls is a list, not a {type(calls).__name__}")
+    return calls
+
+
+def _checked_call(call: Any, number: int) -> dict[str, Any]:
+    """A call as templates take it: arguments written as JSON text, as OpenAI's interface has them, become an object."""
+    function = call.get("function", call) if isinstance(call, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise InvalidRequestError(f"message {number}: a tool call is {{'function': {{'name': ..., 'arguments': ...}}}}")
+    arguments = function.get("arguments")
+    if not isinstance(arguments, str):
+        return dict(call)
+    try:
+        read = json.loads(arguments)
+    except (ValueError, RecursionError) as fault:
+        raise InvalidRequestError(f"message {number}: the arguments of {function['name']} are no JSON: {fault}") from fault
+    named = {**function, "arguments": read}
+    return {**call, "function": named} if "function" in call else named
 
 
 def _control_texts(tokenizer: Tokenizer, template: ChatTemplate) -> list[str]:

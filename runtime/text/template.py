@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -103,6 +104,16 @@ class ChatTemplate:
                 raise InvalidRequestError("the chat template is closed; load the model again")
             return self._exchange(request)
 
+    def check(self) -> None:
+        """Compiles it, in its child. Blocks; any thread.
+
+        Raises:
+            InvalidRequestError: It does not compile, or exceeds its limits.
+        """
+        with self._lock:
+            if self._child is None:
+                self._exchange(None)
+
     def close(self) -> None:
         """Ends the child. May be called twice."""
         with self._lock:
@@ -110,15 +121,23 @@ class ChatTemplate:
             self._drop()
 
     @property
+    def takes_tools(self) -> bool:
+        """Whether its text speaks of tools at all; where it does not, they would be dropped without a word."""
+        return re.search(r"\btools\b", self.source) is not None
+
+    @property
     def child_pid(self) -> int | None:
         """Process id of the child, None while there is none."""
         return self._child.process.pid if self._child else None
 
-    def _exchange(self, request: bytes) -> str:
+    def _exchange(self, request: bytes | None) -> str:
+        """The answer to a request; None only starts the child."""
         for last in (False, True):
             try:
                 if self._child is None:
                     self._child = self._start()
+                if request is None:
+                    return ""
                 return _text(self._child.ask(request, self._limits.seconds, self._watched_bytes))
             except TemplateTimeoutError as fault:
                 self._drop()

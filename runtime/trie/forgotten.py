@@ -6,13 +6,14 @@ digests of all prefixes of an edge come from one cumulative sum, and an edge's o
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import IntEnum
 
 import numpy as np
 import numpy.typing as npt
 
 from runtime.records import Int32
-from runtime.trie.node import Namespace, Node
+from runtime.trie.node import Namespace, Node, Span
 
 UInt64 = npt.NDArray[np.uint64]
 LIMIT = 65_536  # tokens remembered, the latest; about 1 MiB
@@ -52,10 +53,14 @@ class Forgotten:
         self._digests[at], self._reasons[at], self._times[at] = digests, why, self.clock
         self._next = int(self._next + len(digests)) % len(self._digests)
 
-    def why(self, namespace: Namespace, prefix: Int32, before: int) -> Lost:
+    def why(self, prefix: Sequence[Span], before: int) -> Lost:
         """What became of the last token of a path, as known when `clock` was `before`."""
-        digest = prefix_digests(namespace, 0, 0, prefix)[-1]
-        found = np.flatnonzero((self._digests == digest) & (self._times > 0) & (self._times <= before))
+        depth, digest = 0, 0
+        for namespace, tokens in prefix:
+            if len(tokens):
+                digest = int(prefix_digests(namespace, depth, digest, tokens)[-1])
+                depth += len(tokens)
+        found = np.flatnonzero((self._digests == np.uint64(digest)) & (self._times > 0) & (self._times <= before))
         if not len(found):
             return Lost.NO
         return Lost(int(self._reasons[found[self._times[found].argmax()]]))

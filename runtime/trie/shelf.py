@@ -28,6 +28,7 @@ class Shelf:
         self.bytes = 0
         self.leased_bytes = 0
         self.evicted_bytes = 0
+        self.evictions = 0
         self.cleared_bytes = 0
         self._pushes = 0
         self._heap: list[tuple[int, int, Node]] = []  # leaves by stamp; stale entries are skipped
@@ -59,6 +60,7 @@ class Shelf:
                 continue
             freed += node.nbytes
             self.evicted_bytes += node.nbytes
+            self.evictions += 1
             self._remove(node)
         return freed
 

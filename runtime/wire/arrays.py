@@ -81,7 +81,7 @@ def unpack_run(columns: Mapping[str, Array]) -> TokenRun:
         if (arrays[lengths] < 0).any() or int(arrays[lengths].sum(dtype=np.int64)) != len(arrays[data]):
             raise ArrayError(f"column {lengths!r} of a token run does not fit the {len(arrays[data]):,} bytes of {data!r}")
     try:
-        return TokenRun.from_columns({name: arrays[name] for name in _RUN_COLUMNS})
+        return TokenRun.from_columns({n: a for n, a in arrays.items() if n in _RUN_COLUMNS or n.startswith("stage_")})
     except (ValueError, TypeError) as fault:  # rows that differ in number, bytes that are not UTF-8
         raise ArrayError(f"the columns of a token run do not fit together: {fault}") from fault
 

@@ -9,8 +9,10 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from runtime.beams import BeamStep
 from runtime.errors import InvalidRequestError, RuntimeFault
 from runtime.info import CacheReport, Metrics, ModelInfo, PromptProgress
+from runtime.options import GenerationOptions
 from runtime.wire.arrays import Array, Pieces
 from runtime.wire.faults import Fault
 
@@ -47,6 +49,13 @@ class Cancel(msgspec.Struct, tag="cancel", frozen=True):
     id: int
 
 
+class Drop(msgspec.Struct, tag="drop", frozen=True):
+    """Nobody wants this branch of the stream any more; the others go on, and nothing answers this."""
+
+    id: int
+    branch: int
+
+
 class Shutdown(msgspec.Struct, tag="shutdown", frozen=True):
     """Close the model and end."""
 
@@ -61,6 +70,7 @@ class Loaded(msgspec.Struct, tag="loaded", frozen=True):
     chat_template: str | None
     byte_vocab: Pieces
     str_vocab: Pieces  # UTF-8
+    own_options: GenerationOptions = msgspec.field(default_factory=GenerationOptions)
 
 
 class Result(msgspec.Struct, tag="result", frozen=True):
@@ -70,11 +80,12 @@ class Result(msgspec.Struct, tag="result", frozen=True):
     value: msgspec.Raw  # of the type the method table says
 
 
-class Chunk(msgspec.Struct, tag="chunk", frozen=True):
-    """Some more tokens of a stream."""
+class Chunk(msgspec.Struct, tag="chunk", frozen=True, omit_defaults=True):
+    """Some more tokens of a stream, or of one branch of it."""
 
     id: int
     columns: dict[str, Array]
+    branch: int | None = None
 
 
 class Progress(msgspec.Struct, tag="progress", frozen=True):
@@ -82,6 +93,13 @@ class Progress(msgspec.Struct, tag="progress", frozen=True):
 
     id: int
     progress: PromptProgress
+
+
+class Step(msgspec.Struct, tag="step", frozen=True):
+    """The beams of a search after one step."""
+
+    id: int
+    step: BeamStep
 
 
 class End(msgspec.Struct, tag="end", frozen=True):
@@ -112,8 +130,8 @@ class Beat(msgspec.Struct, tag="beat", frozen=True):
     phase: str
 
 
-Request = Load | Call | Cancel | Shutdown
-Reply = Loaded | Result | Chunk | Progress | End | Failure | Push | Beat
+Request = Load | Call | Cancel | Drop | Shutdown
+Reply = Loaded | Result | Chunk | Progress | Step | End | Failure | Push | Beat
 
 _requests: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)
 _replies: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)

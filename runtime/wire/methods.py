@@ -11,12 +11,19 @@ from typing import Any
 
 import msgspec
 
+from runtime.completion import Completion
 from runtime.language_model import PrefixMatch
 from runtime.members.pins import Pinned
 from runtime.options import GenerationOptions
+from runtime.pooling import Pooling
+from runtime.records import Finish
+from runtime.wire.adapters import AdapterName, AddAdapter, PushLora
 from runtime.wire.arrays import Array, pack_array, pack_run, unpack_array, unpack_run
+from runtime.wire.branching import BeamGenerate, ContinueMany, GenerateMany, WireHypothesis, pack_hypotheses, unpack_hypotheses
 from runtime.wire.messages import encode
 from runtime.wire.pins import Pin, Unpin
+
+AdapterUses = list[tuple[str, float]] | None  # (name, scale)
 
 
 class Nothing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -29,10 +36,18 @@ class Ids(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ids: list[int]
 
 
+class Query(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One token sequence, and the adapters it is asked under."""
+
+    ids: list[int]
+    adapters: AdapterUses = None
+
+
 class Batch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Several token sequences."""
 
     batch: list[list[int]]
+    adapters: AdapterUses = None
 
 
 class Score(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -41,6 +56,7 @@ class Score(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ids: list[int]
     top_k: int
     start: int
+    adapters: AdapterUses = None
 
 
 class Generate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -97,6 +113,13 @@ class Budget(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     budget_bytes: int
 
 
+class Embed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Arguments of `embed`."""
+
+    texts: list[str]
+    pooling: Pooling
+
+
 @dataclass(frozen=True, slots=True)
 class Answer:
     """How a method's answer crosses: its wire type, and the way there and back."""
@@ -109,6 +132,11 @@ class Answer:
 ARRAY = Answer(Array, pack_array, unpack_array)
 RUN = Answer(dict[str, Array], pack_run, unpack_run)
 NOTHING = Answer(None)
+COMPLETION = Answer(
+    tuple[str, int],
+    lambda text: (str(text), int(getattr(text, "finish", Finish.NONE))),
+    lambda pair: Completion(pair[0], Finish(pair[1])),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +146,8 @@ class Method:
     arguments: type[msgspec.Struct]
     answer: Answer
     streams: bool = False  # answers by Chunks of runs and an End
+    branches: bool = False  # and each Chunk says of which branch
+    steps: bool = False  # takes `on_step`, if `watched`: Step messages go ahead of the Result
     progresses: bool = False  # takes `on_progress`: Progress messages go ahead of the first Chunk or the Result
     _decode_arguments: msgspec.msgpack.Decoder[Any] = field(init=False, repr=False, compare=False)
     _decode_answer: msgspec.msgpack.Decoder[Any] = field(init=False, repr=False, compare=False)
@@ -148,23 +178,38 @@ class Method:
 
 
 METHODS: dict[str, Method] = {
-    "next_token_logprobs": Method(Ids, ARRAY),
+    "next_token_logprobs": Method(Query, ARRAY),
     "batch_next_token_logprobs": Method(Batch, ARRAY),
-    "next_token_logprobs_uncached_async": Method(Ids, ARRAY),
-    "prefix_match_async": Method(Ids, Answer(PrefixMatch)),
+    "next_token_logprobs_uncached_async": Method(Query, ARRAY),
+    "prefix_match_async": Method(Query, Answer(PrefixMatch)),
     "score_run": Method(Score, RUN, progresses=True),
     "generate_runs": Method(Generate, NOTHING, streams=True, progresses=True),
+    "continue_many_runs": Method(ContinueMany, NOTHING, streams=True, branches=True, progresses=True),
+    "generate_many_runs": Method(GenerateMany, NOTHING, streams=True, branches=True),
+    "beam_generate": Method(
+        BeamGenerate,
+        Answer(list[WireHypothesis], pack_hypotheses, unpack_hypotheses),
+        progresses=True,
+        steps=True,
+    ),
     "sample": Method(Sample, Answer(list[int])),
     "batch_sample": Method(SampleBatch, Answer(list[list[int]])),
-    "complete": Method(Complete, Answer(str)),
+    "complete": Method(Complete, COMPLETION),
     "tokenize_async": Method(Text, Answer(list[int])),
     "detokenize_async": Method(Ids, Answer(str)),
     "render_chat_async": Method(RenderChat, Answer(list[int])),
-    "cache_kv_async": Method(Ids, NOTHING, progresses=True),
+    "cache_kv_async": Method(Query, NOTHING, progresses=True),
     "pin_async": Method(Pin, Answer(Pinned)),
     "unpin_async": Method(Unpin, NOTHING),
     "clear_cache_async": Method(Nothing, NOTHING),
     "clear_kv_cache_async": Method(Nothing, NOTHING),
     "reset_async_queries_async": Method(Nothing, NOTHING),
+    "embed": Method(Embed, ARRAY, progresses=True),
     "set_kv_budget_async": Method(Budget, NOTHING),
+    "add_adapter_async": Method(AddAdapter, Answer(str)),
+    "load_adapter_async": Method(AdapterName, NOTHING),
+    "unload_adapter_async": Method(AdapterName, NOTHING),
+    "push_lora_async": Method(PushLora, NOTHING),
+    "pop_lora_async": Method(Nothing, Answer(tuple[str, float])),
+    "clear_loras_async": Method(Nothing, NOTHING),
 }

@@ -10,6 +10,7 @@ class Pin(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     ids: list[int]
     pin: int
+    adapters: list[tuple[str, float]] | None = None  # (name, scale)
 
 
 class Unpin(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from runtime.adapters.stacks import TokenStacks
 from runtime.backends.base import Backend
 from runtime.backends.hf.backend import HfBackend
 from runtime.backends.hf.cache import TorchPack
@@ -28,15 +29,17 @@ def load(source: ModelFolder | tuple[Any, Any], options: LoadOptions) -> Backend
 class PacedBackend(HfBackend):
     """The same, but slower."""
 
-    def forward(self, pack: TorchPack, tokens: Int64, parents: Int64, want: Int64) -> tuple[Int64, Float32]:
+    def forward(
+        self, pack: TorchPack, tokens: Int64, parents: Int64, want: Int64, stacks: TokenStacks | None = None
+    ) -> tuple[Int64, Float32]:
         """Waits a little first, and never ends by itself: random weights would say eos now and then."""
         time.sleep(PACE_SECONDS)
-        slots, logits = super().forward(pack, tokens, parents, want)
+        slots, logits = super().forward(pack, tokens, parents, want, stacks)
         return slots, endless(logits)
 
-    def logits_uncached(self, ids: Sequence[int]) -> Float32:
+    def logits_uncached(self, ids: Sequence[int], stacks: TokenStacks | None = None) -> Float32:
         """The same model, so the same numbers."""
-        return endless(super().logits_uncached(ids))
+        return endless(super().logits_uncached(ids, stacks))
 
 
 def endless(logits: Float32) -> Float32:

@@ -99,7 +99,7 @@ def test_columns_of_different_length_are_refused() -> None:
 
 def test_finish_reasons_have_the_names_users_see() -> None:
     labels = [f.label for f in Finish]
-    assert labels == [None, "eos", "stop", "length", "context", "cancelled", "grammar", "error", "engine_died"]
+    assert labels == [None, "eos", "stop", "length", "context", "cancelled", "grammar", "error", "engine_died", "stop"]
 
 
 def test_scores_are_cut_into_memory_of_their_own() -> None:

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import inspect
+import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
 
+from runtime.adapters.adapter import Adapter, ModuleShape
+from runtime.adapters.stacks import TokenStacks
 from runtime.backends import facts
+from runtime.backends.buckets import Bucket
 from runtime.backends.hf import payload as payloads
+from runtime.backends.hf.adapters import TorchAdapters
 from runtime.backends.hf.cache import Shape, SlotLayer, Tensors, TorchPack, make_layers
 from runtime.backends.hf.codec import codec_of
 from runtime.backends.hf.loading import LoadedModel, attention_of, load_model
@@ -32,9 +37,15 @@ def load(source: ModelFolder | tuple[Any, Any], options: LoadOptions) -> HfBacke
 
     Args:
         source: A checked model folder, or a ready (model, tokenizer) pair, whose model is used where it is.
-        options: How; `device`, `dtype`, `attention`, `threads`, `context_length` and `kv_dtype` are honoured here.
+        options: How; `device`, `dtype`, `attention`, `threads`, `context_length`, `kv_dtype` and `offload` are honoured here.
     """
-    return HfBackend(load_model(source, options), options)
+    loaded = load_model(source, options)
+    try:
+        return HfBackend(loaded, options)
+    except BaseException:
+        if loaded.offload is not None:
+            loaded.offload.close()
+        raise
 
 
 class HfBackend(PackedBackend[TorchPack]):
@@ -47,10 +58,11 @@ class HfBackend(PackedBackend[TorchPack]):
         self._takes = frozenset(accepted)
         if not self._takes & {"past_key_values", "cache_params"}:
             raise UnsupportedFeatureError(f"{type(self._model).__name__} takes no cache, so its tokens cannot be reused")
-        self._device: torch.device = self._model.device
+        self._device: torch.device = loaded.device
         self._dtype: torch.dtype = self._model.dtype
         self._kv = facts.kv_format(options, _name(self._dtype))
         self._codec = codec_of(self._kv)
+        self._adapters = TorchAdapters(self._model, self._dtype, self._device)
         self._eager = attention_of(self._model) == "eager"
         self._shapes: tuple[Shape, ...] = ()
         layers = make_layers(loaded.config)
@@ -59,6 +71,10 @@ class HfBackend(PackedBackend[TorchPack]):
         self.tree = not self.recurrent and "position_ids" in self._takes
         self.info = self._describe(options, warnings=())
         warnings = self_test(self) + kv_warning(self, self._kv)
+        if loaded.offload is not None:
+            started = time.monotonic()
+            self.logits_uncached([1])
+            warnings += (loaded.offload.warning(time.monotonic() - started),)
         self.info = self._describe(options, warnings)
 
     def open_pack(self) -> TorchPack:
@@ -78,21 +94,43 @@ class HfBackend(PackedBackend[TorchPack]):
         return slots
 
     def push(self, pack: TorchPack, step: Step) -> tuple[Float32, State | None]:
-        with _computing():
+        with _computing(), self._adapters.under(step.stacks, step.want):
             pack.begin(step, self._device)
             if self.recurrent:
-                pack.put_state(step.state)
-            logits = self._model(**self._arguments(pack, step)).logits[0]  # (rows, vocab)
-            if "logits_to_keep" not in self._takes:
+                pack.put_states([step.state])
+            self.forwards += 1
+            if step.hidden:
+                logits = self._model.base_model(**self._arguments(pack, step)).last_hidden_state[0]  # (n, hidden)
+            else:
+                logits = self._model(**self._arguments(pack, step)).logits[0]  # (rows, vocab)
+            if step.hidden or "logits_to_keep" not in self._takes:
                 logits = logits[torch.from_numpy(step.want).to(self._device)]
             if self._shapes == ():
                 self._shapes = pack.shapes
                 self.learn_sizes(self._shapes, self._dtype.itemsize)
             state: Tensors | None = None
             if self.recurrent:
-                state = pack.get_state()
+                (state,) = pack.get_states(1)
                 pack.clear_state()
             return logits.float().cpu().numpy(), state
+
+    def push_rows(self, pack: TorchPack, bucket: Bucket) -> tuple[Float32, Sequence[State | None]]:
+        rows, width = bucket.tokens.shape
+        states: Sequence[State | None] = [None] * rows
+        with _computing():
+            pack.begin_rows(bucket, self._device)
+            if self.recurrent:
+                pack.put_states(bucket.states or [None])
+            self.forwards += 1
+            logits = self._model(**self._row_arguments(pack, bucket)).logits  # (rows, columns, vocab)
+            wanted = bucket.wanted(chosen=logits.shape[1] < width)
+            logits = logits.flatten(0, 1)
+            if wanted is not None:
+                logits = logits[torch.from_numpy(wanted).to(self._device)]
+            if self.recurrent:
+                states = pack.get_states(rows)
+                pack.clear_state()
+            return logits.float().cpu().numpy(), states
 
     def take(self, pack: TorchPack, slots: Int64) -> TorchPayload:
         slots = np.asarray(slots, np.int64)
@@ -144,11 +182,32 @@ class HfBackend(PackedBackend[TorchPack]):
     def restore(self, tensors: Arrays) -> TorchPayload:
         return payloads.restore(tensors, self._codec, self._dtype, self._device)
 
-    def logits_uncached(self, ids: Sequence[int]) -> Float32:
-        with _computing():
+    def logits_uncached(self, ids: Sequence[int], stacks: TokenStacks | None = None) -> Float32:
+        with _computing(), self._adapters.under(stacks, np.array([len(ids) - 1])):
             tokens = torch.from_numpy(as_ids(ids)).to(self._device)[None]
             logits: Float32 = self._model(input_ids=tokens, use_cache=False).logits[0, -1].float().cpu().numpy()
             return logits
+
+    def hidden_states(self, tokens: Int64, stacks: TokenStacks | None = None) -> Float32:
+        with _computing(), self._adapters.under(stacks, np.arange(tokens.size)):
+            ids = torch.from_numpy(np.asarray(tokens, np.int64)).to(self._device)
+            self.forwards += 1
+            hidden = self._model.base_model(input_ids=ids, use_cache=False).last_hidden_state  # (rows, length, hidden)
+            got: Float32 = hidden.float().cpu().numpy()
+            return got
+
+    def adapter_targets(self) -> Mapping[str, ModuleShape]:
+        return self._adapters.targets
+
+    def load_adapter(self, adapter: Adapter) -> int:
+        with _computing():
+            held = self._adapters.load(adapter)
+        if self.recurrent:  # state-space code reads some weights without calling their module
+            self._adapters.check_called(adapter.digest, lambda stacks: self.logits_uncached([0, 0], stacks))
+        return held
+
+    def unload_adapter(self, digest: str) -> None:
+        self._adapters.unload(digest)
 
     def free_bytes(self) -> int:
         if self._device.type == "cuda":
@@ -160,7 +219,10 @@ class HfBackend(PackedBackend[TorchPack]):
     def unload(self) -> None:
         if self._loaded.attention_before is not None:
             self._model.set_attn_implementation(self._loaded.attention_before)
-        del self._model, self._loaded
+        if self._loaded.offload is not None:
+            self._loaded.offload.close()
+        self._adapters.close()
+        del self._model, self._loaded, self._adapters
         self.reclaim()
 
     def reclaim(self) -> None:
@@ -175,30 +237,47 @@ class HfBackend(PackedBackend[TorchPack]):
         arguments["past_key_values" if "past_key_values" in self._takes else "cache_params"] = pack.cache
         if "position_ids" in self._takes:
             arguments["position_ids"] = torch.from_numpy(step.positions).to(self._device)[None]
-        if "logits_to_keep" in self._takes:
-            arguments["logits_to_keep"] = self._kept(step)
+        if "logits_to_keep" in self._takes and not step.hidden:
+            arguments["logits_to_keep"] = self._kept(step.want, len(step.tokens))
         if step.mask is not None:
-            arguments["attention_mask"] = self._masks(pack, step.mask)
+            visible, first = step.mask, step.mask.shape[1] - step.mask.shape[0]
+            arguments["attention_mask"] = self._masks(
+                {w: visible if w is None else pack.tree.within(visible, first, w) for w in self._windows}
+            )
         return arguments
 
-    def _kept(self, step: Step) -> int | torch.Tensor:
-        if len(step.want) == len(step.tokens):
-            return 0  # all
-        if len(step.want) == 1 and step.want[0] == len(step.tokens) - 1:
-            return 1  # the last
-        return torch.from_numpy(step.want).to(self._device)
+    def _row_arguments(self, pack: TorchPack, bucket: Bucket) -> dict[str, Any]:
+        """The same for chains side by side; the library's own causal mask serves where they are equally long."""
+        arguments: dict[str, Any] = {"input_ids": torch.from_numpy(bucket.tokens).to(self._device), "use_cache": True}
+        arguments["past_key_values" if "past_key_values" in self._takes else "cache_params"] = pack.cache
+        if "position_ids" in self._takes:
+            arguments["position_ids"] = torch.from_numpy(bucket.positions).to(self._device)
+        if "logits_to_keep" in self._takes:
+            arguments["logits_to_keep"] = self._kept(bucket.columns, bucket.tokens.shape[1])
+        if bucket.missing is not None:
+            arguments["attention_mask"] = self._masks({w: bucket.visible(w) for w in self._windows})
+        return arguments
 
-    def _masks(self, pack: TorchPack, visible: Bool) -> torch.Tensor | dict[str, torch.Tensor]:
-        """A tree's 4-D mask; where full and sliding layers alternate, one for each kind."""
-        first = visible.shape[1] - visible.shape[0]
-        by_window = {w: visible if w is None else pack.tree.within(visible, first, w) for w in self._windows}
+    def _kept(self, want: Int64, n: int) -> int | torch.Tensor:
+        if len(want) == n:
+            return 0  # all
+        if len(want) == 1 and want[0] == n - 1:
+            return 1  # the last
+        return torch.from_numpy(want).to(self._device)
+
+    def _masks(self, by_window: Mapping[int | None, Bool]) -> torch.Tensor | dict[str, torch.Tensor]:
+        """4-D masks for a call; where full and sliding layers alternate, one for each kind.
+
+        Recurrent layers leave a 4-D mask alone: only a 2-D one, for padding, is multiplied into what they read.
+        """
         tensors = {w: self._mask(mask) for w, mask in by_window.items()}
         if len(tensors) == 1:
             return next(iter(tensors.values()))
         return {"full_attention" if w is None else "sliding_attention": mask for w, mask in tensors.items()}
 
     def _mask(self, mask: Bool) -> torch.Tensor:
-        seen = torch.from_numpy(mask).to(self._device)[None, None]  # (1, 1, n, slots)
+        rows = mask if mask.ndim == 3 else mask[None]
+        seen = torch.from_numpy(rows).to(self._device)[:, None]  # (rows, 1, n, slots)
         if not self._eager:
             return seen
         return torch.zeros(seen.shape, dtype=self._dtype, device=self._device).masked_fill(~seen, torch.finfo(self._dtype).min)
@@ -221,7 +300,7 @@ class HfBackend(PackedBackend[TorchPack]):
             kv_heads=int(getattr(config, "num_key_value_heads", None) or heads),
             hidden_size=int(config.hidden_size),
             vocab_size=int(self._model.get_output_embeddings().weight.shape[0]),
-            parameters=sum(p.numel() for p in self._model.parameters()),
+            parameters=loaded.offload.parameters if loaded.offload else sum(p.numel() for p in self._model.parameters()),
             quantisation=None if quantisation is None else str(quantisation),
             attention_kinds=self._kinds(),
             context_length=facts.context_length(config.to_dict(), options),

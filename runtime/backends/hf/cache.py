@@ -20,6 +20,7 @@ from transformers.cache_utils import (
     LinearAttentionLayer,
 )
 
+from runtime.backends.buckets import Bucket
 from runtime.backends.packed import Step, WorkingPack
 from runtime.backends.sized import UNBOUNDED
 from runtime.backends.tree import Int64
@@ -50,13 +51,20 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is not f
         self.past = 0  # tokens the model sees before the new ones
         self.tree = False
         self.path: torch.Tensor | None = None  # slots to gather before the new ones
-        self.slots: torch.Tensor | None = None  # places of the new ones, when not side by side
+        self.slots: torch.Tensor | slice | None = None  # places of the new ones, when not side by side
+        self.seen: torch.Tensor | None = None  # of chains side by side: the slots that each row sees, the new ones last
 
     def begin(self, step: Step, path: torch.Tensor | None, slots: torch.Tensor | None) -> None:
         """Says where the next `update` writes and what it answers with."""
         self.start, self.end = int(step.slots[0]), int(step.slots[-1]) + 1
         self.past, self.tree = step.past, step.mask is not None
-        self.path, self.slots = path, slots
+        self.path, self.slots, self.seen = path, slots, None
+
+    def begin_rows(self, bucket: Bucket, seen: torch.Tensor, slots: torch.Tensor | slice) -> None:
+        """The same for chains side by side."""
+        self.end = int(bucket.slots.max()) + 1
+        self.past, self.tree = bucket.past, bucket.missing is not None
+        self.path, self.slots, self.seen = None, slots, seen
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         self.dtype, self.device = key_states.dtype, key_states.device
@@ -82,11 +90,14 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is not f
         *args: Any,  # noqa: ARG002  # what other cache classes want to know
         **kwargs: Any,  # noqa: ARG002
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Writes the new keys and values ``(1, kv_heads, n, head_dim)``; answers with all that the model may see."""
+        """Writes the new keys and values ``(rows, kv_heads, n, head_dim)``; answers with all that the model may see."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         end = self.end
         self.reserve(end)
+        if self.seen is not None:
+            seen = self.seen[:, self._first_seen() :]
+            return _exchanged(self.keys, key_states, self.slots, seen), _exchanged(self.values, value_states, self.slots, seen)
         if self.path is not None:
             return self._gathered(self.path, key_states, value_states)
         self.keys[:, :, self.start : end] = key_states
@@ -104,7 +115,7 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is not f
         )
 
     def _first_seen(self) -> int:
-        """Sliding layers of a chain need only the window before the first new token."""
+        """Sliding layers of chains need only the window before the first new token."""
         return 0 if self.window is None or self.tree else max(self.past - self.window + 1, 0)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
@@ -198,27 +209,35 @@ class TorchPack(WorkingPack):
         for layer in self.attention:
             layer.begin(step, path, slots)
 
-    def put_state(self, state: Tensors | None) -> None:
-        """Sets every recurrent layer to a kept state, or to nothing."""
-        values = iter(state) if state is not None else None
+    def begin_rows(self, bucket: Bucket, device: torch.device) -> None:
+        """Prepares every layer for one forward of chains side by side."""
+        if self.attention:
+            seen = torch.from_numpy(bucket.seen).to(device)
+            slots = to_index(bucket.slots.ravel(), device)
+            for layer in self.attention:
+                layer.begin_rows(bucket, seen, slots)
+
+    def put_states(self, states: Sequence[Tensors | None]) -> None:
+        """Sets every recurrent layer to copies of kept states, a row for each, or to nothing."""
+        parts = iter(zip(*states, strict=True)) if states[0] is not None else None
         for layer in self.cache.layers:
             if isinstance(layer, LinearAttentionLayer):
                 for i in range(layer.number_of_states):
-                    conv, recurrent = (next(values), next(values)) if values is not None else (None, None)
+                    conv, recurrent = (_joined(next(parts)), _joined(next(parts))) if parts else (None, None)
                     _set_state(layer, i, conv, recurrent)
 
-    def get_state(self) -> Tensors:
-        """Copies of the recurrent layers' states, in a fixed order."""
-        found: list[torch.Tensor | None] = []
+    def get_states(self, rows: int) -> list[Tensors]:
+        """Copies of the recurrent layers' states, one tuple in a fixed order for each row."""
+        found = []
         for layer in self.cache.layers:
             if isinstance(layer, LinearAttentionLayer):
                 for i in range(layer.number_of_states):
-                    found += [_copied(layer.conv_states[i]), _copied(layer.recurrent_states[i])]
-        return tuple(found)
+                    found += [_rows_of(layer.conv_states[i], rows), _rows_of(layer.recurrent_states[i], rows)]
+        return list(zip(*found, strict=True))
 
     def clear_state(self) -> None:
         """Lets the working copies of the states go."""
-        self.put_state(None)
+        self.put_states([None])
 
 
 def make_layers(config: Any) -> list[Any]:
@@ -248,8 +267,8 @@ def _ours(layer: Any) -> Any:
 
 
 def _set_state(layer: Any, i: int, conv: torch.Tensor | None, recurrent: torch.Tensor | None) -> None:
-    """The library updates states in place, so it gets copies."""
-    layer.conv_states[i], layer.recurrent_states[i] = _copied(conv), _copied(recurrent)
+    """The library updates states in place."""
+    layer.conv_states[i], layer.recurrent_states[i] = conv, recurrent
     layer.is_conv_states_initialized[i] = conv is not None
     layer.is_recurrent_states_initialized[i] = recurrent is not None
     layer.has_previous_state[i] = conv is not None or recurrent is not None
@@ -258,8 +277,22 @@ def _set_state(layer: Any, i: int, conv: torch.Tensor | None, recurrent: torch.T
         layer.dtype, layer.device = conv.dtype, conv.device
 
 
-def _copied(tensor: torch.Tensor | None) -> torch.Tensor | None:
-    return None if tensor is None else tensor.clone()
+def _joined(parts: Tensors) -> torch.Tensor | None:
+    """A copy of all parts, one row for each."""
+    return None if parts[0] is None else torch.cat(parts)
+
+
+def _rows_of(tensor: torch.Tensor | None, rows: int) -> Sequence[torch.Tensor | None]:
+    """A copy of each row in memory of its own: it must not keep the others' alive."""
+    return [None] * rows if tensor is None else [row.clone() for row in tensor.split(1)]
+
+
+def _exchanged(buffer: torch.Tensor, new: torch.Tensor, slots: torch.Tensor | slice | None, seen: torch.Tensor) -> torch.Tensor:
+    """Writes ``(rows, heads, width, dim)`` into a buffer; what each row sees of it then ``(rows, heads, seen, dim)``."""
+    _, heads, _, dim = new.shape
+    buffer[0, :, slots] = new.transpose(0, 1).reshape(heads, -1, dim)
+    gathered = buffer.index_select(2, seen.flatten()).view(heads, *seen.shape, dim)
+    return gathered.transpose(0, 1)
 
 
 def _room(like: torch.Tensor, capacity: int) -> torch.Tensor:

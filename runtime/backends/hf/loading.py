@@ -14,6 +14,7 @@ from transformers.masking_utils import sdpa_mask
 from transformers.utils import logging
 
 from runtime.backends import facts
+from runtime.backends.hf.offload import Offload, check_not_offloaded, offloading
 from runtime.errors import ModelLoadError
 from runtime.loading.folder import ModelFolder
 from runtime.options import LoadOptions
@@ -32,6 +33,8 @@ class LoadedModel:
     text_digest: str
     has_template: bool
     attention_before: str | None  # of a caller's own model, to be set back; None for one that we loaded
+    device: torch.device  # where it computes
+    offload: Offload | None = None  # what of it is on disk
 
 
 def load_model(source: ModelFolder | tuple[Any, Any], options: LoadOptions) -> LoadedModel:
@@ -43,22 +46,29 @@ def load_model(source: ModelFolder | tuple[Any, Any], options: LoadOptions) -> L
     if options.threads is not None:
         torch.set_num_threads(options.threads)
     if isinstance(source, tuple):
+        check_not_offloaded(options)
         return _adopted(*source)
     device = pick_device(options.device)
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     logging.disable_progress_bar()  # loading has a progress event of its own
-    try:
-        model = AutoModelForCausalLM.from_pretrained(
-            source.path,
-            dtype=_dtype(options.dtype, device),
-            attn_implementation=None if options.attention == "auto" else options.attention,
-            use_safetensors=True,
-            local_files_only=True,
-        )
-    except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
-        raise ModelLoadError(f"transformers cannot load {source.name}: {error}") from error
-    model = model.to(device).eval()
-    use_grouped_attention(model)
+    with offloading(options, device, source.name) as offload:
+        try:
+            model = AutoModelForCausalLM.from_pretrained(
+                source.path,
+                dtype=_dtype(options.dtype, device),
+                attn_implementation=None if options.attention == "auto" else options.attention,
+                use_safetensors=True,
+                local_files_only=True,
+                **({} if offload is None else offload.arguments),
+            )
+        except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
+            raise ModelLoadError(f"transformers cannot load {source.name}: {error}") from error
+        model = model.eval()
+        if offload is None:
+            model = model.to(device)
+        else:
+            offload.measure(model)
+        use_grouped_attention(model, device)
     return LoadedModel(
         model=model,
         config=model.config.get_text_config(decoder=True),
@@ -67,6 +77,8 @@ def load_model(source: ModelFolder | tuple[Any, Any], options: LoadOptions) -> L
         text_digest=source.text_digest,
         has_template=source.chat_template is not None,
         attention_before=None,
+        device=device,
+        offload=offload,
     )
 
 
@@ -92,7 +104,7 @@ def pick_device(wanted: str) -> torch.device:
     return device
 
 
-def use_grouped_attention(model: Any) -> bool:
+def use_grouped_attention(model: Any, device: torch.device) -> bool:
     """Lets a CPU model with fewer key heads than query heads share each key head instead of copying it per query head.
 
     transformers repeats keys and values whenever a mask is given, which copies the whole context at each decoded token
@@ -100,7 +112,7 @@ def use_grouped_attention(model: Any) -> bool:
     """
     config = model.config.get_text_config(decoder=True)
     grouped = getattr(config, "num_key_value_heads", None) not in (None, getattr(config, "num_attention_heads", None))
-    if not grouped or model.device.type != "cpu" or attention_of(model) != "sdpa":
+    if not grouped or device.type != "cpu" or attention_of(model) != "sdpa":
         return False
     AttentionInterface.register(GROUPED, _grouped_sdpa)
     AttentionMaskInterface.register(GROUPED, sdpa_mask)
@@ -137,7 +149,7 @@ def _grouped_sdpa(
 
 def _adopted(model: Any, tokenizer: Any) -> LoadedModel:
     before = attention_of(model)
-    switched = use_grouped_attention(model.eval())
+    switched = use_grouped_attention(model.eval(), model.device)
     config = model.config.get_text_config(decoder=True)
     return LoadedModel(
         model=model,
@@ -147,6 +159,7 @@ def _adopted(model: Any, tokenizer: Any) -> LoadedModel:
         text_digest=facts.text_digest_of(tokenizer),
         has_template=bool(getattr(tokenizer, "chat_template", None)),
         attention_before=before if switched else None,
+        device=model.device,
     )
 
 

@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
+from mlx_lm.models.cache import make_prompt_cache
 
+from runtime.adapters.adapter import Adapter, ModuleShape
+from runtime.adapters.stacks import TokenStacks
 from runtime.backends import facts
 from runtime.backends.base import Cost
+from runtime.backends.buckets import Bucket
 from runtime.backends.mlx import payload as payloads
-from runtime.backends.mlx.cache import Arrays, MlxPack, Shape, make_caches
+from runtime.backends.mlx.adapters import MlxAdapters
+from runtime.backends.mlx.cache import Arrays, MlxPack, Shape, Window, make_caches
 from runtime.backends.mlx.codec import codec_of
 from runtime.backends.mlx.corrections import PROVEN, SelectRows, hidden_window
-from runtime.backends.mlx.loading import LoadedModel, flat_parameters, load_model
+from runtime.backends.mlx.loading import LoadedModel, check_fits, flat_parameters, load_model
 from runtime.backends.mlx.payload import MlxPayload, Stored
 from runtime.backends.packed import Float32, PackedBackend, State, Step, as_ids, chain_parents
 from runtime.backends.selftest import kv_warning, self_test
@@ -40,8 +45,9 @@ def load(source: ModelFolder | tuple[Any, Any], options: LoadOptions) -> MlxBack
         options: How; `device`, `dtype`, `context_length`, `kv_dtype` and `kv_cache_bytes` are honoured here.
 
     Raises:
-        UnsupportedFeatureError: `attention="eager"`: MLX has one kernel.
+        UnsupportedFeatureError: `attention="eager"`: MLX has one kernel. `offload="disk"`: its arrays live in memory.
     """
+    check_fits(source, options)
     if options.attention == "eager":
         raise UnsupportedFeatureError("attention='eager' is not something MLX has; leave it on auto")
     loaded = load_model(source, options)
@@ -61,6 +67,7 @@ class MlxBackend(PackedBackend[MlxPack]):
         self._loaded = loaded
         self._model = loaded.model
         self._window = hidden_window(loaded.config)
+        self._adapters = MlxAdapters(self._model, loaded.config, loaded.dtype)
         self._select = SelectRows(self._model)
         self._kv = facts.kv_format(options, _name(loaded.dtype))
         self._codec = codec_of(self._kv)
@@ -129,6 +136,28 @@ class MlxBackend(PackedBackend[MlxPack]):
             return arrays[0]
         return np.concatenate(arrays) if arrays else np.empty((0, self._vocabulary), np.float32)
 
+    def push_rows(self, pack: MlxPack, bucket: Bucket) -> tuple[Float32, Sequence[State | None]]:
+        rows, width = bucket.tokens.shape
+        with _memory():
+            pack.begin_rows(bucket)
+            if self.recurrent:
+                pack.put_states(bucket.states or [None])
+            self.forwards += 1
+            columns = bucket.columns
+            chosen = bool(self._select) and len(columns) < width
+            self._select.rows = mx.array(columns.astype(np.int32)) if chosen else None
+            out = self._model(mx.array(bucket.tokens.astype(np.int32)), cache=pack.caches)  # (rows, columns, vocab)
+            logits, wanted = out.flatten(0, 1).astype(mx.float32), bucket.wanted(chosen=chosen)
+            if wanted is not None:
+                logits = logits[mx.array(wanted.astype(np.int32))]
+            states: Sequence[Arrays | None] = [None] * rows
+            if self.recurrent:
+                states = pack.get_states(rows)
+                pack.put_states([None])
+            answer = [logits] if len(bucket.want) else []
+            mx.eval(answer, pack.arrays(), [a for state in states for a in state or () if a is not None])
+            return self._fetched(pack, answer), states
+
     def take_cost(self, pack: MlxPack, slots: Int64) -> Cost:
         """Rows that are converted or coded are there before they are stacked, all of them."""
         cost = super().take_cost(pack, slots)
@@ -187,16 +216,41 @@ class MlxBackend(PackedBackend[MlxPack]):
     def restore(self, tensors: Stored) -> MlxPayload:
         return payloads.restore(tensors, self._codec, self._loaded.dtype)
 
-    def logits_uncached(self, ids: Sequence[int]) -> Float32:
+    def logits_uncached(self, ids: Sequence[int], stacks: TokenStacks | None = None) -> Float32:
         with _memory():
             self._select.rows = None
+            tokens = mx.array(as_ids(ids).astype(np.int32))[None]
             caches = None if self._window is None else self._fresh(len(ids))
-            out = self._model(mx.array(as_ids(ids).astype(np.int32))[None], cache=caches)
+            parts = [(0, len(ids))]
+            if self.recurrent and stacks is not None:  # some state-space modules are given one token at a time
+                parts, caches = stacks.runs(), make_prompt_cache(self._model)
+            for start, stop in parts:
+                part = None if stacks is None else stacks.part(slice(start, stop))
+                with self._adapters.under(part, np.arange(stop - start)):
+                    out = self._model(tokens[:, start:stop], cache=caches)
             return np.array(out[0, -1].astype(mx.float32))
+
+    def hidden_states(self, tokens: Int64, stacks: TokenStacks | None = None) -> Float32:
+        with _memory(), self._adapters.under(stacks, np.arange(tokens.size)):
+            caches = None if self._window is None else [Window(self._window) for _ in self._model.layers]
+            self.forwards += 1
+            hidden = self._select.hidden(mx.array(tokens.astype(np.int32)), caches)  # (rows, length, hidden)
+            return np.array(hidden.astype(mx.float32))
+
+    def adapter_targets(self) -> Mapping[str, ModuleShape]:
+        return self._adapters.targets
+
+    def load_adapter(self, adapter: Adapter) -> int:
+        with _memory():
+            return self._adapters.load(adapter)
+
+    def unload_adapter(self, digest: str) -> None:
+        self._adapters.unload(digest)
 
     def unload(self) -> None:
         self._loaded.limits.reset()
-        del self._model, self._loaded, self._select
+        self._adapters.close()
+        del self._model, self._loaded, self._select, self._adapters
         self.reclaim()
         if threading.current_thread() is not threading.main_thread():
             mx.clear_streams()  # a thread's last act with MLX, else the process may abort at its end (mlx pull 4373)
@@ -218,19 +272,22 @@ class MlxBackend(PackedBackend[MlxPack]):
         """
         pack.begin(step, rows=rows)
         if self.recurrent:
-            pack.put_state(step.state)
+            pack.put_states([step.state])
         want = None if len(step.want) == len(step.tokens) else mx.array(step.want.astype(np.int32))
         chosen = want is not None and bool(self._select) and not rows
         self._select.rows = want if chosen else None
+        self.forwards += 1
         tokens = mx.array(step.tokens.astype(np.int32))
-        out = self._model(tokens[:, None] if rows else tokens[None], cache=pack.caches)
+        call = self._select.hidden if step.hidden else self._model
+        with self._adapters.under(step.stacks, step.want):
+            out = call(tokens[:, None] if rows else tokens[None], cache=pack.caches)
         out = out[:, 0] if rows else out[0]  # (n or wanted, vocab)
         if want is not None and not chosen:
             out = out[want]
         state: Arrays | None = None
         if self.recurrent:
-            state = pack.get_state()
-            pack.put_state(None)
+            (state,) = pack.get_states(1)
+            pack.put_states([None])
         return ([out.astype(mx.float32)] if len(step.want) else []), state
 
     def _learn(self, pack: MlxPack) -> None:
@@ -311,6 +368,7 @@ def _part(step: Step, start: int, stop: int) -> Step:
         positions=step.positions[start:stop],
         want=step.want[inside] - start,
         mask=step.mask[start:stop, :end],
+        stacks=None if step.stacks is None else step.stacks.part(slice(start, stop)),
     )
 
 

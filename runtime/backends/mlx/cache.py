@@ -15,6 +15,7 @@ import numpy as np
 from mlx_lm.models.base import create_causal_mask
 from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, RotatingKVCache, make_prompt_cache
 
+from runtime.backends.buckets import Bucket
 from runtime.backends.packed import Step, WorkingPack
 from runtime.backends.sized import UNBOUNDED
 from runtime.backends.tree import Int64
@@ -41,18 +42,28 @@ class SlotCache:
         self.offset: int | mx.array = 0  # positions of the new tokens: of the first, or one per row
         self._start = self._end = self._past = 0
         self._path: mx.array | None = None
-        self._slots: mx.array | None = None
-        self._masks: TreeMasks | None = None
+        self._slots: mx.array | slice | None = None
+        self._seen: mx.array | None = None
+        self._masks: TreeMasks | RowMasks | None = None
 
     def begin(self, step: Step, rows: bool, path: mx.array | None, slots: mx.array | None, masks: TreeMasks | None) -> None:
         """Says where the next keys go, at which positions, and what they see; `rows`: each token is a batch row."""
         self._start, self._end, self._past = int(step.slots[0]), int(step.slots[-1]) + 1, step.past
-        self._path, self._slots, self._masks = path, slots, masks
+        self._path, self._slots, self._masks, self._seen = path, slots, masks, None
         self.offset = mx.array(step.positions.astype(np.int32)) if rows else int(step.positions[0])
+
+    def begin_rows(self, bucket: Bucket, seen: mx.array, slots: mx.array | slice, masks: RowMasks | None) -> None:
+        """The same for chains side by side, each of which sees slots of its own."""
+        self._end, self._past = int(bucket.slots.max()) + 1, bucket.past
+        self._path, self._slots, self._masks, self._seen = None, slots, masks, seen
+        firsts = bucket.positions[:, 0]
+        self.offset = int(firsts[0]) if masks is None else mx.array(firsts.astype(np.int32))
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """Writes new keys and values, ``(1, kv_heads, n, head_dim)`` or one row each; answers with all that is seen."""
         rows = keys.shape[0]
+        if self._seen is not None:
+            return self._exchanged(self._seen, keys, values)
         if rows > 1:
             keys, values = keys.transpose(2, 1, 0, 3), values.transpose(2, 1, 0, 3)  # (1, kv_heads, rows, head_dim)
         self.reserve(self._end, keys, values)
@@ -123,9 +134,43 @@ class SlotCache:
             mx.concatenate([mx.take(self.values, past, axis=2), values], axis=2),
         )
 
+    def _exchanged(self, seen: mx.array, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        """Writes ``(rows, heads, width, dim)``; answers with what each row sees then."""
+        self.reserve(self._end, keys, values)
+        seen = seen[:, self._first_seen() :]
+        answers = []
+        for buffer, new in ((self.keys, keys), (self.values, values)):
+            assert buffer is not None
+            _, heads, _, dim = new.shape
+            buffer[0, :, self._slots] = new.swapaxes(0, 1).reshape(heads, -1, dim)
+            gathered = mx.take(buffer, seen.flatten(), axis=2).reshape(heads, *seen.shape, dim)
+            answers.append(gathered.swapaxes(0, 1))
+        return answers[0], answers[1]
+
     def _first_seen(self) -> int:
-        """Sliding layers of a chain need only the window before the first new token."""
+        """Sliding layers of chains need only the window before the first new token."""
         return 0 if self.window is None or self._masks is not None else max(self._past - self.window + 1, 0)
+
+
+class Window:
+    """In place of a cache, for one plain forward of whole texts: keeps nothing, and says how far a token sees.
+
+    Args:
+        size: Positions a token sees, itself included.
+    """
+
+    offset = 0
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        """What came is all there is."""
+        return keys, values
+
+    def make_mask(self, N: int, **_: Any) -> Any:  # noqa: N803  # mlx-lm's own name
+        """Causal within the window."""
+        return create_causal_mask(N, 0, window_size=self._size)
 
 
 class TreeMasks:
@@ -150,6 +195,20 @@ class TreeMasks:
                 mask = mask & (new[:, None] - self._depths < window)
             axes = (1, 2) if self._rows else (0, 1)
             self._made[window] = mx.array(np.expand_dims(mask, axes))
+        return self._made[window]
+
+
+class RowMasks:
+    """Bool masks of chains side by side, one per window, made when a layer first asks."""
+
+    def __init__(self, bucket: Bucket) -> None:
+        self._bucket = bucket
+        self._made: dict[int | None, mx.array] = {}
+
+    def of(self, window: int | None) -> mx.array:
+        """``(rows, 1, width, past + width)``."""
+        if window not in self._made:
+            self._made[window] = mx.array(self._bucket.visible(window)[:, None])
         return self._made[window]
 
 
@@ -195,15 +254,27 @@ class MlxPack(WorkingPack):
         for cache in self.attention:
             cache.begin(step, rows, path, slots, masks)
 
-    def put_state(self, state: Arrays | None) -> None:
-        """Sets every recurrent layer to a kept state, or to nothing."""
-        values = iter(state) if state is not None else None
-        for cache in self.recurrent:
-            cache.cache = [None if values is None else next(values) for _ in cache.cache]
+    def begin_rows(self, bucket: Bucket) -> None:
+        """Prepares every layer for one forward of chains side by side."""
+        if self.attention:
+            seen, flat = mx.array(bucket.seen.astype(np.int32)), bucket.slots.ravel()
+            together = (np.diff(flat) == 1).all()
+            slots = slice(int(flat[0]), int(flat[-1]) + 1) if together else mx.array(flat.astype(np.int32))
+            masks = None if bucket.missing is None else RowMasks(bucket)
+            for cache in self.attention:
+                cache.begin_rows(bucket, seen, slots, masks)
 
-    def get_state(self) -> Arrays:
-        """The recurrent layers' states, contiguous and on their own."""
-        return tuple(None if a is None else _copied(a) for cache in self.recurrent for a in cache.cache)
+    def put_states(self, states: Sequence[Arrays | None]) -> None:
+        """Sets every recurrent layer to kept states, a row for each, or to nothing."""
+        parts = iter(zip(*states, strict=True)) if states[0] is not None else None
+        for cache in self.recurrent:
+            cache.cache = [_joined(next(parts)) if parts else None for _ in cache.cache]
+
+    def get_states(self, rows: int) -> list[Arrays]:
+        """The recurrent layers' states, one tuple for each row, each array contiguous and on its own."""
+        indices = [mx.array([row]) for row in range(rows)]
+        found = [a for cache in self.recurrent for a in cache.cache]
+        return [tuple(None if a is None else _row(a, index) for a in found) for index in indices]
 
     def arrays(self) -> list[mx.array]:
         """All buffers, for one evaluation."""
@@ -255,6 +326,12 @@ def _resized(buffer: mx.array | None, capacity: int, heads: int, width: int, dty
     return room if buffer is None else mx.concatenate([buffer, room], axis=2)
 
 
-def _copied(array: mx.array) -> mx.array:
+def _joined(parts: Arrays) -> mx.array | None:
+    if parts[0] is None or len(parts) == 1:
+        return parts[0]
+    return mx.concatenate([part for part in parts if part is not None])  # where one is there all are
+
+
+def _row(array: mx.array, index: mx.array) -> mx.array:
     """A copy in memory of its own: `mx.contiguous` may share small ones, arithmetic may take the buffer over."""
-    return mx.take(array, mx.arange(array.shape[0]), axis=0)
+    return mx.take(array, index, axis=0)

@@ -69,6 +69,18 @@ class SelectRows:
         else:
             self._body = None
 
+    def hidden(self, tokens: mx.array, cache: list[Any] | None) -> mx.array:
+        """The body's own output, after the final norm, ``(rows, length, hidden)``; all positions.
+
+        Raises:
+            UnsupportedFeatureError: The model is not made of a body and a head.
+        """
+        if self._body is None:
+            raise UnsupportedFeatureError("mlx-lm gives no hidden states of this architecture; use backend='hf'")
+        self.rows = None
+        found: mx.array = self._body(tokens, cache=cache)
+        return found
+
     def __bool__(self) -> bool:
         """Whether the model could be fitted with it."""
         return self._body is not None

@@ -17,7 +17,7 @@ from mlx_lm.utils import load_model as load_mlx_model
 from runtime.backends import facts
 from runtime.backends.mlx.corrections import class_lookup, completed, correct
 from runtime.backends.mlx.memory import DeviceLimits, free_beside
-from runtime.errors import ModelLoadError
+from runtime.errors import ModelLoadError, UnsupportedFeatureError
 from runtime.loading.folder import ModelFolder
 from runtime.options import LoadOptions
 
@@ -72,6 +72,21 @@ def load_model(source: ModelFolder | tuple[Any, Any], options: LoadOptions) -> L
         quantisation=quantisation,
         limits=limits,
         free=free,
+    )
+
+
+def check_fits(source: ModelFolder | tuple[Any, Any], options: LoadOptions) -> None:
+    """Refuses offload, with what the model takes and what is there.
+
+    Raises:
+        UnsupportedFeatureError: It was asked for.
+    """
+    if options.offload == "none":
+        return
+    weights = 0 if isinstance(source, tuple) else sum(path.stat().st_size for path in source.weights)
+    raise UnsupportedFeatureError(
+        f"offload='disk': MLX keeps all weights in memory; this model's take {weights:,} bytes as stored, and "
+        f"{free_beside(0):,} are free here: use backend='hf', or import a quantised model"
     )
 
 

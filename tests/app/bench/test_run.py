@@ -13,6 +13,7 @@ from app.bench.catalogue import LATER, NAMES, PARTS, On, chosen_parts
 from app.bench.findings import Case, Findings, Verdict
 from app.bench.measure import Result
 from app.bench.parts.counts import RATIO_BAR
+from app.bench.parts.speculative import speculative
 from app.bench.report import WIDTH, Report
 from app.bench.run import MODELS, make_cases, measure_all, run_bench
 from app.bench.sizes import Sizes
@@ -39,10 +40,13 @@ SMALL = Sizes(
     message=10,
     message_answer=4,
     budget_tokens=300,
+    sampler_tokens=2,
+    many_prompt=24,
+    many_tokens=5,
     trie_path=3_000,
     trie_branches=200,
 )
-IN_THIS_PROCESS = tuple(name for name in NAMES if name not in ("W8", "start"))
+IN_THIS_PROCESS = tuple(name for name in NAMES if name not in ("W8", "start", "speculative"))
 PEERS = {"hf": {"transformers, one cache", "transformers, stateless"}, "mlx": {"mlx_lm, prompt cache"}}
 
 
@@ -100,16 +104,32 @@ def test_every_row_has_its_figures_beside_its_bars(report: Report) -> None:
         "W3 branches": [(1.05, False)] * 4,
         "W5 one stream": [(0.95, True), (1.0, True), (1.15, True)],
         "W5 eight streams": [(0.9, True)] * 2,
+        "W5 eight streams, recurrent": [(2.5, True)] * 2,
+        "W1 particles, recurrent": [(1.5, True)] * 2,
         "overhead": [(0.1, False)] * 2 + [(0.3, False)] * 2,
         "W6 score": [(1.0, False)] * 2 + [(1.2, False)] * 2,
         "W7 budget": [(1.0, False)] * 2 + [(1.05, False)] * 2,
+        "adapter swap": [(0.0, False)] * 2,
+        "sampler, chat": [(1.5, False)] * 6,
+        "sampler, open": [(1.5, False)] * 6,
+        "many tokens": [(1.0, False)] * 2,
+        "many branches": [(1.0, False)],
+        "many beams": [(1.0, False)],
         "trie": [(1.0, False), (50.0, False)],
     }
 
 
 def test_exact_bars_are_met(report: Report) -> None:
     exact = [v for v in report.findings.verdicts if not v.timed and v.row != "W7 budget"]
-    assert {v.row for v in exact} == {"W1 particles", "W2 chat", "W3 branches", "W6 score", "trie"}
+    assert {v.row for v in exact} == {
+        "W1 particles",
+        "W2 chat",
+        "W3 branches",
+        "W6 score",
+        "many tokens",
+        "adapter swap",
+        "trie",
+    }
     assert [v for v in exact if not v.met] == []
 
 
@@ -170,9 +190,20 @@ def test_quick_runs_count_everywhere_and_time_once_per_backend(cases: list[Case]
     def meant(quick: bool) -> dict[str, int]:
         return {part.name: sum(part.meant_for(case, cases, quick=quick) for case in cases) for part in PARTS}
 
-    everywhere = {"W1": 4, "W2": 4, "W3": 4}
-    assert meant(quick=True) == {**everywhere, "W5": 2, "overhead": 2, "W6": 2, "W7": 2, "W8": 2, "trie": 0, "start": 0}
-    assert meant(quick=False) == {**everywhere, "W5": 4, "overhead": 4, "W6": 4, "W7": 4, "W8": 2, "trie": 0, "start": 0}
+    everywhere = {
+        "W1": 4,
+        "W2": 4,
+        "W3": 4,
+        "rows": 2,
+        "W8": 2,
+        "swap": 2,
+        "speculative": 2,
+        "sampler": 0,
+        "trie": 0,
+        "start": 0,
+    }
+    assert meant(quick=True) == {**everywhere, "W5": 2, "overhead": 2, "W6": 2, "W7": 2, "many": 2}
+    assert meant(quick=False) == {**everywhere, "W5": 4, "overhead": 4, "W6": 4, "W7": 4, "many": 4}
     large = Case("hf", "smollm2", Path(), 10)
     left = {part.name for part in PARTS if part.meant_for(large, [large], quick=False)}
     assert left == {part.name for part in PARTS if part.on in (On.ALL, On.BACKENDS)}
@@ -227,3 +258,12 @@ def test_quick_prints_every_part() -> None:
         "W8 event loop",
     ):
         assert row in answer.stdout
+
+
+@pytest.mark.slow
+def test_prompt_lookup_says_the_same_in_fewer_forwards() -> None:
+    case = Case("hf", "tiny-llama", Path(), 10)  # the part takes the real model, whatever the case's is
+    findings = speculative(case, replace(SMALL, speculative_tokens=16, rounds=1), lambda _: None)
+    plain, guessed = findings.timings
+    assert plain.outcome == guessed.outcome
+    assert [v.met for v in findings.verdicts if not v.timed] == [True]

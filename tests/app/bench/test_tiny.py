@@ -7,6 +7,7 @@ import pytest
 
 from app.bench.ours import Ours
 from app.bench.tiny import ARCHITECTURES, make_tiny
+from app.bench.tiny_recurrent import make_recurrent
 
 TOLERANCE = 1e-4  # nats, float32
 
@@ -31,6 +32,18 @@ def test_both_libraries_read_the_same_model(architecture: str, tmp_path: Path) -
         ours.close()
     assert np.abs(rows[0] - rows[1]).max() < TOLERANCE
     assert rows[0].std() > 1  # and it has an opinion
+
+
+def test_both_libraries_read_the_same_recurrent_model(tmp_path: Path) -> None:
+    assert make_recurrent(tmp_path / "model") == 257
+    ids = np.random.default_rng(5).integers(257, size=60).tolist()
+    rows = []
+    for backend in ("hf", "mlx"):
+        ours = Ours(tmp_path / "model", backend)
+        rows.append(ours.logprobs([ids])[0])
+        ours.close()
+    assert np.abs(rows[0] - rows[1]).max() < TOLERANCE
+    assert rows[0].std() > 1
 
 
 def test_a_tokenizer_is_taken_over(tmp_path: Path) -> None:

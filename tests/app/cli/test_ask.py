@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -84,6 +85,59 @@ def test_raw_goes_on_with_the_text_itself_and_system_comes_first(elsewise: Elsew
     assert lines(elsewise("ask", "hello", "--system", "be", *greedy).out)[0]["id"] == expected["system"]
 
 
+def test_a_format_takes_the_place_of_the_models_template(elsewise: Elsewise, tmp_path: Path) -> None:
+    greedy = (*ASK, "--temperature", "0", "--json")
+    (tmp_path / "mine.jinja").write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
+    with load("x", backend="fake") as model:
+        expected = int(model.next_token_logprobs_sync(model.tokenize("hello")).argmax())
+    mine = elsewise("ask", "hello", *greedy, "--format", str(tmp_path / "mine.jinja"))
+    assert lines(mine.out)[0]["id"] == expected
+    none = elsewise("ask", "hello", *greedy, "--format", "none")
+    assert lines(none.out)[:-1] == lines(mine.out)[:-1]
+    assert "has no chat template: TEXT is continued (--format plain gives it roles)" in none.err
+    llama = elsewise("ask", "hello", *greedy, "--format", "llama3")
+    assert lines(llama.out)[:-1] != lines(mine.out)[:-1]
+    assert llama.err.startswith("note: chat_format='llama3': the vocabulary has no <|start_header_id|>")
+    (tmp_path / "broken.jinja").write_text("{% if %}")
+    broken = elsewise("ask", "hello", *greedy, "--format", str(tmp_path / "broken.jinja"))
+    assert (broken.code, broken.out, "TemplateSyntaxError" in broken.err) == (1, "", True)
+
+
+def test_an_answer_ends_before_a_stop_and_says_whether_it_is_whole(elsewise: Elsewise) -> None:
+    greedy = (*ASK, "--temperature", "0", "--raw")
+    whole = elsewise("ask", "hello", *greedy).out[:-1]
+    cut = elsewise("ask", "hello", *greedy, "--stop", "nowhere", "--stop", whole[0])
+    assert (cut.out, cut.err.split(",")[1]) == ("\n", " stop")
+    assert lines(elsewise("ask", "hello", *greedy, "--json").out)[-1]["incomplete"] is True
+    assert lines(elsewise("ask", "hello", *greedy, "--stop", whole[0], "--json").out)[-1]["incomplete"] is False
+
+
+def test_an_answer_has_the_form_that_was_asked_for_or_says_that_it_has_not(elsewise: Elsewise, tmp_path: Path) -> None:
+    schema = '{"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"], "additionalProperties": false}'
+    (tmp_path / "schema.json").write_text(schema)
+    more = ("--seed", "1", "--backend", "fake", "--max-tokens", "200")
+    for given in (schema, str(tmp_path / "schema.json")):
+        done = elsewise("ask", "hello", *more, "--schema", given)
+        assert (done.code, json.loads(done.out)["a"] in (1, 2)) == (0, True)
+    assert elsewise("ask", "hello", *more, "--regex", "(yes|no)").out in ("yes\n", "no\n")
+    cut = elsewise("ask", "hello", *more[:5], "3", "--schema", schema)
+    assert cut.code == 1
+    assert "incomplete: the answer ended (length) after 3 tokens, before it had the form asked for" in cut.err
+    assert "--max-tokens" in cut.err
+    cut = elsewise("ask", "hello", *more[:5], "3", "--schema", schema, "--json")
+    assert (cut.code, lines(cut.out)[-1]["incomplete"]) == (1, True)
+    saved = elsewise("ask", "hello", *more, "--regex", "(yes|no)", "--session", "A")
+    assert (saved.code, saved.out in ("yes\n", "no\n")) == (0, True)
+    assert elsewise("ask", "hello", *more[:5], "1", "--regex", "[xy]{3}", "--session", "A").code == 1
+
+
+def test_the_help_has_an_example_of_each_way_to_ask(elsewise: Elsewise) -> None:
+    out = elsewise("ask", "--help").out
+    assert 'elsewise ask "Once upon a time" --raw' in out
+    assert "elsewise ask --batch questions.jsonl > answers.jsonl" in out
+    assert "\b" not in out
+
+
 def test_the_global_options_choose_the_model_too(elsewise: Elsewise) -> None:
     done = elsewise("--backend", "mock", "--model", "anything", "ask", "hello", "--max-tokens", "2", "--json")
     assert len(lines(done.out)) == 3
@@ -106,7 +160,20 @@ def test_the_global_options_choose_the_model_too(elsewise: Elsewise) -> None:
         (("ask", "hi", "--backend", "fake", "--seed", str(1 << 64)), 2, "seed must be a whole number within 0 and 2**64"),
         (("ask", "hi", "--backend", "fake", "--top-k", "1001"), 2, "--top-k"),
         (("ask", "hi", "--session", "A", "--raw"), 2, "leave out --system and --raw"),
-        (("ask",), 2, "TEXT"),
+        (("ask", "hi", "--raw", "--system", "be"), 2, "leave out --system and --format"),
+        (("ask", "hi", "--raw", "--format", "chatml"), 2, "leave out --system and --format"),
+        (("ask", "hi", "--session", "A", "--format", "none"), 2, "--format none has no roles"),
+        (("ask", "hi", "--format", "gema"), 2, "neither one of auto, none, chatml"),
+        (("ask", "hi", "--backend", "fake", "--format", "none", "--system", "be"), 2, "has no chat template; give it one"),
+        (("ask", "hi", "--backend", "fake", "--stop", ""), 2, "none of them empty"),
+        (("ask", "hi", "--backend", "fake", "--top-p", "0"), 2, "top_p must lie within (0, 1]"),
+        (("ask", "hi", "--backend", "fake", "--min-p", "2"), 2, "min_p must lie within [0, 1]"),
+        (("ask", "hi", "--schema", "{}", "--regex", "a"), 2, "contradict each other"),
+        (("ask", "hi", "--schema", '{"type": "nothing"}'), 2, "schema"),
+        (("ask", "hi", "--schema", "{"), 2, "not JSON"),
+        (("ask", "hi", "--schema", "nowhere.json"), 1, "nowhere.json: No such file"),
+        (("ask", "hi", "--regex", "("), 2, "regex"),
+        (("ask",), 2, "TEXT is missing"),
         (("asks", "hi"), 2, "No such command 'asks'"),
         (("--nope", "ask", "hi"), 2, "No such option"),
     ],

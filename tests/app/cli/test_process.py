@@ -92,3 +92,34 @@ def test_interrupting_a_saved_answer_keeps_it(tmp_path: Path) -> None:
     again = run("--data-dir", str(tmp_path), "ask", "go on", "--session", "Trip", "--backend", "fake", "--max-tokens", "2")
     assert again.returncode == 0
     assert len(run("--data-dir", str(tmp_path), "sessions", "list").stdout.splitlines()) == 2
+
+
+def questions(path: Path, longest: int) -> list[str]:
+    """A command that answers two short questions and six long ones."""
+    entries = [{"prompt": str(i), "max_tokens": 3 if i < 2 else longest, "ignore_eos": i >= 2} for i in range(8)]
+    path.write_text("\n".join(map(json.dumps, entries)))
+    return [sys.executable, "-m", "app", "ask", "--batch", str(path), "--backend", "fake"]
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals")
+def test_an_interrupted_batch_keeps_what_it_wrote(tmp_path: Path) -> None:
+    command = questions(tmp_path / "questions.jsonl", 100_000)
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout is not None
+    first = [json.loads(process.stdout.readline()) for _ in range(2)]
+    assert [answer["id"] for answer in first] == [1, 2]
+    process.send_signal(signal.SIGINT)
+    rest, err = process.communicate(timeout=PATIENCE_SECONDS)
+    assert (process.returncode, rest) == (1, b"")
+    assert err.decode().strip() == "stopped"
+
+
+def test_a_batch_whose_reader_goes_away_ends(tmp_path: Path) -> None:
+    command = questions(tmp_path / "questions.jsonl", 400)
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout is not None
+    process.stdout.readline()
+    process.stdout.close()
+    _, err = process.communicate(timeout=PATIENCE_SECONDS)
+    assert process.returncode == 1
+    assert b"Traceback" not in err

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from runtime.backends.base import ROOT
+from runtime.backends.buckets import Bucket
 from runtime.backends.fake import Behaviour, FakeBackend, FakePack
 from runtime.backends.packed import Step
 from runtime.backends.selftest import self_test
@@ -43,6 +45,24 @@ class OneByOne(FakeBackend):
         return super().push(pack, step)
 
 
+class Mixing(FakeBackend):
+    """Rows of one forward get each other's states, but for those over pasts of equal length where `even_too` is not set."""
+
+    even_too = True
+
+    def push_rows(self, pack: FakePack, bucket: Bucket) -> Any:
+        if bucket.states is not None and (self.even_too or bucket.missing is not None):
+            bucket = replace(bucket, states=[*bucket.states[1:], bucket.states[0]])
+        return super().push_rows(pack, bucket)
+
+
+class NoBatches(FakeBackend):
+    """A library that cannot push rows."""
+
+    def push_rows(self, pack: FakePack, bucket: Bucket) -> Any:
+        raise ValueError("a batch of one, please")
+
+
 def test_a_sound_backend_passes_without_a_word() -> None:
     backend = FakeBackend(LoadOptions(), Behaviour())
     assert self_test(backend) == ()
@@ -64,7 +84,8 @@ def test_a_broken_tree_mode_falls_back_to_chains_and_says_so() -> None:
 
 def test_wrong_numbers_even_in_a_chain_refuse_the_model() -> None:
     backend = Forgetful(LoadOptions(), Behaviour())
-    backend.logits_uncached = lambda ids: FakeBackend(LoadOptions(), Behaviour()).logits_uncached(ids)  # type: ignore[method-assign]  # a sound library
+    sound = FakeBackend(LoadOptions(), Behaviour())
+    backend.logits_uncached = sound.logits_uncached  # type: ignore[method-assign]  # a sound library
     with pytest.raises(ModelLoadError, match="nats apart with and without a cache"):
         self_test(backend)
 
@@ -74,6 +95,41 @@ def test_recurrent_state_that_does_not_survive_chunks_is_carried_token_by_token(
     (warning,) = self_test(backend)
     assert backend.stepwise
     assert "one token at a time" in warning
+
+
+def test_rows_that_disturb_each_other_are_pushed_one_by_one() -> None:
+    backend = Mixing(LoadOptions(), Behaviour(recurrent=True))
+    (warning,) = self_test(backend)
+    assert not backend.buckets
+    assert "one by one" in warning
+    check_rows_of(backend)
+
+
+def test_rows_over_different_pasts_are_kept_apart_where_they_disturb_each_other() -> None:
+    backend = Mixing(LoadOptions(), Behaviour(recurrent=True))
+    backend.even_too = False
+    (warning,) = self_test(backend)
+    assert (backend.buckets, backend.ragged) == (True, False)
+    assert "equal length" in warning
+    check_rows_of(backend)
+
+
+def test_a_library_without_batches_gets_none() -> None:
+    backend = NoBatches(LoadOptions(), Behaviour(recurrent=True))
+    (warning,) = self_test(backend)
+    assert not backend.buckets
+    assert "ValueError: a batch of one, please" in warning
+    check_rows_of(backend)
+
+
+def check_rows_of(backend: FakeBackend) -> None:
+    """Two rows of different age, pushed in one call, are right."""
+    pack = backend.open_pack()
+    append(backend, pack, [1, 2, 3])
+    append(backend, pack, [4, 5])
+    _, logits = backend.forward(pack, np.array([6, 7]), np.array([2, 4]), np.arange(2))
+    for row, text in zip(logits, ([1, 2, 3, 6], [4, 5, 7]), strict=True):
+        np.testing.assert_allclose(row, backend.logits_uncached(text), atol=1e-6)
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma3", "mistral", "gpt2"])

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -14,6 +15,7 @@ from safetensors.numpy import load_file
 
 from runtime.errors import ModelLoadError
 from runtime.loading.importer import import_model
+from runtime.loading.manifest import read_manifest
 from runtime.loading.progress import Progress
 from runtime.loading.shelf import list_models
 from runtime.loading.source import resolve
@@ -132,6 +134,14 @@ def test_a_gguf_file_is_imported_by_its_path_alone(shelf: Path, gguf: Path) -> N
     assert folder.config["num_hidden_layers"] == LAYERS
     assert (folder.config["num_attention_heads"], folder.config["num_key_value_heads"]) == (HEADS, KV_HEADS)
     assert folder.config["rms_norm_eps"] == 1e-6
+
+
+def test_the_manifest_names_the_template(shelf: Path, gguf: Path) -> None:
+    folder = import_model(gguf)
+    manifest = read_manifest(folder.path)
+    assert folder.chat_template is not None
+    assert manifest is not None
+    assert manifest.template_digest == hashlib.sha256(folder.chat_template.encode()).hexdigest()
 
 
 def test_importing_twice_converts_once(shelf: Path, gguf: Path) -> None:

@@ -20,6 +20,7 @@ import numpy as np
 
 from runtime import (
     CacheReport,
+    Completion,
     ContextOverflowError,
     Finish,
     GenerationOptions,
@@ -30,14 +31,22 @@ from runtime import (
     ModelLoadError,
     Origin,
     PrefixMatch,
+    SamplingOptions,
     TokenRecord,
     TokenRun,
 )
 from runtime import errors as runtime_errors
+from runtime.adapters.uses import Adapters
 from runtime.info import OnProgress, PromptProgress
+from runtime.members.resolving import ResolvingMembers
 from runtime.records import Float32
+from runtime.session.opening import OpensSessions
+from tests.runtime.process.fake_adapters import FakeAdapters
 from tests.runtime.process.fake_answers import CONTEXT, EOS, VOCAB, logprobs_of, run_of
+from tests.runtime.process.fake_branching import FakeBranching
 from tests.runtime.process.fake_commands import COMMANDS
+from tests.runtime.process.fake_pins import FakePins
+from tests.runtime.process.fake_vectors import FakeVectors
 
 
 def load(source: str, backend: str = "auto", **options: Any) -> FakeModel:
@@ -60,7 +69,7 @@ def load(source: str, backend: str = "auto", **options: Any) -> FakeModel:
     return FakeModel(backend, options)
 
 
-class FakeModel:
+class FakeModel(FakeAdapters, FakeBranching, FakePins, FakeVectors, OpensSessions, ResolvingMembers):
     """Satisfies `LanguageModel` in the engine process."""
 
     def __init__(self, backend: str, options: Mapping[str, Any], width: int = len(VOCAB)) -> None:
@@ -83,12 +92,16 @@ class FakeModel:
             options=dict(options),
         )  # fmt: skip
 
+    @property
+    def own_options(self) -> GenerationOptions:
+        return GenerationOptions(max_tokens=77, sampling=SamplingOptions(temperature=0.5))
+
     def heartbeat(self) -> tuple[int, str]:
         return self.beat
 
     # ---- queries ---------------------------------------------------------------------------------------------
 
-    def next_token_logprobs_sync(self, ids: Sequence[int]) -> Float32:
+    def next_token_logprobs_sync(self, ids: Sequence[int], *, adapters: Adapters = None) -> Float32:
         if any(token >= self.width for token in ids):
             raise InvalidRequestError(f"token id {max(ids)} is outside the vocabulary of {self.width}")
         if len(ids) > CONTEXT:
@@ -96,7 +109,7 @@ class FakeModel:
         self.queries += 1
         return logprobs_of(ids, self.width)
 
-    async def next_token_logprobs(self, ids: Sequence[int]) -> Float32:
+    async def next_token_logprobs(self, ids: Sequence[int], *, adapters: Adapters = None) -> Float32:
         if not self.turns or self.turns[-1] == 0:
             self.turns.append(0)
             asyncio.get_running_loop().call_soon(self.turns.append, 0)
@@ -110,31 +123,43 @@ class FakeModel:
             raise asyncio.CancelledError("reset")
         return self.next_token_logprobs_sync(ids)
 
-    def batch_next_token_logprobs_sync(self, batch: Sequence[Sequence[int]]) -> Float32:
+    def batch_next_token_logprobs_sync(self, batch: Sequence[Sequence[int]], *, adapters: Adapters = None) -> Float32:
         return np.stack([self.next_token_logprobs_sync(ids) for ids in batch])
 
-    async def batch_next_token_logprobs(self, batch: Sequence[Sequence[int]]) -> Float32:
+    async def batch_next_token_logprobs(self, batch: Sequence[Sequence[int]], *, adapters: Adapters = None) -> Float32:
         return self.batch_next_token_logprobs_sync(batch)
 
-    def next_token_logprobs_uncached(self, ids: Sequence[int]) -> Float32:
+    def next_token_logprobs_uncached(self, ids: Sequence[int], *, adapters: Adapters = None) -> Float32:
         return self.next_token_logprobs_sync(ids)
 
-    async def next_token_logprobs_uncached_async(self, ids: Sequence[int]) -> Float32:
+    async def next_token_logprobs_uncached_async(self, ids: Sequence[int], *, adapters: Adapters = None) -> Float32:
         return self.next_token_logprobs_sync(ids)
 
-    def prefix_match(self, ids: Sequence[int]) -> PrefixMatch:
+    def prefix_match(self, ids: Sequence[int], *, adapters: Adapters = None) -> PrefixMatch:
         return PrefixMatch(len(ids) // 2, "warm")
 
-    async def prefix_match_async(self, ids: Sequence[int]) -> PrefixMatch:
+    async def prefix_match_async(self, ids: Sequence[int], *, adapters: Adapters = None) -> PrefixMatch:
         return self.prefix_match(ids)
 
     async def score(
-        self, ids: Sequence[int], top_k: int = 10, start: int = 0, *, on_progress: OnProgress | None = None
+        self,
+        ids: Sequence[int],
+        top_k: int = 10,
+        start: int = 0,
+        *,
+        adapters: Adapters = None,
+        on_progress: OnProgress | None = None,
     ) -> list[TokenRecord]:
         return list(await self.score_run(ids, top_k, start))
 
     async def score_run(
-        self, ids: Sequence[int], top_k: int = 10, start: int = 0, *, on_progress: OnProgress | None = None
+        self,
+        ids: Sequence[int],
+        top_k: int = 10,
+        start: int = 0,
+        *,
+        adapters: Adapters = None,
+        on_progress: OnProgress | None = None,
     ) -> TokenRun:
         if on_progress is not None:
             on_progress(PromptProgress(len(ids) // 2, len(ids), 1, len(ids) // 2 - 1))
@@ -203,11 +228,11 @@ class FakeModel:
     ) -> list[list[int]]:
         return [await self.sample(ids, max_tokens, eos_token_ids, temperature, seed) for ids in prompt_token_ids_list]
 
-    async def complete(self, prompt: str | Sequence[Message], options: GenerationOptions | None = None) -> str:
+    async def complete(self, prompt: str | Sequence[Message], options: GenerationOptions | None = None) -> Completion:
         if not isinstance(prompt, str):
-            return json.dumps([dict(message) for message in prompt])
+            return Completion(json.dumps([dict(message) for message in prompt]), Finish.EOS)
         command, _, argument = prompt.partition(" ")
-        return str(await COMMANDS[command](self, argument))
+        return Completion(str(await COMMANDS[command](self, argument)), Finish.EOS)
 
     # ---- text ------------------------------------------------------------------------------------------------
 
@@ -249,10 +274,14 @@ class FakeModel:
 
     # ---- cache and state -------------------------------------------------------------------------------------
 
-    def cache_kv(self, ids: Sequence[int]) -> None:
+    def cache_kv(self, ids: Sequence[int], *, adapters: Adapters = None) -> None:
         self.queries += len(ids)
 
-    async def cache_kv_async(self, ids: Sequence[int]) -> None:
+    async def cache_kv_async(
+        self, ids: Sequence[int], *, adapters: Adapters = None, on_progress: OnProgress | None = None
+    ) -> None:
+        if on_progress is not None:
+            on_progress(PromptProgress(len(ids), len(ids), 0, len(ids)))
         self.cache_kv(ids)
 
     def clear_cache(self) -> None:

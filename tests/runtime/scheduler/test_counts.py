@@ -217,3 +217,37 @@ def test_a_batch_limit_bounds_queries_as_well() -> None:
         for path, row in zip(batch, asyncio.run(model.batch_next_token_logprobs(batch)), strict=True):
             assert_right(row, path)
         assert rows == [3] * 4
+
+
+def test_streams_of_a_recurrent_model_share_a_forward_per_token() -> None:
+    # given prompts of different length that are read one after the other
+    prompts = [some_ids(seed, 20 + seed) for seed in range(8)]
+    with fake_model(Behaviour(recurrent=True)) as model:
+        for prompt in prompts:
+            model.next_token_logprobs_sync(prompt)
+        before = model.metrics()
+
+        async def main() -> list[list[int]]:
+            return await asyncio.gather(*(model.sample(prompt, 6, [], temperature=0.0) for prompt in prompts))
+
+        together = asyncio.run(main())
+        after = model.metrics()
+        # then five tokens after the first of each are five forwards
+        assert after.tokens_computed - before.tokens_computed == 8 * 5
+        assert after.forward_calls - before.forward_calls == 5
+        model.clear_cache()
+        # and the tokens are those of each alone; where rows may not go together, every one is counted
+        model._engine.backend.buckets = False  # type: ignore[attr-defined]  # the self-test's fallback
+        assert [answer(model, prompt, 6) for prompt in prompts] == together
+        before = model.metrics()
+        assert asyncio.run(main()) == together
+        done = model.metrics()
+        assert done.forward_calls - before.forward_calls == done.tokens_computed - before.tokens_computed
+
+
+def test_a_forward_that_fails_is_counted_too() -> None:
+    with fake_model(Behaviour(raise_on={7: ValueError("no")})) as model:
+        with pytest.raises(Exception, match="no"):
+            model.next_token_logprobs_sync([5, 6, 7])
+        assert model.metrics().forward_calls >= 1
+        assert model.metrics().tokens_computed == 0

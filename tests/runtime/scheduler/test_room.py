@@ -148,3 +148,29 @@ def test_the_budget_is_a_share_of_what_the_device_has_free(monkeypatch: pytest.M
     with fake_model() as model:
         model.next_token_logprobs_sync([1, 2])
         assert settled(model)[1].budget == 1 << 30
+
+
+def test_copies_of_rows_side_by_side_are_lent_out_of_the_budget() -> None:
+    # given a recurrent model whose trie has filled its budget, and copies as large as four texts
+    budget = 400 * TOKEN
+    with fake_model(Behaviour(recurrent=True), kv_cache_bytes=budget) as model:
+        engine = model._engine
+        room = engine.scheduler.cache._room
+        for seed in range(12):
+            model.cache_kv(some_ids(seed, 40))
+        full = engine.call(lambda: room.trie.bytes).result()
+        lent = engine.call(lambda: room.lend(160 * TOKEN)).result()
+        # then what nobody uses gave way, and no more than there is was lent
+        assert lent == 160 * TOKEN
+        assert engine.call(lambda: room.bytes).result() <= budget - lent
+        assert engine.call(lambda: room.trie.bytes).result() < full
+        assert 0 < engine.call(lambda: room.lend(2 * budget)).result() <= budget
+        assert settled(model)[0].kv_peak_bytes <= budget
+        # and a row that has nothing lent to it goes alone
+        engine.backend.widest_bytes = budget  # type: ignore[attr-defined]  # copies that never fit
+        before = model.metrics().forward_calls
+        texts = [some_ids(seed, 9) for seed in (20, 21, 22)]
+        for got, text in zip(model.batch_next_token_logprobs_sync(texts), texts, strict=True):
+            assert_right(got, text, "recurrent")
+        assert model.metrics().forward_calls - before == 3
+        assert settled(model)[0].kv_peak_bytes <= budget

@@ -146,6 +146,13 @@ def test_eos_releases_what_was_held_back() -> None:
     assert told.records[0].text == "ST"
 
 
+def test_the_name_of_an_eos_is_no_stop_string() -> None:
+    told = Told(["eos", "T<"]).feed("ST", EOS)
+    assert told.reasons == [None, "eos"]
+    told = Told(["eos"], ignore_eos=True).feed(EOS)
+    assert told.reasons == ["stop"]
+
+
 def test_eos_can_be_ignored() -> None:
     told = Told(ignore_eos=True, max_tokens=3).feed(EOS, EOS, EOS)
     assert told.reasons == [None, None, "length"]

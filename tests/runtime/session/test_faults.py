@@ -37,12 +37,9 @@ def test_a_prefill_that_fails_rolls_back_to_what_was_reused() -> None:
         case = Subject(model, "attention", toy=True)
         session.ensure_prefix_sync(ids(20))
         session.prefill_suffix_sync([5, 6])
-        for act in (
-            lambda: session.prefill_suffix_sync([1, GUILTY]),
-            lambda: session.prefill_sync([GUILTY, 4]),
-        ):
+        for fill, more in ((session.prefill_suffix_sync, [1, GUILTY]), (session.prefill_sync, [GUILTY, 4])):
             with pytest.raises(NonFiniteLogitsError):
-                act()
+                fill(more)
             assert session.ids == [*ids(20), 5, 6]
         with pytest.raises(NonFiniteLogitsError):
             session.ensure_prefix_sync([*ids(12), 3, GUILTY, 2])

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from runtime import (
+    AdapterError,
     ContextOverflowError,
     GenerationOptions,
     InvalidRequestError,
@@ -145,11 +146,13 @@ def test_a_decode_that_reaches_the_limit_ends_with_context(case: Subject) -> Non
         (SessionConfig(limit=True), "limit"),
         (SessionConfig(top_k=-1), "top_k"),
         (SessionConfig(manifest="x"), "manifest is a Manifest"),  # type: ignore[arg-type]  # the mistake under test
+        (SessionConfig(adapters=("gone",)), "no adapter 'gone' is loaded"),
+        (SessionConfig(adapters="gone"), "adapters is a sequence"),  # type: ignore[arg-type]  # the mistake under test
         (SessionConfig(options=5), "options is a GenerationOptions"),  # type: ignore[arg-type]  # the mistake under test
     ],
 )
 def test_a_bad_setting_opens_nothing(case: Subject, config: SessionConfig, message: str) -> None:
-    with pytest.raises(InvalidRequestError, match=message):
+    with pytest.raises((InvalidRequestError, AdapterError), match=message):
         case.model.open_session(config)
 
 
@@ -213,7 +216,7 @@ def test_another_manifest_is_refused_by_what_differs(case: Subject) -> None:
         ({"template": ""}, "template: none, "),
         ({"bos": "yes"}, "add_bos: yes, model"),
         ({"runtime": (("backend", "fake"), ("dtype", "float16"))}, "dtype: float16, float32"),
-        ({"adapters": (("tone", 0.5),)}, r"adapters: tone x 0.5, none"),
+        ({"adapters": (("tone_lora", 0.5, "2" * 64),)}, r"adapters: tone_lora x 0.5 \(222222222222\), none"),
     ]
     before = case.computed()
     for change, message in changes:

@@ -9,8 +9,20 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from runtime.loading.folder import ModelFolder
+from runtime.text import tokenizer as ours
+from tests.tiny_models import tiny_tokenizer
 
 CONTROL = ("<s>", "</s>", "<unk>")
+
+
+def tokenizer_with(*marks: str, adds_bos: bool = True) -> ours.Tokenizer:
+    """The tiny models' vocabulary with <s>, </s> and some marks of chat formats."""
+    backend = Tokenizer.from_str(tiny_tokenizer().to_str())
+    backend.add_special_tokens(["<s>", "</s>", *marks])
+    eos = backend.token_to_id("</s>")
+    assert eos is not None
+    named = {"bos_token": "<s>", "eos_token": "</s>"}
+    return ours.Tokenizer(backend, eos_token_ids=[eos], special_texts=named, adds_bos=adds_bos)
 
 
 def byte_level() -> Tokenizer:

@@ -41,7 +41,7 @@ def test_it_knows_what_was_evicted_and_nothing_else(
     for path in [*asked, *(path for path, _ in kept)]:
         for namespace in ("a", "b"):
             for n in range(1, len(path) + 1):
-                why = trie.forgotten.why(namespace, ids(path[:n]), trie.forgotten.clock)
+                why = trie.forgotten.why([(namespace, ids(path[:n]))], trie.forgotten.clock)
                 assert why == (Lost.EVICTED if (namespace, path[:n]) in held else Lost.NO)
 
 
@@ -51,10 +51,10 @@ def test_the_latest_reason_up_to_a_time_counts() -> None:
     early = record.clock
     record.note(node, "base", ids((1, 2)), Lost.EVICTED)
     record.note(node, "base", ids((1,)), Lost.CLEARED)
-    assert record.why("base", ids((1, 2)), record.clock) == Lost.EVICTED
-    assert record.why("base", ids((1,)), record.clock) == Lost.CLEARED
-    assert record.why("base", ids((1,)), early) == Lost.REFUSED
-    assert record.why("base", ids((1,)), 0) == Lost.NO
+    assert record.why([("base", ids((1, 2)))], record.clock) == Lost.EVICTED
+    assert record.why([("base", ids((1,)))], record.clock) == Lost.CLEARED
+    assert record.why([("base", ids((1,)))], early) == Lost.REFUSED
+    assert record.why([("base", ids((1,)))], 0) == Lost.NO
 
 
 def test_clearing_is_a_reason_of_its_own() -> None:
@@ -62,7 +62,7 @@ def test_clearing_is_a_reason_of_its_own() -> None:
     put(trie, (1, 2, 3))
     put(trie, (1, 2, 4))
     trie.clear()
-    assert {trie.forgotten.why("base", ids(p), 99) for p in ((1,), (1, 2), (1, 2, 3), (1, 2, 4))} == {Lost.CLEARED}
+    assert {trie.forgotten.why([("base", ids(p))], 99) for p in ((1,), (1, 2), (1, 2, 3), (1, 2, 4))} == {Lost.CLEARED}
     assert trie.cleared_bytes == 4 * BYTES
 
 
@@ -70,17 +70,17 @@ def test_the_record_is_bounded_and_the_oldest_goes() -> None:
     record, node = Forgotten(limit=10), root()
     for first in range(8):
         record.note(node, "base", ids((first, 7, 7)), Lost.EVICTED)
-    assert [record.why("base", ids((first,)), 99) for first in range(8)] == [Lost.NO] * 5 + [Lost.EVICTED] * 3
+    assert [record.why([("base", ids((first,)))], 99) for first in range(8)] == [Lost.NO] * 5 + [Lost.EVICTED] * 3
     record.note(node, "base", ids(range(50, 100)), Lost.EVICTED)  # longer than the record: its first tokens are kept
-    assert record.why("base", ids((50,)), 99) == Lost.EVICTED
-    assert record.why("base", ids(range(50, 61)), 99) == Lost.NO
+    assert record.why([("base", ids((50,)))], 99) == Lost.EVICTED
+    assert record.why([("base", ids(range(50, 61)))], 99) == Lost.NO
 
 
 def test_a_hundred_thousand_tokens_are_noted_at_once() -> None:
     trie = Trie(ToyOps(), 1 << 30)
     put(trie, range(LIMIT + 1000))
     trie.evict(1)
-    assert trie.forgotten.why("base", ids(range(LIMIT)), 99) == Lost.EVICTED
+    assert trie.forgotten.why([("base", ids(range(LIMIT)))], 99) == Lost.EVICTED
 
 
 def test_an_edge_knows_its_place_after_a_cut() -> None:

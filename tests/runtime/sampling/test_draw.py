@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import numpy as np
@@ -11,12 +10,16 @@ import pytest
 
 from runtime.options import SamplingOptions
 from runtime.records import Float32
-from runtime.sampling.chain import HEAD, Sampler, resolve_sampler
+from runtime.sampling.chain import Sampler
 from runtime.sampling.draw import fresh_seed, uniform
+from runtime.sampling.falling import HEAD
 from runtime.scoring import log_softmax
 
-PLAIN = Sampler(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=1)
 MASK = (1 << 64) - 1
+
+
+def sampler_of(seed: int = 1, branch: int = 0, **settings: Any) -> Sampler:
+    return Sampler(SamplingOptions(**settings), seed, branch)
 
 
 def row(seed: int, vocab: int = 1000, scale: float = 2.0) -> Float32:
@@ -34,15 +37,24 @@ def drawn(sampler: Sampler, logprobs: Float32, n: int) -> npt.NDArray[np.int64]:
 def warped(sampler: Sampler, logprobs: Float32) -> npt.NDArray[np.float64]:
     """The distribution after transformers' own warpers, in the order `generate` applies them."""
     import torch
-    from transformers import MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+    from transformers import (
+        MinPLogitsWarper,
+        TemperatureLogitsWarper,
+        TopKLogitsWarper,
+        TopPLogitsWarper,
+        TypicalLogitsWarper,
+    )
 
     warpers: list[Any] = [TemperatureLogitsWarper(sampler.temperature)]
-    if sampler.top_k:
-        warpers.append(TopKLogitsWarper(sampler.top_k))
-    if sampler.top_p < 1.0:
-        warpers.append(TopPLogitsWarper(sampler.top_p))
-    if sampler.min_p > 0.0:
-        warpers.append(MinPLogitsWarper(sampler.min_p))
+    given = sampler.settings
+    if given.top_k:
+        warpers.append(TopKLogitsWarper(given.top_k))
+    if given.top_p is not None:
+        warpers.append(TopPLogitsWarper(given.top_p))
+    if given.min_p:
+        warpers.append(MinPLogitsWarper(given.min_p))
+    if given.typical_p is not None:
+        warpers.append(TypicalLogitsWarper(given.typical_p))
     scores = torch.tensor(logprobs.astype(np.float64))[None]
     for warper in warpers:
         scores = warper(torch.zeros((1, 1), dtype=torch.long), scores)
@@ -61,25 +73,14 @@ def by_inverse_cdf(probs: npt.NDArray[np.float64], u: float) -> int:
     return order[-1]
 
 
-def philox(seed: int, counter: tuple[int, int, int, int]) -> int:
-    """The first word of Philox4x64-10 (Salmon et al. 2011), written out."""
-    c = list(counter)
-    key = [seed & MASK, seed >> 64]
-    for _ in range(10):
-        a, b = 0xD2E7470EE14C6C93 * c[0], 0xCA5A826395121157 * c[2]
-        c = [(b >> 64) ^ c[1] ^ key[0], b & MASK, (a >> 64) ^ c[3] ^ key[1], a & MASK]
-        key = [(key[0] + 0x9E3779B97F4A7C15) & MASK, (key[1] + 0xBB67AE8584CAA73B) & MASK]
-    return c[0]
-
-
 # ---- the number behind a draw ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("seed", "position", "branch"), [(0, 0, 0), (7, 123, 0), (7, 123, 4), (MASK, 100_000, 65_535)])
 def test_u_is_philox_of_seed_and_place(seed: int, position: int, branch: int) -> None:
-    # numpy's generator steps its counter once before the first word
-    word = philox(seed, (1, position, branch, 0))
-    assert uniform(seed, position, branch) == (word >> 11) / 2**53
+    for stage in (0, 1):
+        word = int(np.random.Philox(key=seed, counter=[0, position, branch, stage]).random_raw())
+        assert uniform(seed, position, branch, stage) == (word >> 11) / 2**53
 
 
 def test_numbers_of_different_places_are_different_and_even() -> None:
@@ -101,7 +102,7 @@ def test_fresh_seeds_fit_the_database() -> None:
 
 def test_greedy_takes_the_lowest_of_equals() -> None:
     logprobs = log_softmax(np.array([[0, 3, 1, 3, 3]], np.float32))[0]
-    token, u = dataclasses.replace(PLAIN, temperature=0.0).draw(logprobs, 5)
+    token, u = sampler_of(temperature=0.0).draw(logprobs, 5)
     assert token == 1
     assert np.isnan(u)
 
@@ -109,7 +110,7 @@ def test_greedy_takes_the_lowest_of_equals() -> None:
 @pytest.mark.parametrize("temperature", [1e-300, 1e-5])
 def test_next_to_no_temperature_is_greedy(temperature: float) -> None:
     logprobs = row(3)
-    got = drawn(dataclasses.replace(PLAIN, temperature=temperature), logprobs, 50)
+    got = drawn(sampler_of(temperature=temperature), logprobs, 50)
     assert got[int(logprobs.argmax())] == 50
 
 
@@ -130,13 +131,17 @@ STAGES = [
     {"top_p": 0.95, "min_p": 0.02, "temperature": 0.6},
     {"top_k": 20, "temperature": 1.7},
     {"temperature": 3.0},
+    {"typical_p": 0.5},
+    {"typical_p": 0.95, "temperature": 2.0},
+    {"top_k": 30, "typical_p": 0.8},
+    {"top_p": 0.99, "typical_p": 0.2},
 ]
 
 
 @pytest.mark.parametrize("stages", STAGES, ids=str)
 @pytest.mark.parametrize("scale", [0.5, 3.0])
 def test_draws_equal_transformers_warpers_and_the_inverse_cdf(stages: dict[str, Any], scale: float) -> None:
-    sampler = dataclasses.replace(PLAIN, **stages)
+    sampler = sampler_of(**stages)
     logprobs = row(11, scale=scale)
     probs = warped(sampler, logprobs)
     for position in range(60):
@@ -150,7 +155,7 @@ def test_the_last_kept_token_is_the_warpers(stages: dict[str, Any], monkeypatch:
     # u close to 1 draws the least likely token that survives: the kept set is the warpers', not one less or more
     monkeypatch.setattr("runtime.sampling.chain.uniform", lambda *_: 1.0 - 2.0**-53)
     for seed in range(20):
-        sampler = dataclasses.replace(PLAIN, **stages)
+        sampler = sampler_of(**stages)
         logprobs = row(seed)
         probs = warped(sampler, logprobs)
         kept = np.flatnonzero(probs)
@@ -163,7 +168,7 @@ def test_draws_reach_beyond_the_head() -> None:
     logprobs = log_softmax(np.random.default_rng(0).normal(size=(1, vocab)).astype(np.float32) * 0.01)[0]
     cases: tuple[dict[str, Any], ...] = ({}, {"top_p": 0.97}, {"min_p": 0.5})
     for stages in cases:
-        sampler = dataclasses.replace(PLAIN, **stages)
+        sampler = sampler_of(**stages)
         ids = [sampler.draw(logprobs, position)[0] for position in range(60)]
         order = np.argsort(np.argsort(-logprobs, kind="stable"))
         assert np.mean(order[ids] >= HEAD) > 0.9
@@ -171,9 +176,11 @@ def test_draws_reach_beyond_the_head() -> None:
         assert ids == [by_inverse_cdf(probs, uniform(1, position)) for position in range(60)]
 
 
-@pytest.mark.parametrize("stages", [{}, {"temperature": 0.7}, {"top_k": 12}, {"top_p": 0.8}, {"min_p": 0.1}], ids=str)
+@pytest.mark.parametrize(
+    "stages", [{}, {"temperature": 0.7}, {"top_k": 12}, {"top_p": 0.8}, {"min_p": 0.1}, {"typical_p": 0.6}], ids=str
+)
 def test_draws_follow_the_distribution(stages: dict[str, Any]) -> None:
-    sampler = dataclasses.replace(PLAIN, seed=20_261_121, **stages)
+    sampler = sampler_of(seed=20_261_121, **stages)
     logprobs = row(5, vocab=24, scale=1.0)
     expected = warped(sampler, logprobs) * 6000
     counts = drawn(sampler, logprobs, 6000)
@@ -186,15 +193,6 @@ def test_draws_follow_the_distribution(stages: dict[str, Any]) -> None:
 
 def test_another_seed_or_branch_draws_differently() -> None:
     logprobs = row(8)
-    samplers = [dataclasses.replace(PLAIN, seed=seed, branch=branch) for seed, branch in ((1, 0), (1, 1), (2, 0))]
+    samplers = [sampler_of(seed=seed, branch=branch) for seed, branch in ((1, 0), (1, 1), (2, 0))]
     streams = [[sampler.draw(logprobs, position)[0] for position in range(20)] for sampler in samplers]
     assert streams[0] != streams[1] != streams[2] != streams[0]
-
-
-# ---- who decides ----------------------------------------------------------------------------------------------------
-
-
-def test_the_call_wins_over_the_model_and_the_model_over_the_defaults() -> None:
-    own = SamplingOptions(temperature=0.2, top_k=50)
-    assert resolve_sampler(SamplingOptions(), SamplingOptions(), 3, 4) == Sampler(1.0, 0, 1.0, 0.0, 3, 4)
-    assert resolve_sampler(SamplingOptions(temperature=0.0, top_p=0.5), own, 3, 0) == Sampler(0.0, 50, 0.5, 0.0, 3, 0)

@@ -1,0 +1,62 @@
+"""Elsewise's branches and beams, as a program sees them."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+from pathlib import Path
+
+from app.bench.clock import Lap, Stopwatch
+from app.bench.measure import Ids
+from app.bench.ours import open_model
+from runtime import BeamOptions, GenerationOptions, SamplingOptions
+
+
+class OurBranches:
+    """A model in this process; every lap begins without a cache, and the prompt is a part of it.
+
+    Args:
+        folder: The model.
+        backend: Its backend's name.
+    """
+
+    def __init__(self, folder: Path, backend: str) -> None:
+        self._model = open_model(folder, backend)
+        self._runner = asyncio.Runner()
+        self.computed = 0  # tokens that the last lap pushed through the model
+
+    def branches(self, prompt: Ids, n: int, tokens: int) -> Lap:
+        """`tokens` drawn in each of `n` continuations of the prompt, with records of ten alternatives."""
+        sampling = SamplingOptions(temperature=1.0)
+        options = GenerationOptions(max_tokens=tokens, sampling=sampling, ignore_eos=True, seed=0, resolve=False)
+
+        async def main() -> int:
+            async with aclosing(self._model.continue_many(prompt, n, options)) as records:
+                return len([branch async for branch, _ in records])
+
+        watch = self._begin()
+        return self._end(watch.lap(self._runner.run(main())))
+
+    def beams(self, prompt: Ids, width: int, tokens: int) -> Lap:
+        """Beam search for hypotheses of `tokens`."""
+        options = BeamOptions(width, tokens, ignore_eos=True)
+        watch = self._begin()
+        found = self._runner.run(self._model.beam_generate(prompt, options))
+        return self._end(watch.lap(width * tokens, [one.ids for one in found]))
+
+    def close(self) -> None:
+        """Ends the owner thread and the loop."""
+        self._model.close()
+        self._runner.close()
+
+    def _begin(self) -> Stopwatch:
+        self._model.clear_cache()
+        self.computed = -self._model.metrics().tokens_computed
+        watch = Stopwatch()
+        watch.start()
+        return watch
+
+    def _end(self, lap: Lap) -> Lap:
+        self._model.prefix_match([0])  # after the last step, so that it is counted
+        self.computed += self._model.metrics().tokens_computed
+        return lap

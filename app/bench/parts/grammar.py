@@ -1,0 +1,90 @@
+"""Answers under a grammar: what a row's mask and step cost, and how long its draw waits for them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import aclosing, closing
+from functools import partial
+
+from app.bench.clock import Lap, Stopwatch, Told, take_turns
+from app.bench.findings import Case, Findings, Verdict, timing
+from app.bench.ours import open_model
+from app.bench.sizes import Sizes
+from runtime import GenerationOptions, Grammar, LanguageModel, SamplingOptions
+
+ROW = "grammar"
+ROWS = 8
+BAR_MS = 0.5  # of mask and step together, per row and token
+PLAIN, CONSTRAINED = "elsewise, no grammar", "elsewise, a grammar for each row"
+PERSON = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 24},
+        "age": {"type": "integer", "minimum": 0, "maximum": 120},
+        "colour": {"enum": ["red", "green", "blue", "black"]},
+        "scores": {"type": "array", "items": {"type": "number"}, "minItems": 2, "maxItems": 4},
+    },
+    "required": ["name", "age", "colour", "scores"],
+    "additionalProperties": False,
+}
+ENDLESS = (  # longer than any lap, so that every row counts to its end
+    Grammar.json_schema({"type": "array", "items": PERSON, "minItems": 1000}),
+    Grammar.regex(r"([A-Z][a-z]{1,8} ([a-z]{1,9}[ ,]){3,12}[.!?]\n?){1000,}"),
+    Grammar.lark('start: item{1000,}\nitem: NAME "=" (NAME | NUMBER | "(" item+ ")") ";"\nNAME: /[a-z_]+/\nNUMBER: /[0-9]+/'),
+)
+
+
+def grammar(case: Case, sizes: Sizes, tell: Told) -> Findings:
+    """Eight rows, each under one of three grammars, beside the same rows without."""
+    tell(f"{ROW}: loading")
+    with closing(open_model(case.folder, case.backend)) as model, asyncio.Runner() as runner:
+        prompts = [[1 + i % 7, *range(20, 20 + sizes.decode_prompt)] for i in range(ROWS)]
+        free, bound = (_options(sizes.decode_tokens, constrained=constrained) for constrained in (False, True))
+
+        def turn(each: list[GenerationOptions]) -> Lap:
+            return runner.run(_lap(model, prompts, each))
+
+        contenders = {PLAIN: partial(turn, free), CONSTRAINED: partial(turn, bound)}
+        for run in contenders.values():
+            run()  # compiles
+        before = model.metrics()
+        laps = take_turns(contenders, sizes.rounds, partial(_tell, tell), warm_up=False)
+        after = model.metrics()
+    drawn = after.grammar_tokens - before.grammar_tokens
+    spent = (after.grammar_seconds - before.grammar_seconds) / drawn * 1000
+    waited = (after.grammar_wait_seconds - before.grammar_wait_seconds) / drawn * 1000
+    verdicts = (
+        Verdict(ROW, case.backend, case.model, "ms of mask and step per row and token", spent, BAR_MS, at_least=False),
+        Verdict(ROW, case.backend, case.model, "ms a row's draw waits for its mask", waited, BAR_MS, at_least=False),
+    )
+    return Findings(timings=tuple(timing(ROW, case, who, each) for who, each in laps.items()), verdicts=verdicts)
+
+
+def _options(tokens: int, *, constrained: bool) -> list[GenerationOptions]:
+    return [
+        GenerationOptions(
+            max_tokens=tokens,
+            sampling=SamplingOptions(temperature=1.0),
+            seed=i,
+            resolve=False,
+            ignore_eos=not constrained,
+            grammar=ENDLESS[i % len(ENDLESS)] if constrained else None,
+        )
+        for i in range(ROWS)
+    ]
+
+
+async def _lap(model: LanguageModel, prompts: Sequence[list[int]], each: Sequence[GenerationOptions]) -> Lap:
+    async def stream(prompt: list[int], options: GenerationOptions) -> list[int]:
+        async with aclosing(model.generate(prompt, options)) as records:
+            return [record.token_id async for record in records]
+
+    watch = Stopwatch()
+    watch.start()
+    answers = await asyncio.gather(*map(stream, prompts, each))
+    return watch.lap(sum(map(len, answers)))
+
+
+def _tell(tell: Told, who: str) -> None:
+    tell(f"{ROW}, {who}")

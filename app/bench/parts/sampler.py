@@ -1,0 +1,89 @@
+"""Sampler and records: from a step's raw logits to drawn tokens and their numbers, beside torch's three calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+import numpy.typing as npt
+
+from app.bench.clock import Lap, Stopwatch, Told, cpu, speed, take_turns
+from app.bench.findings import Case, Findings, Timing, Verdict, timing
+from app.bench.sizes import Sizes
+from runtime import SamplingOptions, draw_step, make_sampler
+
+ROW = "sampler"
+BAR = 1.5
+ALTERNATIVES = 10
+VOCABULARIES = (50_000, 256_000)
+ROWS = (1, 8, 32)
+SETTINGS = {
+    "chat": SamplingOptions(temperature=0.8, top_p=0.95, top_k=40),
+    "open": SamplingOptions(temperature=1.0),
+}
+OURS, TORCH = "elsewise", "log_softmax, topk, entropy"
+
+
+def sampler(nowhere: Case, sizes: Sizes, tell: Told) -> Findings:
+    """Draws and records of whole steps, for the usual settings of a chat and without any cut.
+
+    The rows are normal logits whose spread makes distributions from nearly certain to a few hundred likely tokens.
+    """
+    timings: list[Timing] = []
+    verdicts: list[Verdict] = []
+    for vocabulary in VOCABULARIES:
+        for rows in ROWS:
+            logits = step_logits(rows, vocabulary)
+            steps = max(sizes.sampler_tokens // rows, 1)
+            case = Case("numpy", f"{vocabulary:,} x {rows}", nowhere.folder, vocabulary)
+            for name, settings in SETTINGS.items():
+                contenders = {OURS: partial(_ours, logits, settings, steps), TORCH: partial(_torch, logits, steps)}
+                title = f"{ROW}, {name}"
+                laps = take_turns(contenders, sizes.rounds, partial(_tell, tell, title), warm_up=True)
+                timings += [timing(title, case, who, each) for who, each in laps.items()]
+                share = 1 / speed(laps[OURS], laps[TORCH], cpu)
+                verdicts.append(Verdict(title, case.backend, case.model, f"cpu / {TORCH}", share, BAR, at_least=False))
+    return Findings(timings=tuple(timings), verdicts=tuple(verdicts))
+
+
+def step_logits(rows: int, vocabulary: int) -> npt.NDArray[np.float32]:
+    """``(rows, vocabulary)``: entropies from about 6 nats down to a fraction of one."""
+    spread = np.linspace(3.0, 6.0, rows) if rows > 1 else np.array([4.0])
+    logits = np.random.default_rng(rows).normal(size=(rows, vocabulary)) * spread[:, None]
+    return logits.astype(np.float32)
+
+
+def _ours(logits: npt.NDArray[np.float32], settings: SamplingOptions, steps: int) -> Lap:
+    samplers = [make_sampler(settings, seed) for seed in range(len(logits))]
+    return _lap(lambda step: draw_step(logits, samplers, [step] * len(logits), ALTERNATIVES), len(logits), steps)
+
+
+def _torch(logits: npt.NDArray[np.float32], steps: int) -> Lap:
+    import torch
+
+    rows = torch.from_numpy(logits)
+
+    def three_calls(_: int) -> None:
+        logprobs = torch.log_softmax(rows, dim=-1)
+        torch.topk(logprobs, ALTERNATIVES, dim=-1)
+        -(logprobs.exp() * logprobs).sum(dim=-1)
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # ours has one
+    try:
+        return _lap(three_calls, len(logits), steps)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _lap(step: Callable[[int], object], rows: int, steps: int) -> Lap:
+    watch = Stopwatch()
+    watch.start()
+    for i in range(steps):
+        step(i)
+    return watch.lap(rows * steps)
+
+
+def _tell(tell: Told, part: str, who: str) -> None:
+    tell(f"{part}, {who}")

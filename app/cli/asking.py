@@ -1,0 +1,251 @@
+"""What the options of `elsewise ask` mean: how the model is loaded, how an answer is drawn."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypedDict, TypeVar
+
+import click
+
+from app.cli.common import read_text
+from app.cli.settings import Settings
+from runtime import (
+    CHAT_FORMATS,
+    GenerationOptions,
+    Grammar,
+    GrammarError,
+    InvalidRequestError,
+    SamplingOptions,
+    fresh_seed,
+)
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+TEMPLATES = ("auto", "none", *CHAT_FORMATS)
+
+
+class Flags(TypedDict):
+    """The options as click gives them."""
+
+    model: str | None
+    backend: str | None
+    template: str | None
+    adapters: tuple[str, ...]
+    system: str | None
+    raw: bool
+    session: str | None
+    batch: str | None
+    max_tokens: int
+    stop: tuple[str, ...]
+    schema: str | None
+    regex: str | None
+    temperature: float
+    sample_top_k: int | None
+    top_p: float
+    min_p: float
+    seed: int | None
+    alternatives: int
+    as_json: bool
+
+
+OPTIONS = (
+    click.option("--model", help="A model folder, a GGUF file, or a name on the shelf."),
+    click.option("--backend", help="auto, hf, mlx, mock, or a registered one."),
+    click.option(
+        "--format",
+        "template",
+        metavar="NAME|FILE",
+        help=f"How a chat becomes text, in place of the model's own template: {', '.join(TEMPLATES[1:])}, or a file with a "
+        "jinja2 template. Example: --format chatml",
+    ),
+    click.option(
+        "--adapter",
+        "adapters",
+        multiple=True,
+        metavar="PATH[:SCALE]",
+        help="Put a LoRA adapter on the model, a folder or an id on the shelf; may be given again, they add up. "
+        "Example: --adapter ./pirate:0.8",
+    ),
+    click.option("--system", help='A system prompt. Example: --system "Answer in one word."'),
+    click.option("--raw", is_flag=True, help="Continue TEXT as it is: no template, no roles."),
+    click.option("--session", help="Continue the saved session of this title, or create it. Example: --session colours"),
+    click.option(
+        "--batch",
+        metavar="FILE",
+        help='Answer every line of a JSONL file ("-" for stdin), many at once. A line: {"prompt": "Hi"} or '
+        '{"messages": [...]}, and as it likes "id", "system", "tools", "seed", "max_tokens", "stop", "temperature" and the '
+        "like. One JSON line each comes back, in order.",
+    ),
+    click.option("--max-tokens", type=click.IntRange(1), default=128, show_default=True),
+    click.option("--stop", multiple=True, help="End before this text; may be given again. Example: --stop . --stop '?'"),
+    click.option(
+        "--schema",
+        metavar="FILE|JSON",
+        help="Answer with JSON that this JSON schema describes. "
+        """Example: --schema '{"type": "object", "properties": {"age": {"type": "integer"}}, "required": ["age"]}'""",
+    ),
+    click.option("--regex", help="Answer with a text that matches. Example: --regex '(yes|no)'"),
+    click.option(
+        "--temperature", type=float, default=0.8, show_default=True, help="0 takes the likeliest token each time. Example: 0.2"
+    ),
+    click.option("--sample-top-k", type=click.IntRange(0), help="Sample among so many tokens only. Example: 40"),
+    click.option(
+        "--top-p",
+        type=float,
+        default=0.95,
+        show_default=True,
+        help="Sample among the likeliest tokens that together have this probability; 1 is off.",
+    ),
+    click.option(
+        "--min-p",
+        type=float,
+        default=0.05,
+        show_default=True,
+        help="Sample among tokens with this share of the likeliest one's probability; 0 is off.",
+    ),
+    click.option("--seed", type=click.IntRange(0), help="The same seed gives the same answer. Example: --seed 7"),
+    click.option(
+        "--top-k", "alternatives", type=click.IntRange(0, 1000), default=0, help="Show so many alternatives per token."
+    ),
+    click.option("--json", "as_json", is_flag=True, help="One object a line: tokens, then the end."),
+)
+
+
+def asking(command: Command) -> Command:
+    """Gives a command all of `OPTIONS`."""
+    for option in reversed(OPTIONS):
+        command = option(command)
+    return command
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """The options, checked.
+
+    Attributes:
+        model: What to load, on `backend`, with `load` (of `LoadOptions`).
+        options: How answers are drawn; the seed is set.
+    """
+
+    model: str
+    backend: str
+    load: dict[str, Any]
+    options: GenerationOptions
+    system: str | None
+    raw: bool
+    alternatives: int
+    as_json: bool
+
+    @classmethod
+    def of(cls, settings: Settings, flags: Flags) -> Asked:
+        """From the command line.
+
+        Raises:
+            click.UsageError: A value out of range, or two that contradict each other.
+        """
+        _check_company(flags)
+        seed = fresh_seed() if flags["seed"] is None else flags["seed"]
+        sampling = SamplingOptions(
+            temperature=flags["temperature"], top_k=flags["sample_top_k"], top_p=flags["top_p"], min_p=flags["min_p"]
+        )
+        recorded = max(flags["alternatives"], 10) if flags["session"] is not None else flags["alternatives"]
+        try:
+            options = GenerationOptions(
+                max_tokens=flags["max_tokens"],
+                sampling=sampling,
+                stop=flags["stop"],
+                top_k=recorded,
+                seed=seed,
+                grammar=grammar_of(_schema(flags["schema"]), flags["regex"]),
+            ).check()
+        except (InvalidRequestError, GrammarError) as fault:
+            raise click.UsageError(str(fault)) from fault
+        return cls(
+            model=flags["model"] or settings.model,
+            backend=flags["backend"] or settings.backend,
+            load=_format(flags["template"]) | _adapters(flags["adapters"]),
+            options=options,
+            system=flags["system"] or None,
+            raw=flags["raw"],
+            alternatives=flags["alternatives"],
+            as_json=flags["as_json"],
+        )
+
+    @property
+    def seed(self) -> int:
+        """Of the one answer."""
+        assert self.options.seed is not None  # set in `of`
+        return self.options.seed
+
+
+def grammar_of(schema: Any, regex: Any) -> Grammar | None:
+    """What an answer must look like; None where nothing is said.
+
+    Args:
+        schema: A JSON schema, as JSON text or as an object.
+        regex: A regular expression.
+
+    Raises:
+        InvalidRequestError: Both are given.
+        GrammarError: llguidance does not take it; its own message says why.
+    """
+    if schema is not None and regex is not None:
+        raise InvalidRequestError("a schema and a regex contradict each other: give one of the two")
+    if schema is not None:
+        return Grammar.json_schema(schema).check()
+    return None if regex is None else Grammar.regex(regex).check()
+
+
+def _schema(given: str | None) -> str | None:
+    """The JSON text itself, or a file's.
+
+    Raises:
+        click.ClickException: The file cannot be read.
+    """
+    return given if given is None or given.lstrip().startswith("{") else read_text(given)
+
+
+def _check_company(flags: Flags) -> None:
+    """Options that make no sense together."""
+    if flags["session"] is not None and (flags["system"] or flags["raw"]):
+        raise click.UsageError("--session keeps its own system prompt and template: leave out --system and --raw")
+    if flags["session"] is not None and flags["template"] == "none":
+        raise click.UsageError("--session is a chat: --format none has no roles; choose another, such as plain")
+    if flags["raw"] and (flags["system"] or flags["template"]):
+        raise click.UsageError("--raw knows no roles: leave out --system and --format")
+    if flags["batch"] is not None:
+        for name, given in (("--session", flags["session"] is not None), ("--top-k", flags["alternatives"])):
+            if given:
+                raise click.UsageError(f"--batch answers lines, each on its own: leave out {name}")
+
+
+def _format(given: str | None) -> dict[str, Any]:
+    """Load options for a format's name or a template's file."""
+    if given is None:
+        return {}
+    if given in TEMPLATES:
+        return {"chat_format": given}
+    if Path(given).is_file():
+        return {"chat_template_file": given}
+    raise click.UsageError(f"--format {given}: neither one of {', '.join(TEMPLATES)} nor a file")
+
+
+def _adapters(given: tuple[str, ...]) -> dict[str, Any]:
+    """Load options for adapters: a number after the last colon is a scale."""
+    found: list[tuple[str, float]] = []
+    for text in given:
+        path, colon, end = text.rpartition(":")
+        try:
+            scale = float(end)
+        except ValueError:
+            path, scale = text, 1.0
+        if not colon:
+            path, scale = text, 1.0
+        if not path.strip():
+            raise click.UsageError(f"--adapter {text}: write the adapter's folder, and a scale after a colon: ./pirate:0.8")
+        if not math.isfinite(scale):
+            raise click.UsageError(f"--adapter {text}: the scale is a finite number (1 is as trained)")
+        found.append((path, scale))
+    return {"adapters": tuple(found)} if found else {}

@@ -1,0 +1,119 @@
+"""`elsewise embed`: a vector for each text of a file."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import cast
+
+import click
+import numpy as np
+import numpy.typing as npt
+
+from app.cli.common import load_model, read_text, reading
+from app.cli.settings import Settings
+from runtime import POOLINGS, Pooling, RuntimeFault
+
+SUFFIXES = (".npy", ".jsonl")
+
+
+@click.command()
+@click.argument("file")
+@click.option("--model", help="A model folder, a GGUF file, or a name on the shelf.")
+@click.option("--backend", help="auto, hf, mlx, mock, or a registered one.")
+@click.option(
+    "--pooling",
+    type=click.Choice(POOLINGS),
+    default="last",
+    show_default=True,
+    help="Which of a text's hidden states make its vector: the last token's, the mean or the largest of all, the first's.",
+)
+@click.option("--jsonl", is_flag=True, help='Each line of FILE is an object with a "text", whatever the file is called.')
+@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="FILE.npy (float32) or FILE.jsonl; else stdout.")
+@click.pass_obj
+def embed(
+    settings: Settings, file: str, model: str | None, backend: str | None, pooling: str, jsonl: bool, out: Path | None
+) -> None:
+    """Vectors of length 1 for the texts of FILE ("-" for stdin), one text a line; of a .jsonl file each line's "text".
+
+    Writes one JSON object a line, {"text": ..., "vector": [...]}, in the order of the texts.
+    """
+    if out is not None and out.suffix.lower() not in SUFFIXES:
+        raise click.UsageError(f"--out {out}: choose a name that ends in .npy or .jsonl")
+    if out is not None and not out.absolute().parent.is_dir():
+        raise click.ClickException(f"{out}: there is no folder {out.absolute().parent}")
+    texts = read_texts(file, jsonl=jsonl or file.lower().endswith(".jsonl"))
+    with load_model(model or settings.model, backend or settings.backend) as loaded, reading() as on_progress:
+        try:
+            vectors = asyncio.run(loaded.embed(texts, cast("Pooling", pooling), on_progress=on_progress))
+        except RuntimeFault as fault:
+            raise click.ClickException(_by_line(str(fault), file)) from fault
+    if out is None:
+        for line in json_lines(texts, vectors):
+            click.echo(line)
+    else:
+        _write(out, texts, vectors)
+    what = "text" if len(texts) == 1 else "texts"
+    click.echo(f"{len(texts):,} {what}, {vectors.shape[1]:,} numbers each{f', in {out}' if out else ''}", err=True)
+
+
+def read_texts(file: str, *, jsonl: bool) -> list[str]:
+    """The texts of a file, in order.
+
+    Raises:
+        click.ClickException: It cannot be read, is empty, or a line holds no text; the line is named.
+    """
+    lines = read_text(file).removeprefix("\ufeff").split("\n")
+    if not lines[-1].strip("\r"):
+        lines.pop()  # what follows the last line's end
+    if not any(line.strip() for line in lines):
+        raise click.ClickException(f"{file}: empty; there is nothing to embed")
+    texts = []
+    for number, line in enumerate(lines, 1):
+        text = _text_of(line, f"{file}, line {number:,}") if jsonl else line.removesuffix("\r")
+        if not text.strip():
+            raise click.ClickException(f"{file}, line {number:,}: empty; an empty text has no vector: remove the line")
+        texts.append(text)
+    return texts
+
+
+def _by_line(message: str, file: str) -> str:
+    """The runtime counts texts from 0, readers of a file count lines from 1."""
+    return re.sub(r"^texts\[(\d+)\]", lambda found: f"{file}, line {int(found[1]) + 1:,}", message)
+
+
+def _text_of(line: str, where: str) -> str:
+    try:
+        found = json.loads(line)
+    except ValueError as error:
+        raise click.ClickException(f"{where}: no JSON ({error})") from error
+    text = found.get("text") if isinstance(found, dict) else None
+    if not isinstance(text, str):
+        raise click.ClickException(f'{where}: no object with a "text"; write {{"text": "..."}}')
+    return text
+
+
+def json_lines(texts: list[str], vectors: npt.NDArray[np.float32]) -> Iterator[str]:
+    """One object a line; the numbers with as many digits as float32 needs to come back as they were."""
+    for text, vector in zip(texts, vectors, strict=True):
+        numbers = ", ".join(vector.astype(np.str_).tolist())
+        yield f'{{"text": {json.dumps(text, ensure_ascii=False)}, "vector": [{numbers}]}}'
+
+
+def _write(out: Path, texts: list[str], vectors: npt.NDArray[np.float32]) -> None:
+    """Whole or not at all: written beside the file, then put in its place."""
+    part = out.with_name(f".{out.name}.part{os.getpid()}")
+    try:
+        if out.suffix.lower() == ".npy":
+            with part.open("wb") as file:
+                np.save(file, vectors, allow_pickle=False)
+        else:
+            part.write_text("".join(f"{line}\n" for line in json_lines(texts, vectors)), "utf-8")
+        part.replace(out)
+    except OSError as error:
+        part.unlink(missing_ok=True)
+        raise click.ClickException(f"{out}: {error.strerror}") from error

@@ -1,0 +1,72 @@
+"""What an adapter is once nothing of its file's layout is left."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from runtime.records import Float32
+
+Kind = Literal["lora", "alora"]
+ModuleShape = tuple[int, int]  # numbers in, numbers out
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LowRank:
+    """What one module of the model gets: ``scaling * b @ (a @ x)``.
+
+    Attributes:
+        a: ``(rank, in) float32``.
+        b: ``(out, rank) float32``.
+        scaling: alpha / rank, or as the layout has it.
+        base: ``(out, in) float32``: the module's own weights, where the file has a copy of them (peft keeps one of a head).
+            A backend refuses the adapter if they are not the model's.
+    """
+
+    a: Float32
+    b: Float32
+    scaling: float
+    base: Float32 | None = None
+
+    @property
+    def rank(self) -> int:
+        """Of the product."""
+        return len(self.a)
+
+    @property
+    def shape(self) -> ModuleShape:
+        """Of the module it is made for."""
+        return self.a.shape[1], self.b.shape[0]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Adapter:
+    """The weights of an adapter by the path of the module they belong to.
+
+    Attributes:
+        modules: Low-rank products by module path.
+        digest: SHA-256 of the numbers: equal for equal adapters, whatever file they came from.
+    """
+
+    modules: Mapping[str, LowRank]
+    digest: str
+
+    @classmethod
+    def of(cls, modules: Mapping[str, LowRank]) -> Adapter:
+        """With the digest of its numbers."""
+        return cls(modules, digest_of(modules))
+
+
+def digest_of(modules: Mapping[str, LowRank]) -> str:
+    """SHA-256 hex over module paths, shapes, scalings and numbers."""
+    found = hashlib.sha256()
+    for path in sorted(modules):
+        pair = modules[path]
+        found.update(f"{path}{pair.a.shape}{pair.b.shape}{pair.scaling!r}".encode())
+        found.update(np.ascontiguousarray(pair.a).data)
+        found.update(np.ascontiguousarray(pair.b).data)
+    return found.hexdigest()

@@ -1,0 +1,74 @@
+"""From what a caller names (a folder, an id on the shelf) to an adapter's header. Pickles are never opened."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from runtime.adapters import mlx_layout, peft_layout
+from runtime.adapters.layout import AdapterHeader
+from runtime.errors import AdapterError, ModelLoadError
+from runtime.loading.check import read_json
+from runtime.loading.paths import is_model_id, models_dir, shelf_path
+
+CONFIG = "adapter_config.json"
+_NEVER_OPENED = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".npz")
+
+
+def read_header(source: str | Path) -> AdapterHeader:
+    """What an adapter folder says of itself; its numbers are not read.
+
+    Args:
+        source: A folder, or an id (``org/name``) that lies in the models folder.
+
+    Raises:
+        AdapterError: Not here, not an adapter, of a kind that is not supported, or damaged.
+    """
+    folder = adapter_folder(source)
+    try:
+        config = read_json(folder / CONFIG)
+    except ModelLoadError as fault:
+        raise AdapterError(str(fault)) from fault
+    if config is None:
+        what = "a whole model" if (folder / "config.json").is_file() else "no adapter"
+        raise AdapterError(f"{folder}: no {CONFIG}; this folder holds {what}")
+    mlx = "peft_type" not in config and ("lora_parameters" in config or "fine_tune_type" in config)
+    weights = mlx_layout.WEIGHTS if mlx else peft_layout.WEIGHTS
+    if not (folder / weights).is_file():
+        raise AdapterError(_no_weights(folder, weights))
+    return mlx_layout.read_header(folder, config) if mlx else peft_layout.read_header(folder, config)
+
+
+def adapter_folder(source: str | Path) -> Path:
+    """The folder of an adapter.
+
+    Raises:
+        AdapterError: There is none; the message says where it was looked for.
+    """
+    if not str(source).strip() or source == Path():
+        raise AdapterError("no adapter was named; give a folder with adapter_config.json in it, or an id on the shelf")
+    path = Path(source).expanduser()
+    if path.is_dir():
+        return path.absolute()
+    if path.is_file():
+        raise AdapterError(f"{path}: a file; give the folder that has {CONFIG} and the weights")
+    if isinstance(source, str) and is_model_id(source):
+        exact = shelf_path(source)
+        if exact.is_dir():
+            return exact
+        revisions = sorted(models_dir().glob(f"{exact.name}@*")) if "@" not in source else []
+        if len(revisions) == 1:
+            return revisions[0]
+        raise AdapterError(
+            f"the adapter {source} is not in {models_dir()}; put its folder there as {exact.name}, or give the folder's path"
+        )
+    raise AdapterError(f"{source}: no such folder; give a folder with {CONFIG} in it")
+
+
+def _no_weights(folder: Path, wanted: str) -> str:
+    pickles = sorted(file.name for file in folder.iterdir() if file.suffix in _NEVER_OPENED)
+    if pickles:
+        return (
+            f"{folder}: the weights are in {pickles[0]}, which is never opened because such files can run code; "
+            f"save the adapter as safetensors ({wanted})"
+        )
+    return f"{folder}: {wanted} is missing; fetch the adapter again"

@@ -1,0 +1,86 @@
+"""Whether an adapter belongs to a model, and which module of the model each of its products belongs to."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from runtime.adapters.adapter import ModuleShape
+from runtime.adapters.layout import AdapterHeader
+from runtime.errors import AdapterError
+from runtime.options import nearest
+from runtime.records import Float32
+
+# What libraries and their wrappers put in front of one and the same module.
+_BODIES = ("base_model.", "language_model.", "model.", "transformer.", "backbone.")
+
+
+def matched(header: AdapterHeader, targets: Mapping[str, ModuleShape]) -> AdapterHeader:
+    """The header with each module under the model's own path.
+
+    Args:
+        header: Of the adapter.
+        targets: The model's linear modules: path -> (in, out).
+
+    Raises:
+        AdapterError: A module that the model does not have, or of another shape; both shapes are named.
+    """
+    by_core: dict[str, list[str]] = {}
+    for target in targets:
+        by_core.setdefault(core(target), []).append(target)
+    modules = {}
+    for path, pair in header.modules.items():
+        alike = [path] if path in targets else by_core.get(core(path), [])
+        if len(alike) != 1:
+            raise AdapterError(
+                f"{header.folder}: the model has no linear module {path!r}, which the adapter changes; it is for another base "
+                f"({nearest(path, targets) if targets else 'the model has none that can take an adapter'})"
+            )
+        if targets[alike[0]] != pair.shape:
+            (has_in, has_out), (is_in, is_out) = targets[alike[0]], pair.shape
+            raise AdapterError(
+                f"{header.folder}: {path} is {is_in:,} -> {is_out:,} in the adapter, {has_in:,} -> {has_out:,} in the model; "
+                "the adapter is for another base"
+            )
+        modules[alike[0]] = pair
+    return replace(header, modules=modules)
+
+
+def check_base(header: AdapterHeader, model: str) -> None:
+    """Compares the base that an adapter names with a model's name, forgiving paths, owners and what names of copies add.
+
+    Raises:
+        AdapterError: They are different models.
+    """
+    asked, here = _plain(header.base), _plain(model)
+    if asked and here and asked not in here and here not in asked:
+        raise AdapterError(
+            f"{header.folder}: made for {header.base}, and this is {model}; load that base model, or, if it is the same under "
+            "another name, add the adapter with any_base=True"
+        )
+
+
+def check_copy(path: str, copy: Float32, own: Float32 | None) -> None:
+    """Compares an adapter's copy of a module's weights with the model's, forgiving what 16 bits lose.
+
+    Raises:
+        AdapterError: They differ, or the model's are quantised (`own` is None) and cannot be compared.
+    """
+    if own is None or not np.allclose(copy, own, rtol=1e-2, atol=1e-3):
+        why = "this model's are quantised" if own is None else "they are not this model's"
+        raise AdapterError(f"the adapter brings weights of its own for {path}, and {why}: it is for another base")
+
+
+def core(path: str) -> str:
+    """A module's path without what stands in front of the layers."""
+    while prefix := next((body for body in _BODIES if path.startswith(body)), None):
+        path = path.removeprefix(prefix)
+    return path
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", Path(name.partition("@")[0].rstrip("/")).name.lower())

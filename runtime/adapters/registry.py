@@ -1,0 +1,237 @@
+"""Which adapters a model knows, which are loaded, and the stack in force. Names and headers; no weights."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Hashable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from runtime.adapters.layout import AdapterHeader
+from runtime.adapters.stacks import namespaced
+from runtime.adapters.uses import Adapters, check_adapters, check_scale
+from runtime.errors import AdapterError
+from runtime.info import AdapterInfo
+from runtime.options import nearest
+from runtime.records import Int32
+
+NamedStack = tuple[tuple[str, float], ...]  # (name, scale), in order
+Route = tuple[Hashable, tuple[tuple[int, Hashable], ...]]  # the last namespace, and (end, namespace) of those before it
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One registered adapter.
+
+    Attributes:
+        name: As its owner calls it.
+        header: Of its folder, by the model's own module paths.
+        digest: Of its numbers, while it is loaded; None before and after.
+        nbytes: That its weights hold, while it is loaded.
+        leaving: Whether it is being unloaded: nothing new may use it.
+    """
+
+    name: str
+    header: AdapterHeader
+    digest: str | None = None
+    nbytes: int = 0
+    leaving: bool = False
+
+    @property
+    def qualified(self) -> str:
+        """What tells a plain and an activated adapter of one name apart: name_type."""
+        return f"{self.name}_{self.header.kind}"
+
+    @property
+    def info(self) -> AdapterInfo:
+        """What callers are told."""
+        header = self.header
+        return AdapterInfo(
+            name=self.name,
+            kind=header.kind,
+            folder=str(header.folder),
+            base=header.base,
+            rank=max(pair.rank for pair in header.modules.values()),
+            modules=len(header.modules),
+            parameters=header.parameters,
+            loaded=self.digest is not None,
+            bytes=self.nbytes,
+            digest=self.digest,
+        )
+
+
+class Registry:
+    """The names of one model's adapters and its stack; any thread.
+
+    Args:
+        fingerprint: Of the model's KV, which namespaces begin with.
+        vocab: Ids that an invocation sequence may hold are below it.
+    """
+
+    def __init__(self, fingerprint: str, vocab: int) -> None:
+        self._fingerprint, self._vocab = fingerprint, vocab
+        self._lock = threading.RLock()
+        self._entries: dict[str, Entry] = {}  # by qualified name
+        self._stack: tuple[tuple[str, float], ...] = ()  # (qualified name, scale)
+
+    # ---- names ------------------------------------------------------------------------------------------------
+
+    def add(self, name: str, header: AdapterHeader) -> Entry:
+        """Registers an adapter; the same folder under the same name is no news.
+
+        Raises:
+            AdapterError: The name is taken or cannot be one, or its invocation has ids outside the vocabulary.
+        """
+        if not isinstance(name, str) or not name.strip() or ":" in name:
+            raise AdapterError(f"an adapter's name is a text without ':', not {name!r:.80}")
+        if any(token >= self._vocab for token in header.invocation):
+            raise AdapterError(
+                f"{header.folder}: invocation token {max(header.invocation):,} is outside the vocabulary of {self._vocab:,}; "
+                "the adapter is for another base"
+            )
+        entry = Entry(name, header)
+        with self._lock:
+            known = self._entries.get(entry.qualified)
+            if known is None:
+                self._entries[entry.qualified] = entry
+                return entry
+            if known.header != header:
+                raise AdapterError(f"an adapter {entry.qualified} is registered already, from {known.header.folder}")
+            return known
+
+    def find(self, name: str) -> Entry:
+        """The adapter of a name; `name_type` where a plain and an activated one share it.
+
+        Raises:
+            AdapterError: None has it; the nearest is named.
+        """
+        with self._lock:
+            if name in self._entries:
+                return self._entries[name]
+            alike = [entry for entry in self._entries.values() if entry.name == name]
+            if len(alike) == 1:
+                return alike[0]
+            if alike:
+                raise AdapterError(f"{name!r} is two adapters: {' and '.join(sorted(entry.qualified for entry in alike))}")
+            names = {entry.name for entry in self._entries.values()} | set(self._entries)
+            hint = nearest(str(name), names) if names else "none is registered; add_adapter(folder) registers one"
+            raise AdapterError(f"no adapter is called {name!r}: {hint}")
+
+    def infos(self) -> tuple[AdapterInfo, ...]:
+        """Every registered adapter."""
+        with self._lock:
+            return tuple(entry.info for entry in self._entries.values())
+
+    # ---- what is loaded -----------------------------------------------------------------------------------------
+
+    def loaded(self, entry: Entry, digest: str, nbytes: int) -> None:
+        """Its weights are in place."""
+        self._set(replace(entry, digest=digest, nbytes=nbytes, leaving=False))
+
+    def leave(self, entry: Entry) -> None:
+        """It is being unloaded: it leaves the stack, and no new request may use it."""
+        with self._lock:
+            self._set(replace(entry, leaving=True))
+            self._stack = tuple(use for use in self._stack if use[0] != entry.qualified)
+
+    def stay(self, entry: Entry) -> None:
+        """It was not unloaded after all."""
+        self._set(replace(entry, leaving=False))
+
+    def unloaded(self, entry: Entry) -> None:
+        """Its weights are gone."""
+        self._set(replace(entry, digest=None, nbytes=0, leaving=False))
+
+    def shares(self, entry: Entry) -> bool:
+        """Whether another loaded adapter has the very same weights."""
+        with self._lock:
+            return any(e.digest == entry.digest for e in self._entries.values() if e.qualified != entry.qualified)
+
+    def _set(self, entry: Entry) -> None:
+        with self._lock:
+            self._entries[entry.qualified] = entry
+
+    # ---- the stack ----------------------------------------------------------------------------------------------
+
+    @property
+    def stack(self) -> NamedStack:
+        """What requests that say nothing are computed under: (name, scale), in order."""
+        with self._lock:
+            return tuple((self._entries[qualified].name, scale) for qualified, scale in self._stack)
+
+    def push(self, name: str, scale: float) -> None:
+        """On top of the stack.
+
+        Raises:
+            AdapterError: It is not loaded, or the scale is no finite number.
+        """
+        with self._lock:
+            entry = self._usable(name)
+            self._stack = (*self._stack, (entry.qualified, check_scale(name, scale)))
+
+    def pop(self) -> tuple[str, float]:
+        """Takes the top of the stack away; its name and scale.
+
+        Raises:
+            AdapterError: There is nothing on it.
+        """
+        with self._lock:
+            if not self._stack:
+                raise AdapterError("the stack of adapters is empty: nothing to pop (push_lora puts one on it)")
+            *rest, (qualified, scale) = self._stack
+            self._stack = tuple(rest)
+            return self._entries[qualified].name, scale
+
+    def clear(self) -> None:
+        """The base alone."""
+        with self._lock:
+            self._stack = ()
+
+    # ---- requests -----------------------------------------------------------------------------------------------
+
+    def route(self, ids: Int32, adapters: Adapters = None) -> Route:
+        """What the KV of a request's tokens belongs to.
+
+        An activated adapter begins at the last place where its invocation sequence stands in `ids`; where it stands
+        nowhere, the adapter has no part in the request (as in peft).
+
+        Args:
+            ids: The request's tokens.
+            adapters: What it asks for; None takes the stack in force.
+
+        Raises:
+            AdapterError: An adapter that is unknown, or not loaded.
+        """
+        if adapters is None and not self._stack:
+            return self._fingerprint, ()
+        with self._lock:
+            wanted = self._stack if adapters is None else check_adapters(adapters)
+            uses = [(self._usable(name), scale) for name, scale in wanted]
+        begins = [(entry, scale, _begin(ids, entry.header.invocation)) for entry, scale in uses]
+        edges = sorted({0, *(begin for _, _, begin in begins if begin is not None)})
+        names: list[Hashable] = []
+        for edge in edges:
+            active = tuple((str(e.digest), scale) for e, scale, begin in begins if begin is not None and begin <= edge)
+            names.append(namespaced(self._fingerprint, active))
+        return names[-1], tuple(zip(edges[1:], names, strict=False))
+
+    def _usable(self, name: str) -> Entry:
+        entry = self.find(name)
+        if entry.leaving:
+            raise AdapterError(f"adapter {entry.qualified} is being unloaded; load_adapter({name!r}) brings it back afterwards")
+        if entry.digest is None:
+            raise AdapterError(f"adapter {entry.qualified} is not loaded; load_adapter({name!r}) brings its weights in")
+        return entry
+
+
+def _begin(ids: Int32, invocation: tuple[int, ...]) -> int | None:
+    """Where an adapter begins: at the first token, or at the last invocation sequence; None where there is none."""
+    if not invocation:
+        return 0
+    n = len(invocation)
+    if n > len(ids):
+        return None
+    windows = np.lib.stride_tricks.sliding_window_view(ids, n)
+    found = np.flatnonzero((windows == np.array(invocation)).all(axis=1))
+    return int(found[-1]) if len(found) else None

@@ -1,0 +1,136 @@
+"""Stacks of adapters: which one each token of a forward is computed under."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from runtime.records import Float32
+
+Stack = tuple[tuple[str, float], ...]  # (digest, scale), in order; () is the base
+Int64 = npt.NDArray[np.int64]
+OUT_OF_ORDER = "is not given its tokens in order: it takes one stack of adapters at a time"
+
+
+def namespaced(fingerprint: str, stack: Stack) -> Hashable:
+    """What the KV computed under a stack is filed under; the base's is the fingerprint alone."""
+    return (fingerprint, stack) if stack else fingerprint
+
+
+def stack_of(namespace: Hashable) -> Stack:
+    """The stack of a namespace."""
+    if isinstance(namespace, tuple) and len(namespace) == 2:
+        stack: Stack = namespace[1]
+        return stack
+    return ()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TokenStacks:
+    """The stack of each token of a forward.
+
+    Attributes:
+        of: ``(n,)`` indices into `table`.
+        table: Stacks that occur.
+    """
+
+    of: Int64
+    table: tuple[Stack, ...]
+
+    def part(self, tokens: Int64 | slice) -> TokenStacks:
+        """For some of the tokens."""
+        return TokenStacks(self.of[tokens], self.table)
+
+    def runs(self) -> list[tuple[int, int]]:
+        """(start, stop) of the parts under one stack each."""
+        edges = [0, *(np.flatnonzero(np.diff(self.of)) + 1).tolist(), len(self.of)]
+        return list(itertools.pairwise(edges))
+
+    @classmethod
+    def uniform(cls, stack: Stack, n: int) -> TokenStacks:
+        """One stack for all of n tokens."""
+        return cls(np.zeros(n, np.int64), (stack,))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Use:
+    """One adapter in one forward.
+
+    Attributes:
+        digest: Which.
+        rows: ``(k,)`` the tokens that it applies to; None for all of them.
+        scale: The one scale of all tokens, where `rows` is None or they agree; else ``(k,)`` one for each row.
+    """
+
+    digest: str
+    rows: Int64 | None
+    scale: float | Float32
+
+
+def uses(stacks: TokenStacks | None) -> list[Use]:
+    """What a forward has to add, in the order of the stacks; empty for the base alone."""
+    if stacks is None:
+        return []
+    present = np.unique(stacks.of).tolist()
+    table = {number: stacks.table[number] for number in present}
+    depth = max((len(stack) for stack in table.values()), default=0)
+    found: list[Use] = []
+    for place in range(depth):
+        at_place = {number: stack[place] for number, stack in table.items() if len(stack) > place}
+        for digest in dict.fromkeys(digest for digest, _ in at_place.values()):
+            scales = {number: scale for number, (name, scale) in at_place.items() if name == digest}
+            found.append(_use(stacks.of, digest, scales, whole=len(scales) == len(present)))
+    return found
+
+
+def _use(of: Int64, digest: str, scales: dict[int, float], *, whole: bool) -> Use:
+    alike = len(set(scales.values())) == 1
+    one = next(iter(scales.values()))
+    if whole and alike:
+        return Use(digest, None, one)
+    rows = np.flatnonzero(np.isin(of, list(scales)))
+    if alike:
+        return Use(digest, rows, one)
+    return Use(digest, rows, np.array([scales[number] for number in of[rows].tolist()], np.float32))
+
+
+class Tags:
+    """Numbers for namespaces, so that a token and the stack it is computed under are one whole number.
+
+    Owner thread only. The base's number is 0: its tokens are plain ids.
+    """
+
+    SHIFT = 32
+
+    def __init__(self, base: Hashable) -> None:
+        self._numbers: dict[Hashable, int] = {base: 0}
+        self._stacks: list[Stack] = [()]
+
+    @property
+    def several(self) -> bool:
+        """Whether any namespace but the base's has occurred."""
+        return len(self._stacks) > 1
+
+    def tag(self, namespace: Hashable) -> int:
+        """What is added to the ids of a namespace's tokens."""
+        number = self._numbers.get(namespace)
+        if number is None:
+            number = self._numbers[namespace] = len(self._stacks)
+            self._stacks.append(stack_of(namespace))
+        return number << self.SHIFT
+
+    def untag(self, tokens: Sequence[int]) -> tuple[Int64, TokenStacks | None]:
+        """Plain ids, and the stacks of tokens where not all of them are the base's."""
+        tagged = np.array(tokens, np.int64)
+        numbers = tagged >> self.SHIFT
+        if not numbers.any():
+            return tagged, None
+        kinds, of = np.unique(numbers, return_inverse=True)
+        table = tuple(self._stacks[number] for number in kinds.tolist())
+        if not any(table):
+            return tagged & ((1 << self.SHIFT) - 1), None
+        return tagged & ((1 << self.SHIFT) - 1), TokenStacks(of.astype(np.int64), table)

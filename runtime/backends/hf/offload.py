@@ -1,0 +1,121 @@
+"""Models larger than memory: what does not fit stays on disk and is read at every forward, by accelerate's hooks.
+
+Weights are read in place, from the model's own safetensors files. Only what a file holds in another form than the model
+(renamed or fused weights) is copied into a folder of our own, which is removed with the model.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+
+from runtime.errors import BackendUnavailableError, UnsupportedFeatureError
+from runtime.options import LoadOptions
+
+log = logging.getLogger(__name__)
+MEMORY_SHARE = 2  # of the free memory, one part in so many holds weights where nothing else is asked for
+
+
+@dataclass(slots=True)
+class Offload:
+    """What of one model is on disk.
+
+    Attributes:
+        device: Where forwards compute.
+        folder: For weights that cannot be read in place.
+        limit: Bytes of memory for weights: those that stay, and the largest layer while it is at work.
+        resident: Bytes of those that do.
+        on_disk: Bytes that every forward reads; a matrix that is embedding and head is read twice.
+        parameters: Numbers of the model; on disk they cannot be seen to be shared.
+    """
+
+    device: torch.device
+    folder: Path
+    limit: int
+    resident: int = 0
+    on_disk: int = 0
+    parameters: int = 0
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """For `from_pretrained`."""
+        place = "cpu" if self.device.type == "cpu" else self.device.index or 0
+        return {"device_map": "auto", "max_memory": {place: self.limit}, "offload_folder": str(self.folder)}
+
+    def measure(self, model: Any) -> None:
+        """Weighs what is where; parameters on disk have no memory of their own."""
+        tied = set(getattr(model, "all_tied_weights_keys", None) or ())
+        for name, parameter in model.named_parameters():
+            self.parameters += 0 if name in tied else parameter.numel()
+            size = parameter.numel() * parameter.element_size()
+            if parameter.device.type == "meta":
+                self.on_disk += size
+            else:
+                self.resident += size
+        log.info("%d bytes of weights in memory, %d on disk", self.resident, self.on_disk)
+
+    def warning(self, seconds: float) -> str:
+        """What it costs, by the forwards that the load has just made."""
+        if not self.on_disk:
+            return f"offload='disk': all {self.resident:,} bytes of weights fit into {self.limit:,}, so nothing is offloaded"
+        return (
+            f"offload='disk': {self.on_disk:,} of {self.on_disk + self.resident:,} bytes of weights are on disk, and every "
+            f"forward reads them again ({self.on_disk:,} bytes for each token of a single stream, shared by the rows of a "
+            f"batch and the tokens of a prompt's chunk); measured at load: {seconds:.2g} s per forward. More memory "
+            "(offload_memory_bytes) or quantised weights are faster"
+        )
+
+    def close(self) -> None:
+        """Removes the folder."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+@contextmanager
+def offloading(options: LoadOptions, device: torch.device, name: str) -> Iterator[Offload | None]:
+    """The plan for one load; None where nothing is to be offloaded. If the load fails, nothing is left behind.
+
+    Raises:
+        BackendUnavailableError: accelerate is not installed.
+        UnsupportedFeatureError: A device that accelerate cannot offload from.
+    """
+    if options.offload == "none":
+        yield None
+        return
+    if importlib.util.find_spec("accelerate") is None:
+        raise BackendUnavailableError(
+            f"{name}: offload='disk' needs accelerate, which is not installed: pip install 'accelerate>=1.10'"
+        )
+    if device.type == "mps":
+        raise UnsupportedFeatureError("offload='disk' works on cpu and cuda; on mps memory is shared: use device='cpu'")
+    free = int(psutil.virtual_memory().available if device.type == "cpu" else torch.cuda.mem_get_info(device)[0])
+    limit = max(options.offload_memory_bytes or free // MEMORY_SHARE, 1)
+    plan = Offload(device, Path(tempfile.mkdtemp(prefix="elsewise-offload-")), limit)
+    before = logging.getLogger("accelerate.big_modeling").level
+    logging.getLogger("accelerate.big_modeling").setLevel(logging.ERROR)  # it warns of what was asked for
+    try:
+        yield plan
+    except BaseException:
+        plan.close()
+        raise
+    finally:
+        logging.getLogger("accelerate.big_modeling").setLevel(before)
+
+
+def check_not_offloaded(options: LoadOptions) -> None:
+    """A model that is in memory already cannot be offloaded.
+
+    Raises:
+        UnsupportedFeatureError: It was asked for.
+    """
+    if options.offload != "none":
+        raise UnsupportedFeatureError("offload='disk' takes a model folder; this model is in memory already")

@@ -1,0 +1,68 @@
+"""Many at once, over the pipe: `continue_many`, `generate_many`, `beam_generate`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+from runtime.beams import BeamOptions, Hypothesis, OnStep
+from runtime.branches import Branches, check_prompts, records_of
+from runtime.client.arguments import plain_ids
+from runtime.client.calls import Calls
+from runtime.info import OnProgress
+from runtime.options import GenerationOptions
+from runtime.records import TokenRecord, TokenRun
+from runtime.text.utf8 import clean_text
+
+Prompts = Sequence[str | Sequence[int]]
+Options = GenerationOptions | Sequence[GenerationOptions | None] | None
+
+
+class BranchingMembers:
+    """See `runtime.members.branching`."""
+
+    _calls: Calls
+
+    def continue_many(
+        self, ids: Sequence[int], n: int, options: GenerationOptions | None = None, *, on_progress: OnProgress | None = None
+    ) -> Branches[TokenRecord]:
+        runs = self.continue_many_runs(ids, n, options, on_progress=on_progress)
+        return Branches(records_of(runs), runs.drop)
+
+    def continue_many_runs(
+        self, ids: Sequence[int], n: int, options: GenerationOptions | None = None, *, on_progress: OnProgress | None = None
+    ) -> Branches[TokenRun]:
+        def arguments() -> dict[str, Any]:
+            return {"ids": plain_ids(ids), "n": n, "options": options}
+
+        return self._calls.branches("continue_many_runs", arguments, on_progress=on_progress)
+
+    def generate_many(self, prompts: Prompts, options: Options = None) -> Branches[TokenRecord]:
+        runs = self.generate_many_runs(prompts, options)
+        return Branches(records_of(runs), runs.drop)
+
+    def generate_many_runs(self, prompts: Prompts, options: Options = None) -> Branches[TokenRun]:
+        def arguments() -> dict[str, Any]:
+            plain = [clean_text(prompt) if isinstance(prompt, str) else plain_ids(prompt) for prompt in check_prompts(prompts)]
+            one = options is None or isinstance(options, GenerationOptions)
+            return {"prompts": plain, "options": options if one else list(cast("Sequence[Any]", options))}
+
+        return self._calls.branches("generate_many_runs", arguments)
+
+    async def beam_generate(
+        self,
+        ids: Sequence[int],
+        options: BeamOptions | None = None,
+        *,
+        on_progress: OnProgress | None = None,
+        on_step: OnStep | None = None,
+    ) -> list[Hypothesis]:
+        answer = await self._calls.call(
+            "beam_generate",
+            on_progress=on_progress,
+            on_step=on_step,
+            ids=plain_ids(ids),
+            options=options,
+            watched=on_step is not None,
+        )
+        return cast("list[Hypothesis]", answer)

@@ -1,0 +1,1 @@
+"""Structured output: what a grammar is, and the state of one along an answer."""

@@ -1,0 +1,45 @@
+"""What a running answer asks of its grammar."""
+
+from __future__ import annotations
+
+from typing import Protocol, Self
+
+import numpy as np
+import numpy.typing as npt
+
+Mask = npt.NDArray[np.bool_]
+
+
+class Constraint(Protocol):
+    """Where one answer stands in its grammar. One caller at a time; every member raises `GrammarError` when it fails.
+
+    The mask of the next token is worked out beside the caller: it is begun when a token was accepted, and `allowed` waits
+    for what is missing of it.
+    """
+
+    def allowed(self) -> Mask:
+        """``(vocab,)`` which tokens may come next, at least one; eos exactly where the answer may end. Not to be changed."""
+
+    def accept(self, token: int) -> None:
+        """The token came next."""
+
+    def rollback(self, count: int) -> None:
+        """Takes the last `count` tokens back."""
+
+    def fork(self) -> Self:
+        """A second one at the same place; what happens to either is nothing to the other."""
+
+    def could_end(self, back: int = 0, then: bytes = b"") -> bool:
+        """Whether the answer may end: before its last `back` tokens, with `then` instead of them."""
+
+    @property
+    def finished(self) -> bool:
+        """Whether the answer is whole and nothing can follow it."""
+
+    @property
+    def work_seconds(self) -> float:
+        """Processor time its masks and steps took."""
+
+    @property
+    def wait_seconds(self) -> float:
+        """What `allowed` waited."""

@@ -1,0 +1,224 @@
+"""`Grammars`: one model's vocabulary as llguidance wants it, and the grammars that were compiled for it."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from runtime.errors import GrammarError, RuntimeFault, SessionClosedError
+from runtime.grammar.compile import LIMITS, OUR_STACK, check_grammar, llguidance_text, readable
+from runtime.grammar.matcher import MatcherConstraint
+from runtime.grammar.source import Grammar
+
+T = TypeVar("T")
+KEPT = 64  # compiled grammars
+_stack_size = threading.Lock()  # of new threads, which is one setting for the whole process
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """What a grammar must know of a model's tokens; in the shape that llguidance reads.
+
+    Args:
+        tokens: The exact bytes of every id, as many as the logits are wide; ``b""`` where there is no token.
+        eos: Ids that end an answer.
+        special: Ids of control tokens: no text makes them.
+        encode: The ids of a text, plain.
+    """
+
+    tokens: Sequence[bytes]
+    eos: tuple[int, ...]
+    special: frozenset[int]
+    encode: Callable[[str], list[int]] = field(repr=False)
+
+
+class Grammars:
+    """Makes constraints. Everything is made when it is first needed; thread-safe.
+
+    Args:
+        vocabulary: Gives the model's, when it is first asked for.
+    """
+
+    def __init__(self, vocabulary: Callable[[], Vocabulary]) -> None:
+        self._vocabulary = vocabulary
+        self._lock = threading.Lock()
+        self._making_tokenizer = threading.Lock()
+        self._tokenizer: Any = None
+        self._width = 0
+        self._worker: ThreadPoolExecutor | None = None
+        self._compiled: OrderedDict[Grammar, Future[Any]] = OrderedDict()  # matchers at their beginning
+        self._closed = False
+
+    def ready(self, grammar: Grammar) -> bool:
+        """Whether a constraint can be made without compiling anything."""
+        with self._lock:
+            made = self._compiled.get(grammar)
+        return made is not None and made.done() and made.exception() is None
+
+    def prepare(self, grammar: Grammar) -> None:
+        """Checks and compiles the grammar. Blocks: 0.3 s the first time (more for large vocabularies), 5 s at most or so.
+
+        Raises:
+            GrammarError: It cannot be used; the message has llguidance's own.
+            SessionClosedError: The model was closed.
+        """
+        with self._lock:
+            if self._closed:
+                raise SessionClosedError("the model is closed; load it again")
+            made = self._compiled.get(grammar)
+            if made is not None:
+                self._compiled.move_to_end(grammar)
+            else:
+                mine: Future[Any] = Future()
+                self._compiled[grammar] = mine
+                while len(self._compiled) > KEPT:
+                    self._compiled.popitem(last=False)
+        if made is not None:
+            made.result()
+            return
+        try:
+            check_grammar(grammar)
+            mine.set_result(_on_deep_stack(lambda: self._compile(grammar)))
+        except BaseException as error:
+            with self._lock:
+                if self._compiled.get(grammar) is mine:
+                    del self._compiled[grammar]
+            mine.set_exception(error)
+            raise
+
+    def constraint(self, grammar: Grammar, prefix: Sequence[int] = ()) -> MatcherConstraint:
+        """The state of a new answer, after the tokens it begins with; compiles what is not compiled yet.
+
+        Args:
+            grammar: What the answer must look like.
+            prefix: Tokens of the answer that are there already.
+
+        Raises:
+            GrammarError: The grammar cannot be used, does not allow the prefix, or lets nothing follow it.
+            SessionClosedError: The model was closed.
+        """
+        self.prepare(grammar)
+        with self._lock:
+            if self._closed:
+                raise SessionClosedError("the model is closed; load it again")
+            made = self._compiled.get(grammar)
+            if self._worker is None:
+                self._worker = ThreadPoolExecutor(1, thread_name_prefix="elsewise-grammar")
+            worker = self._worker
+        if made is None:  # many others were compiled meanwhile
+            return self.constraint(grammar, prefix)
+        new = MatcherConstraint(made.result().deep_copy(), self._tokenizer, self._width, worker)
+        if prefix:
+            new.advance(prefix)
+        if new.finished:
+            raise GrammarError(
+                f"the answer is complete after the {len(prefix):,} tokens of grammar_prefix: its grammar lets nothing follow"
+            )
+        new.begin()
+        return new
+
+    def close(self) -> None:
+        """Ends the worker. Idempotent."""
+        with self._lock:
+            self._closed = True
+            worker, self._worker = self._worker, None
+            self._compiled.clear()
+        if worker is not None:
+            worker.shutdown(cancel_futures=True)
+
+    def _compile(self, grammar: Grammar) -> Any:
+        """An `llguidance.LLMatcher` at its beginning."""
+        import llguidance
+
+        with self._making_tokenizer:
+            if self._tokenizer is None:
+                vocabulary = self._vocabulary()
+                self._tokenizer, self._width = _tokenizer_of(vocabulary), len(vocabulary.tokens)
+        matcher = llguidance.LLMatcher(
+            self._tokenizer, llguidance_text(grammar), limits=llguidance.LLParserLimits(**LIMITS), log_level=0
+        )
+        if not matcher.is_error():
+            matcher.compute_bitmask()  # what is too wide for its first step is known before anything is computed
+        if matcher.is_error():
+            raise GrammarError(f"the {grammar.label} cannot be used: {readable(matcher.get_error())}")
+        return matcher
+
+
+class _Tokens:
+    """A vocabulary in the shape `llguidance.TokenizerWrapper` reads."""
+
+    bos_token_id = None
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        width = len(vocabulary.tokens)
+        self.tokens = list(vocabulary.tokens)
+        self.special_token_ids = sorted(i for i in vocabulary.special if i < width)
+        if not vocabulary.eos:  # an end that the model cannot say: the mask is cut before it
+            self.tokens.append(b"<eos>")
+            self.special_token_ids.append(width)
+        self.eos_token_id = vocabulary.eos[0] if vocabulary.eos else width
+        self._encode = vocabulary.encode
+        self._width = width
+        self._ids: dict[bytes, int] | None = None
+        self._longest = 0
+
+    def __call__(self, text: bytes | str) -> list[int]:
+        """How the model's own tokenizer would write a text that is forced."""
+        data = text if isinstance(text, bytes) else text.encode()
+        ids = self._encode(data.decode(errors="replace"))
+        return ids if max(ids, default=0) < self._width else self._longest_pieces(data)
+
+    def _longest_pieces(self, data: bytes) -> list[int]:
+        """A way to write it where the tokenizer knows more ids than there are logits."""
+        if self._ids is None:
+            hidden = {*self.special_token_ids}
+            self._ids = {piece: i for i, piece in enumerate(self.tokens) if piece and i not in hidden}
+            self._longest = max(map(len, self._ids), default=1)
+        ids, at = [], 0
+        while at < len(data):
+            ends = range(min(at + self._longest, len(data)), at, -1)
+            end = next((end for end in ends if data[at:end] in self._ids), None)
+            if end is None:  # llguidance forces nothing then, and the mask says what may come
+                break
+            ids.append(self._ids[data[at:end]])
+            at = end
+        return ids
+
+
+def _tokenizer_of(vocabulary: Vocabulary) -> Any:
+    import llguidance
+
+    tokens = _Tokens(vocabulary)
+    try:
+        return llguidance.LLTokenizer(
+            llguidance.TokenizerWrapper(tokens), eos_token=list(vocabulary.eos) or tokens.eos_token_id
+        )
+    except Exception as fault:
+        raise GrammarError(f"this model's vocabulary cannot be used with grammars: {fault}") from fault
+
+
+def _on_deep_stack(work: Callable[[], T]) -> T:
+    """Does it on a thread with a stack deep enough for rules that refer to rules."""
+    done: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            done.set_result(work())
+        except RuntimeFault as fault:
+            done.set_exception(fault)
+        except BaseException as fault:  # noqa: BLE001  # a border: a Rust panic is a BaseException
+            done.set_exception(GrammarError(f"the grammar could not be compiled: {fault}"))
+
+    thread = threading.Thread(target=run, name="elsewise-grammar-compile", daemon=True)
+    with _stack_size:
+        before = threading.stack_size(OUR_STACK)
+        try:
+            thread.start()
+        finally:
+            threading.stack_size(before)
+    thread.join()
+    return done.result()

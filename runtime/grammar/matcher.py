@@ -1,0 +1,155 @@
+"""`MatcherConstraint`: a `Constraint` on one llguidance matcher."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from concurrent.futures import Executor, Future
+from typing import Any
+
+import numpy as np
+
+from runtime.errors import GrammarError
+from runtime.grammar.compile import readable
+from runtime.grammar.constraint import Mask
+
+
+class MatcherConstraint:
+    """One answer's way through a grammar.
+
+    Args:
+        matcher: An `llguidance.LLMatcher` of its own.
+        tokenizer: The `llguidance.LLTokenizer` it was made with.
+        width: Of the logits; the tokenizer may know an eos beyond it.
+        worker: One thread, for masks.
+        accepted: Tokens the matcher has consumed.
+    """
+
+    def __init__(self, matcher: Any, tokenizer: Any, width: int, worker: Executor, *, accepted: int = 0) -> None:
+        self._matcher = matcher
+        self._tokenizer = tokenizer
+        self._width = width
+        self._worker = worker
+        self._accepted = accepted
+        self._bits = np.empty((1, (tokenizer.vocab_size + 31) // 32), np.int32)
+        self._mask: Mask | None = None
+        self._coming: Future[Mask] | None = None
+        self._finished = bool(matcher.is_stopped())
+        self.work_seconds = self.wait_seconds = 0.0
+        self._check()
+
+    # ---- along the answer ------------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Has the next mask worked out, by the worker."""
+        if self._coming is None and self._mask is None and not self._finished:
+            self._coming = self._worker.submit(self._compute)
+
+    def allowed(self) -> Mask:
+        """The mask; waits for it."""
+        if self._finished:
+            raise GrammarError(f"the answer is complete after {self._accepted:,} tokens: its grammar lets nothing follow")
+        if self._mask is None:
+            self.begin()
+            began = time.perf_counter()
+            self._mask = self._joined()
+            self.wait_seconds += time.perf_counter() - began
+        self._check()
+        assert self._mask is not None  # it was just made
+        return self._mask
+
+    def accept(self, token: int) -> None:
+        """One token on; its mask is begun."""
+        self.advance([token])
+        self.begin()
+
+    def advance(self, tokens: Sequence[int]) -> None:
+        """Some tokens on, without a mask.
+
+        Raises:
+            GrammarError: The first that may not come here is named.
+        """
+        self._settle()
+        began = time.thread_time()
+        taken = self._matcher.try_consume_tokens(list(tokens))
+        self.work_seconds += time.thread_time() - began
+        self._accepted += taken
+        self._check()
+        if taken < len(tokens):
+            raise GrammarError(
+                f"token id {tokens[taken]} cannot be token {self._accepted + 1:,} of the answer: its grammar does not allow it"
+            )
+        self._finished = bool(self._matcher.is_stopped())
+
+    def rollback(self, count: int) -> None:
+        """Back by `count` tokens; the next mask is begun when it is asked for."""
+        if not 0 <= count <= self._accepted:
+            raise GrammarError(f"{count} tokens cannot be taken back of {self._accepted:,}")
+        self._settle()
+        if count and not self._matcher.rollback(count):
+            self._check()
+            raise GrammarError(f"{count} tokens could not be taken back")
+        self._accepted -= count
+        self._finished = bool(self._matcher.is_stopped())
+
+    def fork(self) -> MatcherConstraint:
+        """A copy at the same place."""
+        self._settle(keep=True)
+        copy = MatcherConstraint(self._matcher.deep_copy(), self._tokenizer, self._width, self._worker, accepted=self._accepted)
+        copy._mask = self._mask
+        return copy
+
+    def could_end(self, back: int = 0, then: bytes = b"") -> bool:
+        """Tried out on a copy."""
+        self._settle(keep=True)
+        matcher = self._matcher.deep_copy()
+        if back and not matcher.rollback(back):
+            return False
+        if then:
+            try:
+                pieces = self._tokenizer.greedy_tokenize(then.decode())
+            except UnicodeDecodeError:
+                return False
+            if not matcher.consume_tokens(pieces):
+                return False
+        return bool(matcher.is_accepting())
+
+    @property
+    def finished(self) -> bool:
+        """Whether nothing can follow; no mask is needed to know it."""
+        return self._finished
+
+    # ---- on the worker ----------------------------------------------------------------------------------------------
+
+    def _compute(self) -> Mask:
+        began = time.thread_time()
+        self._matcher.unsafe_compute_mask_ptr(self._bits.ctypes.data, self._bits.nbytes)
+        mask = np.unpackbits(self._bits.view(np.uint8)[0], bitorder="little")[: self._width].view(np.bool_)
+        self.work_seconds += time.thread_time() - began
+        return mask
+
+    # ---- between the two --------------------------------------------------------------------------------------------
+
+    def _joined(self) -> Mask:
+        assert self._coming is not None  # begun
+        coming, self._coming = self._coming, None
+        try:
+            return coming.result()
+        except Exception as fault:
+            raise GrammarError(f"the grammar failed after {self._accepted:,} tokens: {fault}") from fault
+
+    def _settle(self, *, keep: bool = False) -> None:
+        """Nobody else is at the matcher any more; the mask, which holds for this place alone, is dropped."""
+        if self._coming is not None:
+            self._mask = self._joined()
+        if not keep:
+            self._mask = None
+
+    def _check(self) -> None:
+        """Raises what is wrong with the matcher, and where nothing but an untimely eos is left."""
+        if not self._matcher.is_error():
+            return
+        reason = self._matcher.get_error()
+        if reason.startswith("NoExtension"):
+            reason = "it allows nothing here, and the answer is not complete"
+        raise GrammarError(f"the grammar failed after {self._accepted:,} tokens: {readable(reason)}")

@@ -1,0 +1,125 @@
+"""`Grammar`: what an answer must look like, as a value that crosses the pipe."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, Self
+
+from runtime.errors import GrammarError
+
+GrammarKind = Literal["json_schema", "regex", "lark"]
+# Characters of a source: llguidance takes time that grows with the square of a regex or a rule, less so of a schema.
+MAX_CHARACTERS = {"json_schema": 1 << 17, "regex": 1 << 13, "lark": 1 << 14}
+_LABELS = {"json_schema": "JSON schema", "regex": "regex", "lark": "Lark grammar"}
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """What an answer must look like. Make one with `json_schema`, `regex` or `lark`; give it to `GenerationOptions.grammar`.
+
+    Nothing but the source is held, so it can be compared, saved and sent; the language is llguidance's
+    (https://github.com/guidance-ai/llguidance): JSON schema, Rust regular expressions, and its own dialect of Lark.
+    """
+
+    kind: GrammarKind
+    source: str
+
+    @classmethod
+    def json_schema(cls, schema: Mapping[str, Any] | str | type) -> Self:
+        """Answers are JSON texts that the schema describes.
+
+        Between its parts stand at most one line break and 32 spaces (a small model would fill pages with them);
+        the schema can say otherwise: ``"x-guidance": {"whitespace_flexible": False}`` for none, or a ``whitespace_pattern``.
+
+        Args:
+            schema: A dictionary, its JSON text, or a pydantic class.
+
+        Raises:
+            GrammarError: None of these, or not JSON.
+        """
+        made: object = schema
+        if isinstance(schema, type):
+            made = _schema_of(schema)
+        elif isinstance(schema, str):
+            made = _read_json(schema)
+        if not isinstance(made, Mapping):
+            raise GrammarError(f"a JSON schema is a dictionary, its JSON text or a pydantic class, not {schema!r:.80}")
+        if isinstance(schema, str):
+            return cls("json_schema", schema).check_source()
+        try:
+            text = json.dumps(dict(made), ensure_ascii=False, allow_nan=False)
+        except (TypeError, ValueError, RecursionError) as fault:
+            raise GrammarError(f"the JSON schema holds what JSON cannot: {fault}") from fault
+        return cls("json_schema", text).check_source()
+
+    @classmethod
+    def regex(cls, pattern: str) -> Self:
+        """Answers match the whole pattern, in the syntax of Rust's regex crate: no look-around, no back-references.
+
+        Raises:
+            GrammarError: Not a text.
+        """
+        return cls("regex", pattern).check_source()
+
+    @classmethod
+    def lark(cls, source: str) -> Self:
+        """Answers are sentences of a Lark grammar whose first rule is ``start``.
+
+        Raises:
+            GrammarError: Not a text.
+        """
+        return cls("lark", source).check_source()
+
+    def check(self) -> Self:
+        """Itself, when llguidance can read and compile it. Takes no model, and 0.2 s the first time. Blocks; any thread.
+
+        Raises:
+            GrammarError: It cannot; its own message says why.
+        """
+        from runtime.grammar.compile import check_grammar  # it imports this module
+
+        check_grammar(self)
+        return self
+
+    def check_source(self) -> Self:
+        """Itself, when its source is a text that can be sent and is not too long. Looks at nothing else.
+
+        Raises:
+            GrammarError: It is not.
+        """
+        if not isinstance(self.source, str):
+            raise GrammarError(f"a grammar's source is a text, not {self.source!r:.80}")
+        most = MAX_CHARACTERS.get(self.kind, 0)
+        if len(self.source) > most:
+            raise GrammarError(f"the {self.label} has {len(self.source):,} characters; at most {most:,} are read: shorten it")
+        try:
+            self.source.encode()
+        except UnicodeEncodeError as fault:
+            where = f"half of a character (a lone surrogate) at position {fault.start:,}"
+            raise GrammarError(f"the {self.label} holds {where}; remove it") from fault
+        return self
+
+    @property
+    def label(self) -> str:
+        """What kind it is, in words."""
+        return _LABELS.get(self.kind, str(self.kind))
+
+
+def _schema_of(given: type) -> object:
+    """The schema that a pydantic class gives of itself."""
+    describe = getattr(given, "model_json_schema", None)
+    if describe is None:
+        raise GrammarError(f"{given.__name__} is no pydantic class: it has no model_json_schema()")
+    try:
+        return describe()
+    except Exception as fault:
+        raise GrammarError(f"{given.__name__} cannot be told as a JSON schema: {fault}") from fault
+
+
+def _read_json(text: str) -> object:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as fault:
+        raise GrammarError(f"the JSON schema is not JSON: {fault}") from fault

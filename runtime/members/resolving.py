@@ -1,0 +1,28 @@
+"""Members that say which options hold."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Protocol
+
+from runtime.options import GenerationOptions
+from runtime.resolution import Layer, ResolvedOptions, resolve_options
+
+
+class ResolvingMembers(Protocol):
+    """`own_options` and `resolve_options`; see `LanguageModel`."""
+
+    @property
+    @abstractmethod
+    def own_options(self) -> GenerationOptions:
+        """What the model's own generation_config.json asks for; the sampler's settings only where it wants to be sampled."""
+
+    def resolve_options(self, call: Layer = None, *, session: Layer = None, preset: Layer = None) -> ResolvedOptions:
+        """The options that would hold for a call, and who decided each: call > session > preset > the model > default.
+
+        Computes nothing and never blocks. `generate` resolves what it is given in the same way, as the call.
+
+        Raises:
+            InvalidRequestError: An unknown name, a value out of range, settings that contradict each other.
+        """
+        return resolve_options(call, session=session, preset=preset, model=self.own_options)

@@ -1,0 +1,165 @@
+"""Many at once, in this process: `continue_many`, `generate_many`, `beam_generate`."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import fields, replace
+from functools import partial
+
+from runtime.beams import BeamOptions, Hypothesis, OnStep
+from runtime.branches import Branches, check_count, check_prompts, records_of
+from runtime.errors import ContextOverflowError, InvalidRequestError, RuntimeFault
+from runtime.info import OnProgress
+from runtime.model.gathering import Gathering
+from runtime.model.generation import GenerationMembers
+from runtime.options import GenerationOptions
+from runtime.records import TokenRecord, TokenRun
+from runtime.sampling.draw import fresh_seed
+from runtime.scheduler.branching import BeamJob, FanJob
+from runtime.scheduler.jobs import GenerateJob, Priority, StayingJob
+
+Prompts = Sequence[str | Sequence[int]]
+Options = GenerationOptions | Sequence[GenerationOptions | None] | None
+
+
+class BranchingMembers(GenerationMembers):
+    """See `runtime.members.branching`."""
+
+    def continue_many(
+        self, ids: Sequence[int], n: int, options: GenerationOptions | None = None, *, on_progress: OnProgress | None = None
+    ) -> Branches[TokenRecord]:
+        """Records as they come."""
+        runs = self.continue_many_runs(ids, n, options, on_progress=on_progress)
+        return Branches(records_of(runs), runs.drop)
+
+    def continue_many_runs(
+        self, ids: Sequence[int], n: int, options: GenerationOptions | None = None, *, on_progress: OnProgress | None = None
+    ) -> Branches[TokenRun]:
+        """Whatever has arrived."""
+        gathering = Gathering("branches")
+        return Branches(self._fan(gathering, ids, n, options, on_progress), gathering.drop)
+
+    async def _fan(
+        self,
+        gathering: Gathering,
+        ids: Sequence[int],
+        n: int,
+        options: GenerationOptions | None,
+        on_progress: OnProgress | None,
+    ) -> AsyncGenerator[tuple[int, TokenRun], None]:
+        options = (options or GenerationOptions()).check()
+        check_count(n, options.branch)
+        await self._compiled(options)
+        checked, seed = self._check(ids), fresh_seed() if options.seed is None else options.seed
+        jobs = {
+            branch: self._generation(checked, replace(options, seed=seed, branch=branch))
+            for branch in range(options.branch, options.branch + n)
+        }
+        shared = {field.name: getattr(jobs[options.branch], field.name) for field in fields(StayingJob)}
+        fan = FanJob(**shared, jobs=tuple(jobs.values()))
+        mailbox = self._mailbox()
+        if on_progress is not None:
+            fan.on_progress = lambda progress: mailbox.post(partial(on_progress, progress))
+        gathering.begin(mailbox, jobs, self._engine.nudge)
+        self._submit_with_turn(fan)
+        try:
+            async for item in gathering.runs():
+                yield item
+        finally:
+            fan.cancelled = True
+            gathering.cancel()
+
+    def generate_many(self, prompts: Prompts, options: Options = None) -> Branches[TokenRecord]:
+        """Records as they come."""
+        runs = self.generate_many_runs(prompts, options)
+        return Branches(records_of(runs), runs.drop)
+
+    def generate_many_runs(self, prompts: Prompts, options: Options = None) -> Branches[TokenRun]:
+        """Whatever has arrived."""
+        gathering = Gathering("prompts")
+        return Branches(self._several(gathering, prompts, options), gathering.drop)
+
+    async def _several(
+        self, gathering: Gathering, prompts: Prompts, options: Options
+    ) -> AsyncGenerator[tuple[int, TokenRun], None]:
+        each = options_for(check_prompts(prompts), options)
+        texts = [await self.tokenize_async(prompt) if isinstance(prompt, str) else prompt for prompt in prompts]
+        for i, own in enumerate(each):
+            await self._compiled_for(i, own)
+        jobs = {i: self._numbered(i, ids, own) for i, (ids, own) in enumerate(zip(texts, each, strict=True))}
+        waiting = deque(jobs.values())
+
+        def begin_next() -> None:
+            while waiting:
+                job = waiting.popleft()
+                job.submitted = time.monotonic()
+                self._submit_with_turn(job)
+                return
+
+        gathering.begin(self._mailbox(), jobs, self._engine.nudge, on_end=begin_next)
+        for _ in range(min(len(jobs), self._options.max_batch_rows)):
+            begin_next()
+        try:
+            async for item in gathering.runs():
+                yield item
+        finally:
+            waiting.clear()
+            gathering.cancel()
+
+    async def _compiled_for(self, i: int, options: GenerationOptions | None) -> None:
+        """The grammar of prompt `i`, off the loop."""
+        try:
+            await self._compiled(options)
+        except RuntimeFault as error:
+            raise type(error)(f"prompt {i}: {error}") from error
+
+    def _numbered(self, i: int, ids: Sequence[int], options: GenerationOptions | None) -> GenerateJob:
+        """The request for prompt `i`; what is wrong with it is said with its number."""
+        try:
+            return self._generation(ids, options)
+        except ContextOverflowError as error:
+            raise ContextOverflowError(f"prompt {i}", error.resident, error.additional, error.limit) from None
+        except RuntimeFault as error:
+            raise type(error)(f"prompt {i}: {error}") from error
+
+    async def beam_generate(
+        self,
+        ids: Sequence[int],
+        options: BeamOptions | None = None,
+        *,
+        on_progress: OnProgress | None = None,
+        on_step: OnStep | None = None,
+    ) -> list[Hypothesis]:
+        """Awaited."""
+        options = (options or BeamOptions()).check(self.info.vocab_size)
+        checked = self._check(ids)
+        namespace, before = self._route(checked)
+        job = BeamJob(checked, namespace, Priority.CHAT, before=before, submitted=time.monotonic(), options=options)
+        mailbox = self._mailbox()
+        if on_progress is not None:
+            job.on_progress = lambda progress: mailbox.post(partial(on_progress, progress))
+        if on_step is not None:
+            job.on_step = lambda step: mailbox.post(partial(on_step, step))
+        self._submit_with_turn(job)
+        try:
+            return await asyncio.wrap_future(job.future)
+        finally:
+            self._cancel(job)
+
+
+def options_for(prompts: Prompts, options: Options) -> list[GenerationOptions | None]:
+    """One for each prompt.
+
+    Raises:
+        InvalidRequestError: More or fewer options than prompts, or something that is none.
+    """
+    if options is None or isinstance(options, GenerationOptions):
+        return [options] * len(prompts)
+    if not isinstance(options, Sequence) or any(not isinstance(own, GenerationOptions | None) for own in options):
+        raise InvalidRequestError(f"options are GenerationOptions, or a list with one for each prompt, not {options!r:.80}")
+    if len(options) != len(prompts):
+        raise InvalidRequestError(f"{len(options):,} options for {len(prompts):,} prompts: give one for each, or one for all")
+    return list(options)

@@ -1,0 +1,110 @@
+"""A draw made once more, without a model: as it was, or with other settings (the window's *Why*)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from runtime.errors import InvalidRequestError
+from runtime.records import Float32, Int32, TokenRecord
+from runtime.sampling.chain import Bool, make_sampler
+from runtime.sampling.draw import DRAW_STAGE, XTC_STAGE, uniform
+from runtime.sampling.report import report
+from runtime.sampling.settings import SamplingOptions
+from runtime.stages import Stage
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """What comes out.
+
+    Attributes:
+        token: The id; None where it lies beyond what a record holds.
+        stages: What each stage did.
+        whole: Whether the whole vocabulary was there. With a record alone, other settings see only its stored head, as if
+            nothing else could be said: shares are then a little too large.
+    """
+
+    token: int | None
+    stages: tuple[Stage, ...]
+    whole: bool
+
+
+def replay_draw(
+    source: TokenRecord | Float32,
+    sampling: SamplingOptions | None = None,
+    *,
+    seed: int | None = None,
+    position: int | None = None,
+    branch: int = 0,
+    history: Int32 | Sequence[int] | None = None,
+    allowed: Bool | None = None,
+    shift: float | None = None,
+    pieces: Callable[[], Sequence[bytes]] = tuple,
+) -> Replayed:
+    """Draws a token again.
+
+    Args:
+        source: A record made with ``stages=True``, or the full row ``(vocab,)`` float32 of log-probabilities before the
+            token (`LanguageModel.next_token_logprobs`).
+        sampling: Other settings, resolved (see `resolve_options`); None replays a record exactly as it was drawn.
+        seed: Key of the stream whose random numbers are taken; None takes the record's own.
+        position: Where in the path the token stands.
+        branch: Of the stream.
+        history: The ids before the token, for penalties and DRY.
+        allowed: ``(vocab,)`` bool, what a grammar allowed there.
+        shift: The raw logits less the log-probabilities, for the repetition penalty; a record has its own.
+        pieces: Gives the bytes of every id, for DRY's breakers that are texts.
+
+    Raises:
+        InvalidRequestError: Settings that make no sense, a record without stages, no settings, or no random number.
+    """
+    record = source if isinstance(source, TokenRecord) else None
+    if record is not None and record.stages is None:
+        raise InvalidRequestError("the record has no stages: generate with GenerationOptions(stages=True)")
+    if sampling is None:
+        if record is None:
+            raise InvalidRequestError("a row alone does not say how it was drawn from: give its sampling settings")
+        assert record.stages is not None  # looked at above
+        return Replayed(record.redrawn, record.stages, whole=True)
+    row = _head(record, history, sampling) if record is not None else np.asarray(source, np.float32)
+    if row.ndim != 1:
+        raise InvalidRequestError(f"a row is (vocab,) float32, not {row.shape}")
+    sampler = make_sampler(sampling.check(None if record else len(row)), seed or 0, branch, pieces=pieces)
+    if shift is None:
+        shift = record.shift if record is not None else None
+    said = None if history is None else np.asarray(history, np.int32)
+
+    def number(stage: int) -> float:
+        return _number(record, stage, seed, position, branch)
+
+    if record is not None and allowed is not None:
+        allowed = np.resize(allowed, len(row)) if len(allowed) >= len(row) else np.pad(allowed, (0, len(row) - len(allowed)))
+    traced = sampler.trace(row, position or 0, history=said, allowed=allowed, shift=shift or 0.0, number=number)
+    return Replayed(traced.token, report(traced).stages(0), whole=record is None)
+
+
+def _number(record: TokenRecord | None, stage: int, seed: int | None, position: int | None, branch: int) -> float:
+    """The random number of a stage: the record's own, or that of its place."""
+    if seed is not None and position is not None:
+        return uniform(seed, position, branch, stage)
+    name = {DRAW_STAGE: "draw", XTC_STAGE: "xtc"}[stage]
+    for known in (record.stages or ()) if record else ():
+        if known.name == name and known.u is not None:
+            return known.u
+    raise InvalidRequestError(f"no random number for the stage {name!r}: give seed and position of the token")
+
+
+def _head(record: TokenRecord, history: Int32 | Sequence[int] | None, sampling: SamplingOptions) -> Float32:
+    """The record's alternatives as a row; nothing else has a probability."""
+    ids, logprobs = list(record.top_ids), list(record.top_logprobs)
+    if record.token_id not in ids and record.logprob is not None:
+        ids, logprobs = [*ids, record.token_id], [*logprobs, record.logprob]
+    if not ids:
+        raise InvalidRequestError("the record has no alternatives to draw from: generate with top_k above 0")
+    named = [*ids, *(history if history is not None else ()), *(sampling.logit_bias or ()), *(sampling.banned_tokens or ())]
+    row: Float32 = np.full(max(map(int, named)) + 1, -np.inf, np.float32)
+    row[ids] = logprobs
+    return row

@@ -1,0 +1,199 @@
+"""`SamplingOptions`: how the next token is drawn."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Final, Self
+
+from runtime.checking import in_range, nearest, whole
+from runtime.errors import InvalidRequestError
+
+Breaker = int | str  # a token id, or a text: every token that contains it
+
+EDITS = ("bias", "penalties", "dry")  # change scores
+CUTS = ("top_k", "top_p", "min_p", "typical", "xtc")  # remove tokens
+ORDER: Final = (*EDITS, "temperature", *CUTS)  # what stands between the raw distribution and the draw
+
+DEFAULTS: Final[dict[str, Any]] = {
+    "temperature": 1.0,
+    "top_k": 0,
+    "top_p": 1.0,
+    "min_p": 0.0,
+    "typical_p": 1.0,
+    "xtc_probability": 0.0,
+    "xtc_threshold": 0.1,
+    "repetition_penalty": 1.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "penalty_window": 0,
+    "dry_multiplier": 0.0,
+    "dry_base": 1.75,
+    "dry_allowed_length": 2,
+    "dry_range": 0,
+    "dry_breakers": ("\n", ":", '"', "*"),
+    "logit_bias": {},
+    "banned_tokens": (),
+    "order": ORDER,
+}
+
+STAGE_OF: Final = {  # the setting that turns a stage on
+    "logit_bias": "bias",
+    "banned_tokens": "bias",
+    "repetition_penalty": "penalties",
+    "presence_penalty": "penalties",
+    "frequency_penalty": "penalties",
+    "dry_multiplier": "dry",
+    "temperature": "temperature",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "typical_p": "typical",
+    "xtc_probability": "xtc",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingOptions:
+    """How the next token is drawn. Unset fields are None: the model's own settings, then the defaults, fill them.
+
+    The stages stand in `order`: raw scores -> bias and bans -> penalties and DRY -> temperature -> top-k -> top-p ->
+    min-p -> typical -> XTC -> draw. A stage that `order` leaves out does nothing.
+
+    Attributes:
+        temperature: Divides the scores; 0 is greedy: the likeliest token after bias and penalties, the lowest id among
+            equals, and no cut has a say.
+        top_k: Only the k likeliest; 0 is off.
+        top_p: The likeliest that together reach this probability, the one that crosses it included; 1 is off.
+        min_p: Only those with this share of the likeliest one's probability (arXiv:2407.01082); 0 is off.
+        typical_p: Those whose surprisal is nearest to the entropy, up to this probability (arXiv:2202.00666); 1 is off.
+        xtc_probability: How often XTC acts: all tokens above the threshold but the least likely of them go; 0 is off.
+        xtc_threshold: Probability from which XTC counts a token as a top choice.
+        repetition_penalty: Divides positive raw logits of tokens that occurred, multiplies negative ones
+            (arXiv:1909.05858, as transformers); 1 is off.
+        presence_penalty: Is subtracted from the score of what occurred; 0 is off.
+        frequency_penalty: Is subtracted once per occurrence; 0 is off.
+        penalty_window: The three penalties look at so many last tokens of prompt and answer; 0 is all.
+        dry_multiplier: Strength of DRY, which makes the longer a repetition, the less likely its next token; 0 is off.
+        dry_base: Growth per token of the repeated sequence.
+        dry_allowed_length: Repetitions shorter than this cost nothing.
+        dry_range: DRY looks at so many last tokens; 0 is all.
+        dry_breakers: Token ids, or texts that stand for every token containing them; no repetition goes across one.
+        logit_bias: Is added to the score of an id; -100 or less in practice bans it.
+        banned_tokens: Ids that are never drawn.
+        order: Names of stages, of `SAMPLING_STAGES`.
+    """
+
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    typical_p: float | None = None
+    xtc_probability: float | None = None
+    xtc_threshold: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    penalty_window: int | None = None
+    dry_multiplier: float | None = None
+    dry_base: float | None = None
+    dry_allowed_length: int | None = None
+    dry_range: int | None = None
+    dry_breakers: tuple[Breaker, ...] | None = None
+    logit_bias: dict[int, float] | None = None
+    banned_tokens: tuple[int, ...] | None = None
+    order: tuple[str, ...] | None = None
+
+    def check(self, vocab: int | None = None) -> Self:
+        """Itself.
+
+        Args:
+            vocab: Size of the vocabulary, where it is known.
+
+        Raises:
+            InvalidRequestError: A value out of range, an id outside the vocabulary, an order with an unknown or repeated
+                stage or without one that is set, or nothing left to draw; the message names it.
+        """
+        in_range("temperature", self.temperature, 0.0, math.inf)
+        in_range("top_p", self.top_p, 0.0, 1.0, open_low=True)
+        in_range("min_p", self.min_p, 0.0, 1.0)
+        in_range("typical_p", self.typical_p, 0.0, 1.0, open_low=True)
+        in_range("xtc_probability", self.xtc_probability, 0.0, 1.0)
+        in_range("xtc_threshold", self.xtc_threshold, 0.0, 0.5, open_low=True)
+        in_range("repetition_penalty", self.repetition_penalty, 0.0, math.inf, open_low=True)
+        in_range("presence_penalty", self.presence_penalty, -math.inf, math.inf)
+        in_range("frequency_penalty", self.frequency_penalty, -math.inf, math.inf)
+        in_range("dry_multiplier", self.dry_multiplier, 0.0, math.inf)
+        in_range("dry_base", self.dry_base, 1.0, math.inf)
+        for name in ("top_k", "penalty_window", "dry_range"):
+            _count(name, getattr(self, name), 0, " (off)" if name == "top_k" else " (all)")
+        _count("dry_allowed_length", self.dry_allowed_length, 1, "")
+        self._check_order()
+        self._check_ids(vocab)
+        return self
+
+    def _check_order(self) -> None:
+        if self.order is None:
+            return
+        _sequence("order", self.order, "names of stages")
+        for place, name in enumerate(self.order):
+            if name not in ORDER:
+                raise InvalidRequestError(f"order: unknown stage {name!r}: {nearest(str(name), ORDER)}")
+            if name in self.order[:place]:
+                raise InvalidRequestError(f"order: stage {name!r} stands there twice")
+        for name, stage in STAGE_OF.items():
+            value = getattr(self, name)
+            if stage not in self.order and value is not None and value != DEFAULTS[name]:
+                raise InvalidRequestError(
+                    f"{name}={value!r} contradicts an order without {stage!r}: add it, or leave {name} out"
+                )
+
+    def _check_ids(self, vocab: int | None) -> None:
+        _sequence("banned_tokens", self.banned_tokens, "token ids")
+        _sequence("dry_breakers", self.dry_breakers, "token ids and texts")
+        if self.logit_bias is not None and not isinstance(self.logit_bias, dict):
+            raise InvalidRequestError(f"logit_bias is a dictionary of token ids and numbers, not {self.logit_bias!r:.80}")
+        for token, bias in (self.logit_bias or {}).items():
+            _token("logit_bias", token, vocab)
+            in_range(f"logit_bias of token {token}", bias, -math.inf, math.inf)
+        for token in self.banned_tokens or ():
+            _token("banned_tokens", token, vocab)
+        for breaker in self.dry_breakers or ():
+            if breaker == "":
+                raise InvalidRequestError("dry_breakers: an empty text stands in every token; leave it out")
+            if not isinstance(breaker, str):
+                _token("dry_breakers", breaker, vocab)
+        if vocab is not None and len(set(self.banned_tokens or ())) >= vocab:
+            raise InvalidRequestError(f"banned_tokens bans all {vocab:,} tokens of the vocabulary: nothing is left to draw")
+
+    def given(self) -> dict[str, Any]:
+        """The fields that are set."""
+        return {name: value for name in _NAMES if (value := getattr(self, name)) is not None}
+
+    def over(self, *others: SamplingOptions) -> SamplingOptions:
+        """Its own fields, then those of the first of `others` that has them."""
+        merged: dict[str, Any] = {}
+        for source in (self, *others):
+            merged = {**source.given(), **merged}
+        return SamplingOptions(**merged)
+
+
+_NAMES = tuple(f.name for f in fields(SamplingOptions))
+
+
+def _count(name: str, value: object, least: int, meaning: str) -> None:
+    if value is not None and not whole(value, least):
+        raise InvalidRequestError(f"{name} must be a whole number, {least}{meaning} or more, not {value!r}")
+
+
+def _sequence(name: str, value: Sequence[object] | None, of: str) -> None:
+    if value is not None and not isinstance(value, list | tuple):
+        raise InvalidRequestError(f"{name} is a sequence of {of}, not {value!r:.80}")
+
+
+def _token(name: str, token: object, vocab: int | None) -> None:
+    if not whole(token, 0):
+        raise InvalidRequestError(f"{name}: a token id is a whole number, 0 or more, not {token!r:.80}")
+    if vocab is not None and token >= vocab:  # type: ignore[operator]  # a whole number
+        raise InvalidRequestError(f"{name}: token id {token} is outside the vocabulary of {vocab:,}")

@@ -1,0 +1,53 @@
+"""One step of several streams, outside of a model: from raw logits to tokens and their numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from runtime.errors import InvalidRequestError
+from runtime.records import Float32, Int32, Scores
+from runtime.sampling.chain import Sampler
+from runtime.sampling.history import History
+from runtime.scoring import normalised, summarise
+
+
+def draw_step(
+    logits: Float32,
+    samplers: Sequence[Sampler],
+    positions: Sequence[int],
+    top_k: int = 10,
+    *,
+    histories: Sequence[Int32 | History | None] | None = None,
+) -> tuple[Int32, Scores]:
+    """The tokens that the streams of a step draw, as `generate` draws them, and what the model thought of each.
+
+    Args:
+        logits: ``(n, vocab)`` float32, raw.
+        samplers: One per row; see `make_sampler`.
+        positions: Where in its path each token will stand.
+        top_k: Alternatives recorded.
+        histories: What each stream has said, prompt included, where penalties or DRY are on.
+
+    Raises:
+        InvalidRequestError: Rows, samplers, positions and histories differ in number, or logits are no numbers.
+    """
+    n = len(logits)
+    said = histories if histories is not None else [None] * n
+    if not n == len(samplers) == len(positions) == len(said):
+        raise InvalidRequestError(
+            f"{n} rows, {len(samplers)} samplers, {len(positions)} positions, {len(said)} histories: give one each"
+        )
+    entropy, finite, shift = np.empty(n, np.float32), np.empty(n, np.bool_), np.empty(n, np.float32)
+    logprobs = normalised(logits, entropy=entropy, finite=finite, shift=shift)
+    if not finite.all():
+        raise InvalidRequestError(f"row {int((~finite).argmax())} of the logits holds NaN or infinity")
+    tokens = np.array(
+        [
+            sampler.draw(row, position, history=history, shift=float(normaliser))[0]
+            for sampler, row, position, history, normaliser in zip(samplers, logprobs, positions, said, shift, strict=True)
+        ],
+        np.int32,
+    )
+    return tokens, summarise(logprobs, tokens, top_k, entropy)

@@ -1,0 +1,314 @@
+"""Embeddings on the owner thread: texts of one length in one padded batch, a slice per step, and no KV left behind.
+
+Rows are filled up on the right. A causal model's token sees nothing after it, so that no mask is needed and recurrent
+layers are exact as well. A text longer than a slice goes in chunks through a pack of its own, which is freed at its end.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from functools import partial
+
+import numpy as np
+
+from runtime.adapters.stacks import TokenStacks, stack_of
+from runtime.backends.base import Backend
+from runtime.errors import MemoryBudgetError, NonFiniteLogitsError
+from runtime.info import PromptProgress
+from runtime.options import LoadOptions
+from runtime.pooling import Pool, Pooling
+from runtime.records import Float32, Int32
+from runtime.scheduler.cache import Cache
+from runtime.scheduler.counters import Counters
+from runtime.scheduler.faults import typed
+from runtime.scheduler.jobs import Job, settle
+from runtime.scheduler.ledger import Ledger
+from runtime.scheduler.prefill import Prefill
+from runtime.scheduler.prompts import ALONE_SECONDS, CHUNK_SECONDS, MIN_CHUNK
+from runtime.scheduler.room import NoRoomError
+
+PADDING_SHARE = 4  # of a slice's useful tokens, one part in so many may be padding
+FREE_PADDING = 32  # tokens of padding that a small slice may have in any case, but never more than it has useful ones
+
+
+@dataclass(slots=True, eq=False)
+class EmbedJob(Job):
+    """The vectors of several texts. `ids` is empty: each text has a path of its own."""
+
+    paths: list[Int32] = field(default_factory=list)  # equal texts once
+    places: list[list[int]] = field(default_factory=list)  # for each path, the rows of the answer
+    pooling: Pooling = "last"
+    future: Future[Float32] = field(default_factory=Future)
+
+    def fail(self, error: BaseException) -> None:
+        """The waiter gets the error."""
+        settle(self.future, error=error)
+
+    def name(self, number: int) -> str:
+        """A path's text, as the caller counts it."""
+        return f"texts[{self.places[number][0]}]"
+
+
+@dataclass(slots=True, eq=False)
+class _Work:
+    """A job on its way."""
+
+    job: EmbedJob
+    left: list[int]  # numbers of paths that were not begun, the longest last
+    vectors: Float32  # (texts, hidden), filled as they come
+    total: int  # tokens of all texts
+    open: int  # paths that are not done
+    done: int = 0
+    reused: int = 0  # tokens of texts that are there more than once
+    computed: int = 0  # tokens pushed, padding too
+    long: Prefill | None = None  # the text that goes in chunks, still the last of `left`
+    pool: Pool | None = None  # what its chunks have given so far
+    over: bool = False
+
+    def tell(self) -> None:
+        self.job.on_progress(PromptProgress(self.done, self.total, self.reused, self.computed, self.job.number))
+
+
+Chosen = list[tuple[_Work, int]]
+
+
+class Embeddings:
+    """The embedding jobs that run. Owner thread only.
+
+    Args:
+        backend: The model.
+        options: Batch limits.
+        cache: Whose budget is asked.
+        counters: What was done.
+        ledger: Who came and went.
+    """
+
+    def __init__(self, backend: Backend, options: LoadOptions, cache: Cache, counters: Counters, ledger: Ledger) -> None:
+        self._backend = backend
+        self._options = options
+        self._cache = cache
+        self._counters = counters
+        self._ledger = ledger
+        self._speed = 400.0  # tokens per second, measured as we go
+        self._departures: int | None = None  # there was no room beside others: how many had left by then
+        self.running: list[_Work] = []  # who was served last stands last
+
+    def admit(self, job: EmbedJob) -> None:
+        """Takes a job in.
+
+        Raises:
+            MemoryBudgetError: Its longest text cannot fit whatever is evicted; nothing was computed.
+        """
+        lengths = [len(path) for path in job.paths]
+        order = np.argsort(lengths, kind="stable").tolist()
+        try:
+            self._cache.check_room(lengths[order[-1]])
+        except MemoryBudgetError as full:
+            raise MemoryBudgetError(f"{job.name(order[-1])}: {full}") from None
+        copies = [len(places) for places in job.places]
+        total = sum(n * length for n, length in zip(copies, lengths, strict=True))
+        vectors = np.empty((sum(copies), self._backend.info.hidden_size), np.float32)
+        self.running.append(_Work(job, order, vectors, total, len(order)))
+
+    def step(self, *, beside: bool) -> None:
+        """One slice, of whom was served longest ago; `beside`: others wait for this step's end."""
+        if self._departures is not None and self._departures == self._cache.departures and self._cache.live:
+            return
+        self._departures = None
+        seconds = CHUNK_SECONDS if beside else ALONE_SECONDS
+        sized = min(max(int(self._speed * seconds), MIN_CHUNK), self._options.prefill_chunk_tokens)
+        quota = min(sized, self._options.max_batch_tokens)
+        work = self.running.pop(0)
+        self.running.append(work)
+        if work.long is not None or len(work.job.paths[work.left[-1]]) > quota:
+            self._guarded([(work, work.left[-1])], lambda: self._chunk(work, quota))
+        else:
+            chosen = self._choose(work, quota)
+            self._guarded(chosen, lambda: self._slice(chosen))
+
+    def drop_cancelled(self) -> None:
+        """Whom nobody waits for any more ends here."""
+        for work in [work for work in self.running if work.job.cancelled]:
+            self.end(work, None)
+
+    def make_way(self) -> bool:
+        """A live row needs room: a long text's pack is freed, to begin anew when somebody has left. False: there is none."""
+        work = next((work for work in self.running if work.long is not None), None)
+        if work is None:
+            return False
+        self._begin_anew(work)
+        return True
+
+    def fail_all(self, error: BaseException) -> None:
+        """Every job gets the error."""
+        for work in list(self.running):
+            self.end(work, error)
+
+    def end(self, work: _Work, error: BaseException | None) -> None:
+        """The job ends unfinished: with the error, or because nobody waits."""
+        self.running.remove(work)
+        work.over = True
+        self._free(work)
+        self._leave(work, "cancelled" if error is None else "error")
+        self._counters.publish(self._cache)
+        if error is not None:
+            work.job.fail(error)
+
+    # ---- short texts: one padded batch ----------------------------------------------------------------------------
+
+    def _choose(self, lead: _Work, quota: int) -> Chosen:
+        """The lead's longest texts, then those of others that are as long, within the quota and the bound on padding."""
+        chosen: Chosen = []
+        longest = len(lead.job.paths[lead.left[-1]])
+        useful = 0
+        for work in (lead, *(other for other in self.running if _may_join(other, lead))):
+            at = len(work.left)
+            while at and len(chosen) < self._options.max_batch_rows:
+                length = len(work.job.paths[work.left[at - 1]])
+                padded = (len(chosen) + 1) * longest
+                if length > longest or padded > quota or padded - useful - length > _padding(useful + length):
+                    break
+                at -= 1
+                useful += length
+                chosen.append((work, work.left[at]))
+            del work.left[at:]
+        return chosen
+
+    def _slice(self, chosen: Chosen) -> None:
+        paths = [work.job.paths[number] for work, number in chosen]
+        longest = max(map(len, paths))
+        tokens = np.stack([np.concatenate([path, np.full(longest - len(path), path[-1])]) for path in paths]).astype(np.int64)
+        needed = tokens.size * self._backend.info.hidden_size * 4
+        if not self._cache.make_room(needed):
+            raise NoRoomError(
+                f"the hidden states of {tokens.size:,} tokens need {needed:,} bytes, and running requests leave no room for "
+                f"them in the budget of {self._cache.budget:,}: raise kv_cache_bytes (set_kv_budget) or end another request"
+            )
+        started, stacks = time.monotonic(), _stacks(chosen[0][0].job, tokens.size)
+        try:
+            hidden = self._backend.hidden_states(tokens, stacks)  # (rows, longest, hidden)
+        except MemoryBudgetError:
+            self._cache.give_way()
+            hidden = self._backend.hidden_states(tokens, stacks)
+        self._count(tokens.size, time.monotonic() - started)
+        for (work, number), path, states in zip(chosen, paths, hidden, strict=True):
+            pool = Pool(work.job.pooling)
+            pool.add(states[: len(path)])
+            work.computed += longest
+            self._keep(work, number, pool)
+
+    # ---- a long text: chunk by chunk through a pack -----------------------------------------------------------------
+
+    def _chunk(self, work: _Work, quota: int) -> None:
+        number = work.left[-1]
+        path = work.job.paths[number]
+        if work.long is None:
+            part = Job(path, work.job.namespace)
+            work.long, work.pool = self._cache.place_apart(part), Pool(work.job.pooling)
+        assert work.pool is not None
+        prefill, end = work.long, min(work.long.at + quota, len(path))
+        started = time.monotonic()
+        stacks = _stacks(work.job, end - prefill.at)
+        hidden, prefill.slot = prefill.workspace.extend_hidden(path[prefill.at : end], prefill.slot, stacks)
+        work.pool.add(hidden)
+        self._count(end - prefill.at, time.monotonic() - started)
+        work.computed += end - prefill.at
+        work.done += end - prefill.at
+        prefill.at = end
+        if end == len(path):
+            pool = work.pool
+            self._free(work)
+            work.left.pop()
+            work.done -= len(path)  # counted with its twins
+            self._keep(work, number, pool)
+
+    def _begin_anew(self, work: _Work) -> None:
+        if work.long is not None:
+            work.done -= work.long.at
+        self._free(work)
+        self._departures = self._cache.departures
+
+    def _free(self, work: _Work) -> None:
+        if work.long is not None:
+            self._cache.leave(work.long)
+            work.long = work.pool = None
+
+    # ---- both -----------------------------------------------------------------------------------------------------
+
+    def _count(self, tokens: int, seconds: float) -> None:
+        if tokens >= MIN_CHUNK // 2:
+            self._speed += 0.5 * (tokens / max(seconds, 1e-6) - self._speed)
+        self._counters.tokens_computed += tokens
+
+    def _leave(self, work: _Work, finish: str) -> None:
+        self._ledger.leave(work.job, finish, prompt=work.total, reused=work.reused, computed=work.computed)
+
+    def _keep(self, work: _Work, number: int, pool: Pool) -> None:
+        """A text is done: its vector goes to every row that asked for it."""
+        if work.over:  # another of its texts was not finite
+            return
+        vector, places, length = pool.vector(), work.job.places[number], len(work.job.paths[number])
+        if not np.isfinite(vector).all():
+            self.end(work, NonFiniteLogitsError(f"{work.job.name(number)}: the model's hidden states hold NaN or infinity"))
+            return
+        work.open -= 1
+        work.vectors[places] = vector
+        work.done += len(places) * length
+        work.reused += (len(places) - 1) * length
+
+    def _guarded(self, chosen: Chosen, act: Callable[[], None]) -> None:
+        """Runs a part; what fails is halved until the guilty text is alone. Who is complete is answered."""
+        try:
+            act()
+        except BaseException as error:  # noqa: BLE001  # the border: the guilty job gets it (a native panic is no Exception)
+            self._failed(chosen, error)
+            return
+        self._counters.publish(self._cache)  # before the answers, so that who has one sees its numbers
+        for work in {id(work): work for work, _ in chosen if not work.over}.values():
+            work.tell()
+            if not work.open:
+                self.running.remove(work)
+                work.over = True
+                self._counters.texts_embedded += len(work.vectors)
+                self._leave(work, "done")
+                self._counters.publish(self._cache)
+                settle(work.job.future, work.vectors)
+
+    def _failed(self, chosen: Chosen, error: BaseException) -> None:
+        if len(chosen) > 1:
+            half = len(chosen) // 2
+            for part in (chosen[:half], chosen[half:]):
+                wanted = [(work, number) for work, number in part if not work.over]
+                if wanted:
+                    self._guarded(wanted, partial(self._slice, wanted))
+            return
+        work, number = chosen[0]
+        others = self._cache.live - (work.long is not None)
+        if isinstance(error, NoRoomError) and others:  # they hold what is needed: again when one has left
+            if work.long is None:
+                work.left.append(number)
+            self._begin_anew(work)
+            return
+        fault = typed(error)
+        if isinstance(fault, MemoryBudgetError):
+            fault = MemoryBudgetError(f"{work.job.name(number)}: {fault}")
+        self.end(work, fault)
+
+
+def _padding(useful: int) -> int:
+    """Tokens of padding that a slice with so many useful ones may have."""
+    return max(useful // PADDING_SHARE, min(useful, FREE_PADDING))
+
+
+def _may_join(other: _Work, lead: _Work) -> bool:
+    """Whether another job's texts may go in one forward with the lead's."""
+    return other is not lead and other.long is None and other.job.namespace == lead.job.namespace
+
+
+def _stacks(job: EmbedJob, tokens: int) -> TokenStacks | None:
+    """The adapters of all of a job's tokens."""
+    stack = stack_of(job.namespace)
+    return TokenStacks.uniform(stack, tokens) if stack else None

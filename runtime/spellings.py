@@ -1,0 +1,165 @@
+"""Options by the names that other libraries give them: Hugging Face, OpenAI, llama.cpp, mlx-lm."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from typing import Any
+
+from runtime.checking import nearest
+from runtime.errors import InvalidRequestError
+from runtime.grammar.source import Grammar
+from runtime.options import GenerationOptions
+from runtime.sampling.settings import SamplingOptions
+from runtime.speculation.options import SpeculativeOptions
+
+_SPELLINGS = {
+    "max_new_tokens": "max_tokens",  # Hugging Face
+    "max_completion_tokens": "max_tokens",  # OpenAI
+    "n_predict": "max_tokens",  # llama.cpp
+    "stop_strings": "stop",
+    "top_logprobs": "alternatives",
+    "logprobs": "alternatives",
+    "temp": "temperature",
+    "typ_p": "typical_p",
+    "repeat_penalty": "repetition_penalty",
+    "repeat_last_n": "penalty_window",
+    "repetition_context_size": "penalty_window",  # mlx-lm
+    "suppress_tokens": "banned_tokens",
+    "bad_words_ids": "banned_tokens",
+    "dry_sequence_breakers": "dry_breakers",
+    "dry_penalty_last_n": "dry_range",
+    "samplers": "order",
+}
+_SAMPLING = frozenset(f.name for f in fields(SamplingOptions))
+_GENERATION = frozenset(f.name for f in fields(GenerationOptions)) - {"sampling", "top_k"}
+
+
+def read_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of `GenerationOptions`, not yet checked.
+
+    A value of None is as good as not given. In a flat mapping `top_k` is the sampler's, as everywhere else, and
+    `alternatives` (or `top_logprobs`) says how many are recorded; beside a nested `sampling` it is `GenerationOptions.top_k`.
+
+    Raises:
+        InvalidRequestError: An unknown name (the nearest is named), or two spellings that contradict each other.
+    """
+    if not isinstance(options, Mapping):
+        raise InvalidRequestError(f"options are a mapping of names and values, not {options!r:.80}")
+    nested = options.get("sampling")
+    inner = dict(nested.given()) if isinstance(nested, SamplingOptions) else nested
+    if inner is not None and not isinstance(inner, Mapping):
+        raise InvalidRequestError(f"sampling is a mapping of names and values, not {inner!r:.80}")
+    read = _Reading()
+    for name, value in options.items():
+        if name != "sampling":
+            recorded = name == "top_k" and inner is not None
+            read.take(name, "alternatives" if recorded else _ours(name), value)
+    for name, value in (inner or {}).items():
+        read.take(name, _ours(name), value)
+    return read.made()
+
+
+def _ours(name: str) -> str:
+    return _SPELLINGS.get(name, name)
+
+
+class _Reading:
+    """Fields found so far, each with the name it came by."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, Any] = {}
+        self._names: dict[str, str] = {}
+
+    def take(self, name: str, field: str, value: Any) -> None:
+        known = {*_SAMPLING, *_GENERATION, *_SPELLINGS, "alternatives", "do_sample", "sampling"}
+        if name not in known:
+            raise InvalidRequestError(f"unknown option {name!r}: {nearest(str(name), known)}")
+        if value is None:
+            return
+        if name == "logprobs" and isinstance(value, bool):  # OpenAI's chat: whether, beside how many
+            if value:
+                return
+            value = 0
+        if name == "do_sample":
+            if not isinstance(value, bool):
+                raise InvalidRequestError(f"do_sample is True or False, not {value!r}")
+            if value:
+                return
+            field, value = "temperature", 0.0
+        value = _SHAPES.get(field, _as_it_is)(name, value)
+        if field in self._values and self._values[field] != value:
+            both = f"{self._names[field]}={self._values[field]!r} and {name}={value!r}"
+            raise InvalidRequestError(f"{both} contradict each other: give one of the two")
+        self._values[field], self._names[field] = value, name
+
+    def made(self) -> dict[str, Any]:
+        sampling = {name: value for name, value in self._values.items() if name in _SAMPLING}
+        found = {name: value for name, value in self._values.items() if name in _GENERATION}
+        if "alternatives" in self._values:
+            found["top_k"] = self._values["alternatives"]
+        if sampling:
+            found["sampling"] = SamplingOptions(**sampling)
+        return found
+
+
+def _as_it_is(_: str, value: Any) -> Any:
+    return value
+
+
+def _texts(_: str, value: Any) -> Any:
+    return (value,) if isinstance(value, str) else _tuple("", value)
+
+
+def _tuple(_: str, value: Any) -> Any:
+    return tuple(value) if isinstance(value, list | tuple) else value
+
+
+def _ids(name: str, value: Any) -> Any:
+    """Ids; Hugging Face's bad words are lists of them, of which we ban single ones."""
+    if name != "bad_words_ids" or not isinstance(value, list | tuple):
+        return _tuple(name, value)
+    for word in value:
+        if not isinstance(word, list | tuple) or len(word) != 1:
+            raise InvalidRequestError(f"bad_words_ids: only words of one token can be banned, not {word!r:.80}")
+    return tuple(word[0] for word in value)
+
+
+def _biases(name: str, value: Any) -> Any:
+    """Token ids may be spelt as text, which is all that JSON has."""
+    if not isinstance(value, Mapping):
+        return value
+    try:
+        return {int(token) if isinstance(token, str) else token: bias for token, bias in value.items()}
+    except ValueError:
+        raise InvalidRequestError(f"{name}: its keys are token ids, not {sorted(map(str, value))!r:.80}") from None
+
+
+def _speculative(_: str, value: Any) -> Any:
+    if not isinstance(value, Mapping):
+        return value
+    known = [f.name for f in fields(SpeculativeOptions)]
+    for name in value:
+        if name not in known:
+            raise InvalidRequestError(f"unknown option {name!r} of speculative: {nearest(str(name), known)}")
+    return SpeculativeOptions(**value)
+
+
+def _grammar(_: str, value: Any) -> Any:
+    return Grammar(**value) if isinstance(value, Mapping) and set(value) == {"kind", "source"} else value
+
+
+def _adapters(_: str, value: Any) -> Any:
+    return tuple(tuple(use) if isinstance(use, list) else use for use in value) if isinstance(value, list | tuple) else value
+
+
+_SHAPES: dict[str, Callable[[str, Any], Any]] = {
+    "stop": _texts,
+    "banned_tokens": _ids,
+    "logit_bias": _biases,
+    "dry_breakers": _texts,
+    "order": _tuple,
+    "speculative": _speculative,
+    "grammar": _grammar,
+    "adapters": _adapters,
+}

@@ -1,0 +1,69 @@
+"""`elsewise ask --adapter`: LoRA adapters from the command line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from runtime import GenerationOptions, SamplingOptions, load
+from tests.app.cli.conftest import Elsewise
+from tests.runtime.adapters.test_changes import toy_adapter
+
+ASK = ("ask", "hello", "--backend", "fake", "--max-tokens", "12", "--temperature", "0", "--seed", "1", "--json")
+GREEDY = GenerationOptions(max_tokens=12, sampling=SamplingOptions(temperature=0.0))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> str:
+    return str(toy_adapter(tmp_path / "pirate", 1))
+
+
+def ids(out: str) -> list[int]:
+    return [json.loads(line)["id"] for line in out.splitlines()[:-1]]
+
+
+@pytest.mark.parametrize("scales", [(1.0,), (0.5,), (2.0, -0.25)])
+def test_adapters_are_put_on_the_model_with_their_scales(
+    elsewise: Elsewise, folder: str, tmp_path: Path, scales: tuple[float, ...]
+) -> None:
+    # given
+    paths = [folder, str(toy_adapter(tmp_path / "other", 2))]
+    pairs = list(zip(paths, scales, strict=False))
+    with load("x", backend="fake", adapters=tuple(pairs)) as model:
+        prompt = model.render_chat([{"role": "user", "content": "hello"}])
+        expected = [record.token_id for record in model.generate_sync(prompt, GREEDY)]
+    flags = [flag for path, scale in pairs for flag in ("--adapter", path if scale == 1.0 else f"{path}:{scale}")]
+    # when
+    done = elsewise(*ASK, *flags)
+    # then
+    assert done.code == 0
+    assert ids(done.out) == expected
+    assert ids(elsewise(*ASK).out) != expected
+
+
+def test_a_batch_and_a_session_have_them_too(elsewise: Elsewise, folder: str, tmp_path: Path) -> None:
+    alone = elsewise(*ASK[:-1], "--adapter", folder).out
+    file = tmp_path / "questions.jsonl"
+    file.write_text('{"prompt": "hello"}')
+    batch = elsewise("ask", "--batch", str(file), *ASK[2:-1], "--adapter", folder)
+    assert json.loads(batch.out)["text"] + "\n" == alone
+    assert elsewise(*ASK[:-1], "--adapter", folder, "--session", "A").out == alone
+
+
+@pytest.mark.parametrize(
+    ("given", "code", "says"),
+    [
+        ("FOLDER:nan", 2, "the scale is a finite number"),
+        ("FOLDER:inf", 2, "the scale is a finite number"),
+        (":0.5", 2, "write the adapter's folder"),
+        ("", 2, "write the adapter's folder"),
+        ("nowhere", 1, "nowhere"),
+        ("FOLDER:much", 1, "much"),
+    ],
+)
+def test_an_adapter_that_is_none_is_refused(elsewise: Elsewise, folder: str, given: str, code: int, says: str) -> None:
+    done = elsewise(*ASK, "--adapter", given.replace("FOLDER", folder))
+    assert (done.code, done.out) == (code, "")
+    assert says in done.err

@@ -1,0 +1,272 @@
+"""`elsewise ask --batch`: every line checked first, many answered at once, results in the order asked."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.cli import batch
+from runtime import Finish, Origin, TokenRun, load
+from tests.app.cli.conftest import Elsewise
+
+FAKE = ("--backend", "fake", "--max-tokens", "6")
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "questions.jsonl"
+
+
+def write(file: Path, *lines: object) -> None:
+    file.write_text("\n".join(line if isinstance(line, str) else json.dumps(line) for line in lines) + "\n")
+
+
+def results(out: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in out.splitlines()]
+
+
+def test_each_line_is_answered_as_alone_in_the_order_asked(elsewise: Elsewise, file: Path) -> None:
+    # given a first line that takes the longest
+    write(
+        file,
+        {"prompt": "hello", "id": "long", "max_tokens": 30, "seed": 1},
+        "",
+        {"prompt": "you", "seed": 2},
+        {"messages": [{"role": "system", "content": "be"}, {"role": "user", "content": "me"}], "seed": 3, "temperature": 0},
+    )
+    # when
+    done = elsewise("ask", "--batch", str(file), *FAKE)
+    # then
+    assert done.code == 0
+    found = results(done.out)
+    assert [(r["id"], r["seed"], r["incomplete"]) for r in found] == [("long", 1, True), (3, 2, True), (4, 3, True)]
+    assert found[0]["tokens"] > 6
+    assert found[0]["text"] + "\n" == elsewise("ask", "hello", *FAKE[:3], "30", "--seed", "1").out
+    assert found[1]["text"] + "\n" == elsewise("ask", "you", *FAKE, "--seed", "2").out
+    alone = elsewise("ask", "me", "--system", "be", *FAKE, "--seed", "3", "--temperature", "0").out
+    assert found[2]["text"] + "\n" == alone
+    assert done.err == f"3 answers, {sum(r['tokens'] for r in found)} tokens\n"
+
+
+def test_what_the_command_says_holds_for_lines_that_say_nothing_else(elsewise: Elsewise, file: Path) -> None:
+    write(file, {"prompt": "hello"}, {"prompt": "hello", "system": "be", "top_k": 1}, {"prompt": "hello", "seed": 9})
+    done = elsewise("ask", "--batch", str(file), *FAKE, "--seed", "7", "--system", "see", "--temperature", "1.5")
+    first, second, third = results(done.out)
+    assert [r["seed"] for r in (first, second, third)] == [7, 8, 9]
+    same = ("ask", "hello", *FAKE, "--temperature", "1.5")
+    assert first["text"] + "\n" == elsewise(*same, "--system", "see", "--seed", "7").out
+    assert second["text"] + "\n" == elsewise(*same, "--system", "be", "--seed", "8", "--sample-top-k", "1").out
+    assert third["text"] + "\n" == elsewise(*same, "--system", "see", "--seed", "9").out
+
+
+def test_raw_lines_are_continued_and_a_stop_is_not_shown(elsewise: Elsewise, file: Path) -> None:
+    with load("x", backend="fake") as model:
+        expected = int(model.next_token_logprobs_sync(model.tokenize("hello")).argmax())
+        letter = model.decode_token(expected).decode()
+    write(file, {"prompt": "hello", "temperature": 0}, {"prompt": "hello", "temperature": 0, "stop": letter})
+    whole, cut = results(elsewise("ask", "--batch", str(file), "--raw", *FAKE).out)
+    assert whole["text"].startswith(letter)
+    assert (cut["text"], cut["finish_reason"], cut["incomplete"]) == ("", "stop", False)
+
+
+def test_lines_come_from_standard_input_too(elsewise: Elsewise, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO('{"prompt": "a"}\n{"prompt": "b"}'))
+    done = elsewise("ask", "--batch", "-", *FAKE)
+    assert [r["id"] for r in results(done.out)] == [1, 2]
+
+
+BAD: list[tuple[object, str]] = [
+    ("{", "not JSON"),
+    ("[" * 100_000, "not JSON"),
+    ([1], "a JSON object is needed, not list"),
+    ({}, 'give one of "prompt" and "messages"'),
+    ({"prompt": "a", "messages": []}, 'give one of "prompt" and "messages"'),
+    ({"prompt": " "}, "a text that is not empty"),
+    ({"prompt": 5}, "a text that is not empty"),
+    ({"promt": "a"}, "unknown name 'promt': did you mean 'prompt'?"),
+    ({"prompt": "a", "zzz": 1}, "unknown name 'zzz': known: "),
+    ({"prompt": "a", "id": [1]}, '"id" is a text or a whole number'),
+    ({"prompt": "a", "id": True}, '"id" is a text or a whole number'),
+    ({"prompt": "a", "temperature": -1}, "temperature must lie within"),
+    ({"prompt": "a", "temperature": "warm"}, "temperature must lie within"),
+    ('{"prompt": "a", "temperature": NaN}', "temperature must lie within"),
+    ({"prompt": "a", "top_p": 0}, "top_p must lie within (0, 1]"),
+    ({"prompt": "a", "max_tokens": 0}, "max_tokens must be a whole number"),
+    ({"prompt": "a", "seed": -1}, "seed must be a whole number"),
+    ({"prompt": "a", "stop": ""}, "none of them empty"),
+    ({"prompt": "a", "stop": 5}, "stop is a sequence of texts"),
+    ({"prompt": "a", "system": 5}, '"system" is a text'),
+    ({"messages": "a"}, '"messages" is a list'),
+    ({"prompt": "a", "tools": 5}, "tools is a list of definitions"),
+    ({"prompt": "a", "top_k": [1]}, "top_k must be a whole number"),
+    ({"messages": []}, "messages is a list of at least one"),
+    ({"messages": [{"role": "elf", "content": "a"}]}, "the role 'elf' is not one of"),
+    ({"prompt": "a", "tools": [{"type": "function", "function": {"name": "f"}}]}, "takes no tools"),
+    ({"prompt": "x" * 140_000}, "do not fit into the context of"),
+]
+
+
+@pytest.mark.parametrize(("line", "says"), BAD, ids=[says for _, says in BAD])
+def test_a_bad_line_is_named_before_anything_is_computed(
+    elsewise: Elsewise, file: Path, line: object, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given
+    monkeypatch.setattr(batch, "_answer", None)  # nothing may get there
+    write(file, {"prompt": "fine"}, line)
+    # when
+    done = elsewise("ask", "--batch", str(file), *FAKE)
+    # then
+    assert (done.code, done.out) == (2, "")
+    assert "nothing was asked" in done.err
+    assert f"line 2: {says}" in done.err or ("line 2: " in done.err and says in done.err)
+
+
+@pytest.mark.parametrize("name", ["system", "tools"])
+def test_what_needs_a_chat_is_refused_for_raw_lines(elsewise: Elsewise, file: Path, name: str) -> None:
+    write(file, {"prompt": "a", name: "x"})
+    done = elsewise("ask", "--batch", str(file), "--raw", *FAKE)
+    assert (done.code, f'line 1: "{name}" needs a chat: leave out --raw' in done.err) == (2, True)
+
+
+def test_of_many_bad_lines_the_first_are_named(elsewise: Elsewise, file: Path) -> None:
+    write(file, *["{"] * 8)
+    err = elsewise("ask", "--batch", str(file), *FAKE).err
+    assert "line 5: " in err
+    assert "line 6: " not in err
+    assert "and 3 more" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        (("hi", "--batch", "FILE"), 2, "leave out TEXT"),
+        (("--batch", "FILE", "--session", "A"), 2, "leave out --session"),
+        (("--batch", "FILE", "--top-k", "3"), 2, "leave out --top-k"),
+        (("--batch", "nowhere.jsonl"), 1, "No such file"),
+        (("--batch", "FILE", "--raw"), 2, '"messages" have roles'),
+        (("--batch", "FILE", "--format", "none"), 2, "continue texts with --raw, or choose a --format"),
+    ],
+)
+def test_options_that_make_no_sense_with_a_file(
+    elsewise: Elsewise, file: Path, arguments: tuple[str, ...], code: int, says: str
+) -> None:
+    write(file, {"messages": [{"role": "user", "content": "a"}]})
+    done = elsewise("ask", *(str(file) if a == "FILE" else a for a in arguments), *FAKE)
+    assert (done.code, done.out) == (code, "")
+    assert says in done.err
+
+
+def test_an_empty_file_and_one_that_is_no_text(elsewise: Elsewise, file: Path) -> None:
+    write(file, "", " ")
+    assert "no lines; write one such as" in elsewise("ask", "--batch", str(file), *FAKE).err
+    file.write_bytes(b'{"prompt": "\xff"}')
+    done = elsewise("ask", "--batch", str(file), *FAKE)
+    assert (done.code, "not UTF-8 at byte 12" in done.err) == (1, True)
+
+
+def test_tools_are_offered_and_calls_are_taken_apart(
+    elsewise: Elsewise, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given a template that takes tools, and models that write calls
+    template = tmp_path / "tools.jinja"
+    template.write_text(
+        "{% for t in tools or [] %}{{ t | tojson }}{% endfor %}{% for m in messages %}{{ m.content }}{% endfor %}"
+    )
+    tool = {"type": "function", "function": {"name": "clock", "parameters": {"type": "object", "required": ["zone"]}}}
+    answers = ['<tool_call>{"name": "clock", "arguments": {"zone": "CET"}}</tool_call>', "[TOOL_CALLS]clock{}", "Noon."]
+    write(file, *({"prompt": str(i), "tools": [tool], "id": i} for i in range(3)), {"prompt": "9"})
+    prompts: list[str] = []
+
+    async def generate_runs(self: Any, ids: list[int], options: Any) -> Any:
+        prompts.append(self.detokenize(ids))
+        answer = answers[int(prompts[-1][-1]) % 3].encode()
+        run = TokenRun.unscored(list(answer), [bytes([b]) for b in answer], [chr(b) for b in answer], Origin.SAMPLED)
+        run.finish[-1] = Finish.STOP
+        yield run
+
+    monkeypatch.setattr("runtime.model.LocalModel.generate_runs", generate_runs)
+    # when
+    done = elsewise("ask", "--batch", str(file), "--format", str(template), *FAKE)
+    # then
+    first, second, third, plain = results(done.out)
+    assert first["tool_calls"][0] | {"id": ""} == {"id": "", "name": "clock", "arguments": {"zone": "CET"}}
+    assert "clock needs zone" in second["tool_call_error"]
+    assert third["tool_calls"] == []
+    assert "tool_calls" not in plain
+    assert ['"clock"' in prompt for prompt in prompts] == [True, True, True, False]
+
+
+def test_an_answer_that_fails_does_not_take_the_others_down(
+    elsewise: Elsewise, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given
+    from runtime import MemoryBudgetError
+    from runtime.model import LocalModel
+
+    real = LocalModel.generate_runs
+
+    async def generate_runs(self: Any, ids: list[int], options: Any) -> Any:
+        if options.seed == 5:
+            raise MemoryBudgetError("no room for 5")
+        async for run in real(self, ids, options):
+            yield run
+
+    monkeypatch.setattr(LocalModel, "generate_runs", generate_runs)
+    write(file, {"prompt": "a", "seed": 5}, {"prompt": "b"})
+    # when
+    done = elsewise("ask", "--batch", str(file), *FAKE)
+    # then
+    first, second = results(done.out)
+    assert done.code == 1
+    assert (first["error"], first["incomplete"]) == ("no room for 5", True)
+    assert second["tokens"] == 6
+    assert '1 of them failed ("error" says why)' in done.err
+
+
+def test_lines_have_forms_of_their_own_and_cut_ones_are_marked(elsewise: Elsewise, file: Path) -> None:
+    schema = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"], "additionalProperties": False}
+    write(
+        file,
+        {"prompt": "a", "schema": schema, "max_tokens": 200},
+        {"prompt": "b", "regex": "[xy]{2}"},
+        {"prompt": "c", "schema": json.dumps(schema), "max_tokens": 3},
+        {"prompt": "d"},
+    )
+    done = elsewise("ask", "--batch", str(file), *FAKE, "--regex", "z{4}")
+    assert done.code == 1
+    first, second, third, fourth = results(done.out)
+    assert json.loads(first["text"])["a"] in (1, 2)
+    assert set(second["text"]) <= {"x", "y"}
+    assert len(second["text"]) == 2
+    assert fourth["text"] == "zzzz"
+    assert [r["incomplete"] for r in (first, second, third, fourth)] == [False, False, True, False]
+    assert third["finish_reason"] == "length"
+    assert "1 of them incomplete" in done.err
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ({"prompt": "a", "schema": {"type": "nothing"}}, "line 2: "),
+        ({"prompt": "a", "schema": "{"}, "not JSON"),
+        ({"prompt": "a", "schema": 5}, "a JSON schema is"),
+        ({"prompt": "a", "regex": "("}, "line 2: "),
+        ({"prompt": "a", "regex": 5}, "line 2: "),
+        ({"prompt": "a", "regex": "a", "schema": {}}, "contradict each other"),
+        ({"prompt": "a", "regex": "a", "ignore_eos": True}, "ignore_eos contradicts a grammar"),
+    ],
+)
+def test_a_form_that_cannot_be_is_named_before_anything_is_computed(
+    elsewise: Elsewise, file: Path, line: object, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batch, "_answer", None)  # nothing may get there
+    write(file, {"prompt": "fine"}, line)
+    done = elsewise("ask", "--batch", str(file), *FAKE)
+    assert (done.code, done.out) == (2, "")
+    assert "nothing was asked" in done.err
+    assert says in done.err

@@ -1,0 +1,43 @@
+"""Adapters of the tiny models, written once per test run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from runtime.model import LocalModel, load
+from tests.runtime.adapters.makers import INVOCATION, Peft, adapters_of, save_adapter
+from tests.tiny_models import tiny_path
+
+
+@pytest.fixture(scope="session")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where adapters are written."""
+    return tmp_path_factory.mktemp("adapters")
+
+
+@pytest.fixture(scope="session")
+def folders(root: Path) -> dict[str, Path]:
+    """Adapters for the tiny llama: A, B, and one that is activated by `INVOCATION`."""
+    a, b = adapters_of("llama", root)
+    return {"A": a, "B": b, "act": save_adapter(root / "llama" / "act", "llama", seed=3, alora_invocation_tokens=INVOCATION)}
+
+
+@pytest.fixture(scope="session")
+def peft(folders: dict[str, Path]) -> Peft:
+    """peft's numbers for them."""
+    return Peft("llama", **folders)
+
+
+@pytest.fixture
+def llama(request: pytest.FixtureRequest, folders: dict[str, Path]) -> Iterator[LocalModel]:
+    """The tiny llama with its adapters loaded; on hf, or as the test is parametrised."""
+    with load(tiny_path("llama"), backend=getattr(request, "param", "hf")) as model:
+        for folder in folders.values():
+            model.load_adapter(model.add_adapter(folder))
+        yield model
+
+
+both_backends = pytest.mark.parametrize("llama", ["hf", "mlx"], indirect=True)

@@ -1,0 +1,120 @@
+"""Activated LoRA: base numbers and base KV up to the invocation, the adapter's from there on, as peft has it."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from runtime.model import LocalModel, load
+from runtime.options import GenerationOptions, SamplingOptions
+from runtime.records import Float32
+from tests.runtime.adapters.conftest import both_backends
+from tests.runtime.adapters.makers import INVOCATION, Peft, save_adapter
+from tests.runtime.backends.reference import random_ids
+from tests.tiny_models import tiny_path
+
+TOLERANCE = 1e-4  # nats
+
+
+def plain(seed: int, n: int) -> list[int]:
+    """Ids without the invocation's first token."""
+    return [int(i) if i != INVOCATION[0] else 18 for i in random_ids(seed, n)]
+
+
+@both_backends
+def test_tokens_before_the_invocation_are_the_base_s_and_share_its_kv(llama: LocalModel, peft: Peft) -> None:
+    prefix, after = plain(1, 40), plain(2, 6)
+    ids = [*prefix, *INVOCATION, *after]
+    # given the base has computed the prefix
+    llama.cache_kv(prefix)
+    before = llama.metrics().tokens_computed
+    # when the whole is asked for under the activated adapter
+    got = llama.next_token_logprobs_sync(ids, adapters=["act"])
+    # then the prefix was not computed again, and the numbers are peft's
+    assert llama.metrics().tokens_computed - before == len(INVOCATION) + len(after)
+    np.testing.assert_allclose(got, peft.logprobs(ids, ("act", 1.0))[-1], atol=TOLERANCE, rtol=0)
+    np.testing.assert_allclose(llama.next_token_logprobs_uncached(ids, adapters=["act"]), got, atol=TOLERANCE, rtol=0)
+    # and the other way round: what the adapter's request left of the prefix serves the base
+    longer = [*plain(3, 30)]
+    llama.next_token_logprobs_sync([*longer, *INVOCATION], adapters=["act"])
+    before = llama.metrics().tokens_computed
+    np.testing.assert_allclose(
+        llama.next_token_logprobs_sync([*longer, 7], adapters=()), peft.logprobs([*longer, 7])[-1], atol=TOLERANCE, rtol=0
+    )
+    assert llama.metrics().tokens_computed - before == 1
+
+
+@both_backends
+def test_the_scores_of_every_position_are_peft_s(llama: LocalModel, peft: Peft) -> None:
+    ids = [*plain(4, 12), *INVOCATION, *plain(5, 9)]
+    expected = peft.logprobs(ids, ("act", 1.0))
+    for _ in range(2):  # computed, then remembered
+        records = asyncio.run(llama.score(ids, adapters=["act"]))
+        got = np.array([record.logprob for record in records[1:]], np.float32)
+        np.testing.assert_allclose(got, expected[np.arange(len(ids) - 1), ids[1:]], atol=TOLERANCE, rtol=0)
+
+
+@both_backends
+def test_it_begins_at_the_last_invocation_and_nowhere_without_one(llama: LocalModel, peft: Peft) -> None:
+    twice = [*plain(6, 9), *INVOCATION, *plain(7, 9), *INVOCATION, 9, 8]
+    got = llama.next_token_logprobs_sync(twice, adapters=["act"])
+    np.testing.assert_allclose(got, peft.logprobs(twice, ("act", 1.0))[-1], atol=TOLERANCE, rtol=0)
+    never = plain(8, 20)
+    base = llama.next_token_logprobs_sync(never, adapters=())
+    before = llama.metrics().tokens_computed
+    np.testing.assert_array_equal(llama.next_token_logprobs_sync(never, adapters=["act"]), base)
+    assert llama.metrics().tokens_computed == before  # it is the very same request
+
+
+@both_backends
+def test_base_and_adapters_go_through_the_model_in_one_forward(llama: LocalModel, peft: Peft) -> None:
+    ids = [*plain(9, 20), *INVOCATION, *plain(10, 3)]
+    stacks = [(), (("A", 1.0),), (("act", 0.5),), (("B", 2.0),), (("A", 1.0), ("B", 0.5))]
+
+    async def ask() -> list[Float32]:
+        return list(await asyncio.gather(*(llama.next_token_logprobs(ids, adapters=stack) for stack in stacks)))
+
+    before = llama.metrics().forward_calls
+    answers = asyncio.run(ask())
+    assert llama.metrics().forward_calls - before == 1
+    for stack, got in zip(stacks, answers, strict=True):
+        np.testing.assert_allclose(got, peft.logprobs(ids, *stack)[-1], atol=TOLERANCE, rtol=0)
+
+
+@both_backends
+def test_an_answer_goes_on_under_the_adapter(llama: LocalModel, peft: Peft) -> None:
+    ids = [*plain(11, 20), *INVOCATION]
+    greedy = GenerationOptions(max_tokens=8, resolve=False, adapters=("act",), seed=1)
+    records = list(llama.generate_sync(ids, replace(greedy, sampling=SamplingOptions(temperature=0.0), ignore_eos=True)))
+    answer = [record.token_id for record in records]
+    # peft places the activation at the last invocation: the answer must not hold another one
+    assert tuple(answer).count(INVOCATION[0]) == 0
+    expected = peft.logprobs([*ids, *answer], ("act", 1.0))
+    rows = expected[np.arange(len(ids) - 1, len(ids) + len(answer) - 1)]
+    got = np.array([r.logprob for r in records], np.float32)
+    np.testing.assert_allclose(got, rows[np.arange(len(answer)), answer], atol=TOLERANCE, rtol=0)
+    # and what it left in the cache is found again by the same stack alone
+    llama.cache_kv([*ids, *answer])
+    assert llama.prefix_match([*ids, *answer], adapters=["act"]).tokens >= len(ids) + len(answer) - 1
+    assert llama.prefix_match([*ids, *answer], adapters=["A"]).tokens == 0
+
+
+@pytest.mark.parametrize("name", ["gemma3", "lfm2", pytest.param("mamba", marks=pytest.mark.slow)])
+def test_on_sliding_and_recurrent_models(name: str, root: Path) -> None:
+    folder = save_adapter(root / name / "act", name, seed=4, alora_invocation_tokens=INVOCATION)
+    peft = Peft(name, act=folder)
+    ids = [*plain(12, 30), *INVOCATION, *plain(13, 5)]
+    expected = peft.logprobs(ids, ("act", 1.0))[-1]
+    for backend in ("hf", "mlx"):
+        with load(tiny_path(name), backend=backend) as model:
+            model.load_adapter(model.add_adapter(folder, "act"))
+            model.cache_kv(ids[:30])
+            got = model.next_token_logprobs_sync(ids, adapters=["act"])
+            np.testing.assert_allclose(got, expected, atol=TOLERANCE, rtol=0)
+            np.testing.assert_allclose(
+                model.next_token_logprobs_uncached(ids, adapters=["act"]), expected, atol=TOLERANCE, rtol=0
+            )

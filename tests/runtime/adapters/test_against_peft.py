@@ -1,0 +1,80 @@
+"""Base, A, B, A+B, scales, swaps and unloading: peft's numbers, on every kind of architecture and both backends."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from runtime.model import LocalModel, load
+from tests.runtime.adapters.makers import TARGETS, Peft, adapters_of
+from tests.runtime.backends.reference import random_ids
+from tests.tiny_models import tiny_path
+
+TOLERANCE = 1e-4  # nats, the house's for tiny models
+SAME_KERNELS = 1e-5  # peft and we through transformers' own forward
+FAST = ("llama", "gemma3", "lfm2")  # full attention and a head, sliding windows, recurrent state
+CASES = [
+    pytest.param((backend, name), id=f"{backend}-{name}", marks=() if name in FAST else pytest.mark.slow)
+    for name in TARGETS
+    for backend in ("hf", "mlx")
+]
+STACKS = ((), (("A", 1.0),), (("B", 1.0),), (("A", 1.0), ("B", 1.0)), (("A", 0.5), ("B", -2.0)), (("B", 1.0), ("A", 1.0)))
+
+
+@pytest.fixture(scope="module", params=CASES)
+def case(request: pytest.FixtureRequest, root: Path) -> Iterator[tuple[LocalModel, Peft, float]]:
+    backend, name = request.param
+    a, b = adapters_of(name, root)
+    with load(tiny_path(name), backend=backend) as model:
+        for folder in (a, b):
+            model.load_adapter(model.add_adapter(folder))
+        yield model, Peft(name, A=a, B=b), SAME_KERNELS if backend == "hf" else TOLERANCE
+
+
+def test_every_stack_is_what_peft_computes(case: tuple[LocalModel, Peft, float]) -> None:
+    model, peft, tolerance = case
+    ids = random_ids(3, 40).tolist()
+    base = peft.logprobs(ids)[-1]
+    for stack in STACKS:
+        expected = peft.logprobs(ids, *stack)[-1]
+        assert not stack or np.abs(expected - base).max() > 0.05  # it changes what can be seen
+        np.testing.assert_allclose(model.next_token_logprobs_sync(ids, adapters=stack), expected, atol=TOLERANCE, rtol=0)
+        np.testing.assert_allclose(model.next_token_logprobs_uncached(ids, adapters=stack), expected, atol=tolerance, rtol=0)
+
+
+def test_a_swap_recomputes_nothing_of_either_prefix(case: tuple[LocalModel, Peft, float]) -> None:
+    model, peft, _ = case
+    prefix, more = random_ids(4, 30).tolist(), random_ids(5, 8).tolist()
+    for stack in STACKS[:3]:  # the first time each is computed
+        model.cache_kv(prefix) if not stack else model.next_token_logprobs_sync(prefix, adapters=stack)
+    # when they take turns, each with one more token
+    ids = list(prefix)
+    for token in more:
+        ids.append(token)
+        for stack in STACKS[:3]:
+            before = model.metrics().tokens_computed
+            got = model.next_token_logprobs_sync(ids, adapters=stack)
+            assert model.metrics().tokens_computed - before == 1
+            np.testing.assert_allclose(got, peft.logprobs(ids, *stack)[-1], atol=TOLERANCE, rtol=0)
+
+
+def test_the_base_is_the_same_to_the_bit_while_adapters_are_there_and_after(case: tuple[LocalModel, Peft, float]) -> None:
+    model, peft, tolerance = case
+    ids = random_ids(6, 25).tolist()
+    with_them = model.next_token_logprobs_uncached(ids, adapters=())
+    model.push_lora("A")
+    under = model.next_token_logprobs_uncached(ids)
+    assert not np.array_equal(under, with_them)
+    np.testing.assert_allclose(under, peft.logprobs(ids, ("A", 1.0))[-1], atol=tolerance, rtol=0)
+    model.unload_adapter("A")  # takes it from the stack as well
+    model.unload_adapter("B")
+    assert model.lora_stack == ()
+    assert model.list_adapters() == []
+    assert sum(adapter.bytes for adapter in model.info.adapters) == 0
+    np.testing.assert_array_equal(model.next_token_logprobs_uncached(ids), with_them)
+    model.load_adapter("A")
+    model.load_adapter("B")
+    np.testing.assert_array_equal(model.next_token_logprobs_uncached(ids, adapters=["A"]), under)

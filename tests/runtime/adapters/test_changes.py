@@ -1,0 +1,231 @@
+"""Stacks that change while things run: who runs keeps its own, unloading waits, namespaces never meet."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from runtime.backends.fake import Behaviour
+from runtime.errors import AdapterError, SessionClosedError, UnsupportedFeatureError
+from runtime.model import LocalModel, load
+from runtime.options import GenerationOptions, SamplingOptions
+from runtime.records import Float32
+from runtime.speculation.options import SpeculativeOptions
+from tests.fakes import TOLERANCE, Gate, fake_model, some_ids
+
+GREEDY = GenerationOptions(max_tokens=12, sampling=SamplingOptions(temperature=0.0), ignore_eos=True, resolve=False)
+INVOCATION = [44, 7]
+
+
+def toy_adapter(folder: Path, seed: int, *, invocation: list[int] | None = None) -> Path:
+    """An adapter for the fake backend, in peft's layout."""
+    rng = np.random.default_rng(seed)
+    tensors = {}
+    for path, outer in (("value", 16), ("head", 259)):
+        tensors[f"base_model.model.{path}.lora_A.weight"] = rng.normal(size=(2, 16)).astype(np.float32)
+        tensors[f"base_model.model.{path}.lora_B.weight"] = rng.normal(size=(outer, 2)).astype(np.float32)
+    folder.mkdir(parents=True)
+    save_file(tensors, folder / "adapter_model.safetensors")
+    config = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "alora_invocation_tokens": invocation}
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def toys(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    root = tmp_path_factory.mktemp("toys")
+    return {
+        "A": toy_adapter(root / "A", 1),
+        "B": toy_adapter(root / "B", 2),
+        "act": toy_adapter(root / "act", 3, invocation=INVOCATION),
+    }
+
+
+@pytest.fixture
+def gate() -> Gate:
+    return Gate()
+
+
+@pytest.fixture(params=["attention", "recurrent"])
+def model(request: pytest.FixtureRequest, toys: dict[str, Path], gate: Gate) -> Iterator[LocalModel]:
+    with fake_model(Behaviour(before_forward=gate, recurrent=request.param == "recurrent")) as made:
+        for name, folder in toys.items():
+            if request.param == "attention" or name != "act":
+                made.load_adapter(made.add_adapter(folder))
+        yield made
+        gate.open()
+
+
+def right(model: LocalModel, got: Float32, ids: list[int], stack: tuple[tuple[str, float], ...]) -> None:
+    expected = model.next_token_logprobs_uncached(ids, adapters=stack)
+    np.testing.assert_allclose(got, expected, atol=TOLERANCE, rtol=0)
+
+
+def test_a_running_answer_keeps_its_stack_and_the_next_has_the_new(model: LocalModel) -> None:
+    ids = some_ids(1, 20)
+    alone = {name: [r.token_id for r in model.generate_sync(ids, GREEDY)] for name in ("base",)}
+    model.push_lora("A")
+    alone["A"] = [r.token_id for r in model.generate_sync(ids, GREEDY)]
+    model.clear_loras()
+    model.clear_cache()
+
+    async def both() -> tuple[list[int], list[int]]:
+        answers: list[list[int]] = [[], []]
+
+        async def run(at: int) -> None:
+            async for record in model.generate(ids, GREEDY):
+                answers[at].append(record.token_id)
+                if at == 0 and len(answers[0]) == 3:  # in the middle of the first
+                    await model.push_lora_async("A")
+                    second.set_result(None)
+
+        second: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        async def later() -> None:
+            await second
+            await run(1)
+
+        await asyncio.gather(run(0), later())
+        return answers[0], answers[1]
+
+    first, second = asyncio.run(both())
+    assert first == alone["base"]
+    assert second == alone["A"]
+    assert first != second
+
+
+def test_unloading_waits_for_who_uses_it_and_refuses_newcomers(model: LocalModel, gate: Gate) -> None:
+    ids = some_ids(2, 10)
+    expected = [r.token_id for r in model.generate_sync(ids, replace(GREEDY, adapters=("A",)))]
+    gate.shut()
+    got: list[int] = []
+    options = replace(GREEDY, adapters=("A",))
+    answering = threading.Thread(target=lambda: got.extend(r.token_id for r in model.generate_sync(ids, options)))
+    answering.start()
+    assert gate.reached.wait(30)
+    leaving = threading.Thread(target=model.unload_adapter, args=("A",))
+    leaving.start()
+    while not any(entry.leaving for entry in model._adapters._entries.values()):
+        threading.Event().wait(0.001)
+    # while it waits, nothing new may begin under it, and it is there still
+    with pytest.raises(AdapterError, match="is being unloaded"):
+        next(model.generate_sync(ids, options))
+    with pytest.raises(AdapterError, match="being unloaded"):
+        model.load_adapter("A")
+    assert leaving.is_alive()
+    assert "A_lora" in model.list_adapters()
+    gate.open()
+    answering.join(30)
+    leaving.join(30)
+    assert got == expected
+    assert "A_lora" not in model.list_adapters()
+    # loaded again, its KV is still warm
+    model.load_adapter("A")
+    assert model.prefix_match(ids, adapters=["A"]).tokens == len(ids)
+
+
+def test_a_request_of_the_same_turn_is_waited_for(model: LocalModel) -> None:
+    ids = some_ids(3, 9)
+
+    async def turn() -> Float32:
+        asked = asyncio.ensure_future(model.next_token_logprobs(ids, adapters=["A"]))
+        await asyncio.sleep(0)  # it was made, and leaves at the end of this turn
+        model.unload_adapter("A")
+        return await asked
+
+    got = asyncio.run(turn())
+    model.load_adapter("A")
+    right(model, got, ids, (("A", 1.0),))
+
+
+def test_the_same_tokens_under_each_stack_stay_apart(model: LocalModel) -> None:
+    ids = some_ids(4, 30)
+    stacks: list[tuple[tuple[str, float], ...]] = [(), (("A", 1.0),), (("A", 0.5),), (("B", 1.0),), (("A", 1.0), ("B", 1.0))]
+    stacks.append((("B", 1.0), ("A", 1.0)))
+    answers = [model.next_token_logprobs_sync(ids, adapters=stack) for stack in stacks]
+    for stack, got in zip(stacks, answers, strict=True):
+        right(model, got, ids, stack)
+    assert len({got.tobytes() for got in answers[:5]}) == 5
+    # and every one of them is warm, whatever was in force in between
+    computed = model.metrics().tokens_computed
+    for stack, got in zip(stacks, answers, strict=True):
+        assert model.prefix_match(ids, adapters=stack).tokens == len(ids)
+        np.testing.assert_array_equal(model.next_token_logprobs_sync(ids, adapters=stack), got)
+    assert model.metrics().tokens_computed == computed
+    # what a stack has not seen is said to be held for another one
+    other = some_ids(5, 12)
+    model.cache_kv(other)
+    model.next_token_logprobs_sync(other, adapters=["A"])
+    model.prefix_match([1])
+    assert model.cache_report().last_cause == "other"
+
+
+def test_random_requests_under_random_stacks_are_what_they_are_alone(model: LocalModel) -> None:
+    rng = np.random.default_rng(6)
+    names = [name for name in ("A", "B", "act") if name in {a.name for a in model.info.adapters}]
+    texts = [some_ids(seed, 24) for seed in range(3)]
+    texts.append([*texts[0][:12], *INVOCATION, *texts[1][:9]])  # with the invocation of the activated one
+
+    async def storm() -> None:
+        async def one() -> None:
+            text = texts[rng.integers(len(texts))][: int(rng.integers(1, 24))]
+            stack = tuple((str(n), float(rng.integers(1, 4)) / 2) for n in rng.permutation(names)[: rng.integers(0, 3)])
+            got = await model.next_token_logprobs(text, adapters=stack)
+            expected = await model.next_token_logprobs_uncached_async(text, adapters=stack)
+            np.testing.assert_allclose(got, expected, atol=TOLERANCE, rtol=0)
+
+        for _ in range(8):
+            await asyncio.gather(*(one() for _ in range(6)))
+
+    asyncio.run(storm())
+
+
+def test_guesses_are_checked_under_the_answer_s_own_stack(model: LocalModel) -> None:
+    ids = [7, 8, 9, 7, 8, 9, 7, 8]
+    plain = replace(GREEDY, max_tokens=40, adapters=("A", ("B", 0.5)))
+    if "recurrent" in model.info.attention_kinds:  # its state cannot be cut back: refused whatever the stack
+        with pytest.raises(UnsupportedFeatureError, match="recurrent state"):
+            next(model.generate_sync(ids, replace(plain, speculative=SpeculativeOptions())))
+        return
+    expected = [record.token_id for record in model.generate_sync(ids, plain)]
+    model.clear_cache()
+    guessing = replace(plain, speculative=SpeculativeOptions())
+    assert [record.token_id for record in model.generate_sync(ids, guessing)] == expected
+    assert model.metrics().tokens_drafted > 0
+
+
+def test_load_options_push_adapters_in_order(toys: dict[str, Path]) -> None:
+    pairs = (str(toys["A"]), (str(toys["B"]), 0.5))
+    with load("anything", backend="fake", adapters=pairs) as model:
+        assert model.lora_stack == (("A", 1.0), ("B", 0.5))
+        assert model.list_adapters() == ["A_lora", "B_lora"]
+        assert all(adapter.bytes > 0 for adapter in model.info.adapters)
+        right(model, model.next_token_logprobs_sync([1, 2, 3]), [1, 2, 3], model.lora_stack)
+        assert model.pop_lora() == ("B", 0.5)
+        right(model, model.next_token_logprobs_sync([1, 2, 3]), [1, 2, 3], (("A", 1.0),))
+        model.close()
+        with pytest.raises(SessionClosedError, match="closed"):
+            model.add_adapter(toys["act"])
+
+
+def test_an_id_on_the_shelf(toys: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ELSEWISE_MODELS", str(tmp_path))
+    toy_adapter(tmp_path / "org--mine@v1", 9)
+    with fake_model() as model:
+        assert model.add_adapter("org/mine", "mine") == "mine"
+        model.push_lora("org/mine@v1")
+        assert model.lora_stack == (("org--mine@v1", 1.0),)
+        # the very same weights under two names: one goes, the other stays
+        model.load_adapter("mine")
+        right(model, model.next_token_logprobs_sync([1, 2]), [1, 2], (("mine", 1.0),))
+        model.unload_adapter("mine")
+        right(model, model.next_token_logprobs_sync([3, 2]), [3, 2], model.lora_stack)
+        assert toys

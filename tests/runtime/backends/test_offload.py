@@ -1,0 +1,191 @@
+"""Weights on disk: the numbers are those of the whole model, and memory holds a part of it."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from runtime import (
+    BackendUnavailableError,
+    InvalidRequestError,
+    ModelLoadError,
+    UnsupportedFeatureError,
+    load,
+)
+from runtime.client.limits import EngineLimits, patient
+from runtime.model import LocalModel
+from runtime.records import Float32
+from tests.runtime.backends.reference import random_ids
+from tests.tiny_models import tiny_path
+
+NAMES = ("llama", "gemma3", "gpt2", "mamba")
+MID = """
+import json, sys
+from pathlib import Path
+from runtime import load
+import torch, transformers, accelerate
+folder, *limit = sys.argv[1:]
+def most():  # bytes this process ever held
+    return next(int(line.split()[1]) for line in Path("/proc/self/status").open() if line.startswith("VmHWM")) << 10
+before = most()
+options = {"offload": "disk", "offload_memory_bytes": int(limit[0])} if limit else {}
+with load(folder, "hf", device="cpu", kv_cache_bytes=16 << 20, threads=1, **options) as model:
+    loaded = most()
+    row = model.next_token_logprobs_sync(list(range(5, 25)))
+    print(json.dumps({"loaded": loaded - before, "peak": most() - before, "row": row.tolist(),
+                      "warnings": model.info.warnings}))
+"""
+
+
+@pytest.fixture(autouse=True)
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A temporary folder of the test's own, in which nothing may be left."""
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    yield folder
+    assert list(folder.glob("elsewise-*")) == []  # torch keeps one of its own
+
+
+def offloaded(name: str, limit: int = 1) -> LocalModel:
+    return load(tiny_path(name), "hf", device="cpu", offload="disk", offload_memory_bytes=limit)
+
+
+def close(got: Float32, want: Float32) -> None:
+    """Bit for bit but for kernels that add in another order where a matrix lies at another address."""
+    np.testing.assert_allclose(got, want, atol=4e-6, rtol=0)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_numbers_are_those_of_the_whole_model(name: str) -> None:
+    ids, more = random_ids(1, 40).tolist(), random_ids(2, 9).tolist()
+    with load(tiny_path(name), "hf", device="cpu") as whole, offloaded(name) as parts:
+        assert parts._engine.backend._loaded.offload.on_disk > 0  # type: ignore[attr-defined]  # the hf backend's
+        for path in (ids, [*ids, *more]):  # the second after a cached prefix
+            got = parts.next_token_logprobs_sync(path)
+            close(got, whole.next_token_logprobs_sync(path))
+            np.testing.assert_allclose(got, parts.next_token_logprobs_uncached(path), atol=1e-4)
+        batch = [[*ids, token] for token in (3, 4, 5)]
+        close(parts.batch_next_token_logprobs_sync(batch), whole.batch_next_token_logprobs_sync(batch))
+        close(parts.embed_sync(["a b", "c"]), whole.embed_sync(["a b", "c"]))
+        assert parts.info.kv_fingerprint == whole.info.kv_fingerprint
+        assert parts.info.parameters == whole.info.parameters
+
+
+def test_info_says_what_is_read_and_how_long_it_takes() -> None:
+    with offloaded("llama") as model:
+        note = model.info.warnings[-1]
+        total = 4 * model.info.parameters
+        assert f"{total:,} of {total:,} bytes of weights are on disk" in note
+        assert "s per forward" in note
+        assert model.info.options["offload"] == "disk"
+        assert model.info.device == "cpu"
+
+
+def test_a_part_stays_in_memory_and_a_small_model_whole() -> None:
+    with offloaded("falcon_h1", 700_000) as model:
+        plan = model._engine.backend._loaded.offload  # type: ignore[attr-defined]  # the hf backend's
+        assert 0 < plan.resident <= 700_000
+        assert plan.resident + plan.on_disk == 4 * model.info.parameters
+    with offloaded("llama", 100 << 20) as model:
+        assert "so nothing is offloaded" in model.info.warnings[-1]
+
+
+def test_a_failed_load_leaves_no_folder(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> None:
+        assert len(list(temporary.glob("elsewise-*"))) == 1
+        raise ModelLoadError("no such thing")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("runtime.backends.hf.backend.self_test", fails)
+        with pytest.raises(ModelLoadError, match="no such thing"):
+            offloaded("llama")
+    with monkeypatch.context() as patch:
+        patch.setattr("runtime.backends.hf.loading.AutoModelForCausalLM.from_pretrained", lambda *_, **__: fails())
+        with pytest.raises(ModelLoadError, match="no such thing"):
+            offloaded("llama")
+
+
+def test_what_cannot_be_offloaded_is_refused() -> None:
+    with pytest.raises(UnsupportedFeatureError, match=r"MLX keeps all weights in memory; .* [\d,]+ bytes .* [\d,]+ are free"):
+        load(tiny_path("llama"), "mlx", offload="disk")
+    with pytest.raises(UnsupportedFeatureError, match="has no weights"):
+        load("x", "fake", offload="disk")
+    with pytest.raises(UnsupportedFeatureError, match="in memory already"):
+        load(_pair(), "hf", offload="disk")
+    for bad, words in (
+        ({"offload": "cpu"}, "offload='cpu'"),
+        ({"offload": "dsk"}, "did you mean 'disk'"),
+        ({"offload": "disk", "offload_memory_bytes": 0}, "above 0"),
+        ({"offload_memory_bytes": 5}, "give both"),
+    ):
+        with pytest.raises(InvalidRequestError, match=words):
+            load(tiny_path("llama"), "hf", **bad)
+
+
+def test_without_accelerate_the_install_line_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "accelerate" else find(name, *rest))
+    with pytest.raises(BackendUnavailableError, match="pip install 'accelerate"):
+        offloaded("llama")
+
+
+def test_accelerate_is_loaded_only_when_asked_for() -> None:
+    code = "import runtime, sys; runtime.load; import runtime.options; print('accelerate' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
+
+
+def test_a_step_of_an_offloaded_model_may_take_its_time(tmp_path: Path) -> None:
+    with (tmp_path / "model.safetensors").open("wb") as file:
+        file.truncate(4_000_000_000)
+    assert patient(EngineLimits(), str(tmp_path)).step_seconds == pytest.approx(30 + 200)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the peak is read from /proc")
+def test_loading_a_larger_model_takes_less_than_its_weights(tmp_path: Path) -> None:
+    # given a model of about 300 MB
+    folder, weights = _mid_size(tmp_path / "mid")
+    # when a fifth of it may stay in memory
+    whole = _in_a_process(folder)
+    parts = _in_a_process(folder, str(weights // 5))
+    # then neither loading nor a forward ever held the weights, and the numbers are the same
+    assert whole["peak"] > weights
+    assert parts["peak"] < weights / 2
+    np.testing.assert_allclose(parts["row"], whole["row"], atol=4e-6)
+
+
+def _pair() -> tuple[Any, Any]:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    return AutoModelForCausalLM.from_pretrained(tiny_path("llama")), AutoTokenizer.from_pretrained(tiny_path("llama"))
+
+
+def _in_a_process(folder: Path, *limit: str) -> dict[str, Any]:
+    done = subprocess.run([sys.executable, "-c", MID, str(folder), *limit], capture_output=True, text=True, check=True)
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def _mid_size(folder: Path) -> tuple[Path, int]:
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(5)
+    sizes = {"hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 6, "num_attention_heads": 16}
+    config = LlamaConfig(vocab_size=1000, num_key_value_heads=16, max_position_embeddings=512, **sizes)
+    model = LlamaForCausalLM(config)
+    model.save_pretrained(folder, max_shard_size="100MB")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (folder / name).write_bytes((tiny_path("llama") / name).read_bytes())
+    return folder, sum(p.numel() * 4 for p in model.parameters())

@@ -1,0 +1,292 @@
+"""Answers under a grammar, through the whole engine: streams, batches, ends, resumption, faults."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from runtime import (
+    Finish,
+    GenerationOptions,
+    Grammar,
+    GrammarError,
+    InvalidRequestError,
+    Origin,
+    SamplingOptions,
+    SpeculativeOptions,
+    TokenRecord,
+)
+from runtime.backends.fake import Behaviour
+from runtime.model import LocalModel, load
+from tests.fakes import Gate, fake_model, reference, some_ids
+from tests.runtime.grammar.judge import accepts, begins
+from tests.runtime.grammar.samples import ALL, JSON, LARK, REGEX, SCHEMA, Parcel
+from tests.tiny_models import tiny_folder
+
+GREEDY = SamplingOptions(temperature=0.0)
+PROMPT = some_ids(1, 12)
+
+
+@pytest.fixture(scope="module")
+def model() -> Iterator[LocalModel]:
+    with fake_model(Behaviour(overlaps=True)) as made:
+        yield made
+
+
+def said(records: Sequence[TokenRecord]) -> bytes:
+    return b"".join(r.token_bytes for r in records if r.finish_reason != "eos")
+
+
+def stream(model: LocalModel, ids: Sequence[int], **options: Any) -> list[TokenRecord]:
+    async def main() -> list[TokenRecord]:
+        return [record async for record in model.generate(ids, GenerationOptions(**options))]
+
+    return asyncio.run(main())
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("name", ALL)
+def test_every_answer_that_ends_is_one_of_the_grammars(model: LocalModel, name: str, seed: int) -> None:
+    records = stream(model, PROMPT, grammar=ALL[name], seed=seed, max_tokens=600)
+    assert records[-1].finish_reason in ("eos", "grammar")
+    assert not records[-1].incomplete
+    assert accepts(ALL[name], said(records))
+    if name == "json":
+        answer = json.loads(said(records))
+        assert set(answer) == set(SCHEMA["properties"])
+        assert 0 <= answer["age"] <= 120
+
+
+def test_records_hold_the_models_own_numbers_and_say_what_was_forced(model: LocalModel) -> None:
+    records = stream(model, PROMPT, grammar=Grammar.regex("ab[cd]e"), sampling=GREEDY, top_k=5)
+    path = list(PROMPT)
+    for record in records:
+        row = reference(path)
+        assert record.logprob == pytest.approx(float(row[record.token_id]), abs=1e-5)
+        assert record.rank == 1 + int((row > row[record.token_id]).sum())
+        assert record.entropy == pytest.approx(float(-(np.exp(row) * row).sum()), abs=1e-4)
+        assert record.top_ids == tuple(np.argsort(-row, kind="stable")[:5].tolist())
+        path.append(record.token_id)
+    assert [r.origin for r in records] == [Origin.GRAMMAR, Origin.GRAMMAR, Origin.SAMPLED, Origin.GRAMMAR]
+    assert [r.finish_reason for r in records] == [None, None, None, "grammar"]
+    row = reference([*PROMPT, ord("a"), ord("b")])
+    assert records[2].token_id == max(ord("c"), ord("d"), key=lambda token: float(row[token]))
+
+
+def test_a_drawn_token_is_drawn_from_what_is_allowed(model: LocalModel) -> None:
+    # given two tokens to choose from, at the temperature of the model
+    drawn = [stream(model, PROMPT, grammar=Grammar.regex("[cd]"), seed=seed)[0].token_id for seed in range(300)]
+    row = np.exp(reference(PROMPT).astype(np.float64))
+    expected = row[ord("c")] / (row[ord("c")] + row[ord("d")])
+    assert abs(drawn.count(ord("c")) / 300 - expected) < 4 * np.sqrt(expected * (1 - expected) / 300)
+
+
+def test_cut_by_the_limit_it_says_so_and_is_not_passed_off_as_done(model: LocalModel) -> None:
+    records = stream(model, PROMPT, grammar=JSON, seed=1, max_tokens=9)
+    assert [r.finish_reason for r in records] == [None] * 8 + ["length"]
+    assert [r.incomplete for r in records] == [False] * 8 + [True]
+    assert begins(JSON, said(records))
+    assert not accepts(JSON, said(records))
+    text = asyncio.run(model.complete("x", GenerationOptions(grammar=JSON, seed=1, max_tokens=9)))
+    assert (text.finish_reason, text.incomplete) == ("length", True)
+    assert len(text) == 9
+
+
+def test_a_limit_that_the_last_token_meets_does_not_cut(model: LocalModel) -> None:
+    records = stream(model, PROMPT, grammar=Grammar.regex("abcd"), max_tokens=4)
+    assert records[-1].finish_reason == "grammar"
+    text = asyncio.run(model.complete("x", GenerationOptions(grammar=Grammar.regex("abcd"), max_tokens=4)))
+    assert (text, text.finish_reason, text.incomplete) == ("abcd", "grammar", False)
+
+
+def test_an_empty_answer_is_an_eos(model: LocalModel) -> None:
+    records = stream(model, PROMPT, grammar=Grammar.regex(""))
+    assert [(r.finish_reason, model.is_eos(r.token_id)) for r in records] == [("eos", True)]
+
+
+def test_a_context_that_ends_is_incomplete() -> None:
+    with fake_model(context_length=20) as model:
+        records = stream(model, PROMPT, grammar=JSON, seed=1, max_tokens=600)
+        assert (records[-1].finish_reason, records[-1].incomplete) == ("context", True)
+
+
+@pytest.mark.parametrize("kind", ["attention", "recurrent"])
+def test_alone_in_a_batch_and_beside_others_it_says_the_same(kind: str) -> None:
+    # given rows with grammars of their own, some with none
+    wanted = [*ALL.values(), None, JSON, Grammar.regex("[a-f]{20}")]
+    with fake_model(Behaviour(recurrent=kind == "recurrent"), max_batch_rows=4) as model:
+        options = [
+            GenerationOptions(grammar=grammar, seed=i, max_tokens=80, ignore_eos=grammar is None)
+            for i, grammar in enumerate(wanted)
+        ]
+
+        async def one(own: GenerationOptions) -> list[TokenRecord]:
+            return [record async for record in model.generate(PROMPT, own)]
+
+        async def batch() -> list[list[TokenRecord]]:
+            return list(await asyncio.gather(*(one(own) for own in options)))
+
+        together = asyncio.run(batch())
+        model.clear_cache()
+        for own, records in zip(options, together, strict=True):
+            alone = asyncio.run(one(own))
+            assert [(r.token_id, r.origin, r.finish_reason) for r in alone] == [
+                (r.token_id, r.origin, r.finish_reason) for r in records
+            ]
+            assert own.grammar is None or begins(own.grammar, said(records))
+
+
+SHORT = {**ALL, "json": Grammar.json_schema({**SCHEMA, "x-guidance": {"whitespace_flexible": False}})}
+
+
+@pytest.mark.parametrize("name", SHORT)
+def test_cut_at_every_token_and_resumed_the_answer_is_the_same(model: LocalModel, name: str) -> None:
+    whole = stream(model, PROMPT, grammar=SHORT[name], seed=11, max_tokens=600)
+    assert accepts(SHORT[name], said(whole))
+    ids = [r.token_id for r in whole]
+    for at in range(1, len(ids)):
+        rest = stream(model, [*PROMPT, *ids[:at]], grammar=SHORT[name], grammar_prefix=at, seed=11, max_tokens=600)
+        assert [r.token_id for r in rest] == ids[at:]
+        assert [r.origin for r in rest] == [r.origin for r in whole[at:]]
+        assert rest[-1].finish_reason == whole[-1].finish_reason
+
+
+def test_guessed_ahead_or_not_it_says_the_same(model: LocalModel) -> None:
+    # given an answer that repeats what the prompt says, so that guesses are right
+    prompt, grammar = [*b"(12-(12-(12-(12-"], Grammar.regex(r"(\(12-){4,12}x?")
+    plain = stream(model, prompt, grammar=grammar, sampling=GREEDY, top_k=3)
+    guessed = stream(model, prompt, grammar=grammar, sampling=GREEDY, top_k=3, speculative=SpeculativeOptions())
+    assert [(r.token_id, r.origin, r.finish_reason) for r in guessed] == [
+        (r.token_id, r.origin, r.finish_reason) for r in plain
+    ]
+
+
+def test_a_prefix_that_is_none(model: LocalModel) -> None:
+    with pytest.raises(InvalidRequestError, match="grammar_prefix=13 of 12 tokens"):
+        stream(model, PROMPT, grammar=REGEX, grammar_prefix=13)
+    with pytest.raises(GrammarError, match="token id 120 cannot be token 2"):
+        stream(model, [*PROMPT, ord("1"), ord("x")], grammar=REGEX, grammar_prefix=2)
+    with pytest.raises(GrammarError, match="complete after the 1 tokens of grammar_prefix"):
+        stream(model, [*PROMPT, ord("a")], grammar=Grammar.regex("a"), grammar_prefix=1)
+
+
+def test_what_cannot_be_used_is_refused_before_anything_is_computed(model: LocalModel) -> None:
+    before = model.metrics().tokens_computed
+    for grammar in (Grammar.regex("("), Grammar("json_schema", '{"type": "nope"}'), Grammar.regex(r"[^\s\S]")):
+        with pytest.raises(GrammarError):
+            stream(model, some_ids(77, 5), grammar=grammar)
+        with pytest.raises(GrammarError):
+            list(model.generate_sync(some_ids(77, 5), GenerationOptions(grammar=grammar)))
+        with pytest.raises(GrammarError):
+            asyncio.run(model.complete("never computed", GenerationOptions(grammar=grammar)))
+    assert model.metrics().tokens_computed == before
+    assert model.prefix_match(some_ids(77, 5)).tokens == 0
+
+
+def test_a_grammar_that_fails_on_the_way_ends_its_own_stream_alone(model: LocalModel) -> None:
+    dead_end = Grammar.lark('start: "abc" X\nX: /[^\\s\\S]/')
+
+    async def main() -> tuple[list[TokenRecord], list[TokenRecord]]:
+        got: list[TokenRecord] = []
+
+        async def failing() -> None:
+            async for record in model.generate(PROMPT, GenerationOptions(grammar=dead_end)):
+                got.append(record)  # noqa: PERF401  # what came before the error is looked at
+
+        async def sound() -> list[TokenRecord]:
+            return [r async for r in model.generate(PROMPT, GenerationOptions(grammar=JSON, seed=1, max_tokens=600))]
+
+        task = asyncio.create_task(sound())
+        with pytest.raises(GrammarError, match="failed after 3 tokens"):
+            await failing()
+        return got, await task
+
+    got, other = asyncio.run(main())
+    assert said(got) == b"abc"  # nothing that was said is lost
+    assert accepts(JSON, said(other))
+
+
+def test_a_stop_string_ends_an_answer_that_is_complete_only_where_the_grammar_may_end(model: LocalModel) -> None:
+    # given a stop string in the middle of a structure
+    cut = stream(model, PROMPT, grammar=JSON, stop=('"age"',), max_tokens=600, seed=4)
+    assert (cut[-1].finish_reason, cut[-1].incomplete) == ("stop", True)
+    assert '"age"' not in "".join(r.text for r in cut)
+    # and others, in an answer of eight characters, all different, of which two would do as well
+    grammar = Grammar.regex("[ -~]{2}([ -~]{6})?")
+    told = ((seed, said(stream(model, PROMPT, grammar=grammar, seed=seed)).decode()) for seed in range(200))
+    seed, text = next((seed, text) for seed, text in told if len(text) == len(set(text)) == 8)
+    for stop, shown, incomplete in (
+        (text[2], text[:2], False),
+        (text[1:3], text[:1], True),
+        (text[:5], "", True),
+        (text[3:5], text[:3], True),
+    ):
+        records = stream(model, PROMPT, grammar=grammar, stop=(stop,), seed=seed)
+        assert "".join(r.text for r in records) == shown
+        assert (records[-1].finish_reason, records[-1].incomplete) == ("stop", incomplete)
+
+
+def test_a_stop_inside_a_token_is_judged_by_what_is_shown(model: LocalModel) -> None:
+    text = asyncio.run(model.complete("x", GenerationOptions(grammar=Grammar.regex("ab+(END)"), stop=("END",), seed=1)))
+    assert text.incomplete
+    assert text.finish is Finish.STOP_INSIDE
+    text = asyncio.run(model.complete("x", GenerationOptions(grammar=Grammar.regex("ab+(END)?"), stop=("E",), seed=1)))
+    assert not text.incomplete
+
+
+def test_cancelled_in_the_middle_the_next_one_is_served(model: LocalModel) -> None:
+    async def main() -> list[TokenRecord]:
+        records = model.generate(PROMPT, GenerationOptions(grammar=Grammar.regex("[a-z]+"), seed=2, max_tokens=400))
+        assert (await anext(records)).origin is Origin.SAMPLED
+        await records.aclose()
+        return [r async for r in model.generate(PROMPT, GenerationOptions(grammar=LARK, seed=2))]
+
+    assert accepts(LARK, said(asyncio.run(main())))
+
+
+def test_closed_while_it_runs_nobody_waits() -> None:
+    gate = Gate()
+    with fake_model(Behaviour(before_forward=lambda tokens: gate(tokens))) as model:
+        model.cache_kv(PROMPT)
+        gate.shut()
+        task = model.generate_sync(PROMPT, GenerationOptions(grammar=JSON, seed=2))
+        next(task)
+        assert gate.reached.wait(30)
+        gate.open()
+    with pytest.raises(Exception, match="closed"):
+        list(task)
+
+
+def test_who_uses_no_grammar_starts_no_worker() -> None:
+    with fake_model() as model:
+        stream(model, PROMPT, max_tokens=3)
+        assert model._grammars._worker is None
+        assert model.metrics().grammar_tokens == 0
+        stream(model, PROMPT, grammar=LARK, seed=1)
+        metrics = model.metrics()
+        assert metrics.grammar_tokens > 1
+        assert metrics.grammar_seconds > 0
+
+
+@pytest.mark.parametrize(
+    "kind", ["llama_wide", "mamba", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("gemma3", "lfm2", "gpt2"))]
+)
+def test_both_backends_say_the_same_and_a_pydantic_class_reads_it(kind: str) -> None:
+    grammar = Grammar.json_schema(Parcel)
+    texts: dict[str, list[int]] = {}
+    for backend in ("hf", "mlx"):
+        with load(tiny_folder(kind).path, backend=backend) as model:
+            ids = model.tokenize("A parcel:")
+            records = list(model.generate_sync(ids, GenerationOptions(grammar=grammar, sampling=GREEDY, max_tokens=300)))
+            texts[backend] = [r.token_id for r in records]
+            if not records[-1].incomplete:
+                Parcel.model_validate_json(said(records))
+                assert accepts(grammar, said(records))
+            drawn = list(model.generate_sync(ids, GenerationOptions(grammar=REGEX, seed=5)))
+            assert accepts(REGEX, said(drawn))
+    assert texts["hf"] == texts["mlx"]

@@ -1,0 +1,137 @@
+"""`Grammar`: what makes one, and what is refused before anything is computed."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import msgspec
+import pytest
+
+from runtime import GenerationOptions, Grammar, GrammarError, InvalidRequestError
+from runtime.grammar import compile as compiling
+from runtime.grammar.source import MAX_CHARACTERS
+from runtime.wire.messages import encode
+from runtime.wire.methods import METHODS
+from tests.runtime.grammar.samples import ALL, SCHEMA, Parcel
+
+
+def test_a_schema_is_taken_as_a_dictionary_as_text_and_as_a_pydantic_class() -> None:
+    assert Grammar.json_schema(SCHEMA) == Grammar.json_schema(json.dumps(SCHEMA, ensure_ascii=False))
+    assert json.loads(Grammar.json_schema(Parcel).source) == Parcel.model_json_schema()
+    for grammar in (*ALL.values(), Grammar.json_schema(Parcel)):
+        assert grammar.check() is grammar
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("{", "not JSON: Expecting property name"),
+        ("[1]", "a dictionary, its JSON text or a pydantic class"),
+        ("true", "a dictionary"),
+        (3, "a dictionary"),
+        (int, "int is no pydantic class"),
+        ({"enum": {1, 2}}, "holds what JSON cannot: Object of type set"),
+        ({"minimum": float("nan")}, "Out of range float"),
+        ({"const": "\ud800"}, "half of a character"),
+        ("[" * 100_000, "not JSON"),
+    ],
+)
+def test_what_is_no_schema_is_said_at_once(given: object, said: str) -> None:
+    with pytest.raises(GrammarError, match=said):
+        Grammar.json_schema(given)  # type: ignore[arg-type]  # that is the point
+
+
+def test_a_source_is_a_text_of_bounded_length() -> None:
+    with pytest.raises(GrammarError, match="is a text, not 3"):
+        Grammar.regex(3)  # type: ignore[arg-type]  # that is the point
+    with pytest.raises(GrammarError, match=r"the regex has 8,193 characters; at most 8,192"):
+        Grammar.regex("a" * (MAX_CHARACTERS["regex"] + 1))
+
+
+@pytest.mark.parametrize(
+    ("grammar", "said"),
+    [
+        (Grammar("json_schema", '{"type": "nope"}'), "Invalid type: nope"),
+        (Grammar("json_schema", "true"), "is an object, not 'true'"),
+        (Grammar("json_schema", "{"), "is not JSON"),
+        (Grammar("json_schema", '{"type": "integer", "minimum": 3, "maximum": 2}'), r"minimum \(3\) is greater than maximum"),
+        (Grammar("json_schema", '{"$ref": "file:///etc/passwd"}'), "does not fetch resources"),
+        (Grammar("json_schema", '{"type":"object","properties":{"a":{"$ref":"#/$defs/no"}}}'), "no"),
+        (Grammar("regex", "("), "unclosed group"),
+        (Grammar("regex", "(?=a)b"), "look-around"),
+        (Grammar("lark", "a: /b/"), "no start rule found"),
+        (Grammar("regex", r"[^\s\S]"), "allows nothing"),
+        (Grammar("lark", "start: start"), "allows nothing"),
+        (Grammar("bnf", "x"), "one of json_schema, regex, lark, not 'bnf'"),  # type: ignore[arg-type]  # the point
+    ],
+)
+def test_what_llguidance_refuses_is_refused_in_its_words(grammar: Grammar, said: str) -> None:
+    with pytest.raises(GrammarError, match=said):
+        grammar.check()
+
+
+def test_rules_nested_too_deeply_end_another_process_and_not_this_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    # given a stack that the rules overflow
+    monkeypatch.setattr(compiling, "CHILD_STACK", 1 << 20)
+    chain = "start:a0\n" + "\n".join(f"a{i}:a{i + 1}" for i in range(1300)) + '\na1300:"x"'
+    with pytest.raises(GrammarError, match="nested too deeply"):
+        Grammar.lark(chain).check()
+    # when there is the stack that is provided, then they are compiled
+    monkeypatch.undo()
+    Grammar.lark(chain + "\n").check()
+
+
+@pytest.mark.slow
+def test_a_grammar_that_takes_for_ever_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiling, "CPU_SECONDS", 1)
+    with pytest.raises(GrammarError, match="more than 1 s of computing"):
+        Grammar.json_schema({"type": "integer", "multipleOf": 9_999_991}).check()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        Grammar("json_schema", '{"items":' * 300 + "{}" + "}" * 300),
+        Grammar.regex("(" * 4000 + "a" + ")" * 4000),
+        Grammar.lark("start: " + "(" * 7000 + '"a"' + ")" * 7000),
+        Grammar.lark("start: R0\n" + "\n".join(f"R{i}: R{i + 1} R{i + 1}" for i in range(30)) + '\nR30: "a"'),
+        Grammar.json_schema({"allOf": [{"type": "string", "pattern": f".*a.{{{i}}}b.*"} for i in range(20)]}),
+    ],
+)
+def test_hostile_grammars_are_refused(grammar: Grammar) -> None:
+    with pytest.raises(GrammarError):
+        grammar.check()
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "said"),
+    [
+        ({"grammar": {"type": "object"}}, GrammarError, r"made by Grammar\.json_schema"),
+        ({"grammar": "a+"}, GrammarError, r"made by Grammar"),
+        ({"grammar": ALL["regex"], "ignore_eos": True}, GrammarError, "ignore_eos contradicts a grammar"),
+        ({"grammar_prefix": 3}, InvalidRequestError, "without a grammar"),
+        ({"grammar": ALL["regex"], "grammar_prefix": -1}, InvalidRequestError, "counts tokens"),
+        ({"grammar": ALL["regex"], "grammar_prefix": True}, InvalidRequestError, "counts tokens"),
+    ],
+)
+def test_options_that_contradict_a_grammar(options: dict[str, object], error: type[Exception], said: str) -> None:
+    with pytest.raises(error, match=said):
+        GenerationOptions(**options).check()  # type: ignore[arg-type]  # by name
+
+
+def test_a_grammar_crosses_the_pipe_as_it_is() -> None:
+    for grammar in ALL.values():
+        options = GenerationOptions(grammar=grammar, grammar_prefix=0)
+        sent = msgspec.Raw(encode({"ids": [1], "options": options}))
+        assert METHODS["generate_runs"].read_arguments(sent)["options"] == options
+
+
+def test_the_facade_and_a_grammar_import_no_llguidance() -> None:
+    code = (
+        "import sys, runtime; runtime.GenerationOptions(grammar=runtime.Grammar.regex('a')).check(); runtime.load;"
+        "assert 'llguidance' not in sys.modules and 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

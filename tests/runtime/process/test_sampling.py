@@ -1,0 +1,49 @@
+"""Sampling over the pipe: every setting crosses, and stages come back."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from runtime import GenerationOptions, InvalidRequestError, SamplingOptions, load, replay_draw, spawn
+from runtime.client import EngineClient
+
+EVERYTHING = GenerationOptions(
+    max_tokens=8,
+    sampling=SamplingOptions(
+        temperature=1.2, top_k=50, top_p=0.97, min_p=0.001, typical_p=0.98, xtc_probability=0.5, xtc_threshold=0.05,
+        repetition_penalty=1.1, presence_penalty=0.1, frequency_penalty=0.1, penalty_window=9, dry_multiplier=0.5, dry_base=2.0,
+        dry_allowed_length=3, dry_range=40, dry_breakers=("a", 7), logit_bias={3: 1.5}, banned_tokens=(9,),
+        order=("penalties", "bias", "dry", "top_k", "temperature", "top_p", "min_p", "typical", "xtc"),
+    ),
+    stages=True,
+    ignore_eos=True,
+    seed=3,
+)  # fmt: skip
+
+
+def test_a_spawned_model_samples_as_one_in_process() -> None:
+    async def scenario() -> None:
+        async with await spawn("mock", "mock") as client:
+            with load("mock", "mock") as model:
+                ids = model.tokenize("One two three.")
+                ours = list(model.generate_sync(ids, EVERYTHING))
+                theirs = [record async for record in client.generate(ids, EVERYTHING)]
+                assert theirs == ours
+                assert all(record.stages for record in theirs)
+                assert [replay_draw(record).token for record in theirs] == [record.token_id for record in theirs]
+                assert client.resolve_options(EVERYTHING) == model.resolve_options(EVERYTHING)
+                bad = replace(EVERYTHING, sampling=SamplingOptions(banned_tokens=(10**6,)))
+                with pytest.raises(InvalidRequestError, match="outside the vocabulary"):
+                    [record async for record in client.generate(ids, bad)]
+
+    asyncio.run(scenario())
+
+
+def test_a_models_own_options_are_known_without_asking(client: EngineClient) -> None:
+    assert client.own_options == GenerationOptions(max_tokens=77, sampling=SamplingOptions(temperature=0.5))
+    resolved = client.resolve_options({"top_p": 0.5})
+    assert (resolved.options.max_tokens, resolved.sources["max_tokens"]) == (77, "model")
+    assert resolved.options.sampling.top_p == 0.5

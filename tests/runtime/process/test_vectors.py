@@ -1,0 +1,71 @@
+"""`embed` over the pipe."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from runtime import ContextOverflowError, EngineClient, InvalidRequestError, PromptProgress, load, spawn
+from tests.runtime.process.conftest import eventually
+
+TEXTS = ["one", "two three", "one", "é" * 40]
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[EngineClient]:
+    client = asyncio.run(spawn("x", "fake", prefill_chunk_tokens=64))
+    yield client
+    client.close()
+
+
+def test_vectors_and_progress_are_those_of_the_same_process(client: EngineClient) -> None:
+    told: list[PromptProgress] = []
+    got = asyncio.run(client.embed(TEXTS, "mean", on_progress=told.append))
+    with load("x", "fake", prefill_chunk_tokens=64) as model:
+        np.testing.assert_array_equal(got, model.embed_sync(TEXTS, "mean"))
+    assert told[-1] == PromptProgress(95, 95, 3, 98)  # six of them padding
+    np.testing.assert_array_equal(client.embed_sync(TEXTS, "mean"), got)
+    assert client.metrics().texts_embedded == 8
+    assert client.cache_report().working_bytes == client.cache_report().bytes == 0
+
+
+def test_refusals_are_the_same(client: EngineClient) -> None:
+    before = client.metrics().tokens_computed
+    for texts, pooling, words in (
+        ([], "last", "no texts"),
+        (["a", ""], "last", r"texts\[1\] is empty"),
+        (["a"], "men", "'mean'"),
+    ):
+        with pytest.raises(InvalidRequestError, match=words):
+            client.embed_sync(texts, pooling)  # type: ignore[arg-type]  # on purpose
+    with pytest.raises(ContextOverflowError, match=r"texts\[1\]"):
+        client.embed_sync(["a", "x" * 200_000])
+    assert client.metrics().tokens_computed == before
+
+
+def test_more_vectors_than_cross_at_once_are_refused(client: EngineClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("runtime.client.vectors.MAX_PAYLOAD", 640)  # ten vectors
+    with pytest.raises(InvalidRequestError, match="give 5 texts at a time"):
+        client.embed_sync(["a"] * 10)
+
+
+def test_a_cancelled_call_ends_in_the_engine(client: EngineClient) -> None:
+    async def cancelled() -> None:
+        begun = asyncio.Event()
+        task = asyncio.create_task(client.embed(["y" * 100_000], on_progress=lambda _: begun.set()))
+        await begun.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert (await client.embed(["after"])).shape == (1, 16)
+
+        async def freed() -> bool:
+            await client.prefix_match_async([1])  # its answer brings the report along
+            return client.cache_report().working_bytes == 0
+
+        await eventually(freed)
+
+    asyncio.run(cancelled())

@@ -1,0 +1,156 @@
+"""Any stages in any order, over small and large vocabularies: what the stages written out in full give."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from runtime.errors import GrammarError, InvalidRequestError
+from runtime.options import SamplingOptions
+from runtime.records import Float32
+from runtime.sampling.chain import Sampler
+from runtime.sampling.draw import XTC_STAGE, uniform
+from runtime.sampling.falling import HEAD
+from runtime.sampling.report import report
+from runtime.sampling.settings import ORDER
+from runtime.scoring import log_softmax
+from tests.runtime.sampling.naive import naive_draw, naive_scores, softmax
+
+TIGHT = 1e-6  # a draw this close to a border may fall on either side: the order's masses are float32 sums
+STAGES = tuple(name for name in ORDER if name not in ("penalties", "dry"))  # those have tests of their own
+
+
+def row(seed: int, vocab: int, scale: float) -> Float32:
+    logits = np.random.default_rng(seed).normal(size=(1, vocab)) * scale
+    logprobs: Float32 = log_softmax(logits.astype(np.float32))[0]
+    return logprobs
+
+
+def compare(options: dict[str, Any], logprobs: Float32, places: range, seed: int = 3) -> None:
+    sampler = Sampler(SamplingOptions(**options).check(len(logprobs)), seed)
+    order = options.get("order", STAGES)
+    for place in places:
+        scores = naive_scores(order, logprobs, options, [], uniform(seed, place, 0, XTC_STAGE))
+        token, distance = naive_draw(scores, uniform(seed, place))
+        if distance > TIGHT:
+            assert sampler.draw(logprobs, place)[0] == token
+        traced = sampler.trace(logprobs, place)
+        assert traced.token == sampler.draw(logprobs, place)[0]
+        last = report(traced).stages(0)[-1]
+        np.testing.assert_allclose(last.after, softmax(scores)[list(last.ids)], rtol=1e-5, atol=1e-9)
+        assert last.kept == np.isfinite(scores).sum()
+
+
+@st.composite
+def any_settings(draw: st.DrawFn) -> dict[str, Any]:
+    order = draw(st.permutations(STAGES))
+    order = order[: draw(st.integers(0, len(order)))]
+    values: dict[str, dict[str, st.SearchStrategy[Any]]] = {
+        "bias": {
+            "logit_bias": st.dictionaries(st.integers(0, 99), st.floats(-8, 8), max_size=4),
+            "banned_tokens": st.lists(st.integers(0, 99), max_size=5).map(tuple),
+        },
+        "temperature": {"temperature": st.floats(0.3, 3)},
+        "top_k": {"top_k": st.integers(1, 90)},
+        "top_p": {"top_p": st.floats(0.05, 0.999)},
+        "min_p": {"min_p": st.floats(0.001, 0.5)},
+        "typical": {"typical_p": st.floats(0.05, 0.99)},
+        "xtc": {"xtc_probability": st.sampled_from([0.5, 1.0]), "xtc_threshold": st.floats(0.01, 0.5)},
+    }
+    chosen = {name: draw(made) for stage in order for name, made in values[stage].items()}
+    return {**chosen, "order": tuple(order)}
+
+
+@settings(max_examples=60, deadline=None)
+@given(any_settings(), st.integers(0, 1000), st.sampled_from([100, 150, 400]), st.floats(0.2, 4))
+def test_any_stages_in_any_order(options: dict[str, Any], seed: int, vocab: int, scale: float) -> None:
+    compare(options, row(seed, vocab, scale), range(3))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"temperature": 0.7},
+        {"top_p": 0.9},
+        {"top_p": 0.9, "temperature": 1.5},
+        {"min_p": 0.02},
+        {"typical_p": 0.4},
+        {"typical_p": 0.9, "top_p": 0.99},
+        {"top_k": 3000, "top_p": 0.9},
+        {"xtc_probability": 1.0, "xtc_threshold": 1e-4},
+        {"xtc_probability": 0.5, "xtc_threshold": 1e-3, "min_p": 0.01, "temperature": 1.3},
+        {"order": ("top_p", "typical", "bias", "temperature", "min_p"), "top_p": 0.97, "typical_p": 0.9, "temperature": 0.9,
+         "min_p": 0.01, "logit_bias": {5: 3.0, 77: -2.0}},
+    ],
+    ids=str,
+)  # fmt: skip
+@pytest.mark.parametrize("scale", [0.02, 1.0, 3.0])
+def test_large_vocabularies_are_searched_not_sorted(options: dict[str, Any], scale: float) -> None:
+    # given distributions that are spread far beyond the sorted head
+    compare(options, row(int(scale * 100), 20_000, scale), range(8))
+
+
+def test_equal_scores_are_drawn_by_id() -> None:
+    # given many ties, beyond the head too
+    rng = np.random.default_rng(0)
+    logprobs = log_softmax(rng.integers(0, 4, (1, 40 * HEAD)).astype(np.float32))[0]
+    for options in ({}, {"top_p": 0.6}, {"top_k": 700}, {"typical_p": 0.5}, {"xtc_probability": 1.0, "xtc_threshold": 1e-4}):
+        compare(options, logprobs, range(10))
+
+
+def test_a_vocabulary_of_equals() -> None:
+    compare({"top_p": 0.50001}, log_softmax(np.zeros((1, 30_000), np.float32))[0], range(10))
+
+
+def test_a_mask_comes_first_and_is_reported_as_grammar() -> None:
+    logprobs = row(4, 5000, 0.2)
+    allowed = np.zeros(5000, np.bool_)
+    allowed[[7, 90, 4000]] = True
+    sampler = Sampler(SamplingOptions(top_k=2, logit_bias={90: -50.0}), 1)
+    tokens = {sampler.draw(logprobs, place, allowed=allowed)[0] for place in range(40)}
+    assert tokens == {7, 4000}
+    stages = report(sampler.trace(logprobs, 0, allowed=allowed)).stages(0)
+    assert [stage.name for stage in stages] == ["raw", "grammar", "bias", "top_k", "draw"]
+    assert [stage.kept for stage in stages] == [5000, 3, 3, 2, 2]
+    assert {7, 90, 4000} <= set(stages[1].ids)
+    greedy = Sampler(SamplingOptions(temperature=0.0, logit_bias={90: 50.0}), 1)
+    assert greedy.draw(logprobs, 0, allowed=allowed)[0] == 90
+
+
+def test_nothing_left_is_an_error() -> None:
+    logprobs = row(4, 10, 1.0)
+    for temperature in (0.0, 1.0):
+        sampler = Sampler(SamplingOptions(banned_tokens=(1, 2), temperature=temperature), 1)
+        only = np.isin(np.arange(10), [1, 2])
+        with pytest.raises(GrammarError, match="all 2 tokens that the grammar allows"):
+            sampler.draw(logprobs, 0, allowed=only)
+        with pytest.raises(GrammarError, match="allows no token"):
+            sampler.draw(logprobs, 0, allowed=np.zeros(10, np.bool_))
+        with pytest.raises(InvalidRequestError, match="mask"):
+            sampler.draw(logprobs, 0, allowed=np.ones(9, np.bool_))
+        everything = Sampler(SamplingOptions(banned_tokens=tuple(range(10)), temperature=temperature), 1)
+        with pytest.raises(InvalidRequestError, match="banned"):
+            everything.draw(logprobs, 0)
+        with pytest.raises(InvalidRequestError, match="banned"):
+            everything.trace(logprobs, 0)
+
+
+def test_rows_are_never_written() -> None:
+    logprobs = row(4, 3000, 2.0)
+    before = logprobs.copy()
+    logprobs.flags.writeable = False
+    options = SamplingOptions(temperature=0.7, logit_bias={3: 1.0}, top_p=0.9, repetition_penalty=1.2, typical_p=0.9)
+    Sampler(options, 1).draw(logprobs, 5, history=np.array([1, 2, 3], np.int32))
+    np.testing.assert_array_equal(logprobs, before)
+
+
+def test_a_stage_left_out_of_the_order_does_nothing() -> None:
+    # the model's own top-k, say, under a call's order without it
+    sampler = Sampler(SamplingOptions(top_k=1, order=("temperature",)), 1)
+    assert sampler.stages == ()
+    assert len({sampler.draw(row(1, 100, 1.0), place)[0] for place in range(30)}) > 5

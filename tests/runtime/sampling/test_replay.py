@@ -1,0 +1,191 @@
+"""*Why*: what the stages did, how it travels, and the draw made again from it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from runtime import replay_draw
+from runtime.backends.fake import Behaviour
+from runtime.errors import InvalidRequestError
+from runtime.model import LocalModel
+from runtime.options import GenerationOptions, SamplingOptions
+from runtime.records import TokenRecord, TokenRun
+from runtime.stages import StageTable
+from runtime.wire.arrays import ArrayError, pack_run, unpack_run
+from tests.fakes import fake_model, some_ids
+
+PROMPT = some_ids(3, 20)
+MANY = SamplingOptions(
+    temperature=1.4,
+    top_k=90,
+    top_p=0.97,
+    min_p=0.001,
+    typical_p=0.95,
+    xtc_probability=0.6,
+    xtc_threshold=0.02,
+    repetition_penalty=1.2,
+    presence_penalty=0.1,
+    frequency_penalty=0.1,
+    penalty_window=12,
+    dry_multiplier=0.8,
+    dry_breakers=(),
+    logit_bias={5: 2.0, 200: 3.0},
+    banned_tokens=(7,),
+)
+ALL = [MANY, SamplingOptions(), SamplingOptions(temperature=0.0), SamplingOptions(temperature=0.7, top_p=0.9, top_k=40)]
+
+
+@pytest.fixture(scope="module")
+def model() -> Iterator[LocalModel]:
+    with fake_model(Behaviour()) as model:
+        yield model
+
+
+def told(model: LocalModel, sampling: SamplingOptions, n: int = 25, seed: int = 11) -> list[TokenRecord]:
+    options = GenerationOptions(max_tokens=n, sampling=sampling, stages=True, seed=seed, ignore_eos=True, resolve=False)
+    return list(model.generate_sync(PROMPT, options))
+
+
+@pytest.mark.parametrize("sampling", ALL, ids=str)
+def test_as_drawn_is_the_original_draw(model: LocalModel, sampling: SamplingOptions) -> None:
+    records = told(model, sampling)
+    assert len(records) == 25
+    known = 0
+    for i, record in enumerate(records):
+        assert len(record.top_ids) >= 64
+        again = replay_draw(record)
+        assert again.whole
+        assert again.stages == record.stages
+        assert again.token in (record.token_id, None)
+        known += again.token is not None
+        # the full row knows every draw
+        path = [*PROMPT, *(r.token_id for r in records[:i])]
+        row = model.next_token_logprobs_sync(path)
+        full = replay_draw(row, sampling, seed=11, position=len(path), history=path, shift=record.shift or 0.0)
+        assert full.token == record.token_id
+        assert [s.name for s in full.stages] == [s.name for s in record.stages or ()]
+        assert [s.kept for s in full.stages] == [s.kept for s in record.stages or ()]
+    assert known > 20 or sampling == SamplingOptions()
+
+
+def test_stages_tell_what_they_did(model: LocalModel) -> None:
+    for record in told(model, MANY):
+        stages = record.stages
+        assert stages is not None
+        assert [s.name for s in stages] == [
+            "raw", "bias", "penalties", "dry", "temperature", "top_k", "top_p", "min_p", "typical", "xtc", "draw",
+        ]  # fmt: skip
+        by_name = {s.name: s for s in stages}
+        assert by_name["raw"].kept == model.info.vocab_size
+        assert by_name["bias"].kept == model.info.vocab_size - 1
+        assert by_name["bias"].cut in ((7,), ())
+        assert by_name["top_k"].kept == 90
+        kept = [s.kept for s in stages]
+        assert kept == sorted(kept, reverse=True)
+        for stage in stages:
+            assert list(stage.before) == sorted(stage.before, reverse=True)
+            np.testing.assert_allclose(stage.cumulative, np.cumsum(stage.before))
+            assert stage.cumulative[-1] < 1 + 1e-6
+            assert sum(a > 0 for a in stage.after) <= stage.kept
+        # raw probabilities are the record's own
+        raw = dict(zip(by_name["raw"].ids, by_name["raw"].after, strict=True))
+        for token, logprob in zip(record.top_ids, record.top_logprobs, strict=True):
+            if token in raw:
+                assert abs(np.log(raw[token]) - logprob) < 1e-5
+        # u lies where the drawn token does
+        last = by_name["draw"]
+        assert last.u is not None
+        assert by_name["xtc"].u is not None
+        place = last.ids.index(record.token_id)
+        assert last.after[place] > 0
+        assert last.cumulative[place] - last.before[place] - 1e-6 <= last.u <= last.cumulative[place] + 1e-6
+
+
+def test_no_stages_unless_asked(model: LocalModel) -> None:
+    record = next(iter(model.generate_sync(PROMPT, GenerationOptions(max_tokens=1))))
+    assert record.stages is None
+    with pytest.raises(InvalidRequestError, match="stages=True"):
+        replay_draw(record)
+
+
+def test_asking_changes_no_draw(model: LocalModel) -> None:
+    plain = GenerationOptions(max_tokens=25, sampling=MANY, seed=11, ignore_eos=True, resolve=False)
+    assert [r.token_id for r in model.generate_sync(PROMPT, plain)] == [r.token_id for r in told(model, MANY)]
+
+
+def test_sliders_over_the_stored_head(model: LocalModel) -> None:
+    for record in told(model, SamplingOptions(temperature=0.9, top_k=40)):
+        # top-k within the head needs nothing else: the head is as good as the whole row
+        again = replay_draw(record, SamplingOptions(temperature=0.9, top_k=40))
+        assert again.token == record.token_id
+        assert not again.whole
+        assert replay_draw(record, SamplingOptions(temperature=0.0)).token == record.top_ids[0]
+        banned = replay_draw(record, SamplingOptions(temperature=0.0, banned_tokens=(record.top_ids[0],)))
+        assert banned.token == record.top_ids[1]
+        with pytest.raises(InvalidRequestError, match="no random number for the stage 'xtc'"):
+            replay_draw(record, SamplingOptions(xtc_probability=0.5))
+        assert replay_draw(record, SamplingOptions(xtc_probability=0.5), seed=1, position=3).token is not None
+        with pytest.raises(InvalidRequestError, match="top_p"):
+            replay_draw(record, SamplingOptions(top_p=7.0))
+
+
+def test_a_row_alone_needs_settings(model: LocalModel) -> None:
+    row = model.next_token_logprobs_sync(PROMPT)
+    with pytest.raises(InvalidRequestError, match="settings"):
+        replay_draw(row)
+    with pytest.raises(InvalidRequestError, match="random number"):
+        replay_draw(row, SamplingOptions(temperature=0.5))
+    with pytest.raises(InvalidRequestError, match="a row is"):
+        replay_draw(row[None], SamplingOptions(), seed=1, position=1)
+
+
+def runs_of(model: LocalModel, sampling: SamplingOptions) -> TokenRun:
+    import asyncio
+
+    options = GenerationOptions(max_tokens=9, sampling=sampling, stages=True, seed=2, ignore_eos=True)
+
+    async def runs() -> list[TokenRun]:
+        return [run async for run in model.generate_runs(PROMPT, options)]
+
+    return TokenRun.concat(asyncio.run(runs()))
+
+
+def test_stages_travel_and_are_stored(model: LocalModel) -> None:
+    run = runs_of(model, MANY)
+    assert unpack_run(pack_run(run))[:].to_columns().keys() == run.to_columns().keys()
+    assert list(unpack_run(pack_run(run))) == list(run)
+    assert list(TokenRun.from_columns(run.to_columns())) == list(run)
+    # beside tokens without, and with others
+    plain = TokenRun.unscored([1], [b"a"], ["a"], run.record(0).origin)
+    joined = TokenRun.concat([plain, run, runs_of(model, SamplingOptions()), plain])
+    assert joined.record(0).stages is None
+    assert joined.record(3).stages == run.record(2).stages
+    assert joined.record(3).redrawn == run.record(2).redrawn
+    assert joined[2:5].record(1).stages == run.record(2).stages
+    assert list(unpack_run(pack_run(joined))) == list(joined)
+    assert plain.to_columns().keys() == TokenRun.from_columns(plain.to_columns()).to_columns().keys()
+
+
+@pytest.mark.parametrize("bad", ["missing", "type", "shape", "name", "rows"])
+def test_damaged_stage_columns_are_refused(model: LocalModel, bad: str) -> None:
+    columns = dict(runs_of(model, SamplingOptions()).to_columns())
+    match bad:
+        case "missing":
+            del columns["stage_u"]
+        case "type":
+            columns["stage_kept"] = columns["stage_kept"].astype(np.float32)
+        case "shape":
+            columns["stage_weights"] = columns["stage_weights"][:, :3]
+        case "name":
+            columns["stage_names"] = columns["stage_names"].astype(np.uint8) + np.uint8(200)
+        case "rows":
+            columns |= StageTable.empty(3).to_columns()
+    with pytest.raises(InvalidRequestError):
+        TokenRun.from_columns(columns)
+    from runtime.wire.arrays import pack_array
+
+    with pytest.raises(ArrayError):
+        unpack_run({name: pack_array(column) for name, column in columns.items()})

@@ -1,0 +1,76 @@
+"""What the sampler may be asked for, and what the refusal says."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict
+from typing import Any
+
+import pytest
+
+from runtime.errors import InvalidRequestError
+from runtime.options import GenerationOptions, SamplingOptions
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"typical_p": 0.0}, "typical_p must lie within (0, 1], not 0.0"),
+        ({"typical_p": math.nan}, "not nan"),
+        ({"xtc_probability": 1.1}, "xtc_probability must lie within [0, 1]"),
+        ({"xtc_threshold": 0.6}, "xtc_threshold must lie within (0, 0.5]"),
+        ({"repetition_penalty": 0}, "repetition_penalty must lie within (0, inf)"),
+        ({"repetition_penalty": math.inf}, "not inf"),
+        ({"presence_penalty": math.nan}, "presence_penalty"),
+        ({"frequency_penalty": "much"}, "frequency_penalty must lie within (-inf, inf), not 'much'"),
+        ({"penalty_window": -1}, "penalty_window must be a whole number, 0 (all) or more, not -1"),
+        ({"dry_multiplier": -0.5}, "dry_multiplier"),
+        ({"dry_base": 0.5}, "dry_base must lie within [1, inf)"),
+        ({"dry_allowed_length": 0}, "dry_allowed_length must be a whole number, 1 or more, not 0"),
+        ({"dry_range": 1.5}, "dry_range"),
+        ({"dry_breakers": "\n"}, "dry_breakers is a sequence"),
+        ({"dry_breakers": ("",)}, "empty text"),
+        ({"dry_breakers": (-1,)}, "dry_breakers: a token id"),
+        ({"logit_bias": [(1, 2.0)]}, "logit_bias is a dictionary"),
+        ({"logit_bias": {1: math.nan}}, "logit_bias of token 1 must lie within (-inf, inf), not nan"),
+        ({"logit_bias": {-1: 1.0}}, "logit_bias: a token id is a whole number, 0 or more, not -1"),
+        ({"logit_bias": {"1": 1.0}}, "not '1'"),
+        ({"logit_bias": {100: 1.0}}, "logit_bias: token id 100 is outside the vocabulary of 100"),
+        ({"banned_tokens": (3, 100)}, "banned_tokens: token id 100 is outside the vocabulary of 100"),
+        ({"banned_tokens": 3}, "banned_tokens is a sequence of token ids, not 3"),
+        ({"banned_tokens": tuple(range(100))}, "banned_tokens bans all 100 tokens of the vocabulary"),
+        ({"order": "top_p"}, "order is a sequence"),
+        ({"order": ("temperature", "topp")}, "unknown stage 'topp': did you mean 'top_p'?"),
+        ({"order": ("top_p", "min_p", "top_p")}, "stage 'top_p' stands there twice"),
+        ({"order": ("top_p",), "top_k": 5}, "top_k=5 contradicts an order without 'top_k'"),
+        ({"order": ("top_k",), "banned_tokens": (1,)}, "an order without 'bias'"),
+    ],
+    ids=str,
+)
+def test_bad_settings_are_refused(settings: dict[str, Any], says: str) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        SamplingOptions(**settings).check(100)
+    assert says in str(caught.value)
+
+
+def test_what_makes_sense_is_taken() -> None:
+    for settings in (
+        SamplingOptions(logit_bias={99: -100}, banned_tokens=tuple(range(99)), dry_breakers=("\n", 3), order=("bias", "dry")),
+        SamplingOptions(order=(), typical_p=1, top_k=0, temperature=1.0),
+        SamplingOptions(presence_penalty=-2, frequency_penalty=2.0, repetition_penalty=0.5, typical_p=1),
+    ):
+        assert settings.check(100) is settings
+
+
+def test_settings_survive_json() -> None:
+    settings = SamplingOptions(
+        temperature=0.5, logit_bias={7: -1.5}, banned_tokens=(1, 2), dry_breakers=("\n", 4), order=("bias", "temperature")
+    )
+    options = GenerationOptions(sampling=settings, stop=("a",), top_k=3, stages=True, seed=9)
+    assert GenerationOptions.from_mapping(json.loads(json.dumps(asdict(options)))) == options
+
+
+def test_settings_go_over_those_of_others() -> None:
+    merged = SamplingOptions(top_k=0).over(SamplingOptions(top_k=5, top_p=0.5), SamplingOptions(top_p=0.1, min_p=0.2))
+    assert merged == SamplingOptions(top_k=0, top_p=0.5, min_p=0.2)
