@@ -71,7 +71,9 @@ class Filling(SessionCore):
             said = Said.of(messages)
 
             def why(at: int) -> str:
-                return said.why(self._standing.said, at, self._path.segments())
+                path = self._path
+                said_since = [token for token in path.ids[path.prefix :] if not self.model.is_eos(token)]
+                return said.why(self._standing.said, _text(self.model, said_since) if at >= path.prefix else None)
 
             status = await self._ensure(ids, "messages", on_progress, why)
             self._standing.said = said

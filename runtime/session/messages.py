@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from runtime.language_model import LanguageModel, Message
 from runtime.session.alignment import aligned
-from runtime.session.status import Segment
 
 
 def delta(model: LanguageModel, held: Sequence[int], full: Sequence[int]) -> list[int]:
@@ -34,28 +33,23 @@ class Said:
         """A copy that does not change with them."""
         return cls(tuple((str(m.get("role")), str(m.get("content"))) for m in messages))
 
-    def why(self, before: Said | None, at: int, segments: Sequence[Segment]) -> str:
-        """Why the session's token `at` could not be taken over.
+    def why(self, before: Said | None, answered: str | None) -> str:
+        """Why reuse ended although the session held more.
 
         Args:
             before: What was said when the session last took messages; None: never.
-            at: The token.
-            segments: Of the session as it still is.
+            answered: What it has said since then, where that is what could not be taken over.
         """
         if before is None:
             return "the session held something else than these messages"
-        common = next(
-            (i for i, (a, b) in enumerate(zip(before.messages, self.messages, strict=False)) if a != b),
-            min(len(before.messages), len(self.messages)),
-        )
+        pairs = zip(before.messages, self.messages, strict=False)
+        common = next((i for i, (old, new) in enumerate(pairs) if old != new), min(len(before.messages), len(self.messages)))
         if common < len(before.messages):
-            if common == len(self.messages):
-                return f"message {common + 1} ({before.messages[common][0]}) is not there any more"
-            return f"message {common + 1} ({self.messages[common][0]}) was changed"
-        kind = next((s.kind for s in segments if s.start <= at < s.end), "prefix")
-        if kind == "generated":
-            return (
-                "the answer is written differently: its message was changed, or the chat template leaves a part of answers out "
-                "(thinking, for example) once they are history"
-            )
-        return "the messages are the same: the chat template itself writes something else there (a date, or a shorter history)"
+            role = before.messages[common][0]
+            return f"message {common + 1} ({role}) {'was changed' if common < len(self.messages) else 'is not there any more'}"
+        if answered is None:
+            return "the messages are the same: the chat template itself writes something else there (a date, for example)"
+        role, content = self.messages[common] if common < len(self.messages) else ("", "")
+        if content.strip() == answered.strip():
+            return "the chat template writes this answer differently once it is history (it leaves out thinking, for example)"
+        return f"message {common + 1} ({role}) is not what was answered"
