@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from runtime.errors import ContextOverflowError
-from runtime.info import ModelInfo
+from runtime.info import ModelInfo, OnProgress
 from runtime.language_model import LanguageModel
 from runtime.session.config import SessionConfig
 from runtime.session.guard import Guard
 from runtime.session.manifest import Manifest
 from runtime.session.path import Path
 from runtime.session.standing import Standing
+from runtime.session.work import Work, fill
 
 
 class SessionCore:
@@ -36,7 +37,7 @@ class SessionCore:
         self.config = config
         self._manifest_now = manifest_now
         self._info: ModelInfo | None = None  # for which the manifest was found right
-        self._standing = standing or Standing.empty(model, manifest_now(), config.adapters)
+        self._standing = standing or Standing.empty(model, manifest_now())
         self._guard = Guard(self._let_go)
 
     @property
@@ -83,6 +84,11 @@ class SessionCore:
         """The pin follows to where the session ends now."""
         if not self.closed:
             self._standing.hold.move(self._path.ids)
+
+    async def _fill(self, ids: Sequence[int], start: int, on_progress: OnProgress | None, *, scored: bool = True) -> Work:
+        """See `fill`."""
+        top_k, adapters = self.config.top_k if scored else None, self.manifest.stack
+        return await fill(self.model, ids, start, top_k=top_k, adapters=adapters, on_progress=on_progress)
 
     def _check_room(self, stage: str, resident: int, additional: int) -> None:
         if resident + additional > self.limit:

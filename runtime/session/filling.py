@@ -21,7 +21,6 @@ from runtime.session.status import (
     byte_hash,
     token_hash,
 )
-from runtime.session.work import fill
 from runtime.text.chat import check_messages
 
 SHOWN = 8  # tokens of each side, where a prefix diverges
@@ -137,7 +136,7 @@ class Filling(SessionCore):
         divergence = self._diverged(kept, ids, why) if kept < len(path) else None
         dropped = len(path) - kept
         try:
-            work = await fill(self.model, ids, kept, self.config, on_progress)
+            work = await self._fill(ids, kept, on_progress)
             self._guard.check()
         except BaseException:
             path.truncate(kept)
@@ -166,7 +165,7 @@ class Filling(SessionCore):
         ids = await self._standing.seam.ids(given, first=not len(path), what=kind)
         self._check_room(kind, len(path), len(ids))
         differs = await self._standing.seam.differs(path.ids, given) if isinstance(given, str) else None
-        work = await fill(self.model, [*path.ids, *ids], len(path), self.config, on_progress)
+        work = await self._fill([*path.ids, *ids], len(path), on_progress)
         self._guard.check()
         path.append(kind, ids, label)
         self._keep()

@@ -60,7 +60,7 @@ class Manifest:
             template="" if template is None else hashlib.sha256(template.encode("utf-8", "surrogatepass")).hexdigest(),
             bos=str(info.options.get("add_bos", "model")),
             runtime=tuple(config),
-            adapters=tuple(_loaded(info, *use) for use in check_adapters(info.lora_stack if adapters is None else adapters)),
+            adapters=stack_of(info, adapters),
         )
 
     @classmethod
@@ -84,6 +84,11 @@ class Manifest:
     def to_mapping(self) -> dict[str, Any]:
         """Plain values, for JSON."""
         return asdict(self)
+
+    @property
+    def stack(self) -> tuple[tuple[str, float], ...]:
+        """The adapters as a request names them."""
+        return tuple((name, scale) for name, scale, _ in self.adapters)
 
     @property
     def digest(self) -> str:
@@ -128,6 +133,15 @@ def tokenizer_digest(byte_vocab: Sequence[bytes]) -> str:
     digest = hashlib.sha256()
     digest.update(b"".join(len(piece).to_bytes(4, "little") + piece for piece in byte_vocab))
     return digest.hexdigest()
+
+
+def stack_of(info: ModelInfo, adapters: Adapters) -> tuple[tuple[str, float, str], ...]:
+    """(name, scale, digest) of adapters, in order; None: of the stack in force.
+
+    Raises:
+        AdapterError: One that is not loaded.
+    """
+    return tuple(_loaded(info, *use) for use in check_adapters(info.lora_stack if adapters is None else adapters))
 
 
 def _loaded(info: ModelInfo, name: str, scale: float) -> tuple[str, float, str]:

@@ -16,7 +16,7 @@ from runtime.session.status import (
     token_hash,
 )
 from runtime.session.stepping import Stepping
-from runtime.session.work import Work, fill
+from runtime.session.work import Work
 
 
 class Session(Filling, Stepping):
@@ -72,7 +72,7 @@ class Session(Filling, Stepping):
             self._standing.hold.move(self._path.ids)
             work = Work()
             if n and dropped and "recurrent" in self.model.info.attention_kinds:
-                work = await fill(self.model, self._path.ids, n, self.config, on_progress)
+                work = await self._fill(self._path.ids, n, on_progress, scored=False)
                 self._keep()
             return Truncation(n, dropped, work.computed, self.limit - n)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from runtime.adapters.uses import Adapters
 from runtime.language_model import LanguageModel
 from runtime.records import Float32
 from runtime.session.hold import Hold
@@ -40,9 +39,9 @@ class Standing:
     row: tuple[int, Float32] | None = None
 
     @classmethod
-    def empty(cls, model: LanguageModel, manifest: Manifest, adapters: Adapters) -> Standing:
+    def empty(cls, model: LanguageModel, manifest: Manifest) -> Standing:
         """That of a new session."""
-        return cls(manifest, Path(), Hold(model, adapters), Seam(model))
+        return cls(manifest, Path(), Hold(model, manifest.stack), Seam(model))
 
     def fork(self) -> Standing:
         """The same, apart from here on."""

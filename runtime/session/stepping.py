@@ -14,6 +14,7 @@ from runtime.records import Finish, Float32, TokenRecord
 from runtime.session.blocking import blocking
 from runtime.session.config import checked_options
 from runtime.session.core import SessionCore
+from runtime.session.manifest import stack_of
 
 
 class Stepping(SessionCore):
@@ -99,7 +100,7 @@ class Stepping(SessionCore):
         if not len(path):
             raise InvalidRequestError("the session is empty: nothing precedes the next token (ensure_prefix, or prefill)")
         if self._standing.row is None or self._standing.row[0] != path.version:
-            self._standing.row = path.version, await self.model.next_token_logprobs(path.ids, adapters=self.config.adapters)
+            self._standing.row = path.version, await self.model.next_token_logprobs(path.ids, adapters=self.manifest.stack)
             self._standing.hold.follow(path.ids)
         return self._standing.row[1].copy()
 
@@ -108,14 +109,12 @@ class Stepping(SessionCore):
         options = GenerationOptions() if options is None else checked_options(options)
         if self.config.options is not None:
             options = self.model.resolve_options(options, session=self.config.options).options
-        if self.config.adapters is None:
-            return options
-        if options.adapters not in (None, self.config.adapters):
+        if options.adapters is not None and stack_of(self.model.info, options.adapters) != self.manifest.adapters:
             raise InvalidRequestError(
-                f"the session runs under the adapters {self.config.adapters!r}, not {options.adapters!r}: KV of one stack is "
+                f"the session runs under the adapters {self.manifest.stack!r}, not {options.adapters!r}: KV of one stack is "
                 "none of another's; open a session with those"
             )
-        return replace(options, adapters=self.config.adapters)
+        return replace(options, adapters=self.manifest.stack)
 
     def _start_decode(self) -> list[int]:
         path = self._path

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from runtime.adapters.uses import Adapters
 from runtime.info import OnProgress, PromptProgress
 from runtime.language_model import LanguageModel
 from runtime.records import TokenRun
-from runtime.session.config import SessionConfig
 
 
 @dataclass(slots=True)
@@ -38,7 +38,13 @@ class _Counted:
 
 
 async def fill(
-    model: LanguageModel, ids: Sequence[int], start: int, config: SessionConfig, on_progress: OnProgress | None
+    model: LanguageModel,
+    ids: Sequence[int],
+    start: int,
+    *,
+    top_k: int | None,
+    adapters: Adapters,
+    on_progress: OnProgress | None,
 ) -> Work:
     """Brings the KV of `ids` into place, with the scores of the tokens from `start` on and what follows the last one.
 
@@ -46,13 +52,14 @@ async def fill(
         model: Where.
         ids: The whole path.
         start: Its first new token.
-        config: Whether and how tokens are scored, and under which adapters.
+        top_k: Alternatives recorded; None scores nothing.
+        adapters: Under which.
         on_progress: Hears how far it is.
     """
     scoring, keeping = _Counted(on_progress), _Counted(on_progress)
     run = None
-    if config.top_k is not None and start < len(ids):
-        run = await model.score_run(ids, config.top_k, start, adapters=config.adapters, on_progress=scoring)
+    if top_k is not None and start < len(ids):
+        run = await model.score_run(ids, top_k, start, adapters=adapters, on_progress=scoring)
     if not scoring.computed:  # all scores were remembered: the KV, its checkpoint or the last vector may not be
-        await model.cache_kv_async(ids, adapters=config.adapters, on_progress=keeping)
+        await model.cache_kv_async(ids, adapters=adapters, on_progress=keeping)
     return Work(scoring.computed + keeping.computed, run)

@@ -153,11 +153,11 @@ def test_a_template_that_writes_a_date_is_told(speak: Speak) -> None:
     assert divergence.at == len("<|im_start|>system\nday ") - len("<|im_start|>") + 1
     assert (divergence.held[0], divergence.found[0]) == ("1", "3")
     assert "a date" in divergence.why
+    assert status.resident == len(session)
     session.ensure_messages_sync(chat("hi"))
     divergence = session.explain_context().divergence
     assert divergence is not None
     assert divergence.why == "message 2 (assistant) is not there any more"
-    assert status.resident == len(session)
 
 
 def test_what_changed_is_named(case: Subject) -> None:
