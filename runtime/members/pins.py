@@ -24,7 +24,7 @@ class Pinned:
 
 
 class PinMembers(Protocol):
-    """Pins keep the KV of a path that somebody comes back to: other text does not push it out.
+    """Pins keep the KV of a path that somebody comes back to, and what follows it: other text does not push them out.
 
     They are no claim to memory that running requests need: where nothing else can give way, pins lapse, as they do when the
     cache is cleared. All pins together hold at most half of the KV budget; those that were moved least recently lapse first.

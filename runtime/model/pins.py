@@ -49,5 +49,5 @@ class PinMembers(Core):
     def _pinning(self, ids: Sequence[int], number: int, adapters: Adapters) -> Future[int]:
         checked = self._check(ids)
         namespace, before = self._route(checked, adapters)
-        spans = Job(checked, namespace, before=before).spans(checked)
-        return self._engine.call(lambda: self._pins.hold(number, spans))
+        path = Job(checked, namespace, before=before)
+        return self._engine.call(lambda: self._pins.hold(number, path.spans(checked), path.key))

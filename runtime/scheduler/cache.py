@@ -349,7 +349,7 @@ class Cache:
             last_reason=reason,
             last_cause=cause,
             working_bytes=self.workspaces.nbytes,
-            vector_bytes=self.vectors.bytes,
+            vector_bytes=self.vectors.bytes + self.pins.nbytes,
             pins=len(self.pins),
         )
 

@@ -48,8 +48,8 @@ class Room:
         self.peak = 0
         self.live: set[Prefill] = set()
         self.trie = Trie(backend, budget, self.make)
-        self.pins = Pins(self.trie, budget)
         self.vectors = VectorCache(budget // VECTOR_SHARE if enabled else 0, self.make)
+        self.pins = Pins(self.trie, self.vectors, budget, self.make)
         self.workspaces = Workspaces(backend, self)
         self.drafter: Drafter | None = None
         self.pending = 0  # bytes that were copied for the trie and are not hung in yet
@@ -59,7 +59,7 @@ class Room:
     def bytes(self) -> int:
         """Bytes in use."""
         drafts = 0 if self.drafter is None else self.drafter.nbytes
-        return self.trie.bytes + self.workspaces.nbytes + self.vectors.bytes + self.pending + drafts
+        return self.trie.bytes + self.workspaces.nbytes + self.vectors.bytes + self.pins.nbytes + self.pending + drafts
 
     def make(self, size: int) -> bool:
         """Makes `size` more bytes free for something to keep: idle packs, old leaves and then old pins give way.

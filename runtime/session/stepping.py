@@ -11,7 +11,6 @@ from runtime.errors import InvalidRequestError
 from runtime.info import OnProgress
 from runtime.options import GenerationOptions
 from runtime.records import Finish, Float32, TokenRecord
-from runtime.session.blocking import blocking
 from runtime.session.config import checked_options
 from runtime.session.core import SessionCore
 from runtime.session.manifest import stack_of
@@ -29,7 +28,10 @@ class Stepping(SessionCore):
         where the vector is kept.
         """
         with self._entered("logprobs"):
-            return await self._next()
+            row = self._known_row()
+            if row is None:
+                row = self._learn(await self.model.next_token_logprobs(self._path.ids, adapters=self.manifest.stack))
+            return row.copy()
 
     def advance(self, token: int, at: int | None = None) -> int:
         """Takes a chosen token; computes nothing until somebody asks what follows.
@@ -93,16 +95,23 @@ class Stepping(SessionCore):
 
     def logprobs_sync(self) -> Float32:
         """`logprobs`, blocking."""
-        return blocking(self.logprobs())
+        with self._entered("logprobs"):
+            row = self._known_row()
+            if row is None:
+                row = self._learn(self.model.next_token_logprobs_sync(self._path.ids, adapters=self.manifest.stack))
+            return row.copy()
 
-    async def _next(self) -> Float32:
-        path = self._path
-        if not len(path):
+    def _known_row(self) -> Float32 | None:
+        """What follows, if the session has it."""
+        if not len(self._path):
             raise InvalidRequestError("the session is empty: nothing precedes the next token (ensure_prefix, or prefill)")
-        if self._standing.row is None or self._standing.row[0] != path.version:
-            self._standing.row = path.version, await self.model.next_token_logprobs(path.ids, adapters=self.manifest.stack)
-            self._standing.hold.follow(path.ids)
-        return self._standing.row[1].copy()
+        row = self._standing.row
+        return row[1] if row is not None and row[0] == self._path.version else None
+
+    def _learn(self, row: Float32) -> Float32:
+        self._standing.row = self._path.version, row
+        self._standing.hold.follow(self._path.ids)
+        return row
 
     def _options(self, options: GenerationOptions | None) -> GenerationOptions:
         """What holds for a decode: of the call, of the session, and under the session's adapters."""

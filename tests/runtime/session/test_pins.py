@@ -8,6 +8,7 @@ import threading
 import pytest
 
 from runtime import InvalidRequestError, LanguageModel, MemoryBudgetError, SessionConfig
+from runtime.backends.fake import Behaviour
 from runtime.members.pins import Pinned
 from tests.fakes import fake_model, settled
 from tests.runtime.session.subjects import Subject, piped
@@ -26,8 +27,9 @@ def flood(model: LanguageModel, rounds: int = 30, length: int = 100) -> None:
         model.cache_kv([251, seed, *ids(seed, length)])
 
 
-def test_other_texts_push_out_what_nobody_stands_on_and_not_a_session() -> None:
-    with fake_model(kv_cache_bytes=BUDGET) as model:
+@pytest.mark.parametrize("recurrent", [False, True], ids=["attention", "recurrent"])
+def test_other_texts_push_out_what_nobody_stands_on_and_not_a_session(recurrent: bool) -> None:
+    with fake_model(Behaviour(recurrent=recurrent), kv_cache_bytes=BUDGET) as model:
         path, free = ids(1, 300), ids(2, 300)
         with model.open_session() as session:
             session.ensure_prefix_sync(path)
@@ -36,11 +38,16 @@ def test_other_texts_push_out_what_nobody_stands_on_and_not_a_session() -> None:
             assert model.prefix_match(free).tokens < 300
             assert model.prefix_match(path).tokens == 300
             before = settled(model)[0].tokens_computed
-            assert session.prefill_suffix_sync([3]).prefilled <= 2
-            assert settled(model)[0].tokens_computed - before <= 2
+            assert session.prefill_suffix_sync([3]).prefilled == 1
+            assert settled(model)[0].tokens_computed - before == 1
             report = settled(model)[1]
             assert report.pins == report.leases == 1
             assert 0 < report.leased_bytes <= report.bytes <= BUDGET
+            # and what follows is known without a forward, however many other vectors there were
+            flood(model, 40)
+            before = settled(model)[0].tokens_computed
+            session.logprobs_sync()
+            assert settled(model)[0].tokens_computed == before
         flood(model, 40)
         assert model.prefix_match(path).tokens < 300
         assert settled(model)[1].pins == 0
@@ -74,6 +81,8 @@ def test_all_pins_together_hold_half_of_the_budget_and_the_oldest_lapse() -> Non
         assert 0 < report.pins < 8
         flood(model, 40)
         held = [model.prefix_match(session.ids).tokens for session in sessions]
+        report = settled(model)[1]
+        assert report.pins > 0
         assert held[-report.pins :] == [200] * report.pins
         assert held[0] < 200
         for session in sessions:  # all go on
@@ -150,6 +159,18 @@ def test_after_its_end_a_model_holds_nothing_and_nobody_minds() -> None:
         pin = model.pin([1])
         model.unpin(pin)
     model.unpin(model.pin([1, 2]))
+
+
+def test_without_a_cache_a_session_holds_nothing_and_is_right() -> None:
+    with fake_model(cache=False) as model, model.open_session() as session:
+        case = Subject(model, "attention", toy=True)
+        assert session.ensure_prefix_sync(ids(1, 20)).prefilled == 20
+        session.prefill_suffix_sync([3, 4])
+        with session.fork() as fork:
+            fork.truncate_sync(21)
+            case.check(fork.logprobs_sync(), [*ids(1, 20), 3])
+        case.check(session.logprobs_sync(), session.ids)
+        assert settled(model)[1].pins == 0
 
 
 def test_sessions_of_many_threads_leave_no_lease() -> None:
