@@ -47,6 +47,7 @@ SMALL = Sizes(
     trie_branches=200,
 )
 IN_THIS_PROCESS = tuple(name for name in NAMES if name not in ("W8", "start", "speculative"))
+FEW = ("W1", "W6", "trie")
 PEERS = {"hf": {"transformers, one cache", "transformers, stateless"}, "mlx": {"mlx_lm, prompt cache"}}
 
 
@@ -60,6 +61,12 @@ def report(cases: list[Case]) -> Report:
     return measure_all(cases, chosen_parts(IN_THIS_PROCESS), SMALL, quick=True)
 
 
+@pytest.fixture(scope="module")
+def short(cases: list[Case]) -> Report:
+    return measure_all(cases[:1], chosen_parts(FEW), SMALL, quick=True)
+
+
+@pytest.mark.slow
 def test_every_subject_plays_every_workload_on_every_model(report: Report) -> None:
     played = {(r.backend, r.model, r.workload, r.subject) for r in report.findings.results}
     wanted = {
@@ -73,17 +80,20 @@ def test_every_subject_plays_every_workload_on_every_model(report: Report) -> No
     assert len(played) == len(report.findings.results) == len(wanted) + 2
 
 
+@pytest.mark.slow
 def test_every_token_is_computed_once(report: Report) -> None:
     ours = [r for r in report.findings.results if r.subject == "elsewise" and r.workload != "W7 budget"]
     assert len(ours) == 2 * 2 * 3
     assert {(r.backend, r.model, r.workload): r.ratio for r in ours if not 1 <= r.ratio <= RATIO_BAR} == {}
 
 
+@pytest.mark.slow
 def test_nobody_stays_below_the_ideal_and_who_keeps_nothing_is_far_above(report: Report) -> None:
     assert all(r.tokens >= r.ideal for r in report.findings.results)
     assert all(r.ratio > 1.5 for r in report.findings.results if r.subject == "transformers, stateless")
 
 
+@pytest.mark.slow
 def test_all_subjects_of_a_backend_draw_the_same_tokens(report: Report) -> None:
     for rows in (report.findings.results, report.findings.timings):
         outcomes: dict[tuple[str, str, str], set[str]] = {}
@@ -93,6 +103,7 @@ def test_all_subjects_of_a_backend_draw_the_same_tokens(report: Report) -> None:
         assert {key: found for key, found in outcomes.items() if len(found) > 1} == {}
 
 
+@pytest.mark.slow
 def test_every_row_has_its_figures_beside_its_bars(report: Report) -> None:
     found: dict[str, list[tuple[float, bool]]] = {}
     for verdict in report.findings.verdicts:
@@ -110,6 +121,7 @@ def test_every_row_has_its_figures_beside_its_bars(report: Report) -> None:
         "W6 score": [(1.0, False)] * 2 + [(1.2, False)] * 2,
         "W7 budget": [(1.0, False)] * 2 + [(1.05, False)] * 2,
         "adapter swap": [(0.0, False)] * 2,
+        "grammar": [(0.5, False)] * 4,
         "sampler, chat": [(1.5, False)] * 6,
         "sampler, open": [(1.5, False)] * 6,
         "many tokens": [(1.0, False)] * 2,
@@ -119,6 +131,7 @@ def test_every_row_has_its_figures_beside_its_bars(report: Report) -> None:
     }
 
 
+@pytest.mark.slow
 def test_exact_bars_are_met(report: Report) -> None:
     exact = [v for v in report.findings.verdicts if not v.timed and v.row != "W7 budget"]
     assert {v.row for v in exact} == {
@@ -133,21 +146,21 @@ def test_exact_bars_are_met(report: Report) -> None:
     assert [v for v in exact if not v.met] == []
 
 
-def test_tables_fit_and_name_every_row(report: Report) -> None:
+def test_tables_fit_and_name_every_row(short: Report) -> None:
     out = io.StringIO()
-    report.print(Console(file=out, width=WIDTH))
+    short.print(Console(file=out, width=WIDTH))
     text = out.getvalue()
-    for result in report.findings.results:
+    for result in short.findings.results:
         assert result.subject in text
         assert f"{result.tokens:,}" in text
         assert f"{result.backend}, {result.model}: tokens" in text
-    for timing in report.findings.timings:
+    for timing in short.findings.timings:
         assert f"{timing.wall_ms:.3f}" in text
-    for verdict in report.findings.verdicts:
+    for verdict in short.findings.verdicts:
         assert f"{verdict.figure:.3f}" in text
     assert "…" not in text
     assert "W4 reopen" in text
-    assert text.count(" met ") >= sum(v.met for v in report.findings.verdicts)
+    assert text.count(" met ") >= sum(v.met for v in short.findings.verdicts)
 
 
 @pytest.mark.parametrize("width", [80, WIDTH])
@@ -159,23 +172,22 @@ def test_large_numbers_are_never_cut(width: int) -> None:
         assert out.getvalue().count(number) == 2
 
 
-def test_json_holds_the_same_figures(report: Report, tmp_path: Path) -> None:
-    report.save(tmp_path / "figures.json")
+def test_json_holds_the_same_figures(short: Report, tmp_path: Path) -> None:
+    short.save(tmp_path / "figures.json")
     read = json.loads((tmp_path / "figures.json").read_text("utf-8"))
     assert read["quick"] is True
-    assert read["parts"] == list(IN_THIS_PROCESS)
+    assert read["parts"] == list(FEW)
     assert read["sizes"]["chat_tokens"] == 90
-    assert [row["ratio"] for row in read["results"]] == [r.ratio for r in report.findings.results]
-    assert [row["wall_ms"] for row in read["timings"]] == [t.wall_ms for t in report.findings.timings]
-    assert [row["met"] for row in read["bars"]] == [v.met for v in report.findings.verdicts]
-    assert [row["when"] for row in read["calibrations"]] == [
-        "hf, tiny-llama",
-        "hf, tiny-qwen3",
-        "mlx, tiny-llama",
-        "mlx, tiny-qwen3",
-        "",
-    ]
+    assert [row["ratio"] for row in read["results"]] == [r.ratio for r in short.findings.results]
+    assert [row["wall_ms"] for row in read["timings"]] == [t.wall_ms for t in short.findings.timings]
+    assert [row["met"] for row in read["bars"]] == [v.met for v in short.findings.verdicts]
+    assert [row["when"] for row in read["calibrations"]] == ["hf, tiny-llama", ""]
     assert read["later"] == LATER
+
+
+def test_a_short_report_is_exact(short: Report) -> None:
+    assert {v.row for v in short.findings.verdicts if not v.timed} == {"W1 particles", "W6 score", "trie"}
+    assert [v for v in short.findings.verdicts if not v.timed and not v.met] == []
 
 
 def test_a_bar_is_met_on_its_side() -> None:
@@ -198,6 +210,7 @@ def test_quick_runs_count_everywhere_and_time_once_per_backend(cases: list[Case]
         "W8": 2,
         "swap": 2,
         "speculative": 2,
+        "grammar": 2,
         "sampler": 0,
         "trie": 0,
         "start": 0,

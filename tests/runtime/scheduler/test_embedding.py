@@ -25,9 +25,9 @@ def slices_of(model: LocalModel, monkeypatch: pytest.MonkeyPatch, log: list[Any]
     """Notes the shape of every padded batch."""
     plain = model._engine.backend.hidden_states
 
-    def noted(tokens: Any) -> Any:
+    def noted(tokens: Any, stacks: Any) -> Any:
         log.append(tokens.shape)
-        return plain(tokens)
+        return plain(tokens, stacks)
 
     monkeypatch.setattr(model._engine.backend, "hidden_states", noted)
 
@@ -161,8 +161,8 @@ def test_states_that_are_not_finite_name_their_text(monkeypatch: pytest.MonkeyPa
     with fake_model() as model:
         plain = model._engine.backend.hidden_states
 
-        def broken(tokens: Any) -> Any:
-            states = plain(tokens)
+        def broken(tokens: Any, stacks: Any) -> Any:
+            states = plain(tokens, stacks)
             states[(tokens == ord("#")).any(axis=1)] = np.nan
             return states
 
