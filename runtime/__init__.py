@@ -21,6 +21,7 @@ from runtime.errors import (
     ModelLoadError,
     NonFiniteLogitsError,
     RuntimeFault,
+    SessionBusyError,
     SessionClosedError,
     SessionFatalError,
     SnapshotFormatError,
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
     from runtime.loading.shelf import ShelfEntry, list_models
     from runtime.loading.smollm2 import fetch_embedded
     from runtime.loading.verify import verify_model
+    from runtime.members.pins import Pinned
     from runtime.model import load, load_model_by_name
     from runtime.options import GenerationOptions, LoadOptions, SamplingOptions
     from runtime.pooling import POOLINGS, Pooling
@@ -63,6 +65,19 @@ if TYPE_CHECKING:
     from runtime.sampling.draw import fresh_seed
     from runtime.sampling.replay import Replayed, replay_draw
     from runtime.sampling.step import draw_step
+    from runtime.session.alignment import aligned
+    from runtime.session.config import SessionConfig
+    from runtime.session.manifest import Manifest
+    from runtime.session.session import Session
+    from runtime.session.status import (
+        ContextReport,
+        Divergence,
+        PrefixStatus,
+        Segment,
+        SegmentKind,
+        SuffixStatus,
+        Truncation,
+    )
     from runtime.speculation.options import SpeculativeOptions
     from runtime.stages import Stage, StageTable
     from runtime.text.formats import CHAT_FORMATS
@@ -84,6 +99,8 @@ __all__ = [
     "CacheReport",
     "Completion",
     "ContextOverflowError",
+    "ContextReport",
+    "Divergence",
     "EdgeReport",
     "EngineClient",
     "EngineDiedError",
@@ -98,6 +115,7 @@ __all__ = [
     "LanguageModel",
     "Latency",
     "LoadOptions",
+    "Manifest",
     "ManifestMismatchError",
     "MemoryBudgetError",
     "Message",
@@ -107,8 +125,10 @@ __all__ = [
     "NonFiniteLogitsError",
     "OnProgress",
     "Origin",
+    "Pinned",
     "Pooling",
     "PrefixMatch",
+    "PrefixStatus",
     "Progress",
     "PromptProgress",
     "Replayed",
@@ -118,7 +138,12 @@ __all__ = [
     "Sampler",
     "SamplingOptions",
     "Scores",
+    "Segment",
+    "SegmentKind",
+    "Session",
+    "SessionBusyError",
     "SessionClosedError",
+    "SessionConfig",
     "SessionFatalError",
     "ShelfEntry",
     "SnapshotFormatError",
@@ -126,6 +151,7 @@ __all__ = [
     "SpeculativeOptions",
     "Stage",
     "StageTable",
+    "SuffixStatus",
     "TokenRecord",
     "TokenRun",
     "ToolCall",
@@ -133,9 +159,11 @@ __all__ = [
     "ToolCallReader",
     "ToolCalls",
     "Trie",
+    "Truncation",
     "UnknownBackendError",
     "UnsupportedFeatureError",
     "__version__",
+    "aligned",
     "available_backends",
     "brings_text",
     "check_backend",
@@ -207,6 +235,20 @@ _NAMES = {
     ),
     "runtime.loading.smollm2": ("fetch_embedded",),
     "runtime.loading.verify": ("verify_model",),
+    "runtime.members.pins": ("Pinned",),
+    "runtime.session.alignment": ("aligned",),
+    "runtime.session.config": ("SessionConfig",),
+    "runtime.session.manifest": ("Manifest",),
+    "runtime.session.session": ("Session",),
+    "runtime.session.status": (
+        "ContextReport",
+        "Divergence",
+        "PrefixStatus",
+        "Segment",
+        "SegmentKind",
+        "SuffixStatus",
+        "Truncation",
+    ),
     "runtime.model": (
         "load",
         "load_model_by_name",

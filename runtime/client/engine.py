@@ -15,6 +15,7 @@ from runtime.client.arguments import plain_adapters, plain_ids, plain_messages
 from runtime.client.branching import BranchingMembers
 from runtime.client.calls import Calls
 from runtime.client.link import EngineLink
+from runtime.client.pins import PinCalls
 from runtime.client.vectors import VectorCalls
 from runtime.completion import Completion
 from runtime.errors import InvalidRequestError, RuntimeFault
@@ -23,12 +24,13 @@ from runtime.language_model import Message, PrefixMatch
 from runtime.members.resolving import ResolvingMembers
 from runtime.options import GenerationOptions, given
 from runtime.records import Float32, TokenRecord, TokenRun
+from runtime.session.opening import OpensSessions
 from runtime.text.utf8 import clean_text
 from runtime.wire.arrays import unpack_pieces
 from runtime.wire.messages import Loaded
 
 
-class EngineClient(AdapterCalls, BranchingMembers, VectorCalls, ResolvingMembers):
+class EngineClient(AdapterCalls, BranchingMembers, VectorCalls, PinCalls, OpensSessions, ResolvingMembers):
     """A model in an engine process, made by `spawn`. Every member is described by `LanguageModel`.
 
     Once the process has ended, whoever waits and whoever asks gets `EngineDiedError`; `spawn` makes another one.
@@ -254,11 +256,13 @@ class EngineClient(AdapterCalls, BranchingMembers, VectorCalls, ResolvingMembers
 
     # ---- cache -----------------------------------------------------------------------------------------------
 
-    def cache_kv(self, ids: Sequence[int]) -> None:
-        self._calls.call_sync("cache_kv_async", ids=plain_ids(ids))
+    def cache_kv(self, ids: Sequence[int], *, adapters: Adapters = None) -> None:
+        self._calls.call_sync("cache_kv_async", **_query(ids, adapters))
 
-    async def cache_kv_async(self, ids: Sequence[int]) -> None:
-        await self._calls.call("cache_kv_async", ids=plain_ids(ids))
+    async def cache_kv_async(
+        self, ids: Sequence[int], *, adapters: Adapters = None, on_progress: OnProgress | None = None
+    ) -> None:
+        await self._calls.call("cache_kv_async", on_progress=on_progress, **_query(ids, adapters))
 
     def clear_cache(self) -> None:
         self._calls.call_sync("clear_cache_async")
