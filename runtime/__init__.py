@@ -79,6 +79,7 @@ if TYPE_CHECKING:
         Truncation,
     )
     from runtime.speculation.options import SpeculativeOptions
+    from runtime.spellings import OPTION_NAMES
     from runtime.stages import Stage, StageTable
     from runtime.text.formats import CHAT_FORMATS
     from runtime.text.utf8 import clean_text, texts_of
@@ -89,6 +90,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CHAT_FORMATS",
+    "OPTION_NAMES",
     "POOLINGS",
     "AdapterError",
     "AdapterInfo",
@@ -284,6 +286,7 @@ _NAMES = {
     ),
     "runtime.sampling.step": ("draw_step",),
     "runtime.speculation.options": ("SpeculativeOptions",),
+    "runtime.spellings": ("OPTION_NAMES",),
     "runtime.stages": (
         "Stage",
         "StageTable",

@@ -175,9 +175,10 @@ class GenerationMembers(TextMembers):
         call = given(options)
         if call.speculative is not None:
             check_speculative(call.speculative, self.info)
-        chosen = resolve_options(call, model=self._text.own).options if call.resolve else call
+        chosen = resolve_options(call, model=self._text.own.options).options if call.resolve else call
         chosen = self._text.with_stops(chosen)
         settings = chosen.sampling.check(self.info.vocab_size)
+        chosen.check_eos(self.info.vocab_size)
         if chosen.stages:
             chosen = replace(chosen, top_k=max(chosen.top_k, SHOWN))
         seed = fresh_seed() if chosen.seed is None else chosen.seed
@@ -189,6 +190,7 @@ class GenerationMembers(TextMembers):
             Priority.CHAT,
             before=before,
             options=chosen,
+            eos=None if chosen.eos_token_ids is None else frozenset(chosen.eos_token_ids),
             sampler=make_sampler(settings, seed, chosen.branch, pieces=lambda: self._byte_vocab),
             constraint=self._constraint(checked, chosen),
         )

@@ -44,7 +44,7 @@ class LocalModel(QueryMembers, BranchingMembers, AdapterMembers, VectorMembers, 
     @property
     def own_options(self) -> GenerationOptions:
         """What its generation_config.json asks for."""
-        return self._text.own
+        return self._text.own.options
 
     def metrics(self) -> Metrics:
         """The counters."""
