@@ -99,10 +99,10 @@ class Metrics:
     grammar_seconds: float = 0.0  # processor time of their masks and steps, most of it while the model computes
     grammar_wait_seconds: float = 0.0  # what their draws waited for masks
     tokens_prefilled: int = 0  # of `tokens_computed`: prompts, queries and scored texts
-    tokens_generated: int = 0
+    tokens_generated: int = 0  # drawn, and chosen by the beams of searches
     prompt_tokens: int = 0  # of the requests that have ended
     prefill_seconds: float = 0.0  # of forwards over prompts
-    decode_seconds: float = 0.0  # of steps of running generations
+    decode_seconds: float = 0.0  # of steps of running generations and beam searches
     requests_started: int = 0  # generations, scores and embeddings; log-probability queries are counted in `queries`
     requests_completed: int = 0
     requests_failed: int = 0

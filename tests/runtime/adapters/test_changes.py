@@ -244,7 +244,7 @@ def while_leaving(model: LocalModel, name: str, gate: Gate) -> threading.Thread:
 
 
 def test_unloading_waits_for_a_beam_search(model: LocalModel, gate: Gate) -> None:
-    ids, options = some_ids(7, 10), BeamOptions(width=3, max_tokens=8)
+    ids, options = some_ids(7, 10), BeamOptions(width=3, max_tokens=200, ignore_eos=True)
     begun = threading.Event()
 
     async def search() -> list[Hypothesis]:
@@ -259,8 +259,7 @@ def test_unloading_waits_for_a_beam_search(model: LocalModel, gate: Gate) -> Non
 
     async def held() -> None:
         task = asyncio.create_task(search())
-        while not begun.is_set():
-            await asyncio.sleep(0)
+        await asyncio.to_thread(begun.wait, 30)
         gate.shut()
         await asyncio.to_thread(gate.reached.wait, 30)
         leaving.append(await asyncio.to_thread(while_leaving, model, "A", gate))
