@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -71,6 +72,14 @@ class ModelInfo:
     template_digest: str | None = None  # SHA-256 of the chat template in force; None without one
     adapters: tuple[AdapterInfo, ...] = ()  # registered ones, with the bytes of those that are loaded
     lora_stack: tuple[tuple[str, float], ...] = ()  # (name, scale) in force, in order
+    stack_digest: str = ""  # of its adapters' numbers and scales, in order; empty for the base alone
+
+    @property
+    def numbers_fingerprint(self) -> str:
+        """What numbers of requests that name no adapters are filed under: the base's `kv_fingerprint`, or with the stack."""
+        if not self.stack_digest:
+            return self.kv_fingerprint
+        return hashlib.sha256(f"{self.kv_fingerprint} {self.stack_digest}".encode()).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)

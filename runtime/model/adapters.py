@@ -6,6 +6,7 @@ import asyncio
 import threading
 from concurrent.futures import Future
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from runtime.adapters.uses import check_adapters, check_scale
 from runtime.errors import AdapterError
 from runtime.loading.paths import is_model_id
 from runtime.model.core import Core
+from runtime.scheduler.jobs import Job
 
 
 class AdapterMembers(Core):
@@ -167,7 +169,8 @@ class AdapterMembers(Core):
         """Whether a request that uses the adapter was made and has yet to arrive: this turn's, or the rest of a batch."""
         turns = [list(jobs) for loop, jobs in list(self._turns.items()) if not loop.is_closed()]
         held = [list(jobs) for loop, jobs in list(self._held.values()) if not loop.is_closed()]
-        return any(job.uses(digest) for jobs in (*held, *turns) for job in jobs) or self._engine.expects(digest)
+        made: list[Job] = [*chain(*turns), *chain(*held)]
+        return any(job.uses(digest) for job in made) or self._engine.expects(digest)
 
     def _end_own_turn(self) -> None:
         try:
@@ -183,7 +186,10 @@ class AdapterMembers(Core):
         """`info` names what is registered, loaded and in force."""
         with self._changing:
             backend = self._engine.backend
-            backend.info = replace(backend.info, adapters=self._adapters.infos(), lora_stack=self._adapters.stack)
+            known = self._adapters
+            backend.info = replace(
+                backend.info, adapters=known.infos(), lora_stack=known.stack, stack_digest=known.stack_digest
+            )
 
 
 def _is_folder(name: str) -> bool:
