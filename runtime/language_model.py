@@ -87,7 +87,8 @@ class LanguageModel(AdapterMembers, BranchingMembers, ResolvingMembers, VectorMe
 
         Args:
             ids: From the first token on.
-            adapters: Loaded ones, in order; () is the base, None the model's stack. So of all queries and scores.
+            adapters: Loaded ones, in order; () is the base, None the model's stack. So of all queries, scores,
+                samples, embeddings and beam searches; `generate` takes them as `GenerationOptions.adapters`.
         """
 
     async def batch_next_token_logprobs(self, batch: Sequence[Sequence[int]], *, adapters: Adapters = None) -> Float32:
@@ -179,8 +180,13 @@ class LanguageModel(AdapterMembers, BranchingMembers, ResolvingMembers, VectorMe
         eos_token_ids: Sequence[int],
         temperature: float = 1.0,
         seed: int | None = None,
+        *,
+        adapters: Adapters = None,
     ) -> list[int]:
-        """Up to `max_tokens` ids drawn after the prompt, without the eos that ended them (genlm-backend's call)."""
+        """Up to `max_tokens` ids drawn after the prompt, without the eos that ended them (genlm-backend's call).
+
+        `adapters` as of `next_token_logprobs`.
+        """
 
     async def batch_sample(
         self,
@@ -189,6 +195,8 @@ class LanguageModel(AdapterMembers, BranchingMembers, ResolvingMembers, VectorMe
         eos_token_ids: Sequence[int],
         temperature: float = 1.0,
         seed: int | None = None,
+        *,
+        adapters: Adapters = None,
     ) -> list[list[int]]:
         """`sample` for several prompts at once; row i answers prompt i and is the same alone or in the batch."""
 
@@ -255,10 +263,10 @@ class LanguageModel(AdapterMembers, BranchingMembers, ResolvingMembers, VectorMe
 
     # ---- cache -----------------------------------------------------------------------------------------------
 
-    def cache_kv(self, ids: Sequence[int]) -> None:
-        """Computes and keeps the KV of `ids`, for later calls that begin with them. Blocking."""
+    def cache_kv(self, ids: Sequence[int], *, adapters: Adapters = None) -> None:
+        """Computes and keeps the KV of `ids`, for later calls under these adapters that begin with them. Blocking."""
 
-    async def cache_kv_async(self, ids: Sequence[int]) -> None:
+    async def cache_kv_async(self, ids: Sequence[int], *, adapters: Adapters = None) -> None:
         """`cache_kv`, awaited."""
 
     def clear_cache(self) -> None:

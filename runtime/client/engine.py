@@ -175,6 +175,8 @@ class EngineClient(AdapterCalls, BranchingMembers, VectorCalls, ResolvingMembers
         eos_token_ids: Sequence[int],
         temperature: float = 1.0,
         seed: int | None = None,
+        *,
+        adapters: Adapters = None,
     ) -> list[int]:
         answer = await self._calls.call(
             "sample",
@@ -183,6 +185,7 @@ class EngineClient(AdapterCalls, BranchingMembers, VectorCalls, ResolvingMembers
             eos_token_ids=plain_ids(eos_token_ids),
             temperature=temperature,
             seed=seed,
+            adapters=plain_adapters(adapters),
         )
         return cast("list[int]", answer)
 
@@ -193,6 +196,8 @@ class EngineClient(AdapterCalls, BranchingMembers, VectorCalls, ResolvingMembers
         eos_token_ids: Sequence[int],
         temperature: float = 1.0,
         seed: int | None = None,
+        *,
+        adapters: Adapters = None,
     ) -> list[list[int]]:
         answer = await self._calls.call(
             "batch_sample",
@@ -201,6 +206,7 @@ class EngineClient(AdapterCalls, BranchingMembers, VectorCalls, ResolvingMembers
             eos_token_ids=plain_ids(eos_token_ids),
             temperature=temperature,
             seed=seed,
+            adapters=plain_adapters(adapters),
         )
         return cast("list[list[int]]", answer)
 
@@ -250,11 +256,11 @@ class EngineClient(AdapterCalls, BranchingMembers, VectorCalls, ResolvingMembers
 
     # ---- cache -----------------------------------------------------------------------------------------------
 
-    def cache_kv(self, ids: Sequence[int]) -> None:
-        self._calls.call_sync("cache_kv_async", ids=plain_ids(ids))
+    def cache_kv(self, ids: Sequence[int], *, adapters: Adapters = None) -> None:
+        self._calls.call_sync("cache_kv_async", **_query(ids, adapters))
 
-    async def cache_kv_async(self, ids: Sequence[int]) -> None:
-        await self._calls.call("cache_kv_async", ids=plain_ids(ids))
+    async def cache_kv_async(self, ids: Sequence[int], *, adapters: Adapters = None) -> None:
+        await self._calls.call("cache_kv_async", **_query(ids, adapters))
 
     def clear_cache(self) -> None:
         self._calls.call_sync("clear_cache_async")

@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import fields, replace
 from functools import partial
 
+from runtime.adapters.uses import Adapters
 from runtime.beams import BeamOptions, Hypothesis, OnStep
 from runtime.branches import Branches, check_count, check_prompts, records_of
 from runtime.errors import ContextOverflowError, InvalidRequestError, RuntimeFault, SessionClosedError
@@ -140,13 +141,14 @@ class BranchingMembers(GenerationMembers):
         ids: Sequence[int],
         options: BeamOptions | None = None,
         *,
+        adapters: Adapters = None,
         on_progress: OnProgress | None = None,
         on_step: OnStep | None = None,
     ) -> list[Hypothesis]:
         """Awaited."""
         options = (options or BeamOptions()).check(self.info.vocab_size)
         checked = self._check(ids)
-        namespace, before = self._route(checked)
+        namespace, before = self._route(checked, adapters)
         job = BeamJob(checked, namespace, Priority.CHAT, before=before, submitted=time.monotonic(), options=options)
         mailbox = self._mailbox()
         if on_progress is not None:

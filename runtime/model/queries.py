@@ -57,16 +57,16 @@ class QueryMembers(Core):
         """By the library's own forward."""
         return await asyncio.wrap_future(self._uncached(ids, adapters))
 
-    def cache_kv(self, ids: Sequence[int]) -> None:
+    def cache_kv(self, ids: Sequence[int], *, adapters: Adapters = None) -> None:
         """Blocking."""
         answer: Future[Float32] = Future()
-        job = self._query(ids, answer)
+        job = self._query(ids, answer, adapters)
         self._engine.submit([self._insist(job), job])
         answer.result()
 
-    async def cache_kv_async(self, ids: Sequence[int]) -> None:
+    async def cache_kv_async(self, ids: Sequence[int], *, adapters: Adapters = None) -> None:
         """Awaited."""
-        await self._asked(ids, insist=True)
+        await self._asked(ids, adapters, insist=True)
 
     def prefix_match(self, ids: Sequence[int], *, adapters: Adapters = None) -> PrefixMatch:
         """Blocking."""

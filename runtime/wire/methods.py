@@ -72,6 +72,7 @@ class Sample(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     eos_token_ids: list[int]
     temperature: float
     seed: int | None
+    adapters: AdapterUses = None
 
 
 class SampleBatch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -82,6 +83,7 @@ class SampleBatch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     eos_token_ids: list[int]
     temperature: float
     seed: int | None
+    adapters: AdapterUses = None
 
 
 class Complete(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -116,6 +118,7 @@ class Embed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     texts: list[str]
     pooling: Pooling
+    adapters: AdapterUses = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +199,7 @@ METHODS: dict[str, Method] = {
     "tokenize_async": Method(Text, Answer(list[int])),
     "detokenize_async": Method(Ids, Answer(str)),
     "render_chat_async": Method(RenderChat, Answer(list[int])),
-    "cache_kv_async": Method(Ids, NOTHING),
+    "cache_kv_async": Method(Query, NOTHING),
     "clear_cache_async": Method(Nothing, NOTHING),
     "clear_kv_cache_async": Method(Nothing, NOTHING),
     "reset_async_queries_async": Method(Nothing, NOTHING),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from runtime import GenerationOptions, SamplingOptions, load
@@ -51,6 +52,17 @@ def test_a_batch_and_a_session_have_them_too(elsewise: Elsewise, folder: str, tm
     batch = elsewise("ask", "--batch", str(file), *ASK[2:-1], "--adapter", folder)
     assert json.loads(batch.out)["text"] + "\n" == alone
     assert elsewise(*ASK[:-1], "--adapter", folder, "--session", "A").out == alone
+
+
+def test_texts_are_embedded_under_them(elsewise: Elsewise, folder: str, tmp_path: Path) -> None:
+    (tmp_path / "texts.txt").write_text("one\ntwo\n")
+    done = elsewise("embed", str(tmp_path / "texts.txt"), "--backend", "fake", "--adapter", f"{folder}:0.5")
+    with load("x", backend="fake", adapters=((folder, 0.5),)) as model:
+        want, base = model.embed_sync(["one", "two"]), model.embed_sync(["one", "two"], adapters=())
+    got = np.array([json.loads(line)["vector"] for line in done.out.splitlines()], np.float32)
+    np.testing.assert_array_equal(got, want)
+    assert not np.allclose(want, base, atol=1e-3)
+    assert elsewise("embed", str(tmp_path / "texts.txt"), "--backend", "fake", "--adapter", ":2").code == 2
 
 
 def test_numbers_under_an_adapter_are_never_taken_for_the_base_s(elsewise: Elsewise, folder: str, data: Path) -> None:

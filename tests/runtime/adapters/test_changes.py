@@ -15,6 +15,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from runtime import BeamOptions, Hypothesis
+from runtime.adapters.uses import Adapters
 from runtime.backends.fake import Behaviour
 from runtime.errors import AdapterError, SessionClosedError, UnsupportedFeatureError
 from runtime.model import LocalModel, load
@@ -326,3 +327,32 @@ def test_a_batch_that_is_given_up_lets_go(model: LocalModel) -> None:
 
     asyncio.run(left())
     assert "A_lora" not in model.list_adapters()
+
+
+def test_each_member_takes_adapters_of_its_own(model: LocalModel) -> None:
+    ids, texts, beams = some_ids(8, 12), ["one text", "another"], BeamOptions(width=3, max_tokens=6, ignore_eos=True)
+
+    async def all_of(adapters: Adapters) -> list[object]:
+        vectors = await model.embed(texts, adapters=adapters)
+        np.testing.assert_array_equal(model.embed_sync(texts, adapters=adapters), vectors)
+        found = await model.beam_generate(ids, beams, adapters=adapters)
+        return [vectors.tolist(), [one.ids for one in found], await model.batch_sample([ids], 8, [], 1.0, 5, adapters=adapters)]
+
+    # given what each stack says where it is in force
+    stacks: list[tuple[tuple[str, float], ...]] = [(), (("A", 1.0),), (("B", 0.5), ("A", 1.0))]
+    expected = []
+    for stack in stacks:
+        for name, scale in stack:
+            model.push_lora(name, scale)
+        expected.append(asyncio.run(all_of(None)))
+        model.clear_loras()
+    assert expected[0] != expected[1] != expected[2] != expected[0]
+    # then a request that names it is answered the same, whatever is in force
+    model.push_lora("B")
+    for stack, before in zip(stacks, expected, strict=True):
+        assert asyncio.run(all_of(stack)) == before
+    # and KV is kept for the stack that is named
+    other = some_ids(9, 15)
+    model.cache_kv(other, adapters=["A"])
+    assert model.prefix_match(other, adapters=["A"]).tokens == 15
+    assert model.prefix_match(other).tokens == 0

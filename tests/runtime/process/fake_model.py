@@ -213,6 +213,8 @@ class FakeModel(FakeAdapters, FakeBranching, FakeVectors, ResolvingMembers):
         eos_token_ids: Sequence[int],
         temperature: float = 1.0,
         seed: int | None = None,
+        *,
+        adapters: Adapters = None,
     ) -> list[int]:
         return [len(prompt_token_ids), max_tokens, *eos_token_ids, round(temperature * 100), -1 if seed is None else seed]
 
@@ -223,6 +225,8 @@ class FakeModel(FakeAdapters, FakeBranching, FakeVectors, ResolvingMembers):
         eos_token_ids: Sequence[int],
         temperature: float = 1.0,
         seed: int | None = None,
+        *,
+        adapters: Adapters = None,
     ) -> list[list[int]]:
         return [await self.sample(ids, max_tokens, eos_token_ids, temperature, seed) for ids in prompt_token_ids_list]
 
@@ -272,10 +276,10 @@ class FakeModel(FakeAdapters, FakeBranching, FakeVectors, ResolvingMembers):
 
     # ---- cache and state -------------------------------------------------------------------------------------
 
-    def cache_kv(self, ids: Sequence[int]) -> None:
+    def cache_kv(self, ids: Sequence[int], *, adapters: Adapters = None) -> None:
         self.queries += len(ids)
 
-    async def cache_kv_async(self, ids: Sequence[int]) -> None:
+    async def cache_kv_async(self, ids: Sequence[int], *, adapters: Adapters = None) -> None:
         self.cache_kv(ids)
 
     def clear_cache(self) -> None:
