@@ -89,7 +89,8 @@ class LanguageModel(AdapterMembers, BranchingMembers, PinMembers, ResolvingMembe
 
         Args:
             ids: From the first token on.
-            adapters: Loaded ones, in order; () is the base, None the model's stack. So of all queries and scores.
+            adapters: Loaded ones, in order; () is the base, None the model's stack. So of all queries, scores,
+                samples, embeddings and beam searches; `generate` takes them as `GenerationOptions.adapters`.
         """
 
     async def batch_next_token_logprobs(self, batch: Sequence[Sequence[int]], *, adapters: Adapters = None) -> Float32:
@@ -181,8 +182,13 @@ class LanguageModel(AdapterMembers, BranchingMembers, PinMembers, ResolvingMembe
         eos_token_ids: Sequence[int],
         temperature: float = 1.0,
         seed: int | None = None,
+        *,
+        adapters: Adapters = None,
     ) -> list[int]:
-        """Up to `max_tokens` ids drawn after the prompt, without the eos that ended them (genlm-backend's call)."""
+        """Up to `max_tokens` ids drawn after the prompt, without the eos that ended them (genlm-backend's call).
+
+        `adapters` as of `next_token_logprobs`.
+        """
 
     async def batch_sample(
         self,
@@ -191,6 +197,8 @@ class LanguageModel(AdapterMembers, BranchingMembers, PinMembers, ResolvingMembe
         eos_token_ids: Sequence[int],
         temperature: float = 1.0,
         seed: int | None = None,
+        *,
+        adapters: Adapters = None,
     ) -> list[list[int]]:
         """`sample` for several prompts at once; row i answers prompt i and is the same alone or in the batch."""
 
@@ -258,7 +266,7 @@ class LanguageModel(AdapterMembers, BranchingMembers, PinMembers, ResolvingMembe
     # ---- cache -----------------------------------------------------------------------------------------------
 
     def cache_kv(self, ids: Sequence[int], *, adapters: Adapters = None) -> None:
-        """Computes and keeps the KV of `ids`, for later calls that begin with them. Blocking."""
+        """Computes and keeps the KV of `ids`, for later calls under these adapters that begin with them. Blocking."""
 
     async def cache_kv_async(
         self, ids: Sequence[int], *, adapters: Adapters = None, on_progress: OnProgress | None = None

@@ -158,7 +158,7 @@ def check_tokens(model: LanguageModel, session: OpenSession, segments: Sequence[
     Raises:
         InvalidRequestError: The first token that differs is named.
     """
-    mine = model.info.kv_fingerprint
+    mine = model.info.numbers_fingerprint
     for segment in segments:
         run = session.runs.get(segment.node.id)
         if run is None or segment.node.kv_fingerprint in (None, mine):

@@ -181,6 +181,8 @@ class EngineClient(AdapterCalls, BranchingMembers, VectorCalls, PinCalls, OpensS
         eos_token_ids: Sequence[int],
         temperature: float = 1.0,
         seed: int | None = None,
+        *,
+        adapters: Adapters = None,
     ) -> list[int]:
         answer = await self._calls.call(
             "sample",
@@ -189,6 +191,7 @@ class EngineClient(AdapterCalls, BranchingMembers, VectorCalls, PinCalls, OpensS
             eos_token_ids=plain_ids(eos_token_ids),
             temperature=temperature,
             seed=seed,
+            adapters=plain_adapters(adapters),
         )
         return cast("list[int]", answer)
 
@@ -199,6 +202,8 @@ class EngineClient(AdapterCalls, BranchingMembers, VectorCalls, PinCalls, OpensS
         eos_token_ids: Sequence[int],
         temperature: float = 1.0,
         seed: int | None = None,
+        *,
+        adapters: Adapters = None,
     ) -> list[list[int]]:
         answer = await self._calls.call(
             "batch_sample",
@@ -207,6 +212,7 @@ class EngineClient(AdapterCalls, BranchingMembers, VectorCalls, PinCalls, OpensS
             eos_token_ids=plain_ids(eos_token_ids),
             temperature=temperature,
             seed=seed,
+            adapters=plain_adapters(adapters),
         )
         return cast("list[list[int]]", answer)
 

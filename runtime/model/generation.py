@@ -12,6 +12,7 @@ from operator import index
 
 import numpy as np
 
+from runtime.adapters.uses import Adapters, check_adapters
 from runtime.completion import Completion
 from runtime.errors import GrammarError, InvalidRequestError
 from runtime.grammar.constraint import Constraint
@@ -106,6 +107,8 @@ class GenerationMembers(TextMembers):
         eos_token_ids: Sequence[int],
         temperature: float = 1.0,
         seed: int | None = None,
+        *,
+        adapters: Adapters = None,
     ) -> list[int]:
         """genlm-backend's call: ids without the eos."""
         eos = eos_set(eos_token_ids)
@@ -113,7 +116,12 @@ class GenerationMembers(TextMembers):
             self._check(prompt_token_ids)
             return []
         options = GenerationOptions(
-            max_tokens=max_tokens, sampling=SamplingOptions(temperature=temperature), top_k=0, seed=seed, resolve=False
+            max_tokens=max_tokens,
+            sampling=SamplingOptions(temperature=temperature),
+            top_k=0,
+            seed=seed,
+            resolve=False,
+            adapters=None if adapters is None else check_adapters(adapters),
         )
         job = self._generation(prompt_token_ids, options)
         job.eos = eos
@@ -144,9 +152,12 @@ class GenerationMembers(TextMembers):
         eos_token_ids: Sequence[int],
         temperature: float = 1.0,
         seed: int | None = None,
+        *,
+        adapters: Adapters = None,
     ) -> list[list[int]]:
         """Several prompts in one batch."""
-        each = (self.sample(prompt, max_tokens, eos_token_ids, temperature, seed) for prompt in some(prompt_token_ids_list))
+        prompts = some(prompt_token_ids_list)
+        each = (self.sample(prompt, max_tokens, eos_token_ids, temperature, seed, adapters=adapters) for prompt in prompts)
         return list(await asyncio.gather(*each))
 
     async def complete(self, prompt: str | Sequence[Message], options: GenerationOptions | None = None) -> Completion:

@@ -74,6 +74,7 @@ class Sample(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     eos_token_ids: list[int]
     temperature: float
     seed: int | None
+    adapters: AdapterUses = None
 
 
 class SampleBatch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -84,6 +85,7 @@ class SampleBatch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     eos_token_ids: list[int]
     temperature: float
     seed: int | None
+    adapters: AdapterUses = None
 
 
 class Complete(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -118,6 +120,7 @@ class Embed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     texts: list[str]
     pooling: Pooling
+    adapters: AdapterUses = None
 
 
 @dataclass(frozen=True, slots=True)

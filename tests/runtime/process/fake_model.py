@@ -215,6 +215,8 @@ class FakeModel(FakeAdapters, FakeBranching, FakePins, FakeVectors, OpensSession
         eos_token_ids: Sequence[int],
         temperature: float = 1.0,
         seed: int | None = None,
+        *,
+        adapters: Adapters = None,
     ) -> list[int]:
         return [len(prompt_token_ids), max_tokens, *eos_token_ids, round(temperature * 100), -1 if seed is None else seed]
 
@@ -225,6 +227,8 @@ class FakeModel(FakeAdapters, FakeBranching, FakePins, FakeVectors, OpensSession
         eos_token_ids: Sequence[int],
         temperature: float = 1.0,
         seed: int | None = None,
+        *,
+        adapters: Adapters = None,
     ) -> list[list[int]]:
         return [await self.sample(ids, max_tokens, eos_token_ids, temperature, seed) for ids in prompt_token_ids_list]
 
