@@ -21,6 +21,7 @@ from runtime.errors import (
     ModelLoadError,
     NonFiniteLogitsError,
     RuntimeFault,
+    SessionBusyError,
     SessionClosedError,
     SessionFatalError,
     SnapshotFormatError,
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
     from runtime.loading.shelf import ShelfEntry, list_models
     from runtime.loading.smollm2 import fetch_embedded
     from runtime.loading.verify import verify_model
+    from runtime.members.pins import Pinned
     from runtime.model import load, load_model_by_name
     from runtime.options import GenerationOptions, LoadOptions, SamplingOptions
     from runtime.pooling import POOLINGS, Pooling
@@ -64,6 +66,19 @@ if TYPE_CHECKING:
     from runtime.sampling.history import History
     from runtime.sampling.replay import Replayed, replay_draw
     from runtime.sampling.step import draw_step
+    from runtime.session.alignment import aligned
+    from runtime.session.config import SessionConfig
+    from runtime.session.manifest import Manifest
+    from runtime.session.session import Session
+    from runtime.session.status import (
+        ContextReport,
+        Divergence,
+        PrefixStatus,
+        Segment,
+        SegmentKind,
+        SuffixStatus,
+        Truncation,
+    )
     from runtime.speculation.options import SpeculativeOptions
     from runtime.spellings import OPTION_NAMES
     from runtime.stages import Stage, StageTable
@@ -87,6 +102,8 @@ __all__ = [
     "CacheReport",
     "Completion",
     "ContextOverflowError",
+    "ContextReport",
+    "Divergence",
     "EdgeReport",
     "EngineClient",
     "EngineDiedError",
@@ -102,6 +119,7 @@ __all__ = [
     "LanguageModel",
     "Latency",
     "LoadOptions",
+    "Manifest",
     "ManifestMismatchError",
     "MemoryBudgetError",
     "Message",
@@ -111,8 +129,10 @@ __all__ = [
     "NonFiniteLogitsError",
     "OnProgress",
     "Origin",
+    "Pinned",
     "Pooling",
     "PrefixMatch",
+    "PrefixStatus",
     "Progress",
     "PromptProgress",
     "Replayed",
@@ -122,7 +142,12 @@ __all__ = [
     "Sampler",
     "SamplingOptions",
     "Scores",
+    "Segment",
+    "SegmentKind",
+    "Session",
+    "SessionBusyError",
     "SessionClosedError",
+    "SessionConfig",
     "SessionFatalError",
     "ShelfEntry",
     "SnapshotFormatError",
@@ -130,6 +155,7 @@ __all__ = [
     "SpeculativeOptions",
     "Stage",
     "StageTable",
+    "SuffixStatus",
     "TokenRecord",
     "TokenRun",
     "ToolCall",
@@ -137,9 +163,11 @@ __all__ = [
     "ToolCallReader",
     "ToolCalls",
     "Trie",
+    "Truncation",
     "UnknownBackendError",
     "UnsupportedFeatureError",
     "__version__",
+    "aligned",
     "available_backends",
     "brings_text",
     "check_backend",
@@ -211,6 +239,20 @@ _NAMES = {
     ),
     "runtime.loading.smollm2": ("fetch_embedded",),
     "runtime.loading.verify": ("verify_model",),
+    "runtime.members.pins": ("Pinned",),
+    "runtime.session.alignment": ("aligned",),
+    "runtime.session.config": ("SessionConfig",),
+    "runtime.session.manifest": ("Manifest",),
+    "runtime.session.session": ("Session",),
+    "runtime.session.status": (
+        "ContextReport",
+        "Divergence",
+        "PrefixStatus",
+        "Segment",
+        "SegmentKind",
+        "SuffixStatus",
+        "Truncation",
+    ),
     "runtime.model": (
         "load",
         "load_model_by_name",

@@ -69,6 +69,11 @@ class Engine:
             self._inbox.extend(jobs)
             self._wake.notify()
 
+    def expects(self, digest: str) -> bool:
+        """Whether a job that uses an adapter has arrived and was not taken in yet; any thread."""
+        with self._wake:
+            return any(job.uses(digest) for job in self._inbox)
+
     def nudge(self) -> None:
         """A job was cancelled: look."""
         with self._wake:

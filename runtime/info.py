@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -71,6 +72,14 @@ class ModelInfo:
     template_digest: str | None = None  # SHA-256 of the chat template in force; None without one
     adapters: tuple[AdapterInfo, ...] = ()  # registered ones, with the bytes of those that are loaded
     lora_stack: tuple[tuple[str, float], ...] = ()  # (name, scale) in force, in order
+    stack_digest: str = ""  # of its adapters' numbers and scales, in order; empty for the base alone
+
+    @property
+    def numbers_fingerprint(self) -> str:
+        """What numbers of requests that name no adapters are filed under: the base's `kv_fingerprint`, or with the stack."""
+        if not self.stack_digest:
+            return self.kv_fingerprint
+        return hashlib.sha256(f"{self.kv_fingerprint} {self.stack_digest}".encode()).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,10 +108,10 @@ class Metrics:
     grammar_seconds: float = 0.0  # processor time of their masks and steps, most of it while the model computes
     grammar_wait_seconds: float = 0.0  # what their draws waited for masks
     tokens_prefilled: int = 0  # of `tokens_computed`: prompts, queries and scored texts
-    tokens_generated: int = 0
+    tokens_generated: int = 0  # drawn, and chosen by the beams of searches
     prompt_tokens: int = 0  # of the requests that have ended
     prefill_seconds: float = 0.0  # of forwards over prompts
-    decode_seconds: float = 0.0  # of steps of running generations
+    decode_seconds: float = 0.0  # of steps of running generations and beam searches
     requests_started: int = 0  # generations, scores and embeddings; log-probability queries are counted in `queries`
     requests_completed: int = 0
     requests_failed: int = 0
@@ -187,3 +196,4 @@ class CacheReport:
     last_cause: str = "none"  # the same in a word: none, whole, new, evicted, cleared, refused, other, checkpoint, scores, off
     working_bytes: int = 0  # of packs, beside the trie's `bytes`
     vector_bytes: int = 0  # of kept next-token vectors
+    pins: int = 0  # paths that open sessions keep; their leases are among `leases`

@@ -27,7 +27,9 @@ from runtime.completion import Completion
 from runtime.info import CacheReport, Metrics, ModelInfo, OnProgress
 from runtime.members.adapters import AdapterMembers
 from runtime.members.branching import BranchingMembers
+from runtime.members.pins import PinMembers
 from runtime.members.resolving import ResolvingMembers
+from runtime.members.sessions import SessionMembers
 from runtime.members.vectors import VectorMembers
 from runtime.options import GenerationOptions
 from runtime.records import Float32, TokenRecord, TokenRun
@@ -48,7 +50,7 @@ class PrefixMatch:
     tier: str
 
 
-class LanguageModel(AdapterMembers, BranchingMembers, ResolvingMembers, VectorMembers, Protocol):
+class LanguageModel(AdapterMembers, BranchingMembers, PinMembers, ResolvingMembers, SessionMembers, VectorMembers, Protocol):
     """A loaded model. See the module's text for what holds for all members.
 
     Raises (any member that takes token ids):
@@ -87,7 +89,8 @@ class LanguageModel(AdapterMembers, BranchingMembers, ResolvingMembers, VectorMe
 
         Args:
             ids: From the first token on.
-            adapters: Loaded ones, in order; () is the base, None the model's stack. So of all queries and scores.
+            adapters: Loaded ones, in order; () is the base, None the model's stack. So of all queries, scores,
+                samples, embeddings and beam searches; `generate` takes them as `GenerationOptions.adapters`.
         """
 
     async def batch_next_token_logprobs(self, batch: Sequence[Sequence[int]], *, adapters: Adapters = None) -> Float32:
@@ -179,8 +182,13 @@ class LanguageModel(AdapterMembers, BranchingMembers, ResolvingMembers, VectorMe
         eos_token_ids: Sequence[int],
         temperature: float = 1.0,
         seed: int | None = None,
+        *,
+        adapters: Adapters = None,
     ) -> list[int]:
-        """Up to `max_tokens` ids drawn after the prompt, without the eos that ended them (genlm-backend's call)."""
+        """Up to `max_tokens` ids drawn after the prompt, without the eos that ended them (genlm-backend's call).
+
+        `adapters` as of `next_token_logprobs`.
+        """
 
     async def batch_sample(
         self,
@@ -189,6 +197,8 @@ class LanguageModel(AdapterMembers, BranchingMembers, ResolvingMembers, VectorMe
         eos_token_ids: Sequence[int],
         temperature: float = 1.0,
         seed: int | None = None,
+        *,
+        adapters: Adapters = None,
     ) -> list[list[int]]:
         """`sample` for several prompts at once; row i answers prompt i and is the same alone or in the batch."""
 
@@ -255,11 +265,13 @@ class LanguageModel(AdapterMembers, BranchingMembers, ResolvingMembers, VectorMe
 
     # ---- cache -----------------------------------------------------------------------------------------------
 
-    def cache_kv(self, ids: Sequence[int]) -> None:
-        """Computes and keeps the KV of `ids`, for later calls that begin with them. Blocking."""
+    def cache_kv(self, ids: Sequence[int], *, adapters: Adapters = None) -> None:
+        """Computes and keeps the KV of `ids`, for later calls under these adapters that begin with them. Blocking."""
 
-    async def cache_kv_async(self, ids: Sequence[int]) -> None:
-        """`cache_kv`, awaited."""
+    async def cache_kv_async(
+        self, ids: Sequence[int], *, adapters: Adapters = None, on_progress: OnProgress | None = None
+    ) -> None:
+        """`cache_kv`, awaited; `on_progress` as in `score`, but for a path that is all there, which needs none."""
 
     def clear_cache(self) -> None:
         """Drops kept next-token vectors and KV; what running requests hold goes when they end. Blocking."""

@@ -214,3 +214,18 @@ class GenerationOptions:
             raise GrammarError(
                 f"{name} contradicts a grammar, which alone says where an answer may end: leave out one of the two"
             )
+
+
+def given(options: GenerationOptions | None) -> GenerationOptions:
+    """A call's options, checked; the defaults where there are none.
+
+    Raises:
+        InvalidRequestError: Something else than options, or a value out of range.
+    """
+    if options is None:
+        return GenerationOptions()
+    if not isinstance(options, GenerationOptions):
+        raise InvalidRequestError(
+            f"options is a GenerationOptions, not {options!r:.80}; GenerationOptions.from_mapping makes one of names and values"
+        )
+    return options.check()

@@ -64,13 +64,21 @@ def require(db: sqlite_utils.Database, node_id: int) -> dict[str, Any]:
     return rows[0]
 
 
-def finish(db: sqlite_utils.Database, node_id: int, *, finish_reason: str | None, stats: Mapping[str, Any], text: str) -> None:
+def finish(
+    db: sqlite_utils.Database,
+    node_id: int,
+    *,
+    finish_reason: str | None,
+    incomplete: bool,
+    stats: Mapping[str, Any],
+    text: str,
+) -> None:
     """Ends an open run: its tokens are counted, and from here on it does not change."""
     row = require(db, node_id)
     if row["status"] != "open":
         raise InvalidRowError(f"node {node_id} is already {row['status']} and does not change any more")
     changes = {
-        "status": "complete" if finish_reason in _WHOLE else "partial",
+        "status": "complete" if finish_reason in _WHOLE and not incomplete else "partial",
         "finish_reason": finish_reason,
         "text": clean(text),
         "token_count": records.saved_end(db, node_id, row["kv_fingerprint"]),

@@ -159,13 +159,24 @@ class SessionStore:
         """
         await self._database.write(lambda db: records.rescore(db, nodes.require(db, node_id), chunk))
 
-    async def finish_node(self, node_id: int, *, finish_reason: str | None, stats: Mapping[str, Any], text: str) -> None:
+    async def finish_node(
+        self, node_id: int, *, finish_reason: str | None, incomplete: bool = False, stats: Mapping[str, Any], text: str
+    ) -> None:
         """Ends an open run: "complete" after None, eos, stop or grammar, else "partial". Its text can be searched from now on.
+
+        Args:
+            node_id: The run.
+            finish_reason: Why it ended.
+            incomplete: It was cut, whatever the reason: "partial" (a stop text inside a structured answer).
+            stats: How it was made.
+            text: Its content.
 
         Raises:
             InvalidRowError: The run was finished before.
         """
-        await self._database.write(lambda db: nodes.finish(db, node_id, finish_reason=finish_reason, stats=stats, text=text))
+        await self._database.write(
+            lambda db: nodes.finish(db, node_id, finish_reason=finish_reason, incomplete=incomplete, stats=stats, text=text)
+        )
 
     async def discard_node(self, node_id: int) -> None:
         """Deletes an answer that ended before it said anything, so that another one can take its place.

@@ -172,7 +172,7 @@ class Asked:
         return cls(
             model=flags["model"] or settings.model,
             backend=flags["backend"] or settings.backend,
-            load=_format(flags["template"]) | _adapters(flags["adapters"]),
+            load=_format(flags["template"]) | adapter_options(flags["adapters"]),
             call={name: value for name, value in call.items() if value is not None},
             system=flags["system"] or None,
             raw=flags["raw"],
@@ -254,7 +254,7 @@ def _format(given: str | None) -> dict[str, Any]:
     raise click.UsageError(f"--format {given}: neither one of {', '.join(TEMPLATES)} nor a file")
 
 
-def _adapters(given: tuple[str, ...]) -> dict[str, Any]:
+def adapter_options(given: tuple[str, ...]) -> dict[str, Any]:
     """Load options for adapters: a number after the last colon is a scale."""
     found: list[tuple[str, float]] = []
     for text in given:

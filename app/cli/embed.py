@@ -14,6 +14,7 @@ import click
 import numpy as np
 import numpy.typing as npt
 
+from app.cli.asking import adapter_options
 from app.cli.common import load_model, read_text, reading
 from app.cli.settings import Settings
 from runtime import POOLINGS, Pooling, RuntimeFault
@@ -32,11 +33,25 @@ SUFFIXES = (".npy", ".jsonl")
     show_default=True,
     help="Which of a text's hidden states make its vector: the last token's, the mean or the largest of all, the first's.",
 )
+@click.option(
+    "--adapter",
+    "adapters",
+    multiple=True,
+    metavar="PATH[:SCALE]",
+    help="Put a LoRA adapter on the model, as `elsewise ask` does; may be given again, they add up.",
+)
 @click.option("--jsonl", is_flag=True, help='Each line of FILE is an object with a "text", whatever the file is called.')
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="FILE.npy (float32) or FILE.jsonl; else stdout.")
 @click.pass_obj
 def embed(
-    settings: Settings, file: str, model: str | None, backend: str | None, pooling: str, jsonl: bool, out: Path | None
+    settings: Settings,
+    file: str,
+    model: str | None,
+    backend: str | None,
+    pooling: str,
+    adapters: tuple[str, ...],
+    jsonl: bool,
+    out: Path | None,
 ) -> None:
     """Vectors of length 1 for the texts of FILE ("-" for stdin), one text a line; of a .jsonl file each line's "text".
 
@@ -46,8 +61,9 @@ def embed(
         raise click.UsageError(f"--out {out}: choose a name that ends in .npy or .jsonl")
     if out is not None and not out.absolute().parent.is_dir():
         raise click.ClickException(f"{out}: there is no folder {out.absolute().parent}")
+    options = adapter_options(adapters)
     texts = read_texts(file, jsonl=jsonl or file.lower().endswith(".jsonl"))
-    with load_model(model or settings.model, backend or settings.backend) as loaded, reading() as on_progress:
+    with load_model(model or settings.model, backend or settings.backend, **options) as loaded, reading() as on_progress:
         try:
             vectors = asyncio.run(loaded.embed(texts, cast("Pooling", pooling), on_progress=on_progress))
         except RuntimeFault as fault:

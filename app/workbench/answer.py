@@ -32,6 +32,7 @@ class Answer:
     began: float = field(default_factory=time.monotonic)  # when there was a model to ask
     stopping: bool = False
     finish: str = "cancelled"
+    incomplete: bool = False  # the model ended it before it had its form
     message: str = ""
     overflow: bool = False  # the prompt did not fit into the context
     hopeless: bool = False  # the same again can only fail again

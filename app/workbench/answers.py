@@ -171,7 +171,7 @@ class Answers:
         self._supervisor.busy(True)
         session.runs[node_id] = known
         prompt = session.path_ids(segments)
-        recorder = answer.recorder = Recorder(self._store, node_id, model.info.kv_fingerprint)
+        recorder = answer.recorder = Recorder(self._store, node_id, model.info.numbers_fingerprint)
         try:
             await score_prompt(model, self._store, session, segments, prompt, partial(self._read_on, answer, 0))
         finally:
@@ -212,7 +212,7 @@ class Answers:
         session.runs.extend(node_id, run)
         finish = Finish(int(run.finish[-1]))
         if finish is not Finish.NONE:
-            answer.finish = finish.label or ""
+            answer.finish, answer.incomplete = finish.label or "", finish.incomplete
         answer.logprob += float(np.nansum(run.logprob))
         self._tell(TokensArrived(session.id, node_id, run))
         if now - answer.told > STATUS_SECONDS:
@@ -257,7 +257,7 @@ class Answers:
         elif answer.recorder is None:
             session.runs[node_id] = run = EMPTY  # as on the disk
         stats = stats_of(answer, run)
-        ending = Ending(node_id, answer.finish, stats, content_of(run), answer.recorder)
+        ending = Ending(node_id, answer.finish, answer.incomplete, stats, content_of(run), answer.recorder)
         session.states.pop(node_id, None)
         if answer.first_token is not None:
             session.stats[node_id] = TurnStats(

@@ -26,6 +26,7 @@ class Ending:
 
     node_id: int
     finish: str
+    incomplete: bool
     stats: Mapping[str, Any]
     text: str
     recorder: Recorder | None
@@ -38,7 +39,9 @@ class Ending:
         """
         if self.recorder is not None:
             await self.recorder.close()
-        await store.finish_node(self.node_id, finish_reason=self.finish, stats=self.stats, text=self.text)
+        await store.finish_node(
+            self.node_id, finish_reason=self.finish, incomplete=self.incomplete, stats=self.stats, text=self.text
+        )
 
 
 def stats_of(answer: Answer, run: TokenRun) -> dict[str, Any]:

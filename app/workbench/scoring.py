@@ -54,4 +54,4 @@ async def _keep(
     fresh = replace(run[begin:end], **{name: getattr(part, name) for name in SCORED})
     session.runs[node_id] = TokenRun.concat([run[:begin], fresh, run[end:]])
     if session.tree.nodes[node_id].status != "open":  # an open node is written by its recorder
-        await store.rescore(node_id, chunk(fresh, model.info.kv_fingerprint, begin))
+        await store.rescore(node_id, chunk(fresh, model.info.numbers_fingerprint, begin))

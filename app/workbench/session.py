@@ -29,6 +29,7 @@ NOTES = {
     "app_ended": "cut off when Elsewise ended",
     "error": "failed",
 }
+CUT = "a stop text cut it before it had the form asked for"
 
 
 class OpenSession:
@@ -251,7 +252,9 @@ class OpenSession:
         if node.role != "assistant":
             return ""
         message = node.stats.get("message")
-        return message if isinstance(message, str) else NOTES.get(node.finish_reason or "", "")
+        if isinstance(message, str):
+            return message
+        return CUT if (node.status, node.finish_reason) == ("partial", "stop") else NOTES.get(node.finish_reason or "", "")
 
 
 def text_run(text: str) -> TokenRun:

@@ -23,7 +23,7 @@ class Tokeniser:
     async def from_known(self, given: Given, session: OpenSession, node: NodeRow, model: LanguageModel) -> TokenRun:
         """The node begins with tokens that are known already; turns before it may still need theirs."""
         await self._tokenise(session, model, before=node.id)
-        known = given.run if given.fingerprint == model.info.kv_fingerprint else without_numbers(given.run)
+        known = given.run if given.fingerprint == model.info.numbers_fingerprint else without_numbers(given.run)
         if len(known) and int(known.origin[-1]) == Origin.PICKED and model.is_eos(int(known.ids[-1])):
             return as_eos(known)
         return known
@@ -57,7 +57,7 @@ class Tokeniser:
         """The ids of a saved turn: on the disk before the model sees them."""
         session.runs[node.id] = run  # first: a write that was begun is carried out, also when somebody presses stop
         try:
-            await self._store.append_chunk(node.id, chunk(run, model.info.kv_fingerprint))
+            await self._store.append_chunk(node.id, chunk(run, model.info.numbers_fingerprint))
         except StoreError:
             del session.runs[node.id]
             raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import threading
 from collections.abc import Hashable
 from dataclasses import dataclass, replace
@@ -159,6 +160,13 @@ class Registry:
         """What requests that say nothing are computed under: (name, scale), in order."""
         with self._lock:
             return tuple((self._entries[qualified].name, scale) for qualified, scale in self._stack)
+
+    @property
+    def stack_digest(self) -> str:
+        """SHA-256 over the digests and scales of the stack in force; empty where there is nothing on it."""
+        with self._lock:
+            uses = [(self._entries[qualified].digest, scale) for qualified, scale in self._stack]
+        return hashlib.sha256(repr(uses).encode()).hexdigest() if uses else ""
 
     def push(self, name: str, scale: float) -> None:
         """On top of the stack.

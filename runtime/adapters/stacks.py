@@ -13,7 +13,6 @@ from runtime.records import Float32
 
 Stack = tuple[tuple[str, float], ...]  # (digest, scale), in order; () is the base
 Int64 = npt.NDArray[np.int64]
-OUT_OF_ORDER = "is not given its tokens in order: it takes one stack of adapters at a time"
 
 
 def namespaced(fingerprint: str, stack: Stack) -> Hashable:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, cast
 
+from runtime.adapters.uses import Adapters
 from runtime.beams import BeamOptions, Hypothesis, OnStep
 from runtime.branches import Branches, check_prompts, records_of
-from runtime.client.arguments import plain_ids
+from runtime.client.arguments import plain_adapters, plain_ids
 from runtime.client.calls import Calls
 from runtime.info import OnProgress
-from runtime.options import GenerationOptions
+from runtime.options import GenerationOptions, given
 from runtime.records import TokenRecord, TokenRun
 from runtime.text.utf8 import clean_text
 
@@ -33,7 +34,7 @@ class BranchingMembers:
         self, ids: Sequence[int], n: int, options: GenerationOptions | None = None, *, on_progress: OnProgress | None = None
     ) -> Branches[TokenRun]:
         def arguments() -> dict[str, Any]:
-            return {"ids": plain_ids(ids), "n": n, "options": options}
+            return {"ids": plain_ids(ids), "n": n, "options": options and given(options)}
 
         return self._calls.branches("continue_many_runs", arguments, on_progress=on_progress)
 
@@ -54,6 +55,7 @@ class BranchingMembers:
         ids: Sequence[int],
         options: BeamOptions | None = None,
         *,
+        adapters: Adapters = None,
         on_progress: OnProgress | None = None,
         on_step: OnStep | None = None,
     ) -> list[Hypothesis]:
@@ -63,6 +65,7 @@ class BranchingMembers:
             on_step=on_step,
             ids=plain_ids(ids),
             options=options,
+            adapters=plain_adapters(adapters),
             watched=on_step is not None,
         )
         return cast("list[Hypothesis]", answer)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, cast
 
+from runtime.adapters.uses import Adapters
+from runtime.client.arguments import plain_adapters
 from runtime.client.calls import Calls
 from runtime.errors import InvalidRequestError
 from runtime.info import ModelInfo, OnProgress
@@ -24,13 +26,21 @@ class VectorCalls:
         """What is known of the model."""
         raise NotImplementedError
 
-    async def embed(self, texts: Sequence[str], pooling: Pooling = "last", *, on_progress: OnProgress | None = None) -> Float32:
-        return cast("Float32", await self._calls.call("embed", on_progress=on_progress, **self._embedding(texts, pooling)))
+    async def embed(
+        self,
+        texts: Sequence[str],
+        pooling: Pooling = "last",
+        *,
+        adapters: Adapters = None,
+        on_progress: OnProgress | None = None,
+    ) -> Float32:
+        arguments = self._embedding(texts, pooling, adapters)
+        return cast("Float32", await self._calls.call("embed", on_progress=on_progress, **arguments))
 
-    def embed_sync(self, texts: Sequence[str], pooling: Pooling = "last") -> Float32:
-        return cast("Float32", self._calls.call_sync("embed", **self._embedding(texts, pooling)))
+    def embed_sync(self, texts: Sequence[str], pooling: Pooling = "last", *, adapters: Adapters = None) -> Float32:
+        return cast("Float32", self._calls.call_sync("embed", **self._embedding(texts, pooling, adapters)))
 
-    def _embedding(self, texts: Sequence[str], pooling: Pooling) -> dict[str, Any]:
+    def _embedding(self, texts: Sequence[str], pooling: Pooling, adapters: Adapters) -> dict[str, Any]:
         listed = [clean_text(text) for text in checked_texts(texts)]
         row = self.info.hidden_size * 4
         if len(listed) * row >= MAX_PAYLOAD:
@@ -38,4 +48,4 @@ class VectorCalls:
                 f"{len(listed):,} vectors take {len(listed) * row:,} bytes, more than the {MAX_PAYLOAD:,} that cross the pipe "
                 f"at once; give {MAX_PAYLOAD // (2 * row):,} texts at a time"
             )
-        return {"texts": listed, "pooling": check_pooling(pooling)}
+        return {"texts": listed, "pooling": check_pooling(pooling), "adapters": plain_adapters(adapters)}

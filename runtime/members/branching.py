@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from runtime.adapters.uses import Adapters
 from runtime.beams import BeamOptions, Hypothesis, OnStep
 from runtime.branches import Branches
 from runtime.info import OnProgress
@@ -69,6 +70,7 @@ class BranchingMembers(Protocol):
         ids: Sequence[int],
         options: BeamOptions | None = None,
         *,
+        adapters: Adapters = None,
         on_progress: OnProgress | None = None,
         on_step: OnStep | None = None,
     ) -> list[Hypothesis]:
@@ -80,6 +82,7 @@ class BranchingMembers(Protocol):
         Args:
             ids: What is continued.
             options: Width, length, when to end.
+            adapters: Loaded ones, in order; () is the base, None the model's stack.
             on_progress: Hears how far the prefix is.
             on_step: Hears the beams after each step, on the caller's loop, in order.
         """

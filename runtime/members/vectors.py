@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from runtime.adapters.uses import Adapters
 from runtime.info import OnProgress
 from runtime.pooling import Pooling
 from runtime.records import Float32
@@ -13,7 +14,14 @@ from runtime.records import Float32
 class VectorMembers(Protocol):
     """`embed` and its blocking twin."""
 
-    async def embed(self, texts: Sequence[str], pooling: Pooling = "last", *, on_progress: OnProgress | None = None) -> Float32:
+    async def embed(
+        self,
+        texts: Sequence[str],
+        pooling: Pooling = "last",
+        *,
+        adapters: Adapters = None,
+        on_progress: OnProgress | None = None,
+    ) -> Float32:
         """One vector per text, made of the model's last hidden states (after the final norm).
 
         Texts are tokenised as `tokenize` does and do not see each other: one has the same vector alone and among thousands,
@@ -24,6 +32,7 @@ class VectorMembers(Protocol):
             texts: Any number of them, at least one.
             pooling: "last" (the last token's state, the one that has seen everything), "mean", "max" (each number's largest
                 over the text) or "cls" (the first token's; of use only where a model was trained for it).
+            adapters: Loaded ones, in order; () is the base, None the model's stack.
             on_progress: Hears how many tokens of all texts are done after each slice, on the caller's loop; `computed` counts
                 what was pushed through the model, padding too.
 
@@ -34,9 +43,11 @@ class VectorMembers(Protocol):
             InvalidRequestError: No texts, an empty one (`texts[3]`), something that is no text, an unknown pooling.
             ContextOverflowError: A text longer than the context; its `stage` is the text's place, "texts[3]".
             MemoryBudgetError: The KV of one text does not fit into the budget while it is worked on.
-            UnsupportedFeatureError: The backend gives no hidden states of this architecture.
+            AdapterError: An adapter that is unknown, or not loaded.
+            UnsupportedFeatureError: The backend gives no hidden states of this architecture, or an activated adapter begins in
+                the middle of a text.
             NonFiniteLogitsError: The model answered NaN or infinity.
         """
 
-    def embed_sync(self, texts: Sequence[str], pooling: Pooling = "last") -> Float32:
+    def embed_sync(self, texts: Sequence[str], pooling: Pooling = "last", *, adapters: Adapters = None) -> Float32:
         """`embed`, blocking."""

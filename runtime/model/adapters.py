@@ -6,6 +6,7 @@ import asyncio
 import threading
 from concurrent.futures import Future
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from runtime.adapters.uses import check_adapters, check_scale
 from runtime.errors import AdapterError
 from runtime.loading.paths import is_model_id
 from runtime.model.core import Core
+from runtime.scheduler.jobs import Job
 
 
 class AdapterMembers(Core):
@@ -147,8 +149,8 @@ class AdapterMembers(Core):
 
     def _let_go(self, entry: Entry, unused: Future[None], done: Future[None]) -> None:
         error = unused.exception()
-        if error is None and self._asked_this_turn(str(entry.digest)):
-            self._wait_for(entry, done)  # a request was made before, and is about to arrive
+        if error is None and self._is_expected(str(entry.digest)):
+            self._wait_for(entry, done)  # a request was made before, and has yet to arrive
             return
         try:
             if error is not None:
@@ -163,23 +165,31 @@ class AdapterMembers(Core):
         else:
             done.set_result(None)
 
-    def _asked_this_turn(self, digest: str) -> bool:
-        """Whether a request that uses the adapter was made in a turn of a loop that has not ended yet."""
+    def _is_expected(self, digest: str) -> bool:
+        """Whether a request that uses the adapter was made and has yet to arrive: this turn's, or the rest of a batch."""
         turns = [list(jobs) for loop, jobs in list(self._turns.items()) if not loop.is_closed()]
-        return any(job.uses(digest) for jobs in turns for job in jobs)
+        held = [list(jobs) for loop, jobs in list(self._held.values()) if not loop.is_closed()]
+        made: list[Job] = [*chain(*turns), *chain(*held)]
+        return any(job.uses(digest) for job in made) or self._engine.expects(digest)
 
     def _end_own_turn(self) -> None:
         try:
             loop = asyncio.get_running_loop()
         except RuntimeError:
             return
+        for _, jobs in [held for held in self._held.values() if held[0] is loop]:
+            self._turns.setdefault(loop, []).extend(jobs)
+            jobs.clear()
         self._end_turn(loop)
 
     def _tell(self) -> None:
         """`info` names what is registered, loaded and in force."""
         with self._changing:
             backend = self._engine.backend
-            backend.info = replace(backend.info, adapters=self._adapters.infos(), lora_stack=self._adapters.stack)
+            known = self._adapters
+            backend.info = replace(
+                backend.info, adapters=known.infos(), lora_stack=known.stack, stack_digest=known.stack_digest
+            )
 
 
 def _is_folder(name: str) -> bool:

@@ -6,16 +6,18 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Sequence
+from contextlib import suppress
 from dataclasses import fields, replace
 from functools import partial
 
+from runtime.adapters.uses import Adapters
 from runtime.beams import BeamOptions, Hypothesis, OnStep
 from runtime.branches import Branches, check_count, check_prompts, records_of
-from runtime.errors import ContextOverflowError, InvalidRequestError, RuntimeFault
+from runtime.errors import ContextOverflowError, InvalidRequestError, RuntimeFault, SessionClosedError
 from runtime.info import OnProgress
 from runtime.model.gathering import Gathering
 from runtime.model.generation import GenerationMembers
-from runtime.options import GenerationOptions
+from runtime.options import GenerationOptions, given
 from runtime.records import TokenRecord, TokenRun
 from runtime.sampling.draw import fresh_seed
 from runtime.scheduler.branching import BeamJob, FanJob
@@ -50,7 +52,7 @@ class BranchingMembers(GenerationMembers):
         options: GenerationOptions | None,
         on_progress: OnProgress | None,
     ) -> AsyncGenerator[tuple[int, TokenRun], None]:
-        options = (options or GenerationOptions()).check()
+        options = given(options)
         check_count(n, options.branch)
         await self._compiled(options)
         checked, seed = self._check(ids), fresh_seed() if options.seed is None else options.seed
@@ -91,23 +93,32 @@ class BranchingMembers(GenerationMembers):
             await self._compiled_for(i, own)
         jobs = {i: self._numbered(i, ids, own) for i, (ids, own) in enumerate(zip(texts, each, strict=True))}
         waiting = deque(jobs.values())
+        self._held[id(gathering)] = asyncio.get_running_loop(), waiting
 
         def begin_next() -> None:
-            while waiting:
-                job = waiting.popleft()
-                job.submitted = time.monotonic()
-                self._submit_with_turn(job)
-                return
+            if waiting:
+                waiting[0].submitted = time.monotonic()
+                self._submit_with_turn(waiting[0])
+                waiting.popleft()
 
         gathering.begin(self._mailbox(), jobs, self._engine.nudge, on_end=begin_next)
-        for _ in range(min(len(jobs), self._options.max_batch_rows)):
-            begin_next()
         try:
+            for _ in range(min(len(jobs), self._options.max_batch_rows)):
+                begin_next()
             async for item in gathering.runs():
                 yield item
         finally:
+            left = bool(waiting)
             waiting.clear()
+            del self._held[id(gathering)]
             gathering.cancel()
+            if left:
+                self._look_again()
+
+    def _look_again(self) -> None:
+        """Requests were given up before they arrived: who waits for the end of an adapter's uses is to look."""
+        with suppress(SessionClosedError):
+            self._engine.call(lambda: None)
 
     async def _compiled_for(self, i: int, options: GenerationOptions | None) -> None:
         """The grammar of prompt `i`, off the loop."""
@@ -130,13 +141,14 @@ class BranchingMembers(GenerationMembers):
         ids: Sequence[int],
         options: BeamOptions | None = None,
         *,
+        adapters: Adapters = None,
         on_progress: OnProgress | None = None,
         on_step: OnStep | None = None,
     ) -> list[Hypothesis]:
         """Awaited."""
         options = (options or BeamOptions()).check(self.info.vocab_size)
         checked = self._check(ids)
-        namespace, before = self._route(checked)
+        namespace, before = self._route(checked, adapters)
         job = BeamJob(checked, namespace, Priority.CHAT, before=before, submitted=time.monotonic(), options=options)
         mailbox = self._mailbox()
         if on_progress is not None:

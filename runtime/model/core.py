@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Sequence, Sized
 from typing import TypeVar
 
@@ -16,9 +17,10 @@ from runtime.info import ModelInfo
 from runtime.model.text import TextSide
 from runtime.options import LoadOptions
 from runtime.records import Int32
-from runtime.scheduler.jobs import Job, check_ids
+from runtime.scheduler.jobs import GenerateJob, Job, check_ids
 
 T = TypeVar("T")
+Held = tuple[asyncio.AbstractEventLoop, deque[GenerateJob]]  # requests that begin when others of their batch have ended
 
 
 class Core:
@@ -39,6 +41,7 @@ class Core:
         self._described: tuple[ModelInfo, ModelInfo] | None = None  # the backend's own, and as `info` gives it
         self._grammars = Grammars(self._vocabulary)
         self._turns: dict[asyncio.AbstractEventLoop, list[Job]] = {}
+        self._held: dict[int, Held] = {}  # by batch
         self._mailboxes: dict[asyncio.AbstractEventLoop, Mailbox] = {}
         self._adapters = Registry(self.info.kv_fingerprint, self.info.vocab_size)
 
@@ -49,10 +52,6 @@ class Core:
         if self._described is None or self._described[0] is not own:
             self._described = own, self._text.described(own)
         return self._described[1]
-
-    @property
-    def _namespace(self) -> str:
-        return self.info.kv_fingerprint
 
     def _vocabulary(self) -> Vocabulary:
         tokenizer = self._text.tokenizer
@@ -88,12 +87,14 @@ class Core:
             loop.call_soon(self._end_turn, loop)
 
     def _end_turn(self, loop: asyncio.AbstractEventLoop) -> None:
-        jobs = self._turns.pop(loop, [])
+        jobs = self._turns.get(loop, [])
         try:
             self._engine.submit(jobs)
         except Exception as error:  # noqa: BLE001  # closed meanwhile: the waiters are told
             for job in jobs:
                 job.fail(error)
+        finally:  # not before they have arrived: at no moment is a request nowhere
+            self._turns.pop(loop, None)
 
 
 def some(items: Sequence[T]) -> Sequence[T]:

@@ -10,14 +10,17 @@ from concurrent.futures import Future
 from dataclasses import replace
 from operator import index
 
+import numpy as np
+
+from runtime.adapters.uses import Adapters, check_adapters
 from runtime.completion import Completion
-from runtime.errors import InvalidRequestError
+from runtime.errors import GrammarError, InvalidRequestError
 from runtime.grammar.constraint import Constraint
 from runtime.info import OnProgress, PromptProgress
 from runtime.language_model import Message
 from runtime.model.core import some
 from runtime.model.texts import TextMembers
-from runtime.options import GenerationOptions, SamplingOptions
+from runtime.options import GenerationOptions, SamplingOptions, given
 from runtime.records import Finish, Int32, TokenRecord, TokenRun
 from runtime.resolution import resolve_options
 from runtime.sampling.chain import make_sampler
@@ -104,6 +107,8 @@ class GenerationMembers(TextMembers):
         eos_token_ids: Sequence[int],
         temperature: float = 1.0,
         seed: int | None = None,
+        *,
+        adapters: Adapters = None,
     ) -> list[int]:
         """genlm-backend's call: ids without the eos."""
         eos = eos_set(eos_token_ids)
@@ -111,7 +116,12 @@ class GenerationMembers(TextMembers):
             self._check(prompt_token_ids)
             return []
         options = GenerationOptions(
-            max_tokens=max_tokens, sampling=SamplingOptions(temperature=temperature), top_k=0, seed=seed, resolve=False
+            max_tokens=max_tokens,
+            sampling=SamplingOptions(temperature=temperature),
+            top_k=0,
+            seed=seed,
+            resolve=False,
+            adapters=None if adapters is None else check_adapters(adapters),
         )
         job = self._generation(prompt_token_ids, options)
         job.eos = eos
@@ -142,9 +152,12 @@ class GenerationMembers(TextMembers):
         eos_token_ids: Sequence[int],
         temperature: float = 1.0,
         seed: int | None = None,
+        *,
+        adapters: Adapters = None,
     ) -> list[list[int]]:
         """Several prompts in one batch."""
-        each = (self.sample(prompt, max_tokens, eos_token_ids, temperature, seed) for prompt in some(prompt_token_ids_list))
+        prompts = some(prompt_token_ids_list)
+        each = (self.sample(prompt, max_tokens, eos_token_ids, temperature, seed, adapters=adapters) for prompt in prompts)
         return list(await asyncio.gather(*each))
 
     async def complete(self, prompt: str | Sequence[Message], options: GenerationOptions | None = None) -> Completion:
@@ -165,15 +178,15 @@ class GenerationMembers(TextMembers):
 
     async def _compiled(self, options: GenerationOptions | None) -> None:
         """Compiles the grammar off the loop, so that `_generation` need not do it on it."""
-        grammar = options.check().grammar if options is not None else None
+        grammar = given(options).grammar
         if grammar is not None and not self._grammars.ready(grammar):
             await asyncio.to_thread(self._grammars.prepare, grammar)
 
     def _generation(self, ids: Sequence[int] | Int32, options: GenerationOptions | None) -> GenerateJob:
-        given = (options or GenerationOptions()).check()
-        if given.speculative is not None:
-            check_speculative(given.speculative, self.info)
-        chosen = resolve_options(given, model=self._text.own.options).options if given.resolve else given
+        call = given(options)
+        if call.speculative is not None:
+            check_speculative(call.speculative, self.info)
+        chosen = resolve_options(call, model=self._text.own.options).options if call.resolve else call
         chosen = self._text.with_stops(chosen)
         settings = chosen.sampling.check(self.info.vocab_size)
         chosen.check_eos(self.info.vocab_size)
@@ -199,7 +212,16 @@ class GenerationMembers(TextMembers):
             return None
         if options.grammar_prefix > len(ids):
             raise InvalidRequestError(f"grammar_prefix={options.grammar_prefix:,} of {len(ids):,} tokens: give it fewer")
-        return self._grammars.constraint(options.grammar, ids[len(ids) - options.grammar_prefix :].tolist())
+        constraint = self._grammars.constraint(options.grammar, ids[len(ids) - options.grammar_prefix :].tolist())
+        if banned := options.sampling.banned_tokens:
+            allowed = constraint.allowed()  # (vocab,)
+            choices = int(np.count_nonzero(allowed))
+            if choices and choices == int(np.count_nonzero(allowed[list(banned)])):
+                raise GrammarError(
+                    f"all {choices:,} tokens that the grammar allows as the first are banned; "
+                    "ban fewer, or allow more in the grammar"
+                )
+        return constraint
 
 
 def eos_set(eos_token_ids: Iterable[int]) -> frozenset[int]:

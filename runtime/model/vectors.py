@@ -8,6 +8,7 @@ from functools import partial
 
 import numpy as np
 
+from runtime.adapters.uses import Adapters
 from runtime.errors import UnsupportedFeatureError
 from runtime.info import OnProgress
 from runtime.model.texts import TextMembers
@@ -20,9 +21,16 @@ from runtime.scheduler.jobs import Priority, check_ids
 class VectorMembers(TextMembers):
     """`embed` and its twin; see `runtime.members.vectors`."""
 
-    async def embed(self, texts: Sequence[str], pooling: Pooling = "last", *, on_progress: OnProgress | None = None) -> Float32:
+    async def embed(
+        self,
+        texts: Sequence[str],
+        pooling: Pooling = "last",
+        *,
+        adapters: Adapters = None,
+        on_progress: OnProgress | None = None,
+    ) -> Float32:
         """``(n, hidden)``."""
-        job = await asyncio.to_thread(self._embedding, texts, pooling)
+        job = await asyncio.to_thread(self._embedding, texts, pooling, adapters)
         if on_progress is not None:
             mailbox = self._mailbox()
             job.on_progress = lambda progress: mailbox.post(partial(on_progress, progress))
@@ -32,16 +40,16 @@ class VectorMembers(TextMembers):
         finally:
             self._cancel(job)
 
-    def embed_sync(self, texts: Sequence[str], pooling: Pooling = "last") -> Float32:
+    def embed_sync(self, texts: Sequence[str], pooling: Pooling = "last", *, adapters: Adapters = None) -> Float32:
         """Blocking."""
-        job = self._embedding(texts, pooling)
+        job = self._embedding(texts, pooling, adapters)
         self._engine.submit([job])
         try:
             return job.future.result()
         finally:
             self._cancel(job)
 
-    def _embedding(self, texts: Sequence[str], pooling: Pooling) -> EmbedJob:
+    def _embedding(self, texts: Sequence[str], pooling: Pooling, adapters: Adapters) -> EmbedJob:
         """Checked and tokenised, equal texts together."""
         pooling = check_pooling(pooling)
         numbers: dict[bytes, int] = {}
@@ -55,10 +63,10 @@ class VectorMembers(TextMembers):
                 places.append([])
             places[number].append(row)
         nobody = np.empty(0, np.int32)
-        routes = {self._route(path) for path in paths}
+        routes = {self._route(path, adapters) for path in paths}
         if len(routes) > 1 or any(before for _, before in routes):
             raise UnsupportedFeatureError(
-                "an activated adapter of the stack begins in the middle of a text: embed without it (clear_loras, or pop_lora)"
+                "an activated adapter of the stack begins in the middle of a text: embed without it (adapters=(), or pop_lora)"
             )
         return EmbedJob(nobody, next(iter(routes))[0], Priority.BACKGROUND, paths=paths, places=places, pooling=pooling)
 

@@ -103,8 +103,12 @@ class Beams:
 
     def step(self) -> None:
         """One more token for the beams of every search."""
+        if not self.running:
+            return
+        started = time.monotonic()
         for one in list(self.running):
             self._guard(one, lambda one=one: self._push(one))  # type: ignore[misc]  # mypy takes the default for a parameter
+        self._counters.decode_seconds += time.monotonic() - started
 
     def drop_cancelled(self) -> None:
         """Searches that nobody waits for end; what they have computed is kept."""
@@ -138,6 +142,9 @@ class Beams:
         tokens = one.search.complete[0].last.length if one.search.complete else one.search.steps
         self._ledger.leave(one.job, finish, generated=tokens, reused=one.reused, computed=one.computed, first=one.started)
         self._counters.tokens_reused += one.reused
+        seconds = time.monotonic() - one.started
+        if tokens > 1 and seconds > 0:
+            self._counters.tokens_per_second = (tokens - 1) / seconds
         for place in one.places:
             self._cache.leave(place)
         self._counters.publish(self._cache)  # before the answer, so that who has it sees its numbers
@@ -174,6 +181,7 @@ class Beams:
         step = one.search.advance(logprobs, entropy)
         for complete in one.search.fresh:
             self._publish(one, one.places[complete.last.parent], complete.last.before)
+        self._counters.tokens_generated += len(one.search.fresh) + (0 if one.search.done else len(one.search.running))
         if one.search.done:
             best = one.search.complete[: one.job.options.num_return]
             k = one.job.options.top_k

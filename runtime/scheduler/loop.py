@@ -148,7 +148,8 @@ class Scheduler:
 
     def _tell_unused(self) -> None:
         prefills = (*self._prompts.running, *(row.prefill for row in self._decoding.rows))
-        jobs = [*(prefill.job for prefill in prefills), *self._waiting]
+        whole = (*(one.job for one in self._beams.running), *(one.job for one in self._embeddings.running))
+        jobs = [*(prefill.job for prefill in prefills), *whole, *self._waiting]
         unused = [pair for pair in self._leaving if not any(job.uses(pair[0]) for job in jobs)]
         self._leaving = [pair for pair in self._leaving if pair not in unused]
         for _, future in unused:

@@ -32,6 +32,7 @@ class BeamGenerate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ids: list[int]
     options: BeamOptions | None
     watched: bool  # somebody wants its Steps
+    adapters: list[tuple[str, float]] | None = None  # (name, scale)
 
 
 class WireHypothesis(msgspec.Struct, frozen=True):

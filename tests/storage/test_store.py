@@ -81,6 +81,9 @@ def test_the_reason_says_whether_an_answer_is_whole(store: SessionStore, reason:
         node = await store.add_node(NewNode(session, None, "assistant", status="open"))
         await store.finish_node(node, finish_reason=reason, stats={}, text="")
         assert (await store.load_session(session)).nodes[0].status == status
+        cut = await store.add_node(NewNode(session, None, "assistant", status="open"))
+        await store.finish_node(cut, finish_reason=reason, incomplete=True, stats={}, text="")
+        assert (await store.load_session(session)).nodes[1].status == "partial"
 
     asyncio.run(run())
 

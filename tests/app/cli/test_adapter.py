@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from runtime import GenerationOptions, SamplingOptions, load
 from tests.app.cli.conftest import Elsewise
+from tests.app.workbench.scene import rows
 from tests.runtime.adapters.test_changes import toy_adapter
 
 ASK = ("ask", "hello", "--backend", "fake", "--max-tokens", "12", "--temperature", "0", "--seed", "1", "--json")
@@ -50,6 +52,40 @@ def test_a_batch_and_a_session_have_them_too(elsewise: Elsewise, folder: str, tm
     batch = elsewise("ask", "--batch", str(file), *ASK[2:-1], "--adapter", folder)
     assert json.loads(batch.out)["text"] + "\n" == alone
     assert elsewise(*ASK[:-1], "--adapter", folder, "--session", "A").out == alone
+
+
+def test_texts_are_embedded_under_them(elsewise: Elsewise, folder: str, tmp_path: Path) -> None:
+    (tmp_path / "texts.txt").write_text("one\ntwo\n")
+    done = elsewise("embed", str(tmp_path / "texts.txt"), "--backend", "fake", "--adapter", f"{folder}:0.5")
+    with load("x", backend="fake", adapters=((folder, 0.5),)) as model:
+        want, base = model.embed_sync(["one", "two"]), model.embed_sync(["one", "two"], adapters=())
+    got = np.array([json.loads(line)["vector"] for line in done.out.splitlines()], np.float32)
+    np.testing.assert_array_equal(got, want)
+    assert not np.allclose(want, base, atol=1e-3)
+    assert elsewise("embed", str(tmp_path / "texts.txt"), "--backend", "fake", "--adapter", ":2").code == 2
+
+
+def test_numbers_under_an_adapter_are_never_taken_for_the_base_s(elsewise: Elsewise, folder: str, data: Path) -> None:
+    # given a session whose first turn was answered under an adapter, its second by the base, its third by the adapter again
+    turn = (*ASK[2:-1], "--session", "A")
+    for adapter in (("--adapter", f"{folder}:3"), (), ("--adapter", f"{folder}:3")):
+        assert elsewise("ask", "hello", *turn, *adapter).code == 0
+    # then each has its own fingerprint, the base's the one that it always had
+    own = "SELECT kv_fingerprint FROM nodes WHERE role != 'system' ORDER BY id"
+    prints = [fingerprint for (fingerprint,) in rows(data / "sessions.db", own)]
+    with load("x", backend="fake") as model:
+        base = model.info.kv_fingerprint
+        assert model.info.numbers_fingerprint == base
+        model.push_lora(folder, 3.0)
+        under = model.info.numbers_fingerprint
+        model.push_lora(folder, 0.5)
+        more = model.info.numbers_fingerprint
+        model.pop_lora()
+        assert model.info.numbers_fingerprint == under
+        model.clear_loras()
+        assert model.info.numbers_fingerprint == base
+    assert len({base, under, more}) == 3
+    assert prints == [under, under, base, base, under, under]
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from app.cli import common, saved
 from runtime import ModelLoadError
 from storage import DataFolderLock, NewNode, SessionStore
 from tests.app.cli.conftest import Elsewise
+from tests.app.workbench.scene import rows
 
 ASK = ("--backend", "fake", "--max-tokens", "6", "--seed", "1")
 
@@ -32,6 +33,16 @@ def test_a_session_is_made_and_then_continued(elsewise: Elsewise) -> None:
     assert "user: and then?" in shown.out
     assert first.out.strip() in shown.out
     assert second.out.strip() in shown.out
+
+
+def test_an_answer_cut_inside_its_structure_is_not_passed_off_as_done(elsewise: Elsewise, data: Path) -> None:
+    # given a structure that is cut by a stop text, and one that comes to its end
+    flags = ("ask", "hello", "--session", "S", *ASK)
+    assert elsewise(*flags, "--stop", "END", "--regex", "ab(END)x").code == 1
+    assert elsewise(*flags, "--stop", "bb", "--regex", "ab*").code == 0
+    # then only the second is kept as whole
+    answers = "SELECT status, finish_reason FROM nodes WHERE role = 'assistant' ORDER BY id"
+    assert rows(data / "sessions.db", answers) == [("partial", "stop"), ("complete", "eos")]
 
 
 @pytest.mark.parametrize("there", [False, True])

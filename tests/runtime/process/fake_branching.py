@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Sequence
 
 from runtime import BeamOptions, BeamStep, Branches, Finish, GenerationOptions, Hypothesis, InvalidRequestError
+from runtime.adapters.uses import Adapters
 from runtime.beams import OnStep
 from runtime.branches import records_of
 from runtime.info import OnProgress, PromptProgress
@@ -83,6 +84,7 @@ class FakeBranching:
         ids: Sequence[int],
         options: BeamOptions | None = None,
         *,
+        adapters: Adapters = None,
         on_progress: OnProgress | None = None,
         on_step: OnStep | None = None,
     ) -> list[Hypothesis]:

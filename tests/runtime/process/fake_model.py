@@ -40,10 +40,12 @@ from runtime.adapters.uses import Adapters
 from runtime.info import OnProgress, PromptProgress
 from runtime.members.resolving import ResolvingMembers
 from runtime.records import Float32
+from runtime.session.opening import OpensSessions
 from tests.runtime.process.fake_adapters import FakeAdapters
 from tests.runtime.process.fake_answers import CONTEXT, EOS, VOCAB, logprobs_of, run_of
 from tests.runtime.process.fake_branching import FakeBranching
 from tests.runtime.process.fake_commands import COMMANDS
+from tests.runtime.process.fake_pins import FakePins
 from tests.runtime.process.fake_vectors import FakeVectors
 
 
@@ -67,7 +69,7 @@ def load(source: str, backend: str = "auto", **options: Any) -> FakeModel:
     return FakeModel(backend, options)
 
 
-class FakeModel(FakeAdapters, FakeBranching, FakeVectors, ResolvingMembers):
+class FakeModel(FakeAdapters, FakeBranching, FakePins, FakeVectors, OpensSessions, ResolvingMembers):
     """Satisfies `LanguageModel` in the engine process."""
 
     def __init__(self, backend: str, options: Mapping[str, Any], width: int = len(VOCAB)) -> None:
@@ -213,6 +215,8 @@ class FakeModel(FakeAdapters, FakeBranching, FakeVectors, ResolvingMembers):
         eos_token_ids: Sequence[int],
         temperature: float = 1.0,
         seed: int | None = None,
+        *,
+        adapters: Adapters = None,
     ) -> list[int]:
         return [len(prompt_token_ids), max_tokens, *eos_token_ids, round(temperature * 100), -1 if seed is None else seed]
 
@@ -223,6 +227,8 @@ class FakeModel(FakeAdapters, FakeBranching, FakeVectors, ResolvingMembers):
         eos_token_ids: Sequence[int],
         temperature: float = 1.0,
         seed: int | None = None,
+        *,
+        adapters: Adapters = None,
     ) -> list[list[int]]:
         return [await self.sample(ids, max_tokens, eos_token_ids, temperature, seed) for ids in prompt_token_ids_list]
 
@@ -272,10 +278,14 @@ class FakeModel(FakeAdapters, FakeBranching, FakeVectors, ResolvingMembers):
 
     # ---- cache and state -------------------------------------------------------------------------------------
 
-    def cache_kv(self, ids: Sequence[int]) -> None:
+    def cache_kv(self, ids: Sequence[int], *, adapters: Adapters = None) -> None:
         self.queries += len(ids)
 
-    async def cache_kv_async(self, ids: Sequence[int]) -> None:
+    async def cache_kv_async(
+        self, ids: Sequence[int], *, adapters: Adapters = None, on_progress: OnProgress | None = None
+    ) -> None:
+        if on_progress is not None:
+            on_progress(PromptProgress(len(ids), len(ids), 0, len(ids)))
         self.cache_kv(ids)
 
     def clear_cache(self) -> None:

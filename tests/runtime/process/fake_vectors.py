@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from runtime.adapters.uses import Adapters
 from runtime.info import OnProgress
 from runtime.pooling import Pooling
 from runtime.records import Float32
@@ -19,9 +20,10 @@ class FakeVectors:
         texts: Sequence[str],
         pooling: Pooling = "last",
         *,
+        adapters: Adapters = None,
         on_progress: OnProgress | None = None,  # the Protocol's signature
     ) -> Float32:
         return self.embed_sync(texts, pooling)
 
-    def embed_sync(self, texts: Sequence[str], pooling: Pooling = "last") -> Float32:
+    def embed_sync(self, texts: Sequence[str], pooling: Pooling = "last", *, adapters: Adapters = None) -> Float32:
         return np.array([[len(text), len(pooling)] for text in texts], np.float32)

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from runtime import AdapterError, LanguageModel, load, spawn
+from runtime import AdapterError, BeamOptions, LanguageModel, load, spawn
 from runtime.adapters.uses import Adapters
 from tests.runtime.adapters.test_changes import GREEDY, toy_adapter
 
@@ -22,6 +22,7 @@ def test_the_members_over_the_pipe_are_those_in_process(tmp_path: Path) -> None:
     folders = {name: toy_adapter(tmp_path / name, seed) for seed, name in enumerate(("A", "B"))}
     act = toy_adapter(tmp_path / "act", 5, invocation=[44, 7])
     ids = [1, 2, 3, 44, 7, 5]
+    beams = BeamOptions(3, 6, ignore_eos=True)
 
     async def play() -> None:
         async with await spawn("anything", backend="fake", adapters=[(str(folders["A"]), 0.5)]) as far:
@@ -49,6 +50,16 @@ def test_the_members_over_the_pipe_are_those_in_process(tmp_path: Path) -> None:
                     np.testing.assert_array_equal(rows[0], near.next_token_logprobs_sync(ids, adapters=stack))
                     uncached = await far.next_token_logprobs_uncached_async(ids, adapters=stack)
                     np.testing.assert_allclose(uncached, rows[0], atol=1e-5, rtol=0)
+                    vectors = await far.embed(["one", "two"], adapters=stack)
+                    np.testing.assert_array_equal(vectors, near.embed_sync(["one", "two"], adapters=stack))
+                    found = await far.beam_generate(ids, beams, adapters=stack)
+                    assert found[0].ids == (await near.beam_generate(ids, beams, adapters=stack))[0].ids
+                    said = await far.batch_sample([ids, ids[:4]], 6, [], seed=3, adapters=stack)
+                    assert said[0] == await near.sample(ids, 6, [], seed=3, adapters=stack)
+                    await far.cache_kv_async([9, *ids], adapters=stack)
+                    assert (await far.prefix_match_async([9, *ids], adapters=stack)).tokens == 7
+                with pytest.raises(AdapterError, match="no adapter is called 'b'"):
+                    await far.embed(["one"], adapters=["b"])
                 options = replace(GREEDY, adapters=("B",))
                 far_ids = [record.token_id async for record in far.generate(ids, options)]
                 assert far_ids == [record.token_id for record in near.generate_sync(ids, options)]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -12,6 +14,7 @@ from runtime import (
     Grammar,
     GrammarError,
     InvalidRequestError,
+    LanguageModel,
     SamplingOptions,
     load,
     replay_draw,
@@ -56,6 +59,29 @@ def test_a_models_own_options_are_known_without_asking(client: EngineClient) -> 
     resolved = client.resolve_options({"top_p": 0.5})
     assert (resolved.options.max_tokens, resolved.sources["max_tokens"]) == (77, "model")
     assert resolved.options.sampling.top_p == 0.5
+
+
+def test_a_mapping_is_not_taken_for_options_on_either_side() -> None:
+    wrong: Any = {"max_tokenz": 3, "max_tokens": 2}
+
+    async def refusals(model: LanguageModel) -> list[str]:
+        calls: list[Callable[[], Awaitable[object]]] = [
+            lambda: model.complete("x", wrong),
+            lambda: anext(model.generate([1], wrong)),
+            lambda: anext(model.continue_many([1], 2, wrong)),
+        ]
+        told = []
+        for call in calls:
+            with pytest.raises(InvalidRequestError, match="from_mapping") as refused:
+                await call()
+            told.append(str(refused.value))
+        return told
+
+    async def scenario() -> None:
+        async with await spawn("mock", "mock") as client, load("mock", "mock") as model:
+            assert await refusals(client) == await refusals(model)
+
+    asyncio.run(scenario())
 
 
 def test_a_request_has_its_own_ends_here_and_over_the_pipe() -> None:

@@ -43,7 +43,7 @@ def test_between_two_tokens_of_a_chat_comes_one_chunk_and_one_step(kind: str, pr
         read: list[Future[Any]] = [Future() for _ in range(prompts)]
         model._engine.submit(
             [
-                QueryJob(model._check(some_ids(5 + i, LONG)), model._namespace, Priority.BACKGROUND, waiters=[waiter])
+                QueryJob(model._check(some_ids(5 + i, LONG)), model.info.kv_fingerprint, Priority.BACKGROUND, waiters=[waiter])
                 for i, waiter in enumerate(read)
             ]
         )
@@ -72,7 +72,9 @@ def test_a_short_question_does_not_wait_for_a_long_prompt() -> None:
         long, short = Future[Any](), Future[Any]()
         short.add_done_callback(lambda _: log.append("answered"))
         paths = (some_ids(5, LONG), long), (some_ids(6, 30), short)
-        model._engine.submit([QueryJob(model._check(ids), model._namespace, waiters=[waiter]) for ids, waiter in paths])
+        model._engine.submit(
+            [QueryJob(model._check(ids), model.info.kv_fingerprint, waiters=[waiter]) for ids, waiter in paths]
+        )
         long.result(60)
         # then it is answered after one chunk of the long one at most
         assert log.index("answered") <= 2

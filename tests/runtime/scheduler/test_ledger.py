@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from runtime import GenerationOptions, Latency, Metrics, PromptProgress, load, spawn
+from runtime import BeamOptions, GenerationOptions, Latency, Metrics, PromptProgress, load, spawn
 from runtime.backends.fake import Behaviour
 from runtime.scheduler.ledger import RECENT, WINDOW, Window
 from tests.fakes import Gate, fake_model, settled, some_ids
@@ -52,6 +52,20 @@ def test_each_kind_of_request_has_its_timings() -> None:
         assert metrics.tokens_computed == metrics.tokens_prefilled + 11 + 4
         assert metrics.first_token_latency == Latency(*[made.first_token_seconds] * 3)
         assert metrics.request(4) is None
+
+
+def test_a_beam_search_is_counted_as_a_generation() -> None:
+    with fake_model() as model:
+        best = asyncio.run(model.beam_generate(some_ids(1, 30), BeamOptions(3, 8, ignore_eos=True)))
+        metrics = settled(model)[0]
+        assert [len(one.ids) for one in best] == [8, 8, 8]
+        assert metrics.tokens_generated == 3 * 8
+        assert metrics.tokens_computed - metrics.tokens_prefilled == 3 * 7
+        assert metrics.decode_seconds > 0
+        assert metrics.decode_tokens_per_second == pytest.approx(24 / metrics.decode_seconds)
+        [made] = metrics.recent
+        assert made.generated_tokens == 8
+        assert metrics.tokens_per_second == pytest.approx(made.tokens_per_second, rel=0.2)
 
 
 def test_how_requests_end_is_counted() -> None:
