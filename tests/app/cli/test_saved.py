@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from app.cli import common, saved
-from runtime import ModelLoadError
+from runtime import GenerationOptions, ModelLoadError, SamplingOptions
+from runtime.model import LocalModel
 from storage import DataFolderLock, NewNode, SessionStore
 from tests.app.cli.conftest import Elsewise
 from tests.app.workbench.scene import rows
@@ -43,6 +44,18 @@ def test_an_answer_cut_inside_its_structure_is_not_passed_off_as_done(elsewise: 
     # then only the second is kept as whole
     answers = "SELECT status, finish_reason FROM nodes WHERE role = 'assistant' ORDER BY id"
     assert rows(data / "sessions.db", answers) == [("partial", "stop"), ("complete", "eos")]
+
+
+def test_what_the_command_says_goes_before_the_preset_and_that_before_the_model(
+    elsewise: Elsewise, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = GenerationOptions(sampling=SamplingOptions(top_k=33, min_p=0.4))
+    monkeypatch.setattr(LocalModel, "own_options", own)
+    assert elsewise("ask", "where to?", "--session", "Trip", *ASK, "--top-p", "0.5").code == 0
+    ((stats,),) = rows(data / "sessions.db", "SELECT stats FROM nodes WHERE role = 'assistant'")
+    told = json.loads(str(stats))
+    assert told["sampling"] == {"temperature": 0.8, "top_k": 33, "top_p": 0.5, "min_p": 0.05}
+    assert (told["seed"], told["generated"]) == (1, 6)
 
 
 @pytest.mark.parametrize("there", [False, True])
