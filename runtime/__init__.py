@@ -21,6 +21,7 @@ from runtime.errors import (
     ModelLoadError,
     NonFiniteLogitsError,
     RuntimeFault,
+    SessionBusyError,
     SessionClosedError,
     SessionFatalError,
     SnapshotFormatError,
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
     from runtime.loading.shelf import ShelfEntry, list_models
     from runtime.loading.smollm2 import fetch_embedded
     from runtime.loading.verify import verify_model
+    from runtime.members.pins import Pinned
     from runtime.model import load, load_model_by_name
     from runtime.options import GenerationOptions, LoadOptions, SamplingOptions
     from runtime.pooling import POOLINGS, Pooling
@@ -63,7 +65,21 @@ if TYPE_CHECKING:
     from runtime.sampling.draw import fresh_seed
     from runtime.sampling.replay import Replayed, replay_draw
     from runtime.sampling.step import draw_step
+    from runtime.session.alignment import aligned
+    from runtime.session.config import SessionConfig
+    from runtime.session.manifest import Manifest
+    from runtime.session.session import Session
+    from runtime.session.status import (
+        ContextReport,
+        Divergence,
+        PrefixStatus,
+        Segment,
+        SegmentKind,
+        SuffixStatus,
+        Truncation,
+    )
     from runtime.speculation.options import SpeculativeOptions
+    from runtime.spellings import OPTION_NAMES
     from runtime.stages import Stage, StageTable
     from runtime.text.formats import CHAT_FORMATS
     from runtime.text.utf8 import clean_text, texts_of
@@ -74,6 +90,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CHAT_FORMATS",
+    "OPTION_NAMES",
     "POOLINGS",
     "AdapterError",
     "AdapterInfo",
@@ -84,6 +101,8 @@ __all__ = [
     "CacheReport",
     "Completion",
     "ContextOverflowError",
+    "ContextReport",
+    "Divergence",
     "EdgeReport",
     "EngineClient",
     "EngineDiedError",
@@ -98,6 +117,7 @@ __all__ = [
     "LanguageModel",
     "Latency",
     "LoadOptions",
+    "Manifest",
     "ManifestMismatchError",
     "MemoryBudgetError",
     "Message",
@@ -107,8 +127,10 @@ __all__ = [
     "NonFiniteLogitsError",
     "OnProgress",
     "Origin",
+    "Pinned",
     "Pooling",
     "PrefixMatch",
+    "PrefixStatus",
     "Progress",
     "PromptProgress",
     "Replayed",
@@ -118,7 +140,12 @@ __all__ = [
     "Sampler",
     "SamplingOptions",
     "Scores",
+    "Segment",
+    "SegmentKind",
+    "Session",
+    "SessionBusyError",
     "SessionClosedError",
+    "SessionConfig",
     "SessionFatalError",
     "ShelfEntry",
     "SnapshotFormatError",
@@ -126,6 +153,7 @@ __all__ = [
     "SpeculativeOptions",
     "Stage",
     "StageTable",
+    "SuffixStatus",
     "TokenRecord",
     "TokenRun",
     "ToolCall",
@@ -133,9 +161,11 @@ __all__ = [
     "ToolCallReader",
     "ToolCalls",
     "Trie",
+    "Truncation",
     "UnknownBackendError",
     "UnsupportedFeatureError",
     "__version__",
+    "aligned",
     "available_backends",
     "brings_text",
     "check_backend",
@@ -207,6 +237,20 @@ _NAMES = {
     ),
     "runtime.loading.smollm2": ("fetch_embedded",),
     "runtime.loading.verify": ("verify_model",),
+    "runtime.members.pins": ("Pinned",),
+    "runtime.session.alignment": ("aligned",),
+    "runtime.session.config": ("SessionConfig",),
+    "runtime.session.manifest": ("Manifest",),
+    "runtime.session.session": ("Session",),
+    "runtime.session.status": (
+        "ContextReport",
+        "Divergence",
+        "PrefixStatus",
+        "Segment",
+        "SegmentKind",
+        "SuffixStatus",
+        "Truncation",
+    ),
     "runtime.model": (
         "load",
         "load_model_by_name",
@@ -242,6 +286,7 @@ _NAMES = {
     ),
     "runtime.sampling.step": ("draw_step",),
     "runtime.speculation.options": ("SpeculativeOptions",),
+    "runtime.spellings": ("OPTION_NAMES",),
     "runtime.stages": (
         "Stage",
         "StageTable",

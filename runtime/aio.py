@@ -128,7 +128,7 @@ class Reply(Generic[T]):
     """
 
     def __init__(self, mailbox: Mailbox) -> None:
-        self._mailbox = mailbox
+        self.mailbox = mailbox
         self.future: asyncio.Future[T] = mailbox.loop.create_future()
 
     def cancelled(self) -> bool:
@@ -145,11 +145,11 @@ class Reply(Generic[T]):
 
     def set_result(self, value: T) -> None:
         """The answer."""
-        self._mailbox.post(lambda: None if self.future.done() else self.future.set_result(value))
+        self.mailbox.post(lambda: None if self.future.done() else self.future.set_result(value))
 
     def set_exception(self, error: BaseException) -> None:
         """It failed; CancelledError cancels."""
-        self._mailbox.post(lambda: self._fail(error))
+        self.mailbox.post(lambda: self._fail(error))
 
     def _fail(self, error: BaseException) -> None:
         if self.future.done():

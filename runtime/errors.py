@@ -11,7 +11,7 @@
     ├── SnapshotFormatError                     not ours, damaged, or newer than this version
     ├── SnapshotMismatchError                   made by another model
     ├── UnsupportedFeatureError                 this model or backend cannot do it
-    ├── SessionClosedError, SessionFatalError
+    ├── SessionClosedError, SessionFatalError, SessionBusyError
     ├── MemoryBudgetError                       does not fit into the KV budget
     ├── NonFiniteLogitsError                    the model answered NaN or infinity
     ├── FullVocabUnavailableError               the engine gives only the top of the distribution
@@ -100,6 +100,10 @@ class SessionClosedError(RuntimeFault):
 
 class SessionFatalError(RuntimeFault):
     """The session met a fault it cannot recover from; the message has the first cause."""
+
+
+class SessionBusyError(RuntimeFault):
+    """The session is doing something else: one thing at a time."""
 
 
 class MemoryBudgetError(RuntimeFault):

@@ -196,3 +196,4 @@ class CacheReport:
     last_cause: str = "none"  # the same in a word: none, whole, new, evicted, cleared, refused, other, checkpoint, scores, off
     working_bytes: int = 0  # of packs, beside the trie's `bytes`
     vector_bytes: int = 0  # of kept next-token vectors
+    pins: int = 0  # paths that open sessions keep; their leases are among `leases`

@@ -27,7 +27,9 @@ from runtime.completion import Completion
 from runtime.info import CacheReport, Metrics, ModelInfo, OnProgress
 from runtime.members.adapters import AdapterMembers
 from runtime.members.branching import BranchingMembers
+from runtime.members.pins import PinMembers
 from runtime.members.resolving import ResolvingMembers
+from runtime.members.sessions import SessionMembers
 from runtime.members.vectors import VectorMembers
 from runtime.options import GenerationOptions
 from runtime.records import Float32, TokenRecord, TokenRun
@@ -48,7 +50,7 @@ class PrefixMatch:
     tier: str
 
 
-class LanguageModel(AdapterMembers, BranchingMembers, ResolvingMembers, VectorMembers, Protocol):
+class LanguageModel(AdapterMembers, BranchingMembers, PinMembers, ResolvingMembers, SessionMembers, VectorMembers, Protocol):
     """A loaded model. See the module's text for what holds for all members.
 
     Raises (any member that takes token ids):
@@ -266,8 +268,10 @@ class LanguageModel(AdapterMembers, BranchingMembers, ResolvingMembers, VectorMe
     def cache_kv(self, ids: Sequence[int], *, adapters: Adapters = None) -> None:
         """Computes and keeps the KV of `ids`, for later calls under these adapters that begin with them. Blocking."""
 
-    async def cache_kv_async(self, ids: Sequence[int], *, adapters: Adapters = None) -> None:
-        """`cache_kv`, awaited."""
+    async def cache_kv_async(
+        self, ids: Sequence[int], *, adapters: Adapters = None, on_progress: OnProgress | None = None
+    ) -> None:
+        """`cache_kv`, awaited; `on_progress` as in `score`, but for a path that is all there, which needs none."""
 
     def clear_cache(self) -> None:
         """Drops kept next-token vectors and KV; what running requests hold goes when they end. Blocking."""

@@ -94,6 +94,8 @@ class LoadOptions:
             value = getattr(self, name)
             if value not in allowed:
                 raise InvalidRequestError(f"{name}={value!r}: {nearest(str(value), allowed)}")
+        if self.draft_model is not None and not (isinstance(self.draft_model, str) and self.draft_model.strip()):
+            raise InvalidRequestError(f"draft_model is a folder or a name on the shelf, as text, not {self.draft_model!r:.80}")
         self._check_format()
         check_adapters(self.adapters)
 
@@ -128,6 +130,7 @@ class GenerationOptions:
     sampling: SamplingOptions = field(default_factory=SamplingOptions)
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
+    eos_token_ids: tuple[int, ...] | None = None  # end the answer in place of the model's own and its format's stops
     top_k: int = 10  # alternatives recorded per token; the sampler's top-k is in `sampling`
     stages: bool = False  # each record tells what the sampler's stages did, and has at least 64 alternatives
     seed: int | None = None  # None: a fresh one, reported in the records' session
@@ -159,6 +162,8 @@ class GenerationOptions:
         """
         self.sampling.check()
         if self.speculative is not None:
+            if not isinstance(self.speculative, SpeculativeOptions):
+                raise InvalidRequestError(f"speculative is SpeculativeOptions(...) or None, not {self.speculative!r:.80}")
             self.speculative.check()
         if self.max_tokens is not None and not whole(self.max_tokens, 1):
             raise InvalidRequestError(f"max_tokens must be a whole number, 1 or more, not {self.max_tokens!r}")
@@ -166,8 +171,10 @@ class GenerationOptions:
             raise InvalidRequestError(f"stop is a sequence of texts, none of them empty, not {self.stop!r}")
         if not whole(self.top_k, 0) or self.top_k > 1000:
             raise InvalidRequestError(f"top_k (alternatives recorded) must lie within 0 and 1,000, not {self.top_k!r}")
-        if not isinstance(self.stages, bool):
-            raise InvalidRequestError(f"stages is True or False, not {self.stages!r}")
+        for name in ("stages", "resolve", "ignore_eos"):
+            if not isinstance(getattr(self, name), bool):
+                raise InvalidRequestError(f"{name} is True or False, not {getattr(self, name)!r:.80}")
+        self.check_eos()
         for name, value in (("seed", self.seed), ("branch", self.branch)):
             if value is not None and (not whole(value, 0) or value >= 1 << 64):
                 raise InvalidRequestError(f"{name} must be a whole number within 0 and 2**64 - 1, not {value!r}")
@@ -175,6 +182,21 @@ class GenerationOptions:
             check_adapters(self.adapters)
         self._check_grammar()
         return self
+
+    def check_eos(self, vocab: int | None = None) -> None:
+        """Checks `eos_token_ids`, against the vocabulary where its size is known.
+
+        Raises:
+            InvalidRequestError: They are no token ids, or outside the vocabulary.
+        """
+        ids = self.eos_token_ids
+        if ids is None:
+            return
+        if not isinstance(ids, list | tuple) or not all(whole(token, 0) for token in ids):
+            raise InvalidRequestError(f"eos_token_ids is a sequence of token ids, not {ids!r:.80}")
+        outside = next((token for token in ids if vocab is not None and token >= vocab), None)
+        if outside is not None:
+            raise InvalidRequestError(f"eos_token_ids: token id {outside} is outside the vocabulary of {vocab:,}")
 
     def _check_grammar(self) -> None:
         if not whole(self.grammar_prefix, 0):
@@ -187,7 +209,23 @@ class GenerationOptions:
             raise GrammarError(
                 f"grammar is made by Grammar.json_schema, Grammar.regex or Grammar.lark, not {self.grammar!r:.80}"
             )
-        if self.ignore_eos:
+        name = "ignore_eos" if self.ignore_eos else "eos_token_ids" if self.eos_token_ids is not None else None
+        if name is not None:
             raise GrammarError(
-                "ignore_eos contradicts a grammar, which alone says where an answer may end: leave out one of the two"
+                f"{name} contradicts a grammar, which alone says where an answer may end: leave out one of the two"
             )
+
+
+def given(options: GenerationOptions | None) -> GenerationOptions:
+    """A call's options, checked; the defaults where there are none.
+
+    Raises:
+        InvalidRequestError: Something else than options, or a value out of range.
+    """
+    if options is None:
+        return GenerationOptions()
+    if not isinstance(options, GenerationOptions):
+        raise InvalidRequestError(
+            f"options is a GenerationOptions, not {options!r:.80}; GenerationOptions.from_mapping makes one of names and values"
+        )
+    return options.check()

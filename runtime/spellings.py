@@ -18,6 +18,9 @@ _SPELLINGS = {
     "max_completion_tokens": "max_tokens",  # OpenAI
     "n_predict": "max_tokens",  # llama.cpp
     "stop_strings": "stop",
+    "eos_token_id": "eos_token_ids",  # Hugging Face
+    "stop_token_ids": "eos_token_ids",  # vLLM
+    "response_format": "grammar",  # OpenAI
     "top_logprobs": "alternatives",
     "logprobs": "alternatives",
     "temp": "temperature",
@@ -33,6 +36,7 @@ _SPELLINGS = {
 }
 _SAMPLING = frozenset(f.name for f in fields(SamplingOptions))
 _GENERATION = frozenset(f.name for f in fields(GenerationOptions)) - {"sampling", "top_k"}
+OPTION_NAMES = frozenset({*_SAMPLING, *_GENERATION, *_SPELLINGS, "alternatives", "do_sample", "sampling"})
 
 
 def read_options(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -40,8 +44,11 @@ def read_options(options: Mapping[str, Any]) -> dict[str, Any]:
 
     A value of None is as good as not given. In a flat mapping `top_k` is the sampler's, as everywhere else, and
     `alternatives` (or `top_logprobs`) says how many are recorded; beside a nested `sampling` it is `GenerationOptions.top_k`.
+    A `response_format` is OpenAI's: text, any JSON object, or a JSON schema. `stop_token_ids` end the answer in place of the
+    model's own: name those too where they shall end it still.
 
     Raises:
+        GrammarError: A JSON schema that is none.
         InvalidRequestError: An unknown name (the nearest is named), or two spellings that contradict each other.
     """
     if not isinstance(options, Mapping):
@@ -70,11 +77,11 @@ class _Reading:
     def __init__(self) -> None:
         self._values: dict[str, Any] = {}
         self._names: dict[str, str] = {}
+        self._sampled = False  # asked for by name
 
     def take(self, name: str, field: str, value: Any) -> None:
-        known = {*_SAMPLING, *_GENERATION, *_SPELLINGS, "alternatives", "do_sample", "sampling"}
-        if name not in known:
-            raise InvalidRequestError(f"unknown option {name!r}: {nearest(str(name), known)}")
+        if name not in OPTION_NAMES:
+            raise InvalidRequestError(f"unknown option {name!r}: {nearest(str(name), OPTION_NAMES)}")
         if value is None:
             return
         if name == "logprobs" and isinstance(value, bool):  # OpenAI's chat: whether, beside how many
@@ -84,16 +91,22 @@ class _Reading:
         if name == "do_sample":
             if not isinstance(value, bool):
                 raise InvalidRequestError(f"do_sample is True or False, not {value!r}")
+            self._sampled = value
             if value:
                 return
             field, value = "temperature", 0.0
         value = _SHAPES.get(field, _as_it_is)(name, value)
+        if value is None:
+            return
         if field in self._values and self._values[field] != value:
             both = f"{self._names[field]}={self._values[field]!r} and {name}={value!r}"
             raise InvalidRequestError(f"{both} contradict each other: give one of the two")
         self._values[field], self._names[field] = value, name
 
     def made(self) -> dict[str, Any]:
+        if self._sampled and self._values.get("temperature") == 0:
+            name = self._names["temperature"]
+            raise InvalidRequestError(f"do_sample=True and {name}=0 (greedy) contradict each other: give one of the two")
         sampling = {name: value for name, value in self._values.items() if name in _SAMPLING}
         found = {name: value for name, value in self._values.items() if name in _GENERATION}
         if "alternatives" in self._values:
@@ -145,8 +158,30 @@ def _speculative(_: str, value: Any) -> Any:
     return SpeculativeOptions(**value)
 
 
-def _grammar(_: str, value: Any) -> Any:
+def _whole_or_many(_: str, value: Any) -> Any:
+    return (value,) if isinstance(value, int) else _tuple("", value)
+
+
+def _grammar(name: str, value: Any) -> Any:
+    if name == "response_format":
+        return _formed(value)
     return Grammar(**value) if isinstance(value, Mapping) and set(value) == {"kind", "source"} else value
+
+
+def _formed(given: Any) -> Grammar | None:
+    """OpenAI's `response_format`; the text format, which is none, is None."""
+    if isinstance(given, type):
+        return Grammar.json_schema(given)
+    kind = given.get("type") if isinstance(given, Mapping) else None
+    inner = given.get("json_schema") if isinstance(given, Mapping) else None
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        return Grammar.json_schema({"type": "object"})
+    if kind == "json_schema" and isinstance(inner, Mapping) and "schema" in inner:
+        return Grammar.json_schema(inner["schema"])
+    wanted = '{"type": "json_schema", "json_schema": {"schema": ...}}, {"type": "json_object"} or {"type": "text"}'
+    raise InvalidRequestError(f"response_format is {wanted}, not {given!r:.80}")
 
 
 def _adapters(_: str, value: Any) -> Any:
@@ -155,6 +190,7 @@ def _adapters(_: str, value: Any) -> Any:
 
 _SHAPES: dict[str, Callable[[str, Any], Any]] = {
     "stop": _texts,
+    "eos_token_ids": _whole_or_many,
     "banned_tokens": _ids,
     "logit_bias": _biases,
     "dry_breakers": _texts,

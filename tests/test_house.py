@@ -204,7 +204,7 @@ def test_the_texts_name_targets_and_commands_that_exist(file: str) -> None:
     text = (ROOT / file).read_text("utf-8")
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE))
     assert set(re.findall(r"`make ([a-z-]+)", text)) <= targets
-    for command in set(re.findall(r"\belsewise ((?:ask|bench|doctor|score|models \w+|sessions \w+))\b", text)):
+    for command in set(re.findall(r"\belsewise ((?:ask|bench|doctor|embed|score|models \w+|sessions \w+))\b", text)):
         done = python("-m", "app", *command.split(), "--help")
         assert done.returncode == 0, f"{command}: {done.stderr}"
 

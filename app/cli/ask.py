@@ -42,7 +42,7 @@ def ask(settings: Settings, text: str | None, **flags: Unpack[Flags]) -> None:
         raise click.UsageError('TEXT is missing: elsewise ask "Name three colours." (or --batch FILE)')
     if not text.strip():
         raise click.UsageError("TEXT is empty; write a message")
-    printer = Printer(asked.alternatives, asked.as_json, formed=asked.options.grammar is not None)
+    printer = Printer(asked.alternatives, asked.as_json, formed=asked.formed)
     if flags["session"] is not None:
         asyncio.run(ask_saved(settings.data, flags["session"], text, asked, printer.run))
     else:
@@ -65,7 +65,7 @@ async def _stream(model: LanguageModel, text: str, asked: Asked, printer: Printe
                 bar.close()  # what follows is the answer
                 printer.summary = replace(printer.summary, reused=progress.reused, computed=progress.computed)
 
-        async with aclosing(model.generate_runs(ids, asked.options, on_progress=on_progress)) as runs:
+        async with aclosing(model.generate_runs(ids, asked.options(model), on_progress=on_progress)) as runs:
             async for run in runs:
                 printer.run(run, model.decode_token)
     printer.summary = replace(printer.summary, rate=model.metrics().tokens_per_second)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypedDict, TypeVar
+from typing import Any, Final, TypedDict, TypeVar
 
 import click
 
@@ -18,11 +18,13 @@ from runtime import (
     Grammar,
     GrammarError,
     InvalidRequestError,
-    SamplingOptions,
+    LanguageModel,
     fresh_seed,
+    resolve_options,
 )
 
 Command = TypeVar("Command", bound=Callable[..., Any])
+PRESET: Final = {"max_tokens": 128, "temperature": 0.8, "top_p": 0.95, "min_p": 0.05}  # where nobody says otherwise
 TEMPLATES = ("auto", "none", *CHAT_FORMATS)
 
 
@@ -37,17 +39,22 @@ class Flags(TypedDict):
     raw: bool
     session: str | None
     batch: str | None
-    max_tokens: int
+    max_tokens: int | None
     stop: tuple[str, ...]
     schema: str | None
     regex: str | None
-    temperature: float
+    temperature: float | None
     sample_top_k: int | None
-    top_p: float
-    min_p: float
+    top_p: float | None
+    min_p: float | None
     seed: int | None
     alternatives: int
     as_json: bool
+
+
+def _preset(name: str) -> dict[str, Any]:
+    """An option that is not given says so: what holds then is `PRESET`'s."""
+    return {"default": None, "show_default": str(PRESET[name])}
 
 
 OPTIONS = (
@@ -78,7 +85,7 @@ OPTIONS = (
         '{"messages": [...]}, and as it likes "id", "system", "tools", "seed", "max_tokens", "stop", "temperature" and the '
         "like. One JSON line each comes back, in order.",
     ),
-    click.option("--max-tokens", type=click.IntRange(1), default=128, show_default=True),
+    click.option("--max-tokens", type=click.IntRange(1), **_preset("max_tokens"), help="End after so many tokens."),
     click.option("--stop", multiple=True, help="End before this text; may be given again. Example: --stop . --stop '?'"),
     click.option(
         "--schema",
@@ -88,21 +95,19 @@ OPTIONS = (
     ),
     click.option("--regex", help="Answer with a text that matches. Example: --regex '(yes|no)'"),
     click.option(
-        "--temperature", type=float, default=0.8, show_default=True, help="0 takes the likeliest token each time. Example: 0.2"
+        "--temperature", type=float, **_preset("temperature"), help="0 takes the likeliest token each time. Example: 0.2"
     ),
     click.option("--sample-top-k", type=click.IntRange(0), help="Sample among so many tokens only. Example: 40"),
     click.option(
         "--top-p",
         type=float,
-        default=0.95,
-        show_default=True,
+        **_preset("top_p"),
         help="Sample among the likeliest tokens that together have this probability; 1 is off.",
     ),
     click.option(
         "--min-p",
         type=float,
-        default=0.05,
-        show_default=True,
+        **_preset("min_p"),
         help="Sample among tokens with this share of the likeliest one's probability; 0 is off.",
     ),
     click.option("--seed", type=click.IntRange(0), help="The same seed gives the same answer. Example: --seed 7"),
@@ -126,13 +131,14 @@ class Asked:
 
     Attributes:
         model: What to load, on `backend`, with `load` (of `LoadOptions`).
-        options: How answers are drawn; the seed is set.
+        call: How answers are drawn, as far as the command line says it, by the names of `GenerationOptions.from_mapping`;
+            the seed is set.
     """
 
     model: str
     backend: str
     load: dict[str, Any]
-    options: GenerationOptions
+    call: dict[str, Any]
     system: str | None
     raw: bool
     alternatives: int
@@ -147,26 +153,27 @@ class Asked:
         """
         _check_company(flags)
         seed = fresh_seed() if flags["seed"] is None else flags["seed"]
-        sampling = SamplingOptions(
-            temperature=flags["temperature"], top_k=flags["sample_top_k"], top_p=flags["top_p"], min_p=flags["min_p"]
-        )
         recorded = max(flags["alternatives"], 10) if flags["session"] is not None else flags["alternatives"]
+        call: dict[str, Any] = {
+            "max_tokens": flags["max_tokens"],
+            "temperature": flags["temperature"],
+            "top_k": flags["sample_top_k"],
+            "top_p": flags["top_p"],
+            "min_p": flags["min_p"],
+            "stop": flags["stop"] or None,
+            "alternatives": recorded,
+            "seed": seed,
+        }
         try:
-            options = GenerationOptions(
-                max_tokens=flags["max_tokens"],
-                sampling=sampling,
-                stop=flags["stop"],
-                top_k=recorded,
-                seed=seed,
-                grammar=grammar_of(_schema(flags["schema"]), flags["regex"]),
-            ).check()
+            call["grammar"] = grammar_of(_schema(flags["schema"]), flags["regex"])
+            resolve_options(call, preset=PRESET)
         except (InvalidRequestError, GrammarError) as fault:
             raise click.UsageError(str(fault)) from fault
         return cls(
             model=flags["model"] or settings.model,
             backend=flags["backend"] or settings.backend,
             load=_format(flags["template"]) | adapter_options(flags["adapters"]),
-            options=options,
+            call={name: value for name, value in call.items() if value is not None},
             system=flags["system"] or None,
             raw=flags["raw"],
             alternatives=flags["alternatives"],
@@ -176,8 +183,23 @@ class Asked:
     @property
     def seed(self) -> int:
         """Of the one answer."""
-        assert self.options.seed is not None  # set in `of`
-        return self.options.seed
+        seed: int = self.call["seed"]
+        return seed
+
+    @property
+    def formed(self) -> bool:
+        """Whether the answer must have a form."""
+        return "grammar" in self.call
+
+    def options(self, model: LanguageModel, line: Mapping[str, Any] | None = None) -> GenerationOptions:
+        """What holds on a model: a line's own, then the command's, the preset, the model's own.
+
+        Raises:
+            InvalidRequestError, GrammarError: They contradict each other.
+        """
+        if line is None:
+            return model.resolve_options(self.call, preset=PRESET).options
+        return model.resolve_options(line, session=self.call, preset=PRESET).options
 
 
 def grammar_of(schema: Any, regex: Any) -> Grammar | None:

@@ -15,8 +15,9 @@ from rich.progress import BarColumn, Progress, TextColumn
 from app.cli.asking import Asked
 from app.cli.common import console, load_model
 from app.cli.lines import Line, read_lines, refuse
-from runtime import Finish, LanguageModel, RuntimeFault, ToolCallError, parse_tool_calls
+from runtime import Finish, GenerationOptions, LanguageModel, RuntimeFault, ToolCallError, parse_tool_calls
 
+Request = tuple[list[int], GenerationOptions]
 AT_ONCE = 256  # requests handed to the scheduler, which takes as many into one forward as its limits allow
 
 
@@ -49,7 +50,7 @@ def answer_batch(file: str, asked: Asked) -> None:
     """
     lines = read_lines(file, asked)
     with load_model(asked.model, asked.backend, **asked.load) as model:
-        tally = asyncio.run(_answer_all(file, model, lines))
+        tally = asyncio.run(_answer_all(file, model, lines, asked))
     click.echo(f"{len(lines):,} answers, {tally.tokens:,} tokens", err=True)
     if tally.broken:
         click.echo(f'{tally.broken:,} of them incomplete ("incomplete": true): allow more with --max-tokens', err=True)
@@ -59,19 +60,19 @@ def answer_batch(file: str, asked: Asked) -> None:
         raise click.exceptions.Exit(1)
 
 
-async def _answer_all(file: str, model: LanguageModel, lines: Sequence[Line]) -> Tally:
-    prompts = await _prompts(file, model, lines)
+async def _answer_all(file: str, model: LanguageModel, lines: Sequence[Line], asked: Asked) -> Tally:
+    requests = await _requests(file, model, lines, asked)
     gate = asyncio.Semaphore(AT_ONCE)
     with _bar() as bar:
         tally = Tally(bar, len(lines))
 
-        async def one(line: Line, ids: list[int]) -> dict[str, Any]:
+        async def one(line: Line, request: Request) -> dict[str, Any]:
             async with gate:
-                answer = await _answer(model, line, ids, tally)
+                answer = await _answer(model, line, request, tally)
             tally.ended()
             return answer
 
-        tasks = [asyncio.create_task(one(line, ids)) for line, ids in zip(lines, prompts, strict=True)]
+        tasks = [asyncio.create_task(one(line, request)) for line, request in zip(lines, requests, strict=True)]
         try:
             for task in tasks:
                 click.echo(json.dumps(await task, ensure_ascii=False))
@@ -82,27 +83,31 @@ async def _answer_all(file: str, model: LanguageModel, lines: Sequence[Line]) ->
     return tally
 
 
-async def _prompts(file: str, model: LanguageModel, lines: Sequence[Line]) -> list[list[int]]:
-    """The ids of every line.
+async def _requests(file: str, model: LanguageModel, lines: Sequence[Line], asked: Asked) -> list[Request]:
+    """The ids of every line, and its options.
 
     Raises:
-        click.UsageError: Some cannot be rendered, or do not fit into the context.
+        click.UsageError: Some cannot be rendered, do not fit into the context, or ask for what the model has not.
     """
-    prompts: list[list[int]] = []
+    requests: list[Request] = []
     faults: list[str] = []
     if model.chat_template is None and any(line.messages is not None for line in lines):
         raise click.UsageError(f"{model.info.name} has no chat template: continue texts with --raw, or choose a --format")
     for line in lines:
         try:
-            prompts.append(await _ids(model, line))
+            options = asked.options(model, line.options)
+            options.sampling.check(model.info.vocab_size)
+            options.check_eos(model.info.vocab_size)
+            ids = await _ids(model, line)
         except RuntimeFault as fault:
             faults.append(f"line {line.number}: {fault}")
             continue
-        if len(prompts[-1]) > model.info.context_length:
-            over = f"{len(prompts[-1]):,} tokens do not fit into the context of {model.info.context_length:,}"
+        requests.append((ids, options))
+        if len(ids) > model.info.context_length:
+            over = f"{len(ids):,} tokens do not fit into the context of {model.info.context_length:,}"
             faults.append(f"line {line.number}: {over}; shorten the text")
     refuse(file, faults)
-    return prompts
+    return requests
 
 
 async def _ids(model: LanguageModel, line: Line) -> list[int]:
@@ -112,13 +117,14 @@ async def _ids(model: LanguageModel, line: Line) -> list[int]:
     return await model.tokenize_async(line.prompt)
 
 
-async def _answer(model: LanguageModel, line: Line, ids: list[int], tally: Tally) -> dict[str, Any]:
+async def _answer(model: LanguageModel, line: Line, request: Request, tally: Tally) -> dict[str, Any]:
     """The line's result; an answer that fails does not take the others down."""
+    ids, options = request
     pieces: list[str] = []
     tokens, finish = 0, Finish.NONE
     result: dict[str, Any] = {"id": line.id}
     try:
-        async with aclosing(model.generate_runs(ids, line.options)) as runs:
+        async with aclosing(model.generate_runs(ids, options)) as runs:
             async for run in runs:
                 ends = run.finish.tolist()
                 pieces.extend(text for text, end in zip(run.texts, ends, strict=True) if end != Finish.EOS)
@@ -130,8 +136,8 @@ async def _answer(model: LanguageModel, line: Line, ids: list[int], tally: Tally
         result["error"] = str(fault)
     text = "".join(pieces)
     incomplete = finish.incomplete or "error" in result
-    tally.broken += incomplete and line.options.grammar is not None and "error" not in result
-    result |= {"text": text, "tokens": tokens, "finish_reason": finish.label, "seed": line.options.seed}
+    tally.broken += incomplete and options.grammar is not None and "error" not in result
+    result |= {"text": text, "tokens": tokens, "finish_reason": finish.label, "seed": options.seed}
     result["incomplete"] = incomplete
     if line.tools:
         result |= _calls(text, line.tools)

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
 
 import click
 
-from app.cli.asking import Asked, grammar_of
+from app.cli.asking import PRESET, Asked, grammar_of
 from app.cli.common import read_text
-from runtime import GenerationOptions, InvalidRequestError, RuntimeFault, SamplingOptions
+from runtime import OPTION_NAMES, InvalidRequestError, RuntimeFault, resolve_options
 
-SAMPLING = {field.name for field in fields(SamplingOptions)}
-DRAWING = {"seed", "max_tokens", "stop", "ignore_eos"}
-KNOWN = {"id", "prompt", "messages", "system", "tools", "schema", "regex"} | SAMPLING | DRAWING
+OWN = frozenset({"id", "prompt", "messages", "system", "tools", "schema", "regex"})
+RECORDING = frozenset({"alternatives", "logprobs", "top_logprobs", "stages"})  # of which a result has nothing
+KNOWN = OWN | OPTION_NAMES - RECORDING
 _SHOWN = 5  # bad lines named at once
 
 
@@ -28,7 +28,7 @@ class Line:
         number: Of the line, from 1.
         id: The line's own, or its number.
         messages: A conversation; or a single text in `prompt`.
-        options: How it is answered; the seed is set.
+        options: What it says of how it is answered, by the names of `GenerationOptions.from_mapping`; the seed is set.
     """
 
     number: int
@@ -36,7 +36,7 @@ class Line:
     prompt: str | None
     messages: list[dict[str, Any]] | None
     tools: list[dict[str, Any]] | None
-    options: GenerationOptions
+    options: dict[str, Any]
 
 
 def read_lines(file: str, asked: Asked) -> list[Line]:
@@ -125,18 +125,15 @@ def _messages(given: Mapping[str, Any], asked: Asked) -> list[dict[str, Any]]:
     return messages
 
 
-def _options(given: Mapping[str, Any], asked: Asked, place: int) -> GenerationOptions:
-    """The line's own over those of the command; a seed given there counts up, so that equal prompts differ."""
-    drawn = {name: given[name] for name in DRAWING if name in given}
-    if isinstance(drawn.get("stop"), str | list):
-        stop = drawn["stop"]
-        drawn["stop"] = (stop,) if isinstance(stop, str) else tuple(stop)
-    if "seed" not in drawn:
-        drawn["seed"] = (asked.seed + place) % (1 << 64)
+def _options(given: Mapping[str, Any], asked: Asked, place: int) -> dict[str, Any]:
+    """The line's own; a seed given with the command counts up, so that equal prompts differ."""
+    options = {name: value for name, value in given.items() if name not in OWN}
+    options.setdefault("seed", (asked.seed + place) % (1 << 64))
     if "schema" in given or "regex" in given:
-        drawn["grammar"] = grammar_of(given.get("schema"), given.get("regex"))
-    sampled: dict[str, Any] = {
-        name: tuple(v) if isinstance(v := given[name], list) else v for name in SAMPLING if name in given
-    }
-    sampling = replace(asked.options.sampling, **sampled)
-    return replace(asked.options, sampling=sampling, top_k=0, **drawn).check()
+        if "grammar" in options:
+            raise InvalidRequestError("a grammar beside a schema or a regex contradicts it: give one of them")
+        options["grammar"] = grammar_of(given.get("schema"), given.get("regex"))
+    checked = resolve_options(options, session=asked.call, preset=PRESET).options
+    if checked.grammar is not None:
+        checked.grammar.check()
+    return options | {"alternatives": 0}

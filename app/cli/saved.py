@@ -8,12 +8,12 @@ from typing import Any
 
 import click
 
-from app.cli.asking import Asked
+from app.cli.asking import PRESET, Asked
 from app.cli.common import load_model
 from app.paths import DataFolder
 from app.supervisor import Supervisor
 from app.workbench import AppWorkbench
-from runtime import Finish, LanguageModel, TokenRun, clean_text
+from runtime import Finish, GenerationOptions, LanguageModel, TokenRun, clean_text
 from storage import DataFolderLock, SessionStore
 from ui import Event, Refusal, TokensArrived
 
@@ -42,7 +42,7 @@ async def ask_saved(
     try:
         store = SessionStore.open(data.sessions)
         supervisor = Supervisor(asked.model, asked.backend, start=_in_process, **asked.load)
-        workbench = AppWorkbench(store, supervisor, asked.options)
+        workbench = AppWorkbench(store, supervisor, GenerationOptions.from_mapping(PRESET), asked.call)
         try:
             await _send(workbench, store, title, text, on_run)
         finally:

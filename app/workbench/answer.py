@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from app.workbench.growing import EMPTY
 from app.workbench.recorder import Recorder
 from app.workbench.session import OpenSession
-from runtime import LanguageModel, TokenRun
+from runtime import GenerationOptions, LanguageModel, TokenRun
 from ui import TurnStats
 
 
@@ -28,6 +28,7 @@ class Answer:
     session: OpenSession
     node_id: int = -1
     given: Given = field(default_factory=lambda: Given(EMPTY, None))
+    options: GenerationOptions = field(default_factory=GenerationOptions)  # how it is drawn, the model's own say included
     began: float = field(default_factory=time.monotonic)  # when there was a model to ask
     stopping: bool = False
     finish: str = "cancelled"

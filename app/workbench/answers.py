@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import aclosing, contextmanager
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -53,7 +54,8 @@ class Answers:
     Args:
         store: Where nodes and tokens go.
         supervisor: Gives the model.
-        options: How answers are drawn.
+        preset: How answers are drawn where `call` does not say it.
+        call: By the names of `GenerationOptions.from_mapping`; goes before the preset, which goes before the model's own.
         tell: Takes events for the window.
         on_progress: Called when counters changed.
     """
@@ -62,13 +64,15 @@ class Answers:
         self,
         store: SessionStore,
         supervisor: Supervisor,
-        options: GenerationOptions,
+        preset: GenerationOptions,
+        call: Mapping[str, Any],
         tell: Callable[[Event], None],
         on_progress: Callable[[], None],
     ) -> None:
         self._store = store
         self._supervisor = supervisor
-        self._options = options
+        self._preset = preset
+        self._call = call
         self._tell = tell
         self._progress = on_progress
         self.running: dict[int, Answer] = {}  # by session
@@ -135,10 +139,10 @@ class Answers:
         answer.node_id, answer.session.states[node_id] = node_id, TurnStatus.WAITING
         if self._supervisor.running is None:
             answer.session.notes[node_id] = STARTING
-        options = self._options
-        options = replace(options, seed=fresh_seed() if options.seed is None else options.seed)
+        preset = self._preset
+        answer.options = replace(preset, seed=fresh_seed() if preset.seed is None else preset.seed)
         self._tell(SessionChanged(answer.session.view()))
-        answer.task = asyncio.create_task(self._stream(answer, options, prepare), name=f"answer {node_id}")
+        answer.task = asyncio.create_task(self._stream(answer, prepare), name=f"answer {node_id}")
         if answer.stopping:
             answer.task.cancel()
         try:
@@ -147,11 +151,11 @@ class Answers:
             answer.task.cancel()  # where it was our caller that was cancelled
             await asyncio.wait([answer.task])
             self._judge(answer)
-            await self._finish(answer, options)
+            await self._finish(answer)
 
     # ---- the stream -------------------------------------------------------------------------------------------------
 
-    async def _stream(self, answer: Answer, options: GenerationOptions, prepare: Prepare) -> None:
+    async def _stream(self, answer: Answer, prepare: Prepare) -> None:
         session, node_id = answer.session, answer.node_id
         try:
             model = answer.model = await self._supervisor.model()
@@ -159,6 +163,7 @@ class Answers:
         finally:
             if session.notes.get(node_id) == STARTING:
                 del session.notes[node_id]
+        options = answer.options = model.resolve_options(self._call, preset=answer.options).options
         self._tell(TurnChanged(session.id, session.last_turn()))
         segments = session.tree.path(node_id)
         check_tokens(model, session, segments)
@@ -241,7 +246,7 @@ class Answers:
             log.error("an answer failed", exc_info=error)
             answer.message = f"something went wrong ({error}); your text is kept. The details are in the log"
 
-    async def _finish(self, answer: Answer, options: GenerationOptions) -> None:
+    async def _finish(self, answer: Answer) -> None:
         session, node_id, given = answer.session, answer.node_id, answer.given
         session.notes.pop(node_id, None)  # how far the reading was
         session.has_hope = session.has_hope and not answer.hopeless
@@ -251,7 +256,7 @@ class Answers:
             answer.recorder.add(run)
         elif answer.recorder is None:
             session.runs[node_id] = run = EMPTY  # as on the disk
-        stats = stats_of(answer, run, options)
+        stats = stats_of(answer, run)
         ending = Ending(node_id, answer.finish, answer.incomplete, stats, content_of(run), answer.recorder)
         session.states.pop(node_id, None)
         if answer.first_token is not None:

@@ -11,7 +11,7 @@ import numpy as np
 
 from app.workbench.recorder import Recorder
 from app.workbench.session import HOPELESS, OVERFLOW
-from runtime import GenerationOptions, TokenRun
+from runtime import TokenRun
 from storage import SessionStore
 
 if TYPE_CHECKING:
@@ -44,8 +44,9 @@ class Ending:
         )
 
 
-def stats_of(answer: Answer, run: TokenRun, options: GenerationOptions) -> dict[str, Any]:
+def stats_of(answer: Answer, run: TokenRun) -> dict[str, Any]:
     """How the answer was made, as stored with it."""
+    options = answer.options
     seconds = answer.last_token - (answer.first_token or 0.0)
     own = run.logprob[len(run) - answer.made :] if answer.made else run.logprob[:0]
     stats: dict[str, Any] = {

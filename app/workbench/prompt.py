@@ -13,7 +13,7 @@ import numpy as np
 
 from app.workbench.session import OpenSession
 from app.workbench.tree import Segment
-from runtime import InvalidRequestError, LanguageModel, Origin, TokenRun, texts_of
+from runtime import InvalidRequestError, LanguageModel, Origin, TokenRun, aligned, texts_of
 
 Message = Mapping[str, str]
 MARK = "\U000f8f8f"  # stands for the turn before; private use: nobody types it
@@ -131,16 +131,8 @@ async def _alone(model: LanguageModel, messages: Sequence[Message]) -> NewIds:
 
 def _aligned(model: LanguageModel, held: Sequence[int], full: Sequence[int]) -> int | None:
     """The index in `full` where the bytes of `held` end, if it begins with them and a token ends there."""
-    want = b"".join(model.decode_token(i) for i in held)
-    at, index = 0, 0
-    while at < len(want):
-        if index >= len(full):
-            return None
-        piece = model.decode_token(full[index])
-        if want[at : at + len(piece)] != piece:
-            return None
-        at, index = at + len(piece), index + 1
-    return index
+    same = aligned(held, full, model.decode_token)
+    return same.full if same.held == len(held) else None
 
 
 def _close_at_eos(model: LanguageModel, turn: list[int], header: list[int]) -> tuple[list[int], list[int]]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from app.supervisor import Supervisor
@@ -42,6 +43,8 @@ PATIENCE_SECONDS = 0.5  # for answers to end by themselves when the app is close
 TIDY_SECONDS = 2.0  # after the start: what the first view needs goes first
 PRESET = GenerationOptions(max_tokens=1024, sampling=SamplingOptions(temperature=0.8, top_p=0.95, min_p=0.05))
 
+EMPTY_CALL: Mapping[str, Any] = MappingProxyType({})
+
 
 class AppWorkbench:
     """Use cases over the session store and the engine process; all members belong to the window's loop.
@@ -49,17 +52,24 @@ class AppWorkbench:
     Args:
         store: The sessions.
         supervisor: The engine process.
-        options: How answers are drawn.
+        preset: How answers are drawn where nobody says otherwise.
+        call: What somebody says, by the names of `GenerationOptions.from_mapping`.
     """
 
-    def __init__(self, store: SessionStore, supervisor: Supervisor, options: GenerationOptions = PRESET) -> None:
+    def __init__(
+        self,
+        store: SessionStore,
+        supervisor: Supervisor,
+        preset: GenerationOptions = PRESET,
+        call: Mapping[str, Any] = EMPTY_CALL,
+    ) -> None:
         self._store = store
         self.supervisor = supervisor
         self.vocabulary = Vocabulary(store)
         self._listeners: list[Callable[[Event], None]] = []
         self._tasks: set[asyncio.Task[object]] = set()
         self._sessions = Sessions(store, supervisor, self._tell)
-        self._answers = Answers(store, supervisor, options, self._tell, self._refresh_status)
+        self._answers = Answers(store, supervisor, preset, call, self._tell, self._refresh_status)
         tokeniser = Tokeniser(store, self.vocabulary)
         copies = Copies(store, supervisor, self._sessions, self._tell)
         self._turns = Turns(self._sessions, copies, self._answers, tokeniser, self.vocabulary, self._tell, self._refresh_status)

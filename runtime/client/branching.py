@@ -11,7 +11,7 @@ from runtime.branches import Branches, check_prompts, records_of
 from runtime.client.arguments import plain_adapters, plain_ids
 from runtime.client.calls import Calls
 from runtime.info import OnProgress
-from runtime.options import GenerationOptions
+from runtime.options import GenerationOptions, given
 from runtime.records import TokenRecord, TokenRun
 from runtime.text.utf8 import clean_text
 
@@ -34,7 +34,7 @@ class BranchingMembers:
         self, ids: Sequence[int], n: int, options: GenerationOptions | None = None, *, on_progress: OnProgress | None = None
     ) -> Branches[TokenRun]:
         def arguments() -> dict[str, Any]:
-            return {"ids": plain_ids(ids), "n": n, "options": options}
+            return {"ids": plain_ids(ids), "n": n, "options": options and given(options)}
 
         return self._calls.branches("continue_many_runs", arguments, on_progress=on_progress)
 

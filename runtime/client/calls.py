@@ -122,6 +122,10 @@ class Calls:
             self._link.cancel(ticket.id)
             raise
 
+    def tell(self, method: str, **arguments: Any) -> None:
+        """Sends it and waits for nothing; an engine that has ended hears nothing."""
+        self._send_now(self._ticket(method, arguments, ThreadCall(), _never))
+
     def stream_sync(
         self, method: str, *, on_progress: OnProgress | None = None, **arguments: Any
     ) -> Generator[TokenRun, None, None]:

@@ -15,20 +15,22 @@ from runtime.client.arguments import plain_adapters, plain_ids, plain_messages
 from runtime.client.branching import BranchingMembers
 from runtime.client.calls import Calls
 from runtime.client.link import EngineLink
+from runtime.client.pins import PinCalls
 from runtime.client.vectors import VectorCalls
 from runtime.completion import Completion
 from runtime.errors import InvalidRequestError, RuntimeFault
 from runtime.info import CacheReport, Metrics, ModelInfo, OnProgress
 from runtime.language_model import Message, PrefixMatch
 from runtime.members.resolving import ResolvingMembers
-from runtime.options import GenerationOptions
+from runtime.options import GenerationOptions, given
 from runtime.records import Float32, TokenRecord, TokenRun
+from runtime.session.opening import OpensSessions
 from runtime.text.utf8 import clean_text
 from runtime.wire.arrays import unpack_pieces
 from runtime.wire.messages import Loaded
 
 
-class EngineClient(AdapterCalls, BranchingMembers, VectorCalls, ResolvingMembers):
+class EngineClient(AdapterCalls, BranchingMembers, VectorCalls, PinCalls, OpensSessions, ResolvingMembers):
     """A model in an engine process, made by `spawn`. Every member is described by `LanguageModel`.
 
     Once the process has ended, whoever waits and whoever asks gets `EngineDiedError`; `spawn` makes another one.
@@ -155,7 +157,9 @@ class EngineClient(AdapterCalls, BranchingMembers, VectorCalls, ResolvingMembers
     async def generate_runs(
         self, ids: Sequence[int], options: GenerationOptions | None = None, *, on_progress: OnProgress | None = None
     ) -> AsyncGenerator[TokenRun, None]:
-        stream = self._calls.stream("generate_runs", on_progress=on_progress, ids=plain_ids(ids), options=options)
+        stream = self._calls.stream(
+            "generate_runs", on_progress=on_progress, ids=plain_ids(ids), options=options and given(options)
+        )
         async with aclosing(stream) as runs:
             async for run in runs:
                 yield run
@@ -163,7 +167,9 @@ class EngineClient(AdapterCalls, BranchingMembers, VectorCalls, ResolvingMembers
     def generate_sync(
         self, ids: Sequence[int], options: GenerationOptions | None = None, *, on_progress: OnProgress | None = None
     ) -> Iterator[TokenRecord]:
-        stream = self._calls.stream_sync("generate_runs", on_progress=on_progress, ids=plain_ids(ids), options=options)
+        stream = self._calls.stream_sync(
+            "generate_runs", on_progress=on_progress, ids=plain_ids(ids), options=options and given(options)
+        )
         with closing(stream) as runs:
             for run in runs:
                 yield from run
@@ -212,7 +218,7 @@ class EngineClient(AdapterCalls, BranchingMembers, VectorCalls, ResolvingMembers
 
     async def complete(self, prompt: str | Sequence[Message], options: GenerationOptions | None = None) -> Completion:
         plain = clean_text(prompt) if isinstance(prompt, str) else plain_messages(prompt)
-        return cast("Completion", await self._calls.call("complete", prompt=plain, options=options))
+        return cast("Completion", await self._calls.call("complete", prompt=plain, options=options and given(options)))
 
     # ---- text ------------------------------------------------------------------------------------------------
 
@@ -259,8 +265,10 @@ class EngineClient(AdapterCalls, BranchingMembers, VectorCalls, ResolvingMembers
     def cache_kv(self, ids: Sequence[int], *, adapters: Adapters = None) -> None:
         self._calls.call_sync("cache_kv_async", **_query(ids, adapters))
 
-    async def cache_kv_async(self, ids: Sequence[int], *, adapters: Adapters = None) -> None:
-        await self._calls.call("cache_kv_async", **_query(ids, adapters))
+    async def cache_kv_async(
+        self, ids: Sequence[int], *, adapters: Adapters = None, on_progress: OnProgress | None = None
+    ) -> None:
+        await self._calls.call("cache_kv_async", on_progress=on_progress, **_query(ids, adapters))
 
     def clear_cache(self) -> None:
         self._calls.call_sync("clear_cache_async")

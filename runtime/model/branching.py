@@ -17,7 +17,7 @@ from runtime.errors import ContextOverflowError, InvalidRequestError, RuntimeFau
 from runtime.info import OnProgress
 from runtime.model.gathering import Gathering
 from runtime.model.generation import GenerationMembers
-from runtime.options import GenerationOptions
+from runtime.options import GenerationOptions, given
 from runtime.records import TokenRecord, TokenRun
 from runtime.sampling.draw import fresh_seed
 from runtime.scheduler.branching import BeamJob, FanJob
@@ -52,7 +52,7 @@ class BranchingMembers(GenerationMembers):
         options: GenerationOptions | None,
         on_progress: OnProgress | None,
     ) -> AsyncGenerator[tuple[int, TokenRun], None]:
-        options = (options or GenerationOptions()).check()
+        options = given(options)
         check_count(n, options.branch)
         await self._compiled(options)
         checked, seed = self._check(ids), fresh_seed() if options.seed is None else options.seed

@@ -35,7 +35,7 @@ class Core:
 
     def __init__(self, engine: Engine, text: TextSide, options: LoadOptions) -> None:
         self._engine = engine
-        self._text = text
+        self._text = text.within(engine.backend.info.vocab_size)
         self._options = options
         self._byte_vocab = text.tokenizer.byte_vocab(engine.backend.info.vocab_size)
         self._eos = frozenset(text.eos_token_ids)

@@ -10,15 +10,17 @@ from concurrent.futures import Future
 from dataclasses import replace
 from operator import index
 
+import numpy as np
+
 from runtime.adapters.uses import Adapters, check_adapters
 from runtime.completion import Completion
-from runtime.errors import InvalidRequestError
+from runtime.errors import GrammarError, InvalidRequestError
 from runtime.grammar.constraint import Constraint
 from runtime.info import OnProgress, PromptProgress
 from runtime.language_model import Message
 from runtime.model.core import some
 from runtime.model.texts import TextMembers
-from runtime.options import GenerationOptions, SamplingOptions
+from runtime.options import GenerationOptions, SamplingOptions, given
 from runtime.records import Finish, Int32, TokenRecord, TokenRun
 from runtime.resolution import resolve_options
 from runtime.sampling.chain import make_sampler
@@ -176,17 +178,18 @@ class GenerationMembers(TextMembers):
 
     async def _compiled(self, options: GenerationOptions | None) -> None:
         """Compiles the grammar off the loop, so that `_generation` need not do it on it."""
-        grammar = options.check().grammar if options is not None else None
+        grammar = given(options).grammar
         if grammar is not None and not self._grammars.ready(grammar):
             await asyncio.to_thread(self._grammars.prepare, grammar)
 
     def _generation(self, ids: Sequence[int] | Int32, options: GenerationOptions | None) -> GenerateJob:
-        given = (options or GenerationOptions()).check()
-        if given.speculative is not None:
-            check_speculative(given.speculative, self.info)
-        chosen = resolve_options(given, model=self._text.own).options if given.resolve else given
+        call = given(options)
+        if call.speculative is not None:
+            check_speculative(call.speculative, self.info)
+        chosen = resolve_options(call, model=self._text.own.options).options if call.resolve else call
         chosen = self._text.with_stops(chosen)
         settings = chosen.sampling.check(self.info.vocab_size)
+        chosen.check_eos(self.info.vocab_size)
         if chosen.stages:
             chosen = replace(chosen, top_k=max(chosen.top_k, SHOWN))
         seed = fresh_seed() if chosen.seed is None else chosen.seed
@@ -199,6 +202,7 @@ class GenerationMembers(TextMembers):
             Priority.CHAT,
             before=before,
             options=chosen,
+            eos=None if chosen.eos_token_ids is None else frozenset(chosen.eos_token_ids),
             sampler=make_sampler(settings, seed, chosen.branch, pieces=lambda: self._byte_vocab),
             constraint=self._constraint(checked, chosen),
             routing=routing if routing.invocations else None,
@@ -210,7 +214,16 @@ class GenerationMembers(TextMembers):
             return None
         if options.grammar_prefix > len(ids):
             raise InvalidRequestError(f"grammar_prefix={options.grammar_prefix:,} of {len(ids):,} tokens: give it fewer")
-        return self._grammars.constraint(options.grammar, ids[len(ids) - options.grammar_prefix :].tolist())
+        constraint = self._grammars.constraint(options.grammar, ids[len(ids) - options.grammar_prefix :].tolist())
+        if banned := options.sampling.banned_tokens:
+            allowed = constraint.allowed()  # (vocab,)
+            choices = int(np.count_nonzero(allowed))
+            if choices and choices == int(np.count_nonzero(allowed[list(banned)])):
+                raise GrammarError(
+                    f"all {choices:,} tokens that the grammar allows as the first are banned; "
+                    "ban fewer, or allow more in the grammar"
+                )
+        return constraint
 
 
 def eos_set(eos_token_ids: Iterable[int]) -> frozenset[int]:

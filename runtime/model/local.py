@@ -11,12 +11,14 @@ from runtime.info import CacheReport, Metrics
 from runtime.members.resolving import ResolvingMembers
 from runtime.model.adapters import AdapterMembers
 from runtime.model.branching import BranchingMembers
+from runtime.model.pins import PinMembers
 from runtime.model.queries import QueryMembers
 from runtime.model.vectors import VectorMembers
 from runtime.options import GenerationOptions, LoadOptions
+from runtime.session.opening import OpensSessions
 
 
-class LocalModel(QueryMembers, BranchingMembers, AdapterMembers, VectorMembers, ResolvingMembers):
+class LocalModel(QueryMembers, BranchingMembers, AdapterMembers, VectorMembers, PinMembers, OpensSessions, ResolvingMembers):
     """A model loaded in this process, made by `load`. Every member is described by `LanguageModel`."""
 
     @property
@@ -42,7 +44,7 @@ class LocalModel(QueryMembers, BranchingMembers, AdapterMembers, VectorMembers, 
     @property
     def own_options(self) -> GenerationOptions:
         """What its generation_config.json asks for."""
-        return self._text.own
+        return self._text.own.options
 
     def metrics(self) -> Metrics:
         """The counters."""

@@ -64,9 +64,11 @@ class QueryMembers(Core):
         self._engine.submit([self._insist(job), job])
         answer.result()
 
-    async def cache_kv_async(self, ids: Sequence[int], *, adapters: Adapters = None) -> None:
+    async def cache_kv_async(
+        self, ids: Sequence[int], *, adapters: Adapters = None, on_progress: OnProgress | None = None
+    ) -> None:
         """Awaited."""
-        await self._asked(ids, adapters, insist=True)
+        await self._asked(ids, adapters, insist=True, on_progress=on_progress)
 
     def prefix_match(self, ids: Sequence[int], *, adapters: Adapters = None) -> PrefixMatch:
         """Blocking."""
@@ -97,9 +99,18 @@ class QueryMembers(Core):
 
         return CallJob(np.empty(0, np.int32), None, call=look)
 
-    async def _asked(self, ids: Sequence[int] | Int32, adapters: Adapters = None, *, insist: bool = False) -> Float32:
+    async def _asked(
+        self,
+        ids: Sequence[int] | Int32,
+        adapters: Adapters = None,
+        *,
+        insist: bool = False,
+        on_progress: OnProgress | None = None,
+    ) -> Float32:
         reply: Reply[Float32] = Reply(self._mailbox())
         job = self._query(ids, reply, adapters)
+        if on_progress is not None:
+            job.on_progress = lambda progress: reply.mailbox.post(partial(on_progress, progress))
         if insist:
             self._submit_with_turn(self._insist(job))
         self._submit_with_turn(job)

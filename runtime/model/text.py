@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,6 +10,7 @@ import tokenizers
 from runtime.backends import facts
 from runtime.info import ModelInfo
 from runtime.loading.folder import ModelFolder
+from runtime.model.own import OwnOptions
 from runtime.options import GenerationOptions, LoadOptions
 from runtime.text.chosen import ChosenFormat, choose_format
 from runtime.text.template import ChatTemplate
@@ -23,7 +23,7 @@ class TextSide:
 
     tokenizer: Tokenizer
     template: ChatTemplate | None
-    own: GenerationOptions  # what the model's generation_config.json asks for
+    own: OwnOptions  # what the model's generation_config.json asks for
     format: ChosenFormat | None = None  # None until `with_format`
 
     def with_format(self, options: LoadOptions) -> TextSide:
@@ -35,6 +35,10 @@ class TextSide:
         chosen = choose_format(options, self.tokenizer, self.template)
         return replace(self, template=chosen.template, format=chosen)
 
+    def within(self, vocab: int) -> TextSide:
+        """The same for a model with this size of vocabulary."""
+        return replace(self, own=self.own.within(vocab))
+
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
         """What ends an answer."""
@@ -43,15 +47,16 @@ class TextSide:
     def with_stops(self, options: GenerationOptions) -> GenerationOptions:
         """The options and the texts that end a turn of the format."""
         stops = self.format.stops if self.format else ()
-        if not stops or options.ignore_eos or not options.resolve or options.grammar is not None:
-            return options  # a grammar alone says where its answer ends
+        own_ends = options.ignore_eos or options.eos_token_ids is not None or not options.resolve
+        if not stops or own_ends or options.grammar is not None:  # a grammar alone says where its answer ends
+            return options
         return replace(options, stop=tuple(dict.fromkeys((*options.stop, *stops))))
 
     def described(self, info: ModelInfo) -> ModelInfo:
         """What a backend says of its model, with the format in force."""
         chosen = self.format
         if chosen is None:
-            return info
+            return replace(info, warnings=(*info.warnings, *self.own.warnings))
         text_print = info.model_fingerprint
         return replace(
             info,
@@ -59,14 +64,14 @@ class TextSide:
             template_digest=chosen.digest,
             model_fingerprint=facts.digest("format", text_print, chosen.digest) if chosen.replaces else text_print,
             options={**info.options, "chat_format": chosen.name},
-            warnings=(*info.warnings, *chosen.warnings),
+            warnings=(*info.warnings, *chosen.warnings, *self.own.warnings),
         )
 
     @classmethod
     def from_folder(cls, folder: ModelFolder) -> TextSide:
         """Reads what the folder says."""
         tokenizer = Tokenizer.from_folder(folder)
-        return cls(tokenizer, ChatTemplate.from_folder(folder, tokenizer), own_options(folder.generation_config))
+        return cls(tokenizer, ChatTemplate.from_folder(folder, tokenizer), OwnOptions.read(folder.generation_config))
 
     @classmethod
     def from_transformers(cls, model: Any, tokenizer: Any) -> TextSide:
@@ -77,19 +82,9 @@ class TextSide:
         ours = Tokenizer.from_transformers(tokenizer, eos_token_ids=ids)
         source = getattr(tokenizer, "chat_template", None)
         template = ChatTemplate(source, ours.special_texts) if isinstance(source, str) else None
-        return cls(ours, template, own_options(settings))
+        return cls(ours, template, OwnOptions.read(settings))
 
     @classmethod
     def from_parts(cls, backend: tokenizers.Tokenizer, template: str, eos: tuple[int, ...]) -> TextSide:
         """A tokenizer and a template without files."""
-        return cls(Tokenizer(backend, eos_token_ids=eos), ChatTemplate(template), GenerationOptions())
-
-
-def own_options(config: Mapping[str, Any]) -> GenerationOptions:
-    """The options a model asks for: sampling only where it says that it wants to be sampled, the rest anyhow."""
-    if not isinstance(config, Mapping):
-        return GenerationOptions()
-    names: tuple[str, ...] = ("repetition_penalty", "suppress_tokens", "max_new_tokens")
-    if config.get("do_sample"):
-        names += ("temperature", "top_k", "top_p", "min_p", "typical_p")
-    return GenerationOptions.from_mapping({name: config[name] for name in names if config.get(name) is not None})
+        return cls(Tokenizer(backend, eos_token_ids=eos), ChatTemplate(template), OwnOptions())

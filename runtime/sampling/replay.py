@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
 from runtime.errors import InvalidRequestError
 from runtime.records import Float32, Int32, TokenRecord
-from runtime.sampling.chain import Bool, make_sampler
+from runtime.sampling.chain import Bool, Traced, make_sampler
 from runtime.sampling.draw import DRAW_STAGE, XTC_STAGE, uniform
+from runtime.sampling.heads import Heads
 from runtime.sampling.report import report
 from runtime.sampling.settings import SamplingOptions
 from runtime.stages import Stage
@@ -21,10 +23,10 @@ class Replayed:
     """What comes out.
 
     Attributes:
-        token: The id; None where it lies beyond what a record holds.
+        token: The id; None where it lies beyond what a record holds, or depends on what lies there.
         stages: What each stage did.
-        whole: Whether the whole vocabulary was there. With a record alone, other settings see only its stored head, as if
-            nothing else could be said: shares are then a little too large.
+        whole: Whether the whole vocabulary was there. A record has the likeliest tokens, and how many others shared how much
+            probability: with other settings those count as equally likely, so that some shares are near the truth only.
     """
 
     token: int | None
@@ -54,7 +56,7 @@ def replay_draw(
         position: Where in the path the token stands.
         branch: Of the stream.
         history: The ids before the token, for penalties and DRY.
-        allowed: ``(vocab,)`` bool, what a grammar allowed there.
+        allowed: ``(vocab,)`` bool, what a grammar allowed there; None takes what a record knows of its own grammar.
         shift: The raw logits less the log-probabilities, for the repetition penalty; a record has its own.
         pieces: Gives the bytes of every id, for DRY's breakers that are texts.
 
@@ -69,24 +71,32 @@ def replay_draw(
             raise InvalidRequestError("a row alone does not say how it was drawn from: give its sampling settings")
         assert record.stages is not None  # looked at above
         return Replayed(record.redrawn, record.stages, whole=True)
-    row = _head(record, history, sampling) if record is not None else np.asarray(source, np.float32)
-    if row.ndim != 1:
-        raise InvalidRequestError(f"a row is (vocab,) float32, not {row.shape}")
-    sampler = make_sampler(sampling.check(None if record else len(row)), seed or 0, branch, pieces=pieces)
-    if shift is None:
-        shift = record.shift if record is not None else None
+    if record is None:
+        row = np.asarray(source, np.float32)
+        if row.ndim != 1:
+            raise InvalidRequestError(f"a row is (vocab,) float32, not {row.shape}")
+        sampling.check(len(row))
+    else:
+        heads = Heads.of(record, within_grammar=allowed is None)
+        shift = record.shift if shift is None else shift
+    sampler = make_sampler(sampling.check(), seed or 0, branch, pieces=pieces)
     said = None if history is None else np.asarray(history, np.int32)
 
-    def number(stage: int) -> float:
-        return _number(record, stage, seed, position, branch)
+    def trace(row: Float32, allowed: Bool | None) -> Traced:
+        number = partial(_number, record, seed=seed, position=position, branch=branch)
+        return sampler.trace(row, position or 0, history=said, allowed=allowed, shift=shift or 0.0, number=number)
 
-    if record is not None and allowed is not None:
-        allowed = np.resize(allowed, len(row)) if len(allowed) >= len(row) else np.pad(allowed, (0, len(row) - len(allowed)))
-    traced = sampler.trace(row, position or 0, history=said, allowed=allowed, shift=shift or 0.0, number=number)
-    return Replayed(traced.token, report(traced).stages(0), whole=record is None)
+    if record is None:
+        traced = trace(row, allowed)
+        return Replayed(traced.token, report(traced).stages(0), whole=True)
+    named = [*(said if said is not None else ()), *(sampling.logit_bias or ()), *(sampling.banned_tokens or ())]
+    even, steep = (heads.row(named, steep=steep) for steep in (False, True))
+    traced, other = (trace(row, heads.mask(row, allowed)) for row in (even, steep))
+    sure = traced.token == other.token and traced.token in heads.ids
+    return Replayed(traced.token if sure else None, heads.known(report(traced).stages(0)), whole=False)
 
 
-def _number(record: TokenRecord | None, stage: int, seed: int | None, position: int | None, branch: int) -> float:
+def _number(record: TokenRecord | None, stage: int, *, seed: int | None, position: int | None, branch: int) -> float:
     """The random number of a stage: the record's own, or that of its place."""
     if seed is not None and position is not None:
         return uniform(seed, position, branch, stage)
@@ -95,16 +105,3 @@ def _number(record: TokenRecord | None, stage: int, seed: int | None, position: 
         if known.name == name and known.u is not None:
             return known.u
     raise InvalidRequestError(f"no random number for the stage {name!r}: give seed and position of the token")
-
-
-def _head(record: TokenRecord, history: Int32 | Sequence[int] | None, sampling: SamplingOptions) -> Float32:
-    """The record's alternatives as a row; nothing else has a probability."""
-    ids, logprobs = list(record.top_ids), list(record.top_logprobs)
-    if record.token_id not in ids and record.logprob is not None:
-        ids, logprobs = [*ids, record.token_id], [*logprobs, record.logprob]
-    if not ids:
-        raise InvalidRequestError("the record has no alternatives to draw from: generate with top_k above 0")
-    named = [*ids, *(history if history is not None else ()), *(sampling.logit_bias or ()), *(sampling.banned_tokens or ())]
-    row: Float32 = np.full(max(map(int, named)) + 1, -np.inf, np.float32)
-    row[ids] = logprobs
-    return row

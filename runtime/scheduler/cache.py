@@ -49,6 +49,7 @@ class Cache:
         self.vectors = self._room.vectors
         self.workspaces = self._room.workspaces
         self.publisher = Publisher(backend, self._room, enabled=enabled)
+        self.pins = self._room.pins
         self._last: LastRequest | None = None
         self._largest: tuple[EdgeReport, ...] = ()
         self.departures = 0  # jobs that have left
@@ -230,7 +231,8 @@ class Cache:
         self._room.account()
 
     def clear(self, *, vectors: bool = True) -> None:
-        """Drops everything that nobody is using; leased paths go when they are released."""
+        """Drops everything that nobody is using, pinned paths too; leased ones go when they are released."""
+        self.pins.lapse()
         self.trie.clear()
         if vectors:
             self.vectors.clear()
@@ -263,7 +265,8 @@ class Cache:
             last_reason=reason,
             last_cause=cause,
             working_bytes=self.workspaces.nbytes,
-            vector_bytes=self.vectors.bytes,
+            vector_bytes=self.vectors.bytes + self.pins.nbytes,
+            pins=len(self.pins),
         )
 
     def set_budget(self, budget: int) -> None:

@@ -212,7 +212,8 @@ class Decoding:
 
     def _begin(self, workspace: Workspace, rows: list[Row]) -> None:
         """Begins the next forward of a workspace's rows; where that fails, the next step finds out what is wrong."""
-        if not rows or workspace.recurrent or any(row.guesses is not None or row.invoked for row in rows):
+        speculates = len(rows) == 1 and rows[0].guesses is not None  # it will push more than one token
+        if not rows or workspace.recurrent or speculates or any(row.invoked for row in rows):
             return
         base = workspace.size
         share = Share.of(rows[: self._options.max_batch_rows])

@@ -18,7 +18,7 @@ from runtime.scheduler.ledger import Ledger
 from runtime.scheduler.logits import ChunkLogits, non_finite
 from runtime.scheduler.prefill import Prefill
 from runtime.scheduler.rows import Row
-from runtime.scoring import empty_scores, score_logits
+from runtime.scoring import empty_scores, score_logits, summarise
 
 log = logging.getLogger(__name__)
 
@@ -43,10 +43,23 @@ class Finisher:
         known = self._cache.known_scores(job)
         first, n = max(job.start, 1), len(job.ids)
         unknown = np.flatnonzero(known.rank[first:] == 0) if first < n else np.empty(0, np.int64)
+        if unknown.size and self._score_by_vector(job, known, first + int(unknown[0])):
+            unknown = unknown[1:]
         job.known = known
         if not unknown.size:
             return n
         return first + int(unknown[0])
+
+    def _score_by_vector(self, job: ScoreJob, known: Scores, at: int) -> bool:
+        """Scores a text's first new token by the distribution that was kept where the old text ended, if it was.
+
+        Without it the last old token would have to be pushed again, from a checkpoint before it on recurrent models.
+        """
+        vector = self._cache.vectors.get((job.key[0], job.ids[:at].tobytes()))
+        if vector is None:
+            return False
+        fill_gaps(known, summarise(vector[None], job.ids[at : at + 1], job.k), at)
+        return True
 
     def scores_are_known(self, job: ScoreJob) -> None:
         """Answers from what is remembered."""

@@ -1,8 +1,8 @@
 """One number of bytes for trie, working packs and vectors, asked before anything is allocated.
 
-Who gives way, in this order: idle packs (their tokens are in the trie), the trie's least recently used leaves, slots of
-packs in use on which nobody stands. For a running request also: kept vectors, leases of paths that stand in a pack
-anyway, spare capacity of other packs. Where that is not enough, live rows alone need more than the budget.
+Who gives way, in this order: idle packs (their tokens are in the trie), the trie's least recently used leaves, pins of open
+sessions, slots of packs in use on which nobody stands. For a running request also: kept vectors, leases of paths that
+stand in a pack anyway, spare capacity of other packs. Where that is not enough, live rows alone need more than the budget.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 
 from runtime.backends.base import Backend
 from runtime.errors import MemoryBudgetError
+from runtime.scheduler.pins import Pins
 from runtime.scheduler.prefill import Prefill
 from runtime.scheduler.vectors import VectorCache
 from runtime.scheduler.workspace import Workspace
@@ -48,6 +49,7 @@ class Room:
         self.live: set[Prefill] = set()
         self.trie = Trie(backend, budget, self.make)
         self.vectors = VectorCache(budget // VECTOR_SHARE if enabled else 0, self.make)
+        self.pins = Pins(self.trie, self.vectors, budget, self.make)
         self.workspaces = Workspaces(backend, self)
         self.drafter: Drafter | None = None
         self.pending = 0  # bytes that were copied for the trie and are not hung in yet
@@ -57,17 +59,18 @@ class Room:
     def bytes(self) -> int:
         """Bytes in use."""
         drafts = 0 if self.drafter is None else self.drafter.nbytes
-        return self.trie.bytes + self.workspaces.nbytes + self.vectors.bytes + self.pending + drafts
+        return self.trie.bytes + self.workspaces.nbytes + self.vectors.bytes + self.pins.nbytes + self.pending + drafts
 
     def make(self, size: int) -> bool:
-        """Makes `size` more bytes free for something to keep: idle packs and old leaves give way.
+        """Makes `size` more bytes free for something to keep: idle packs, old leaves and then old pins give way.
 
         Returns:
             False, and nothing was given up, where that would not be enough.
         """
         short = self.bytes + size - self.budget
         if short > 0:
-            if short > self.workspaces.idle_bytes + self.trie.evictable_bytes:
+            lacking = short - self.workspaces.idle_bytes - self.trie.evictable_bytes
+            if lacking > 0 and not self.pins.give_way(lacking):
                 return False
             short -= self.workspaces.free(short)
             if short > 0:
@@ -115,6 +118,7 @@ class Room:
         """The device is full: idle packs, vectors and whatever no lease holds are freed, for good."""
         self.workspaces.drop_idle()
         self.vectors.clear()
+        self.pins.lapse()
         self.trie.evict(self.trie.evictable_bytes)
         self.tell_freed()
         self._backend.reclaim()
@@ -140,12 +144,15 @@ class Room:
             MemoryBudgetError: Running requests hold more.
         """
         before, self.budget = self.budget, budget
+        self.pins.set_budget(budget)
         in_use = self.workspaces.nbytes - self.workspaces.idle_bytes
         if in_use + self.trie.leased_bytes > budget:
+            self.pins.lapse()
             self._release_leases()
         held = in_use + self.trie.leased_bytes
         if held > budget:
             self.budget = before
+            self.pins.set_budget(before)
             raise MemoryBudgetError(
                 f"running requests hold {held:,} bytes of KV; a budget of {budget:,} must wait for them, or cancel some"
             )

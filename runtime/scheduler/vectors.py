@@ -34,6 +34,7 @@ class VectorCache:
         self._rows: OrderedDict[Hashable, Float32] = OrderedDict()
         self._shifts: dict[Hashable, float] = {}  # of the rows that are held
         self._blocks: dict[int, Block] = {}  # by the array's identity, which a kept row keeps alive
+        self.pinned: dict[Hashable, Float32] = {}  # rows that somebody else keeps, and counts
         self.bytes = 0
         self.hits = 0
 
@@ -42,12 +43,19 @@ class VectorCache:
         row = self._rows.get(key)
         if row is not None:
             self._rows.move_to_end(key)
-            self.hits += 1
+        else:
+            row = self.pinned.get(key)
+        self.hits += row is not None
         return row
 
     def shift(self, key: Hashable) -> float:
         """The normaliser of a row that is held: what its raw logits have more."""
         return self._shifts[key]
+
+    def peek(self, key: Hashable) -> Float32 | None:
+        """The row; nothing is refreshed or counted."""
+        row = self._rows.get(key)
+        return self.pinned.get(key) if row is None else row
 
     def put(self, key: Hashable, row: Float32, shift: float) -> None:
         """Keeps a row, which is read-only from here on; a copy of it where the array it lies in is too large to keep."""

@@ -90,6 +90,24 @@ class Trie(Shelf):
                 node = child
         return depth
 
+    def hold(self, spans: Sequence[Span]) -> Lease:
+        """A lease on what is held of the path, up to the end of the edge that it leaves last; touches and splits nothing.
+
+        What hangs further down that edge is held along with it: cutting it off would cost a copy.
+        """
+        node, depth = self.root, 0
+        for namespace, ids in spans:
+            at = 0
+            while at < len(ids):
+                child = node.children.get((namespace, int(ids[at])))
+                if child is None:
+                    return Lease(self, node, depth)
+                same = shared(child.tokens, ids, at)
+                node, depth, at = child, depth + len(child.tokens), at + same
+                if same < len(child.tokens):
+                    return Lease(self, node, depth)
+        return Lease(self, node, depth)
+
     def strangers(self, spans: Sequence[Span], depth: int) -> bool:
         """Whether the path's token after the first `depth` hangs there too, but only under another namespace."""
         flat = [(namespace, int(token)) for namespace, ids in spans for token in ids[: depth + 1]]

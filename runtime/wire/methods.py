@@ -13,6 +13,7 @@ import msgspec
 
 from runtime.completion import Completion
 from runtime.language_model import PrefixMatch
+from runtime.members.pins import Pinned
 from runtime.options import GenerationOptions
 from runtime.pooling import Pooling
 from runtime.records import Finish
@@ -20,6 +21,7 @@ from runtime.wire.adapters import AdapterName, AddAdapter, PushLora
 from runtime.wire.arrays import Array, pack_array, pack_run, unpack_array, unpack_run
 from runtime.wire.branching import BeamGenerate, ContinueMany, GenerateMany, WireHypothesis, pack_hypotheses, unpack_hypotheses
 from runtime.wire.messages import encode
+from runtime.wire.pins import Pin, Unpin
 
 AdapterUses = list[tuple[str, float]] | None  # (name, scale)
 
@@ -199,7 +201,9 @@ METHODS: dict[str, Method] = {
     "tokenize_async": Method(Text, Answer(list[int])),
     "detokenize_async": Method(Ids, Answer(str)),
     "render_chat_async": Method(RenderChat, Answer(list[int])),
-    "cache_kv_async": Method(Query, NOTHING),
+    "cache_kv_async": Method(Query, NOTHING, progresses=True),
+    "pin_async": Method(Pin, Answer(Pinned)),
+    "unpin_async": Method(Unpin, NOTHING),
     "clear_cache_async": Method(Nothing, NOTHING),
     "clear_kv_cache_async": Method(Nothing, NOTHING),
     "reset_async_queries_async": Method(Nothing, NOTHING),

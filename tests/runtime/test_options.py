@@ -62,6 +62,14 @@ def test_bad_sampling_is_refused_by_name_and_value(name: str, value: Any) -> Non
         ("branch", -1),
         ("branch", 1 << 64),
         ("branch", "a"),
+        ("resolve", "x"),
+        ("ignore_eos", 5),
+        ("stages", 1),
+        ("speculative", {"num_tokens": 3}),
+        ("eos_token_ids", 7),
+        ("eos_token_ids", (-1,)),
+        ("eos_token_ids", (True,)),
+        ("eos_token_ids", "ab"),
     ],
 )
 def test_a_bad_generation_is_refused_by_name_and_value(name: str, value: Any) -> None:
@@ -102,6 +110,8 @@ def test_what_makes_sense_is_taken(options: GenerationOptions) -> None:
         ({"prefill_chunk_tokens": -1}, "not -1"),
         ({"kv_cache_bytes": "2GB"}, "not '2GB'"),
         ({"threads": math.nan}, "not nan"),
+        ({"draft_model": 5}, "draft_model is a folder or a name on the shelf, as text, not 5"),
+        ({"draft_model": ""}, "draft_model"),
     ],
 )
 def test_bad_load_options_are_refused(options: dict[str, Any], says: str) -> None:

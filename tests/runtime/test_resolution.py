@@ -7,10 +7,13 @@ from typing import Any
 import pytest
 
 from runtime.errors import InvalidRequestError
-from runtime.model.text import own_options
+from runtime.grammar.source import Grammar
+from runtime.model.own import OwnOptions
 from runtime.options import GenerationOptions, SamplingOptions
 from runtime.resolution import resolve_options
 from runtime.sampling.settings import DEFAULTS, ORDER
+
+SCHEMA = {"type": "object", "properties": {"age": {"type": "integer"}}}
 
 
 def test_the_nearest_layer_decides_each_field() -> None:
@@ -75,14 +78,52 @@ def test_a_models_own_options() -> None:
         "do_sample": True, "temperature": 0.6, "top_k": 20, "top_p": 0.95, "typical_p": 0.9, "repetition_penalty": 1.05,
         "max_new_tokens": 2048, "eos_token_id": [1, 2], "transformers_version": "5", "min_p": None,
     }  # fmt: skip
-    own = own_options(config)
-    assert own == GenerationOptions(
+    own = OwnOptions.read(config)
+    assert own.warnings == ()
+    assert own.options == GenerationOptions(
         max_tokens=2048,
         sampling=SamplingOptions(temperature=0.6, top_k=20, top_p=0.95, typical_p=0.9, repetition_penalty=1.05),
     )
-    # one that does not ask to be sampled says nothing of how
-    assert own_options({**config, "do_sample": False}).sampling == SamplingOptions(repetition_penalty=1.05)
-    assert own_options([]) == GenerationOptions()  # type: ignore[arg-type]  # a file that holds something else
+    # one that does not say whether it wants to be sampled says nothing of how
+    silent = {name: value for name, value in config.items() if name != "do_sample"}
+    assert OwnOptions.read(silent).options.sampling == SamplingOptions(repetition_penalty=1.05)
+    assert OwnOptions.read([]) == OwnOptions()  # a file that holds something else
+
+
+def test_a_model_that_does_not_want_to_be_sampled_is_greedy_as_a_call_is() -> None:
+    config = {"do_sample": False, "temperature": 0.6, "top_p": 0.9, "max_new_tokens": 9}
+    own = OwnOptions.read(config)
+    assert own == OwnOptions(GenerationOptions.from_mapping({"do_sample": False, "max_new_tokens": 9}))
+    resolved = resolve_options(model=own.options)
+    assert (resolved.options.sampling.temperature, resolved.sources["sampling.temperature"]) == (0.0, "model")
+    assert resolve_options(preset={"temperature": 0.8}, model=own.options).options.sampling.temperature == 0.8
+
+
+@pytest.mark.parametrize(
+    ("config", "left"),
+    [
+        ({"do_sample": True, "temperature": -1, "top_p": 0.9}, {"top_p": 0.9}),
+        ({"do_sample": True, "temperature": 0.0, "top_k": 5}, {"top_k": 5}),
+        ({"do_sample": "yes", "repetition_penalty": 1.1}, {"repetition_penalty": 1.1}),
+        ({"suppress_tokens": [-1], "max_new_tokens": 7}, {"max_new_tokens": 7}),
+        ({"suppress_tokens": [3, 99_999]}, {}),
+        ({"suppress_tokens": 4}, {}),
+        ({"max_new_tokens": 0, "repetition_penalty": 1.2}, {"repetition_penalty": 1.2}),
+        ({"do_sample": True, "top_k": 50.5, "min_p": 0.1}, {"min_p": 0.1}),
+    ],
+    ids=str,
+)
+def test_what_makes_no_sense_in_a_models_file_is_left_out_and_told(config: dict[str, Any], left: dict[str, Any]) -> None:
+    own = OwnOptions.read(config).within(1000)
+    assert own.options == GenerationOptions.from_mapping(left)
+    (bad,) = set(config) - set(left) - ({"do_sample"} if config.get("do_sample") is True else set())
+    (warning,) = own.warnings
+    assert warning.startswith(f"generation_config.json: {bad} is left out: ")
+
+
+def test_whole_floats_in_a_models_file_are_whole_numbers() -> None:
+    own = OwnOptions.read({"do_sample": True, "top_k": 50.0, "max_new_tokens": 20.0, "suppress_tokens": [3.0, 4]})
+    assert own == OwnOptions(GenerationOptions(max_tokens=20, sampling=SamplingOptions(top_k=50, banned_tokens=(3, 4))))
 
 
 # ---- spellings ------------------------------------------------------------------------------------------------------
@@ -110,6 +151,12 @@ def test_a_models_own_options() -> None:
         ({"repeat_penalty": 1.1}, GenerationOptions(sampling=SamplingOptions(repetition_penalty=1.1))),
         ({"repeat_last_n": 64}, GenerationOptions(sampling=SamplingOptions(penalty_window=64))),
         ({"frequency_penalty": None, "seed": 4}, GenerationOptions(seed=4)),
+        ({"eos_token_id": 2}, GenerationOptions(eos_token_ids=(2,))),
+        ({"stop_token_ids": [2, 5], "eos_token_ids": (2, 5)}, GenerationOptions(eos_token_ids=(2, 5))),
+        ({"response_format": {"type": "text"}}, GenerationOptions()),
+        ({"response_format": {"type": "json_object"}}, GenerationOptions(grammar=Grammar.json_schema({"type": "object"}))),
+        ({"response_format": {"type": "json_schema", "json_schema": {"name": "n", "strict": True, "schema": SCHEMA}}},
+         GenerationOptions(grammar=Grammar.json_schema(SCHEMA))),
         ({"temp": 0.3}, GenerationOptions(sampling=SamplingOptions(temperature=0.3))),
     ],
     ids=str,
@@ -127,6 +174,13 @@ def test_other_libraries_spellings(mapping: dict[str, Any], options: GenerationO
         ({"max_tokens": 5, "max_new_tokens": 6}, "max_tokens=5 and max_new_tokens=6 contradict each other"),
         ({"do_sample": False, "temperature": 0.7}, "temperature=0.7"),
         ({"temperature": 0.7, "temp": 0.8}, "contradict"),
+        ({"do_sample": True, "temperature": 0}, "do_sample=True and temperature=0 (greedy) contradict"),
+        ({"temp": 0.0, "do_sample": True}, "do_sample=True and temp=0"),
+        ({"response_format": "json"}, "response_format is {"),
+        ({"response_format": {"type": "json_schema", "schema": {}}}, "response_format is {"),
+        ({"response_format": {"type": "json_object"}, "grammar": Grammar.regex("a")}, "contradict each other"),
+        ({"eos_token_id": 2, "stop_token_ids": [3]}, "eos_token_id=(2,) and stop_token_ids=(3,) contradict"),
+        ({"eos_token_id": "</s>"}, "eos_token_ids is a sequence of token ids"),
         ({"do_sample": "yes"}, "do_sample is True or False"),
         ({"bad_words_ids": [[3, 4]]}, "only words of one token"),
         ({"logit_bias": {"a": 1}}, "its keys are token ids"),

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import AttentionInterface, AttentionMaskInterface, AutoModelForCausalLM
+from transformers import AttentionInterface, AttentionMaskInterface, AutoModelForCausalLM, GenerationConfig
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 from transformers.utils import logging
@@ -59,6 +59,7 @@ def load_model(source: ModelFolder | tuple[Any, Any], options: LoadOptions) -> L
                 attn_implementation=None if options.attention == "auto" else options.attention,
                 use_safetensors=True,
                 local_files_only=True,
+                generation_config=GenerationConfig(),  # the model's own is read by us, a poor one must not stop it
                 **({} if offload is None else offload.arguments),
             )
         except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:

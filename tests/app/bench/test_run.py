@@ -18,7 +18,7 @@ from app.bench.report import WIDTH, Report
 from app.bench.run import MODELS, make_cases, measure_all, run_bench
 from app.bench.sizes import Sizes
 from app.cli import bench as command
-from runtime import BackendUnavailableError, UnknownBackendError
+from runtime import BackendUnavailableError, UnknownBackendError, models_dir
 
 SMALL = Sizes(
     particles=6,
@@ -47,6 +47,7 @@ SMALL = Sizes(
     trie_branches=200,
 )
 IN_THIS_PROCESS = tuple(name for name in NAMES if name not in ("W8", "start", "speculative"))
+SHELF = models_dir()  # before a test's own data folder takes the place of the machine's
 FEW = ("W1", "W6", "trie")
 PEERS = {"hf": {"transformers, one cache", "transformers, stateless"}, "mlx": {"mlx_lm, prompt cache"}}
 
@@ -256,7 +257,14 @@ def test_latency_is_measured_beside_both_kinds_of_model(cases: list[Case]) -> No
         assert "0" not in gaps.work.split()  # every kind of work came round
 
 
+@pytest.fixture
+def real_models(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The machine's own models folder, in place of the test's empty one."""
+    monkeypatch.setenv("ELSEWISE_MODELS", str(SHELF))
+
+
 @pytest.mark.slow
+@pytest.mark.usefixtures("real_models")
 def test_quick_prints_every_part() -> None:
     answer = CliRunner().invoke(command.bench, ["--quick", "--backend", "hf", "--model", "llama"])
     assert answer.exit_code == 0, answer.output
@@ -274,6 +282,7 @@ def test_quick_prints_every_part() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("real_models")
 def test_prompt_lookup_says_the_same_in_fewer_forwards() -> None:
     case = Case("hf", "tiny-llama", Path(), 10)  # the part takes the real model, whatever the case's is
     findings = speculative(case, replace(SMALL, speculative_tokens=16, rounds=1), lambda _: None)

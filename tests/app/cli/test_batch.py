@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from app.cli import batch
-from runtime import Finish, Origin, TokenRun, load
+from runtime import Finish, GenerationOptions, Grammar, Origin, SamplingOptions, TokenRun, load
+from runtime.model import LocalModel
 from tests.app.cli.conftest import Elsewise
 
 FAKE = ("--backend", "fake", "--max-tokens", "6")
@@ -64,6 +65,54 @@ def test_what_the_command_says_holds_for_lines_that_say_nothing_else(elsewise: E
     assert third["text"] + "\n" == elsewise(*same, "--system", "see", "--seed", "9").out
 
 
+@pytest.fixture
+def options(monkeypatch: pytest.MonkeyPatch) -> list[GenerationOptions]:
+    """What the lines were answered with; the model asks for a top-k of its own."""
+    found: list[GenerationOptions] = []
+    real = LocalModel.generate_runs
+
+    async def generate_runs(self: Any, ids: list[int], options: Any) -> Any:
+        found.append(options)
+        async for run in real(self, ids, options):
+            yield run
+
+    monkeypatch.setattr(LocalModel, "generate_runs", generate_runs)
+    monkeypatch.setattr(LocalModel, "own_options", GenerationOptions(sampling=SamplingOptions(top_k=33, temperature=0.1)))
+    return found
+
+
+def test_lines_are_spelt_as_other_libraries_spell_them(
+    elsewise: Elsewise, file: Path, options: list[GenerationOptions]
+) -> None:
+    lines: list[dict[str, Any]] = [
+        {"max_new_tokens": 3, "logit_bias": {"12": -5}, "do_sample": False},
+        {"max_completion_tokens": 4, "sampling": {"temperature": 0.4}, "eos_token_id": 7, "seed": 5},
+        {"order": ["penalties", "temperature"], "repeat_penalty": 1.1},
+        {"response_format": {"type": "json_schema", "json_schema": {"schema": {"enum": [1]}}}},
+        {},
+    ]
+    write(file, *({"prompt": "a", **line} for line in lines))
+    done = elsewise("ask", "--batch", str(file), "--backend", "fake", "--top-p", "0.5", "--seed", "1")
+    assert (done.code, done.err.partition(" answers")[0]) == (0, "5")
+    assert sorted(each.seed or 0 for each in options) == [1, 3, 4, 5, 5]
+    first, third, fourth = (next(each for each in options if each.seed == seed) for seed in (1, 3, 4))
+    second, last = sorted((each for each in options if each.seed == 5), key=lambda each: each.max_tokens or 0)
+    assert (first.max_tokens, first.sampling.logit_bias, first.sampling.temperature) == (3, {12: -5}, 0.0)
+    assert (second.max_tokens, second.sampling.temperature, second.eos_token_ids) == (4, 0.4, (7,))
+    assert third.sampling.order == ("penalties", "temperature")
+    assert (third.sampling.top_p, third.sampling.min_p, third.sampling.repetition_penalty) == (1.0, 0.0, 1.1)
+    assert fourth.grammar == Grammar.json_schema({"enum": [1]})
+    # the command's own, the preset, and what only the model says
+    assert (last.sampling.top_p, last.sampling.temperature, last.max_tokens, last.sampling.top_k) == (0.5, 0.8, 128, 33)
+
+
+def test_lines_choose_among_loaded_adapters(elsewise: Elsewise, file: Path) -> None:
+    write(file, {"prompt": "a", "adapters": [["pirate", 0.5]]}, {"prompt": "a", "adapters": []})
+    first, second = results(elsewise("ask", "--batch", str(file), *FAKE).out)
+    assert "pirate" in first["error"]
+    assert second["tokens"] == 6
+
+
 def test_raw_lines_are_continued_and_a_stop_is_not_shown(elsewise: Elsewise, file: Path) -> None:
     with load("x", backend="fake") as model:
         expected = int(model.next_token_logprobs_sync(model.tokenize("hello")).argmax())
@@ -90,6 +139,12 @@ BAD: list[tuple[object, str]] = [
     ({"prompt": 5}, "a text that is not empty"),
     ({"promt": "a"}, "unknown name 'promt': did you mean 'prompt'?"),
     ({"prompt": "a", "zzz": 1}, "unknown name 'zzz': known: "),
+    ({"prompt": "a", "max_new_token": 1}, "unknown name 'max_new_token': did you mean 'max_new_tokens'?"),
+    ({"prompt": "a", "top_logprobs": 3}, "unknown name 'top_logprobs'"),
+    ({"prompt": "a", "max_tokens": 3, "max_new_tokens": 4}, "contradict each other"),
+    ({"prompt": "a", "order": ["temperature"], "top_k": 3}, "contradicts an order without 'top_k'"),
+    ({"prompt": "a", "logit_bias": {"99999": 1}}, "token id 99999 is outside the vocabulary"),
+    ({"prompt": "a", "eos_token_id": [99999]}, "token id 99999 is outside the vocabulary"),
     ({"prompt": "a", "id": [1]}, '"id" is a text or a whole number'),
     ({"prompt": "a", "id": True}, '"id" is a text or a whole number'),
     ({"prompt": "a", "temperature": -1}, "temperature must lie within"),
@@ -258,6 +313,10 @@ def test_lines_have_forms_of_their_own_and_cut_ones_are_marked(elsewise: Elsewis
         ({"prompt": "a", "regex": "("}, "line 2: "),
         ({"prompt": "a", "regex": 5}, "line 2: "),
         ({"prompt": "a", "regex": "a", "schema": {}}, "contradict each other"),
+        ({"prompt": "a", "regex": "a", "response_format": {"type": "json_object"}}, "contradict each other"),
+        ({"prompt": "a", "regex": "a", "grammar": {"kind": "regex", "source": "b"}}, "a grammar beside a schema or a regex"),
+        ({"prompt": "a", "response_format": {"type": "yaml"}}, "response_format is {"),
+        ({"prompt": "a", "grammar": {"kind": "regex", "source": "("}}, "line 2: "),
         ({"prompt": "a", "regex": "a", "ignore_eos": True}, "ignore_eos contradicts a grammar"),
     ],
 )

@@ -290,3 +290,15 @@ def test_both_backends_say_the_same_and_a_pydantic_class_reads_it(kind: str) -> 
             drawn = list(model.generate_sync(ids, GenerationOptions(grammar=REGEX, seed=5)))
             assert accepts(REGEX, said(drawn))
     assert texts["hf"] == texts["mlx"]
+
+
+def test_a_grammar_of_which_every_first_token_is_banned_is_refused_before_compute() -> None:
+    with fake_model() as model:
+        first = tuple(i for i, piece in enumerate(model.byte_vocab) if piece[:1] == b"a")
+        options = {"grammar": Grammar.regex("abc"), "sampling": SamplingOptions(banned_tokens=first)}
+        with pytest.raises(GrammarError, match=f"all {len(first)} tokens that the grammar allows as the first are banned"):
+            stream(model, PROMPT, **options)
+        assert model.metrics().tokens_computed == 0
+        # and with one of them left, that one is said
+        records = stream(model, PROMPT, grammar=Grammar.regex("(a|b)c"), sampling=SamplingOptions(banned_tokens=first), seed=1)
+        assert said(records) == b"bc"

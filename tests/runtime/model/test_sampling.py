@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import shutil
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -123,3 +126,15 @@ def test_the_models_own_options_hold_where_nobody_else_says(model: LocalModel) -
     assert resolved.sources["sampling.top_p"] == "session"
     assert resolved.options.sampling.temperature == 0.3
     assert model.own_options == GenerationOptions()
+
+
+@pytest.mark.parametrize("backend", ["hf", "mlx"])
+def test_a_poor_generation_config_does_not_stop_the_model(tmp_path: Path, backend: str) -> None:
+    folder = Path(shutil.copytree(tiny_path("llama"), tmp_path / "poor"))
+    poor = {"do_sample": True, "temperature": -1, "top_k": 50.0, "suppress_tokens": [99_999], "max_new_tokens": 0}
+    (folder / "generation_config.json").write_text(json.dumps(poor), "utf-8")
+    with load(folder, backend=backend, threads=1) as model:
+        assert model.own_options == GenerationOptions(sampling=SamplingOptions(top_k=50))
+        told = [warning for warning in model.info.warnings if warning.startswith("generation_config.json: ")]
+        assert [warning.split()[1] for warning in told] == ["temperature", "max_new_tokens", "suppress_tokens"]
+        assert len(list(model.generate_sync(ids(1, 5), GenerationOptions(max_tokens=3, ignore_eos=True)))) == 3

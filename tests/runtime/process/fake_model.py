@@ -40,10 +40,12 @@ from runtime.adapters.uses import Adapters
 from runtime.info import OnProgress, PromptProgress
 from runtime.members.resolving import ResolvingMembers
 from runtime.records import Float32
+from runtime.session.opening import OpensSessions
 from tests.runtime.process.fake_adapters import FakeAdapters
 from tests.runtime.process.fake_answers import CONTEXT, EOS, VOCAB, logprobs_of, run_of
 from tests.runtime.process.fake_branching import FakeBranching
 from tests.runtime.process.fake_commands import COMMANDS
+from tests.runtime.process.fake_pins import FakePins
 from tests.runtime.process.fake_vectors import FakeVectors
 
 
@@ -67,7 +69,7 @@ def load(source: str, backend: str = "auto", **options: Any) -> FakeModel:
     return FakeModel(backend, options)
 
 
-class FakeModel(FakeAdapters, FakeBranching, FakeVectors, ResolvingMembers):
+class FakeModel(FakeAdapters, FakeBranching, FakePins, FakeVectors, OpensSessions, ResolvingMembers):
     """Satisfies `LanguageModel` in the engine process."""
 
     def __init__(self, backend: str, options: Mapping[str, Any], width: int = len(VOCAB)) -> None:
@@ -279,7 +281,11 @@ class FakeModel(FakeAdapters, FakeBranching, FakeVectors, ResolvingMembers):
     def cache_kv(self, ids: Sequence[int], *, adapters: Adapters = None) -> None:
         self.queries += len(ids)
 
-    async def cache_kv_async(self, ids: Sequence[int], *, adapters: Adapters = None) -> None:
+    async def cache_kv_async(
+        self, ids: Sequence[int], *, adapters: Adapters = None, on_progress: OnProgress | None = None
+    ) -> None:
+        if on_progress is not None:
+            on_progress(PromptProgress(len(ids), len(ids), 0, len(ids)))
         self.cache_kv(ids)
 
     def clear_cache(self) -> None:

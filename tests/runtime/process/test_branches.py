@@ -216,7 +216,8 @@ def test_records_before_the_engines_death_are_kept() -> None:
 
             with pytest.raises(EngineDiedError):
                 await read()
-            assert said[:6] == [0, 1] * 3
+            assert set(said) == {0, 1}  # both had come, several at a time where the pipe was slower than the engine
+            assert len(said) >= 6
 
     asyncio.run(scenario())
 

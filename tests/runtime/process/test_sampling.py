@@ -3,11 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from runtime import GenerationOptions, InvalidRequestError, SamplingOptions, load, replay_draw, spawn
+from runtime import (
+    GenerationOptions,
+    Grammar,
+    GrammarError,
+    InvalidRequestError,
+    LanguageModel,
+    SamplingOptions,
+    load,
+    replay_draw,
+    spawn,
+)
 from runtime.client import EngineClient
 
 EVERYTHING = GenerationOptions(
@@ -47,3 +59,54 @@ def test_a_models_own_options_are_known_without_asking(client: EngineClient) -> 
     resolved = client.resolve_options({"top_p": 0.5})
     assert (resolved.options.max_tokens, resolved.sources["max_tokens"]) == (77, "model")
     assert resolved.options.sampling.top_p == 0.5
+
+
+def test_a_mapping_is_not_taken_for_options_on_either_side() -> None:
+    wrong: Any = {"max_tokenz": 3, "max_tokens": 2}
+
+    async def refusals(model: LanguageModel) -> list[str]:
+        calls: list[Callable[[], Awaitable[object]]] = [
+            lambda: model.complete("x", wrong),
+            lambda: anext(model.generate([1], wrong)),
+            lambda: anext(model.continue_many([1], 2, wrong)),
+        ]
+        told = []
+        for call in calls:
+            with pytest.raises(InvalidRequestError, match="from_mapping") as refused:
+                await call()
+            told.append(str(refused.value))
+        return told
+
+    async def scenario() -> None:
+        async with await spawn("mock", "mock") as client, load("mock", "mock") as model:
+            assert await refusals(client) == await refusals(model)
+
+    asyncio.run(scenario())
+
+
+def test_a_request_has_its_own_ends_here_and_over_the_pipe() -> None:
+    async def scenario() -> None:
+        async with await spawn("mock", "mock") as client:
+            with load("mock", "mock") as model:
+                ids = model.tokenize("One two three.")
+                free = GenerationOptions(max_tokens=20, seed=3, ignore_eos=True, resolve=False)
+                drawn = [record.token_id for record in model.generate_sync(ids, free)]
+                end = next(token for token in drawn[3:] if not model.is_eos(token))
+                ended = replace(free, ignore_eos=False, eos_token_ids=(end,))
+                ours = list(model.generate_sync(ids, ended))
+                assert [record.token_id for record in ours] == drawn[: drawn.index(end) + 1]
+                assert ours[-1].finish_reason == "eos"
+                assert [record async for record in client.generate(ids, ended)] == ours
+                nothing = replace(ended, eos_token_ids=())
+                assert [record.token_id for record in model.generate_sync(ids, nothing)] == drawn
+                before = model.metrics().tokens_computed
+                outside = replace(ended, eos_token_ids=(10**6,))
+                with pytest.raises(InvalidRequestError, match="eos_token_ids: token id 1000000 is outside the vocabulary"):
+                    list(model.generate_sync(ids, outside))
+                with pytest.raises(InvalidRequestError, match="outside the vocabulary"):
+                    [record async for record in client.generate(ids, outside)]
+                with pytest.raises(GrammarError, match="eos_token_ids contradicts a grammar"):
+                    list(model.generate_sync(ids, replace(ended, grammar=Grammar.regex("a+"))))
+                assert model.metrics().tokens_computed == before
+
+    asyncio.run(scenario())

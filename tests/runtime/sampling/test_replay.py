@@ -12,7 +12,9 @@ from runtime.backends.fake import Behaviour
 from runtime.errors import InvalidRequestError
 from runtime.model import LocalModel
 from runtime.options import GenerationOptions, SamplingOptions
-from runtime.records import TokenRecord, TokenRun
+from runtime.records import Origin, TokenRecord, TokenRun
+from runtime.sampling.chain import make_sampler
+from runtime.sampling.report import report
 from runtime.stages import StageTable
 from runtime.wire.arrays import ArrayError, pack_run, unpack_run
 from tests.fakes import fake_model, some_ids
@@ -130,6 +132,67 @@ def test_sliders_over_the_stored_head(model: LocalModel) -> None:
         assert replay_draw(record, SamplingOptions(xtc_probability=0.5), seed=1, position=3).token is not None
         with pytest.raises(InvalidRequestError, match="top_p"):
             replay_draw(record, SamplingOptions(top_p=7.0))
+
+
+OTHERS = [
+    SamplingOptions(temperature=1.0),
+    SamplingOptions(temperature=0.7),
+    SamplingOptions(temperature=1.6),
+    SamplingOptions(temperature=1.0, presence_penalty=0.001),
+    SamplingOptions(temperature=0.9, top_p=0.5),
+    SamplingOptions(min_p=0.2, logit_bias={3: 1.0}),
+]
+
+
+@pytest.mark.parametrize("other", OTHERS, ids=str)
+def test_other_settings_over_the_head_say_what_the_whole_row_says_or_nothing(model: LocalModel, other: SamplingOptions) -> None:
+    records = told(model, SamplingOptions(temperature=0.6), n=30, seed=3)
+    said = 0
+    for i, record in enumerate(records):
+        path = [*PROMPT, *(r.token_id for r in records[:i])]
+        row = model.next_token_logprobs_sync(path)
+        again = replay_draw(record, other, seed=3, position=len(path))
+        whole = replay_draw(row, other, seed=3, position=len(path))
+        assert again.token in (whole.token, None)
+        said += again.token is not None
+        assert [stage.name for stage in again.stages] == [stage.name for stage in whole.stages]
+        known = {*record.top_ids, record.token_id, *(record.stages or ())[0].ids}
+        assert all(known.issuperset(stage.ids) for stage in again.stages)
+        # the random numbers of a record are its own
+        assert replay_draw(record, other).token == again.token
+    assert said >= 8
+
+
+def test_an_edit_that_changes_nothing_changes_no_token(model: LocalModel) -> None:
+    for record in told(model, SamplingOptions(temperature=0.6), n=30, seed=3):
+        plain, edited = (replay_draw(record, SamplingOptions(presence_penalty=amount)).token for amount in (0.0, 0.001))
+        assert plain == edited
+
+
+def test_what_the_grammar_cut_stays_cut_with_other_settings() -> None:
+    rng = np.random.default_rng(5)
+    row = np.log(rng.dirichlet(np.full(400, 0.3))).astype(np.float32)
+    likeliest = np.argsort(-row)
+    for allowed_ids in (likeliest[[3, 9, 70, 300]], likeliest[::3]):
+        allowed = np.zeros(400, bool)
+        allowed[allowed_ids] = True
+        said = 0
+        for seed in range(20):
+            traced = make_sampler(SamplingOptions(temperature=0.6), seed).trace(row, 4, allowed=allowed)
+            stages = report(traced).stages(0)
+            record = TokenRecord(
+                token_id=traced.token, token_bytes=b"", text="", logprob=float(row[traced.token]), rank=None, entropy=None,
+                top_ids=tuple(likeliest[:64].tolist()), top_logprobs=tuple(row[likeliest[:64]].tolist()),
+                covered_mass=None, origin=Origin.SAMPLED, stages=stages,
+            )  # fmt: skip
+            for other in (SamplingOptions(), SamplingOptions(temperature=0.8, top_p=0.9), SamplingOptions(temperature=0.0)):
+                again = replay_draw(record, other, seed=seed, position=4)
+                whole = replay_draw(row, other, seed=seed, position=4, allowed=allowed)
+                assert again.token in (whole.token, None)
+                said += again.token is not None
+                assert again.stages[1].name == "grammar"
+                assert again.stages[1].kept == len(allowed_ids)
+        assert said > 40
 
 
 def test_a_row_alone_needs_settings(model: LocalModel) -> None:

@@ -172,3 +172,21 @@ def test_a_split_under_two_leases_keeps_both_places() -> None:
     assert trie.evict(1000) == 3 * BYTES
     shallow.release()
     assert trie.evict(1000) == 2 * BYTES
+
+
+def test_a_hold_pins_without_cutting_or_touching() -> None:
+    trie = Trie(ToyOps(), 1000)
+    put(trie, [1, 2, 3, 4])
+    put(trie, [5, 6])
+    edges, clock, hits = trie.edges, trie.clock, trie.hits
+    with trie.hold([("base", ids([1, 2, 9]))]) as lease:
+        assert (trie.edges, trie.clock, trie.hits) == (edges, clock, hits)
+        assert (lease.length, trie.leased_bytes) == (4, 4 * BYTES)  # the whole edge
+        assert trie.evict(1000) == 2 * BYTES
+        # when somebody else cuts the edge, all of it stays
+        trie.lookup([("base", ids([1, 2]))]).release()
+        assert (trie.edges, trie.evict(1000)) == (edges, 0)
+    check(trie)
+    assert trie.evict(1000) == 4 * BYTES
+    with trie.hold([("base", ids([1]))]) as nothing:
+        assert (nothing.length, trie.leases) == (0, 0)

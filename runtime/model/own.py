@@ -1,0 +1,64 @@
+"""What a model's generation_config.json asks for. The file is optional: what makes no sense in it is left out, and told."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
+
+from runtime.errors import InvalidRequestError
+from runtime.options import GenerationOptions
+
+FILE = "generation_config.json"
+_ALWAYS = ("repetition_penalty", "suppress_tokens", "max_new_tokens")
+_SAMPLED = ("temperature", "top_k", "top_p", "min_p", "typical_p")  # hold only where the model wants to be sampled
+
+
+@dataclass(frozen=True, slots=True)
+class OwnOptions:
+    """The options a model asks for.
+
+    Attributes:
+        options: Those that make sense.
+        warnings: One sentence for each field that does not.
+    """
+
+    options: GenerationOptions = field(default_factory=GenerationOptions)
+    warnings: tuple[str, ...] = ()
+
+    @classmethod
+    def read(cls, config: object) -> Self:
+        """Reads the file's content. ``do_sample: false`` is greedy; a file without `do_sample` says nothing of the draw."""
+        if not isinstance(config, Mapping):
+            return cls()
+        given = {name: value for name, value in config.items() if value is not None}
+        sampled = given.get("do_sample")
+        names = ("do_sample", *(_SAMPLED if sampled is True else ()), *_ALWAYS)
+        taken: dict[str, Any] = {}
+        warnings: list[str] = []
+        for name in names:
+            if name in given:
+                more = taken | {name: _whole(given[name])}
+                try:
+                    GenerationOptions.from_mapping(more)
+                    taken = more
+                except InvalidRequestError as fault:
+                    warnings.append(f"{FILE}: {name} is left out: {fault}")
+        return cls(GenerationOptions.from_mapping(taken), tuple(warnings))
+
+    def within(self, vocab: int) -> OwnOptions:
+        """The same for a vocabulary of this size."""
+        try:
+            self.options.sampling.check(vocab)
+        except InvalidRequestError as fault:  # only banned tokens are ids
+            sampling = replace(self.options.sampling, banned_tokens=None)
+            warning = f"{FILE}: suppress_tokens is left out: {fault}"
+            return OwnOptions(replace(self.options, sampling=sampling), (*self.warnings, warning))
+        return self
+
+
+def _whole(value: Any) -> Any:
+    """Whole numbers that were written as floats (50.0), as whole numbers; a list of them likewise."""
+    if isinstance(value, list):
+        return [_whole(each) for each in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value

@@ -1,0 +1,108 @@
+"""What a record knows of the distribution it was drawn from: the likeliest tokens, and how much the others had together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+import numpy as np
+
+from runtime.errors import InvalidRequestError
+from runtime.records import Float32, TokenRecord
+from runtime.sampling.chain import Bool
+from runtime.stages import Stage
+
+
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """The tokens that are known, and bounds of the rest.
+
+    The rest shares its probability between two extremes, all equally likely or as unequally as the order permits. What comes
+    out the same for both does not depend on it.
+
+    Attributes:
+        ids: Known tokens and their raw log-probabilities.
+        others: How many more could be drawn.
+        mass: Their probability together.
+        most: The log-probability that none of them exceeds.
+        formed: Whether only what a grammar allowed is meant.
+    """
+
+    ids: dict[int, float]
+    others: int
+    mass: float
+    most: float
+    formed: bool
+
+    @classmethod
+    def of(cls, record: TokenRecord, *, within_grammar: bool) -> Self:
+        """Reads a record made with stages.
+
+        Raises:
+            InvalidRequestError: It has no alternatives.
+        """
+        stages = {stage.name: stage for stage in record.stages or ()}
+        raw, grammar = stages["raw"], stages.get("grammar") if within_grammar else None
+        shares = {token: share for token, share in zip(raw.ids, raw.after, strict=True) if share > 0}
+        least, whole, count = min(record.top_logprobs, default=-np.inf), 1.0, raw.kept
+        if grammar is None:
+            ids = {token: float(np.log(share)) for token, share in shares.items()}
+            ids |= dict(zip(record.top_ids, record.top_logprobs, strict=True))
+            if record.logprob is not None:
+                ids.setdefault(record.token_id, record.logprob)
+        else:
+            left = {token: share for token, share in zip(grammar.ids, grammar.after, strict=True) if share > 0}
+            left = {token: share for token, share in left.items() if token in shares}
+            ids = {token: float(np.log(shares[token])) for token in left}
+            least = min((logprob for token, logprob in ids.items() if token != record.token_id), default=0.0)
+            likeliest = max(left, key=left.__getitem__, default=None)
+            whole = shares[likeliest] / left[likeliest] if likeliest is not None else 0.0
+            count = grammar.kept
+        ids = {token: logprob for token, logprob in ids.items() if logprob > -np.inf}
+        if not ids:
+            raise InvalidRequestError("the record has no alternatives to draw from: generate with top_k above 0")
+        others = max(count - len(ids), 0)
+        mass = max(whole - float(np.exp(list(ids.values())).sum()), 0.0) if others else 0.0
+        return cls(ids, others, mass, least, formed=grammar is not None)
+
+    def row(self, named: Sequence[int], *, steep: bool) -> Float32:
+        """A row ``(vocab,)`` float32 with the known tokens and the others, equally likely or not; it holds all of `named`."""
+        size = max(len(self.ids) + self.others, max(map(int, [*self.ids, *named])) + 1)
+        row: Float32 = np.full(size, -np.inf, np.float32)
+        row[list(self.ids)] = list(self.ids.values())
+        if self.mass > 0.0:
+            free = np.flatnonzero(np.isneginf(row))[: self.others]
+            each = self.mass / self.others
+            if steep and (most := np.exp(self.most) * (1 - 1e-6)) > each:
+                count = int(self.mass / most)
+                row[free[:count]] = np.log(most)
+                each, free = max(self.mass - count * most, 1e-30), free[count : count + 1]
+            row[free] = np.log(each)
+        if not self.formed:  # rounding
+            row -= np.float32(np.log(np.exp(row, dtype=np.float64).sum()))
+        return row
+
+    def mask(self, row: Float32, allowed: Bool | None) -> Bool | None:
+        """What may be drawn of the row."""
+        if allowed is None:
+            return row > -np.inf if self.formed else None
+        return np.pad(allowed, (0, max(len(row) - len(allowed), 0)))[: len(row)]
+
+    def known(self, stages: Sequence[Stage]) -> tuple[Stage, ...]:
+        """The stages without the tokens that stand for the others."""
+        return tuple(self._known(stage) for stage in stages)
+
+    def _known(self, stage: Stage) -> Stage:
+        places = [place for place, token in enumerate(stage.ids) if token in self.ids]
+
+        def some(column: Sequence[Any]) -> tuple[Any, ...]:
+            return tuple(column[place] for place in places)
+
+        return replace(
+            stage,
+            ids=some(stage.ids),
+            before=some(stage.before),
+            after=some(stage.after),
+            cumulative=some(stage.cumulative),
+        )

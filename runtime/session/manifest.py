@@ -1,0 +1,155 @@
+"""What a session's ids and KV depend on, beside the ids themselves."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Self
+
+from runtime.adapters.uses import Adapters, check_adapters
+from runtime.errors import AdapterError, InvalidRequestError, ManifestMismatchError
+from runtime.info import ModelInfo
+
+_CONFIG = ("backend", "device", "dtype", "context_length")  # of the info
+_OPTIONS = ("attention", "kv_dtype")  # of its options
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """The part of a session's key that is not its tokens. Two with the same digest give the same numbers.
+
+    Attributes:
+        name: The model's name, for people; no part of the digest.
+        model: The KV fingerprint: weights, geometry, dtype, backend, form of the KV.
+        tokenizer: SHA-256 of the bytes of every id.
+        template: SHA-256 of the chat template in force; empty without one.
+        bos: Whether a BOS goes in front of a text: "model" (as the tokenizer says), "yes" or "no".
+        runtime: (name, value) of the settings that change numbers.
+        adapters: (name, scale, SHA-256 of its numbers) of the adapters in force, in order.
+    """
+
+    name: str
+    model: str
+    tokenizer: str
+    template: str
+    bos: str
+    runtime: tuple[tuple[str, str], ...] = ()
+    adapters: tuple[tuple[str, float, str], ...] = ()
+
+    @classmethod
+    def of(cls, info: ModelInfo, *, tokenizer: str, template: str | None, adapters: Adapters = None) -> Self:
+        """That of a loaded model.
+
+        Args:
+            info: What is known of it.
+            tokenizer: See `tokenizer_digest`.
+            template: The source of its chat template.
+            adapters: Those it is asked under; None: the stack in force.
+
+        Raises:
+            AdapterError: One that is not loaded.
+        """
+        config = [(name, str(getattr(info, name))) for name in _CONFIG]
+        config += [(name, str(info.options.get(name, ""))) for name in _OPTIONS]
+        return cls(
+            name=info.name,
+            model=info.kv_fingerprint,
+            tokenizer=tokenizer,
+            template="" if template is None else hashlib.sha256(template.encode("utf-8", "surrogatepass")).hexdigest(),
+            bos=str(info.options.get("add_bos", "model")),
+            runtime=tuple(config),
+            adapters=stack_of(info, adapters),
+        )
+
+    @classmethod
+    def from_mapping(cls, stored: Mapping[str, Any]) -> Self:
+        """A stored one, as `to_mapping` made it.
+
+        Raises:
+            InvalidRequestError: It is none.
+        """
+        known = {field.name for field in fields(cls)}
+        try:
+            if set(stored) != known:
+                raise ValueError(f"its fields are {', '.join(map(str, stored))}, not {', '.join(sorted(known))}")
+            plain = {name: str(stored[name]) for name in ("name", "model", "tokenizer", "template", "bos")}
+            adapters = tuple((str(name), float(scale), str(digest)) for name, scale, digest in stored["adapters"])
+            config = tuple((str(name), str(value)) for name, value in stored["runtime"])
+            return cls(**plain, runtime=config, adapters=adapters)
+        except (TypeError, ValueError) as mismatch:
+            raise InvalidRequestError(f"this is no stored manifest: {mismatch}") from mismatch
+
+    def to_mapping(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        return asdict(self)
+
+    @property
+    def stack(self) -> tuple[tuple[str, float], ...]:
+        """The adapters as a request names them."""
+        return tuple((name, scale) for name, scale, _ in self.adapters)
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of everything but the name, the same on every machine."""
+        parts = {name: value for name, value in asdict(self).items() if name != "name"}
+        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+    def differences(self, other: Manifest) -> list[str]:
+        """What differs, each as "what: this one's, other's"."""
+        found = []
+        if self.model != other.model:
+            found.append(f"model: {self.name} ({self.model[:12]}), {other.name} ({other.model[:12]})")
+        for name in ("tokenizer", "template"):
+            mine, theirs = getattr(self, name), getattr(other, name)
+            if mine != theirs:
+                found.append(f"{name}: {mine[:12] or 'none'}, {theirs[:12] or 'none'}")
+        if self.bos != other.bos:
+            found.append(f"add_bos: {self.bos}, {other.bos}")
+        mine, theirs = dict(self.runtime), dict(other.runtime)
+        changed = [name for name in dict.fromkeys((*mine, *theirs)) if mine.get(name) != theirs.get(name)]
+        found += [f"{name}: {mine.get(name, 'none')}, {theirs.get(name, 'none')}" for name in changed]
+        if self.adapters != other.adapters:
+            found.append(f"adapters: {_stack(self.adapters)}, {_stack(other.adapters)}")
+        return found
+
+    def require(self, now: Manifest) -> None:
+        """Refuses another model or setting than this one.
+
+        Raises:
+            ManifestMismatchError: Everything that differs is named, then and now.
+        """
+        found = self.differences(now)
+        if found:
+            raise ManifestMismatchError(
+                f"the session was made with something else (then, now): {'; '.join(found)}. "
+                "Bring that back, or open a new session and give it the text"
+            )
+
+
+def tokenizer_digest(byte_vocab: Sequence[bytes]) -> str:
+    """SHA-256 of the bytes of every id, each with its length in front (32 bits, little-endian)."""
+    digest = hashlib.sha256()
+    digest.update(b"".join(len(piece).to_bytes(4, "little") + piece for piece in byte_vocab))
+    return digest.hexdigest()
+
+
+def stack_of(info: ModelInfo, adapters: Adapters) -> tuple[tuple[str, float, str], ...]:
+    """(name, scale, digest) of adapters, in order; None: of the stack in force.
+
+    Raises:
+        AdapterError: One that is not loaded.
+    """
+    return tuple(_loaded(info, *use) for use in check_adapters(info.lora_stack if adapters is None else adapters))
+
+
+def _loaded(info: ModelInfo, name: str, scale: float) -> tuple[str, float, str]:
+    found = next((each for each in info.adapters if name in (each.name, each.qualified) and each.digest is not None), None)
+    if found is None or found.digest is None:
+        raise AdapterError(f"no adapter {name!r} is loaded; load_adapter({name!r}) before a session runs under it")
+    return found.qualified, scale, found.digest
+
+
+def _stack(adapters: tuple[tuple[str, float, str], ...]) -> str:
+    return " + ".join(f"{name} x {scale:g} ({digest[:12]})" for name, scale, digest in adapters) or "none"

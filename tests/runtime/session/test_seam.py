@@ -1,0 +1,111 @@
+"""Text and ids on their way in: one BOS at the most, and what a seam changes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+
+from runtime import load
+from runtime.model import LocalModel
+from tests.tiny_models import tiny_path
+
+BOS = 0
+
+
+@pytest.fixture(scope="module")
+def model() -> Iterator[LocalModel]:
+    with load(tiny_path("llama"), backend="hf", threads=1) as loaded:
+        yield loaded
+
+
+@pytest.fixture(scope="module")
+def fronted() -> Iterator[LocalModel]:
+    with load(tiny_path("llama"), backend="hf", threads=1, add_bos="yes") as loaded:
+        yield loaded
+
+
+def test_a_bos_goes_in_front_once_and_never_in_the_middle(fronted: LocalModel) -> None:
+    plain = fronted.tokenize("the statement")
+    assert plain[0] == BOS
+    with fronted.open_session() as session:
+        session.ensure_prefix_sync("the statement")
+        assert session.ids == plain
+        for given in ("the statement", plain, [BOS, *plain]):
+            session.ensure_prefix_sync(given)
+            assert session.ids == plain
+        for given in (" is", fronted.tokenize(" is"), [BOS, *fronted.tokenize(" is")]):
+            session.prefill_suffix_sync(given)
+            assert session.ids == [*plain, *fronted.tokenize(" is")[1:]]
+            session.truncate_sync(len(plain))
+        # ids without one stay without
+        session.ensure_prefix_sync(plain[1:])
+        assert session.ids == plain[1:]
+    with fronted.open_session() as session:
+        session.prefill_sync(" is")  # the first text of a session
+        assert session.ids[0] == BOS
+
+
+def test_a_model_without_bos_gets_none(model: LocalModel) -> None:
+    with model.open_session() as session:
+        session.ensure_prefix_sync("the statement")
+        assert session.ids == model.tokenize("the statement")
+        session.prefill_suffix_sync([BOS, 5])  # no BOS here: any token
+        assert session.ids[-2:] == [BOS, 5]
+
+
+@pytest.mark.parametrize("which", ["model", "fronted"])
+@pytest.mark.parametrize(
+    ("prefix", "suffix"),
+    [("the state", "ment"), ("the state", " of"), ("a ", "statement"), ("x = 1\n", "\ny"), ("caf", "é"), ("one", ". Two")],
+)
+def test_a_seam_tells_whether_together_would_be_other_tokens(
+    which: str, prefix: str, suffix: str, request: pytest.FixtureRequest
+) -> None:
+    model: LocalModel = request.getfixturevalue(which)
+    with model.open_session() as session:
+        session.ensure_prefix_sync(prefix)
+        together = model.tokenize(prefix + suffix)
+        front = model.tokenize("")
+        apart = [*model.tokenize(prefix), *model.tokenize(suffix)[len(front) :]]
+        assert session.joint_differs_sync(suffix) == (together != apart)
+        status = session.prefill_suffix_sync(suffix)
+        assert status.joint_differs == (together != apart)
+        assert session.ids == apart
+
+
+def test_seams_that_differ_and_seams_that_do_not_are_both_there(model: LocalModel) -> None:
+    with model.open_session() as session:
+        session.ensure_prefix_sync("the state")
+        assert session.joint_differs_sync("ment")
+        assert not session.joint_differs_sync(" of")
+        assert session.prefill_suffix_sync([5]).joint_differs is None
+
+
+def test_after_a_control_token_there_is_nothing_to_join(model: LocalModel) -> None:
+    with model.open_session() as session:
+        session.ensure_messages_sync([{"role": "user", "content": "hi"}], add_generation_prompt=False)
+        session.truncate_sync(len(session) - 1)  # the newline after the end of the turn
+        assert model.is_eos(session.ids[-1])
+        assert not session.joint_differs_sync(">ment")
+
+
+def test_a_seam_inside_a_character_differs(model: LocalModel) -> None:
+    with model.open_session() as session:
+        half = next(i for i, piece in enumerate(model.byte_vocab) if piece == "é".encode()[:1])
+        session.ensure_prefix_sync([5, 6, half])
+        assert session.joint_differs_sync("x")
+        assert not session.joint_differs_sync("")
+
+
+def test_sessions_work_in_a_running_loop_and_by_many_loops(model: LocalModel) -> None:
+    with model.open_session() as session:
+
+        async def inside() -> None:
+            session.ensure_prefix_sync("the statement")  # holds the loop up, as every blocking member does
+            await session.prefill_suffix(" is")
+
+        for _ in range(3):
+            asyncio.run(inside())
+        assert session.ids == [*model.tokenize("the statement"), *model.tokenize(" is")]
