@@ -4,21 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Hashable
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from runtime.adapters.layout import AdapterHeader
-from runtime.adapters.stacks import namespaced
+from runtime.adapters.routes import Routing
 from runtime.adapters.uses import Adapters, check_adapters, check_scale
 from runtime.errors import AdapterError
 from runtime.info import AdapterInfo
 from runtime.options import nearest
-from runtime.records import Int32
 
 NamedStack = tuple[tuple[str, float], ...]  # (name, scale), in order
-Route = tuple[Hashable, tuple[tuple[int, Hashable], ...]]  # the last namespace, and (end, namespace) of those before it
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +66,7 @@ class Registry:
     """
 
     def __init__(self, fingerprint: str, vocab: int) -> None:
-        self._fingerprint, self._vocab = fingerprint, vocab
+        self._base, self._vocab = Routing(fingerprint), vocab
         self._lock = threading.RLock()
         self._entries: dict[str, Entry] = {}  # by qualified name
         self._stack: tuple[tuple[str, float], ...] = ()  # (qualified name, scale)
@@ -198,31 +193,23 @@ class Registry:
 
     # ---- requests -----------------------------------------------------------------------------------------------
 
-    def route(self, ids: Int32, adapters: Adapters = None) -> Route:
-        """What the KV of a request's tokens belongs to.
-
-        An activated adapter begins at the last place where its invocation sequence stands in `ids`; where it stands
-        nowhere, the adapter has no part in the request (as in peft).
+    def routing(self, adapters: Adapters = None) -> Routing:
+        """The adapters of a request, which it keeps to its end.
 
         Args:
-            ids: The request's tokens.
             adapters: What it asks for; None takes the stack in force.
 
         Raises:
             AdapterError: An adapter that is unknown, or not loaded.
         """
         if adapters is None and not self._stack:
-            return self._fingerprint, ()
+            return self._base
         with self._lock:
             wanted = self._stack if adapters is None else check_adapters(adapters)
             uses = [(self._usable(name), scale) for name, scale in wanted]
-        begins = [(entry, scale, _begin(ids, entry.header.invocation)) for entry, scale in uses]
-        edges = sorted({0, *(begin for _, _, begin in begins if begin is not None)})
-        names: list[Hashable] = []
-        for edge in edges:
-            active = tuple((str(e.digest), scale) for e, scale, begin in begins if begin is not None and begin <= edge)
-            names.append(namespaced(self._fingerprint, active))
-        return names[-1], tuple(zip(edges[1:], names, strict=False))
+        return Routing(
+            self._base.fingerprint, tuple((str(entry.digest), scale, entry.header.invocation) for entry, scale in uses)
+        )
 
     def _usable(self, name: str) -> Entry:
         entry = self.find(name)
@@ -231,15 +218,3 @@ class Registry:
         if entry.digest is None:
             raise AdapterError(f"adapter {entry.qualified} is not loaded; load_adapter({name!r}) brings its weights in")
         return entry
-
-
-def _begin(ids: Int32, invocation: tuple[int, ...]) -> int | None:
-    """Where an adapter begins: at the first token, or at the last invocation sequence; None where there is none."""
-    if not invocation:
-        return 0
-    n = len(invocation)
-    if n > len(ids):
-        return None
-    windows = np.lib.stride_tricks.sliding_window_view(ids, n)
-    found = np.flatnonzero((windows == np.array(invocation)).all(axis=1))
-    return int(found[-1]) if len(found) else None

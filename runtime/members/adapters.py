@@ -12,7 +12,10 @@ class AdapterMembers(Protocol):
     A request runs under the stack that is in force when it is made, or under the one it names (`adapters=`), to its end.
     KV is kept by stack: changing the stack makes none stale and drops none, and what was computed under a stack is found
     again when it is back. An *activated* adapter (peft's aLoRA) takes part from the last place on where its invocation
-    sequence stands in a request's tokens; the tokens before it use and share the KV of the rest of the stack.
+    sequence stands in a request's tokens; the tokens before it use and share the KV of the rest of the stack. An answer that
+    says the sequence itself activates the adapter from there on: it goes on as a branch made at that token would, the few
+    tokens of the sequence are computed once more, and what they were drawn from stays in their records. The beams of a
+    search stay under what its prompt says.
 
     Members that take a name know adapters by their name, and by ``name_type`` where a plain one ("lora") and an activated
     one ("alora") share it. All of them raise `AdapterError` for a name that nobody has; the message names the nearest.

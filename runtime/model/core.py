@@ -7,7 +7,8 @@ from collections import deque
 from collections.abc import Sequence, Sized
 from typing import TypeVar
 
-from runtime.adapters.registry import Registry, Route
+from runtime.adapters.registry import Registry
+from runtime.adapters.routes import Route
 from runtime.adapters.uses import Adapters
 from runtime.aio import Mailbox
 from runtime.engine import Engine
@@ -62,7 +63,7 @@ class Core:
 
     def _route(self, ids: Int32, adapters: Adapters = None) -> Route:
         """What a request's KV belongs to, under the adapters it asks for (None: the stack in force)."""
-        return self._adapters.route(ids, adapters)
+        return self._adapters.routing(adapters).route(ids)
 
     def _mailbox(self) -> Mailbox:
         """Carries what the owner thread says to the running loop: one wake-up for all that is said at one moment."""

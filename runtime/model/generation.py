@@ -194,7 +194,8 @@ class GenerationMembers(TextMembers):
             chosen = replace(chosen, top_k=max(chosen.top_k, SHOWN))
         seed = fresh_seed() if chosen.seed is None else chosen.seed
         checked = self._check(ids)
-        namespace, before = self._route(checked, chosen.adapters)
+        routing = self._adapters.routing(chosen.adapters)
+        namespace, before = routing.route(checked)
         return GenerateJob(
             checked,
             namespace,
@@ -204,6 +205,7 @@ class GenerationMembers(TextMembers):
             eos=None if chosen.eos_token_ids is None else frozenset(chosen.eos_token_ids),
             sampler=make_sampler(settings, seed, chosen.branch, pieces=lambda: self._byte_vocab),
             constraint=self._constraint(checked, chosen),
+            routing=routing if routing.invocations else None,
         )
 
     def _constraint(self, ids: Int32, options: GenerationOptions) -> Constraint | None:

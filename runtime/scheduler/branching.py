@@ -31,6 +31,10 @@ class FanJob(StayingJob):
         """The path, and a token of each continuation that has more than one."""
         return len(self.ids) + sum(job.options.max_tokens != 1 for job in self.jobs)
 
+    def uses(self, digest: str) -> bool:
+        """Whether an adapter takes part in any of them, or may yet."""
+        return any(job.uses(digest) for job in self.jobs)
+
     @property
     def abandoned(self) -> bool:
         """Whether nobody waits for any of them."""

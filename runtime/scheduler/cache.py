@@ -170,6 +170,11 @@ class Cache:
         prefill.lease = self.trie.lookup(prefill.job.spans(ids))
         return self._stand(prefill.workspace, self.tagged(prefill.job, ids), prefill.lease)
 
+    def retag(self, prefill: Prefill) -> None:
+        """The job's route has changed: what follows its path is under other adapters."""
+        prefill.tagged = self.tagged(prefill.job, prefill.job.ids)
+        prefill.tag = self.workspaces.tags.tag(prefill.job.namespace)
+
     def tagged(self, job: Job, ids: Int32) -> npt.NDArray[Any]:
         """The tokens of a job's path as workspaces tell them apart: with the number of the adapters they are under."""
         tags = [(self.workspaces.tags.tag(namespace), part) for namespace, part in job.spans(ids)]

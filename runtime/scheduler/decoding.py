@@ -23,7 +23,7 @@ from runtime.scheduler.logits import Distributions, normalise
 from runtime.scheduler.prefill import Prefill
 from runtime.scheduler.room import NoRoomError
 from runtime.scheduler.rows import Drawn, Guesses, Row, draw, draw_along
-from runtime.scheduler.standing import bring_back
+from runtime.scheduler.standing import activate, bring_back
 from runtime.scheduler.stream import Stream
 from runtime.scheduler.workspace import Workspace
 
@@ -181,7 +181,7 @@ class Decoding:
         The row has its workspace to itself, so that what was guessed wrong is the newest there and can be cut off.
         """
         speculative, workspace = row.job.options.speculative, row.workspace
-        if row.guesses is None or speculative is None:
+        if row.guesses is None or speculative is None or row.invoked:
             return False
         row.guesses.extend(row.stream.new_ids[row.told :])
         row.told = len(row.stream.new_ids)
@@ -213,7 +213,7 @@ class Decoding:
     def _begin(self, workspace: Workspace, rows: list[Row]) -> None:
         """Begins the next forward of a workspace's rows; where that fails, the next step finds out what is wrong."""
         speculates = len(rows) == 1 and rows[0].guesses is not None  # it will push more than one token
-        if not rows or workspace.recurrent or speculates:
+        if not rows or workspace.recurrent or speculates or any(row.invoked for row in rows):
             return
         base = workspace.size
         share = Share.of(rows[: self._options.max_batch_rows])
@@ -242,6 +242,11 @@ class Decoding:
         One that is brought back may take the state that another stood on, but only of a shorter path: no more rounds
         are needed than there are rows.
         """
+        for row in [row for row in rows if row.invoked]:
+            self._finish.publish_row(row)  # what was computed under the route so far
+            if (slot := self._guarded(row, partial(activate, self._cache, self._counters, row))) is not None:
+                row.slot = slot
+        rows = [row for row in rows if row in self.rows]
         for _ in range(len(rows)):
             lost = [row for row in rows if not row.workspace.resumable(row.slot)]
             if not lost:
@@ -261,8 +266,12 @@ class Decoding:
         Returns:
             Its new slot; None when it could not be brought back and has ended.
         """
+        return self._guarded(row, lambda: bring_back(self._cache, self._counters, row.prefill, row.path))
+
+    def _guarded(self, row: Row, act: Callable[[], int]) -> int | None:
+        """What moves a generation: where it fails, that one has ended."""
         try:
-            return bring_back(self._cache, self._counters, row.prefill, row.path)
+            return act()
         except BaseException as error:  # noqa: BLE001  # the border: this generation alone fails
             self.end(row, typed(error))
             return None

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from runtime.adapters.routes import Routing
 from runtime.adapters.stacks import stack_of
 from runtime.errors import ContextOverflowError, InvalidRequestError
 from runtime.grammar.constraint import Constraint
@@ -224,6 +225,21 @@ class GenerateJob(StayingJob):
     on_end: Callable[[BaseException | None], None] = nothing
     eos: frozenset[int] | None = None  # None: the model's own
     constraint: Constraint | None = None  # where the answer stands in its grammar; this job's alone
+    routing: Routing | None = None  # of adapters that the answer itself may activate
+
+    def uses(self, digest: str) -> bool:
+        """Whether an adapter takes part in it, or may yet."""
+        return super(GenerateJob, self).uses(digest) or (self.routing is not None and self.routing.uses_adapter(digest))
+
+    def invoked(self, new_ids: Sequence[int]) -> bool:
+        """Whether the last token of the answer so far completes an invocation sequence."""
+        if self.routing is None:
+            return False
+        for invocation in self.routing.invocations:
+            n = len(invocation)
+            if new_ids[-1] == invocation[-1] and tuple([*self.ids[-n:].tolist(), *new_ids[-n:]][-n:]) == invocation:
+                return True
+        return False
 
     def fail(self, error: BaseException) -> None:
         """The stream ends with the error; what was sent stays."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
@@ -46,6 +46,8 @@ class Row:
     started: float = 0.0  # monotonic seconds of the first token
     guesses: Guesses | None = None  # who guesses what comes next
     told: int = 0  # generated tokens that they know of
+    invoked: bool = False  # its last token activates an adapter: the path is to be computed under another route
+    outdated: list[slice] = field(default_factory=list)  # generated tokens whose numbers are not those of the route
     reach: int = 0  # guesses that are asked for next; 0: as many as may be
 
     @property
@@ -90,7 +92,14 @@ class Row:
 
     def take_scores(self, count: int) -> Scores:
         """The scores of the last `count` pushed tokens."""
-        return self.stream.scores[self.pushed - count : self.pushed]
+        start = self.pushed - count
+        scores = self.stream.scores[start : self.pushed]
+        if not self.outdated:
+            return scores
+        rank = scores.rank.copy()
+        for part in self.outdated:
+            rank[max(part.start - start, 0) : max(part.stop - start, 0)] = 0  # not known
+        return replace(scores, rank=rank)
 
 
 @dataclass(slots=True, eq=False)
@@ -144,7 +153,7 @@ def draw_along(row: Row, guesses: Sequence[int], after: Distributions) -> Drawn:
     """
     drawn = Drawn([], after, [], [], {})
     for i, guess in enumerate([*guesses, None]):
-        if not _draw_one(drawn, row, i) or row.stream.finish or row.pending != guess:
+        if not _draw_one(drawn, row, i) or row.stream.finish or row.invoked or row.pending != guess:
             break
     return drawn
 
@@ -161,6 +170,7 @@ def _draw_one(drawn: Drawn, row: Row, i: int) -> bool:
     row.started = row.started or time.monotonic()
     row.pending = token
     row.stream.take(token, u)
+    row.invoked = row.job.invoked(row.stream.new_ids)
     drawn.rows.append(row)
     drawn.at.append(i)
     drawn.tokens.append(token)

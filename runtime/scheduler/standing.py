@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+
+import numpy as np
+
 from runtime.records import Int32
 from runtime.scheduler.cache import Cache
 from runtime.scheduler.counters import Counters
+from runtime.scheduler.jobs import Job
 from runtime.scheduler.prefill import Prefill
+from runtime.scheduler.rows import Row
 
 
 def bring_back(cache: Cache, counters: Counters, prefill: Prefill, path: Int32) -> int:
@@ -31,3 +37,33 @@ def bring_back(cache: Cache, counters: Counters, prefill: Prefill, path: Int32) 
         raise
     counters.tokens_computed += len(missing)
     return slot
+
+
+def activate(cache: Cache, counters: Counters, row: Row) -> int:
+    """An answer has said an invocation sequence: from its beginning on, the path is computed under the adapter.
+
+    So the answer goes on as it would as a prompt, cut anywhere and continued. What it was drawn from stays in its records;
+    where that is not what the path gives now, it is not kept for others.
+
+    Returns:
+        The row's new slot.
+
+    Raises:
+        MemoryBudgetError: There is no room for what must be pushed again. The workspace is as it was.
+    """
+    job, prefill = row.job, row.prefill
+    assert job.routing is not None  # else nothing is invoked
+    whole: Int32 = np.concatenate([job.ids, row.stream.new_tokens(0)])
+    before = _namespaces(job, whole)
+    job.namespace, job.before = job.routing.route(whole)
+    first = next(at for at, (old, new) in enumerate(zip(before, _namespaces(job, whole), strict=True)) if old != new)
+    row.outdated.append(slice(max(first + 1 - len(job.ids), 0), len(row.stream.new_ids)))
+    prefill.job = job  # where it was a fan's until now
+    cache.retag(prefill)
+    row.invoked = False
+    return bring_back(cache, counters, prefill, row.path)
+
+
+def _namespaces(job: Job, ids: Int32) -> list[Hashable]:
+    """Of every token."""
+    return [name for name, part in job.spans(ids) for _ in range(len(part))]

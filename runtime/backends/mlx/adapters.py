@@ -150,6 +150,8 @@ class MlxAdapters:
 
     def _after(self, path: str, x: mx.array, y: mx.array) -> mx.array:
         """What a module answers, with what the adapters of the forward that runs add to it."""
+        if not x.size:  # the head, where no logits are wanted
+            return y
         weights = self._weights[path]
         for each in self._now:
             change, pair = each, weights.get(each.digest)
