@@ -13,6 +13,7 @@ from enum import StrEnum
 from typing import Protocol
 
 from runtime import TokenRun
+from ui.port_setup import SetupCommands, ToolCard
 
 
 class Refusal(Exception):
@@ -63,7 +64,7 @@ class TurnView:
     """One turn of the path that is shown."""
 
     node_id: int  # the turn's last node on this path: what `branch`, `regenerate` and `edit` refer to
-    role: str  # system, user, assistant
+    role: str  # system, user, assistant, tool
     run: TokenRun  # all its tokens along the path; the template's have origin TEMPLATE
     status: TurnStatus
     variants: tuple[int, ...]  # last nodes of the turn's siblings, in order; this turn's own is among them
@@ -71,6 +72,7 @@ class TurnView:
     tier: Tier = Tier.COLD
     stats: TurnStats | None = None
     can_retry: bool = True  # False: the same again can only fail again; the note says what to do instead
+    calls: tuple[ToolCard, ...] = ()  # of tools, that nobody has answered yet
 
     @property
     def variant(self) -> int:
@@ -210,7 +212,7 @@ class StatusChanged:
 Event = SessionChanged | SessionCopied | TokensArrived | TurnChanged | SessionsChanged | StatusChanged
 
 
-class Workbench(Protocol):
+class Workbench(SetupCommands, Protocol):
     """The use cases of the app. Every coroutine may raise `Refusal`.
 
     A command that would change the sample makes a copy of it, says `SessionCopied`, and goes on there.

@@ -18,19 +18,20 @@ from app.supervisor import Supervisor
 from app.workbench.answer import Answer, last_message, live_stats
 from app.workbench.ending import Ending, stats_of
 from app.workbench.growing import EMPTY
-from app.workbench.pick import began
+from app.workbench.pick import began, leading_template
 from app.workbench.prompt import check_tokens
 from app.workbench.recorder import Recorder
 from app.workbench.refusals import BUSY
 from app.workbench.scoring import score_prompt
 from app.workbench.session import OpenSession, content_of
+from app.workbench.setup.adapters import bring
+from app.workbench.setup.setups import Asked, Setups
+from app.workbench.speaker import Speaker
 from runtime import (
     BackendUnavailableError,
     ContextOverflowError,
     EngineDiedError,
     Finish,
-    GenerationOptions,
-    LanguageModel,
     PromptProgress,
     RuntimeFault,
     TokenRun,
@@ -45,7 +46,7 @@ STATUS_SECONDS = 0.25  # between two looks at the counters while a stream runs
 STARTING = "starting the engine…"
 LONG_PROMPT = 256  # tokens still to be read that are worth a line
 
-Prepare = Callable[[LanguageModel], Awaitable[TokenRun]]  # gives the tokens a node begins with: header, picked token
+Prepare = Callable[[Speaker], Awaitable[TokenRun]]  # gives the tokens a node begins with: header, picked token
 
 
 class Answers:
@@ -54,8 +55,8 @@ class Answers:
     Args:
         store: Where nodes and tokens go.
         supervisor: Gives the model.
-        preset: How answers are drawn where `call` does not say it.
-        call: By the names of `GenerationOptions.from_mapping`; goes before the preset, which goes before the model's own.
+        setups: What sessions ask for, and their presets.
+        call: By the names of `GenerationOptions.from_mapping`; goes before the session, which goes before its preset.
         tell: Takes events for the window.
         on_progress: Called when counters changed.
     """
@@ -64,14 +65,14 @@ class Answers:
         self,
         store: SessionStore,
         supervisor: Supervisor,
-        preset: GenerationOptions,
+        setups: Setups,
         call: Mapping[str, Any],
         tell: Callable[[Event], None],
         on_progress: Callable[[], None],
     ) -> None:
         self._store = store
         self._supervisor = supervisor
-        self._preset = preset
+        self._setups = setups
         self._call = call
         self._tell = tell
         self._progress = on_progress
@@ -139,10 +140,11 @@ class Answers:
         answer.node_id, answer.session.states[node_id] = node_id, TurnStatus.WAITING
         if self._supervisor.running is None:
             answer.session.notes[node_id] = STARTING
-        preset = self._preset
+        asked = self._setups.asked(answer.session)
+        preset = asked.preset
         answer.options = replace(preset, seed=fresh_seed() if preset.seed is None else preset.seed)
         self._tell(SessionChanged(answer.session.view()))
-        answer.task = asyncio.create_task(self._stream(answer, prepare), name=f"answer {node_id}")
+        answer.task = asyncio.create_task(self._stream(answer, asked, prepare), name=f"answer {node_id}")
         if answer.stopping:
             answer.task.cancel()
         try:
@@ -155,7 +157,7 @@ class Answers:
 
     # ---- the stream -------------------------------------------------------------------------------------------------
 
-    async def _stream(self, answer: Answer, prepare: Prepare) -> None:
+    async def _stream(self, answer: Answer, asked: Asked, prepare: Prepare) -> None:
         session, node_id = answer.session, answer.node_id
         try:
             model = answer.model = await self._supervisor.model()
@@ -163,17 +165,19 @@ class Answers:
         finally:
             if session.notes.get(node_id) == STARTING:
                 del session.notes[node_id]
-        options = answer.options = model.resolve_options(self._call, preset=answer.options).options
+        speaker = Speaker.of(model, await bring(model, asked.adapters))
+        layer = asked.session if speaker.adapters is None else {**asked.session, "adapters": speaker.adapters}
+        options = answer.options = model.resolve_options(self._call, session=layer, preset=answer.options).options
         self._tell(TurnChanged(session.id, session.last_turn()))
         segments = session.tree.path(node_id)
         check_tokens(model, session, segments)
-        known = await prepare(model)
+        known = await prepare(speaker)
         self._supervisor.busy(True)
         session.runs[node_id] = known
         prompt = session.path_ids(segments)
-        recorder = answer.recorder = Recorder(self._store, node_id, model.info.numbers_fingerprint)
+        recorder = answer.recorder = Recorder(self._store, node_id, speaker.numbers)
         try:
-            await score_prompt(model, self._store, session, segments, prompt, partial(self._read_on, answer, 0))
+            await score_prompt(speaker, self._store, session, segments, prompt, partial(self._read_on, answer, 0))
         finally:
             recorder.add(session.runs[node_id])
         for turn in session.turn_views():
@@ -184,6 +188,8 @@ class Answers:
         if len(known) and int(known.finish[-1]) == Finish.EOS:
             answer.finish = "eos"
             return
+        if options.grammar is not None:
+            options = replace(options, grammar_prefix=own_length(session))
         read_on = partial(self._read_on, answer, answer.computed)
         async with aclosing(model.generate_runs(prompt, options, on_progress=read_on)) as runs:
             async for run in runs:
@@ -279,3 +285,9 @@ class Answers:
                 await self._supervisor.died(answer.model)
             else:
                 self._supervisor.busy(len(self.running) > 1)
+
+
+def own_length(session: OpenSession) -> int:
+    """Tokens of the turn at the end of the path that are the answer's own: what its form counts from."""
+    run = session.turn_run(session.tree.turns(session.tip)[-1])
+    return len(run) - leading_template(run)

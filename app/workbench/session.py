@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from app.faults import STOPPED
 from app.workbench.growing import BROKEN, EMPTY, Runs
 from app.workbench.outline import branch_name, outline
 from app.workbench.pick import began
+from app.workbench.setup.tools import TOOLS, cards, tools_at
 from app.workbench.tree import Segment, Tree, Turn
 from runtime import Finish, Origin, TokenRun, texts_of
 from storage import NodeRow, SessionTree, StoredChunk
-from ui import SessionView, Tier, TurnStats, TurnStatus, TurnView
+from ui import SessionView, Tier, ToolCard, TurnStats, TurnStatus, TurnView
 
 if TYPE_CHECKING:
     from app.workbench.ending import Ending
+    from app.workbench.setup.values import SessionValues
 
 UNTITLED = "New session"
 OVERFLOW = "overflow"  # in a stored answer's stats: its prompt did not fit into the context
@@ -49,11 +51,26 @@ class OpenSession:
         self.unsaved: Ending | None = None  # of an answer that is on the screen and could not be written
         self.has_hope = False  # the model is another one since an answer failed for good
         self.warm = 0  # tokens of the path the engine holds
+        self.values: SessionValues | None = None  # what it is set to; None until that was read
 
     @property
     def is_unused(self) -> bool:
         """Whether nothing was ever said here; it may be cleared away, or used for something new."""
-        return not self.is_sample and self.title == UNTITLED and not any(n.role != "system" for n in self.tree.nodes.values())
+        said = any(n.role != "system" or n.text or n.stats for n in self.tree.nodes.values())
+        return not self.is_sample and self.title == UNTITLED and not said and not (self.values and self.values.is_set)
+
+    def beginning(self) -> tuple[str, str]:
+        """The system prompt of the path shown, and the definitions of the tools it offers."""
+        path = self.tree.path(self.tip)
+        if not path or path[0].node.role != "system":
+            return "", ""
+        tools = path[0].node.stats.get(TOOLS, "")
+        return path[0].node.text, tools if isinstance(tools, str) else ""
+
+    def tools(self, tip: int | None = None) -> list[dict[str, Any]]:
+        """The tools that a path offers; the one shown, where no other is named."""
+        path = self.tree.path(self.tip if tip is None else tip)
+        return tools_at(path[0].node.stats) if path else []
 
     # ---- tokens -----------------------------------------------------------------------------------------------------
 
@@ -214,6 +231,7 @@ class OpenSession:
             tier=self._tier(start, len(run)),
             stats=self.stats_of(node),
             can_retry=self.has_hope or not node.stats.get(HOPELESS, False),
+            calls=self._calls(turn),
         )
 
     def tiers(self) -> dict[Tier, int]:
@@ -234,6 +252,13 @@ class OpenSession:
     def stats_of(self, node: NodeRow) -> TurnStats | None:
         """How an answer was made, or is doing."""
         return self.stats.get(node.id) or stored_stats(node)
+
+    def _calls(self, turn: Turn) -> tuple[ToolCard, ...]:
+        """The calls in the answer that ends the path: whoever answers them goes on from there."""
+        node = turn.tip
+        if node.id != self.tip or node.role != "assistant" or node.id in self.states or not node.text:
+            return ()
+        return cards(self.content(turn), self.tools())
 
     def _tier(self, start: int, length: int) -> Tier:
         """Of `length` tokens after `start`; the last token's KV follows with the next turn."""

@@ -9,6 +9,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from app.supervisor import Supervisor
 from app.workbench.refusals import GONE, stored
 from app.workbench.session import UNTITLED, OpenSession
+from app.workbench.setup.adapters import stack_of
+from app.workbench.setup.setups import Setups
 from runtime import EngineDiedError, RuntimeFault, clean_text
 from storage import NewNode, NodeRow, SessionStore, StoreError
 from ui import Event, Refusal, SessionChanged, SessionsChanged, SessionSummary
@@ -22,11 +24,15 @@ class Sessions:
     Args:
         store: Where they are saved.
         supervisor: Knows what the engine holds of a path.
+        setups: Reads what a session is set to.
         tell: Takes events for the window.
     """
 
-    def __init__(self, store: SessionStore, supervisor: Supervisor, tell: Callable[[Event], None]) -> None:
+    def __init__(
+        self, store: SessionStore, supervisor: Supervisor, setups: Setups, tell: Callable[[Event], None]
+    ) -> None:
         self._store = store
+        self._setups = setups
         self._supervisor = supervisor
         self._tell = tell
         self._open: dict[int, OpenSession] = {}
@@ -59,6 +65,7 @@ class Sessions:
             session = OpenSession(await stored(self._store.load_session(session_id)))
             session = self._open.setdefault(session_id, session)  # somebody else may have opened it meanwhile
         await self._load_path(session)
+        await self._setups.load(session)
         self.shown = session
         await self.find_warm(session)
         return session
@@ -113,7 +120,7 @@ class Sessions:
             status=node.status,
             finish_reason=None,
             token_count=0,
-            stats={},
+            stats=dict(node.stats),
             seq=len(session.tree.nodes) + 1,
             kv_fingerprint=None,
         )
@@ -157,7 +164,8 @@ class Sessions:
         if model is None or not ids or len(ids) > model.info.context_length:
             return
         try:
-            session.warm = (await model.prefix_match_async(ids)).tokens
+            adapters = stack_of(session.values.adapters) if session.values else None
+            session.warm = (await model.prefix_match_async(ids, adapters=adapters)).tokens
         except EngineDiedError:
             await self._supervisor.died(model)
         except RuntimeFault as fault:
@@ -175,6 +183,10 @@ class Sessions:
         missing = session.missing()
         if missing:
             session.add_tokens(await stored(self._store.load_tokens(missing)))
+
+    def uses_adapter(self, folder: str) -> bool:
+        """Whether an open session has it on its stack."""
+        return any(c.folder == folder for s in self._open.values() if s.values is not None for c in s.values.adapters)
 
     # ---- the list -----------------------------------------------------------------------------------------------------
 

@@ -14,6 +14,8 @@ from app.workbench.pick import began, leading_template, pick
 from app.workbench.refusals import GONE
 from app.workbench.session import UNTITLED, OpenSession, content_of
 from app.workbench.sessions import Sessions
+from app.workbench.setup.setups import beginning_stats
+from app.workbench.setup.tools import TOOLS
 from app.workbench.tokenise import Tokeniser
 from app.workbench.vocabulary import Vocabulary
 from runtime import Finish, Origin, clean_text
@@ -77,6 +79,41 @@ class Turns:
                 await self._sessions.rename(session.id, " ".join(text.split())[:TITLE_LENGTH])
             self._tell(SessionsChanged())
             await self._stream(answer, node, partial(self._tokeniser.after_user, session, node))
+
+    async def answer_call(self, session_id: int, node_id: int, text: str) -> None:
+        """The result of the calls in an answer, as a tool's turn; then streams an answer to it."""
+        session = self._sessions.opened(session_id)
+        text = clean_text(text).replace("\0", "\ufffd")
+        if not text.strip():
+            raise Refusal("write the result first; a call that failed has one too, such as an error")
+        node = self._node(session, node_id)
+        if node.role != "assistant" or not any(turn.calls for turn in session.turn_views() if turn.node_id == node_id):
+            raise Refusal("nothing is called there, or it was answered already")
+        target = await self._copies.target(session)
+        session, parent = target.session, target.of(node_id)
+        with self._answers.claim(session) as answer:
+            await self._answers.settle(session)
+            result = await self._sessions.add(session, NewNode(session.id, parent, "tool", text=text))
+            reply = await self._sessions.add(session, NewNode(session.id, result.id, "assistant", status="open"))
+            self._tell(SessionsChanged())
+            await self._stream(answer, reply, partial(self._tokeniser.after_user, session, reply))
+
+    async def begin(self, session_id: int, system: str, tools: str) -> None:
+        """Another beginning, with that system prompt and those tools; one that is there already is shown again."""
+        session = self._sessions.opened(session_id)
+        self._answers.check_idle(session_id)
+        if (system, tools) == session.beginning():
+            return
+        session = (await self._copies.target(session)).session
+        roots = [root for root in session.tree.children(None) if root.role == "system"]
+        same = next((root for root in roots if (root.text, root.stats.get(TOOLS, "")) == (system, tools)), None)
+        if same is None:
+            stats = beginning_stats(tools)
+            await self._sessions.add(session, NewNode(session.id, None, "system", text=system, stats=stats))
+        else:
+            await self._sessions.move(session, same.id)
+        self._tell(SessionChanged(session.view()))
+        self._progress()
 
     async def branch(self, session_id: int, node_id: int, index: int, token_id: int) -> None:
         """A sibling that has another token at `index`, and goes on from there."""

@@ -14,6 +14,8 @@ from app.workbench.answers import Answers
 from app.workbench.copying import Copies
 from app.workbench.refusals import BUSY
 from app.workbench.sessions import Sessions
+from app.workbench.setup.members import SetupMembers
+from app.workbench.setup.setups import Setups
 from app.workbench.status import backend_choices, detail_of, status_of
 from app.workbench.tokenise import Tokeniser
 from app.workbench.turns import Turns
@@ -46,7 +48,7 @@ PRESET = GenerationOptions(max_tokens=1024, sampling=SamplingOptions(temperature
 EMPTY_CALL: Mapping[str, Any] = MappingProxyType({})
 
 
-class AppWorkbench:
+class AppWorkbench(SetupMembers):
     """Use cases over the session store and the engine process; all members belong to the window's loop.
 
     Args:
@@ -68,10 +70,11 @@ class AppWorkbench:
         self.vocabulary = Vocabulary(store)
         self._listeners: list[Callable[[Event], None]] = []
         self._tasks: set[asyncio.Task[object]] = set()
-        self._sessions = Sessions(store, supervisor, self._tell)
-        self._answers = Answers(store, supervisor, preset, call, self._tell, self._refresh_status)
+        self._setups = Setups(store, supervisor, preset, call)
+        self._sessions = Sessions(store, supervisor, self._setups, self._tell)
+        self._answers = Answers(store, supervisor, self._setups, call, self._tell, self._refresh_status)
         tokeniser = Tokeniser(store, self.vocabulary)
-        copies = Copies(store, supervisor, self._sessions, self._tell)
+        copies = Copies(store, supervisor, self._sessions, self._setups, self._tell)
         self._turns = Turns(self._sessions, copies, self._answers, tokeniser, self.vocabulary, self._tell, self._refresh_status)
         self.status = StatusView(EngineState.NONE)
         supervisor.subscribe(self._refresh_status)
@@ -160,6 +163,10 @@ class AppWorkbench:
     def stop(self, session_id: int) -> None:
         """What arrived is kept."""
         self._answers.stop(session_id)
+
+    async def answer_call(self, session_id: int, node_id: int, text: str) -> None:
+        """The result of a tool's call, as a turn of its own; then streams an answer."""
+        await self._turns.answer_call(session_id, node_id, text)
 
     # ---- the model ----------------------------------------------------------------------------------------------------
 
