@@ -44,6 +44,8 @@ class Actions(QObject):
         self.stop = self._make(self.tr("Stop"), STOP_KEYS)
         self.regenerate = self._make(self.tr("Regenerate"), "Ctrl+R")
         self.continue_answer = self._make(self.tr("Continue"), "Ctrl+Shift+Return")
+        self.setup = self._make(self.tr("Model and Adapters…"), "Ctrl+Shift+M")
+        self.sampling = self._make(self.tr("Sampling and System Prompt…"), "Ctrl+Shift+P")
         self.previous = self._make(self.tr("Previous Variant"), "Ctrl+[")
         self.next = self._make(self.tr("Next Variant"), "Ctrl+]")
         self.about = self._make(self.tr("About Elsewise"), role=Role.AboutRole)
@@ -56,7 +58,10 @@ class Actions(QObject):
             self._menu(
                 self.tr("View"), self.read, self.tokens, self.template, None, self.sidebar, self.inspector, None, self.uncertain
             ),
-            self._menu(self.tr("Session"), self.stop, self.regenerate, self.continue_answer, None, self.previous, self.next),
+            self._menu(
+                self.tr("Session"), self.stop, self.regenerate, self.continue_answer, None, self.previous, self.next, None,
+                self.setup, self.sampling,
+            ),
             self._menu(self.tr("Help"), self.about),
         ]
 

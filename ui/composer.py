@@ -15,7 +15,7 @@ from ui.drafts import NEW, Draft, Drafts
 from ui.port import Composition
 from ui.theme.fonts import interface_font
 from ui.transcript.visible import one_line, utf16_length
-from ui.widgets import ElidedLabel, Notice
+from ui.widgets import ElidedLabel, IconButton, Notice
 
 COMPOSE_DELAY_MS = 200
 
@@ -28,6 +28,7 @@ class Composer(QWidget):
 
     sent = Signal(str, object)  # the text, and the node id of the user's turn it is another version of, or None
     stopped = Signal()
+    setup_wanted = Signal()  # how answers are drawn
     drafted = Signal(str, object)  # the draft, a moment after the last key; what it is another version of, as in `sent`
 
     def __init__(self, parent: QWidget | None = None) -> None:
@@ -54,6 +55,8 @@ class Composer(QWidget):
         self._session: int | None = None
         self._key = NEW  # of the shown session's draft
 
+        self.setup_button = IconButton("sliders", self.tr("Sampling and system prompt"))
+        self.setup_button.clicked.connect(self.setup_wanted)
         self._box = QFrame()
         self._box.setObjectName("composer")
         self._fill_box()
@@ -164,6 +167,7 @@ class Composer(QWidget):
         column.addWidget(self.field)
         row = QHBoxLayout()
         row.setSpacing(14)
+        row.addWidget(self.setup_button)
         row.addWidget(self.cost)
         row.addWidget(self.context, 1)
         row.addWidget(self.busy, 1)

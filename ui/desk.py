@@ -153,6 +153,10 @@ class Desk(QObject):
         """Goes on with another token at that place."""
         self._with_session(lambda session: self._workbench.branch(session, node_id, index, token_id))
 
+    def answer_call(self, node_id: int, text: str) -> None:
+        """The result of the calls in an answer."""
+        self._with_session(lambda session: self._workbench.answer_call(session, node_id, text))
+
     def regenerate(self, node_id: int) -> None:
         """Another answer beside that one."""
         self._with_session(lambda session: self._workbench.regenerate(session, node_id))

@@ -89,6 +89,8 @@ class Stage(QObject):
         answer = shown.last_answer if shown is not None else None
         fork = shown.fork if shown is not None else None
         self._parts.composer.set_running(running)
+        turns = shown.view.turns if shown is not None else ()
+        self._parts.cards.show_turn(turns[-1] if turns and not running else None)
         acts.stop.setEnabled(running)
         acts.rename.setEnabled(own)
         acts.trash.setEnabled(own)
@@ -162,7 +164,7 @@ class Stage(QObject):
         self.refresh()
 
     def _show_model(self, models: Sequence[ModelChoice]) -> None:
-        self._parts.top.model.show_model(next((choice for choice in models if choice.loaded), None))
+        self._parts.top.show_model(next((choice for choice in models if choice.loaded), None))
 
     def _show_status(self, status: StatusView) -> None:
         self._parts.status.show_status(status)

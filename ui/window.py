@@ -16,6 +16,7 @@ from ui.actions import Actions, connect, copy_focused
 from ui.desk import Desk
 from ui.frame import Frame
 from ui.port import Workbench
+from ui.setup import MODEL, SAMPLING, SetupDesk, SetupPopover
 from ui.shown import typed_text
 from ui.stage import Stage
 from ui.transcript import Mode
@@ -65,7 +66,10 @@ class MainWindow(QMainWindow):
         self.setCentralWidget(self.parts)
         self.acts = Actions(self)
         self.stage = Stage(self, self.desk, self.parts, self.acts)
+        self.setup = SetupDesk(self.desk, workbench)
+        self.popover = SetupPopover(self.setup, self.parts.top.model, self.parts)
         self._wire_parts()
+        self._wire_setup()
         self._wire_actions()
         self.resize(1360, 860)
         if state.geometry:
@@ -95,7 +99,6 @@ class MainWindow(QMainWindow):
         composer.drafted.connect(desk.compose)
         parts.top.mode_chosen.connect(self.stage.set_mode)
         parts.top.step_wanted.connect(desk.step_variant)
-        parts.top.models_wanted.connect(desk.ask_models)
         parts.top.model_chosen.connect(desk.choose_model)
         parts.top.backend_chosen.connect(desk.choose_backend)
         view.token_pinned.connect(self.stage.show_pin)
@@ -114,6 +117,20 @@ class MainWindow(QMainWindow):
             # Text fields keep their digits: they claim printable keys before shortcuts do.
             key = QShortcut(QKeySequence(str(number)), self)
             key.activated.connect(lambda number=number: parts.inspector.token.alternatives.press(number))
+
+    def _wire_setup(self) -> None:
+        desk, popover = self.desk, self.popover
+        self.parts.top.setup_wanted.connect(popover.toggle)
+        self.parts.composer.setup_wanted.connect(lambda: popover.toggle(SAMPLING))
+        self.parts.cards.answered.connect(desk.answer_call)
+        popover.model.models_wanted.connect(desk.ask_models)
+        for news in (desk.session_shown, desk.models_listed, desk.activity_changed, desk.status_changed):
+            news.connect(self._refresh_setup)
+
+    def _refresh_setup(self) -> None:
+        """What holds may be another thing for another session, path or model; nobody asks while nobody looks."""
+        if self.popover.isVisible():
+            self.setup.ask()
 
     def _wire_actions(self) -> None:
         acts, desk, top = self.acts, self.desk, self.parts.top
@@ -142,6 +159,8 @@ class MainWindow(QMainWindow):
         connect(acts.stop, desk.stop)
         connect(acts.regenerate, self._regenerate)
         connect(acts.continue_answer, self._continue)
+        connect(acts.setup, lambda: self.popover.toggle(MODEL))
+        connect(acts.sampling, lambda: self.popover.toggle(SAMPLING))
         connect(acts.previous, lambda: desk.step_variant(-1))
         connect(acts.next, lambda: desk.step_variant(+1))
         connect(acts.about, lambda: AboutBox(self).open())

@@ -11,7 +11,7 @@ from ui.port import TurnStatus, TurnView
 from ui.transcript.compose import is_hidden
 from ui.transcript.tokens import Tokens
 
-ROLES = {"user": "you", "assistant": "model", "system": "system"}
+ROLES = {"user": "you", "assistant": "model", "system": "system", "tool": "tool"}
 
 
 def has_own_words(run: TokenRun) -> bool:
