@@ -85,10 +85,18 @@ class CallCard(QFrame):
         column.addWidget(ElidedLabel(self.tr("calls {0}").format(name), "", interface_font(12.5, QFont.Weight.Medium)))
         lines = call.arguments.splitlines()
         cut = [*lines[:MOST_LINES], "…"] if len(lines) > MOST_LINES else lines
-        for line in cut:
-            column.addWidget(ElidedLabel(line.replace(" ", "\u00a0"), "soft", mono_font(12)))
+        said = Label("\n".join(_kept(line) for line in cut), "soft", mono_font(12))
+        said.setWordWrap(True)
+        said.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Minimum)
+        column.addWidget(said)
         self.result.setProperty("kind", "field")
         self.result.setFont(interface_font(13))
         self.result.setPlaceholderText(self.tr("what {0} answers; you write it, nothing is executed").format(name))
         self.result.setAccessibleName(self.tr("Result of {0}").format(name))
         column.addWidget(self.result)
+
+
+def _kept(line: str) -> str:
+    """A line of JSON with its indentation; what could hide in it is made visible."""
+    rest = line.lstrip(" ")
+    return "\u00a0" * (len(line) - len(rest)) + one_line(rest)

@@ -96,6 +96,7 @@ class AdapterRow(QWidget):
         self.scale.setSingleStep(0.05)
         self.scale.setFont(interface_font(LINE_PX))
         self.scale.setFixedWidth(76)
+        self.scale.lineEdit().setTextMargins(5, 0, 0, 0)
         self.scale.setAccessibleName(self.tr("Scale of {0}, as a number").format(name))
         column = QVBoxLayout(self)
         column.setContentsMargins(0, 0, 0, 0)

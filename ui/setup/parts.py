@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from PySide6.QtCore import Qt, Signal
-from PySide6.QtGui import QFont
-from PySide6.QtWidgets import QButtonGroup, QFrame, QHBoxLayout, QPlainTextEdit, QPushButton, QSizePolicy, QVBoxLayout, QWidget
+from PySide6.QtGui import QFont, QPainter, QPaintEvent
+from PySide6.QtWidgets import QButtonGroup, QComboBox, QFrame, QHBoxLayout, QPlainTextEdit, QPushButton, QSizePolicy, QVBoxLayout, QWidget
 
 from ui.theme.fonts import interface_font, mono_font
+from ui.theme.icons import SIZE_PX, icon
+from ui.theme.scheme import current_theme
 from ui.widgets import Caption, Label
 
 LINE_PX = 12.5
@@ -78,6 +80,23 @@ class SourceField(QPlainTextEdit):
         """Shows what holds; what is being written is not overwritten by the same."""
         if text != self.toPlainText():
             self.setPlainText(text)
+
+
+class Combo(QComboBox):
+    """One of many, in a list that opens; the arrow is the house's own."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.setFont(interface_font(LINE_PX))
+        self.setAccessibleName(name)
+        self._theme = current_theme()
+
+    def paintEvent(self, event: QPaintEvent) -> None:
+        super().paintEvent(event)
+        painter = QPainter(self)
+        left, top = self.width() - SIZE_PX - 5, (self.height() - SIZE_PX) // 2
+        icon("chevron-down", self._theme.palette.soft).paint(painter, left, top, SIZE_PX, SIZE_PX)
+        painter.end()
 
 
 class Choice(QWidget):

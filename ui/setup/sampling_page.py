@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from PySide6.QtCore import Signal
-from PySide6.QtWidgets import QComboBox, QLineEdit, QSizePolicy
+from PySide6.QtWidgets import QLineEdit, QSizePolicy
 
 from ui.port_setup import SessionSetup
 from ui.setup.option_rows import OptionRows
-from ui.setup.parts import LINE_PX, Page, SourceField, button, row, words
+from ui.setup.parts import LINE_PX, Combo, Page, SourceField, button, row, words
 from ui.theme.fonts import interface_font
 from ui.transcript.visible import one_line
 
@@ -33,14 +33,12 @@ class SamplingPage(Page):
         self.system_button = button(self.tr("Begin with this"))
         self.system_button.clicked.connect(lambda: self.system_wanted.emit(self.system.toPlainText()))
         self.system_words = words(self.tr("another beginning; the conversation so far stays beside it"), "faint")
-        self.column.addLayout(row(self.system_button, self.system_words))
-        self.column.setStretchFactor(self.system_words, 1)
+        self.column.addLayout(row(self.system_button, 1))
+        self.column.addWidget(self.system_words)
         self._said = ""
         self.system.textChanged.connect(self._offer_system)
         self.head(self.tr("Preset"))
-        self.presets = QComboBox()
-        self.presets.setFont(interface_font(LINE_PX))
-        self.presets.setAccessibleName(self.tr("Preset"))
+        self.presets = Combo(self.tr("Preset"))
         self.presets.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
         self.presets.activated.connect(lambda place: self.preset_wanted.emit(self.presets.itemData(place)))
         self.delete_button = button(self.tr("Delete"))
