@@ -9,6 +9,9 @@ from PySide6.QtCore import QEvent, QObject, Qt
 from PySide6.QtGui import QAction, QActionGroup, QKeyEvent, QKeySequence
 from PySide6.QtWidgets import QApplication, QMainWindow, QMenu
 
+from ui.legend import name_of
+from ui.transcript import Measure
+
 Role = QAction.MenuRole
 _MAC = sys.platform == "darwin"
 STOP_KEYS = "Ctrl+."
@@ -37,6 +40,10 @@ class Actions(QObject):
         modes = QActionGroup(self)
         for mode in (self.read, self.tokens):
             modes.addAction(mode)
+        self.colours = {measure: self._make(name_of(measure).capitalize(), checkable=True) for measure in Measure}
+        colours = QActionGroup(self)
+        for action in self.colours.values():
+            colours.addAction(action)
         self.sidebar = self._make(self.tr("Sidebar"), "Ctrl+Alt+S", checkable=True)
         self.inspector = self._make(self.tr("Inspector"), "Ctrl+Alt+I", checkable=True)
         self.template = self._make(self.tr("Template Tokens"), checkable=True)
@@ -53,9 +60,7 @@ class Actions(QObject):
         return [
             self._menu(self.tr("File"), self.new_session, self.rename, self.pin, self.trash, None, self.close, self.quit),
             self._menu(self.tr("Edit"), self.undo, self.copy, None, self.find),
-            self._menu(
-                self.tr("View"), self.read, self.tokens, self.template, None, self.sidebar, self.inspector, None, self.uncertain
-            ),
+            self._view_menu(),
             self._menu(self.tr("Session"), self.stop, self.regenerate, self.continue_answer, None, self.previous, self.next),
             self._menu(self.tr("Help"), self.about),
         ]
@@ -75,6 +80,13 @@ class Actions(QObject):
             action.setShortcut(QKeySequence(keys))
         self._window.addAction(action)
         return action
+
+    def _view_menu(self) -> QMenu:
+        menu = self._menu(self.tr("View"), self.read, self.tokens, self.template)
+        menu.addMenu(self._menu(self.tr("Colour By"), *self.colours.values()))
+        for entry in (None, self.sidebar, self.inspector, None, self.uncertain):
+            menu.addSeparator() if entry is None else menu.addAction(entry)
+        return menu
 
     def _menu(self, title: str, *entries: QAction | None) -> QMenu:
         menu = QMenu(title, self._window)

@@ -100,6 +100,12 @@ class TokensPane(Pane[TokensBody]):
             box.body.set_template_visible(visible)
         self._lay_out(anchor)
 
+    def repaint_numbers(self) -> None:
+        """The same tokens have other colours."""
+        for box in self._page.boxes:
+            box.body.refresh()
+        self.viewport().update()
+
     def next_uncertain(self) -> None:
         """Pins the next of the tokens where the model hesitated most."""
         found = walk.next_uncertain(self._turns(), self._pin)

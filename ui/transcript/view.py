@@ -14,6 +14,7 @@ from ui.theme.palette import LIGHT, Palette
 from ui.transcript.card import Card, CardContent, card_content
 from ui.transcript.faces import Faces
 from ui.transcript.ink import Ink
+from ui.transcript.measure import Measure
 from ui.transcript.read_pane import ReadPane
 from ui.transcript.strip import EntropyStrip
 from ui.transcript.tokens_pane import TokensPane
@@ -56,6 +57,7 @@ class TranscriptView(QWidget):
         self._session_id: int | None = None
         self._shown: SessionView | None = None
         self._template = False
+        self._measure = Measure.SURPRISAL
         self._turns: list[Turn] = []
         self._resolve: Resolver = lambda ids: [b""] * len(ids)
         self._mode = Mode.TOKENS
@@ -119,7 +121,7 @@ class TranscriptView(QWidget):
                 continue  # the template brought it: nothing of it is shown
             turn = held.get(turn_view.node_id)
             if turn is None:
-                turn = Turn(turn_view)
+                turn = Turn(turn_view, self._measure)
             elif not is_same(turn, turn_view):
                 turn.take(turn_view)
                 changed.append(len(turns))
@@ -183,6 +185,20 @@ class TranscriptView(QWidget):
             pane.set_ink(ink)
         self.strip.set_palette_of(palette)
         self.card.set_palette_of(palette)
+
+    @property
+    def measure(self) -> Measure:
+        """The number that colours tokens."""
+        return self._measure
+
+    def colour_by(self, measure: Measure) -> None:
+        """Colours tokens by another number; nothing is laid out again."""
+        if measure is self._measure:
+            return
+        self._measure = measure
+        for turn in self._turns:
+            turn.colour_by(measure)
+        self.tokens.repaint_numbers()
 
     def set_text_scale(self, scale: float) -> None:
         """Another text size; 1 is the drawing's."""
