@@ -34,7 +34,10 @@ class Actions(QObject):
         self.quit = self._make(self.tr("Quit Elsewise"), "Ctrl+Q", role=Role.QuitRole)
         self.undo = self._make(self.tr("Undo"), "Ctrl+Z")
         self.copy = self._make(self.tr("Copy"), "Ctrl+C")
-        self.find = self._make(self.tr("Search Sessions"), "Ctrl+Shift+F")
+        self.find = self._make(self.tr("Find in Session…"), "Ctrl+F")
+        self.find_next = self._make(self.tr("Find Next"), "Ctrl+G")
+        self.find_previous = self._make(self.tr("Find Previous"), "Ctrl+Shift+G")
+        self.search = self._make(self.tr("Search Sessions"), "Ctrl+Shift+F")
         self.read = self._make(self.tr("Read"), "Ctrl+Shift+T", checkable=True)
         self.tokens = self._make(self.tr("Tokens"), "Ctrl+T", checkable=True)
         modes = QActionGroup(self)
@@ -59,7 +62,7 @@ class Actions(QObject):
         """The menus, in their order; the caller puts them into a menu bar or a popup."""
         return [
             self._menu(self.tr("File"), self.new_session, self.rename, self.pin, self.trash, None, self.close, self.quit),
-            self._menu(self.tr("Edit"), self.undo, self.copy, None, self.find),
+            self._menu(self.tr("Edit"), self.undo, self.copy, None, *self._finding()),
             self._view_menu(),
             self._menu(self.tr("Session"), self.stop, self.regenerate, self.continue_answer, None, self.previous, self.next),
             self._menu(self.tr("Help"), self.about),
@@ -80,6 +83,9 @@ class Actions(QObject):
             action.setShortcut(QKeySequence(keys))
         self._window.addAction(action)
         return action
+
+    def _finding(self) -> tuple[QAction, ...]:
+        return self.find, self.find_next, self.find_previous, self.search
 
     def _view_menu(self) -> QMenu:
         menu = self._menu(self.tr("View"), self.read, self.tokens, self.template)

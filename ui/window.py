@@ -109,6 +109,10 @@ class MainWindow(QMainWindow):
         view.continue_requested.connect(self._continue)
         view.copy_requested.connect(self._copy)
         view.link_requested.connect(parts.link.ask)
+        view.found_changed.connect(parts.finder.show_place)
+        parts.finder.wanted.connect(view.look_for)
+        parts.finder.step_wanted.connect(view.find_next)
+        parts.finder.closed.connect(view.setFocus)
         parts.link.copy_wanted.connect(self._copy)
         parts.link.open_wanted.connect(self._open_link)
         parts.inspector.alternative_chosen.connect(self._branch)
@@ -135,7 +139,10 @@ class MainWindow(QMainWindow):
         connect(acts.quit, self.close)
         connect(acts.undo, desk.undo)
         connect(acts.copy, copy_focused)
-        connect(acts.find, self._find)
+        connect(acts.find, self.parts.finder.open)
+        connect(acts.find_next, partial(self.parts.finder.step, +1))
+        connect(acts.find_previous, partial(self.parts.finder.step, -1))
+        connect(acts.search, self._search)
         connect(acts.read, lambda: self.stage.set_mode(Mode.READ))
         connect(acts.tokens, lambda: self.stage.set_mode(Mode.TOKENS))
         connect(acts.sidebar, lambda: self.parts.show_sidebar(acts.sidebar.isChecked()))
@@ -170,7 +177,7 @@ class MainWindow(QMainWindow):
         self.desk.new_session()
         self.parts.composer.setFocus()
 
-    def _find(self) -> None:
+    def _search(self) -> None:
         self.parts.show_sidebar(True)
         self.parts.sidebar.sessions.search.setFocus()
 

@@ -170,6 +170,15 @@ class Scroller(QAbstractScrollArea, Generic[BodyT]):
         elif bottom + room > bar.value() + height:
             bar.setValue(bottom + room - height)
 
+    def go_to(self, turn: int, token: int) -> None:
+        """Has a token's line in sight, a third down the viewport unless it is in sight already; also while layout goes on."""
+        if turn >= len(self._page.boxes) or self._retired:
+            return
+        box, value, height = self._page.boxes[turn], self.verticalScrollBar().value(), self.viewport().height()
+        top = box.top + box.body.top_of(token) - value
+        if not (box.body.done and self._page.faces.pitch <= top <= height - 2 * self._page.faces.pitch):
+            self._lay_out(Anchor(turn, token, height // 3, at_end=False))
+
     # ---- layout ---------------------------------------------------------------------------------------------------
 
     def resizeEvent(self, event: QResizeEvent) -> None:
