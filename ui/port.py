@@ -13,7 +13,7 @@ from enum import StrEnum
 from typing import Protocol
 
 from runtime import TokenRun
-from ui.port_setup import SetupCommands, ToolCard
+from ui.port_setup import SetupCommands, TextFile, ToolCard
 
 
 class Refusal(Exception):
@@ -152,6 +152,24 @@ class BackendChoice:
     chosen: bool
 
 
+class PartKind(StrEnum):
+    """What a part of the context is."""
+
+    SYSTEM = "system"
+    FILES = "files"
+    HISTORY = "history"
+    DRAFT = "draft"
+
+
+@dataclass(frozen=True, slots=True)
+class ContextPart:
+    """A stretch of the context."""
+
+    kind: PartKind
+    tokens: int
+    warm: int  # of them, those that need not be computed
+
+
 @dataclass(frozen=True, slots=True)
 class Composition:
     """What the typed text will cost."""
@@ -160,6 +178,8 @@ class Composition:
     bits: float | None  # None until scored
     context_used: int  # tokens of path and draft together
     context_length: int | None  # None while no model is known
+    parts: tuple[ContextPart, ...] = ()  # in order; empty where they are not known
+    new_tokens: int | None = None  # to be computed before the first token of the answer
 
 
 # ---- events -------------------------------------------------------------------------------------------------------
@@ -268,6 +288,15 @@ class Workbench(SetupCommands, Protocol):
 
     async def compose(self, session_id: int, text: str, replaces: int | None = None) -> Composition:
         """Tokens and context of a draft, or of another version of the user's turn `replaces`; no forward."""
+
+    async def score_draft(self, session_id: int, text: str, replaces: int | None = None) -> float | None:
+        """Bits of a draft, computed behind everything else; None where that is not to be had now. May be cancelled."""
+
+    async def read_file(self, path: str) -> TextFile:
+        """A text file to go with a message; a binary one or one that is too large is refused, with numbers."""
+
+    async def leave_out(self, session_id: int, text: str) -> int:
+        """Makes room for a message: goes on with the latest turns alone, beside the whole conversation; how many it left out."""
 
     async def models(self) -> Sequence[ModelChoice]:
         """What is on the shelf."""

@@ -81,11 +81,20 @@ class ModelFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class TextFile:
+    """A file as a model reads it."""
+
+    name: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class SessionSetup:
     """Everything one session is set to, and what of it holds."""
 
     session_id: int
     system: str = ""  # the system prompt of the path shown
+    files: Sequence[TextFile] = ()  # pinned: they stand behind the system prompt, before every turn
     tools: str = ""  # definitions offered on the path shown, as JSON
     options: Sequence[OptionView] = ()
     preset: str = ""  # "" is Elsewise's own
@@ -132,6 +141,9 @@ class SetupCommands(Protocol):
 
     async def set_tools(self, session_id: int, source: str) -> SessionSetup:
         """Offers other tools (JSON); they stand with the system prompt, so this is a new beginning likewise."""
+
+    async def pin_files(self, session_id: int, files: Sequence[TextFile]) -> SessionSetup:
+        """Pins these files and no others as context: a new beginning likewise."""
 
     async def check_tools(self, source: str) -> tuple[Sequence[str], str]:
         """The names of the tools defined, and what is wrong with the definitions ("": nothing)."""

@@ -10,7 +10,8 @@ from app.faults import STOPPED
 from app.workbench.growing import BROKEN, EMPTY, Runs
 from app.workbench.outline import branch_name, outline
 from app.workbench.pick import began
-from app.workbench.setup.tools import TOOLS, cards, tools_at
+from app.workbench.setup.beginning import Beginning, left_out
+from app.workbench.setup.tools import cards, tools_at
 from app.workbench.tree import Segment, Tree, Turn
 from runtime import Finish, Origin, TokenRun, texts_of
 from storage import NodeRow, SessionTree, StoredChunk
@@ -59,18 +60,15 @@ class OpenSession:
         said = any(n.role != "system" or n.text or n.stats for n in self.tree.nodes.values())
         return not self.is_sample and self.title == UNTITLED and not said and not (self.values and self.values.is_set)
 
-    def beginning(self) -> tuple[str, str]:
-        """The system prompt of the path shown, and the definitions of the tools it offers."""
+    def beginning(self) -> Beginning:
+        """What stands before the turns of the path shown."""
         path = self.tree.path(self.tip)
-        if not path or path[0].node.role != "system":
-            return "", ""
-        tools = path[0].node.stats.get(TOOLS, "")
-        return path[0].node.text, tools if isinstance(tools, str) else ""
+        return Beginning.of(path[0].node) if path and path[0].node.role == "system" else Beginning()
 
     def tools(self, tip: int | None = None) -> list[dict[str, Any]]:
         """The tools that a path offers; the one shown, where no other is named."""
         path = self.tree.path(self.tip if tip is None else tip)
-        return tools_at(path[0].node.stats) if path else []
+        return tools_at(path[0].node) if path else []
 
     # ---- tokens -----------------------------------------------------------------------------------------------------
 
@@ -134,6 +132,8 @@ class OpenSession:
 
     def content(self, turn: Turn) -> str:
         """What was said, without the template's own tokens; a message word for word, as it was typed."""
+        if turn.role == "system":
+            return Beginning.of(turn.tip).content
         run = self.turn_run(turn)
         return content_of(run) if len(run) and turn.role == "assistant" else turn.tip.text
 
@@ -271,15 +271,25 @@ class OpenSession:
             return TurnStatus.DAMAGED
         return TurnStatus.PARTIAL if node.status == "partial" and node.role == "assistant" else TurnStatus.COMPLETE
 
+    def _not_seen(self, node: NodeRow) -> str:
+        """What is said where a path goes on without the turns before."""
+        root = self.tree.nodes.get(node.parent_id) if node.parent_id is not None else None
+        count = left_out(root.stats) if root is not None and root.role == "system" else 0
+        return f"{_turns(count)} not seen by the model; the whole conversation stands beside this" if count else ""
+
     def _note(self, node: NodeRow) -> str:
         if node.damaged or node.id in self.damaged:
             return "some of this turn's stored rows are damaged; what could be read is shown"
         if node.role != "assistant":
-            return ""
+            return self._not_seen(node)
         message = node.stats.get("message")
         if isinstance(message, str):
             return message
         return CUT if (node.status, node.finish_reason) == ("partial", "stop") else NOTES.get(node.finish_reason or "", "")
+
+
+def _turns(count: int) -> str:
+    return "1 earlier turn is" if count == 1 else f"{count:,} earlier turns are"
 
 
 def text_run(text: str) -> TokenRun:

@@ -12,7 +12,7 @@ from app.workbench.session import UNTITLED, OpenSession
 from app.workbench.setup.adapters import stack_of
 from app.workbench.setup.setups import Setups
 from runtime import EngineDiedError, RuntimeFault, clean_text
-from storage import NewNode, NodeRow, SessionStore, StoreError
+from storage import NewChunk, NewNode, NodeRow, SessionStore, StoreError
 from ui import Event, Refusal, SessionChanged, SessionsChanged, SessionSummary
 
 log = logging.getLogger(__name__)
@@ -105,9 +105,9 @@ class Sessions:
         await self._load_path(session)
         await self.find_warm(session)
 
-    async def add(self, session: OpenSession, node: NewNode) -> NodeRow:
+    async def add(self, session: OpenSession, node: NewNode, chunk: NewChunk | None = None) -> NodeRow:
         """Adds a node on the disk and in the open tree, and makes it the tip."""
-        node_id = await stored(self._store.add_node(node, current=True))
+        node_id = await stored(self._store.add_node(node, chunk, current=True))
         row = NodeRow(
             id=node_id,
             session_id=node.session_id,
@@ -118,11 +118,11 @@ class Sessions:
             turn_start=node.turn_start,
             text=node.text,
             status=node.status,
-            finish_reason=None,
-            token_count=0,
+            finish_reason=node.finish_reason,
+            token_count=0 if chunk is None else chunk.count,
             stats=dict(node.stats),
             seq=len(session.tree.nodes) + 1,
-            kv_fingerprint=None,
+            kv_fingerprint=None if chunk is None else chunk.kv_fingerprint,
         )
         session.tree.put(row)
         session.tip = node_id

@@ -51,7 +51,7 @@ class Tokeniser:
             held = session.path_ids(parents)
             ids = await render_turn(model, held, session.messages(turns[:count]), tools=tools)
             if ids.system and parents:
-                await self._keep(session, speaker, parents[0].node, as_run(model, ids.system, parents[0].node.text))
+                await self._keep(session, speaker, parents[0].node, as_run(model, ids.system, session.content(turns[0])))
             await self._keep(session, speaker, turn.tip, as_run(model, ids.user, turn.tip.text))
             header = ids.header
         return header

@@ -14,8 +14,7 @@ from app.workbench.pick import began, leading_template, pick
 from app.workbench.refusals import GONE
 from app.workbench.session import UNTITLED, OpenSession, content_of
 from app.workbench.sessions import Sessions
-from app.workbench.setup.setups import beginning_stats
-from app.workbench.setup.tools import TOOLS
+from app.workbench.setup.beginning import Beginning, left_out
 from app.workbench.tokenise import Tokeniser
 from app.workbench.vocabulary import Vocabulary
 from runtime import Finish, Origin, clean_text
@@ -98,18 +97,18 @@ class Turns:
             self._tell(SessionsChanged())
             await self._stream(answer, reply, partial(self._tokeniser.after_user, session, reply))
 
-    async def begin(self, session_id: int, system: str, tools: str) -> None:
-        """Another beginning, with that system prompt and those tools; one that is there already is shown again."""
+    async def begin(self, session_id: int, beginning: Beginning) -> None:
+        """Another beginning; one that is there already is shown again."""
         session = self._sessions.opened(session_id)
         self._answers.check_idle(session_id)
-        if (system, tools) == session.beginning():
+        if beginning == session.beginning():
             return
         session = (await self._copies.target(session)).session
-        roots = [root for root in session.tree.children(None) if root.role == "system"]
-        same = next((root for root in roots if (root.text, root.stats.get(TOOLS, "")) == (system, tools)), None)
+        roots = [root for root in session.tree.children(None) if root.role == "system" and not left_out(root.stats)]
+        same = next((root for root in roots if Beginning.of(root) == beginning), None)
         if same is None:
-            stats = beginning_stats(tools)
-            await self._sessions.add(session, NewNode(session.id, None, "system", text=system, stats=stats))
+            new = NewNode(session.id, None, "system", text=beginning.system, stats=beginning.stats)
+            await self._sessions.add(session, new)
         else:
             await self._sessions.move(session, same.id)
         self._tell(SessionChanged(session.view()))

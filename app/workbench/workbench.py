@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from app.supervisor import Supervisor
 from app.workbench.answers import Answers
+from app.workbench.composing import Composing
 from app.workbench.copying import Copies
 from app.workbench.refusals import BUSY
 from app.workbench.sessions import Sessions
@@ -20,7 +21,7 @@ from app.workbench.status import backend_choices, detail_of, status_of
 from app.workbench.tokenise import Tokeniser
 from app.workbench.turns import Turns
 from app.workbench.vocabulary import Vocabulary
-from runtime import EngineDiedError, GenerationOptions, RuntimeFault, SamplingOptions, clean_text
+from runtime import GenerationOptions, RuntimeFault, SamplingOptions
 from storage import SessionStore, StoreError
 from ui import (
     BackendChoice,
@@ -34,6 +35,7 @@ from ui import (
     SessionView,
     StatusChanged,
     StatusView,
+    TextFile,
 )
 
 if TYPE_CHECKING:
@@ -76,6 +78,7 @@ class AppWorkbench(SetupMembers):
         tokeniser = Tokeniser(store, self.vocabulary)
         copies = Copies(store, supervisor, self._sessions, self._setups, self._tell)
         self._turns = Turns(self._sessions, copies, self._answers, tokeniser, self.vocabulary, self._tell, self._refresh_status)
+        self._composing = Composing(self._sessions, supervisor, self._answers, copies)
         self.status = StatusView(EngineState.NONE)
         supervisor.subscribe(self._refresh_status)
 
@@ -200,20 +203,25 @@ class AppWorkbench(SetupMembers):
             log.warning("the engine did not start: %s", fault)
 
     async def compose(self, session_id: int, text: str, replaces: int | None = None) -> Composition:
-        """Tokens and context of a draft, where it would stand; no forward. Counted once the engine runs."""
-        session = self._sessions.find(session_id)
-        used = session.length_before(replaces) if session else 0
-        model = self.supervisor.running
-        if model is None:
-            return Composition(None, None, used, None)
-        try:
-            tokens = len(await model.tokenize_async(clean_text(text))) if text else 0
-        except EngineDiedError:
-            await self.supervisor.died(model)
-            return Composition(None, None, used, None)
-        except RuntimeFault as fault:
-            raise Refusal(str(fault)) from fault
-        return Composition(tokens, None, used + tokens, model.info.context_length)
+        """Tokens and context of a draft, where it would stand; no forward."""
+        return await self._composing.compose(session_id, text, replaces)
+
+    async def score_draft(self, session_id: int, text: str, replaces: int | None = None) -> float | None:
+        """Bits of a draft, behind everything else."""
+        return await self._composing.score_draft(session_id, text, replaces)
+
+    async def read_file(self, path: str) -> TextFile:
+        """A text file to go with a message."""
+        return await self._composing.read_file(path)
+
+    async def leave_out(self, session_id: int, text: str) -> int:
+        """Makes room for a message."""
+        count = await self._composing.leave_out(session_id, text)
+        shown = self._sessions.shown
+        if shown is not None:
+            self._tell(SessionChanged(shown.view()))
+        self._refresh_status()
+        return count
 
     async def models(self) -> Sequence[ModelChoice]:
         """What is on the shelf."""

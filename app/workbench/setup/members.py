@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Coroutine, Sequence
+from dataclasses import replace
 from typing import Any
 
 from app.workbench.sessions import Sessions
+from app.workbench.setup.beginning import Beginning
 from app.workbench.setup.setups import Setups, clean_prompt
 from app.workbench.turns import Turns
-from ui import AdapterChoice, AnswerFormat, Guess, SessionSetup
+from ui import AdapterChoice, AnswerFormat, Guess, SessionSetup, TextFile
 
 
 class SetupMembers:
@@ -47,17 +49,22 @@ class SetupMembers:
 
     async def set_system(self, session_id: int, text: str) -> SessionSetup:
         """Another system prompt, as another beginning."""
-        _, tools = self._sessions.opened(session_id).beginning()
-        return await self._begin(session_id, clean_prompt(text), tools)
+        held = self._sessions.opened(session_id).beginning()
+        return await self._begin(session_id, replace(held, system=clean_prompt(text)))
 
     async def set_tools(self, session_id: int, source: str) -> SessionSetup:
         """Other tools, as another beginning."""
-        system, _ = self._sessions.opened(session_id).beginning()
         self._setups.require_tools(source)
-        return await self._begin(session_id, system, clean_prompt(source))
+        held = self._sessions.opened(session_id).beginning()
+        return await self._begin(session_id, replace(held, tools=clean_prompt(source)))
 
-    async def _begin(self, session_id: int, system: str, tools: str) -> SessionSetup:
-        await self._turns.begin(session_id, system, tools)
+    async def pin_files(self, session_id: int, files: Sequence[TextFile]) -> SessionSetup:
+        """Other pinned files, as another beginning."""
+        held = self._sessions.opened(session_id).beginning()
+        return await self._begin(session_id, replace(held, files=tuple(files)))
+
+    async def _begin(self, session_id: int, beginning: Beginning) -> SessionSetup:
+        await self._turns.begin(session_id, beginning)
         shown = self._sessions.shown
         return await self.setup(session_id if shown is None else shown.id)  # the sample's change goes into a copy
 

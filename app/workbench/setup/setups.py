@@ -14,7 +14,7 @@ from app.workbench.refusals import stored
 from app.workbench.session import OpenSession
 from app.workbench.setup.adapters import bring, engine_name, lines, stack_of
 from app.workbench.setup.presets import Presets
-from app.workbench.setup.tools import TOOLS, names_of, read_tools
+from app.workbench.setup.tools import names_of, read_tools
 from app.workbench.setup.values import MOST_ADAPTERS, OPTIONS, SessionValues, grammar_of, read_values
 from runtime import (
     EngineDiedError,
@@ -91,14 +91,15 @@ class Setups:
     def view(self, session: OpenSession) -> SessionSetup:
         """What a session is set to, and what of it holds."""
         values, model = values_of(session), self._supervisor.running
-        system, tools = session.beginning()
+        beginning = session.beginning()
         notes = [*self._notes.get(session.id, ()), *self.presets.notes]
         if values.preset and values.preset not in self.presets.names:
             notes.append(f"its preset {values.preset!r:.80} is not there any more; Elsewise's own is taken")
         return SessionSetup(
             session_id=session.id,
-            system=system,
-            tools=tools,
+            system=beginning.system,
+            files=beginning.files,
+            tools=beginning.tools,
             options=option_views(self._resolved(values), values),
             preset=values.preset if values.preset in self.presets.names else "",
             presets=self.presets.names,
@@ -291,11 +292,6 @@ def facts_of(info: ModelInfo) -> ModelFacts:
         takes_roles=info.has_template,
         warnings=info.warnings,
     )
-
-
-def beginning_stats(tools: str) -> dict[str, str]:
-    """What a root keeps beside its text."""
-    return {TOOLS: tools} if tools.strip() else {}
 
 
 def clean_prompt(text: str) -> str:

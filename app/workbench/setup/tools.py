@@ -6,10 +6,11 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from app.workbench.setup.beginning import Beginning
 from runtime import InvalidRequestError, RuntimeFault, ToolCallError, ToolCallReader, parse_tool_calls
+from storage import NodeRow
 from ui import ToolCard
 
-TOOLS = "tools"  # in the stats of the root that offers them
 OPENERS = ("<tool_call>", "<|python_tag|>", "[TOOL_CALLS]")
 MOST_CHARACTERS = 1 << 17
 
@@ -38,11 +39,10 @@ def names_of(tools: Sequence[Mapping[str, Any]]) -> list[str]:
     return [str(tool["function"]["name"]) for tool in tools]
 
 
-def tools_at(stats: Mapping[str, Any]) -> list[dict[str, Any]]:
+def tools_at(root: NodeRow) -> list[dict[str, Any]]:
     """The tools that a stored root offers; none where that cannot be read."""
-    source = stats.get(TOOLS)
     try:
-        return read_tools(source) if isinstance(source, str) else []
+        return read_tools(Beginning.of(root).tools)
     except RuntimeFault:
         return []
 
