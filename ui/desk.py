@@ -59,6 +59,9 @@ class Desk(QObject):
     copied = Signal(int, int)  # what was asked of the first session goes on in the second, which is shown next
     draft_saved = Signal(int, str)  # session and message: it is in the store, the draft has done its work
     composed = Signal(object)  # Composition of the draft
+    draft_scored = Signal(str, object)  # the draft, its bits or None
+    file_read = Signal(object)  # TextFile
+    left_out = Signal(int)  # turns, to make room
     refused = Signal(str)
     trashed = Signal(int, str, bool)  # session, title; whether an answer was stopped for it
     restored = Signal(int)  # out of the trash again
@@ -140,6 +143,7 @@ class Desk(QObject):
     def send(self, text: str, replaces: int | None = None) -> None:
         """Sends a message, or another version of the user's turn `replaces`; the draft stays until `draft_saved`."""
         if self.shown is not None and not self.running:
+            self.tasks.stop("score draft")
             self._sending = (self.shown.session_id, text)
             self.activity_changed.emit()
             self.tasks.run(self._send(self.shown.session_id, text, replaces))
@@ -198,6 +202,24 @@ class Desk(QObject):
         if self.shown is not None:
             work = self._compose(self.shown.session_id, text, replaces)
             self.tasks.latest("compose", work, refused=lambda _words: None)
+
+    def score_draft(self, text: str, replaces: int | None = None) -> None:
+        """Asks how surprising the draft is, while nobody waits for an answer."""
+        if self.shown is not None and not self.running and text.strip():
+            work = self._score_draft(self.shown.session_id, text, replaces)
+            self.tasks.latest("score draft", work, refused=lambda _words: None)
+
+    def read_file(self, path: str) -> None:
+        """Reads a text file that goes with the message."""
+        self.tasks.run(self._read_file(path))
+
+    def leave_out(self, text: str) -> None:
+        """Makes room for a message."""
+        self._with_session(lambda session: self._leave_out(session, text))
+
+    def grow_context(self) -> None:
+        """All the context that the model has."""
+        self.tasks.run(self._workbench.grow_context())
 
     def ask_models(self) -> None:
         """Reads the shelf for the menu."""
@@ -272,6 +294,15 @@ class Desk(QObject):
 
     async def _compose(self, session_id: int, text: str, replaces: int | None) -> None:
         self.composed.emit(await self._workbench.compose(session_id, text, replaces))
+
+    async def _score_draft(self, session_id: int, text: str, replaces: int | None) -> None:
+        self.draft_scored.emit(text, await self._workbench.score_draft(session_id, text, replaces))
+
+    async def _read_file(self, path: str) -> None:
+        self.file_read.emit(await self._workbench.read_file(path))
+
+    async def _leave_out(self, session_id: int, text: str) -> None:
+        self.left_out.emit(await self._workbench.leave_out(session_id, text))
 
     async def _list_models(self, *, menu: bool = False) -> None:
         models = await self._workbench.models()

@@ -179,6 +179,7 @@ class Composition:
     context_used: int  # tokens of path and draft together
     context_length: int | None  # None while no model is known
     parts: tuple[ContextPart, ...] = ()  # in order; empty where they are not known
+    can_grow: bool = False  # the model has a larger context than it was loaded with
     new_tokens: int | None = None  # to be computed before the first token of the answer
 
 
@@ -294,6 +295,9 @@ class Workbench(SetupCommands, Protocol):
 
     async def read_file(self, path: str) -> TextFile:
         """A text file to go with a message; a binary one or one that is too large is refused, with numbers."""
+
+    async def grow_context(self) -> None:
+        """Loads the model with all the context it has, from the next request on."""
 
     async def leave_out(self, session_id: int, text: str) -> int:
         """Makes room for a message: goes on with the latest turns alone, beside the whole conversation; how many it left out."""

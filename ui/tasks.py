@@ -48,6 +48,12 @@ class Tasks:
             previous.cancel()
         self._latest[key] = self.run(work, refused)
 
+    def stop(self, key: str) -> None:
+        """Ends the latest one with that key: its answer is not wanted any more."""
+        running = self._latest.pop(key, None)
+        if running is not None:
+            running.cancel()
+
     async def cancel(self) -> None:
         """Ends everything that is running, except the caller's own task, and waits until it has ended."""
         others = [task for task in self._running if task is not asyncio.current_task()]

@@ -17,6 +17,7 @@ from ui.actions import Actions, connect, copy_focused
 from ui.desk import Desk
 from ui.frame import Frame
 from ui.port import Workbench
+from ui.port_setup import SessionSetup, TextFile
 from ui.setup import MODEL, SAMPLING, SetupDesk, SetupPopover
 from ui.shown import typed_text
 from ui.stage import Stage
@@ -100,6 +101,12 @@ class MainWindow(QMainWindow):
         composer.sent.connect(self._send)
         composer.stopped.connect(desk.stop)
         composer.drafted.connect(desk.compose)
+        composer.settled.connect(desk.score_draft)
+        composer.attach_wanted.connect(desk.read_file)
+        composer.leave_out_wanted.connect(desk.leave_out)
+        composer.larger_wanted.connect(desk.grow_context)
+        composer.new_wanted.connect(self._new_session)
+        composer.pin_wanted.connect(self._pin_file)
         parts.top.mode_chosen.connect(self.stage.set_mode)
         parts.top.step_wanted.connect(desk.step_variant)
         parts.top.model_chosen.connect(desk.choose_model)
@@ -133,6 +140,18 @@ class MainWindow(QMainWindow):
         popover.model.models_wanted.connect(desk.ask_models)
         for news in (desk.session_shown, desk.models_listed, desk.activity_changed, desk.status_changed):
             news.connect(self._refresh_setup)
+
+    def _pin_file(self, file: TextFile) -> None:
+        """Before every turn, beside what is pinned already."""
+
+        async def pin(workbench: Workbench, session_id: int) -> SessionSetup:
+            held = (await workbench.setup(session_id)).files
+            setup = await workbench.pin_files(session_id, [*(each for each in held if each.name != file.name), file])
+            self.parts.composer.detach(file)
+            return setup
+
+        self.parts.composer.notice.clear()
+        self.setup.change(pin, self.parts.composer.notice.say)
 
     def _refresh_setup(self) -> None:
         """What holds may be another thing for another session, path or model; nobody asks while nobody looks."""

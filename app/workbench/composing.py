@@ -63,7 +63,8 @@ class Composing:
             return Composition(None, None, used, None)
         try:
             tokens = len(await model.tokenize_async(clean_text(text))) if text else 0
-            composition = Composition(tokens, None, used + tokens, model.info.context_length)
+            can_grow = model.info.options.get("context_length") is not None
+            composition = Composition(tokens, None, used + tokens, model.info.context_length, can_grow=can_grow)
             return composition if session is None else await self._with_parts(composition, model, session, text, replaces)
         except EngineDiedError:
             await self._supervisor.died(model)

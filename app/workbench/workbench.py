@@ -214,6 +214,10 @@ class AppWorkbench(SetupMembers):
         """A text file to go with a message."""
         return await self._composing.read_file(path)
 
+    async def grow_context(self) -> None:
+        """All the context that the model has."""
+        await self._change(options={"context_length": None})
+
     async def leave_out(self, session_id: int, text: str) -> int:
         """Makes room for a message."""
         count = await self._composing.leave_out(session_id, text)
@@ -240,7 +244,7 @@ class AppWorkbench(SetupMembers):
         """From the next request on."""
         await self._change(backend=name)
 
-    async def _change(self, **changes: str) -> None:
+    async def _change(self, **changes: Any) -> None:
         if self._answers.running:
             raise Refusal(BUSY)
         await self.supervisor.change(**changes)

@@ -10,7 +10,8 @@ from PySide6.QtCore import Qt
 from PySide6.QtTest import QTest
 
 from app.workbench import AppWorkbench
-from tests.end_to_end.test_window import OpenApp, generated, last, new_session, say, until
+from app.workbench.session import content_of
+from tests.end_to_end.test_window import OpenApp, last, new_session, say, until
 from tests.runtime.adapters.makers import save_adapter
 from tests.tiny_models import tiny_folder
 from ui import EngineState, MainWindow
@@ -51,8 +52,8 @@ def test_a_session_keeps_its_adapter_form_prompt_and_seed(open_app: OpenApp, tmp
         say(window, "Well?")
         await until(lambda: not window.desk.running and last(window).role == "assistant")
         turn = last(window)
-        said.append("".join(turn.run.texts[i] for i in generated(turn)))
-        assert 2 <= len(json.loads(said[0].removesuffix("<|im_end|>"))) <= 3
+        said.append(content_of(turn.run))
+        assert 2 <= len(json.loads(said[0])) <= 3
         assert (turn.note, turn.tier) == ("", "warm")
 
     async def second(window: MainWindow, workbench: AppWorkbench) -> None:
@@ -70,7 +71,7 @@ def test_a_session_keeps_its_adapter_form_prompt_and_seed(open_app: OpenApp, tmp
         await until(lambda: not window.desk.running)
         turn = last(window)
         assert len(turn.variants) == 2
-        assert "".join(turn.run.texts[i] for i in generated(turn)) == said[0]
+        assert content_of(turn.run) == said[0]
         assert workbench.supervisor.running is not None
         assert [adapter.loaded for adapter in workbench.supervisor.running.info.adapters] == [True]
 

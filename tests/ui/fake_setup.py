@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from ui import AdapterChoice, AdapterLine, AnswerFormat, Guess, ModelFacts, OptionView, Refusal, SessionSetup
+from ui import AdapterChoice, AdapterLine, AnswerFormat, Guess, ModelFacts, OptionView, Refusal, SessionSetup, TextFile
 
 MODEL = ModelFacts(
     name="SmolLM2-135M-Instruct",
@@ -114,6 +114,30 @@ class FakeSetups:
     async def set_guess(self, session_id: int, guess: Guess) -> SessionSetup:
         self._note("set_guess", session_id, guess)
         return self._keep(session_id, guess=guess)
+
+    async def pin_files(self, session_id: int, files: Sequence[TextFile]) -> SessionSetup:
+        self._note("pin_files", session_id, tuple(files))
+        return self._keep(session_id, files=tuple(files))
+
+    async def score_draft(self, session_id: int, text: str, replaces: int | None = None) -> float | None:
+        self.calls.append(("score_draft", session_id, text))
+        if self.slow_checks is not None:
+            await self.slow_checks.wait()
+        return 3.1 * len(text.split())
+
+    async def read_file(self, path: str) -> TextFile:
+        self._note("read_file", path)
+        data = Path(path).read_bytes()
+        if b"\0" in data:
+            raise Refusal(f"{Path(path).name} is no text: byte {data.index(0)} of {len(data)} is 0")
+        return TextFile(Path(path).name, data.decode())
+
+    async def leave_out(self, session_id: int, text: str) -> int:
+        self._note("leave_out", session_id, text)
+        return 2
+
+    async def grow_context(self) -> None:
+        self._note("grow_context")
 
     async def answer_call(self, session_id: int, node_id: int, text: str) -> None:
         self._note("answer_call", session_id, node_id, text)

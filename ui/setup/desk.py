@@ -37,11 +37,11 @@ class SetupDesk(QObject):
         if shown is not None:
             self._desk.tasks.latest("setup", self._change(lambda workbench, session: workbench.setup(session), shown.session_id), self.refused.emit)
 
-    def change(self, change: Change) -> None:
+    def change(self, change: Change, refused: Callable[[str], None] | None = None) -> None:
         """Carries out a change; what holds then, or why it was refused, is told."""
         shown = self._desk.shown
         if shown is not None:
-            self._desk.tasks.run(self._change(change, shown.session_id), self.refused.emit)
+            self._desk.tasks.run(self._change(change, shown.session_id), refused or self.refused.emit)
 
     def check_format(self, answer_format: AnswerFormat) -> None:
         """Asks what is wrong with a form; the answer to an older question is not told."""
