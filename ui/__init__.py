@@ -34,7 +34,9 @@ from ui.port import (
 
 if TYPE_CHECKING:
     from ui.recovery import RecoveryPage
+    from ui.sessions import SessionPanel
     from ui.theme import DARK, LIGHT, Palette, Scheme, Theme, apply_theme
+    from ui.transcript import Measure, TranscriptView
     from ui.window import MainWindow, WindowState
 
 __all__ = [
@@ -46,6 +48,7 @@ __all__ = [
     "EngineState",
     "Event",
     "MainWindow",
+    "Measure",
     "ModelChoice",
     "Palette",
     "RecoveryPage",
@@ -53,6 +56,7 @@ __all__ = [
     "Scheme",
     "SessionChanged",
     "SessionCopied",
+    "SessionPanel",
     "SessionSummary",
     "SessionView",
     "SessionsChanged",
@@ -61,6 +65,7 @@ __all__ = [
     "Theme",
     "Tier",
     "TokensArrived",
+    "TranscriptView",
     "TurnChanged",
     "TurnStats",
     "TurnStatus",
@@ -72,7 +77,9 @@ __all__ = [
 
 _NAMES = {
     "ui.recovery": ("RecoveryPage",),
+    "ui.sessions": ("SessionPanel",),
     "ui.theme": ("DARK", "LIGHT", "Palette", "Scheme", "Theme", "apply_theme"),
+    "ui.transcript": ("Measure", "TranscriptView"),
     "ui.window": ("MainWindow", "WindowState"),
 }
 _HOMES = {name: module for module, names in _NAMES.items() for name in names}
