@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import fields, replace
 from functools import partial
 
@@ -14,6 +14,7 @@ from runtime.adapters.uses import Adapters
 from runtime.beams import BeamOptions, Hypothesis, OnStep
 from runtime.branches import Branches, check_count, check_prompts, records_of
 from runtime.errors import ContextOverflowError, InvalidRequestError, RuntimeFault, SessionClosedError
+from runtime.grammar.source import Grammar
 from runtime.info import OnProgress
 from runtime.model.gathering import Gathering
 from runtime.model.generation import GenerationMembers
@@ -89,9 +90,9 @@ class BranchingMembers(GenerationMembers):
     ) -> AsyncGenerator[tuple[int, TokenRun], None]:
         each = options_for(check_prompts(prompts), options)
         texts = [await self.tokenize_async(prompt) if isinstance(prompt, str) else prompt for prompt in prompts]
-        for i, own in enumerate(each):
-            await self._compiled_for(i, own)
-        jobs = {i: self._numbered(i, ids, own) for i, (ids, own) in enumerate(zip(texts, each, strict=True))}
+        with self._grammars.holding(own.grammar for own in each if own is not None and own.grammar is not None):
+            await self._compiled_for(each)
+            jobs = {i: self._numbered(i, ids, own) for i, (ids, own) in enumerate(zip(texts, each, strict=True))}
         waiting = deque(jobs.values())
         self._held[id(gathering)] = asyncio.get_running_loop(), waiting
 
@@ -120,21 +121,25 @@ class BranchingMembers(GenerationMembers):
         with suppress(SessionClosedError):
             self._engine.call(lambda: None)
 
-    async def _compiled_for(self, i: int, options: GenerationOptions | None) -> None:
-        """The grammar of prompt `i`, off the loop."""
-        try:
-            await self._compiled(options)
-        except RuntimeFault as error:
-            raise type(error)(f"prompt {i}: {error}") from error
+    async def _compiled_for(self, each: Sequence[GenerationOptions | None]) -> None:
+        """The grammars of all prompts, off the loop; what is wrong with one is said with its prompt's number."""
+        wanted: dict[Grammar, int] = {}  # and the first prompt that wants it
+        for i, options in enumerate(each):
+            with said_of(i):
+                grammar = given(options).grammar
+            if grammar is not None and not self._grammars.ready(grammar):
+                wanted.setdefault(grammar, i)
+        if wanted:
+            faults = await asyncio.to_thread(self._grammars.prepare_all, wanted)
+            for grammar, i in wanted.items():
+                if (fault := faults[grammar]) is not None:
+                    with said_of(i):
+                        raise fault
 
     def _numbered(self, i: int, ids: Sequence[int], options: GenerationOptions | None) -> GenerateJob:
-        """The request for prompt `i`; what is wrong with it is said with its number."""
-        try:
+        """The request for prompt `i`."""
+        with said_of(i):
             return self._generation(ids, options)
-        except ContextOverflowError as error:
-            raise ContextOverflowError(f"prompt {i}", error.resident, error.additional, error.limit) from None
-        except RuntimeFault as error:
-            raise type(error)(f"prompt {i}: {error}") from error
 
     async def beam_generate(
         self,
@@ -175,3 +180,14 @@ def options_for(prompts: Prompts, options: Options) -> list[GenerationOptions | 
     if len(options) != len(prompts):
         raise InvalidRequestError(f"{len(options):,} options for {len(prompts):,} prompts: give one for each, or one for all")
     return list(options)
+
+
+@contextmanager
+def said_of(i: int) -> Iterator[None]:
+    """What is wrong inside is said with the number of the prompt."""
+    try:
+        yield
+    except ContextOverflowError as error:
+        raise ContextOverflowError(f"prompt {i}", error.resident, error.additional, error.limit) from None
+    except RuntimeFault as error:
+        raise type(error)(f"prompt {i}: {error}") from error
