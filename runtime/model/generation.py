@@ -186,8 +186,7 @@ class GenerationMembers(TextMembers):
         call = given(options)
         if call.speculative is not None:
             check_speculative(call.speculative, self.info)
-        chosen = resolve_options(call, model=self._text.own.options).options if call.resolve else call
-        chosen = self._text.with_stops(chosen)
+        chosen = resolve_options(call, model=self._text.own.options, ends=self._ends).options if call.resolve else call
         settings = chosen.sampling.check(self.info.vocab_size)
         chosen.check_eos(self.info.vocab_size)
         if chosen.stages:
