@@ -13,7 +13,13 @@ from functools import partial
 from runtime.adapters.uses import Adapters
 from runtime.beams import BeamOptions, Hypothesis, OnStep
 from runtime.branches import Branches, check_count, check_prompts, records_of
-from runtime.errors import ContextOverflowError, InvalidRequestError, RuntimeFault, SessionClosedError
+from runtime.errors import (
+    ContextOverflowError,
+    InvalidRequestError,
+    RuntimeFault,
+    SessionClosedError,
+    UnsupportedFeatureError,
+)
 from runtime.grammar.source import Grammar
 from runtime.info import OnProgress
 from runtime.model.gathering import Gathering
@@ -55,13 +61,17 @@ class BranchingMembers(GenerationMembers):
     ) -> AsyncGenerator[tuple[int, TokenRun], None]:
         options = given(options)
         check_count(n, options.branch)
+        if n > 1 and options.speculative is not None:
+            raise UnsupportedFeatureError(
+                f"{n} branches decode together, one forward for all, which leaves nothing to guess ahead: leave `speculative` "
+                "out, or ask for n=1"
+            )
         await self._compiled(options)
-        checked, seed = self._check(ids), fresh_seed() if options.seed is None else options.seed
-        jobs = {
-            branch: self._generation(checked, replace(options, seed=seed, branch=branch))
-            for branch in range(options.branch, options.branch + n)
-        }
-        shared = {field.name: getattr(jobs[options.branch], field.name) for field in fields(StayingJob)}
+        seed = fresh_seed() if options.seed is None else options.seed
+        first = self._generation(ids, replace(options, seed=seed))
+        jobs = {options.branch + i: self._branch(first, options.branch + i) for i in range(1, n)}
+        jobs = {options.branch: first, **jobs}
+        shared = {field.name: getattr(first, field.name) for field in fields(StayingJob)}
         fan = FanJob(**shared, jobs=tuple(jobs.values()))
         mailbox = self._mailbox()
         if on_progress is not None:

@@ -23,7 +23,7 @@ from runtime.model.texts import TextMembers
 from runtime.options import GenerationOptions, SamplingOptions, given
 from runtime.records import Finish, Int32, TokenRecord, TokenRun
 from runtime.resolution import resolve_options
-from runtime.sampling.chain import make_sampler
+from runtime.sampling.chain import Sampler, make_sampler
 from runtime.sampling.draw import fresh_seed
 from runtime.sampling.report import SHOWN
 from runtime.scheduler.jobs import GenerateJob, Priority
@@ -187,11 +187,12 @@ class GenerationMembers(TextMembers):
         if call.speculative is not None:
             check_speculative(call.speculative, self.info)
         chosen = resolve_options(call, model=self._text.own.options, ends=self._ends).options if call.resolve else call
-        settings = chosen.sampling.check(self.info.vocab_size)
+        chosen.sampling.check(self.info.vocab_size)
         chosen.check_eos(self.info.vocab_size)
         if chosen.stages:
             chosen = replace(chosen, top_k=max(chosen.top_k, SHOWN))
-        seed = fresh_seed() if chosen.seed is None else chosen.seed
+        if chosen.seed is None:
+            chosen = replace(chosen, seed=fresh_seed())
         checked = self._check(ids)
         routing = self._adapters.routing(chosen.adapters)
         namespace, before = routing.route(checked)
@@ -202,10 +203,25 @@ class GenerationMembers(TextMembers):
             before=before,
             options=chosen,
             eos=None if chosen.eos_token_ids is None else frozenset(chosen.eos_token_ids),
-            sampler=make_sampler(settings, seed, chosen.branch, pieces=lambda: self._byte_vocab),
+            sampler=self._sampler(chosen),
             constraint=self._constraint(checked, chosen),
             routing=routing if routing.invocations else None,
         )
+
+    def _branch(self, job: GenerateJob, branch: int) -> GenerateJob:
+        """The same request with random numbers of another branch; its grammar's state is forked, with the mask that is known."""
+        options = replace(job.options, branch=branch)
+        return replace(
+            job,
+            options=options,
+            sampler=self._sampler(options),
+            constraint=None if job.constraint is None else job.constraint.fork(),
+        )
+
+    def _sampler(self, options: GenerationOptions) -> Sampler:
+        """Of options that were checked."""
+        assert options.seed is not None  # who resolves them draws one
+        return make_sampler(options.sampling, options.seed, options.branch, pieces=lambda: self._byte_vocab)
 
     def _constraint(self, ids: Int32, options: GenerationOptions) -> Constraint | None:
         """The state of the answer's grammar, its beginning at the end of the prompt included."""
