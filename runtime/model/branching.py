@@ -11,7 +11,7 @@ from dataclasses import fields, replace
 from functools import partial
 
 from runtime.adapters.uses import Adapters
-from runtime.beams import BeamOptions, Hypothesis, OnStep
+from runtime.beams import BeamOptions, Hypothesis, OnStep, given_beams
 from runtime.branches import Branches, check_count, check_prompts, records_of
 from runtime.errors import (
     ContextOverflowError,
@@ -161,10 +161,12 @@ class BranchingMembers(GenerationMembers):
         on_step: OnStep | None = None,
     ) -> list[Hypothesis]:
         """Awaited."""
-        options = (options or BeamOptions()).check(self.info.vocab_size)
+        options = given_beams(options, self.info.vocab_size)
         checked = self._check(ids)
+        await self._compile(options.grammar)
+        constraint = self._constraint(checked, options.grammar, options.grammar_prefix)
         namespace, before = self._route(checked, adapters)
-        job = BeamJob(checked, namespace, Priority.CHAT, before=before, submitted=time.monotonic(), options=options)
+        job = BeamJob(checked, namespace, Priority.CHAT, before=before, submitted=time.monotonic(), options=options, constraint=constraint)
         mailbox = self._mailbox()
         if on_progress is not None:
             job.on_progress = lambda progress: mailbox.post(partial(on_progress, progress))

@@ -16,6 +16,7 @@ from runtime.adapters.uses import Adapters, check_adapters
 from runtime.completion import Completion
 from runtime.errors import GrammarError, InvalidRequestError
 from runtime.grammar.constraint import Constraint
+from runtime.grammar.source import Grammar
 from runtime.info import OnProgress, PromptProgress
 from runtime.language_model import Message
 from runtime.model.core import some
@@ -178,7 +179,10 @@ class GenerationMembers(TextMembers):
 
     async def _compiled(self, options: GenerationOptions | None) -> None:
         """Compiles the grammar off the loop, so that `_generation` need not do it on it."""
-        grammar = given(options).grammar
+        await self._compile(given(options).grammar)
+
+    async def _compile(self, grammar: Grammar | None) -> None:
+        """As `_compiled`."""
         if grammar is not None and not self._grammars.ready(grammar):
             await asyncio.to_thread(self._grammars.prepare, grammar)
 
@@ -204,7 +208,7 @@ class GenerationMembers(TextMembers):
             options=chosen,
             eos=None if chosen.eos_token_ids is None else frozenset(chosen.eos_token_ids),
             sampler=self._sampler(chosen),
-            constraint=self._constraint(checked, chosen),
+            constraint=self._constraint(checked, chosen.grammar, chosen.grammar_prefix, chosen.sampling.banned_tokens),
             routing=routing if routing.invocations else None,
         )
 
@@ -223,14 +227,16 @@ class GenerationMembers(TextMembers):
         assert options.seed is not None  # who resolves them draws one
         return make_sampler(options.sampling, options.seed, options.branch, pieces=lambda: self._byte_vocab)
 
-    def _constraint(self, ids: Int32, options: GenerationOptions) -> Constraint | None:
+    def _constraint(
+        self, ids: Int32, grammar: Grammar | None, prefix: int, banned: Sequence[int] | None = None
+    ) -> Constraint | None:
         """The state of the answer's grammar, its beginning at the end of the prompt included."""
-        if options.grammar is None:
+        if grammar is None:
             return None
-        if options.grammar_prefix > len(ids):
-            raise InvalidRequestError(f"grammar_prefix={options.grammar_prefix:,} of {len(ids):,} tokens: give it fewer")
-        constraint = self._grammars.constraint(options.grammar, ids[len(ids) - options.grammar_prefix :].tolist())
-        if banned := options.sampling.banned_tokens:
+        if prefix > len(ids):
+            raise InvalidRequestError(f"grammar_prefix={prefix:,} of {len(ids):,} tokens: give it fewer")
+        constraint = self._grammars.constraint(grammar, ids[len(ids) - prefix :].tolist())
+        if banned:
             allowed = constraint.allowed()  # (vocab,)
             choices = int(np.count_nonzero(allowed))
             if choices and choices == int(np.count_nonzero(allowed[list(banned)])):
