@@ -98,22 +98,18 @@ class Grammars:
         """Compiles what can be used, and settles every future."""
         try:
             faults: Mapping[Grammar, BaseException | None] = check_grammars(wanted) if wanted else {}
-        except BaseException as error:  # noqa: BLE001  # who waits for one of them is told, this caller too
-            faults = dict.fromkeys(wanted, error)
+        except BaseException as fault:  # noqa: BLE001  # who waits for one of them is told, this caller too
+            faults = dict.fromkeys(wanted, fault)
         for grammar, future in wanted.items():
-            error = faults[grammar]
-            if error is None:
-                try:
-                    matcher = _on_deep_stack(partial(self._compile, grammar))
-                except BaseException as fault:  # noqa: BLE001  # as above
-                    error = fault
-                else:
-                    future.set_result(matcher)
-                    continue
-            with self._lock:
-                if self._compiled.get(grammar) is future:
-                    del self._compiled[grammar]
-            future.set_exception(error)
+            try:
+                if (refusal := faults[grammar]) is not None:
+                    raise refusal
+                future.set_result(_on_deep_stack(partial(self._compile, grammar)))
+            except BaseException as fault:  # noqa: BLE001  # as above
+                with self._lock:
+                    if self._compiled.get(grammar) is future:
+                        del self._compiled[grammar]
+                future.set_exception(fault)
 
     @contextmanager
     def holding(self, grammars: Iterable[Grammar]) -> Iterator[None]:

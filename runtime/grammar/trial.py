@@ -115,7 +115,8 @@ def _tried(grammars: Sequence[Grammar]) -> list[tuple[Grammar, Judgement]]:
     left = list(grammars)
     while left:
         answers, end = _run(left)
-        judged += [(grammar, Judgement(None if fault is None else readable(fault))) for grammar, fault in zip(left, answers)]
+        for grammar, fault in zip(left, answers, strict=False):  # as far as it came
+            judged.append((grammar, Judgement(None if fault is None else readable(fault))))
         left = left[len(answers) :]
         if not answers:
             judged.append((left.pop(0), Judgement(end, lasting=False)))

@@ -25,7 +25,8 @@ class ResolvingMembers(Protocol):
     def resolve_options(self, call: Layer = None, *, session: Layer = None, preset: Layer = None) -> ResolvedOptions:
         """The options that would hold for a call, and who decided each: call > session > preset > the model > default.
 
-        What ends an answer by itself is among them: the chat format's stops and the eos. Computes nothing and never blocks. `generate` resolves what it is given in the same way, as the call.
+        What ends an answer by itself is among them: the chat format's stops and the eos. Computes nothing and never
+        blocks. `generate` resolves what it is given in the same way, as the call.
 
         Raises:
             InvalidRequestError: An unknown name, a value out of range, settings that contradict each other.

@@ -166,7 +166,9 @@ class BranchingMembers(GenerationMembers):
         await self._compile(options.grammar)
         constraint = self._constraint(checked, options.grammar, options.grammar_prefix)
         namespace, before = self._route(checked, adapters)
-        job = BeamJob(checked, namespace, Priority.CHAT, before=before, submitted=time.monotonic(), options=options, constraint=constraint)
+        job = BeamJob(
+            checked, namespace, Priority.CHAT, before=before, submitted=time.monotonic(), options=options, constraint=constraint
+        )
         mailbox = self._mailbox()
         if on_progress is not None:
             job.on_progress = lambda progress: mailbox.post(partial(on_progress, progress))

@@ -213,7 +213,7 @@ class GenerationMembers(TextMembers):
         )
 
     def _branch(self, job: GenerateJob, branch: int) -> GenerateJob:
-        """The same request with random numbers of another branch; its grammar's state is forked, with the mask that is known."""
+        """The same request with other random numbers; the grammar's state is forked, with the mask that is known."""
         options = replace(job.options, branch=branch)
         return replace(
             job,

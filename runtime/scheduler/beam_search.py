@@ -150,7 +150,7 @@ class BeamSearch:
     def _allowed(self, rules: BeamRules, after: Scores, logprobs: Float32) -> Iterator[Link]:
         """The best continuations that the rules allow, best first, to the last there is."""
         before: list[Link | None] = list(self.running) or [None]
-        masks = [rules.allowed(link and link.at) for link in before]
+        masks = [rules.allowed(None if link is None else link.at) for link in before]
         counts = [logprobs.shape[1] if mask is None else int(np.count_nonzero(mask)) for mask in masks]
         rows = [row if mask is None else np.where(mask, row, -np.inf) for row, mask in zip(logprobs, masks, strict=True)]
         given, keep = 0, self._keep
@@ -166,11 +166,21 @@ class BeamSearch:
                 rank = 1 + int(np.count_nonzero(logprobs[beam] > own))
                 parent = before[beam]
                 standing = rules.after(
-                    parent and parent.at, token, self._at_limit if self.steps >= self._limit else Finish.NONE
+                    None if parent is None else parent.at, token, self._at_limit if self.steps >= self._limit else Finish.NONE
                 )
                 forced = masks[beam] is not None and counts[beam] == 1
                 yield Link(
-                    parent, self.steps, float(totals[at]), beam, token, float(own), rank, after, standing.finish, standing, forced
+                    parent,
+                    self.steps,
+                    float(totals[at]),
+                    beam,
+                    token,
+                    float(own),
+                    rank,
+                    after,
+                    standing.finish,
+                    standing,
+                    forced,
                 )
             given, keep = min(keep, len(tokens)), 4 * keep
 

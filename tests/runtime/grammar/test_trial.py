@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import subprocess
 import threading
 from typing import Any
@@ -24,7 +25,7 @@ class Started:
         self.count = 0
         self.most: float | None = None  # seconds
         self._run = subprocess.run
-        monkeypatch.setattr(trial.subprocess, "run", self.run)
+        monkeypatch.setattr(subprocess, "run", self.run)
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
         self.count += 1
@@ -54,7 +55,7 @@ def test_many_are_tried_in_one_process_and_remembered(started: Started) -> None:
 
 
 def test_more_than_one_process_is_worth_are_shared_out(started: Started, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trial.os, "cpu_count", lambda: 2)
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
     grammars = [own(i, "shared") for i in range(trial.EACH + 1)]
     assert not any(trial.check_grammars(grammars).values())
     assert started.count == 2
@@ -84,7 +85,9 @@ def test_a_timeout_on_a_busy_machine_is_not_for_ever(started: Started) -> None:
     assert grammar.check() is grammar
 
 
-def test_a_batch_of_grammars_compiles_at_once_and_leaves_the_loop_free(started: Started, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_of_grammars_compiles_at_once_and_leaves_the_loop_free(
+    started: Started, monkeypatch: pytest.MonkeyPatch
+) -> None:
     # given more grammars than are kept
     count = KEPT + 6
     options = [GenerationOptions(grammar=Grammar.regex(f"batch{i:03}"), max_tokens=20, seed=i) for i in range(count)]
@@ -132,7 +135,7 @@ def test_a_batch_names_the_prompt_whose_grammar_cannot_be_used() -> None:
 
     grammars = [own(0, "named"), Grammar.regex("named("), Grammar.regex("named)")]
     with fake_model() as model:
-        with pytest.raises(GrammarError, match="prompt 1: the regex cannot be used: (?s:.*)unclosed"):
+        with pytest.raises(GrammarError, match=r"prompt 1: the regex cannot be used: (?s:.*)unclosed"):
             asyncio.run(main())
         assert model.metrics().tokens_computed == 0
         assert not model._grammars._held

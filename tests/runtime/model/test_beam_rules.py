@@ -205,9 +205,9 @@ def test_mistakes_are_refused_before_compute_here_and_over_the_pipe() -> None:
 def test_a_search_that_is_given_up_leaves_nothing() -> None:
     async def main(model: LocalModel) -> None:
         options = BeamOptions(4, 300, grammar=Grammar.regex("[a-z]{200}"), stop=("nothing of it",))
-        task = asyncio.create_task(model.beam_generate(some_ids(1, 9), options))
-        while model.metrics().tokens_generated < 8:
-            await asyncio.sleep(0.001)
+        begun = asyncio.Event()
+        task = asyncio.create_task(model.beam_generate(some_ids(1, 9), options, on_step=lambda _: begun.set()))
+        await begun.wait()
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
 

@@ -87,9 +87,10 @@ def _finished(data: bytes) -> str:
 
 def everything(world: World) -> list[Path]:
     """All hypotheses there are."""
-    found, running = list[Path](), [()]
+    found: list[Path] = []
+    running: list[Path] = [()]
     while running:
-        grown = [(*path, token) for path in running for token in world.next(path)]
+        grown: list[Path] = [(*path, token) for path in running for token in world.next(path)]
         found += [path for path in grown if world.ending(path)]
         running = [path for path in grown if not world.ending(path)]
     return found
@@ -100,7 +101,7 @@ def search(world: World, width: int, penalty: float) -> list[tuple[Path, float]]
     complete: list[tuple[Path, float]] = []
     running: list[Path] = [()]
     while running:
-        grown = [(*path, token) for path in running for token in world.next(path)]
+        grown: list[Path] = [(*path, token) for path in running for token in world.next(path)]
         grown.sort(key=lambda path: (-world.total(path), running.index(path[:-1]), path[-1]))
         ended = [path for path in grown[:width] if world.ending(path)]
         complete += [(path, world.total(path) / len(path) ** penalty) for path in ended]

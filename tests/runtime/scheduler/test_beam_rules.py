@@ -28,7 +28,7 @@ CASES: dict[str, Case] = {
     "stop that begins another": (["ab", "abb", "bab"], None),
     "grammar": ((), Grammar.regex("(ab?)+é?")),
     "grammar of few": ((), Grammar.regex("(a|b)(a|bé)")),
-    "grammar that ends anywhere": ((), Grammar.lark("start: (A | B)*\nA: \"ab\"\nB: \"ba\"")),
+    "grammar that ends anywhere": ((), Grammar.lark('start: (A | B)*\nA: "ab"\nB: "ba"')),
     "both": (["bé", "aab"], Grammar.regex("(a|b|é){1,9}")),
 }
 
@@ -54,9 +54,7 @@ def world(case: Case, seed: int, limit: int = 4) -> World:
 def found(grammars: Grammars, world: World, options: BeamOptions) -> list[tuple[Path, float, str | None, str]]:
     """Ids, score, reason and text of our search's hypotheses, best first."""
     constraint = None if world.grammar is None else grammars.constraint(world.grammar)
-    rules = BeamRules.of(
-        tuple(world.stops), constraint, eos=world.eos, token_bytes=world.pieces, new_decoder=Utf8Stream
-    )
+    rules = BeamRules.of(tuple(world.stops), constraint, eos=world.eos, token_bytes=world.pieces, new_decoder=Utf8Stream)
     ours = BeamSearch(options, world.eos, world.limit, Finish.LENGTH, rules)
     paths: list[Path] = [()]
     while not ours.done:
@@ -120,9 +118,7 @@ def test_where_no_beam_can_go_on_it_is_an_error(grammars: Grammars) -> None:
 
 def test_a_stop_inside_an_unfinished_answer_is_incomplete(grammars: Grammars) -> None:
     for grammar, finish in ((Grammar.regex("(ab)+"), Finish.STOP_INSIDE), (Grammar.regex("a*b*a*"), Finish.STOP)):
-        rules = BeamRules.of(
-            ("b",), grammars.constraint(grammar), eos=EOS, token_bytes=PIECES, new_decoder=Utf8Stream
-        )
+        rules = BeamRules.of(("b",), grammars.constraint(grammar), eos=EOS, token_bytes=PIECES, new_decoder=Utf8Stream)
         assert rules is not None
         after = rules.after(rules.after(None, 0, Finish.NONE), 1, Finish.NONE)
         assert (after.finish, after.cut) == (finish, 1)
