@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from runtime.options import GenerationOptions, LoadOptions, SamplingOptions
     from runtime.pooling import POOLINGS, Pooling
     from runtime.records import Finish, Origin, Scores, TokenRecord, TokenRun
-    from runtime.resolution import ResolvedOptions, resolve_options
+    from runtime.resolution import AnswerEnds, ResolvedOptions, resolve_options
     from runtime.sampling.chain import Sampler, make_sampler
     from runtime.sampling.draw import fresh_seed
     from runtime.sampling.history import History
@@ -95,6 +95,7 @@ __all__ = [
     "POOLINGS",
     "AdapterError",
     "AdapterInfo",
+    "AnswerEnds",
     "BackendUnavailableError",
     "BeamOptions",
     "BeamStep",
@@ -274,6 +275,7 @@ _NAMES = {
         "TokenRun",
     ),
     "runtime.resolution": (
+        "AnswerEnds",
         "ResolvedOptions",
         "resolve_options",
     ),
