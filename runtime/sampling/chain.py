@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from runtime.errors import GrammarError, InvalidRequestError
+from runtime.ranking import Ranked
 from runtime.records import Float32, Int32
 from runtime.sampling.cuts import CUTS, xtc
 from runtime.sampling.draw import DRAW_STAGE, XTC_STAGE, uniform
@@ -104,7 +105,7 @@ class Sampler:
 
     def draw(
         self,
-        logprobs: Float32,
+        logprobs: Float32 | Ranked,
         position: int,
         *,
         history: Int32 | History | None = None,
@@ -114,7 +115,7 @@ class Sampler:
         """The token for one row, and the number it was drawn with (NaN when greedy).
 
         Args:
-            logprobs: ``(vocab,)`` float32, log-softmax of the raw logits.
+            logprobs: ``(vocab,)`` float32, log-softmax of the raw logits; ranked where others want to know their order too.
             position: Where in the path the token will stand.
             history: Prompt and answer so far, for penalties and DRY; None is nothing.
             allowed: ``(vocab,)`` bool, the tokens that a grammar allows; None is all.
@@ -125,15 +126,16 @@ class Sampler:
             InvalidRequestError: Everything is banned.
         """
         if not self._stages and allowed is None and self.temperature == 0.0:
-            return int(logprobs.argmax()), float("nan")
-        pool = Pool(logprobs, shift, head=self._head, plain=not self._stages)
+            row = logprobs.row if isinstance(logprobs, Ranked) else logprobs
+            return int(row.argmax()), float("nan")
+        pool = Pool(logprobs, shift, head=self._head)
         number = partial(self._number, position)
         self._run(pool, number, history, allowed, None)
         return self._pick(pool, number)[:2]
 
     def trace(
         self,
-        logprobs: Float32,
+        logprobs: Float32 | Ranked,
         position: int,
         *,
         history: Int32 | History | None = None,
@@ -142,7 +144,7 @@ class Sampler:
         number: Callable[[int], float] | None = None,
     ) -> Traced:
         """`draw`, with what each stage left; `number` gives other random numbers, by the stage's place in the counter."""
-        pool = Pool(logprobs, shift, traced=True, plain=not self._stages)
+        pool = Pool(logprobs, shift, traced=True)
         steps = [Step("raw", pool.view, float("nan"))]
         number = number or partial(self._number, position)
         self._run(pool, number, history, allowed, steps)
@@ -230,11 +232,11 @@ def _stage(name: str, chosen: dict[str, Any], breakers: Sequence[int]) -> Any:
 
 
 def _first_head(stages: Sequence[tuple[str, object]], k: int) -> int:
-    """How much of the order is sorted at first: what top-k asks for where it cuts first, more where another cut does."""
+    """How much of the order is sorted at first: what top-k asks for where it cuts first, more where a cut looks at all."""
     cutting = [name for name, _ in stages if name not in (*EDITS, "temperature", "xtc")]
     if cutting[:1] == ["top_k"]:
         return min(k, LONG_HEAD)
-    return LONG_HEAD if cutting else HEAD
+    return LONG_HEAD if "typical" in cutting else HEAD
 
 
 def _fitting(allowed: Bool, vocab: int) -> Bool:
@@ -245,7 +247,7 @@ def _fitting(allowed: Bool, vocab: int) -> Bool:
 
 def _alive(pool: Pool, allowed: Bool | None) -> None:
     """Whether anything can be drawn still."""
-    if pool.row.max() > -np.inf:
+    if pool.alive:
         return
     if allowed is None:
         raise InvalidRequestError("every token that the model could say is banned; allow at least one of them")
