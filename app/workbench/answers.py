@@ -140,7 +140,7 @@ class Answers:
         if self._supervisor.running is None:
             answer.session.notes[node_id] = STARTING
         preset = self._preset
-        answer.options = replace(preset, seed=fresh_seed() if preset.seed is None else preset.seed)
+        answer.options = replace(preset, seed=fresh_seed() if preset.seed is None else preset.seed, stages=True)
         self._tell(SessionChanged(answer.session.view()))
         answer.task = asyncio.create_task(self._stream(answer, prepare), name=f"answer {node_id}")
         if answer.stopping:

@@ -73,4 +73,4 @@ class Recorder:
 
 def chunk(run: TokenRun, fingerprint: str, first: int = 0) -> NewChunk:
     """A run as rows for the store."""
-    return NewChunk(fingerprint, first, len(run), run.to_columns())
+    return NewChunk(fingerprint, first, len(run), run.to_columns(narrow=True))

@@ -19,6 +19,7 @@ from runtime.sampling.edits import Bias, Dry, Penalties
 from runtime.sampling.falling import HEAD, LONG_HEAD
 from runtime.sampling.history import History
 from runtime.sampling.pool import Pool, View
+from runtime.sampling.select import Place
 from runtime.sampling.settings import DEFAULTS, EDITS, Breaker, SamplingOptions
 
 NOTHING_SAID = History([])
@@ -53,6 +54,7 @@ class Traced:
     u: float  # NaN when greedy
     steps: tuple[Step, ...]  # "raw", every stage that is on, "draw"
     rank: int  # of the token in the last falling order, from 0
+    before: float  # weight of what stands before it there, where the likeliest has 1
     shift: float
 
 
@@ -131,7 +133,8 @@ class Sampler:
         pool = Pool(logprobs, shift, head=self._head)
         number = partial(self._number, position)
         self._run(pool, number, history, allowed, None)
-        return self._pick(pool, number)[:2]
+        place, u = self._pick(pool, number)
+        return place.token, u
 
     def trace(
         self,
@@ -148,10 +151,10 @@ class Sampler:
         steps = [Step("raw", pool.view, float("nan"))]
         number = number or partial(self._number, position)
         self._run(pool, number, history, allowed, steps)
-        token, u, rank = self._pick(pool, number)
+        place, u = self._pick(pool, number)
         if self.temperature == 0.0:
-            pool.last = pool.order.at_rank(0)
-        return Traced(token, u, (*steps, Step("draw", pool.view, u)), rank, shift)
+            pool.last = place
+        return Traced(place.token, u, (*steps, Step("draw", pool.view, u)), place.rank, place.before, shift)
 
     def _run(
         self,
@@ -195,15 +198,15 @@ class Sampler:
     def _said(self, history: Int32 | None) -> History:
         return NOTHING_SAID if history is None or not self.remembers else History(history, self.window)
 
-    def _pick(self, pool: Pool, number: Callable[[int], float]) -> tuple[int, float, int]:
+    def _pick(self, pool: Pool, number: Callable[[int], float]) -> tuple[Place, float]:
         if self.temperature == 0.0:
-            return int(pool.row.argmax()), float("nan"), 0
+            return pool.order.at_rank(0), float("nan")
         u = number(DRAW_STAGE)
         order, below = pool.order, pool.below
         place = order.at_mass(below + u * (pool.upto - below))
         if pool.last is not None and place.rank > pool.last.rank:  # rounding, at the very end
             place = pool.last
-        return place.token, u, place.rank
+        return place, u
 
 
 def _stage(name: str, chosen: dict[str, Any], breakers: Sequence[int]) -> Any:
