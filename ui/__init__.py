@@ -8,6 +8,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from ui.made import Made, Setting
 from ui.port import (
     BackendChoice,
     BranchRow,
@@ -45,6 +46,7 @@ __all__ = [
     "Composition",
     "EngineState",
     "Event",
+    "Made",
     "MainWindow",
     "ModelChoice",
     "Palette",
@@ -56,6 +58,7 @@ __all__ = [
     "SessionSummary",
     "SessionView",
     "SessionsChanged",
+    "Setting",
     "StatusChanged",
     "StatusView",
     "Theme",

@@ -43,6 +43,7 @@ class Actions(QObject):
         self.uncertain = self._make(self.tr("Next Uncertain Token"), "Ctrl+J")
         self.stop = self._make(self.tr("Stop"), STOP_KEYS)
         self.regenerate = self._make(self.tr("Regenerate"), "Ctrl+R")
+        self.regenerate_exactly = self._make(self.tr("Regenerate Exactly"), "Ctrl+Shift+R")
         self.continue_answer = self._make(self.tr("Continue"), "Ctrl+Shift+Return")
         self.previous = self._make(self.tr("Previous Variant"), "Ctrl+[")
         self.next = self._make(self.tr("Next Variant"), "Ctrl+]")
@@ -56,7 +57,16 @@ class Actions(QObject):
             self._menu(
                 self.tr("View"), self.read, self.tokens, self.template, None, self.sidebar, self.inspector, None, self.uncertain
             ),
-            self._menu(self.tr("Session"), self.stop, self.regenerate, self.continue_answer, None, self.previous, self.next),
+            self._menu(
+                self.tr("Session"),
+                self.stop,
+                self.regenerate,
+                self.regenerate_exactly,
+                self.continue_answer,
+                None,
+                self.previous,
+                self.next,
+            ),
             self._menu(self.tr("Help"), self.about),
         ]
 
