@@ -8,6 +8,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from ui.made import Made, Setting
 from ui.port import (
     BackendChoice,
     BranchRow,
@@ -47,6 +48,7 @@ __all__ = [
     "Composition",
     "EngineState",
     "Event",
+    "Made",
     "MainWindow",
     "Measure",
     "ModelChoice",
@@ -60,6 +62,7 @@ __all__ = [
     "SessionSummary",
     "SessionView",
     "SessionsChanged",
+    "Setting",
     "StatusChanged",
     "StatusView",
     "Theme",

@@ -53,6 +53,7 @@ class Actions(QObject):
         self.uncertain = self._make(self.tr("Next Uncertain Token"), "Ctrl+J")
         self.stop = self._make(self.tr("Stop"), STOP_KEYS)
         self.regenerate = self._make(self.tr("Regenerate"), "Ctrl+R")
+        self.regenerate_exactly = self._make(self.tr("Regenerate Exactly"), "Ctrl+Shift+R")
         self.continue_answer = self._make(self.tr("Continue"), "Ctrl+Shift+Return")
         self.previous = self._make(self.tr("Previous Variant"), "Ctrl+[")
         self.next = self._make(self.tr("Next Variant"), "Ctrl+]")
@@ -64,7 +65,16 @@ class Actions(QObject):
             self._menu(self.tr("File"), self.new_session, self.rename, self.pin, self.trash, None, self.close, self.quit),
             self._menu(self.tr("Edit"), self.undo, self.copy, None, *self._finding()),
             self._view_menu(),
-            self._menu(self.tr("Session"), self.stop, self.regenerate, self.continue_answer, None, self.previous, self.next),
+            self._menu(
+                self.tr("Session"),
+                self.stop,
+                self.regenerate,
+                self.regenerate_exactly,
+                self.continue_answer,
+                None,
+                self.previous,
+                self.next,
+            ),
             self._menu(self.tr("Help"), self.about),
         ]
 

@@ -13,6 +13,7 @@ from typing import Any
 from PySide6.QtCore import QObject, Signal
 
 from ui.events import EventQueue
+from ui.made import Made
 from ui.port import (
     EngineState,
     Event,
@@ -156,6 +157,14 @@ class Desk(QObject):
     def regenerate(self, node_id: int) -> None:
         """Another answer beside that one."""
         self._with_session(lambda session: self._workbench.regenerate(session, node_id))
+
+    def regenerate_exactly(self, node_id: int) -> None:
+        """The same answer once more, beside that one."""
+        self._with_session(lambda session: self._workbench.regenerate_exactly(session, node_id))
+
+    def how_made(self, node_id: int) -> Made | None:
+        """How an answer of the session shown was made."""
+        return None if self.shown is None else self._workbench.how_made(self.shown.session_id, node_id)
 
     def continue_turn(self, node_id: int) -> None:
         """Goes on with an answer that was stopped."""

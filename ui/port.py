@@ -13,6 +13,7 @@ from enum import StrEnum
 from typing import Protocol
 
 from runtime import TokenRun
+from ui.made import Made
 
 
 class Refusal(Exception):
@@ -70,6 +71,7 @@ class TurnView:
     note: str = ""  # inline message, such as "stopped" or what failed and what to do
     tier: Tier = Tier.COLD
     stats: TurnStats | None = None
+    can_repeat: bool = False  # how it was made is known: it can be made again exactly
     can_retry: bool = True  # False: the same again can only fail again; the note says what to do instead
 
     @property
@@ -254,6 +256,15 @@ class Workbench(Protocol):
 
     async def regenerate(self, session_id: int, node_id: int) -> None:
         """Another answer beside the model's turn `node_id`."""
+
+    async def regenerate_exactly(self, session_id: int, node_id: int) -> None:
+        """The model's turn once more beside it, with the options, seed and model that made it.
+
+        Its note says whether the two are the same, token for token, or where they part.
+        """
+
+    def how_made(self, session_id: int, node_id: int) -> Made | None:
+        """How an answer was made; None where nobody kept it."""
 
     async def continue_turn(self, session_id: int, node_id: int) -> None:
         """Goes on with an answer that was stopped."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from app.faults import STOPPED
 from app.workbench.growing import BROKEN, EMPTY, Runs
+from app.workbench.making import refusal, repeat_note
 from app.workbench.outline import branch_name, outline
 from app.workbench.pick import began
 from app.workbench.tree import Segment, Tree, Turn
@@ -214,6 +215,7 @@ class OpenSession:
             tier=self._tier(start, len(run)),
             stats=self.stats_of(node),
             can_retry=self.has_hope or not node.stats.get(HOPELESS, False),
+            can_repeat=node.role == "assistant" and node.id not in self.states and not refusal(node),
         )
 
     def tiers(self) -> dict[Tier, int]:
@@ -254,7 +256,9 @@ class OpenSession:
         message = node.stats.get("message")
         if isinstance(message, str):
             return message
-        return CUT if (node.status, node.finish_reason) == ("partial", "stop") else NOTES.get(node.finish_reason or "", "")
+        cut = (node.status, node.finish_reason) == ("partial", "stop")
+        ended = CUT if cut else NOTES.get(node.finish_reason or "", "")
+        return " · ".join(note for note in (repeat_note(node.stats), ended) if note)
 
 
 def text_run(text: str) -> TokenRun:

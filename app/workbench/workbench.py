@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from app.supervisor import Supervisor
 from app.workbench.answers import Answers
 from app.workbench.copying import Copies
+from app.workbench.making import how_made
 from app.workbench.refusals import BUSY
 from app.workbench.sessions import Sessions
 from app.workbench.status import backend_choices, detail_of, status_of
@@ -25,6 +26,7 @@ from ui import (
     Composition,
     EngineState,
     Event,
+    Made,
     ModelChoice,
     Refusal,
     SessionChanged,
@@ -152,6 +154,16 @@ class AppWorkbench:
     async def regenerate(self, session_id: int, node_id: int) -> None:
         """Another answer beside the model's turn."""
         await self._turns.regenerate(session_id, node_id)
+
+    async def regenerate_exactly(self, session_id: int, node_id: int) -> None:
+        """The same answer once more, with what it was made with."""
+        await self._turns.regenerate_exactly(session_id, node_id)
+
+    def how_made(self, session_id: int, node_id: int) -> Made | None:
+        """How an answer was made, as stored with it."""
+        session = self._sessions.find(session_id)
+        node = session.tree.nodes.get(node_id) if session else None
+        return None if node is None else how_made(node)
 
     async def continue_turn(self, session_id: int, node_id: int) -> None:
         """Goes on with an answer that was stopped."""

@@ -15,6 +15,7 @@ from ui import (
     Composition,
     EngineState,
     Event,
+    Made,
     ModelChoice,
     Refusal,
     SessionChanged,
@@ -102,6 +103,7 @@ class FakeWorkbench:
         self.views: dict[int, SessionView] = {}
         self.summaries: dict[int, SessionSummary] = {}
         self.trash: set[int] = set()
+        self.made: dict[int, Made] = {}  # by node
         self.engines = [BackendChoice("hf", "", True), BackendChoice("vllm", "not built yet", False)]
         self.choices = [
             ModelChoice("smollm2", "SmolLM2 135M Instruct", "135M · float32 · 513 MB", loaded=True),
@@ -196,6 +198,12 @@ class FakeWorkbench:
 
     async def regenerate(self, session_id: int, node_id: int) -> None:
         self._note("regenerate", session_id, node_id)
+
+    async def regenerate_exactly(self, session_id: int, node_id: int) -> None:
+        self._note("regenerate_exactly", session_id, node_id)
+
+    def how_made(self, session_id: int, node_id: int) -> Made | None:
+        return self.made.get(node_id)
 
     async def continue_turn(self, session_id: int, node_id: int) -> None:
         self._note("continue_turn", session_id, node_id)

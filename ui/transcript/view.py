@@ -46,6 +46,7 @@ class TranscriptView(QWidget):
     variant_requested = Signal(int)
     edit_requested = Signal(int)  # a user's turn: another version of it
     regenerate_requested = Signal(int)
+    repeat_requested = Signal(int)
     continue_requested = Signal(int)
     copy_requested = Signal(str)
     link_requested = Signal(str)  # a web or mail address that was clicked in Read mode; nothing was opened
@@ -105,6 +106,7 @@ class TranscriptView(QWidget):
             pane.variant_requested.connect(self.variant_requested)
             pane.edit_requested.connect(self.edit_requested)
             pane.regenerate_requested.connect(self.regenerate_requested)
+            pane.repeat_requested.connect(self.repeat_requested)
             pane.continue_requested.connect(self.continue_requested)
             pane.copy_requested.connect(self.copy_requested)
 
