@@ -21,6 +21,8 @@ COVERED: Final[Mapping[str, tuple[str, ...]]] = {
     "vocabularies": ("digest", "tokens"),
     "models": ("kv_fingerprint", "info"),
     "settings": ("key", "value"),
+    "folders": ("id", "name", "place"),
+    "places": ("id", "folder_id", "place", "tags"),
 }  # fmt: skip
 
 

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import Any, Final
 
+import msgspec
 import sqlite_utils
 
 from storage import sealed, search
 from storage.database import fetch, scalar
 from storage.errors import UnknownRowError
 from storage.rows import SessionRow
-from storage.text import clean
+from storage.text import clean, from_json
+
+_LISTED: Final = """
+SELECT s.*, p.folder_id, p.place, p.tags, p.sha256 AS place_sha256
+FROM sessions s LEFT JOIN places p ON p.id = s.id
+ORDER BY s.pinned DESC, p.place IS NOT NULL, p.place, s.touched DESC, s.id DESC
+"""
 
 
 def create(db: sqlite_utils.Database, title: str, *, is_sample: bool) -> int:
@@ -46,20 +53,27 @@ def require(db: sqlite_utils.Database, session_id: int) -> dict[str, Any]:
 
 
 def listing(db: sqlite_utils.Database, query: str) -> list[SessionRow]:
-    """Sessions to show: pinned first, then the last touched; neither trashed nor half imported, but damaged ones always."""
-    found = search.find(db, clean(query)) if query.strip() else None
-    rows = fetch(db, "SELECT * FROM sessions ORDER BY pinned DESC, touched DESC, id DESC")
+    """Sessions to show: pinned first, then the last touched; neither trashed nor half imported, but damaged ones always.
+
+    Among the pinned, and in a folder, those that somebody arranged come after the others, as they were arranged. A word of
+    the query that begins with # is the beginning of a tag.
+    """
+    words = clean(query).split()
+    tags = [word[1:].casefold() for word in words if word[:1] == "#" and word[1:]]
+    rest = " ".join(word for word in words if word[:1] != "#" or not word[1:])
+    found = search.find(db, rest) if rest else None
     return [
-        view(row)
-        for row in rows
-        if (found is None or row["id"] in found)
-        and (not (row["trashed"] is not None or row["importing"]) or not sealed.intact("sessions", row))
+        shown
+        for row in fetch(db, _LISTED)
+        if found is None or row["id"] in found
+        if (shown := view(row)).damaged or not (shown.trashed or row["importing"])
+        if all(any(own.casefold().startswith(tag) for own in shown.tags) for tag in tags)
     ]
 
 
 def trash(db: sqlite_utils.Database) -> list[SessionRow]:
     """Sessions in the trash, the last thrown away first."""
-    rows = fetch(db, "SELECT * FROM sessions WHERE trashed IS NOT NULL AND NOT importing ORDER BY touched DESC")
+    rows = fetch(db, "SELECT * FROM sessions WHERE trashed IS NOT NULL AND NOT importing ORDER BY trashed DESC, touched DESC")
     return [view(row) for row in rows]
 
 
@@ -88,6 +102,7 @@ def touch(db: sqlite_utils.Database, row: dict[str, Any], *, nodes: int = 0, tip
 def view(row: dict[str, Any]) -> SessionRow:
     """A row for the world outside; a damaged field never keeps the list from being shown."""
     current = row["current_node"]
+    placed = row.get("place_sha256") is not None and sealed.intact("places", _place_of(row))
     return SessionRow(
         id=row["id"],
         title=str(row["title"]),
@@ -99,7 +114,24 @@ def view(row: dict[str, Any]) -> SessionRow:
         branches=int(_real(row["branches"])),
         trashed=row["trashed"] is not None,
         damaged=not sealed.intact("sessions", row),
+        trashed_at=None if row["trashed"] is None else _real(row["trashed"]),
+        folder_id=row["folder_id"] if placed else None,
+        tags=tags_of(row["tags"]) if placed else (),
     )
+
+
+def tags_of(text: object) -> tuple[str, ...]:
+    """The tags of a row as read."""
+    try:
+        found = from_json(str(text))
+    except msgspec.DecodeError:
+        return ()
+    return tuple(tag for tag in found if isinstance(tag, str)) if isinstance(found, list) else ()
+
+
+def _place_of(row: dict[str, Any]) -> dict[str, Any]:
+    """The part of a joined row that `places` holds."""
+    return {"id": row["id"], "sha256": row["place_sha256"], **{name: row[name] for name in ("folder_id", "place", "tags")}}
 
 
 def _next_touch(db: sqlite_utils.Database) -> int:
