@@ -108,6 +108,7 @@ class MainWindow(QMainWindow):
         view.regenerate_requested.connect(self._regenerate)
         view.continue_requested.connect(self._continue)
         view.copy_requested.connect(self._copy)
+        view.earlier_requested.connect(self.desk.show_earlier)
         view.link_requested.connect(parts.link.ask)
         view.found_changed.connect(parts.finder.show_place)
         parts.finder.wanted.connect(view.look_for)
