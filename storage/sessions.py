@@ -12,13 +12,16 @@ from storage import sealed, search
 from storage.database import fetch, scalar
 from storage.errors import UnknownRowError
 from storage.rows import SessionRow
-from storage.text import clean, from_json
+from storage.text import clean, from_json, to_json
 
-_LISTED: Final = """
-SELECT s.*, p.folder_id, p.place, p.tags, p.sha256 AS place_sha256
+_COUNT: Final = len(sealed.COVERED["sessions"])
+_OWN: Final = ", ".join(f"s.{name}" for name in sealed.COVERED["sessions"])
+_LISTED: Final = f"""
+SELECT {_OWN}, s.sha256, p.id, p.folder_id, p.place, p.tags, p.sha256
 FROM sessions s LEFT JOIN places p ON p.id = s.id
+WHERE :found IS NULL OR s.id IN (SELECT value FROM json_each(:found))
 ORDER BY s.pinned DESC, p.place IS NOT NULL, p.place, s.touched DESC, s.id DESC
-"""
+"""  # noqa: S608  # our own names
 
 
 def create(db: sqlite_utils.Database, title: str, *, is_sample: bool) -> int:
@@ -62,13 +65,9 @@ def listing(db: sqlite_utils.Database, query: str) -> list[SessionRow]:
     tags = [word[1:].casefold() for word in words if word[:1] == "#" and word[1:]]
     rest = " ".join(word for word in words if word[:1] != "#" or not word[1:])
     found = search.find(db, rest) if rest else None
-    return [
-        shown
-        for row in fetch(db, _LISTED)
-        if found is None or row["id"] in found
-        if (shown := view(row)).damaged or not (shown.trashed or row["importing"])
-        if all(any(own.casefold().startswith(tag) for own in shown.tags) for tag in tags)
-    ]
+    cursor = db.execute(_LISTED, {"found": None if found is None else to_json(sorted(found))})
+    rows = [_listed(row) for row in cursor]
+    return [row for row in rows if row is not None and all(_is_tagged(row, tag) for tag in tags)]
 
 
 def trash(db: sqlite_utils.Database) -> list[SessionRow]:
@@ -102,7 +101,6 @@ def touch(db: sqlite_utils.Database, row: dict[str, Any], *, nodes: int = 0, tip
 def view(row: dict[str, Any]) -> SessionRow:
     """A row for the world outside; a damaged field never keeps the list from being shown."""
     current = row["current_node"]
-    placed = row.get("place_sha256") is not None and sealed.intact("places", _place_of(row))
     return SessionRow(
         id=row["id"],
         title=str(row["title"]),
@@ -115,8 +113,6 @@ def view(row: dict[str, Any]) -> SessionRow:
         trashed=row["trashed"] is not None,
         damaged=not sealed.intact("sessions", row),
         trashed_at=None if row["trashed"] is None else _real(row["trashed"]),
-        folder_id=row["folder_id"] if placed else None,
-        tags=tags_of(row["tags"]) if placed else (),
     )
 
 
@@ -129,9 +125,32 @@ def tags_of(text: object) -> tuple[str, ...]:
     return tuple(tag for tag in found if isinstance(tag, str)) if isinstance(found, list) else ()
 
 
-def _place_of(row: dict[str, Any]) -> dict[str, Any]:
-    """The part of a joined row that `places` holds."""
-    return {"id": row["id"], "sha256": row["place_sha256"], **{name: row[name] for name in ("folder_id", "place", "tags")}}
+def _listed(row: tuple[Any, ...]) -> SessionRow | None:
+    """A row of `_LISTED`, where it is to be shown; in plain Python, since there are thousands of them."""
+    own, sha256, place, place_sha256 = row[:_COUNT], row[_COUNT], row[_COUNT + 1 : -1], row[-1]
+    number, title, created, updated, _, pinned, is_sample, current, branches, _, trashed, importing = own
+    damaged = not sealed.sealed_values(own, sha256)
+    if (trashed is not None or importing) and not damaged:
+        return None
+    placed = place_sha256 is not None and sealed.sealed_values(place, place_sha256)
+    return SessionRow(
+        id=number,
+        title=str(title),
+        created=_real(created),
+        updated=_real(updated),
+        pinned=bool(pinned),
+        is_sample=bool(is_sample),
+        current_node=current if isinstance(current, int) else None,
+        branches=int(_real(branches)),
+        trashed=trashed is not None,
+        damaged=damaged,
+        folder_id=place[1] if placed else None,
+        tags=tags_of(place[3]) if placed else (),
+    )
+
+
+def _is_tagged(row: SessionRow, start: str) -> bool:
+    return any(tag.casefold().startswith(start) for tag in row.tags)
 
 
 def _next_touch(db: sqlite_utils.Database) -> int:
