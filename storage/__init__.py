@@ -28,7 +28,19 @@ from storage.errors import (
 if TYPE_CHECKING:
     from storage.blocks.file import BlockFile, BlockFileStats, open_blocks
     from storage.lock import DataFolderLock, request_focus
-    from storage.rows import DamageRow, NewChunk, NewNode, NodeRow, Salvage, SessionCopy, SessionRow, SessionTree, StoredChunk
+    from storage.places import Places
+    from storage.rows import (
+        DamageRow,
+        FolderRow,
+        NewChunk,
+        NewNode,
+        NodeRow,
+        Salvage,
+        SessionCopy,
+        SessionRow,
+        SessionTree,
+        StoredChunk,
+    )
     from storage.salvaging import salvage
     from storage.store import SessionStore
 
@@ -37,10 +49,12 @@ __all__ = [
     "BlockFileStats",
     "DamageRow",
     "DataFolderLock",
+    "FolderRow",
     "InvalidRowError",
     "NewChunk",
     "NewNode",
     "NodeRow",
+    "Places",
     "Salvage",
     "SessionCopy",
     "SessionRow",
@@ -65,8 +79,10 @@ __all__ = [
 _NAMES = {
     "storage.blocks.file": ("BlockFile", "BlockFileStats", "open_blocks"),
     "storage.lock": ("DataFolderLock", "request_focus"),
+    "storage.places": ("Places",),
     "storage.rows": (
         "DamageRow",
+        "FolderRow",
         "NewChunk",
         "NewNode",
         "NodeRow",

@@ -74,6 +74,7 @@ class Desk(QObject):
         self._sending: tuple[int, str] | None = None  # session and text, until the store has it
         self._undo: list[Undo] = []
         self._query = ""
+        self._going_back: asyncio.Task[None] | None = None  # on its way: more of the beginning
 
     # ---- state --------------------------------------------------------------------------------------------------
 
@@ -121,6 +122,12 @@ class Desk(QObject):
         """Shows a session."""
         if self.shown is None or self.shown.session_id != session_id:
             self.tasks.latest("open", self._open(session_id))
+
+    def show_earlier(self) -> None:
+        """Asks for more of the beginning of a long path, where there is more."""
+        waiting = self._going_back is not None and not self._going_back.done()
+        if self.shown is not None and self.shown.view.earlier and not waiting:
+            self._going_back = self.tasks.run(self._show_earlier(self.shown.session_id))
 
     def new_session(self) -> None:
         """Shows an empty session."""
@@ -242,6 +249,11 @@ class Desk(QObject):
 
     async def _open(self, session_id: int) -> None:
         self._show_answer(await self._workbench.open_session(session_id))
+
+    async def _show_earlier(self, session_id: int) -> None:
+        view = await self._workbench.show_earlier(session_id)
+        if self.shown is not None and self.shown.session_id == session_id:
+            self._show_answer(view)
 
     async def _new(self) -> None:
         self._show_answer(await self._workbench.new_session())

@@ -116,6 +116,7 @@ class SessionView:
     branch_name: str = ""  # where the shown branch diverged; empty when there is one
     is_sample: bool = False
     context_used: int = 0  # tokens
+    earlier: int = 0  # turns of the path before the first of `turns`: see `Workbench.show_earlier`
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,6 +229,9 @@ class Workbench(Protocol):
 
     async def open_session(self, session_id: int) -> SessionView:
         """Reads a session from the store; no model is needed."""
+
+    async def show_earlier(self, session_id: int) -> SessionView:
+        """The same with more turns of the beginning of a long path, of which only the end is shown at first."""
 
     async def new_session(self) -> SessionView:
         """An empty session, or the one that is open and still empty; it stands in the list once it has a turn."""

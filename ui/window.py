@@ -109,6 +109,7 @@ class MainWindow(QMainWindow):
         view.repeat_requested.connect(self._regenerate_exactly)
         view.continue_requested.connect(self._continue)
         view.copy_requested.connect(self._copy)
+        view.earlier_requested.connect(self.desk.show_earlier)
         view.link_requested.connect(parts.link.ask)
         view.found_changed.connect(parts.finder.show_place)
         parts.finder.wanted.connect(view.look_for)

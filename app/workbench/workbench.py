@@ -131,6 +131,12 @@ class AppWorkbench:
         """Back out of the trash."""
         await self._sessions.restore(session_id)
 
+    async def show_earlier(self, session_id: int) -> SessionView:
+        """Some more of the beginning of a long path."""
+        session = self._sessions.opened(session_id)
+        await self._sessions.show_earlier(session)
+        return session.view()
+
     async def select(self, session_id: int, node_id: int) -> SessionView:
         """Shows the path through a node."""
         session = self._sessions.opened(session_id)
@@ -145,14 +151,17 @@ class AppWorkbench:
 
     async def send(self, session_id: int, text: str, replaces: int | None = None) -> None:
         """Saves the user's turn (beside `replaces`, an earlier version of it), then streams an answer."""
+        await self._sessions.read_whole(session_id)
         await self._turns.send(session_id, text, replaces)
 
     async def branch(self, session_id: int, node_id: int, index: int, token_id: int) -> None:
         """A sibling that has another token at `index`, and goes on from there."""
+        await self._sessions.read_whole(session_id)
         await self._turns.branch(session_id, node_id, index, token_id)
 
     async def regenerate(self, session_id: int, node_id: int) -> None:
         """Another answer beside the model's turn."""
+        await self._sessions.read_whole(session_id)
         await self._turns.regenerate(session_id, node_id)
 
     async def regenerate_exactly(self, session_id: int, node_id: int) -> None:
@@ -167,6 +176,7 @@ class AppWorkbench:
 
     async def continue_turn(self, session_id: int, node_id: int) -> None:
         """Goes on with an answer that was stopped."""
+        await self._sessions.read_whole(session_id)
         await self._turns.continue_turn(session_id, node_id)
 
     def stop(self, session_id: int) -> None:

@@ -102,6 +102,7 @@ class FakeWorkbench:
         self.vocabulary = Vocabulary()
         self.views: dict[int, SessionView] = {}
         self.summaries: dict[int, SessionSummary] = {}
+        self.before: dict[int, tuple[TurnView, ...]] = {}  # what `show_earlier` brings
         self.trash: set[int] = set()
         self.made: dict[int, Made] = {}  # by node
         self.engines = [BackendChoice("hf", "", True), BackendChoice("vllm", "not built yet", False)]
@@ -152,6 +153,12 @@ class FakeWorkbench:
 
     async def open_session(self, session_id: int) -> SessionView:
         self._note("open_session", session_id)
+        return self.views[session_id]
+
+    async def show_earlier(self, session_id: int) -> SessionView:
+        self._note("show_earlier", session_id)
+        view = self.views[session_id]
+        self.views[session_id] = replace(view, turns=(*self.before.pop(session_id, ()), *view.turns), earlier=0)
         return self.views[session_id]
 
     async def new_session(self) -> SessionView:
