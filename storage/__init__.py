@@ -11,6 +11,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from storage.errors import (
+    InvalidFileError,
     InvalidRowError,
     StoreBusyError,
     StoreClosedError,
@@ -26,17 +27,35 @@ from storage.errors import (
 
 if TYPE_CHECKING:
     from storage.lock import DataFolderLock, request_focus
-    from storage.rows import DamageRow, NewChunk, NewNode, NodeRow, Salvage, SessionCopy, SessionRow, SessionTree, StoredChunk
+    from storage.rows import (
+        DamageRow,
+        Imported,
+        NewChunk,
+        NewNode,
+        NodeRow,
+        Salvage,
+        SessionCopy,
+        SessionRow,
+        SessionTree,
+        StoredChunk,
+    )
     from storage.salvaging import salvage
     from storage.store import SessionStore
+    from storage.transfer.exporting import export_json
+    from storage.transfer.portable import export_portable
+    from storage.transfer.portable_reading import PortableFile
+    from storage.transfer.telling import export_markdown, export_tokens
 
 __all__ = [
     "DamageRow",
     "DataFolderLock",
+    "Imported",
+    "InvalidFileError",
     "InvalidRowError",
     "NewChunk",
     "NewNode",
     "NodeRow",
+    "PortableFile",
     "Salvage",
     "SessionCopy",
     "SessionRow",
@@ -53,6 +72,10 @@ __all__ = [
     "StoreReadOnlyError",
     "StoredChunk",
     "UnknownRowError",
+    "export_json",
+    "export_markdown",
+    "export_portable",
+    "export_tokens",
     "request_focus",
     "salvage",
 ]
@@ -61,6 +84,7 @@ _NAMES = {
     "storage.lock": ("DataFolderLock", "request_focus"),
     "storage.rows": (
         "DamageRow",
+        "Imported",
         "NewChunk",
         "NewNode",
         "NodeRow",
@@ -72,6 +96,10 @@ _NAMES = {
     ),
     "storage.salvaging": ("salvage",),
     "storage.store": ("SessionStore",),
+    "storage.transfer.exporting": ("export_json",),
+    "storage.transfer.portable": ("export_portable",),
+    "storage.transfer.portable_reading": ("PortableFile",),
+    "storage.transfer.telling": ("export_markdown", "export_tokens"),
 }
 _HOMES = {name: module for module, names in _NAMES.items() for name in names}
 
