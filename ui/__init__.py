@@ -31,6 +31,7 @@ from ui.port import (
     TurnView,
     Workbench,
 )
+from ui.transfers import BranchDiff, DiffPart, DiffSide, ExportKind, ImportResult, OnTransfer
 
 if TYPE_CHECKING:
     from ui.recovery import RecoveryPage
@@ -41,12 +42,18 @@ __all__ = [
     "DARK",
     "LIGHT",
     "BackendChoice",
+    "BranchDiff",
     "BranchRow",
     "Composition",
+    "DiffPart",
+    "DiffSide",
     "EngineState",
     "Event",
+    "ExportKind",
+    "ImportResult",
     "MainWindow",
     "ModelChoice",
+    "OnTransfer",
     "Palette",
     "RecoveryPage",
     "Refusal",

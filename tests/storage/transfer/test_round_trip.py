@@ -17,6 +17,12 @@ from tests.storage.transfer.trees import Export, as_json, as_portable, branching
 
 EXPORTS = pytest.mark.parametrize("export", [as_json, as_portable])
 
+TURNS = """SELECT node_id - ?, parent_id - ?, at_token, seq, role, turn_start, text, status, finish_reason, token_count,
+           kv_fingerprint, stats FROM turns WHERE session_id = ? ORDER BY seq"""
+TOKENS = """SELECT node_id - ?, kv_fingerprint, own, position, token_id, text, logprob, rank, entropy, surprisal_bits
+            FROM tokens WHERE session_id = ? ORDER BY 1, 2, 4"""
+BRANCHES = "SELECT tip_id - ?, node_id - ?, upto, steps_from_tip FROM branches WHERE session_id = ? ORDER BY 1, 4"
+
 
 @EXPORTS
 def test_a_session_comes_back_as_it_was(path: Path, tmp_path: Path, export: Export) -> None:
@@ -49,12 +55,9 @@ def test_the_views_say_the_same_of_the_copy(path: Path, tmp_path: Path, export: 
 
     def seen(session_id: int) -> list[Any]:
         [(low,)] = sql(path, "SELECT min(node_id) FROM turns WHERE session_id = ?", session_id)
-        turns = sql(path, "SELECT node_id - ?, parent_id - ?, at_token, seq, role, turn_start, text, status, finish_reason, "
-                    "token_count, kv_fingerprint, stats FROM turns WHERE session_id = ? ORDER BY seq", low, low, session_id)  # fmt: skip
-        tokens = sql(path, "SELECT node_id - ?, kv_fingerprint, own, position, token_id, text, logprob, rank, entropy, "
-                     "surprisal_bits FROM tokens WHERE session_id = ? ORDER BY 1, 2, 4", low, session_id)  # fmt: skip
-        branches = sql(path, "SELECT tip_id - ?, node_id - ?, upto, steps_from_tip FROM branches WHERE session_id = ? "
-                       "ORDER BY 1, 4", low, low, session_id)  # fmt: skip
+        turns = sql(path, TURNS, low, low, session_id)
+        tokens = sql(path, TOKENS, low, session_id)
+        branches = sql(path, BRANCHES, low, low, session_id)
         return [turns, tokens, branches]
 
     assert seen(copy) == seen(session)

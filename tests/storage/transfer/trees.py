@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +19,8 @@ from storage import (
 )
 from tests.storage.helpers import chunk, sql, with_store
 
+FIELDS = ("at_token", "at_byte", "role", "turn_start", "text", "status", "finish_reason", "token_count", "seq", "kv_fingerprint",
+          "damaged")  # fmt: skip
 Export = Callable[[Path, int, Path], None]
 
 
@@ -82,8 +83,7 @@ def fingerprint(path: Path, session_id: int) -> Any:
             for model in dict.fromkeys((node.kv_fingerprint, "model-a", "model-b")):
                 tiles = (await store.load_tokens([node.id], model))[node.id]
                 scores.append(joined(tiles))
-            plain = {n: getattr(node, n) for n in ("at_token", "at_byte", "role", "turn_start", "text", "status", "finish_reason",
-                     "token_count", "seq", "kv_fingerprint", "damaged")}  # fmt: skip
+            plain = {name: getattr(node, name) for name in FIELDS}
             parent = None if node.parent_id is None else place[node.parent_id]
             found.append((plain, parent, json.dumps(node.stats, sort_keys=True), scores))
         s = tree.session
@@ -98,10 +98,13 @@ def joined(tiles: Any) -> list[Any]:
     rows: list[Any] = []
     for tile in tiles:
         plain = {n: c for n, c in tile.columns.items() if not n.endswith("data")}
-        for i in range(tile.count):
-            rows.append((tile.kv_fingerprint, tile.first + i, {n: (c.dtype.str, c[i].tobytes()) for n, c in plain.items()}))
+        rows += [
+            (tile.kv_fingerprint, tile.first + i, {n: (c.dtype.str, c[i].tobytes()) for n, c in plain.items()})
+            for i in range(tile.count)
+        ]
         raw = {n: c.tobytes() for n, c in tile.columns.items() if n.endswith("data")}
-        rows.append(raw) if len(tiles) == 1 else None
+        if len(tiles) == 1:
+            rows.append(raw)
     return rows
 
 
@@ -113,8 +116,5 @@ def taken(path: Path, file: Path) -> Imported:
 def leftovers(path: Path) -> list[int]:
     """Rows by table: what an import that was refused must not change."""
     tables = ("sessions", "nodes", "token_chunks", "models", "vocabularies", "search")
-    return [sql(path, f"SELECT count(*) FROM {table}")[0][0] for table in tables]  # noqa: S608  # our own names
+    return [sql(path, f"SELECT count(*) FROM {table}")[0][0] for table in tables]  # our own names
 
-
-def run(work: Any) -> Any:
-    return asyncio.run(work)
