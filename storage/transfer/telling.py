@@ -59,7 +59,7 @@ def export_markdown(store: Path, session_id: int, path: Path, progress: OnProgre
     """
     with stored_session(store, session_id) as session, written(path) as file:
         nodes = session.path(session.row["current_node"] if tip is None else tip)
-        file.write(f"# {' '.join(str(session.row['title']).split())}\n".encode())
+        file.write(f"# {' '.join(str(session.row['title']).split())}".encode())
         for done, (node, stop, byte) in enumerate(nodes):
             text = _said(session, node, stop, byte)
             goes_on = not node.turn_start and done
