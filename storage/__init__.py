@@ -1,6 +1,7 @@
 """Sessions on disk: one SQLite file, one thread, one writer.
 
 `SessionStore` holds sessions, the tree of runs, and their tokens as columns; `DataFolderLock` says who may write.
+`open_blocks` opens a second file for KV, which is only a cache, from another process.
 The SQL views for other tools are described in `storage.views`, errors in `storage.errors`. The store and its library are
 loaded when they are first asked for.
 """
@@ -26,6 +27,7 @@ from storage.errors import (
 )
 
 if TYPE_CHECKING:
+    from storage.blocks.file import BlockFile, BlockFileStats, open_blocks
     from storage.lock import DataFolderLock, request_focus
     from storage.rows import (
         DamageRow,
@@ -47,6 +49,8 @@ if TYPE_CHECKING:
     from storage.transfer.telling import export_markdown, export_tokens
 
 __all__ = [
+    "BlockFile",
+    "BlockFileStats",
     "DamageRow",
     "DataFolderLock",
     "Imported",
@@ -76,11 +80,13 @@ __all__ = [
     "export_markdown",
     "export_portable",
     "export_tokens",
+    "open_blocks",
     "request_focus",
     "salvage",
 ]
 
 _NAMES = {
+    "storage.blocks.file": ("BlockFile", "BlockFileStats", "open_blocks"),
     "storage.lock": ("DataFolderLock", "request_focus"),
     "storage.rows": (
         "DamageRow",
