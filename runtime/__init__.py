@@ -70,6 +70,7 @@ if TYPE_CHECKING:
     from runtime.session.config import SessionConfig
     from runtime.session.manifest import Manifest
     from runtime.session.session import Session
+    from runtime.session.snapshot import Generation, Snapshot
     from runtime.session.status import (
         ContextReport,
         Divergence,
@@ -111,6 +112,7 @@ __all__ = [
     "EngineLimits",
     "Finish",
     "FullVocabUnavailableError",
+    "Generation",
     "GenerationOptions",
     "Grammar",
     "GrammarError",
@@ -151,6 +153,7 @@ __all__ = [
     "SessionConfig",
     "SessionFatalError",
     "ShelfEntry",
+    "Snapshot",
     "SnapshotFormatError",
     "SnapshotMismatchError",
     "SpeculativeOptions",
@@ -245,6 +248,7 @@ _NAMES = {
     "runtime.session.config": ("SessionConfig",),
     "runtime.session.manifest": ("Manifest",),
     "runtime.session.session": ("Session",),
+    "runtime.session.snapshot": ("Generation", "Snapshot"),
     "runtime.session.status": (
         "ContextReport",
         "Divergence",

@@ -143,6 +143,14 @@ class SessionCopy:
 
 
 @dataclass(frozen=True, slots=True)
+class Imported:
+    """What an import brought: the sessions' numbers in the order of the file, and what could not be taken, in plain words."""
+
+    sessions: tuple[int, ...]
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Salvage:
     """What was saved from a damaged file."""
 

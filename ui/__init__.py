@@ -32,6 +32,7 @@ from ui.port import (
     TurnView,
     Workbench,
 )
+from ui.transfers import BranchDiff, DiffPart, DiffSide, ExportKind, ImportResult, OnTransfer
 
 if TYPE_CHECKING:
     from ui.recovery import RecoveryPage
@@ -44,14 +45,20 @@ __all__ = [
     "DARK",
     "LIGHT",
     "BackendChoice",
+    "BranchDiff",
     "BranchRow",
     "Composition",
+    "DiffPart",
+    "DiffSide",
     "EngineState",
     "Event",
+    "ExportKind",
+    "ImportResult",
     "Made",
     "MainWindow",
     "Measure",
     "ModelChoice",
+    "OnTransfer",
     "Palette",
     "RecoveryPage",
     "Refusal",

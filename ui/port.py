@@ -14,6 +14,7 @@ from typing import Protocol
 
 from runtime import TokenRun
 from ui.made import Made
+from ui.transfers import TransferUseCases
 
 
 class Refusal(Exception):
@@ -213,7 +214,7 @@ class StatusChanged:
 Event = SessionChanged | SessionCopied | TokensArrived | TurnChanged | SessionsChanged | StatusChanged
 
 
-class Workbench(Protocol):
+class Workbench(TransferUseCases, Protocol):
     """The use cases of the app. Every coroutine may raise `Refusal`.
 
     A command that would change the sample makes a copy of it, says `SessionCopied`, and goes on there.

@@ -87,10 +87,14 @@ class Sessions:
         return session
 
     async def tidy(self) -> None:
-        """Clears away sessions that nothing was ever said in, but those that are open, and what was 30 days in the trash."""
+        """Clears away what was 30 days in the trash, what a killed import left, and sessions nobody said anything in.
+
+        Those that are open stay.
+        """
         async with self._making:
             await self._store.drop_empty_sessions(UNTITLED, keep=list(self._open))
         await self._store.purge_trash()
+        await self._store.drop_unfinished_imports()
 
     async def drop_empty(self) -> None:
         """At the end: nothing was ever said in them, and nobody looks at them any more."""

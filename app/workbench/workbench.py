@@ -17,6 +17,7 @@ from app.workbench.refusals import BUSY
 from app.workbench.sessions import Sessions
 from app.workbench.status import backend_choices, detail_of, status_of
 from app.workbench.tokenise import Tokeniser
+from app.workbench.transfers import TransferMembers
 from app.workbench.turns import Turns
 from app.workbench.vocabulary import Vocabulary
 from runtime import EngineDiedError, GenerationOptions, RuntimeFault, SamplingOptions, clean_text
@@ -48,7 +49,7 @@ PRESET = GenerationOptions(max_tokens=1024, sampling=SamplingOptions(temperature
 EMPTY_CALL: Mapping[str, Any] = MappingProxyType({})
 
 
-class AppWorkbench:
+class AppWorkbench(TransferMembers):
     """Use cases over the session store and the engine process; all members belong to the window's loop.
 
     Args:

@@ -136,9 +136,7 @@ def test_a_run_that_grows_keeps_its_stages(play: Play) -> None:
 
 EVERYTHING = GenerationOptions(
     max_tokens=7,
-    sampling=SamplingOptions(
-        temperature=0.5, logit_bias={3: -2.0, 9: 4.5}, banned_tokens=(1,), dry_breakers=("a", 4)
-    ),
+    sampling=SamplingOptions(temperature=0.5, logit_bias={3: -2.0, 9: 4.5}, banned_tokens=(1,), dry_breakers=("a", 4)),
     stop=("x", "\u00e9"),
     eos_token_ids=(0, 2),
     top_k=3,
