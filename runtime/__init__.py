@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from runtime.options import GenerationOptions, LoadOptions, SamplingOptions
     from runtime.pooling import POOLINGS, Pooling
     from runtime.records import Finish, Origin, Scores, TokenRecord, TokenRun
-    from runtime.resolution import ResolvedOptions, resolve_options
+    from runtime.resolution import AnswerEnds, ResolvedOptions, resolve_options
     from runtime.sampling.chain import Sampler, make_sampler
     from runtime.sampling.draw import fresh_seed
     from runtime.sampling.history import History
@@ -70,6 +70,7 @@ if TYPE_CHECKING:
     from runtime.session.config import SessionConfig
     from runtime.session.manifest import Manifest
     from runtime.session.session import Session
+    from runtime.session.snapshot import Generation, Snapshot
     from runtime.session.status import (
         ContextReport,
         Divergence,
@@ -95,6 +96,7 @@ __all__ = [
     "POOLINGS",
     "AdapterError",
     "AdapterInfo",
+    "AnswerEnds",
     "BackendUnavailableError",
     "BeamOptions",
     "BeamStep",
@@ -110,6 +112,7 @@ __all__ = [
     "EngineLimits",
     "Finish",
     "FullVocabUnavailableError",
+    "Generation",
     "GenerationOptions",
     "Grammar",
     "GrammarError",
@@ -150,6 +153,7 @@ __all__ = [
     "SessionConfig",
     "SessionFatalError",
     "ShelfEntry",
+    "Snapshot",
     "SnapshotFormatError",
     "SnapshotMismatchError",
     "SpeculativeOptions",
@@ -244,6 +248,7 @@ _NAMES = {
     "runtime.session.config": ("SessionConfig",),
     "runtime.session.manifest": ("Manifest",),
     "runtime.session.session": ("Session",),
+    "runtime.session.snapshot": ("Generation", "Snapshot"),
     "runtime.session.status": (
         "ContextReport",
         "Divergence",
@@ -274,6 +279,7 @@ _NAMES = {
         "TokenRun",
     ),
     "runtime.resolution": (
+        "AnswerEnds",
         "ResolvedOptions",
         "resolve_options",
     ),

@@ -8,6 +8,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from ui.made import Made, Setting
 from ui.port import (
     BackendChoice,
     BranchRow,
@@ -46,10 +47,13 @@ from ui.port_setup import (
     TextFile,
     ToolCard,
 )
+from ui.transfers import BranchDiff, DiffPart, DiffSide, ExportKind, ImportResult, OnTransfer
 
 if TYPE_CHECKING:
     from ui.recovery import RecoveryPage
+    from ui.sessions import SessionPanel
     from ui.theme import DARK, LIGHT, Palette, Scheme, Theme, apply_theme
+    from ui.transcript import Measure, TranscriptView
     from ui.window import MainWindow, WindowState
 
 __all__ = [
@@ -59,16 +63,24 @@ __all__ = [
     "AdapterLine",
     "AnswerFormat",
     "BackendChoice",
+    "BranchDiff",
     "BranchRow",
     "Composition",
     "ContextPart",
+    "DiffPart",
+    "DiffSide",
     "EngineState",
     "Event",
+    "ExportKind",
     "FormatKind",
     "Guess",
+    "ImportResult",
+    "Made",
     "MainWindow",
+    "Measure",
     "ModelChoice",
     "ModelFacts",
+    "OnTransfer",
     "OptionView",
     "Palette",
     "PartKind",
@@ -77,10 +89,12 @@ __all__ = [
     "Scheme",
     "SessionChanged",
     "SessionCopied",
+    "SessionPanel",
     "SessionSetup",
     "SessionSummary",
     "SessionView",
     "SessionsChanged",
+    "Setting",
     "SetupCommands",
     "StatusChanged",
     "StatusView",
@@ -89,6 +103,7 @@ __all__ = [
     "Tier",
     "TokensArrived",
     "ToolCard",
+    "TranscriptView",
     "TurnChanged",
     "TurnStats",
     "TurnStatus",
@@ -100,7 +115,9 @@ __all__ = [
 
 _NAMES = {
     "ui.recovery": ("RecoveryPage",),
+    "ui.sessions": ("SessionPanel",),
     "ui.theme": ("DARK", "LIGHT", "Palette", "Scheme", "Theme", "apply_theme"),
+    "ui.transcript": ("Measure", "TranscriptView"),
     "ui.window": ("MainWindow", "WindowState"),
 }
 _HOMES = {name: module for module, names in _NAMES.items() for name in names}

@@ -53,6 +53,7 @@ class Actions(QObject):
         self.uncertain = self._make(self.tr("Next Uncertain Token"), "Ctrl+J")
         self.stop = self._make(self.tr("Stop"), STOP_KEYS)
         self.regenerate = self._make(self.tr("Regenerate"), "Ctrl+R")
+        self.regenerate_exactly = self._make(self.tr("Regenerate Exactly"), "Ctrl+Shift+R")
         self.continue_answer = self._make(self.tr("Continue"), "Ctrl+Shift+Return")
         self.setup = self._make(self.tr("Model and Adapters…"), "Ctrl+Shift+M")
         self.sampling = self._make(self.tr("Sampling and System Prompt…"), "Ctrl+Shift+P")
@@ -87,7 +88,7 @@ class Actions(QObject):
         return action
 
     def _session_menu(self) -> QMenu:
-        steps = (self.stop, self.regenerate, self.continue_answer, None, self.previous, self.next)
+        steps = (self.stop, self.regenerate, self.regenerate_exactly, self.continue_answer, None, self.previous, self.next)
         return self._menu(self.tr("Session"), *steps, None, self.setup, self.sampling)
 
     def _finding(self) -> tuple[QAction, ...]:

@@ -16,11 +16,12 @@ import numpy as np
 from app.faults import not_loaded, too_long
 from app.supervisor import Supervisor
 from app.workbench.answer import Answer, last_message, live_stats
-from app.workbench.ending import Ending, stats_of
+from app.workbench.ending import CUTS, Ending, stats_of
 from app.workbench.growing import EMPTY
+from app.workbench.making import made_with, refusal, stack_made_with
 from app.workbench.pick import began, leading_template
 from app.workbench.prompt import check_tokens
-from app.workbench.recorder import Recorder
+from app.workbench.recorder import Recorder, ended_by
 from app.workbench.refusals import BUSY
 from app.workbench.scoring import score_prompt
 from app.workbench.session import OpenSession, content_of
@@ -32,6 +33,9 @@ from runtime import (
     ContextOverflowError,
     EngineDiedError,
     Finish,
+    GenerationOptions,
+    InvalidRequestError,
+    LanguageModel,
     PromptProgress,
     RuntimeFault,
     TokenRun,
@@ -131,6 +135,17 @@ class Answers:
         session.states.pop(ending.node_id, None)
         session.notes.pop(ending.node_id, None)
 
+    async def model(self) -> LanguageModel:
+        """The model that would answer.
+
+        Raises:
+            Refusal: There is none.
+        """
+        try:
+            return await self._supervisor.model()
+        except RuntimeFault as fault:
+            raise Refusal(not_loaded(fault)) from fault
+
     async def run(self, answer: Answer, node_id: int, prepare: Prepare) -> None:
         """Streams the answer of an open node; returns when it has ended, however it did.
 
@@ -142,7 +157,10 @@ class Answers:
             answer.session.notes[node_id] = STARTING
         asked = self._setups.asked(answer.session)
         preset = asked.preset
-        answer.options = replace(preset, seed=fresh_seed() if preset.seed is None else preset.seed)
+        answer.options = replace(preset, seed=fresh_seed() if preset.seed is None else preset.seed, stages=True)
+        if answer.repeats is not None:
+            answer.options = answer.repeats.options
+            asked = replace(asked, adapters=stack_made_with(answer.repeats.made))
         self._tell(SessionChanged(answer.session.view()))
         answer.task = asyncio.create_task(self._stream(answer, asked, prepare), name=f"answer {node_id}")
         if answer.stopping:
@@ -166,8 +184,7 @@ class Answers:
             if session.notes.get(node_id) == STARTING:
                 del session.notes[node_id]
         speaker = Speaker.of(model, await bring(model, asked.adapters))
-        layer = asked.session if speaker.adapters is None else {**asked.session, "adapters": speaker.adapters}
-        options = answer.options = model.resolve_options(self._call, session=layer, preset=answer.options).options
+        options = answer.options = self._settled(answer, asked, speaker)
         self._tell(TurnChanged(session.id, session.last_turn()))
         segments = session.tree.path(node_id)
         check_tokens(model, session, segments)
@@ -175,6 +192,7 @@ class Answers:
         self._supervisor.busy(True)
         session.runs[node_id] = known
         prompt = session.path_ids(segments)
+        answer.prompt = len(prompt)
         recorder = answer.recorder = Recorder(self._store, node_id, speaker.numbers)
         try:
             await score_prompt(speaker, self._store, session, segments, prompt, partial(self._read_on, answer, 0))
@@ -195,6 +213,20 @@ class Answers:
             async for run in runs:
                 self._take(answer, run)
                 recorder.add(run)
+
+    def _settled(self, answer: Answer, asked: Asked, speaker: Speaker) -> GenerationOptions:
+        """How an answer is made, down to the last option; it is stored with it."""
+        if answer.repeats is not None:
+            why = refusal(answer.session.tree.nodes[answer.repeats.of], speaker)  # another one may have come meanwhile
+            if why:
+                raise InvalidRequestError(why)
+            answer.made_with = answer.repeats.made
+            return answer.options
+        layer = asked.session if speaker.adapters is None else {**asked.session, "adapters": speaker.adapters}
+        resolved = speaker.model.resolve_options(self._call, session=layer, preset=answer.options)
+        chosen = [asked.preset.seed, asked.session.get("seed"), self._call.get("seed")] != [None] * 3
+        answer.made_with = made_with(resolved, speaker, asked.adapters, seed_was_chosen=chosen)
+        return resolved.options
 
     def _read_on(self, answer: Answer, before: int, progress: PromptProgress) -> None:
         """Counts what the prompt costs, on top of what was computed `before`; a long one says how far it is."""
@@ -262,8 +294,10 @@ class Answers:
             answer.recorder.add(run)
         elif answer.recorder is None:
             session.runs[node_id] = run = EMPTY  # as on the disk
+        cut = CUTS.get(answer.finish, Finish.NONE)
+        session.runs[node_id] = run = ended_by(run, cut)
         stats = stats_of(answer, run)
-        ending = Ending(node_id, answer.finish, answer.incomplete, stats, content_of(run), answer.recorder)
+        ending = Ending(node_id, answer.finish, cut, answer.incomplete, stats, content_of(run), answer.recorder)
         session.states.pop(node_id, None)
         if answer.first_token is not None:
             session.stats[node_id] = TurnStats(

@@ -38,4 +38,8 @@ class Vocabulary:
         digest = hashlib.sha256(lengths.encode() + b"".join(self._tokens)).hexdigest()
         if await self._store.vocabulary(digest) is None:
             await self._store.save_vocabulary(digest, self._tokens)
+        info = model.info
+        known = {"name": info.name, "model_fingerprint": info.model_fingerprint, "vocabulary": digest}
+        if await self._store.model(info.kv_fingerprint) != known:  # so that whoever opens the session elsewhere can find it
+            await self._store.save_model(info.kv_fingerprint, known)
         await self._store.set_setting(SETTING, digest)

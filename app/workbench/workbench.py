@@ -13,12 +13,14 @@ from app.supervisor import Supervisor
 from app.workbench.answers import Answers
 from app.workbench.composing import Composing
 from app.workbench.copying import Copies
+from app.workbench.making import how_made
 from app.workbench.refusals import BUSY
 from app.workbench.sessions import Sessions
 from app.workbench.setup.members import SetupMembers
 from app.workbench.setup.setups import Setups
 from app.workbench.status import backend_choices, detail_of, status_of
 from app.workbench.tokenise import Tokeniser
+from app.workbench.transfers import TransferMembers
 from app.workbench.turns import Turns
 from app.workbench.vocabulary import Vocabulary
 from runtime import GenerationOptions, RuntimeFault, SamplingOptions
@@ -28,6 +30,7 @@ from ui import (
     Composition,
     EngineState,
     Event,
+    Made,
     ModelChoice,
     Refusal,
     SessionChanged,
@@ -50,7 +53,7 @@ PRESET = GenerationOptions(max_tokens=1024, sampling=SamplingOptions(temperature
 EMPTY_CALL: Mapping[str, Any] = MappingProxyType({})
 
 
-class AppWorkbench(SetupMembers):
+class AppWorkbench(SetupMembers, TransferMembers):
     """Use cases over the session store and the engine process; all members belong to the window's loop.
 
     Args:
@@ -135,6 +138,12 @@ class AppWorkbench(SetupMembers):
         """Back out of the trash."""
         await self._sessions.restore(session_id)
 
+    async def show_earlier(self, session_id: int) -> SessionView:
+        """Some more of the beginning of a long path."""
+        session = self._sessions.opened(session_id)
+        await self._sessions.show_earlier(session)
+        return session.view()
+
     async def select(self, session_id: int, node_id: int) -> SessionView:
         """Shows the path through a node."""
         session = self._sessions.opened(session_id)
@@ -149,18 +158,32 @@ class AppWorkbench(SetupMembers):
 
     async def send(self, session_id: int, text: str, replaces: int | None = None) -> None:
         """Saves the user's turn (beside `replaces`, an earlier version of it), then streams an answer."""
+        await self._sessions.read_whole(session_id)
         await self._turns.send(session_id, text, replaces)
 
     async def branch(self, session_id: int, node_id: int, index: int, token_id: int) -> None:
         """A sibling that has another token at `index`, and goes on from there."""
+        await self._sessions.read_whole(session_id)
         await self._turns.branch(session_id, node_id, index, token_id)
 
     async def regenerate(self, session_id: int, node_id: int) -> None:
         """Another answer beside the model's turn."""
+        await self._sessions.read_whole(session_id)
         await self._turns.regenerate(session_id, node_id)
+
+    async def regenerate_exactly(self, session_id: int, node_id: int) -> None:
+        """The same answer once more, with what it was made with."""
+        await self._turns.regenerate_exactly(session_id, node_id)
+
+    def how_made(self, session_id: int, node_id: int) -> Made | None:
+        """How an answer was made, as stored with it."""
+        session = self._sessions.find(session_id)
+        node = session.tree.nodes.get(node_id) if session else None
+        return None if node is None else how_made(node)
 
     async def continue_turn(self, session_id: int, node_id: int) -> None:
         """Goes on with an answer that was stopped."""
+        await self._sessions.read_whole(session_id)
         await self._turns.continue_turn(session_id, node_id)
 
     def stop(self, session_id: int) -> None:
