@@ -149,6 +149,16 @@ class Cache:
         self._room.live.add(prefill)
         return prefill
 
+    @property
+    def room(self) -> Room:
+        """The budget's book-keeping."""
+        return self._room
+
+    @property
+    def backend(self) -> Backend:
+        """Whose KV it is."""
+        return self._backend
+
     def make_room(self, size: int) -> bool:
         """Whether `size` more bytes are free for a moment; idle packs and old leaves give way."""
         return self._room.make(size)
@@ -276,6 +286,11 @@ class Cache:
             MemoryBudgetError: Running requests hold more.
         """
         self._room.set_budget(budget, enabled=self.enabled)
+
+    def going_on(self, job: Job, limit: int) -> int:
+        """Of the path's first `limit` tokens, after how many of those that are held one can go on."""
+        with self.trie.lookup(job.spans(job.ids[:limit])) as lease:
+            return lease.length
 
     def match(self, job: Job) -> int:
         """Tokens of the path whose KV is held, without touching anything."""
