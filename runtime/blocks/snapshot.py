@@ -89,7 +89,7 @@ class SnapshotWriter:
         self._made = path.with_name(f".{path.name}.{os.getpid()}.part")
 
     def __enter__(self) -> Self:
-        self._file = self._made.open("wb", opener=lambda name, flags: os.open(name, flags, 0o600))
+        self._file = os.fdopen(os.open(self._made, os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o600), "wb")
         self._file.seek(8 + self._room)
         return self
 

@@ -31,7 +31,7 @@ class BlockMembers(QueryMembers):
 
     def kv_snapshot(self, ids: Sequence[int], path: str | Path, *, adapters: Adapters = None) -> int:
         """Blocking."""
-        job = self._path(ids, adapters)
+        job = self._whole_path(ids, adapters)
         self.cache_kv(ids, adapters=adapters)
         copying: Copying = self._engine.call(lambda: Copying.of(self._engine.scheduler.cache, job)).result()
         try:
@@ -79,13 +79,13 @@ class BlockMembers(QueryMembers):
         """Off the loop."""
         return await asyncio.to_thread(self.kv_restore, path, upto)
 
-    def _path(self, ids: Sequence[int], adapters: Adapters) -> Job:
+    def _whole_path(self, ids: Sequence[int], adapters: Adapters) -> Job:
         checked = self._check(ids)
         namespace, before = self._route(checked, adapters)
         return Job(checked, namespace, before=before)
 
     def _save(self, ids: Sequence[int], adapters: Adapters) -> Future[BlocksSaved]:
-        job = self._path(ids, adapters)
+        job = self._whole_path(ids, adapters)
         if self._options.blocks is None or not self._options.cache:
             what = "blocks" if self._options.blocks is None else "a cache"
             raise UnsupportedFeatureError(f"the model was loaded without {what}: there is no block file to save to")
