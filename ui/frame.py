@@ -7,6 +7,7 @@ from PySide6.QtGui import QKeyEvent, QResizeEvent
 from PySide6.QtWidgets import QHBoxLayout, QVBoxLayout, QWidget
 
 from ui.composer import Composer
+from ui.find_bar import FindBar
 from ui.inspector import Inspector
 from ui.link_bar import LinkBar
 from ui.sidebar import Sidebar
@@ -32,6 +33,7 @@ class Frame(QWidget):
         self.top = TopBar()
         self.sidebar = Sidebar()
         self.transcript = TranscriptView()
+        self.finder = FindBar()
         self.link = LinkBar()
         self.composer = Composer()
         self.inspector = Inspector()
@@ -94,6 +96,7 @@ class Frame(QWidget):
         middle = QVBoxLayout(column)
         middle.setContentsMargins(0, 0, 0, 16)
         middle.setSpacing(0)
+        middle.addWidget(self.finder)
         middle.addWidget(self.transcript, 1)
         self._foot.setContentsMargins(LEFT, 0, RIGHT, 0)
         self._foot.setSpacing(8)
