@@ -49,6 +49,7 @@ class OpenSession:
         self.unsaved: Ending | None = None  # of an answer that is on the screen and could not be written
         self.has_hope = False  # the model is another one since an answer failed for good
         self.warm = 0  # tokens of the path the engine holds
+        self.stored = 0  # those that it holds or can read from the block file
 
     @property
     def is_unused(self) -> bool:
@@ -237,7 +238,11 @@ class OpenSession:
 
     def _tier(self, start: int, length: int) -> Tier:
         """Of `length` tokens after `start`; the last token's KV follows with the next turn."""
-        return Tier.WARM if self.warm and length and start + length <= self.warm + 1 else Tier.COLD
+        if not length:
+            return Tier.COLD
+        if self.warm and start + length <= self.warm + 1:
+            return Tier.WARM
+        return Tier.DISK if self.stored and start + length <= self.stored + 1 else Tier.COLD
 
     def _status(self, node: NodeRow) -> TurnStatus:
         if node.id in self.states:

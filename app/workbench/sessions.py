@@ -151,13 +151,14 @@ class Sessions:
             self._tell(SessionChanged(self.shown.view()))
 
     async def find_warm(self, session: OpenSession) -> None:
-        """How much of the path the engine holds."""
-        model, session.warm = (None if self.closing else self._supervisor.running), 0
+        """How much of the path the engine holds, and how much of it stands in the block file."""
+        model, session.warm, session.stored = (None if self.closing else self._supervisor.running), 0, 0
         ids = session.path_ids(session.tree.path(session.tip))
         if model is None or not ids or len(ids) > model.info.context_length:
             return
         try:
-            session.warm = (await model.prefix_match_async(ids)).tokens
+            match = await model.prefix_match_async(ids)
+            session.warm, session.stored = match.tokens if match.warm is None else match.warm, match.tokens
         except EngineDiedError:
             await self._supervisor.died(model)
         except RuntimeFault as fault:

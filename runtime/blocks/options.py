@@ -17,12 +17,12 @@ class BlockOptions:
     Attributes:
         factory: ``"package.module:name"`` of what opens a `BlockStore`; called as ``factory(path, budget=budget)``.
         path: Of its file.
-        budget: Bytes that it may hold; None leaves it to the store.
+        budget: Bytes that it may hold.
     """
 
     factory: str
     path: str
-    budget: int | None = None
+    budget: int = 4 << 30
 
     @classmethod
     def from_given(cls, given: object) -> Self:
@@ -48,6 +48,6 @@ class BlockOptions:
             raise InvalidRequestError(f"blocks: factory is 'package.module:name', not {made.factory!r:.80}")
         if not isinstance(made.path, str) or not made.path.strip():
             raise InvalidRequestError(f"blocks: path is the path of a file, as text, not {made.path!r:.80}")
-        if made.budget is not None and not whole(made.budget, 1):
+        if not whole(made.budget, 1):
             raise InvalidRequestError(f"blocks: budget must be a whole number of bytes above 0, not {made.budget!r}")
         return made

@@ -131,6 +131,5 @@ class Blocks:
 
 def _open(options: BlockOptions) -> BlockStore:
     factory = resolve(options.factory)
-    budget = {} if options.budget is None else {"budget": options.budget}
-    store: BlockStore = factory(options.path, **budget)
+    store: BlockStore = factory(options.path, budget=options.budget)
     return store
