@@ -97,8 +97,8 @@ class SnapshotWriter:
         """Writes the next part."""
         number, digest = len(self._parts), hashlib.sha256()
         for name in sorted(part.arrays):
-            array = np.ascontiguousarray(part.arrays[name])
-            data = array.reshape(-1).view(np.uint8).data
+            array = part.arrays[name]
+            data = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
             digest.update(name.encode())
             digest.update(data)
             self._file.write(data)

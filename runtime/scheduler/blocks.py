@@ -19,7 +19,7 @@ from runtime.dotted import resolve
 from runtime.members.blocks import BlocksSaved
 from runtime.scheduler.cache import Cache
 from runtime.scheduler.counters import Counters
-from runtime.scheduler.jobs import Job
+from runtime.scheduler.jobs import Job, settle
 from runtime.scheduler.prefill import Prefill
 from runtime.scheduler.restoring import Restores
 from runtime.scheduler.saving import Savings
@@ -65,7 +65,7 @@ class Blocks:
     @property
     def busy(self) -> bool:
         """Whether `step` has anything to do; what the block thread still works on is nothing to do."""
-        return bool(self._arrived) or self._savings.due
+        return bool(self._arrived) or self._savings.due or self.restores.due
 
     def post(self, act: Callable[[], None]) -> None:
         """Runs something on the owner thread soon; any thread."""
@@ -79,6 +79,7 @@ class Blocks:
 
     def step(self, *, beside: bool) -> None:
         """Takes what the block thread has answered, and hands it more to write."""
+        self.restores.step()
         until = time.monotonic() + (BESIDE_SECONDS if beside else ALONE_SECONDS)
         while self._arrived:
             self._arrived.popleft()()
@@ -88,12 +89,15 @@ class Blocks:
 
     def save(self, job: Job, future: Future[BlocksSaved]) -> None:
         """Begins to save a path; the future is settled when it is written."""
-        self._savings.begin(job, future)
+        if self._thread is None:  # it could not be opened, as `ModelInfo.warnings` says
+            settle(future, BlocksSaved(0, 0, 0, 0, 0.0, 0.0))
+        else:
+            self._savings.begin(job, future)
 
     def depth(self, job: Job, warm: int, future: Future[int]) -> None:
         """Tells how many leading tokens of a path are held, in memory (`warm` of them) or stored."""
         if self._thread is None or warm >= len(job.ids):
-            future.set_result(warm)
+            settle(future, warm)
             return
         spans, recurrent = job.spans(job.ids), self._recurrent
 

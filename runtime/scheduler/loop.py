@@ -271,7 +271,7 @@ class Scheduler:
                 return
             self.cache.leave(prefill)
         if self.blocks.there and self.blocks.restores.worth(job):
-            self.blocks.restores.begin(self.cache.place(job, len(job.ids) - 1), len(job.ids) - 1)
+            self.blocks.restores.begin(self.cache.place(job, len(job.ids) - 1))
             return
         prefill = self.cache.place(job, max(first_wanted, 0))
         self._prompts.running.append(prefill)

@@ -76,7 +76,13 @@ class Restores:
         self._recurrent = recurrent
         self._running: list[Restore] = []
         self._behind: list[Prefill] = []  # others of paths that are being restored
+        self._lost_leader = False  # one of those was dropped
         self.on_tip: Callable[[Link], None] = lambda _: None  # where a path ends in the block file
+
+    @property
+    def due(self) -> bool:
+        """Whether `step` has anything to do."""
+        return self._lost_leader
 
     @property
     def cursors(self) -> list[Prefill]:
@@ -87,8 +93,12 @@ class Restores:
         """Whether enough of a path is missing for a look into the block file."""
         return not job.looked and len(job.ids) - 1 - self._cache.match(job) >= LEAST
 
-    def begin(self, prefill: Prefill, limit: int) -> None:
-        """Looks for the path's next tokens, up to `limit` of them in all; the job goes on when they are in place."""
+    def begin(self, prefill: Prefill) -> None:
+        """Looks for the path's next tokens; the job goes on when they are in place.
+
+        The last token is pushed in any case, but a block may end with it. After a checkpoint there one could not go back.
+        """
+        limit = prefill.total - self._recurrent
         for other in self._running:
             if common_prefix(other.prefill.tagged[: other.limit], prefill.tagged[:limit]) >= prefill.at + LEAST:
                 self._behind.append(prefill)
@@ -111,7 +121,13 @@ class Restores:
         restore = next(one for one in self._running if one.prefill is prefill)
         restore.over = restore.ended = True
         self._running.remove(restore)
-        self._release_behind()
+        self._lost_leader = True
+
+    def step(self) -> None:
+        """Who waited for a restore that was dropped goes on."""
+        if self._lost_leader:
+            self._lost_leader = False
+            self._release_behind()
 
     # ---- reading ----------------------------------------------------------------------------------------------------
 

@@ -81,12 +81,12 @@ class Savings:
         started = time.monotonic()
         nodes = self._cache.trie.walk(job.spans(job.ids))
         held = sum(count for _, count in nodes)
-        if not held:
-            future.set_result(BlocksSaved(0, 0, 0, 0, 0.0, 0.0))
-            return
         spans = job.spans(job.ids[:held])
         grid = cells(spans)
         saving = Saving(spans, future, self._links(grid, nodes), [], started=started)
+        if not saving.links:
+            settle(future, BlocksSaved(0, 0, 0, 0, 0.0, 0.0))
+            return
         if not self._recurrent:
             saving.superseded = self._outgrown(grid)
         self._running.append(saving)
@@ -119,7 +119,7 @@ class Savings:
 
     def _links(self, grid: Sequence[Cell], nodes: Sequence[tuple[Node, int]]) -> list[Link]:
         """All blocks of a path, parents before children."""
-        if not self._recurrent:
+        if not self._recurrent or not grid:
             return [cell.link() for cell in grid]
         links = [cell.link() for cell in grid if len(cell.ids) == BLOCK_TOKENS or cell is not grid[-1]]
         ends, at = set[int](), 0
