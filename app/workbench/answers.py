@@ -60,6 +60,7 @@ class Answers:
         call: By the names of `GenerationOptions.from_mapping`; goes before the preset, which goes before the model's own.
         tell: Takes events for the window.
         on_progress: Called when counters changed.
+        keep: Called with an answer that has ended and is written.
     """
 
     def __init__(
@@ -70,6 +71,7 @@ class Answers:
         call: Mapping[str, Any],
         tell: Callable[[Event], None],
         on_progress: Callable[[], None],
+        keep: Callable[[Answer], None],
     ) -> None:
         self._store = store
         self._supervisor = supervisor
@@ -77,6 +79,7 @@ class Answers:
         self._call = call
         self._tell = tell
         self._progress = on_progress
+        self._keep = keep
         self.running: dict[int, Answer] = {}  # by session
         self._idle = asyncio.Event()
         self._idle.set()
@@ -167,6 +170,7 @@ class Answers:
             await asyncio.wait([answer.task])
             self._judge(answer)
             await self._finish(answer)
+            self._keep(answer)
 
     # ---- the stream -------------------------------------------------------------------------------------------------
 

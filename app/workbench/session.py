@@ -56,6 +56,7 @@ class OpenSession:
         turns = len(self.tree.turns(self.tip))
         if turns > WHOLE:
             self.earlier = turns - AT_ONCE
+        self.stored = 0  # those that it holds or can read from the block file
 
     @property
     def is_unused(self) -> bool:
@@ -268,7 +269,11 @@ class OpenSession:
 
     def _tier(self, start: int, length: int) -> Tier:
         """Of `length` tokens after `start`; the last token's KV follows with the next turn."""
-        return Tier.WARM if self.warm and length and start + length <= self.warm + 1 else Tier.COLD
+        if not length:
+            return Tier.COLD
+        if self.warm and start + length <= self.warm + 1:
+            return Tier.WARM
+        return Tier.DISK if self.stored and start + length <= self.stored + 1 else Tier.COLD
 
     def _status(self, node: NodeRow) -> TurnStatus:
         if node.id in self.states:

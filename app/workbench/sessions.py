@@ -170,8 +170,8 @@ class Sessions:
             self._tell(SessionChanged(self.shown.view()))
 
     async def find_warm(self, session: OpenSession) -> None:
-        """How much of the path the engine holds."""
-        model, session.warm = (None if self.closing else self._supervisor.running), 0
+        """How much of the path the engine holds, and how much of it stands in the block file."""
+        model, session.warm, session.stored = (None if self.closing else self._supervisor.running), 0, 0
         if model is None or session.path_length() > model.info.context_length:
             return
         await self._load_path(session, earlier=True)
@@ -179,7 +179,8 @@ class Sessions:
         if not ids:
             return
         try:
-            session.warm = (await model.prefix_match_async(ids)).tokens
+            match = await model.prefix_match_async(ids)
+            session.warm, session.stored = match.tokens if match.warm is None else match.warm, match.tokens
         except EngineDiedError:
             await self._supervisor.died(model)
         except RuntimeFault as fault:

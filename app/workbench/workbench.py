@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from app.supervisor import Supervisor
 from app.workbench.answers import Answers
 from app.workbench.copying import Copies
+from app.workbench.keeping import Keeper
 from app.workbench.making import how_made
 from app.workbench.refusals import BUSY
 from app.workbench.sessions import Sessions
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 PATIENCE_SECONDS = 0.5  # for answers to end by themselves when the app is closed
+KEEP_SECONDS = 0.5  # then for KV to be written
 TIDY_SECONDS = 2.0  # after the start: what the first view needs goes first
 PRESET = GenerationOptions(max_tokens=1024, sampling=SamplingOptions(temperature=0.8, top_p=0.95, min_p=0.05))
 
@@ -72,7 +74,8 @@ class AppWorkbench(TransferMembers):
         self._listeners: list[Callable[[Event], None]] = []
         self._tasks: set[asyncio.Task[object]] = set()
         self._sessions = Sessions(store, supervisor, self._tell)
-        self._answers = Answers(store, supervisor, preset, call, self._tell, self._refresh_status)
+        self._keeper = Keeper(supervisor)
+        self._answers = Answers(store, supervisor, preset, call, self._tell, self._refresh_status, self._keeper.keep)
         tokeniser = Tokeniser(store, self.vocabulary)
         copies = Copies(store, supervisor, self._sessions, self._tell)
         self._turns = Turns(self._sessions, copies, self._answers, tokeniser, self.vocabulary, self._tell, self._refresh_status)
@@ -212,8 +215,19 @@ class AppWorkbench(TransferMembers):
     async def _warm_up(self) -> None:
         try:
             await self.vocabulary.learn(await self.supervisor.model())
+            await self._find_tiers()
         except (RuntimeFault, StoreError) as fault:
             log.warning("the engine did not start: %s", fault)
+
+    async def _find_tiers(self) -> None:
+        """The engine runs now: what of the shown path it holds, and what of it is in its block file."""
+        session = self._sessions.shown
+        if session is not None and session.id not in self._answers.running:
+            before = session.warm, session.stored
+            await self._sessions.find_warm(session)
+            if (session.warm, session.stored) != before:
+                self._tell(SessionChanged(session.view()))
+                self._refresh_status()
 
     async def compose(self, session_id: int, text: str, replaces: int | None = None) -> Composition:
         """Tokens and context of a draft, where it would stand; no forward. Counted once the engine runs."""
@@ -260,7 +274,7 @@ class AppWorkbench(TransferMembers):
         return [self.vocabulary.bytes_of(token) for token in token_ids]
 
     async def close(self) -> None:
-        """Text first: streams are stopped and written, then the engine ends, then the store.
+        """Text first: streams are stopped and written, then KV is kept as far as there is time, the engine and the store end.
 
         An engine that does not answer is not waited for: its end ends whoever waits for it.
         """
@@ -269,6 +283,7 @@ class AppWorkbench(TransferMembers):
             self._answers.stop(session_id)
         with suppress(TimeoutError):
             await asyncio.wait_for(self._answers.ended(), PATIENCE_SECONDS)
+        await self._keeper.close(KEEP_SECONDS)
         await self.supervisor.close()
         await self._answers.ended()
         await self._sessions.settle(self._answers.settle)
