@@ -8,6 +8,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from ui.drawing_port import Column, ColumnKind, Columns, ColumnsChanged, ColumnTokens, Drawing, DrawingUses
 from ui.port import (
     BackendChoice,
     BranchRow,
@@ -42,7 +43,14 @@ __all__ = [
     "LIGHT",
     "BackendChoice",
     "BranchRow",
+    "Column",
+    "ColumnKind",
+    "ColumnTokens",
+    "Columns",
+    "ColumnsChanged",
     "Composition",
+    "Drawing",
+    "DrawingUses",
     "EngineState",
     "Event",
     "MainWindow",

@@ -59,6 +59,9 @@ class Desk(QObject):
     copied = Signal(int, int)  # what was asked of the first session goes on in the second, which is shown next
     draft_saved = Signal(int, str)  # session and message: it is in the store, the draft has done its work
     composed = Signal(object)  # Composition of the draft
+    drawing_found = Signal(int, int, object)  # node id, index, Drawing | None
+    row_found = Signal(int, int, object)  # node id, index, (vocab,) float32
+    row_refused = Signal(str)
     refused = Signal(str)
     trashed = Signal(int, str, bool)  # session, title; whether an answer was stopped for it
     restored = Signal(int)  # out of the trash again
@@ -195,6 +198,17 @@ class Desk(QObject):
             work = self._compose(self.shown.session_id, text, replaces)
             self.tasks.latest("compose", work, refused=lambda _words: None)
 
+    def ask_drawing(self, node_id: int, index: int) -> None:
+        """Looks up how a token was drawn."""
+        if self.shown is not None:
+            work = self._find_drawing(self.shown.session_id, node_id, index)
+            self.tasks.latest("drawing", work, refused=lambda _words: None)
+
+    def ask_row(self, node_id: int, index: int) -> None:
+        """Asks the model for everything it might have said at a place."""
+        if self.shown is not None:
+            self.tasks.latest("row", self._find_row(self.shown.session_id, node_id, index), refused=self.row_refused.emit)
+
     def ask_models(self) -> None:
         """Reads the shelf for the menu."""
         self.tasks.latest("models", self._list_models(menu=True))
@@ -268,6 +282,12 @@ class Desk(QObject):
 
     async def _compose(self, session_id: int, text: str, replaces: int | None) -> None:
         self.composed.emit(await self._workbench.compose(session_id, text, replaces))
+
+    async def _find_drawing(self, session_id: int, node_id: int, index: int) -> None:
+        self.drawing_found.emit(node_id, index, await self._workbench.drawing(session_id, node_id, index))
+
+    async def _find_row(self, session_id: int, node_id: int, index: int) -> None:
+        self.row_found.emit(node_id, index, await self._workbench.whole_row(session_id, node_id, index))
 
     async def _list_models(self, *, menu: bool = False) -> None:
         models = await self._workbench.models()

@@ -30,6 +30,7 @@ class Stage(QObject):
         self.sessions: dict[int, SessionSummary] = {}
         self.mode = Mode.TOKENS
         self._link_of: int | None = None  # the session whose link is asked about
+        self._engine: EngineState | None = None  # as last told
         self._counted_at: tuple[EngineState, bool] | None = None
         desk.session_shown.connect(self._show_session)
         desk.turn_changed.connect(self._show_turn)
@@ -167,6 +168,9 @@ class Stage(QObject):
     def _show_status(self, status: StatusView) -> None:
         self._parts.status.show_status(status)
         self._parts.inspector.show_status(status)
+        if status.engine is not self._engine:
+            self._engine = status.engine
+            self._parts.inspector.why.look_again()
         self._count_again()
 
     def _show_pin_again(self) -> None:

@@ -110,6 +110,12 @@ class MainWindow(QMainWindow):
         parts.link.open_wanted.connect(self._open_link)
         parts.inspector.alternative_chosen.connect(self._branch)
         parts.inspector.token_chosen.connect(self.stage.pin)
+        why = parts.inspector.why
+        why.drawing_wanted.connect(desk.ask_drawing)
+        why.row_wanted.connect(desk.ask_row)
+        desk.drawing_found.connect(why.show_drawing)
+        desk.row_found.connect(why.show_row)
+        desk.row_refused.connect(why.say)
         for number in range(1, 10):
             # Text fields keep their digits: they claim printable keys before shortcuts do.
             key = QShortcut(QKeySequence(str(number)), self)

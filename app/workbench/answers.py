@@ -101,6 +101,10 @@ class Answers:
         if session_id in self.running:
             raise Refusal(BUSY)
 
+    def options_of(self, node_id: int) -> GenerationOptions | None:
+        """How the answer is drawn that is being written into a node; None where none is."""
+        return next((answer.options for answer in self.running.values() if answer.node_id == node_id), None)
+
     async def ended(self) -> None:
         """Returns when no answer is in work."""
         await self._idle.wait()

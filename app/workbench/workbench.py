@@ -9,9 +9,13 @@ from contextlib import suppress
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import numpy.typing as npt
+
 from app.supervisor import Supervisor
 from app.workbench.answers import Answers
 from app.workbench.copying import Copies
+from app.workbench.drawn import Drawn
 from app.workbench.refusals import BUSY
 from app.workbench.sessions import Sessions
 from app.workbench.status import backend_choices, detail_of, status_of
@@ -23,6 +27,7 @@ from storage import SessionStore, StoreError
 from ui import (
     BackendChoice,
     Composition,
+    Drawing,
     EngineState,
     Event,
     ModelChoice,
@@ -73,6 +78,7 @@ class AppWorkbench:
         tokeniser = Tokeniser(store, self.vocabulary)
         copies = Copies(store, supervisor, self._sessions, self._tell)
         self._turns = Turns(self._sessions, copies, self._answers, tokeniser, self.vocabulary, self._tell, self._refresh_status)
+        self._drawn = Drawn(store, supervisor, self._sessions, self.vocabulary, self._answers.options_of)
         self.status = StatusView(EngineState.NONE)
         supervisor.subscribe(self._refresh_status)
 
@@ -160,6 +166,18 @@ class AppWorkbench:
     def stop(self, session_id: int) -> None:
         """What arrived is kept."""
         self._answers.stop(session_id)
+
+    async def drawing(self, session_id: int, node_id: int, index: int) -> Drawing | None:
+        """How a token was drawn; asks no model."""
+        return await self._drawn.drawing(session_id, node_id, index)
+
+    async def whole_row(self, session_id: int, node_id: int, index: int) -> npt.NDArray[np.float32]:
+        """Everything the model might have said before a token."""
+        return await self._drawn.whole_row(session_id, node_id, index)
+
+    async def preview(self, session_id: int, node_id: int, index: int, token_id: int, most: int) -> Sequence[bytes]:
+        """The likeliest words after another token; nothing is saved."""
+        return await self._drawn.preview(session_id, node_id, index, token_id, most)
 
     # ---- the model ----------------------------------------------------------------------------------------------------
 

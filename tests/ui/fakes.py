@@ -7,12 +7,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
+import numpy.typing as npt
 
 from runtime import Finish, Origin, TokenRun
 from ui import (
     BackendChoice,
     BranchRow,
     Composition,
+    Drawing,
     EngineState,
     Event,
     ModelChoice,
@@ -99,6 +101,9 @@ class FakeWorkbench:
         self.dies_after: int | None = None
         self.closed = False
         self.vocabulary = Vocabulary()
+        self.drawn: Drawing | None = None
+        self.row = np.log(np.full(4, 0.25, np.float32))
+        self.ghost: tuple[str, ...] = (" when", " it", " rains")
         self.views: dict[int, SessionView] = {}
         self.summaries: dict[int, SessionSummary] = {}
         self.trash: set[int] = set()
@@ -216,6 +221,20 @@ class FakeWorkbench:
         self.calls.append(("compose", session_id, text, *([] if replaces is None else [replaces])))
         used = sum(len(turn.run) for turn in self.views[session_id].turns)
         return Composition(len(text.split()), None, used + len(text.split()), 8192)
+
+    async def drawing(self, session_id: int, node_id: int, index: int) -> Drawing | None:
+        self.calls.append(("drawing", session_id, node_id, index))
+        return self.drawn
+
+    async def whole_row(self, session_id: int, node_id: int, index: int) -> npt.NDArray[np.float32]:
+        self._note("whole_row", session_id, node_id, index)
+        return self.row
+
+    async def preview(self, session_id: int, node_id: int, index: int, token_id: int, most: int) -> Sequence[bytes]:
+        self._note("preview", session_id, node_id, index, token_id, most)
+        if self.gate is not None:
+            await self.gate.acquire()
+        return [word.encode() for word in self.ghost[:most]]
 
     async def models(self) -> Sequence[ModelChoice]:
         self._note("models")

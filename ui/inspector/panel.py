@@ -9,7 +9,7 @@ from PySide6.QtWidgets import QButtonGroup, QFrame, QHBoxLayout, QPushButton, QS
 from ui.inspector.cache import CacheTab
 from ui.inspector.path import PathTab
 from ui.inspector.token import TokenTab, Vocabulary
-from ui.inspector.why import WhyTab
+from ui.inspector.why_tab import WhyTab
 from ui.port import StatusView, TurnView
 from ui.shown import Spot
 from ui.theme.fonts import interface_font
@@ -45,7 +45,7 @@ class Inspector(QWidget):
     def show_spot(self, spot: Spot | None, vocabulary: Vocabulary, *, can_choose: bool) -> None:
         """Shows a token in the tabs Token and Why."""
         self.token.show_spot(spot, vocabulary, can_choose=can_choose)
-        self.why.show_spot(spot)
+        self.why.show_spot(spot, vocabulary)
 
     def show_path(self, turns: tuple[TurnView, ...]) -> None:
         """Shows the sums over a path; added up only while they can be seen."""
