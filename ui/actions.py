@@ -44,9 +44,18 @@ class Actions(QObject):
         self.stop = self._make(self.tr("Stop"), STOP_KEYS)
         self.regenerate = self._make(self.tr("Regenerate"), "Ctrl+R")
         self.continue_answer = self._make(self.tr("Continue"), "Ctrl+Shift+Return")
+        self.two_ways = self._make(self.tr("2 Continuations"), "Ctrl+Alt+2")
+        self.four_ways = self._make(self.tr("4 Continuations"), "Ctrl+Alt+4")
+        self.eight_ways = self._make(self.tr("8 Continuations"), "Ctrl+Alt+8")
+        self.beams = self._make(self.tr("4 Beams"), "Ctrl+Alt+B")
         self.previous = self._make(self.tr("Previous Variant"), "Ctrl+[")
         self.next = self._make(self.tr("Next Variant"), "Ctrl+]")
         self.about = self._make(self.tr("About Elsewise"), role=Role.AboutRole)
+
+    @property
+    def ways(self) -> dict[int, QAction]:
+        """By how many continuations they give."""
+        return {2: self.two_ways, 4: self.four_ways, 8: self.eight_ways}
 
     def menus(self) -> list[QMenu]:
         """The menus, in their order; the caller puts them into a menu bar or a popup."""
@@ -56,7 +65,10 @@ class Actions(QObject):
             self._menu(
                 self.tr("View"), self.read, self.tokens, self.template, None, self.sidebar, self.inspector, None, self.uncertain
             ),
-            self._menu(self.tr("Session"), self.stop, self.regenerate, self.continue_answer, None, self.previous, self.next),
+            self._menu(
+                self.tr("Session"), self.stop, self.regenerate, self.continue_answer, None,
+                *self.ways.values(), self.beams, None, self.previous, self.next,
+            ),  # fmt: skip
             self._menu(self.tr("Help"), self.about),
         ]
 

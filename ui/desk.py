@@ -12,6 +12,7 @@ from typing import Any
 
 from PySide6.QtCore import QObject, Signal
 
+from ui.drawing_port import Columns, ColumnsChanged, ColumnTokens
 from ui.events import EventQueue
 from ui.port import (
     EngineState,
@@ -59,6 +60,8 @@ class Desk(QObject):
     copied = Signal(int, int)  # what was asked of the first session goes on in the second, which is shown next
     draft_saved = Signal(int, str)  # session and message: it is in the store, the draft has done its work
     composed = Signal(object)  # Composition of the draft
+    columns_changed = Signal(object)  # Columns | None of the session shown
+    column_tokens = Signal(int, object, float)  # node id, TokenRun, sum of all log-probabilities of the column
     drawing_found = Signal(int, int, object)  # node id, index, Drawing | None
     row_found = Signal(int, int, object)  # node id, index, (vocab,) float32
     row_refused = Signal(str)
@@ -76,6 +79,7 @@ class Desk(QObject):
         self._sending: tuple[int, str] | None = None  # session and text, until the store has it
         self._undo: list[Undo] = []
         self._query = ""
+        self._columns: dict[int, Columns] = {}  # by session, until they are closed
 
     # ---- state --------------------------------------------------------------------------------------------------
 
@@ -85,7 +89,8 @@ class Desk(QObject):
         if self.shown is None:
             return False
         sending = self._sending is not None and self._sending[0] == self.shown.session_id
-        return sending or self.shown.running
+        columns = self._columns.get(self.shown.session_id)
+        return sending or self.shown.running or (columns is not None and columns.running)
 
     @property
     def engine(self) -> EngineState:
@@ -163,6 +168,24 @@ class Desk(QObject):
     def continue_turn(self, node_id: int) -> None:
         """Goes on with an answer that was stopped."""
         self._with_session(lambda session: self._workbench.continue_turn(session, node_id))
+
+    def find_columns(self, node_id: int, index: int | None, count: int, *, beams: bool) -> None:
+        """Several continuations of one place: in front of a token, or (None) of the end of an answer."""
+        if self.running:
+            return
+        ask = self._workbench.beams if beams else self._workbench.continue_many
+        self._with_session(lambda session: ask(session, node_id, index, count))
+
+    def keep_column(self, node_id: int) -> None:
+        """Shows the path through that column; the others stay among the branches."""
+        self.close_columns()
+        self.select(node_id)
+
+    def close_columns(self) -> None:
+        """Shows the columns no more; they stay among the branches."""
+        if self.shown is not None:
+            self._columns.pop(self.shown.session_id, None)
+            self.columns_changed.emit(None)
 
     def select(self, node_id: int) -> None:
         """Shows the path through that node; can be undone."""
@@ -318,10 +341,24 @@ class Desk(QObject):
             case TokensArrived(session_id, node_id, run):
                 if shown is not None and session_id == shown.session_id and shown.append(node_id, run):
                     self.tokens_arrived.emit(node_id, run)
+            case ColumnsChanged(session_id, columns):
+                self._take_columns(session_id, columns)
+            case ColumnTokens(session_id, node_id, run, logprob):
+                if shown is not None and session_id == shown.session_id:
+                    self.column_tokens.emit(node_id, run, logprob)
             case TurnChanged(session_id, turn):
                 if shown is not None and session_id == shown.session_id and shown.replace_turn(turn):
                     self.turn_changed.emit(turn)
                     self.activity_changed.emit()
+
+    def _take_columns(self, session_id: int, columns: Columns | None) -> None:
+        if columns is None:
+            self._columns.pop(session_id, None)
+        else:
+            self._columns[session_id] = columns
+        if self.shown is not None and session_id == self.shown.session_id:
+            self.columns_changed.emit(columns)
+            self.activity_changed.emit()
 
     def _go_on_in_copy(self, source_id: int, view: SessionView) -> None:
         if self._sending is not None and self._sending[0] == source_id:
@@ -342,8 +379,11 @@ class Desk(QObject):
         self._show(view)
 
     def _show(self, view: SessionView) -> None:
+        other = self.shown is None or self.shown.session_id != view.session_id
         self.shown = Shown(view)
         self.session_shown.emit(view)
+        if other:
+            self.columns_changed.emit(self._columns.get(view.session_id))
         self.activity_changed.emit()
 
     def _with_session(self, command: Callable[[int], Coroutine[Any, Any, None]]) -> None:

@@ -135,4 +135,4 @@ class DrawingUses(Protocol):
         """The likeliest words after another token at that place, `most` tokens at most, at low priority; nothing is saved."""
 
     async def prune(self, session_id: int, node_id: int, start: int, pruned: bool) -> None:
-        """Hides a branch (`BranchRow.node_id` from token `start` on) in the outline and among the variants, or shows it again."""
+        """Hides a branch (a row's `node_id` from token `start` on) in the outline and among the variants, or shows it again."""

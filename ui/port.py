@@ -211,9 +211,8 @@ class StatusChanged:
     status: StatusView
 
 
-Event = (
-    SessionChanged | SessionCopied | TokensArrived | TurnChanged | SessionsChanged | StatusChanged | ColumnsChanged | ColumnTokens
-)
+DrawingEvent = ColumnsChanged | ColumnTokens
+Event = SessionChanged | SessionCopied | TokensArrived | TurnChanged | SessionsChanged | StatusChanged | DrawingEvent
 
 
 class Workbench(DrawingUses, Protocol):

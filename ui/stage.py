@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from PySide6.QtCore import QObject, QTimer
 from PySide6.QtWidgets import QMainWindow
 
-from runtime import TokenRun
+from runtime import Origin, TokenRun
 from ui.actions import Actions
 from ui.desk import Desk
 from ui.frame import Frame
@@ -47,6 +47,8 @@ class Stage(QObject):
         desk.trashed.connect(parts.sidebar.sessions.offer_undo)
         desk.restored.connect(parts.sidebar.sessions.withdraw_undo)
         desk.undo_changed.connect(self.refresh)
+        desk.columns_changed.connect(parts.columns.show_columns)
+        desk.column_tokens.connect(parts.columns.append)
         parts.panels_changed.connect(self.refresh)
         parts.transcript.set_vocabulary(desk.token_bytes)
         self._counted_length = 0  # tokens of the path when its context was counted
@@ -74,7 +76,8 @@ class Stage(QObject):
         spot = shown.spot(*place) if shown is not None and place is not None else None
         turn = shown.turn(spot.node_id) if shown is not None and spot is not None else None
         can_choose = turn is not None and turn.role != "system"
-        self._parts.inspector.show_spot(spot, self._desk.token_bytes, can_choose=can_choose)
+        can_continue = turn is not None and turn.role == "assistant" and spot is not None and spot.record.origin != Origin.TEMPLATE
+        self._parts.inspector.show_spot(spot, self._desk.token_bytes, can_choose=can_choose, can_continue=can_continue)
 
     @property
     def shown_summary(self) -> SessionSummary | None:
@@ -99,6 +102,8 @@ class Stage(QObject):
         acts.regenerate.setEnabled(answer is not None and not running)
         partial = answer is not None and answer.status is TurnStatus.PARTIAL and has_own_words(answer.run)
         acts.continue_answer.setEnabled(partial and not running)
+        for act in (*acts.ways.values(), acts.beams):
+            act.setEnabled(answer is not None and not running)
         acts.previous.setEnabled(fork is not None and fork.step(-1) is not None)
         acts.next.setEnabled(fork is not None and fork.step(+1) is not None)
         undo = self._desk.undo_label

@@ -21,6 +21,7 @@ from ui.stage import Stage
 from ui.transcript import Mode
 
 logger = logging.getLogger(__name__)
+BEAMS = 4  # by the menu; the inspector has more
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +111,12 @@ class MainWindow(QMainWindow):
         parts.link.open_wanted.connect(self._open_link)
         parts.inspector.alternative_chosen.connect(self._branch)
         parts.inspector.token_chosen.connect(self.stage.pin)
+        parts.inspector.columns_wanted.connect(
+            lambda node_id, index, count, beams: self._find_columns(count, beams=beams, at=(node_id, index))
+        )
+        parts.columns.kept.connect(desk.keep_column)
+        parts.columns.stopped.connect(desk.stop)
+        parts.columns.closed.connect(desk.close_columns)
         why = parts.inspector.why
         why.drawing_wanted.connect(desk.ask_drawing)
         why.row_wanted.connect(desk.ask_row)
@@ -148,6 +155,9 @@ class MainWindow(QMainWindow):
         connect(acts.stop, desk.stop)
         connect(acts.regenerate, self._regenerate)
         connect(acts.continue_answer, self._continue)
+        for count, act in acts.ways.items():
+            connect(act, lambda count=count: self._find_columns(count, beams=False))
+        connect(acts.beams, lambda: self._find_columns(BEAMS, beams=True))
         connect(acts.previous, lambda: desk.step_variant(-1))
         connect(acts.next, lambda: desk.step_variant(+1))
         connect(acts.about, lambda: AboutBox(self).open())
@@ -217,6 +227,17 @@ class MainWindow(QMainWindow):
         answer = self.desk.shown.last_answer if self.desk.shown is not None else None
         if node_id or answer is not None:
             self.desk.continue_turn(node_id or answer.node_id)  # type: ignore[union-attr]  # one of the two is there
+
+    def _find_columns(self, count: int, *, beams: bool, at: tuple[int, int] | None = None) -> None:
+        """From the pinned token's place, else from the end of the last answer."""
+        self.parts.composer.notice.clear()
+        shown = self.desk.shown
+        at = at or self.parts.transcript.pinned
+        turn = shown.turn(at[0]) if shown is not None and at is not None else None
+        if at is not None and turn is not None and turn.role == "assistant":
+            self.desk.find_columns(at[0], at[1], count, beams=beams)
+        elif shown is not None and shown.last_answer is not None:
+            self.desk.find_columns(shown.last_answer.node_id, None, count, beams=beams)
 
     # ---- the end ------------------------------------------------------------------------------------------------
 

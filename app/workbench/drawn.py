@@ -144,8 +144,8 @@ class Drawn:
 def ids_before(session: OpenSession, node: NodeRow, offset: int) -> list[int]:
     """The ids of the path to token `offset` of a node, without it."""
     path = session.tree.path(node.id)
-    ids = session.path_ids(path[:-1])
-    return ids + session.runs.get(node.id, EMPTY).ids.tolist()[:offset]
+    own: list[int] = session.runs.get(node.id, EMPTY).ids.tolist()
+    return session.path_ids(path[:-1]) + own[:offset]
 
 
 async def asked(

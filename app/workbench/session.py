@@ -17,6 +17,7 @@ from ui import SessionView, Tier, TurnStats, TurnStatus, TurnView
 
 if TYPE_CHECKING:
     from app.workbench.ending import Ending
+    from app.workbench.fan import Endings
 
 UNTITLED = "New session"
 OVERFLOW = "overflow"  # in a stored answer's stats: its prompt did not fit into the context
@@ -46,7 +47,7 @@ class OpenSession:
         self.notes: dict[int, str] = {}
         self.states: dict[int, TurnStatus] = {}  # of turns in work
         self.stats: dict[int, TurnStats] = {}
-        self.unsaved: Ending | None = None  # of an answer that is on the screen and could not be written
+        self.unsaved: Ending | Endings | None = None  # of an answer that is on the screen and could not be written
         self.has_hope = False  # the model is another one since an answer failed for good
         self.warm = 0  # tokens of the path the engine holds
 
@@ -209,12 +210,16 @@ class OpenSession:
             role=turn.role,
             run=run,
             status=self._status(node),
-            variants=self.tree.variants(node) or (node.id,),
+            variants=self._variants(node),
             note=self.notes.get(node.id, self._note(node)),
             tier=self._tier(start, len(run)),
             stats=self.stats_of(node),
             can_retry=self.has_hope or not node.stats.get(HOPELESS, False),
         )
+
+    def _variants(self, node: NodeRow) -> tuple[int, ...]:
+        """The versions of a turn that ends in `node`; it is one of them as long as it is shown, whatever goes on from it."""
+        return tuple(sorted({*self.tree.variants(node), node.id}, key=lambda i: self.tree.nodes[i].seq))
 
     def tiers(self) -> dict[Tier, int]:
         """How many turns of the path are in which tier."""

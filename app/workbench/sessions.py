@@ -98,9 +98,9 @@ class Sessions:
         await self._load_path(session)
         await self.find_warm(session)
 
-    async def add(self, session: OpenSession, node: NewNode) -> NodeRow:
-        """Adds a node on the disk and in the open tree, and makes it the tip."""
-        node_id = await stored(self._store.add_node(node, current=True))
+    async def add(self, session: OpenSession, node: NewNode, *, current: bool = True) -> NodeRow:
+        """Adds a node on the disk and in the open tree, and (`current`) makes it the tip."""
+        node_id = await stored(self._store.add_node(node, current=current))
         row = NodeRow(
             id=node_id,
             session_id=node.session_id,
@@ -118,7 +118,8 @@ class Sessions:
             kv_fingerprint=None,
         )
         session.tree.put(row)
-        session.tip = node_id
+        if current:
+            session.tip = node_id
         return row
 
     async def drop_failed(self, session: OpenSession, node_id: int | None) -> None:

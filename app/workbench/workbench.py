@@ -16,6 +16,7 @@ from app.supervisor import Supervisor
 from app.workbench.answers import Answers
 from app.workbench.copying import Copies
 from app.workbench.drawn import Drawn
+from app.workbench.fans import Fans
 from app.workbench.refusals import BUSY
 from app.workbench.sessions import Sessions
 from app.workbench.status import backend_choices, detail_of, status_of
@@ -26,6 +27,7 @@ from runtime import EngineDiedError, GenerationOptions, RuntimeFault, SamplingOp
 from storage import SessionStore, StoreError
 from ui import (
     BackendChoice,
+    ColumnKind,
     Composition,
     Drawing,
     EngineState,
@@ -78,6 +80,9 @@ class AppWorkbench:
         tokeniser = Tokeniser(store, self.vocabulary)
         copies = Copies(store, supervisor, self._sessions, self._tell)
         self._turns = Turns(self._sessions, copies, self._answers, tokeniser, self.vocabulary, self._tell, self._refresh_status)
+        self._fans = Fans(
+            store, supervisor, self._sessions, copies, self._answers, tokeniser, self._tell, self._refresh_status
+        )
         self._drawn = Drawn(store, supervisor, self._sessions, self.vocabulary, self._answers.options_of)
         self.status = StatusView(EngineState.NONE)
         supervisor.subscribe(self._refresh_status)
@@ -170,6 +175,14 @@ class AppWorkbench:
     async def drawing(self, session_id: int, node_id: int, index: int) -> Drawing | None:
         """How a token was drawn; asks no model."""
         return await self._drawn.drawing(session_id, node_id, index)
+
+    async def continue_many(self, session_id: int, node_id: int, index: int | None, n: int) -> None:
+        """Draws several continuations of one place."""
+        await self._fans.run(session_id, node_id, index, ColumnKind.DRAWS, n)
+
+    async def beams(self, session_id: int, node_id: int, index: int | None, width: int) -> None:
+        """The likeliest continuations that a beam search finds."""
+        await self._fans.run(session_id, node_id, index, ColumnKind.BEAMS, width)
 
     async def whole_row(self, session_id: int, node_id: int, index: int) -> npt.NDArray[np.float32]:
         """Everything the model might have said before a token."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -56,7 +57,7 @@ def drawn_run(
     )
 
 
-def drawing_of(sampling: SamplingOptions | None, *, history: Sequence[int] = (1, 2, 3), **more: object) -> Drawing:
+def drawing_of(sampling: SamplingOptions | None, *, history: Sequence[int] = (1, 2, 3), **more: Any) -> Drawing:
     """What the workbench knows of such a token."""
     made = Drawing(sampling, 7, 0, np.array(history, np.int32), MODEL, "", can_ask=False)
-    return replace(made, **more)  # type: ignore[arg-type]  # fields by name
+    return replace(made, **more)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -47,7 +48,7 @@ def inspector(app: QApplication, qtbot: QtBot) -> Inspector:
 
 
 def show(
-    inspector: Inspector, vocabulary: Vocabulary, sampling: SamplingOptions | None = IN_FORCE, **more: object
+    inspector: Inspector, vocabulary: Vocabulary, sampling: SamplingOptions | None = IN_FORCE, **more: Any
 ) -> tuple[WhyTab, TokenRun]:
     run = drawn_run(vocabulary, ROW, sampling or IN_FORCE)
     spot = spot_of(run)

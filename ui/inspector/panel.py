@@ -22,6 +22,7 @@ class Inspector(QWidget):
 
     alternative_chosen = Signal(int, int, int)  # node id, index, token id
     token_chosen = Signal(int, int)  # node id, index
+    columns_wanted = Signal(int, int, int, bool)  # node id, index, how many, whether by a beam search
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -30,6 +31,7 @@ class Inspector(QWidget):
         self.setFixedWidth(WIDTH)
         self.token, self.path, self.cache, self.why = TokenTab(), PathTab(), CacheTab(), WhyTab()
         self.token.alternative_chosen.connect(self.alternative_chosen)
+        self.token.columns_wanted.connect(self.columns_wanted)
         self.path.token_chosen.connect(self.token_chosen)
         self._stack = QStackedWidget()
         self._group = QButtonGroup(self)
@@ -42,9 +44,11 @@ class Inspector(QWidget):
         self._path_turns: tuple[TurnView, ...] | None = None
         self._stack.currentChanged.connect(lambda _index: self._refresh_path())
 
-    def show_spot(self, spot: Spot | None, vocabulary: Vocabulary, *, can_choose: bool) -> None:
+    def show_spot(
+        self, spot: Spot | None, vocabulary: Vocabulary, *, can_choose: bool, can_continue: bool = False
+    ) -> None:
         """Shows a token in the tabs Token and Why."""
-        self.token.show_spot(spot, vocabulary, can_choose=can_choose)
+        self.token.show_spot(spot, vocabulary, can_choose=can_choose, can_continue=can_continue)
         self.why.show_spot(spot, vocabulary)
 
     def show_path(self, turns: tuple[TurnView, ...]) -> None:

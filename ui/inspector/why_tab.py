@@ -265,5 +265,6 @@ class WhyTab(QWidget):
 def _same(one: Spot, other: Spot) -> bool:
     """Whether nothing that is replayed differs."""
     mine, theirs = one.record, other.record
-    place = (one.node_id, one.index, mine.token_id) == (other.node_id, other.index, theirs.token_id)
-    return place and mine.stages == theirs.stages and mine.logprob == theirs.logprob and mine.finish_reason == theirs.finish_reason
+    if (one.node_id, one.index, mine.token_id) != (other.node_id, other.index, theirs.token_id):
+        return False
+    return (mine.stages, mine.logprob, mine.finish_reason) == (theirs.stages, theirs.logprob, theirs.finish_reason)

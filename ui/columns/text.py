@@ -1,0 +1,100 @@
+"""The text of one continuation: coloured tokens as in the transcript, wrapped to a narrow column."""
+
+from __future__ import annotations
+
+from PySide6.QtCore import QRectF, QSize, Qt
+from PySide6.QtGui import QPainter, QPaintEvent, QResizeEvent
+from PySide6.QtWidgets import QSizePolicy, QWidget
+
+from runtime import TokenRun
+from ui.drawing_port import Column
+from ui.port import TurnStatus, TurnView
+from ui.theme.scheme import current_theme
+from ui.transcript.faces import Faces
+from ui.transcript.ink import Ink
+from ui.transcript.tokens_body import TokensBody
+from ui.transcript.turn import Turn
+
+SCALE = 0.9  # of the transcript's text
+_CARET_PX = 2
+
+
+class ColumnText(QWidget):
+    """Paints the tokens of one continuation; as high as they need."""
+
+    def __init__(self, column: Column, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        theme = current_theme()
+        theme.changed.connect(self._recolour)
+        self._ink = Ink(theme.palette)
+        self._faces = Faces(SCALE)
+        self._turn = Turn(_as_turn(column))
+        self._body = TokensBody(self._turn, self._faces, 200.0, template=False)
+        policy = QSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
+        policy.setHeightForWidth(True)
+        self.setSizePolicy(policy)
+        self._settle()
+
+    @property
+    def text(self) -> str:
+        """What is shown."""
+        return self._turn.text
+
+    def show_column(self, column: Column) -> None:
+        """Shows this from now on; tokens that were there already are not laid out again."""
+        self._turn.take(_as_turn(column))
+        self._body.refresh()
+        self._settle()
+
+    def append(self, run: TokenRun) -> None:
+        """More tokens at the end."""
+        self._turn.append(run)
+        self._settle()
+
+    def hasHeightForWidth(self) -> bool:
+        return True
+
+    def heightForWidth(self, width: int) -> int:
+        if width > 0 and width != self.width():
+            self._body.set_width(float(width))
+            self._body.prepare(None)
+        return max(self._body.height, self._faces.pitch)
+
+    def sizeHint(self) -> QSize:
+        return QSize(200, max(self._body.height, self._faces.pitch))
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        super().resizeEvent(event)
+        self._settle()
+
+    def paintEvent(self, event: QPaintEvent) -> None:
+        painter = QPainter(self)
+        painter.setRenderHint(QPainter.RenderHint.Antialiasing)
+        clip = event.rect()
+        if len(self._turn.tokens):
+            self._body.paint(painter, self._ink, (clip.top(), clip.bottom() + 1))
+        if self._turn.view.status is TurnStatus.STREAMING:
+            at = self._body.end_of_text()
+            painter.setPen(Qt.PenStyle.NoPen)
+            painter.fillRect(QRectF(at.x() + 2, at.y(), _CARET_PX, self._faces.glyphs), self._ink.accent)
+        painter.end()
+
+    def _settle(self) -> None:
+        if self.width() > 0:
+            self._body.set_width(float(self.width()))
+        before = self.sizeHint().height()
+        self._body.prepare(None)
+        if self.sizeHint().height() != before or self.height() != self.sizeHint().height():
+            self.updateGeometry()
+        self.setAccessibleName(self._turn.text)
+        self.update()
+
+    def _recolour(self, palette: object) -> None:
+        del palette
+        self._ink = Ink(current_theme().palette)
+        self.update()
+
+
+def _as_turn(column: Column) -> TurnView:
+    status = TurnStatus.STREAMING if column.running else TurnStatus.COMPLETE
+    return TurnView(column.node_id, "assistant", column.run, status, (column.node_id,))
