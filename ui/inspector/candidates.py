@@ -39,7 +39,6 @@ class Candidates(QWidget):
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self._theme = current_theme()
-        self._theme.changed.connect(lambda _palette: self.update())
         self._number, self._head = interface_font(12), caption_font()
         self._mono, self._bold = mono_font(12.5), mono_font(12.5, QFont.Weight.DemiBold)
         self.lines: tuple[Line, ...] = ()

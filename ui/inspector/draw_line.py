@@ -21,7 +21,6 @@ class DrawLine(QWidget):
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self._theme = current_theme()
-        self._theme.changed.connect(lambda _palette: self.update())
         self._shares: tuple[float, ...] = ()
         self._u: float | None = None
         self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
