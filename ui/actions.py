@@ -40,6 +40,8 @@ class Actions(QObject):
         self.sidebar = self._make(self.tr("Sidebar"), "Ctrl+Alt+S", checkable=True)
         self.inspector = self._make(self.tr("Inspector"), "Ctrl+Alt+I", checkable=True)
         self.template = self._make(self.tr("Template Tokens"), checkable=True)
+        self.pruned = self._make(self.tr("Pruned Branches"), checkable=True)
+        self.prune = self._make(self.tr("Prune Branch"), "Ctrl+Alt+P")
         self.uncertain = self._make(self.tr("Next Uncertain Token"), "Ctrl+J")
         self.stop = self._make(self.tr("Stop"), STOP_KEYS)
         self.regenerate = self._make(self.tr("Regenerate"), "Ctrl+R")
@@ -59,16 +61,13 @@ class Actions(QObject):
 
     def menus(self) -> list[QMenu]:
         """The menus, in their order; the caller puts them into a menu bar or a popup."""
+        modes = (self.read, self.tokens, self.template, self.pruned)
+        branching = (*self.ways.values(), self.beams, None, self.prune, self.previous, self.next)
         return [
             self._menu(self.tr("File"), self.new_session, self.rename, self.pin, self.trash, None, self.close, self.quit),
             self._menu(self.tr("Edit"), self.undo, self.copy, None, self.find),
-            self._menu(
-                self.tr("View"), self.read, self.tokens, self.template, None, self.sidebar, self.inspector, None, self.uncertain
-            ),
-            self._menu(
-                self.tr("Session"), self.stop, self.regenerate, self.continue_answer, None,
-                *self.ways.values(), self.beams, None, self.previous, self.next,
-            ),  # fmt: skip
+            self._menu(self.tr("View"), *modes, None, self.sidebar, self.inspector, None, self.uncertain),
+            self._menu(self.tr("Session"), self.stop, self.regenerate, self.continue_answer, None, *branching),
             self._menu(self.tr("Help"), self.about),
         ]
 

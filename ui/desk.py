@@ -30,6 +30,7 @@ from ui.shown import Shown
 from ui.tasks import Tasks
 
 MOST_UNDO = 50
+PREVIEW_TOKENS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +63,7 @@ class Desk(QObject):
     composed = Signal(object)  # Composition of the draft
     columns_changed = Signal(object)  # Columns | None of the session shown
     column_tokens = Signal(int, object, float)  # node id, TokenRun, sum of all log-probabilities of the column
+    preview_found = Signal(int, int, int, object)  # node id, index, token id, Sequence[bytes]
     drawing_found = Signal(int, int, object)  # node id, index, Drawing | None
     row_found = Signal(int, int, object)  # node id, index, (vocab,) float32
     row_refused = Signal(str)
@@ -202,6 +204,13 @@ class Desk(QObject):
         if target is not None:
             self.select(target)
 
+    def prune(self, node_id: int, start: int, pruned: bool) -> None:  # a state, not an option
+        """Puts a branch out of sight, or back; can be undone."""
+        shown = self.shown
+        if shown is not None and shown.view.turns:
+            before = shown.view.turns[-1].node_id
+            self.tasks.latest("open", self._prune(shown.session_id, (node_id, start), before, pruned=pruned))
+
     def undo(self) -> None:
         """Takes back the last change of the tree or the list."""
         if self._undo:
@@ -220,6 +229,15 @@ class Desk(QObject):
         if self.shown is not None:
             work = self._compose(self.shown.session_id, text, replaces)
             self.tasks.latest("compose", work, refused=lambda _words: None)
+
+    def ask_preview(self, node_id: int, index: int, token_id: int) -> None:
+        """Asks for the likeliest words after another token."""
+        if self.shown is not None:
+            self.tasks.latest("preview", self._find_preview(self.shown.session_id, node_id, index, token_id))
+
+    def drop_preview(self) -> None:
+        """Nobody waits for it any more."""
+        self.tasks.drop("preview")
 
     def ask_drawing(self, node_id: int, index: int) -> None:
         """Looks up how a token was drawn."""
@@ -303,8 +321,22 @@ class Desk(QObject):
             self._remember(Undo(self.tr("Branch Selection"), lambda: self._select(session_id, before, None)))
         self._show_answer(view)
 
+    async def _prune(self, session_id: int, branch: tuple[int, int], before: int, *, pruned: bool) -> None:
+        await self._workbench.prune(session_id, *branch, pruned)
+
+        async def back() -> None:
+            await self._workbench.prune(session_id, *branch, not pruned)
+            if self.shown is not None and self.shown.session_id == session_id and pruned:
+                await self._select(session_id, before, None)
+
+        self._remember(Undo(self.tr("Prune Branch") if pruned else self.tr("Restore Branch"), back))
+
     async def _compose(self, session_id: int, text: str, replaces: int | None) -> None:
         self.composed.emit(await self._workbench.compose(session_id, text, replaces))
+
+    async def _find_preview(self, session_id: int, node_id: int, index: int, token_id: int) -> None:
+        words = await self._workbench.preview(session_id, node_id, index, token_id, PREVIEW_TOKENS)
+        self.preview_found.emit(node_id, index, token_id, words)
 
     async def _find_drawing(self, session_id: int, node_id: int, index: int) -> None:
         self.drawing_found.emit(node_id, index, await self._workbench.drawing(session_id, node_id, index))

@@ -76,7 +76,8 @@ class Stage(QObject):
         spot = shown.spot(*place) if shown is not None and place is not None else None
         turn = shown.turn(spot.node_id) if shown is not None and spot is not None else None
         can_choose = turn is not None and turn.role != "system"
-        can_continue = turn is not None and turn.role == "assistant" and spot is not None and spot.record.origin != Origin.TEMPLATE
+        own = spot is not None and spot.record.origin is not Origin.TEMPLATE
+        can_continue = own and turn is not None and turn.role == "assistant"
         self._parts.inspector.show_spot(spot, self._desk.token_bytes, can_choose=can_choose, can_continue=can_continue)
 
     @property
@@ -104,6 +105,7 @@ class Stage(QObject):
         acts.continue_answer.setEnabled(partial and not running)
         for act in (*acts.ways.values(), acts.beams):
             act.setEnabled(answer is not None and not running)
+        acts.prune.setEnabled(shown is not None and len(shown.view.branches) > 1 and not running)
         acts.previous.setEnabled(fork is not None and fork.step(-1) is not None)
         acts.next.setEnabled(fork is not None and fork.step(+1) is not None)
         undo = self._desk.undo_label

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from PySide6.QtCore import QByteArray, QUrl, Signal
 from PySide6.QtGui import QCloseEvent, QDesktopServices, QKeySequence, QShortcut
@@ -101,6 +102,11 @@ class MainWindow(QMainWindow):
         parts.top.backend_chosen.connect(desk.choose_backend)
         view.token_pinned.connect(self.stage.show_pin)
         view.alternative_chosen.connect(self._branch)
+        view.preview_wanted.connect(desk.ask_preview)
+        view.preview_left.connect(desk.drop_preview)
+        desk.preview_found.connect(view.show_preview)
+        parts.inspector.token.preview_wanted.connect(view.preview)
+        parts.sidebar.tree.prune_wanted.connect(desk.prune)
         view.variant_requested.connect(desk.select)
         view.edit_requested.connect(self._edit)
         view.regenerate_requested.connect(self._regenerate)
@@ -111,9 +117,7 @@ class MainWindow(QMainWindow):
         parts.link.open_wanted.connect(self._open_link)
         parts.inspector.alternative_chosen.connect(self._branch)
         parts.inspector.token_chosen.connect(self.stage.pin)
-        parts.inspector.columns_wanted.connect(
-            lambda node_id, index, count, beams: self._find_columns(count, beams=beams, at=(node_id, index))
-        )
+        parts.inspector.columns_wanted.connect(self._find_columns_at)
         parts.columns.kept.connect(desk.keep_column)
         parts.columns.stopped.connect(desk.stop)
         parts.columns.closed.connect(desk.close_columns)
@@ -151,12 +155,14 @@ class MainWindow(QMainWindow):
         connect(acts.sidebar, lambda: self.parts.show_sidebar(acts.sidebar.isChecked()))
         connect(acts.inspector, lambda: self.parts.show_inspector(acts.inspector.isChecked()))
         acts.template.toggled.connect(self.parts.transcript.set_template_visible)
+        acts.pruned.toggled.connect(self.parts.sidebar.show_pruned)
+        connect(acts.prune, self.parts.sidebar.tree.prune_current)
         connect(acts.uncertain, self.parts.transcript.next_uncertain)
         connect(acts.stop, desk.stop)
         connect(acts.regenerate, self._regenerate)
         connect(acts.continue_answer, self._continue)
         for count, act in acts.ways.items():
-            connect(act, lambda count=count: self._find_columns(count, beams=False))
+            connect(act, partial(self._find_columns, count, beams=False))
         connect(acts.beams, lambda: self._find_columns(BEAMS, beams=True))
         connect(acts.previous, lambda: desk.step_variant(-1))
         connect(acts.next, lambda: desk.step_variant(+1))
@@ -227,6 +233,9 @@ class MainWindow(QMainWindow):
         answer = self.desk.shown.last_answer if self.desk.shown is not None else None
         if node_id or answer is not None:
             self.desk.continue_turn(node_id or answer.node_id)  # type: ignore[union-attr]  # one of the two is there
+
+    def _find_columns_at(self, node_id: int, index: int, count: int, beams: bool) -> None:  # as the signal brings it
+        self._find_columns(count, beams=beams, at=(node_id, index))
 
     def _find_columns(self, count: int, *, beams: bool, at: tuple[int, int] | None = None) -> None:
         """From the pinned token's place, else from the end of the last answer."""

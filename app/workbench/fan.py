@@ -76,7 +76,7 @@ class Fan:
 
     def _column(self, place: int, strand: Answer) -> Column:
         running = self.running and strand.node_id not in self.ended
-        note = "" if running else strand.message or NOTES.get(strand.finish, "")
+        note = "" if running or strand.finish == "length" else strand.message or NOTES.get(strand.finish, "")
         return Column(
             strand.node_id,
             self.session.runs.get(strand.node_id, EMPTY),
@@ -133,4 +133,3 @@ class Endings:
         self.left = failed
         if fault is not None:
             raise fault
-

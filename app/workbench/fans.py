@@ -192,10 +192,10 @@ class Fans:
 
     async def _end(self, fan: Fan, claimed: Answer) -> None:
         """Everything that was said is written; what said nothing is taken away again."""
-        finish, message = self._judge(fan, claimed)
+        finish, message = self._judge(claimed)
         fan.running, fan.note, fan.beams = False, message, ()
         endings = [self._ending(fan, strand, finish) for strand in fan.strands]
-        unsaved = Endings([each for each in endings if each is not None], fan.session)
+        unsaved = Endings(endings, fan.session)
         try:
             await unsaved.save(self._store)
         except StoreError as fault:
@@ -216,7 +216,7 @@ class Fans:
         if message and not fan.strands:
             raise Refusal(message)
 
-    def _judge(self, fan: Fan, claimed: Answer) -> tuple[str, str]:
+    def _judge(self, claimed: Answer) -> tuple[str, str]:
         """How what had not ended by itself ended, and what to say of it."""
         task = claimed.task
         assert task is not None

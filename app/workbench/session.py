@@ -10,7 +10,7 @@ from app.faults import STOPPED
 from app.workbench.growing import BROKEN, EMPTY, Runs
 from app.workbench.outline import branch_name, outline
 from app.workbench.pick import began
-from app.workbench.tree import Segment, Tree, Turn
+from app.workbench.tree import Segment, Tree, Turn, is_hidden
 from runtime import Finish, Origin, TokenRun, texts_of
 from storage import NodeRow, SessionTree, StoredChunk
 from ui import SessionView, Tier, TurnStats, TurnStatus, TurnView
@@ -48,6 +48,7 @@ class OpenSession:
         self.states: dict[int, TurnStatus] = {}  # of turns in work
         self.stats: dict[int, TurnStats] = {}
         self.unsaved: Ending | Endings | None = None  # of an answer that is on the screen and could not be written
+        self.pruned: set[tuple[int, int]] = set()  # branches out of sight, see `pruning`
         self.has_hope = False  # the model is another one since an answer failed for good
         self.warm = 0  # tokens of the path the engine holds
 
@@ -176,7 +177,7 @@ class OpenSession:
 
     def view(self) -> SessionView:
         """The path and the outline."""
-        rows = outline(self.tree, self.tip)
+        rows = outline(self.tree, self.tip, self.pruned)
         turns = self.turn_views()
         return SessionView(
             session_id=self.id,
@@ -218,8 +219,9 @@ class OpenSession:
         )
 
     def _variants(self, node: NodeRow) -> tuple[int, ...]:
-        """The versions of a turn that ends in `node`; it is one of them as long as it is shown, whatever goes on from it."""
-        return tuple(sorted({*self.tree.variants(node), node.id}, key=lambda i: self.tree.nodes[i].seq))
+        """The versions of a turn that are in sight; one that ends in `node` and is shown is among them, whatever goes on."""
+        in_sight = {i for i in self.tree.variants(node) if not is_hidden(self.tree, self.pruned, i)}
+        return tuple(sorted({*in_sight, node.id}, key=lambda i: self.tree.nodes[i].seq))
 
     def tiers(self) -> dict[Tier, int]:
         """How many turns of the path are in which tier."""

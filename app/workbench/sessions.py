@@ -7,6 +7,7 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 
 from app.supervisor import Supervisor
+from app.workbench.pruning import load_pruned
 from app.workbench.refusals import GONE, stored
 from app.workbench.session import UNTITLED, OpenSession
 from runtime import EngineDiedError, RuntimeFault, clean_text
@@ -57,6 +58,7 @@ class Sessions:
         session = self._open.get(session_id)
         if session is None:
             session = OpenSession(await stored(self._store.load_session(session_id)))
+            session.pruned = await load_pruned(self._store, session_id)
             session = self._open.setdefault(session_id, session)  # somebody else may have opened it meanwhile
         await self._load_path(session)
         self.shown = session

@@ -9,14 +9,13 @@ from contextlib import suppress
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import numpy.typing as npt
-
 from app.supervisor import Supervisor
 from app.workbench.answers import Answers
 from app.workbench.copying import Copies
+from app.workbench.drawing import DrawingMembers
 from app.workbench.drawn import Drawn
 from app.workbench.fans import Fans
+from app.workbench.pruning import prune
 from app.workbench.refusals import BUSY
 from app.workbench.sessions import Sessions
 from app.workbench.status import backend_choices, detail_of, status_of
@@ -27,9 +26,7 @@ from runtime import EngineDiedError, GenerationOptions, RuntimeFault, SamplingOp
 from storage import SessionStore, StoreError
 from ui import (
     BackendChoice,
-    ColumnKind,
     Composition,
-    Drawing,
     EngineState,
     Event,
     ModelChoice,
@@ -53,7 +50,7 @@ PRESET = GenerationOptions(max_tokens=1024, sampling=SamplingOptions(temperature
 EMPTY_CALL: Mapping[str, Any] = MappingProxyType({})
 
 
-class AppWorkbench:
+class AppWorkbench(DrawingMembers):
     """Use cases over the session store and the engine process; all members belong to the window's loop.
 
     Args:
@@ -80,9 +77,7 @@ class AppWorkbench:
         tokeniser = Tokeniser(store, self.vocabulary)
         copies = Copies(store, supervisor, self._sessions, self._tell)
         self._turns = Turns(self._sessions, copies, self._answers, tokeniser, self.vocabulary, self._tell, self._refresh_status)
-        self._fans = Fans(
-            store, supervisor, self._sessions, copies, self._answers, tokeniser, self._tell, self._refresh_status
-        )
+        self._fans = Fans(store, supervisor, self._sessions, copies, self._answers, tokeniser, self._tell, self._refresh_status)
         self._drawn = Drawn(store, supervisor, self._sessions, self.vocabulary, self._answers.options_of)
         self.status = StatusView(EngineState.NONE)
         supervisor.subscribe(self._refresh_status)
@@ -150,6 +145,14 @@ class AppWorkbench:
         self._refresh_status()
         return view
 
+    async def prune(self, session_id: int, node_id: int, start: int, pruned: bool) -> None:  # a state, not an option
+        """Hides a branch in the outline and among the variants, or shows it again."""
+        session = self._sessions.opened(session_id)
+        self._answers.check_idle(session_id)
+        await prune(self._store, session, (node_id, start), self._sessions.move, pruned=pruned)
+        self._tell(SessionChanged(session.view()))
+        self._refresh_status()
+
     # ---- answers ------------------------------------------------------------------------------------------------------
 
     async def send(self, session_id: int, text: str, replaces: int | None = None) -> None:
@@ -171,26 +174,6 @@ class AppWorkbench:
     def stop(self, session_id: int) -> None:
         """What arrived is kept."""
         self._answers.stop(session_id)
-
-    async def drawing(self, session_id: int, node_id: int, index: int) -> Drawing | None:
-        """How a token was drawn; asks no model."""
-        return await self._drawn.drawing(session_id, node_id, index)
-
-    async def continue_many(self, session_id: int, node_id: int, index: int | None, n: int) -> None:
-        """Draws several continuations of one place."""
-        await self._fans.run(session_id, node_id, index, ColumnKind.DRAWS, n)
-
-    async def beams(self, session_id: int, node_id: int, index: int | None, width: int) -> None:
-        """The likeliest continuations that a beam search finds."""
-        await self._fans.run(session_id, node_id, index, ColumnKind.BEAMS, width)
-
-    async def whole_row(self, session_id: int, node_id: int, index: int) -> npt.NDArray[np.float32]:
-        """Everything the model might have said before a token."""
-        return await self._drawn.whole_row(session_id, node_id, index)
-
-    async def preview(self, session_id: int, node_id: int, index: int, token_id: int, most: int) -> Sequence[bytes]:
-        """The likeliest words after another token; nothing is saved."""
-        return await self._drawn.preview(session_id, node_id, index, token_id, most)
 
     # ---- the model ----------------------------------------------------------------------------------------------------
 

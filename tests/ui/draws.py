@@ -23,7 +23,8 @@ def row_of(probabilities: Sequence[float], vocab: int, first: int = 0) -> npt.ND
     given = np.array(probabilities, np.float64)
     row = np.full(vocab, (1.0 - given.sum()) / (vocab - len(given)))
     row[first : first + len(given)] = given
-    return np.log(row).astype(np.float32)
+    logprobs: npt.NDArray[np.float32] = np.log(row).astype(np.float32)
+    return logprobs
 
 
 def drawn_run(

@@ -62,9 +62,7 @@ def move(row: DialRow, place: int) -> None:
     slider = row.slider
     option = QStyleOptionSlider()
     slider.initStyleOption(option)
-    handle = slider.style().subControlRect(
-        QStyle.ComplexControl.CC_Slider, option, QStyle.SubControl.SC_SliderHandle, slider
-    )
+    handle = slider.style().subControlRect(QStyle.ComplexControl.CC_Slider, option, QStyle.SubControl.SC_SliderHandle, slider)
     start = handle.center()
     span = slider.width() - handle.width()
     beyond = {0: -20, 1000: 20}.get(place, 0)  # pixels past the end, as a hurried hand drags
@@ -289,4 +287,3 @@ def test_the_window_asks_for_a_draw_only_while_it_can_be_seen(in_window: Play, b
         await until(lambda: why.note.text() == "no model runs")
 
     in_window(scene)
-

@@ -15,7 +15,7 @@ from ui.numbers import UNKNOWN, nats, signed
 from ui.theme.fonts import interface_font
 from ui.widgets import ElidedLabel, Label
 
-LEAST_PX = 196  # narrower columns are hard to read: they scroll sideways instead
+LEAST_PX = 172  # narrower columns are hard to read: they scroll sideways instead
 
 
 class ColumnCard(QFrame):

@@ -13,7 +13,7 @@ from ui.theme.fonts import interface_font
 from ui.widgets import ElidedLabel, Hairline, IconButton, Label
 
 STACKED_BELOW = 2 * LEAST_PX + 40  # pixels of panel: columns stand one under the other
-_GAP = 10
+_GAP = 0
 LEAST_HEIGHT = 150
 
 
@@ -41,7 +41,7 @@ class ColumnsPanel(QWidget):
         self._inside = QWidget()
         self._inside.setObjectName("columns")
         self._row = QBoxLayout(QBoxLayout.Direction.LeftToRight, self._inside)
-        self._row.setContentsMargins(16, 0, 16, 12)
+        self._row.setContentsMargins(15, 0, 4, 12)
         self._row.setSpacing(_GAP)
         self._row.addWidget(self.waiting)
         self.area = QScrollArea()

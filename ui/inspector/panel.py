@@ -44,9 +44,7 @@ class Inspector(QWidget):
         self._path_turns: tuple[TurnView, ...] | None = None
         self._stack.currentChanged.connect(lambda _index: self._refresh_path())
 
-    def show_spot(
-        self, spot: Spot | None, vocabulary: Vocabulary, *, can_choose: bool, can_continue: bool = False
-    ) -> None:
+    def show_spot(self, spot: Spot | None, vocabulary: Vocabulary, *, can_choose: bool, can_continue: bool = False) -> None:
         """Shows a token in the tabs Token and Why."""
         self.token.show_spot(spot, vocabulary, can_choose=can_choose, can_continue=can_continue)
         self.why.show_spot(spot, vocabulary)

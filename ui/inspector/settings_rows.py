@@ -87,8 +87,8 @@ class SettingsRows(QWidget):
         self.raw.name.setText(self.tr("raw"))
         self.grammar.name.setText(self.tr("grammar"))
         self.bias.name.setText(self.tr("bias, bans"))
-        for row in (self.raw, self.grammar, self.bias):
-            column.addWidget(row)
+        for static in (self.raw, self.grammar, self.bias):
+            column.addWidget(static)
         for dial in DIALS:
             row = self.rows[dial.setting] = DialRow(dial)
             row.moved.connect(self._moved)
@@ -113,10 +113,10 @@ class SettingsRows(QWidget):
 
     def show_outcome(self, outcome: Outcome, token: int) -> None:
         """What each stage leaves, and what `token` has after it."""
-        for name, row in (("raw", self.raw), ("grammar", self.grammar), ("bias", self.bias)):
+        for name, static in (("raw", self.raw), ("grammar", self.grammar), ("bias", self.bias)):
             stage = outcome.stage(name)
-            row.setVisible(name == "raw" or stage is not None)
-            row.show_result(None if stage is None else stage.kept, share_of(outcome, name, token))
+            static.setVisible(name == "raw" or stage is not None)
+            static.show_result(None if stage is None else stage.kept, share_of(outcome, name, token))
         last: dict[str, DialRow] = {}
         for dial in DIALS:  # of dials that share a stage, the last one visible shows its result
             row = self.rows[dial.setting]
@@ -126,11 +126,6 @@ class SettingsRows(QWidget):
         for name, row in last.items():
             stage = outcome.stage(name)
             row.show_result(None if stage is None else stage.kept, share_of(outcome, name, token))
-
-    def set_open(self, is_open: bool) -> None:  # a state, not an option
-        """Whether the sliders can be moved."""
-        for row in self.rows.values():
-            row.slider.setEnabled(is_open)
 
     def values(self) -> Mapping[str, float]:
         """What is shown, by setting."""

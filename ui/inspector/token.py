@@ -28,6 +28,7 @@ class TokenTab(QWidget):
     """Shows a `Spot`."""
 
     alternative_chosen = Signal(int, int, int)  # node id, index, token id
+    preview_wanted = Signal(int, int, int)  # node id, index, token id
     columns_wanted = Signal(int, int, int, bool)  # node id, index, how many, whether by a beam search
 
     def __init__(self, parent: QWidget | None = None) -> None:
@@ -41,6 +42,7 @@ class TokenTab(QWidget):
         self.unscored.setWordWrap(True)
         self.alternatives = Alternatives()
         self.alternatives.chosen.connect(self._choose)
+        self.alternatives.previewed.connect(self._preview)
         self.draws, self.beams = Ways(self.tr("continuations from here")), Ways(self.tr("beams from here"))
         self.draws.wanted.connect(lambda count: self._continue(count, beams=False))
         self.beams.wanted.connect(lambda count: self._continue(count, beams=True))
@@ -75,9 +77,7 @@ class TokenTab(QWidget):
         """The token that is shown."""
         return self._spot
 
-    def show_spot(
-        self, spot: Spot | None, vocabulary: Vocabulary, *, can_choose: bool, can_continue: bool = False
-    ) -> None:
+    def show_spot(self, spot: Spot | None, vocabulary: Vocabulary, *, can_choose: bool, can_continue: bool = False) -> None:
         """Shows a token, None for none."""
         self._spot = spot
         for part in (*self._parts, self._line, self._caption):
@@ -112,6 +112,10 @@ class TokenTab(QWidget):
     def _continue(self, count: int, *, beams: bool) -> None:
         if self._spot is not None:
             self.columns_wanted.emit(self._spot.node_id, self._spot.index, count, beams)
+
+    def _preview(self, token_id: int) -> None:
+        if self._spot is not None:
+            self.preview_wanted.emit(self._spot.node_id, self._spot.index, token_id)
 
     def _choose(self, token_id: int) -> None:
         if self._spot is not None:

@@ -82,7 +82,7 @@ QPushButton[kind="link"] { background: transparent; border: none; border-bottom:
   color: $accent; }
 QPushButton[kind="link"]:hover, QPushButton[kind="link"]:focus { border-bottom-color: $accent; }
 
-QFrame[kind="column"] { background: $card; border: 1px solid $hairline; border-radius: 8px; }
+QFrame[kind="column"] { background: transparent; border: none; border-left: 1px solid $hairline; }
 QWidget#columns { background: $window; }
 QFrame[kind="notice"] { background: $notice; border: none; border-radius: 8px; }
 QFrame[kind="undo"] { background: $selection; border: none; border-radius: 6px; }
