@@ -1,6 +1,7 @@
 """Sessions on disk: one SQLite file, one thread, one writer.
 
 `SessionStore` holds sessions, the tree of runs, and their tokens as columns; `DataFolderLock` says who may write.
+`open_blocks` opens a second file for KV, which is only a cache, from another process.
 The SQL views for other tools are described in `storage.views`, errors in `storage.errors`. The store and its library are
 loaded when they are first asked for.
 """
@@ -25,12 +26,15 @@ from storage.errors import (
 )
 
 if TYPE_CHECKING:
+    from storage.blocks.file import BlockFile, BlockFileStats, open_blocks
     from storage.lock import DataFolderLock, request_focus
     from storage.rows import DamageRow, NewChunk, NewNode, NodeRow, Salvage, SessionCopy, SessionRow, SessionTree, StoredChunk
     from storage.salvaging import salvage
     from storage.store import SessionStore
 
 __all__ = [
+    "BlockFile",
+    "BlockFileStats",
     "DamageRow",
     "DataFolderLock",
     "InvalidRowError",
@@ -53,11 +57,13 @@ __all__ = [
     "StoreReadOnlyError",
     "StoredChunk",
     "UnknownRowError",
+    "open_blocks",
     "request_focus",
     "salvage",
 ]
 
 _NAMES = {
+    "storage.blocks.file": ("BlockFile", "BlockFileStats", "open_blocks"),
     "storage.lock": ("DataFolderLock", "request_focus"),
     "storage.rows": (
         "DamageRow",

@@ -8,6 +8,7 @@ from PySide6.QtWidgets import QHBoxLayout, QVBoxLayout, QWidget
 
 from ui.columns import ColumnsPanel
 from ui.composer import Composer
+from ui.find_bar import FindBar
 from ui.inspector import Inspector
 from ui.link_bar import LinkBar
 from ui.sidebar import Sidebar
@@ -34,6 +35,7 @@ class Frame(QWidget):
         self.sidebar = Sidebar()
         self.transcript = TranscriptView()
         self.columns = ColumnsPanel()
+        self.finder = FindBar()
         self.link = LinkBar()
         self.composer = Composer()
         self.inspector = Inspector()
@@ -97,6 +99,7 @@ class Frame(QWidget):
         middle = QVBoxLayout(column)
         middle.setContentsMargins(0, 0, 0, 16)
         middle.setSpacing(0)
+        middle.addWidget(self.finder)
         middle.addWidget(self.transcript, 2)
         middle.addWidget(self.columns, 3)
         self._foot.setContentsMargins(LEFT, 0, RIGHT, 0)

@@ -14,7 +14,7 @@ from ui.frame import Frame
 from ui.port import Composition, EngineState, ModelChoice, SessionSummary, SessionView, StatusView, TurnStatus, TurnView
 from ui.theme.palette import Palette
 from ui.theme.scheme import current_theme
-from ui.transcript import Mode
+from ui.transcript import Measure, Mode
 from ui.transcript.turn import has_own_words
 from ui.transcript.visible import one_line
 
@@ -63,7 +63,15 @@ class Stage(QObject):
         self.mode = mode
         self._parts.transcript.set_mode(mode)
         self._parts.top.modes.show_mode(mode)
+        self._parts.status.show_legend(mode is Mode.TOKENS)
         (self._acts.read if mode is Mode.READ else self._acts.tokens).setChecked(True)
+
+    def colour_by(self, measure: Measure) -> None:
+        """What the colours of tokens show."""
+        self._parts.transcript.colour_by(measure)
+        self._parts.columns.colour_by(measure)
+        self._parts.status.legend.show_measure(measure)
+        self._acts.colours[measure].setChecked(True)
 
     def pin(self, node_id: int, index: int) -> None:
         """Pins a token, in the transcript and in the inspector."""

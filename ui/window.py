@@ -19,7 +19,7 @@ from ui.frame import Frame
 from ui.port import Workbench
 from ui.shown import typed_text
 from ui.stage import Stage
-from ui.transcript import Mode
+from ui.transcript import Measure, Mode
 
 logger = logging.getLogger(__name__)
 BEAMS = 4  # by the menu; the inspector has more
@@ -34,6 +34,7 @@ class WindowState:
     inspector: bool = True
     mode: str = Mode.TOKENS.value
     drafts: Sequence[Sequence[int | str]] = ()  # session id (0: a session without turns) and what was not sent
+    colours: str = Measure.SURPRISAL.value
 
 
 class MainWindow(QMainWindow):
@@ -73,6 +74,7 @@ class MainWindow(QMainWindow):
         if state.geometry:
             self.restoreGeometry(QByteArray.fromBase64(state.geometry.encode()))
         self.stage.set_mode(Mode(state.mode) if state.mode in set(Mode) else Mode.TOKENS)  # a newer version's may be unknown
+        self.stage.colour_by(Measure(state.colours) if state.colours in set(Measure) else Measure.SURPRISAL)
         self.stage.refresh()
 
     def start(self, session_id: int | None = None) -> None:
@@ -113,6 +115,10 @@ class MainWindow(QMainWindow):
         view.continue_requested.connect(self._continue)
         view.copy_requested.connect(self._copy)
         view.link_requested.connect(parts.link.ask)
+        view.found_changed.connect(parts.finder.show_place)
+        parts.finder.wanted.connect(view.look_for)
+        parts.finder.step_wanted.connect(view.find_next)
+        parts.finder.closed.connect(view.setFocus)
         parts.link.copy_wanted.connect(self._copy)
         parts.link.open_wanted.connect(self._open_link)
         parts.inspector.alternative_chosen.connect(self._branch)
@@ -149,11 +155,17 @@ class MainWindow(QMainWindow):
         connect(acts.quit, self.close)
         connect(acts.undo, desk.undo)
         connect(acts.copy, copy_focused)
-        connect(acts.find, self._find)
+        connect(acts.find, self.parts.finder.open)
+        connect(acts.find_next, partial(self.parts.finder.step, +1))
+        connect(acts.find_previous, partial(self.parts.finder.step, -1))
+        connect(acts.search, self._search)
         connect(acts.read, lambda: self.stage.set_mode(Mode.READ))
         connect(acts.tokens, lambda: self.stage.set_mode(Mode.TOKENS))
         connect(acts.sidebar, lambda: self.parts.show_sidebar(acts.sidebar.isChecked()))
         connect(acts.inspector, lambda: self.parts.show_inspector(acts.inspector.isChecked()))
+        for measure, action in acts.colours.items():
+            connect(action, partial(self.stage.colour_by, measure))
+        self.parts.status.legend.measure_chosen.connect(self.stage.colour_by)
         acts.template.toggled.connect(self.parts.transcript.set_template_visible)
         acts.pruned.toggled.connect(self.parts.sidebar.show_pruned)
         connect(acts.prune, self.parts.sidebar.tree.prune_current)
@@ -186,7 +198,7 @@ class MainWindow(QMainWindow):
         self.desk.new_session()
         self.parts.composer.setFocus()
 
-    def _find(self) -> None:
+    def _search(self) -> None:
         self.parts.show_sidebar(True)
         self.parts.sidebar.sessions.search.setFocus()
 
@@ -264,7 +276,8 @@ class MainWindow(QMainWindow):
             geometry = bytes(self.saveGeometry().toBase64().data()).decode()
             parts = self.parts
             mode, drafts = self.stage.mode.value, parts.composer.drafts()
-            self._keep_state(WindowState(geometry, parts.wants_sidebar, parts.wants_inspector, mode, drafts))
+            colours = parts.transcript.measure.value
+            self._keep_state(WindowState(geometry, parts.wants_sidebar, parts.wants_inspector, mode, drafts, colours))
         self.setEnabled(False)
         try:
             await self.desk.close()

@@ -13,6 +13,7 @@ from ui.columns.text import ColumnText
 from ui.drawing_port import Column
 from ui.numbers import UNKNOWN, nats, signed
 from ui.theme.fonts import interface_font
+from ui.transcript.measure import Measure
 from ui.widgets import ElidedLabel, Label
 
 LEAST_PX = 172  # narrower columns are hard to read: they scroll sideways instead
@@ -23,7 +24,7 @@ class ColumnCard(QFrame):
 
     kept = Signal(int)  # node id
 
-    def __init__(self, place: int, column: Column, parent: QWidget | None = None) -> None:
+    def __init__(self, place: int, column: Column, measure: Measure, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self.setProperty("kind", "column")
         self.setMinimumWidth(LEAST_PX)
@@ -33,7 +34,7 @@ class ColumnCard(QFrame):
         self.score = ElidedLabel("", "soft", interface_font(11.5))
         self.note = Label("", "soft", interface_font(11.5))
         self.note.setWordWrap(True)
-        self.text = ColumnText(column)
+        self.text = ColumnText(column, measure)
         self.keep = QPushButton(self.tr("Keep"))
         self.keep.setProperty("kind", "quiet")
         self.keep.setFont(interface_font(12))

@@ -10,6 +10,7 @@ from runtime import TokenRun
 from ui.columns.card import LEAST_PX, ColumnCard
 from ui.drawing_port import ColumnKind, Columns
 from ui.theme.fonts import interface_font
+from ui.transcript.measure import Measure
 from ui.widgets import ElidedLabel, Hairline, IconButton, Label
 
 STACKED_BELOW = 2 * LEAST_PX + 40  # pixels of panel: columns stand one under the other
@@ -38,6 +39,7 @@ class ColumnsPanel(QWidget):
         self.close_button.clicked.connect(lambda _checked=False: self.closed.emit())
         self.waiting = Label("", "soft")
         self.cards: list[ColumnCard] = []
+        self._measure = Measure.SURPRISAL
         self._inside = QWidget()
         self._inside.setObjectName("columns")
         self._row = QBoxLayout(QBoxLayout.Direction.LeftToRight, self._inside)
@@ -83,7 +85,7 @@ class ColumnsPanel(QWidget):
             if place < len(self.cards):
                 self.cards[place].show_column(column)
                 continue
-            card = ColumnCard(place + 1, column)
+            card = ColumnCard(place + 1, column, self._measure)
             card.kept.connect(self.kept)
             self.cards.append(card)
             self._row.addWidget(card, 1)
@@ -94,6 +96,12 @@ class ColumnsPanel(QWidget):
         for card in self.cards:
             if card.column.node_id == node_id:
                 card.append(run, logprob)
+
+    def colour_by(self, measure: Measure) -> None:
+        """What the tokens' colour says, as in the transcript."""
+        self._measure = measure
+        for card in self.cards:
+            card.text.colour_by(measure)
 
     def keyPressEvent(self, event: QKeyEvent) -> None:
         if event.key() == Qt.Key.Key_Escape and self.close_button.isVisible():

@@ -12,6 +12,7 @@ from ui.port import TurnStatus, TurnView
 from ui.theme.scheme import current_theme
 from ui.transcript.faces import Faces
 from ui.transcript.ink import Ink
+from ui.transcript.measure import Measure
 from ui.transcript.tokens_body import TokensBody
 from ui.transcript.turn import Turn
 
@@ -22,13 +23,13 @@ _CARET_PX = 2
 class ColumnText(QWidget):
     """Paints the tokens of one continuation; as high as they need."""
 
-    def __init__(self, column: Column, parent: QWidget | None = None) -> None:
+    def __init__(self, column: Column, measure: Measure = Measure.SURPRISAL, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         theme = current_theme()
         theme.changed.connect(self._recolour)
         self._ink = Ink(theme.palette)
         self._faces = Faces(SCALE)
-        self._turn = Turn(_as_turn(column))
+        self._turn = Turn(_as_turn(column), measure)
         self._body = TokensBody(self._turn, self._faces, 200.0, template=False)
         policy = QSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
         policy.setHeightForWidth(True)
@@ -50,6 +51,12 @@ class ColumnText(QWidget):
         """More tokens at the end."""
         self._turn.append(run)
         self._settle()
+
+    def colour_by(self, measure: Measure) -> None:
+        """Its tokens show another number as their colour."""
+        self._turn.colour_by(measure)
+        self._body.refresh()
+        self.update()
 
     def hasHeightForWidth(self) -> bool:
         return True

@@ -41,6 +41,9 @@ class Scroller(QAbstractScrollArea, Generic[BodyT]):
         self._retired = False
         self._waiting: Sequence[Turn] | None = None  # the path that came while retired
         self._stale: set[int] = set()  # boxes that changed while retired
+        self._due: tuple[Anchor, int] | None = (
+            None  # while slices come: what is to stand at the top, and the bar's value so far
+        )
         self._slices = QTimer(self)
         self._slices.setInterval(0)
         self._slices.timeout.connect(self._slice)
@@ -138,10 +141,12 @@ class Scroller(QAbstractScrollArea, Generic[BodyT]):
         self._stale.clear()
 
     def anchor(self) -> Anchor:
-        """What stands at the top now."""
+        """What stands at the top now; what will, while layout is still on its way there."""
         if not self._page.boxes:
             return Anchor(0, 0, 0, at_end=True)
         value = self.verticalScrollBar().value()
+        if self._due is not None and self._due[1] == value:  # nobody scrolled meanwhile
+            return self._due[0]
         index = self._page.index_at(value)
         box = self._page.boxes[index]
         token = box.body.first_token(value - box.top)
@@ -164,6 +169,15 @@ class Scroller(QAbstractScrollArea, Generic[BodyT]):
             bar.setValue(top - room)
         elif bottom + room > bar.value() + height:
             bar.setValue(bottom + room - height)
+
+    def go_to(self, turn: int, token: int) -> None:
+        """Has a token's line in sight, a third down the viewport unless it is in sight already; also while layout goes on."""
+        if turn >= len(self._page.boxes) or self._retired:
+            return
+        box, value, height = self._page.boxes[turn], self.verticalScrollBar().value(), self.viewport().height()
+        top = box.top + box.body.top_of(token) - value
+        if not (box.body.done and self._page.faces.pitch <= top <= height - 2 * self._page.faces.pitch):
+            self._lay_out(Anchor(turn, token, height // 3, at_end=False))
 
     # ---- layout ---------------------------------------------------------------------------------------------------
 
@@ -189,20 +203,22 @@ class Scroller(QAbstractScrollArea, Generic[BodyT]):
     def _lay_out(self, anchor: Anchor) -> None:
         if self._retired:
             return
-        around = self._page.height if anchor.at_end else float(self.verticalScrollBar().value())
-        done = self._page.prepare(around, _AT_ONCE_SECONDS)
-        self.restore(anchor)
-        if not done:
+        if not self._prepare(anchor, _AT_ONCE_SECONDS):
             self._slices.start()
-        self.viewport().update()
 
     def _slice(self) -> None:
-        anchor = self.anchor()
-        around = self.verticalScrollBar().value() + self.viewport().height() / 2
-        if self._page.prepare(around, _SLICE_SECONDS):
+        if self._prepare(self.anchor(), _SLICE_SECONDS):
             self._slices.stop()
+
+    def _prepare(self, anchor: Anchor, seconds: float) -> bool:
+        """Lays out what is around a place, and shows that place; whether everything is laid out."""
+        boxes = self._page.boxes
+        around = boxes[anchor.turn].top if anchor.turn < len(boxes) and not anchor.at_end else self._page.height
+        done = self._page.prepare(around, seconds)
         self.restore(anchor)
+        self._due = None if done else (anchor, self.verticalScrollBar().value())
         self.viewport().update()
+        return done
 
     def _after_growth(self, index: int, box: Box[BodyT], *, stick: bool, before: int, row: int | None) -> None:
         if box.height != before or index == len(self._page.boxes) - 1:

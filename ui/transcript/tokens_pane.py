@@ -11,6 +11,7 @@ from PySide6.QtWidgets import QApplication, QWidget
 from ui.port import TurnStatus
 from ui.transcript import walk
 from ui.transcript.faces import Faces
+from ui.transcript.find import Match
 from ui.transcript.ghost import Ghost, next_alternative, paint_ghost
 from ui.transcript.ink import Ink
 from ui.transcript.page import Box, Page
@@ -120,6 +121,18 @@ class TokensPane(Pane[TokensBody]):
         for box in self._page.boxes:
             box.body.set_template_visible(visible)
         self._lay_out(anchor)
+
+    def show_match(self, match: Match | None) -> None:
+        """Selects words that were found and scrolls to them."""
+        self._select(None if match is None else Selection(Spot(match.turn, match.first), Spot(match.turn, match.last)))
+        if match is not None:
+            self.go_to(match.turn, match.first.token)
+
+    def repaint_numbers(self) -> None:
+        """The same tokens have other colours."""
+        for box in self._page.boxes:
+            box.body.refresh()
+        self.viewport().update()
 
     def next_uncertain(self) -> None:
         """Pins the next of the tokens where the model hesitated most."""

@@ -15,6 +15,7 @@ from tests.ui.fakes import TRIP, FakeWorkbench
 from tests.ui.transcript.conftest import centre
 from ui import ColumnsChanged, MainWindow, TurnStatus
 from ui.columns.card import LEAST_PX, joint
+from ui.transcript.measure import Measure
 
 Play = Callable[[Scene], None]
 
@@ -186,6 +187,21 @@ def test_two_columns_share_a_wide_panel(in_window: Play, idle: FakeWorkbench) ->
         panel.setFixedWidth(380)
         await frames()
         assert panel.cards[0].geometry().bottom() < panel.cards[1].geometry().top()
+
+    in_window(scene)
+
+
+def test_columns_are_coloured_as_the_transcript_is(in_window: Play, idle: FakeWorkbench) -> None:
+    async def scene(window: MainWindow) -> None:
+        panel = window.parts.columns
+        window.acts.two_ways.trigger()
+        await until(lambda: len(panel.cards) == 2 and not window.desk.running)
+        await frames()
+        before = panel.cards[0].text.grab().toImage()
+        window.stage.colour_by(Measure.ENTROPY)
+        assert panel.cards[0].text.grab().toImage() != before
+        window.stage.colour_by(Measure.SURPRISAL)
+        assert panel.cards[0].text.grab().toImage() == before
 
     in_window(scene)
 
