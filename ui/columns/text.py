@@ -41,6 +41,11 @@ class ColumnText(QWidget):
         """What is shown."""
         return self._turn.text
 
+    @property
+    def length(self) -> int:
+        """How many tokens are shown."""
+        return len(self._turn.tokens)
+
     def show_column(self, column: Column) -> None:
         """Shows this from now on; tokens that were there already are not laid out again."""
         self._turn.take(_as_turn(column))
