@@ -10,6 +10,7 @@ from PySide6.QtWidgets import QMainWindow
 from runtime import Origin, TokenRun
 from ui.actions import Actions
 from ui.desk import Desk
+from ui.drawing_port import Columns
 from ui.frame import Frame
 from ui.port import Composition, EngineState, ModelChoice, SessionSummary, SessionView, StatusView, TurnStatus, TurnView
 from ui.theme.palette import Palette
@@ -47,7 +48,7 @@ class Stage(QObject):
         desk.trashed.connect(parts.sidebar.sessions.offer_undo)
         desk.restored.connect(parts.sidebar.sessions.withdraw_undo)
         desk.undo_changed.connect(self.refresh)
-        desk.columns_changed.connect(parts.columns.show_columns)
+        desk.columns_changed.connect(self._show_columns)
         desk.column_tokens.connect(parts.columns.append)
         parts.panels_changed.connect(self.refresh)
         parts.transcript.set_vocabulary(desk.token_bytes)
@@ -168,6 +169,14 @@ class Stage(QObject):
     def _show_cost(self, composition: Composition) -> None:
         self._parts.composer.show_cost(composition)
         self._counted_length = self._desk.shown.length if self._desk.shown is not None else 0
+
+    def _show_columns(self, view: Columns | None) -> None:
+        panel = self._parts.columns
+        opens = panel.isHidden() and view is not None
+        panel.show_columns(view)
+        pinned = self._parts.transcript.pinned
+        if opens and pinned is not None:  # the place stays in sight, in what is left of the transcript
+            QTimer.singleShot(0, self, lambda: self._parts.transcript.set_pinned(*pinned))
 
     def _show_sessions(self, sessions: Sequence[SessionSummary]) -> None:
         self.sessions = {session.session_id: session for session in sessions}

@@ -31,7 +31,8 @@ class ColumnText(QWidget):
         self._faces = Faces(SCALE)
         self._turn = Turn(_as_turn(column), measure)
         self._body = TokensBody(self._turn, self._faces, 200.0, template=False)
-        policy = QSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
+        self._ruler = TokensBody(self._turn, self._faces, 200.0, template=False)  # for widths that layouts only ask about
+        policy = QSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Minimum)
         policy.setHeightForWidth(True)
         self.setSizePolicy(policy)
         self._settle()
@@ -45,6 +46,11 @@ class ColumnText(QWidget):
     def length(self) -> int:
         """How many tokens are shown."""
         return len(self._turn.tokens)
+
+    @property
+    def painted_height(self) -> int:
+        """Pixels that the text takes at the width it has."""
+        return self._body.height
 
     def show_column(self, column: Column) -> None:
         """Shows this from now on; tokens that were there already are not laid out again."""
@@ -67,13 +73,12 @@ class ColumnText(QWidget):
         return True
 
     def heightForWidth(self, width: int) -> int:
-        if width > 0 and width != self.width():
-            self._body.set_width(float(width))
-            self._body.prepare(None)
-        return max(self._body.height, self._faces.pitch)
+        self._ruler.set_width(float(max(width, 1)))
+        self._ruler.prepare(None)
+        return max(self._ruler.height, self._faces.pitch)
 
     def sizeHint(self) -> QSize:
-        return QSize(200, max(self._body.height, self._faces.pitch))
+        return QSize(200, self.heightForWidth(200))
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)
@@ -92,11 +97,9 @@ class ColumnText(QWidget):
         painter.end()
 
     def _settle(self) -> None:
-        if self.width() > 0:
-            self._body.set_width(float(self.width()))
-        before = self.sizeHint().height()
+        self._body.set_width(float(max(self.width(), 1)))
         self._body.prepare(None)
-        if self.sizeHint().height() != before or self.height() != self.sizeHint().height():
+        if self.height() != max(self._body.height, self._faces.pitch):
             self.updateGeometry()
         self.setAccessibleName(self._turn.text)
         self.update()

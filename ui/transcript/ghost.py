@@ -63,7 +63,7 @@ def paint_ghost(
         column: The text of the turn.
         right_to_left: Which way the line runs.
     """
-    layout, height = _laid_out(ghost, faces, span, column, right_to_left=right_to_left)
+    layout, height = _laid_out(ghost, ink, faces, span, column, right_to_left=right_to_left)
     top = span.center().y() - faces.pitch / 2
     first = QRectF(span.left(), top, column.right() - span.left() + 8, faces.pitch)
     if right_to_left:
@@ -85,6 +85,7 @@ def _laid_out(ghost: Ghost, faces: Faces, span: QRectF, column: QRectF, *, right
     mark = QTextLayout.FormatRange()
     mark.start, mark.length = 0, utf16_length(ghost.word)
     shape = QTextCharFormat()
+    shape.setForeground(ink.text)
     shape.setFontUnderline(True)
     shape.setUnderlineStyle(QTextCharFormat.UnderlineStyle.DotLine)
     mark.format = shape

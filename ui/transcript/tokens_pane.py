@@ -161,10 +161,10 @@ class TokensPane(Pane[TokensBody]):
         if self._page.boxes:
             self._paint_caret(painter, self._page.boxes[-1])
         pin = self._pin
-        if pin is not None:
+        if pin is not None and self._ghost is not None:
+            self._paint_ghost(painter, self._ghost, pin)
+        elif pin is not None:
             self._paint_pin(painter, pin)
-            if self._ghost is not None:
-                self._paint_ghost(painter, self._ghost, pin)
 
     def _paint_caret(self, painter: QPainter, box: Box[TokensBody]) -> None:
         if box.turn.view.status is not TurnStatus.STREAMING or not self._is_in_sight(box):
