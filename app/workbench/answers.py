@@ -106,6 +106,15 @@ class Answers:
         if session_id in self.running:
             raise Refusal(BUSY)
 
+    def options_of(self, node_id: int) -> GenerationOptions | None:
+        """How the answer is drawn that is being written into a node; None where none is."""
+        return next((answer.options for answer in self.running.values() if answer.node_id == node_id), None)
+
+    def options_for(self, model: LanguageModel) -> GenerationOptions:
+        """How this model's answers are drawn, with a seed of their own where nobody chose one."""
+        preset = replace(self._preset, seed=fresh_seed() if self._preset.seed is None else self._preset.seed)
+        return model.resolve_options(self._call, preset=preset).options
+
     async def ended(self) -> None:
         """Returns when no answer is in work."""
         await self._idle.wait()

@@ -11,13 +11,14 @@ from app.workbench.growing import BROKEN, EMPTY, Runs
 from app.workbench.making import refusal, repeat_note
 from app.workbench.outline import branch_name, outline
 from app.workbench.pick import began
-from app.workbench.tree import Segment, Tree, Turn
+from app.workbench.tree import Segment, Tree, Turn, is_hidden
 from runtime import Finish, Origin, TokenRun, texts_of
 from storage import NodeRow, SessionTree, StoredChunk
 from ui import Refusal, SessionView, Tier, TurnStats, TurnStatus, TurnView
 
 if TYPE_CHECKING:
     from app.workbench.ending import Ending
+    from app.workbench.fan import Endings
 
 UNTITLED = "New session"
 AT_ONCE = 100  # turns of a path that are shown at first, and with each step back
@@ -49,7 +50,8 @@ class OpenSession:
         self.notes: dict[int, str] = {}
         self.states: dict[int, TurnStatus] = {}  # of turns in work
         self.stats: dict[int, TurnStats] = {}
-        self.unsaved: Ending | None = None  # of an answer that is on the screen and could not be written
+        self.unsaved: Ending | Endings | None = None  # of an answer that is on the screen and could not be written
+        self.pruned: set[tuple[int, int]] = set()  # branches out of sight, see `pruning`
         self.has_hope = False  # the model is another one since an answer failed for good
         self.warm = 0  # tokens of the path the engine holds
         self.earlier = 0  # turns at the beginning of the path that are not shown, and whose tokens need not have been read
@@ -204,7 +206,7 @@ class OpenSession:
 
     def view(self) -> SessionView:
         """The path and the outline."""
-        rows = outline(self.tree, self.tip)
+        rows = outline(self.tree, self.tip, self.pruned)
         turns = self.turn_views()
         return SessionView(
             session_id=self.id,
@@ -240,13 +242,18 @@ class OpenSession:
             role=turn.role,
             run=run,
             status=self._status(node),
-            variants=self.tree.variants(node) or (node.id,),
+            variants=self._variants(node),
             note=self.notes.get(node.id, self._note(node)),
             tier=self._tier(start, len(run)),
             stats=self.stats_of(node),
             can_retry=self.has_hope or not node.stats.get(HOPELESS, False),
             can_repeat=node.role == "assistant" and node.id not in self.states and not refusal(node),
         )
+
+    def _variants(self, node: NodeRow) -> tuple[int, ...]:
+        """The versions of a turn that are in sight; one that ends in `node` and is shown is among them, whatever goes on."""
+        in_sight = {i for i in self.tree.variants(node) if not is_hidden(self.tree, self.pruned, i)}
+        return tuple(sorted({*in_sight, node.id}, key=lambda i: self.tree.nodes[i].seq))
 
     def tiers(self) -> dict[Tier, int]:
         """How many turns of the path are in which tier."""

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 
 from app.supervisor import Supervisor
+from app.workbench.pruning import load_pruned
 from app.workbench.refusals import GONE, stored
 from app.workbench.session import UNTITLED, OpenSession
 from runtime import EngineDiedError, RuntimeFault, clean_text
@@ -59,6 +60,7 @@ class Sessions:
         session = self._open.get(session_id)
         if session is None:
             session = OpenSession(await stored(self._store.load_session(session_id)))
+            session.pruned = await load_pruned(self._store, session_id)
             session = self._open.setdefault(session_id, session)  # somebody else may have opened it meanwhile
         await self._load_path(session)
         self.shown = session
@@ -117,9 +119,9 @@ class Sessions:
         await self._load_path(session)
         await self.find_warm(session)
 
-    async def add(self, session: OpenSession, node: NewNode) -> NodeRow:
-        """Adds a node on the disk and in the open tree, and makes it the tip."""
-        node_id = await stored(self._store.add_node(node, current=True))
+    async def add(self, session: OpenSession, node: NewNode, *, current: bool = True) -> NodeRow:
+        """Adds a node on the disk and in the open tree, and (`current`) makes it the tip."""
+        node_id = await stored(self._store.add_node(node, current=current))
         row = NodeRow(
             id=node_id,
             session_id=node.session_id,
@@ -137,7 +139,8 @@ class Sessions:
             kv_fingerprint=None,
         )
         session.tree.put(row)
-        session.tip = node_id
+        if current:
+            session.tip = node_id
         return row
 
     async def drop_failed(self, session: OpenSession, node_id: int | None) -> None:

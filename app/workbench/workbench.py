@@ -12,8 +12,12 @@ from typing import TYPE_CHECKING, Any
 from app.supervisor import Supervisor
 from app.workbench.answers import Answers
 from app.workbench.copying import Copies
+from app.workbench.drawing import DrawingMembers
+from app.workbench.drawn import Drawn
+from app.workbench.fans import Fans
 from app.workbench.keeping import Keeper
 from app.workbench.making import how_made
+from app.workbench.pruning import prune
 from app.workbench.refusals import BUSY
 from app.workbench.sessions import Sessions
 from app.workbench.status import backend_choices, detail_of, status_of
@@ -51,7 +55,7 @@ PRESET = GenerationOptions(max_tokens=1024, sampling=SamplingOptions(temperature
 EMPTY_CALL: Mapping[str, Any] = MappingProxyType({})
 
 
-class AppWorkbench(TransferMembers):
+class AppWorkbench(TransferMembers, DrawingMembers):
     """Use cases over the session store and the engine process; all members belong to the window's loop.
 
     Args:
@@ -79,6 +83,8 @@ class AppWorkbench(TransferMembers):
         tokeniser = Tokeniser(store, self.vocabulary)
         copies = Copies(store, supervisor, self._sessions, self._tell)
         self._turns = Turns(self._sessions, copies, self._answers, tokeniser, self.vocabulary, self._tell, self._refresh_status)
+        self._fans = Fans(store, supervisor, self._sessions, copies, self._answers, tokeniser, self._tell, self._refresh_status)
+        self._drawn = Drawn(store, supervisor, self._sessions, self.vocabulary, self._answers.options_of)
         self.status = StatusView(EngineState.NONE)
         supervisor.subscribe(self._refresh_status)
 
@@ -150,6 +156,14 @@ class AppWorkbench(TransferMembers):
         self._tell(SessionChanged(view))
         self._refresh_status()
         return view
+
+    async def prune(self, session_id: int, node_id: int, start: int, pruned: bool) -> None:  # a state, not an option
+        """Hides a branch in the outline and among the variants, or shows it again."""
+        session = self._sessions.opened(session_id)
+        self._answers.check_idle(session_id)
+        await prune(self._store, session, (node_id, start), self._sessions.move, pruned=pruned)
+        self._tell(SessionChanged(session.view()))
+        self._refresh_status()
 
     # ---- answers ------------------------------------------------------------------------------------------------------
 
