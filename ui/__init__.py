@@ -8,6 +8,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from ui.drawing_port import Column, ColumnKind, Columns, ColumnsChanged, ColumnTokens, Drawing, DrawingUses
 from ui.made import Made, Setting
 from ui.port import (
     BackendChoice,
@@ -65,10 +66,17 @@ __all__ = [
     "BackendChoice",
     "BranchDiff",
     "BranchRow",
+    "Column",
+    "ColumnKind",
+    "ColumnTokens",
+    "Columns",
+    "ColumnsChanged",
     "Composition",
     "ContextPart",
     "DiffPart",
     "DiffSide",
+    "Drawing",
+    "DrawingUses",
     "EngineState",
     "Event",
     "ExportKind",

@@ -13,6 +13,7 @@ from enum import StrEnum
 from typing import Protocol
 
 from runtime import TokenRun
+from ui.drawing_port import ColumnsChanged, ColumnTokens, DrawingUses
 from ui.made import Made
 from ui.port_setup import SetupCommands, TextFile, ToolCard
 from ui.transfers import TransferUseCases
@@ -94,6 +95,9 @@ class BranchRow:
     logprob: float | None  # nats, of the branch's generated tokens
     on_path: bool  # part of the path shown
     current: bool  # the tip of the path shown
+    likely: float | None = None  # geometric mean of those tokens' probabilities: comparable between lengths
+    start: int = 0  # the token of the node from which on the line speaks of it
+    pruned: bool = False  # put out of sight, itself or with what it leaves
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,10 +238,11 @@ class StatusChanged:
     status: StatusView
 
 
-Event = SessionChanged | SessionCopied | TokensArrived | TurnChanged | SessionsChanged | StatusChanged
+DrawingEvent = ColumnsChanged | ColumnTokens
+Event = SessionChanged | SessionCopied | TokensArrived | TurnChanged | SessionsChanged | StatusChanged | DrawingEvent
 
 
-class Workbench(SetupCommands, TransferUseCases, Protocol):
+class Workbench(SetupCommands, TransferUseCases, DrawingUses, Protocol):
     """The use cases of the app. Every coroutine may raise `Refusal`.
 
     A command that would change the sample makes a copy of it, says `SessionCopied`, and goes on there.

@@ -48,11 +48,11 @@ class Tasks:
             previous.cancel()
         self._latest[key] = self.run(work, refused)
 
-    def stop(self, key: str) -> None:
-        """Ends the latest one with that key: its answer is not wanted any more."""
-        running = self._latest.pop(key, None)
-        if running is not None:
-            running.cancel()
+    def drop(self, key: str) -> None:
+        """Ends the one with that key: nobody wants its answer any more."""
+        previous = self._latest.pop(key, None)
+        if previous is not None:
+            previous.cancel()
 
     async def cancel(self) -> None:
         """Ends everything that is running, except the caller's own task, and waits until it has ended."""

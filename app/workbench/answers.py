@@ -63,6 +63,7 @@ class Answers:
         call: By the names of `GenerationOptions.from_mapping`; goes before the session, which goes before its preset.
         tell: Takes events for the window.
         on_progress: Called when counters changed.
+        keep: Called with an answer that has ended and is written.
     """
 
     def __init__(
@@ -73,6 +74,7 @@ class Answers:
         call: Mapping[str, Any],
         tell: Callable[[Event], None],
         on_progress: Callable[[], None],
+        keep: Callable[[Answer], None],
     ) -> None:
         self._store = store
         self._supervisor = supervisor
@@ -80,6 +82,7 @@ class Answers:
         self._call = call
         self._tell = tell
         self._progress = on_progress
+        self._keep = keep
         self.running: dict[int, Answer] = {}  # by session
         self._idle = asyncio.Event()
         self._idle.set()
@@ -105,6 +108,25 @@ class Answers:
         """Refuses where an answer is in work."""
         if session_id in self.running:
             raise Refusal(BUSY)
+
+    def options_of(self, node_id: int) -> GenerationOptions | None:
+        """How the answer is drawn that is being written into a node; None where none is."""
+        return next((answer.options for answer in self.running.values() if answer.node_id == node_id), None)
+
+    async def speaker(self, session: OpenSession, model: LanguageModel) -> Speaker:
+        """The model under the adapters of a session, which are brought in.
+
+        Raises:
+            RuntimeFault: One of them cannot be used.
+        """
+        return Speaker.of(model, await bring(model, self._setups.asked(session).adapters))
+
+    def options_for(self, session: OpenSession, speaker: Speaker) -> GenerationOptions:
+        """How answers are drawn there, with a seed of their own where nobody chose one."""
+        asked = self._setups.asked(session)
+        preset = replace(asked.preset, seed=fresh_seed() if asked.preset.seed is None else asked.preset.seed)
+        layer = asked.session if speaker.adapters is None else {**asked.session, "adapters": speaker.adapters}
+        return speaker.model.resolve_options(self._call, session=layer, preset=preset).options
 
     async def ended(self) -> None:
         """Returns when no answer is in work."""
@@ -172,6 +194,7 @@ class Answers:
             await asyncio.wait([answer.task])
             self._judge(answer)
             await self._finish(answer)
+            self._keep(answer)
 
     # ---- the stream -------------------------------------------------------------------------------------------------
 

@@ -18,7 +18,7 @@ from app.workbench.prompt import NewIds, as_run, render_turn
 from app.workbench.recorder import chunk
 from app.workbench.session import OpenSession
 from app.workbench.sessions import Sessions
-from app.workbench.setup.adapters import stack_of
+from app.workbench.setup.adapters import stack_of_session
 from app.workbench.setup.beginning import LEFT_OUT, Beginning, file_block, left_out
 from app.workbench.tree import Turn
 from runtime import EngineDiedError, LanguageModel, Origin, RuntimeFault, clean_text
@@ -82,7 +82,7 @@ class Composing:
             if placed is None:
                 return None
             ids, start = [*placed.held, *placed.new.system, *placed.new.user], len(placed.held) + len(placed.new.system)
-            adapters = stack_of(session.values.adapters) if session.values else None
+            adapters = stack_of_session(session)
             warm = (await model.prefix_match_async(ids, adapters=adapters)).tokens
             if len(ids) - warm > MOST_SCORED or len(ids) > model.info.context_length:
                 return None
@@ -158,7 +158,7 @@ class Composing:
             return composition
         held, new = placed.held, placed.new
         ids = [*held, *new.system, *new.user, *new.header]
-        adapters = stack_of(session.values.adapters) if session.values else None
+        adapters = stack_of_session(session)
         warm = 0
         if ids and len(ids) <= model.info.context_length:
             try:

@@ -13,13 +13,14 @@ from app.workbench.outline import branch_name, outline
 from app.workbench.pick import began
 from app.workbench.setup.beginning import Beginning, left_out
 from app.workbench.setup.tools import cards, tools_at
-from app.workbench.tree import Segment, Tree, Turn
+from app.workbench.tree import Segment, Tree, Turn, is_hidden
 from runtime import Finish, Origin, TokenRun, texts_of
 from storage import NodeRow, SessionTree, StoredChunk
 from ui import Refusal, SessionView, Tier, ToolCard, TurnStats, TurnStatus, TurnView
 
 if TYPE_CHECKING:
     from app.workbench.ending import Ending
+    from app.workbench.fan import Endings
     from app.workbench.setup.values import SessionValues
 
 UNTITLED = "New session"
@@ -52,7 +53,8 @@ class OpenSession:
         self.notes: dict[int, str] = {}
         self.states: dict[int, TurnStatus] = {}  # of turns in work
         self.stats: dict[int, TurnStats] = {}
-        self.unsaved: Ending | None = None  # of an answer that is on the screen and could not be written
+        self.unsaved: Ending | Endings | None = None  # of an answer that is on the screen and could not be written
+        self.pruned: set[tuple[int, int]] = set()  # branches out of sight, see `pruning`
         self.has_hope = False  # the model is another one since an answer failed for good
         self.warm = 0  # tokens of the path the engine holds
         self.values: SessionValues | None = None  # what it is set to; None until that was read
@@ -60,6 +62,7 @@ class OpenSession:
         turns = len(self.tree.turns(self.tip))
         if turns > WHOLE:
             self.earlier = turns - AT_ONCE
+        self.stored = 0  # those that it holds or can read from the block file
 
     @property
     def is_unused(self) -> bool:
@@ -220,7 +223,7 @@ class OpenSession:
 
     def view(self) -> SessionView:
         """The path and the outline."""
-        rows = outline(self.tree, self.tip)
+        rows = outline(self.tree, self.tip, self.pruned)
         turns = self.turn_views()
         return SessionView(
             session_id=self.id,
@@ -256,7 +259,7 @@ class OpenSession:
             role=turn.role,
             run=run,
             status=self._status(node),
-            variants=self.tree.variants(node) or (node.id,),
+            variants=self._variants(node),
             note=self.notes.get(node.id, self._note(node)),
             tier=self._tier(start, len(run)),
             stats=self.stats_of(node),
@@ -264,6 +267,11 @@ class OpenSession:
             calls=self._calls(turn),
             can_repeat=node.role == "assistant" and node.id not in self.states and not refusal(node),
         )
+
+    def _variants(self, node: NodeRow) -> tuple[int, ...]:
+        """The versions of a turn that are in sight; one that ends in `node` and is shown is among them, whatever goes on."""
+        in_sight = {i for i in self.tree.variants(node) if not is_hidden(self.tree, self.pruned, i)}
+        return tuple(sorted({*in_sight, node.id}, key=lambda i: self.tree.nodes[i].seq))
 
     def tiers(self) -> dict[Tier, int]:
         """How many turns of the path are in which tier."""
@@ -293,7 +301,11 @@ class OpenSession:
 
     def _tier(self, start: int, length: int) -> Tier:
         """Of `length` tokens after `start`; the last token's KV follows with the next turn."""
-        return Tier.WARM if self.warm and length and start + length <= self.warm + 1 else Tier.COLD
+        if not length:
+            return Tier.COLD
+        if self.warm and start + length <= self.warm + 1:
+            return Tier.WARM
+        return Tier.DISK if self.stored and start + length <= self.stored + 1 else Tier.COLD
 
     def _status(self, node: NodeRow) -> TurnStatus:
         if node.id in self.states:

@@ -7,9 +7,10 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 
 from app.supervisor import Supervisor
+from app.workbench.pruning import load_pruned
 from app.workbench.refusals import GONE, stored
 from app.workbench.session import UNTITLED, OpenSession
-from app.workbench.setup.adapters import stack_of
+from app.workbench.setup.adapters import stack_of_session
 from app.workbench.setup.setups import Setups
 from runtime import EngineDiedError, RuntimeFault, clean_text
 from storage import NewChunk, NewNode, NodeRow, SessionStore, StoreError
@@ -65,6 +66,7 @@ class Sessions:
         session = self._open.get(session_id)
         if session is None:
             session = OpenSession(await stored(self._store.load_session(session_id)))
+            session.pruned = await load_pruned(self._store, session_id)
             session = self._open.setdefault(session_id, session)  # somebody else may have opened it meanwhile
         await self._load_path(session)
         await self._setups.load(session)
@@ -124,9 +126,11 @@ class Sessions:
         await self._load_path(session)
         await self.find_warm(session)
 
-    async def add(self, session: OpenSession, node: NewNode, chunk: NewChunk | None = None) -> NodeRow:
-        """Adds a node on the disk and in the open tree, and makes it the tip."""
-        node_id = await stored(self._store.add_node(node, chunk, current=True))
+    async def add(
+        self, session: OpenSession, node: NewNode, chunk: NewChunk | None = None, *, current: bool = True
+    ) -> NodeRow:
+        """Adds a node on the disk and in the open tree, and (`current`) makes it the tip."""
+        node_id = await stored(self._store.add_node(node, chunk, current=current))
         row = NodeRow(
             id=node_id,
             session_id=node.session_id,
@@ -144,7 +148,8 @@ class Sessions:
             kv_fingerprint=None if chunk is None else chunk.kv_fingerprint,
         )
         session.tree.put(row)
-        session.tip = node_id
+        if current:
+            session.tip = node_id
         return row
 
     async def drop_failed(self, session: OpenSession, node_id: int | None) -> None:
@@ -177,8 +182,8 @@ class Sessions:
             self._tell(SessionChanged(self.shown.view()))
 
     async def find_warm(self, session: OpenSession) -> None:
-        """How much of the path the engine holds."""
-        model, session.warm = (None if self.closing else self._supervisor.running), 0
+        """How much of the path the engine holds, and how much of it stands in the block file."""
+        model, session.warm, session.stored = (None if self.closing else self._supervisor.running), 0, 0
         if model is None or session.path_length() > model.info.context_length:
             return
         await self._load_path(session, earlier=True)
@@ -186,8 +191,9 @@ class Sessions:
         if not ids:
             return
         try:
-            adapters = stack_of(session.values.adapters) if session.values else None
-            session.warm = (await model.prefix_match_async(ids, adapters=adapters)).tokens
+            adapters = stack_of_session(session)
+            match = await model.prefix_match_async(ids, adapters=adapters)
+            session.warm, session.stored = match.tokens if match.warm is None else match.warm, match.tokens
         except EngineDiedError:
             await self._supervisor.died(model)
         except RuntimeFault as fault:

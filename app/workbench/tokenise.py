@@ -37,6 +37,10 @@ class Tokeniser:
             header = await render_header(speaker.model, session.messages(turns), tools=session.tools(node.id) or None)
         return as_run(speaker.model, header, "")
 
+    async def before(self, session: OpenSession, speaker: Speaker, node_id: int) -> None:
+        """Turns of the path before the one that `node_id` ends get their ids, where no model has seen them yet."""
+        await self._tokenise(session, speaker, before=node_id)
+
     async def _tokenise(self, session: OpenSession, speaker: Speaker, before: int) -> list[int] | None:
         """Gives the user turns of the path their ids, where no model has seen them yet; the last one's header."""
         model = speaker.model

@@ -13,7 +13,12 @@ from app.supervisor import Supervisor
 from app.workbench.answers import Answers
 from app.workbench.composing import Composing
 from app.workbench.copying import Copies
+from app.workbench.drawing import DrawingMembers
+from app.workbench.drawn import Drawn
+from app.workbench.fans import Fans
+from app.workbench.keeping import Keeper
 from app.workbench.making import how_made
+from app.workbench.pruning import prune
 from app.workbench.refusals import BUSY
 from app.workbench.sessions import Sessions
 from app.workbench.setup.members import SetupMembers
@@ -47,13 +52,14 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 PATIENCE_SECONDS = 0.5  # for answers to end by themselves when the app is closed
+KEEP_SECONDS = 0.5  # then for KV to be written
 TIDY_SECONDS = 2.0  # after the start: what the first view needs goes first
 PRESET = GenerationOptions(max_tokens=1024, sampling=SamplingOptions(temperature=0.8, top_p=0.95, min_p=0.05))
 
 EMPTY_CALL: Mapping[str, Any] = MappingProxyType({})
 
 
-class AppWorkbench(SetupMembers, TransferMembers):
+class AppWorkbench(SetupMembers, TransferMembers, DrawingMembers):
     """Use cases over the session store and the engine process; all members belong to the window's loop.
 
     Args:
@@ -77,11 +83,16 @@ class AppWorkbench(SetupMembers, TransferMembers):
         self._tasks: set[asyncio.Task[object]] = set()
         self._setups = Setups(store, supervisor, preset, call)
         self._sessions = Sessions(store, supervisor, self._setups, self._tell)
-        self._answers = Answers(store, supervisor, self._setups, call, self._tell, self._refresh_status)
+        self._keeper = Keeper(supervisor)
+        self._answers = Answers(
+            store, supervisor, self._setups, call, self._tell, self._refresh_status, self._keeper.keep
+        )
         tokeniser = Tokeniser(store, self.vocabulary)
         copies = Copies(store, supervisor, self._sessions, self._setups, self._tell)
         self._turns = Turns(self._sessions, copies, self._answers, tokeniser, self.vocabulary, self._tell, self._refresh_status)
         self._composing = Composing(self._sessions, supervisor, self._answers, copies)
+        self._fans = Fans(store, supervisor, self._sessions, copies, self._answers, tokeniser, self._tell, self._refresh_status)
+        self._drawn = Drawn(store, supervisor, self._sessions, self.vocabulary, self._answers.options_of)
         self.status = StatusView(EngineState.NONE)
         supervisor.subscribe(self._refresh_status)
 
@@ -154,6 +165,14 @@ class AppWorkbench(SetupMembers, TransferMembers):
         self._refresh_status()
         return view
 
+    async def prune(self, session_id: int, node_id: int, start: int, pruned: bool) -> None:  # a state, not an option
+        """Hides a branch in the outline and among the variants, or shows it again."""
+        session = self._sessions.opened(session_id)
+        self._answers.check_idle(session_id)
+        await prune(self._store, session, (node_id, start), self._sessions.move, pruned=pruned)
+        self._tell(SessionChanged(session.view()))
+        self._refresh_status()
+
     # ---- answers ------------------------------------------------------------------------------------------------------
 
     async def send(self, session_id: int, text: str, replaces: int | None = None) -> None:
@@ -222,8 +241,19 @@ class AppWorkbench(SetupMembers, TransferMembers):
     async def _warm_up(self) -> None:
         try:
             await self.vocabulary.learn(await self.supervisor.model())
+            await self._find_tiers()
         except (RuntimeFault, StoreError) as fault:
             log.warning("the engine did not start: %s", fault)
+
+    async def _find_tiers(self) -> None:
+        """The engine runs now: what of the shown path it holds, and what of it is in its block file."""
+        session = self._sessions.shown
+        if session is not None and session.id not in self._answers.running:
+            before = session.warm, session.stored
+            await self._sessions.find_warm(session)
+            if (session.warm, session.stored) != before:
+                self._tell(SessionChanged(session.view()))
+                self._refresh_status()
 
     async def compose(self, session_id: int, text: str, replaces: int | None = None) -> Composition:
         """Tokens and context of a draft, where it would stand; no forward."""
@@ -279,7 +309,7 @@ class AppWorkbench(SetupMembers, TransferMembers):
         return [self.vocabulary.bytes_of(token) for token in token_ids]
 
     async def close(self) -> None:
-        """Text first: streams are stopped and written, then the engine ends, then the store.
+        """Text first: streams are stopped and written, then KV is kept as far as there is time, the engine and the store end.
 
         An engine that does not answer is not waited for: its end ends whoever waits for it.
         """
@@ -288,6 +318,7 @@ class AppWorkbench(SetupMembers, TransferMembers):
             self._answers.stop(session_id)
         with suppress(TimeoutError):
             await asyncio.wait_for(self._answers.ended(), PATIENCE_SECONDS)
+        await self._keeper.close(KEEP_SECONDS)
         await self.supervisor.close()
         await self._answers.ended()
         await self._sessions.settle(self._answers.settle)

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from app.workbench.speaker import Stack
 from runtime import AdapterInfo, LanguageModel
 from ui import AdapterChoice, AdapterLine
+
+if TYPE_CHECKING:
+    from app.workbench.session import OpenSession
 
 
 def engine_name(choice: AdapterChoice) -> str:
@@ -18,6 +22,11 @@ def engine_name(choice: AdapterChoice) -> str:
 def stack_of(choices: Sequence[AdapterChoice]) -> Stack | None:
     """What a request asks for; None where the session says nothing of adapters."""
     return tuple((engine_name(c), c.scale) for c in choices if c.on) if choices else None
+
+
+def stack_of_session(session: OpenSession) -> Stack | None:
+    """What requests on behalf of a session ask for."""
+    return stack_of(session.values.adapters) if session.values is not None else None
 
 
 async def bring(model: LanguageModel, choices: Sequence[AdapterChoice]) -> Stack | None:
