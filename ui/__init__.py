@@ -35,6 +35,7 @@ from ui.port import (
     TurnView,
     Workbench,
 )
+from ui.port_settings import AppSettings, DataFacts, SettingsCommands, SettingsView
 from ui.port_setup import (
     AdapterChoice,
     AdapterLine,
@@ -63,6 +64,7 @@ __all__ = [
     "AdapterChoice",
     "AdapterLine",
     "AnswerFormat",
+    "AppSettings",
     "BackendChoice",
     "BranchDiff",
     "BranchRow",
@@ -73,6 +75,7 @@ __all__ = [
     "ColumnsChanged",
     "Composition",
     "ContextPart",
+    "DataFacts",
     "DiffPart",
     "DiffSide",
     "Drawing",
@@ -103,6 +106,8 @@ __all__ = [
     "SessionView",
     "SessionsChanged",
     "Setting",
+    "SettingsCommands",
+    "SettingsView",
     "SetupCommands",
     "StatusChanged",
     "StatusView",

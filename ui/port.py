@@ -15,6 +15,7 @@ from typing import Protocol
 from runtime import TokenRun
 from ui.drawing_port import ColumnsChanged, ColumnTokens, DrawingUses
 from ui.made import Made
+from ui.port_settings import SettingsCommands
 from ui.port_setup import SetupCommands, TextFile, ToolCard
 from ui.transfers import TransferUseCases
 
@@ -242,7 +243,7 @@ DrawingEvent = ColumnsChanged | ColumnTokens
 Event = SessionChanged | SessionCopied | TokensArrived | TurnChanged | SessionsChanged | StatusChanged | DrawingEvent
 
 
-class Workbench(SetupCommands, TransferUseCases, DrawingUses, Protocol):
+class Workbench(SetupCommands, SettingsCommands, TransferUseCases, DrawingUses, Protocol):
     """The use cases of the app. Every coroutine may raise `Refusal`.
 
     A command that would change the sample makes a copy of it, says `SessionCopied`, and goes on there.

@@ -39,6 +39,7 @@ class FakeSetups:
     """Keeps what sessions are set to in memory; `slow_checks` (if set) is waited for before a form is judged."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.calls: list[tuple[object, ...]] = []
         self.setups: dict[int, SessionSetup] = {}
         self.loaded: ModelFacts | None = MODEL
