@@ -60,10 +60,22 @@ class Rows(QWidget):
         combo.setCurrentIndex(combo.findData(chosen))
         combo.blockSignals(False)
 
-    def add_number(self, name: str, label: str, *, most: int, auto: str, unit: str, now: bool, step: int = 1, hint: str = "") -> None:
-        """A whole number; 0 leaves the choice to the engine."""
+    def add_number(
+        self,
+        name: str,
+        label: str,
+        *,
+        most: int,
+        now: bool,
+        least: int = 0,
+        auto: str = "",
+        unit: str = "",
+        step: int = 1,
+        hint: str = "",
+    ) -> None:
+        """A whole number; its least value may be called `auto`: it leaves the choice to the engine."""
         field = QSpinBox()
-        field.setRange(0, most)
+        field.setRange(least, most)
         field.setSingleStep(step)
         field.setSpecialValueText(auto)
         field.setSuffix(f" {unit}" if unit else "")

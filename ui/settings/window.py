@@ -120,7 +120,7 @@ class SettingsWindow(QWidget):
         rows.add_number(
             "context_length", self.tr("Context"), most=MOST_CONTEXT, auto=own, unit=self.tr("tokens"), now=False, step=1024
         )
-        rows.add_number("threads", self.tr("Threads"), most=MOST_THREADS, auto=auto, unit="", now=False)
+        rows.add_number("threads", self.tr("Threads"), most=MOST_THREADS, auto=auto, now=False)
         hint = self.tr("Guesses ahead where a session asks for it; it needs the same vocabulary.")
         rows.add_choice("draft_model", self.tr("Draft model"), now=False, hint=hint)
         return rows
@@ -146,8 +146,7 @@ class SettingsWindow(QWidget):
     def _appearance(self) -> Rows:
         rows = self._rows()
         rows.add_choice("scheme", self.tr("Colours"), now=True)
-        rows.add_number("text_percent", self.tr("Text of conversations"), most=200, auto="", unit="%", now=True, step=10)
-        rows.numbers["text_percent"].setMinimum(100)
+        rows.add_number("text_percent", self.tr("Text of conversations"), least=100, most=200, unit="%", now=True, step=10)
         rows.add_choice("colours", self.tr("Colour tokens by"), now=True)
         return rows
 
