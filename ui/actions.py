@@ -55,6 +55,7 @@ class Actions(QObject):
         self.uncertain = self._make(self.tr("Next Uncertain Token"), "Ctrl+J")
         self.stop = self._make(self.tr("Stop"), STOP_KEYS)
         self.regenerate = self._make(self.tr("Regenerate"), "Ctrl+R")
+        self.regenerate_exactly = self._make(self.tr("Regenerate Exactly"), "Ctrl+Shift+R")
         self.continue_answer = self._make(self.tr("Continue"), "Ctrl+Shift+Return")
         self.two_ways = self._make(self.tr("2 Continuations"), "Ctrl+Alt+2")
         self.four_ways = self._make(self.tr("4 Continuations"), "Ctrl+Alt+4")
@@ -71,12 +72,13 @@ class Actions(QObject):
 
     def menus(self) -> list[QMenu]:
         """The menus, in their order; the caller puts them into a menu bar or a popup."""
+        again = (self.regenerate, self.regenerate_exactly, self.continue_answer)
         branching = (*self.ways.values(), self.beams, None, self.prune, self.previous, self.next)
         return [
             self._menu(self.tr("File"), self.new_session, self.rename, self.pin, self.trash, None, self.close, self.quit),
             self._menu(self.tr("Edit"), self.undo, self.copy, None, *self._finding()),
             self._view_menu(),
-            self._menu(self.tr("Session"), self.stop, self.regenerate, self.continue_answer, None, *branching),
+            self._menu(self.tr("Session"), self.stop, *again, None, *branching),
             self._menu(self.tr("Help"), self.about),
         ]
 

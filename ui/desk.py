@@ -14,6 +14,7 @@ from PySide6.QtCore import QObject, Signal
 
 from ui.drawing_port import Columns, ColumnsChanged, ColumnTokens
 from ui.events import EventQueue
+from ui.made import Made
 from ui.port import (
     EngineState,
     Event,
@@ -82,6 +83,7 @@ class Desk(QObject):
         self._undo: list[Undo] = []
         self._query = ""
         self._columns: dict[int, Columns] = {}  # by session, until they are closed
+        self._going_back: asyncio.Task[None] | None = None  # on its way: more of the beginning
 
     # ---- state --------------------------------------------------------------------------------------------------
 
@@ -131,6 +133,12 @@ class Desk(QObject):
         if self.shown is None or self.shown.session_id != session_id:
             self.tasks.latest("open", self._open(session_id))
 
+    def show_earlier(self) -> None:
+        """Asks for more of the beginning of a long path, where there is more."""
+        waiting = self._going_back is not None and not self._going_back.done()
+        if self.shown is not None and self.shown.view.earlier and not waiting:
+            self._going_back = self.tasks.run(self._show_earlier(self.shown.session_id))
+
     def new_session(self) -> None:
         """Shows an empty session."""
         self.tasks.latest("open", self._new())
@@ -166,6 +174,14 @@ class Desk(QObject):
     def regenerate(self, node_id: int) -> None:
         """Another answer beside that one."""
         self._with_session(lambda session: self._workbench.regenerate(session, node_id))
+
+    def regenerate_exactly(self, node_id: int) -> None:
+        """The same answer once more, beside that one."""
+        self._with_session(lambda session: self._workbench.regenerate_exactly(session, node_id))
+
+    def how_made(self, node_id: int) -> Made | None:
+        """How an answer of the session shown was made."""
+        return None if self.shown is None else self._workbench.how_made(self.shown.session_id, node_id)
 
     def continue_turn(self, node_id: int) -> None:
         """Goes on with an answer that was stopped."""
@@ -288,6 +304,11 @@ class Desk(QObject):
 
     async def _open(self, session_id: int) -> None:
         self._show_answer(await self._workbench.open_session(session_id))
+
+    async def _show_earlier(self, session_id: int) -> None:
+        view = await self._workbench.show_earlier(session_id)
+        if self.shown is not None and self.shown.session_id == session_id:
+            self._show_answer(view)
 
     async def _new(self) -> None:
         self._show_answer(await self._workbench.new_session())

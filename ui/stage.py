@@ -110,6 +110,7 @@ class Stage(QObject):
         is_pinned = summary is not None and summary.pinned
         acts.pin.setText(self.tr("Unpin Session") if is_pinned else self.tr("Pin Session"))
         acts.regenerate.setEnabled(answer is not None and not running)
+        acts.regenerate_exactly.setEnabled(answer is not None and answer.can_repeat and not running)
         partial = answer is not None and answer.status is TurnStatus.PARTIAL and has_own_words(answer.run)
         acts.continue_answer.setEnabled(partial and not running)
         for act in (*acts.ways.values(), acts.beams):
@@ -144,14 +145,14 @@ class Stage(QObject):
         if view.session_id != self._link_of:
             self._link_of = view.session_id
             parts.link.dismiss()
-        parts.inspector.show_path(view.turns)
+        parts.inspector.show_path(view.turns, self._desk.how_made)
         self._show_pin_again()
         self._desk.compose(parts.composer.draft, parts.composer.replaces)
 
     def _show_turn(self, turn: TurnView) -> None:
         self._parts.transcript.update_turn(turn)
         if self._desk.shown is not None:
-            self._parts.inspector.show_path(self._desk.shown.view.turns)
+            self._parts.inspector.show_path(self._desk.shown.view.turns, self._desk.how_made)
         pinned = self._parts.inspector.token.spot
         if pinned is not None and pinned.node_id == turn.node_id:
             self._show_pin_again()

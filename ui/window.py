@@ -112,8 +112,10 @@ class MainWindow(QMainWindow):
         view.variant_requested.connect(desk.select)
         view.edit_requested.connect(self._edit)
         view.regenerate_requested.connect(self._regenerate)
+        view.repeat_requested.connect(self._regenerate_exactly)
         view.continue_requested.connect(self._continue)
         view.copy_requested.connect(self._copy)
+        view.earlier_requested.connect(self.desk.show_earlier)
         view.link_requested.connect(parts.link.ask)
         view.found_changed.connect(parts.finder.show_place)
         parts.finder.wanted.connect(view.look_for)
@@ -172,6 +174,7 @@ class MainWindow(QMainWindow):
         connect(acts.uncertain, self.parts.transcript.next_uncertain)
         connect(acts.stop, desk.stop)
         connect(acts.regenerate, self._regenerate)
+        connect(acts.regenerate_exactly, self._regenerate_exactly)
         connect(acts.continue_answer, self._continue)
         for count, act in acts.ways.items():
             connect(act, partial(self._find_columns, count, beams=False))
@@ -240,6 +243,11 @@ class MainWindow(QMainWindow):
         answer = self.desk.shown.last_answer if self.desk.shown is not None else None
         if node_id or answer is not None:
             self.desk.regenerate(node_id or answer.node_id)  # type: ignore[union-attr]  # one of the two is there
+
+    def _regenerate_exactly(self, node_id: int = 0) -> None:
+        answer = self.desk.shown.last_answer if self.desk.shown is not None else None
+        if node_id or answer is not None:
+            self.desk.regenerate_exactly(node_id or answer.node_id)  # type: ignore[union-attr]  # one of the two is there
 
     def _continue(self, node_id: int = 0) -> None:
         answer = self.desk.shown.last_answer if self.desk.shown is not None else None

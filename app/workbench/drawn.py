@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from app.supervisor import Supervisor
 from app.workbench.growing import EMPTY
+from app.workbench.making import MADE
 from app.workbench.prompt import check_tokens
 from app.workbench.refusals import GONE, stored
 from app.workbench.session import OpenSession
@@ -60,7 +61,9 @@ class Drawn:
         mine = None if model is None else model.info.numbers_fingerprint
         theirs = node.kv_fingerprint or mine  # a node that is being written is the running model's
         name = await self._name_of(theirs, model)
-        seed, branch, sampling = (node.stats.get(name) for name in ("seed", "branch", "sampling"))
+        made = node.stats.get(MADE)
+        said = made.get("options") if isinstance(made, Mapping) else None
+        seed, branch, sampling = ((said or node.stats).get(name) for name in ("seed", "branch", "sampling"))
         options = self._in_work(node.id)
         if options is not None:
             seed, branch, sampling = options.seed, options.branch, options.sampling.given()

@@ -81,6 +81,8 @@ def _follow(tree: Tree, line: _Line) -> tuple[NodeRow, list[_Line]]:
     """Along a branch to where it splits: the last node before the split, and the branches there."""
     node, start, byte = line.node, line.start, line.byte
     while True:
+        while start == 0 and (following := tree.next_alone(node.id)) is not None:
+            node, byte = following, 0
         inner = [c for c in tree.children(node.id) if c.at_token is not None and not tree.leaves_at_end(c)]
         inner = [c for c in inner if (c.at_token or 0) > start]
         if inner:

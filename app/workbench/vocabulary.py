@@ -39,11 +39,14 @@ class Vocabulary:
         """Takes the model's, and saves it for later."""
         if self._of == model.info.model_fingerprint:
             return
-        await self._store.save_model(model.info.numbers_fingerprint, {"name": model.info.name})
         self._tokens = model.byte_vocab
         self._of = model.info.model_fingerprint
         lengths = ",".join(str(len(token)) for token in self._tokens)
         digest = hashlib.sha256(lengths.encode() + b"".join(self._tokens)).hexdigest()
         if await self._store.vocabulary(digest) is None:
             await self._store.save_vocabulary(digest, self._tokens)
+        info = model.info
+        known = {"name": info.name, "model_fingerprint": info.model_fingerprint, "vocabulary": digest}
+        if await self._store.model(info.kv_fingerprint) != known:  # so that whoever opens the session elsewhere can find it
+            await self._store.save_model(info.kv_fingerprint, known)
         await self._store.set_setting(SETTING, digest)

@@ -22,6 +22,7 @@ from ui import (
     Drawing,
     EngineState,
     Event,
+    Made,
     ModelChoice,
     Refusal,
     SessionChanged,
@@ -116,7 +117,9 @@ class FakeWorkbench:
         self.ghost: tuple[str, ...] = (" when", " it", " rains")
         self.views: dict[int, SessionView] = {}
         self.summaries: dict[int, SessionSummary] = {}
+        self.before: dict[int, tuple[TurnView, ...]] = {}  # what `show_earlier` brings
         self.trash: set[int] = set()
+        self.made: dict[int, Made] = {}  # by node
         self.engines = [BackendChoice("hf", "", True), BackendChoice("vllm", "not built yet", False)]
         self.choices = [
             ModelChoice("smollm2", "SmolLM2 135M Instruct", "135M · float32 · 513 MB", loaded=True),
@@ -167,6 +170,12 @@ class FakeWorkbench:
         self._note("open_session", session_id)
         return self.views[session_id]
 
+    async def show_earlier(self, session_id: int) -> SessionView:
+        self._note("show_earlier", session_id)
+        view = self.views[session_id]
+        self.views[session_id] = replace(view, turns=(*self.before.pop(session_id, ()), *view.turns), earlier=0)
+        return self.views[session_id]
+
     async def new_session(self) -> SessionView:
         self._note("new_session")
         view = SessionView(self.new_id(), "", (), ())
@@ -211,6 +220,12 @@ class FakeWorkbench:
 
     async def regenerate(self, session_id: int, node_id: int) -> None:
         self._note("regenerate", session_id, node_id)
+
+    async def regenerate_exactly(self, session_id: int, node_id: int) -> None:
+        self._note("regenerate_exactly", session_id, node_id)
+
+    def how_made(self, session_id: int, node_id: int) -> Made | None:
+        return self.made.get(node_id)
 
     async def continue_turn(self, session_id: int, node_id: int) -> None:
         self._note("continue_turn", session_id, node_id)

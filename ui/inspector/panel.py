@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from PySide6.QtCore import Qt, Signal
 from PySide6.QtGui import QFont
 from PySide6.QtWidgets import QButtonGroup, QFrame, QHBoxLayout, QPushButton, QScrollArea, QStackedWidget, QVBoxLayout, QWidget
@@ -10,11 +12,13 @@ from ui.inspector.cache import CacheTab
 from ui.inspector.path import PathTab
 from ui.inspector.token import TokenTab, Vocabulary
 from ui.inspector.why_tab import WhyTab
+from ui.made import Made
 from ui.port import StatusView, TurnView
 from ui.shown import Spot
 from ui.theme.fonts import interface_font
 
 WIDTH = 332
+HowMade = Callable[[int], Made | None]  # of an answer's node
 
 
 class Inspector(QWidget):
@@ -42,6 +46,7 @@ class Inspector(QWidget):
         column.addWidget(self._tab_row())
         column.addWidget(self._stack, 1)
         self._path_turns: tuple[TurnView, ...] | None = None
+        self._how_made: HowMade = lambda _node: None
         self._stack.currentChanged.connect(lambda _index: self._refresh_path())
 
     def show_spot(self, spot: Spot | None, vocabulary: Vocabulary, *, can_choose: bool, can_continue: bool = False) -> None:
@@ -49,9 +54,9 @@ class Inspector(QWidget):
         self.token.show_spot(spot, vocabulary, can_choose=can_choose, can_continue=can_continue)
         self.why.show_spot(spot, vocabulary)
 
-    def show_path(self, turns: tuple[TurnView, ...]) -> None:
-        """Shows the sums over a path; added up only while they can be seen."""
-        self._path_turns = turns
+    def show_path(self, turns: tuple[TurnView, ...], how_made: HowMade = lambda _node: None) -> None:
+        """Shows the sums over a path, and how its last answer was made; added up only while they can be seen."""
+        self._path_turns, self._how_made = turns, how_made
         self._refresh_path()
 
     @property
@@ -67,6 +72,8 @@ class Inspector(QWidget):
         if self._path_turns is not None and self._stack.currentIndex() == 1:
             turns, self._path_turns = self._path_turns, None
             self.path.show_path(turns)
+            answer = next((turn.node_id for turn in reversed(turns) if turn.role == "assistant"), None)
+            self.path.show_made(None if answer is None else self._how_made(answer))
 
     def _tab_row(self) -> QWidget:
         row_widget = QWidget()

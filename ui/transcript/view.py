@@ -49,8 +49,10 @@ class TranscriptView(QWidget):
     variant_requested = Signal(int)
     edit_requested = Signal(int)  # a user's turn: another version of it
     regenerate_requested = Signal(int)
+    repeat_requested = Signal(int)
     continue_requested = Signal(int)
     copy_requested = Signal(str)
+    earlier_requested = Signal()  # the beginning of what is shown of a long path is near
     link_requested = Signal(str)  # a web or mail address that was clicked in Read mode; nothing was opened
     found_changed = Signal(
         object, int
@@ -107,11 +109,17 @@ class TranscriptView(QWidget):
         self.read.column_changed.connect(self._align)
         self.read.link_requested.connect(self.link_requested)
         for pane in self._panes():
+            pane.beginning_near.connect(self._near_beginning)
             pane.variant_requested.connect(self.variant_requested)
             pane.edit_requested.connect(self.edit_requested)
             pane.regenerate_requested.connect(self.regenerate_requested)
+            pane.repeat_requested.connect(self.repeat_requested)
             pane.continue_requested.connect(self.continue_requested)
             pane.copy_requested.connect(self.copy_requested)
+
+    def _near_beginning(self) -> None:
+        if self._shown is not None and self._shown.earlier:
+            self.earlier_requested.emit()
 
     def _panes(self) -> tuple[TokensPane, ReadPane]:
         return self.tokens, self.read
