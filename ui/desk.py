@@ -82,8 +82,8 @@ class Desk(QObject):
         self._sending: tuple[int, str] | None = None  # session and text, until the store has it
         self._undo: list[Undo] = []
         self._query = ""
-        self._columns: dict[int, Columns] = {}  # by session, until they are closed
         self._going_back: asyncio.Task[None] | None = None  # on its way: more of the beginning
+        self._columns: dict[int, Columns] = {}  # by session, until they are closed
 
     # ---- state --------------------------------------------------------------------------------------------------
 

@@ -219,7 +219,7 @@ DrawingEvent = ColumnsChanged | ColumnTokens
 Event = SessionChanged | SessionCopied | TokensArrived | TurnChanged | SessionsChanged | StatusChanged | DrawingEvent
 
 
-class Workbench(DrawingUses, TransferUseCases, Protocol):
+class Workbench(TransferUseCases, DrawingUses, Protocol):
     """The use cases of the app. Every coroutine may raise `Refusal`.
 
     A command that would change the sample makes a copy of it, says `SessionCopied`, and goes on there.

@@ -60,9 +60,9 @@ class Drawn:
         model = self._supervisor.running
         mine = None if model is None else model.info.numbers_fingerprint
         theirs = node.kv_fingerprint or mine  # a node that is being written is the running model's
-        name = await self._name_of(theirs, model)
-        made = node.stats.get(MADE)
-        said = made.get("options") if isinstance(made, Mapping) else None
+        held = node.stats.get(MADE)
+        made = held if isinstance(held, Mapping) else {}
+        said = made.get("options")
         seed, branch, sampling = ((said or node.stats).get(name) for name in ("seed", "branch", "sampling"))
         options = self._in_work(node.id)
         if options is not None:
@@ -72,7 +72,7 @@ class Drawn:
             seed=seed if isinstance(seed, int) else None,
             branch=branch if isinstance(branch, int) else 0,
             history=np.array(ids_before(session, node, offset), np.int32),
-            model=name,
+            model=str(made.get("model") or await self._name_of(theirs, model)),
             stale=model.info.name if model is not None and theirs != mine else "",
             can_ask=model is not None and theirs == mine,
         )

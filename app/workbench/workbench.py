@@ -55,7 +55,7 @@ PRESET = GenerationOptions(max_tokens=1024, sampling=SamplingOptions(temperature
 EMPTY_CALL: Mapping[str, Any] = MappingProxyType({})
 
 
-class AppWorkbench(DrawingMembers, TransferMembers):
+class AppWorkbench(TransferMembers, DrawingMembers):
     """Use cases over the session store and the engine process; all members belong to the window's loop.
 
     Args:
