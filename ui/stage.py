@@ -178,7 +178,9 @@ class Stage(QObject):
 
     def _show_left_out(self, count: int) -> None:
         words = self.tr("1 turn is left out") if count == 1 else self.tr("{0:,} turns are left out").format(count)
-        self._parts.composer.notice.say(self.tr("{0}; the whole conversation stands beside this. Send when you are ready").format(words))
+        self._parts.composer.notice.say(
+            self.tr("{0}; the whole conversation stands beside this. Send when you are ready").format(words)
+        )
 
     def _show_columns(self, view: Columns | None) -> None:
         panel = self._parts.columns

@@ -121,12 +121,11 @@ class Answers:
         """
         return Speaker.of(model, await bring(model, self._setups.asked(session).adapters))
 
-    def options_for(self, session: OpenSession, speaker: Speaker) -> GenerationOptions:
-        """How answers are drawn there, with a seed of their own where nobody chose one."""
-        asked = self._setups.asked(session)
-        preset = replace(asked.preset, seed=fresh_seed() if asked.preset.seed is None else asked.preset.seed)
-        layer = asked.session if speaker.adapters is None else {**asked.session, "adapters": speaker.adapters}
-        return speaker.model.resolve_options(self._call, session=layer, preset=preset).options
+    def options_for(self, answer: Answer, speaker: Speaker) -> GenerationOptions:
+        """How this model draws an answer that is none of `run`'s; `made_with` says so, too."""
+        asked = self._setups.asked(answer.session)
+        answer.options = seeded(asked.preset)
+        return self._settled(answer, asked, speaker)
 
     async def ended(self) -> None:
         """Returns when no answer is in work."""
@@ -178,8 +177,7 @@ class Answers:
         if self._supervisor.running is None:
             answer.session.notes[node_id] = STARTING
         asked = self._setups.asked(answer.session)
-        preset = asked.preset
-        answer.options = replace(preset, seed=fresh_seed() if preset.seed is None else preset.seed, stages=True)
+        answer.options = seeded(asked.preset)
         if answer.repeats is not None:
             answer.options = answer.repeats.options
             asked = replace(asked, adapters=stack_made_with(answer.repeats.made))
@@ -348,3 +346,8 @@ def own_length(session: OpenSession) -> int:
     """Tokens of the turn at the end of the path that are the answer's own: what its form counts from."""
     run = session.turn_run(session.tree.turns(session.tip)[-1])
     return len(run) - leading_template(run)
+
+
+def seeded(preset: GenerationOptions) -> GenerationOptions:
+    """The preset, with a fresh seed where nobody chose one, and what each draw was made of."""
+    return replace(preset, seed=fresh_seed() if preset.seed is None else preset.seed, stages=True)

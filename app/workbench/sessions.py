@@ -31,9 +31,7 @@ class Sessions:
         tell: Takes events for the window.
     """
 
-    def __init__(
-        self, store: SessionStore, supervisor: Supervisor, setups: Setups, tell: Callable[[Event], None]
-    ) -> None:
+    def __init__(self, store: SessionStore, supervisor: Supervisor, setups: Setups, tell: Callable[[Event], None]) -> None:
         self._store = store
         self._setups = setups
         self._supervisor = supervisor
@@ -126,9 +124,7 @@ class Sessions:
         await self._load_path(session)
         await self.find_warm(session)
 
-    async def add(
-        self, session: OpenSession, node: NewNode, chunk: NewChunk | None = None, *, current: bool = True
-    ) -> NodeRow:
+    async def add(self, session: OpenSession, node: NewNode, chunk: NewChunk | None = None, *, current: bool = True) -> NodeRow:
         """Adds a node on the disk and in the open tree, and (`current`) makes it the tip."""
         node_id = await stored(self._store.add_node(node, chunk, current=current))
         row = NodeRow(

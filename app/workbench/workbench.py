@@ -84,9 +84,7 @@ class AppWorkbench(SetupMembers, TransferMembers, DrawingMembers):
         self._setups = Setups(store, supervisor, preset, call)
         self._sessions = Sessions(store, supervisor, self._setups, self._tell)
         self._keeper = Keeper(supervisor)
-        self._answers = Answers(
-            store, supervisor, self._setups, call, self._tell, self._refresh_status, self._keeper.keep
-        )
+        self._answers = Answers(store, supervisor, self._setups, call, self._tell, self._refresh_status, self._keeper.keep)
         tokeniser = Tokeniser(store, self.vocabulary)
         copies = Copies(store, supervisor, self._sessions, self._setups, self._tell)
         self._turns = Turns(self._sessions, copies, self._answers, tokeniser, self.vocabulary, self._tell, self._refresh_status)
