@@ -31,6 +31,7 @@ from ui.port import (
     TurnView,
     Workbench,
 )
+from ui.port_shelf import FolderView, ShelfCommands, TrashedSession
 
 if TYPE_CHECKING:
     from ui.recovery import RecoveryPage
@@ -45,6 +46,7 @@ __all__ = [
     "Composition",
     "EngineState",
     "Event",
+    "FolderView",
     "MainWindow",
     "ModelChoice",
     "Palette",
@@ -56,11 +58,13 @@ __all__ = [
     "SessionSummary",
     "SessionView",
     "SessionsChanged",
+    "ShelfCommands",
     "StatusChanged",
     "StatusView",
     "Theme",
     "Tier",
     "TokensArrived",
+    "TrashedSession",
     "TurnChanged",
     "TurnStats",
     "TurnStatus",

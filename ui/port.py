@@ -13,6 +13,7 @@ from enum import StrEnum
 from typing import Protocol
 
 from runtime import TokenRun
+from ui.port_shelf import ShelfCommands
 
 
 class Refusal(Exception):
@@ -101,6 +102,8 @@ class SessionSummary:
     branches: int
     pinned: bool
     is_sample: bool  # the recorded one: it stays as it is, changes go into a copy
+    folder_id: int | None = None
+    tags: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,7 +214,7 @@ class StatusChanged:
 Event = SessionChanged | SessionCopied | TokensArrived | TurnChanged | SessionsChanged | StatusChanged
 
 
-class Workbench(Protocol):
+class Workbench(ShelfCommands, Protocol):
     """The use cases of the app. Every coroutine may raise `Refusal`.
 
     A command that would change the sample makes a copy of it, says `SessionCopied`, and goes on there.

@@ -202,9 +202,9 @@ class Sessions:
         rows = await stored(self._store.sessions(query))
         shown_id = self.shown.id if self.shown else None
         return [
-            SessionSummary(row.id, row.title, row.updated, row.branches, row.pinned, row.is_sample)
+            SessionSummary(row.id, row.title, row.updated, row.branches, row.pinned, row.is_sample, row.folder_id, row.tags)
             for row in rows
-            if row.branches or row.id == shown_id or row.title != UNTITLED
+            if row.branches or row.id == shown_id or row.title != UNTITLED or row.folder_id is not None or row.tags
         ]
 
     async def rename(self, session_id: int, title: str) -> None:

@@ -14,6 +14,7 @@ from app.workbench.answers import Answers
 from app.workbench.copying import Copies
 from app.workbench.refusals import BUSY
 from app.workbench.sessions import Sessions
+from app.workbench.shelf import ShelfMembers
 from app.workbench.status import backend_choices, detail_of, status_of
 from app.workbench.tokenise import Tokeniser
 from app.workbench.turns import Turns
@@ -46,7 +47,7 @@ PRESET = GenerationOptions(max_tokens=1024, sampling=SamplingOptions(temperature
 EMPTY_CALL: Mapping[str, Any] = MappingProxyType({})
 
 
-class AppWorkbench:
+class AppWorkbench(ShelfMembers):
     """Use cases over the session store and the engine process; all members belong to the window's loop.
 
     Args:
@@ -185,8 +186,9 @@ class AppWorkbench:
         await asyncio.sleep(TIDY_SECONDS)
         try:
             await self._sessions.tidy()
+            await self._store.back_up_daily()
         except StoreError as fault:  # the next start tries again
-            log.warning("nothing was cleared away: %s", fault)
+            log.warning("not everything was cleared away and backed up: %s", fault)
 
     def _background(self, work: Coroutine[Any, Any, None], name: str) -> None:
         if self._sessions.closing:  # nobody would wait for its end
