@@ -23,6 +23,9 @@ from ui.theme.scheme import current_theme
 from ui.transcript.visible import one_line
 
 
+LONGEST_TAG = 12  # characters that a row shows of its first tag
+
+
 class SessionsView(QListView):
     """The list itself: one click opens, F2 renames, nothing deletes."""
 
@@ -123,9 +126,11 @@ class SessionDelegate(QStyledItemDelegate):
             return self.tr("{0} d").format(session.days_left)
         if session.is_sample:
             return self.tr("sample")
+        tags = " ".join(f"#{one_line(tag)[:LONGEST_TAG]}" for tag in session.tags[:1])
         if session.branches < 2:
-            return ""
-        return self.tr("{0} branches").format(session.branches) if is_open else str(session.branches)
+            return tags
+        branches = self.tr("{0} branches").format(session.branches) if is_open and not tags else str(session.branches)
+        return f"{tags}  {branches}" if tags else branches
 
 
 def paint_row_ground(painter: QPainter, rect: QRect, fill: str | None, state: QStyle.StateFlag, accent: str) -> None:

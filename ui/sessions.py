@@ -58,6 +58,7 @@ class SessionPanel(QWidget):
         self._trashed: int | None = None  # the session that the bar speaks of
         self.question = Notice("undo")
         self.question.acted.connect(self._empty)
+        self.question.setSizePolicy(QSizePolicy.Policy.Preferred, QSizePolicy.Policy.Maximum)
         self._doomed: list[int] = []  # what the question is about
         self._folders: Sequence[FolderView] = ()
         self._trash: Sequence[TrashedSession] | None = None  # while it is shown
@@ -103,6 +104,7 @@ class SessionPanel(QWidget):
         searched = bool(self.search.text().strip())
         found = {session.folder_id for session in sessions} if searched else None
         self.rows.take(sessions, moment, [each for each in folders if found is None or each.folder_id in found])
+        self.nothing.setText(self.tr("nothing found"))
         self.nothing.setVisible(not sessions and searched)
         if self._unnamed is not None and self.rows.index_of_folder(self._unnamed).isValid():
             folder, self._unnamed = self._unnamed, None
@@ -112,7 +114,8 @@ class SessionPanel(QWidget):
         """Shows the trash instead, until the sessions are wanted again."""
         self._trash = sessions
         self.question.clear()
-        self.nothing.hide()
+        self.nothing.setText(self.tr("nothing in the trash"))
+        self.nothing.setVisible(not sessions)
         self.rows.take_trash(sessions)
 
     def name_folder(self, folder_id: int) -> None:
