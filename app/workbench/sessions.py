@@ -109,7 +109,6 @@ class Sessions:
         await stored(self._store.set_current(session.id, session.tip))
         if before != session.tip and not session.overflowed(before):  # whoever comes back to that question sees why
             await self.drop_failed(session, before)
-        session.shorten()
         await self._load_path(session)
         await self.find_warm(session)
 
