@@ -120,7 +120,6 @@ class Sessions:
         await stored(self._store.set_current(session.id, session.tip))
         if before != session.tip and not session.overflowed(before):  # whoever comes back to that question sees why
             await self.drop_failed(session, before)
-        session.shorten()
         await self._load_path(session)
         await self.find_warm(session)
 
@@ -220,9 +219,9 @@ class Sessions:
         rows = await stored(self._store.sessions(query))
         shown_id = self.shown.id if self.shown else None
         return [
-            SessionSummary(row.id, row.title, row.updated, row.branches, row.pinned, row.is_sample)
+            SessionSummary(row.id, row.title, row.updated, row.branches, row.pinned, row.is_sample, row.folder_id, row.tags)
             for row in rows
-            if row.branches or row.id == shown_id or row.title != UNTITLED
+            if row.branches or row.id == shown_id or row.title != UNTITLED or row.folder_id is not None or row.tags
         ]
 
     async def rename(self, session_id: int, title: str) -> None:
