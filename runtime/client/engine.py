@@ -12,6 +12,7 @@ from typing import Any, Self, cast
 from runtime.adapters.uses import Adapters
 from runtime.client.adapters import AdapterCalls
 from runtime.client.arguments import plain_adapters, plain_ids, plain_messages
+from runtime.client.blocks import BlockCalls
 from runtime.client.branching import BranchingMembers
 from runtime.client.calls import Calls
 from runtime.client.link import EngineLink
@@ -31,7 +32,7 @@ from runtime.wire.arrays import unpack_pieces
 from runtime.wire.messages import Loaded
 
 
-class EngineClient(AdapterCalls, BranchingMembers, VectorCalls, PinCalls, OpensSessions, ResolvingMembers):
+class EngineClient(AdapterCalls, BlockCalls, BranchingMembers, VectorCalls, PinCalls, OpensSessions, ResolvingMembers):
     """A model in an engine process, made by `spawn`. Every member is described by `LanguageModel`.
 
     Once the process has ended, whoever waits and whoever asks gets `EngineDiedError`; `spawn` makes another one.

@@ -10,6 +10,7 @@ from typing import Self
 from runtime.info import CacheReport, Metrics
 from runtime.members.resolving import ResolvingMembers
 from runtime.model.adapters import AdapterMembers
+from runtime.model.blocks import BlockMembers
 from runtime.model.branching import BranchingMembers
 from runtime.model.pins import PinMembers
 from runtime.model.queries import QueryMembers
@@ -19,7 +20,16 @@ from runtime.resolution import AnswerEnds
 from runtime.session.opening import OpensSessions
 
 
-class LocalModel(QueryMembers, BranchingMembers, AdapterMembers, VectorMembers, PinMembers, OpensSessions, ResolvingMembers):
+class LocalModel(
+    BlockMembers,
+    QueryMembers,
+    BranchingMembers,
+    AdapterMembers,
+    VectorMembers,
+    PinMembers,
+    OpensSessions,
+    ResolvingMembers,
+):
     """A model loaded in this process, made by `load`. Every member is described by `LanguageModel`."""
 
     @property

@@ -36,6 +36,9 @@ class Counters:
     queries: int = 0
     queries_deduplicated: int = 0
     tokens_rescored: int = 0
+    tokens_restored: int = 0
+    blocks_saved: int = 0
+    block_bytes_saved: int = 0
     texts_embedded: int = 0
     tokens_drafted: int = 0
     tokens_accepted: int = 0

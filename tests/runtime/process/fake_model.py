@@ -44,6 +44,7 @@ from runtime.resolution import AnswerEnds
 from runtime.session.opening import OpensSessions
 from tests.runtime.process.fake_adapters import FakeAdapters
 from tests.runtime.process.fake_answers import CONTEXT, EOS, VOCAB, logprobs_of, run_of
+from tests.runtime.process.fake_blocks import FakeBlocks
 from tests.runtime.process.fake_branching import FakeBranching
 from tests.runtime.process.fake_commands import COMMANDS
 from tests.runtime.process.fake_pins import FakePins
@@ -70,7 +71,7 @@ def load(source: str, backend: str = "auto", **options: Any) -> FakeModel:
     return FakeModel(backend, options)
 
 
-class FakeModel(FakeAdapters, FakeBranching, FakePins, FakeVectors, OpensSessions, ResolvingMembers):
+class FakeModel(FakeAdapters, FakeBlocks, FakeBranching, FakePins, FakeVectors, OpensSessions, ResolvingMembers):
     """Satisfies `LanguageModel` in the engine process."""
 
     def __init__(self, backend: str, options: Mapping[str, Any], width: int = len(VOCAB)) -> None:
