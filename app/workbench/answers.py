@@ -18,7 +18,7 @@ from app.supervisor import Supervisor
 from app.workbench.answer import Answer, last_message, live_stats
 from app.workbench.ending import CUTS, Ending, stats_of
 from app.workbench.growing import EMPTY
-from app.workbench.making import made_with, refusal
+from app.workbench.making import made_with, plain_options, refusal
 from app.workbench.pick import began
 from app.workbench.prompt import check_tokens
 from app.workbench.recorder import Recorder, ended_by
@@ -212,7 +212,7 @@ class Answers:
             why = refusal(answer.session.tree.nodes[answer.repeats.of], model)  # another one may have come meanwhile
             if why:
                 raise InvalidRequestError(why)
-            answer.made_with = answer.repeats.made
+            answer.made_with = {**answer.repeats.made, "options": plain_options(answer.options)}
             return answer.options
         resolved = model.resolve_options(self._call, preset=answer.options)
         chosen = self._preset.seed is not None or self._call.get("seed") is not None
