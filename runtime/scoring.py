@@ -68,6 +68,32 @@ def normalised(
     return answer
 
 
+def normalisers(logits: Float32) -> tuple[Float32, Float32, npt.NDArray[np.bool_]]:
+    """What makes log-probabilities of raw logits, to the bit those of `normalised`: ``(raw - top) - log_total``.
+
+    Args:
+        logits: ``(n, vocab)``; only read.
+
+    Returns:
+        ``(n,)`` each: the largest entries, the logarithms of the sums over what lies below them, and which rows held numbers
+        only; the others' mean nothing.
+    """
+    n, vocab = logits.shape
+    tops, log_totals, finite = np.empty(n, np.float32), np.empty(n, np.float32), np.empty(n, np.bool_)
+    scratch: Float32 | None = None
+    with np.errstate(invalid="ignore"):
+        for block in _blocks(n, vocab):
+            raw = logits[block]
+            if scratch is None or len(scratch) != len(raw):
+                scratch = np.empty(raw.shape, np.float32)
+            top = raw.max(axis=-1)
+            np.exp(np.subtract(raw, top[:, None], out=scratch), out=scratch)
+            total = row_sums(scratch)
+            tops[block], log_totals[block] = top, np.log(total)
+            finite[block] = np.isfinite(total) & np.isfinite(raw.min(axis=-1))
+    return tops, log_totals, finite
+
+
 def summarise(logprobs: Float32, targets: Int32 | None, k: int, entropy: Float32 | None = None) -> Scores:
     """What the rows say of their next tokens.
 

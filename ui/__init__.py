@@ -8,6 +8,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from ui.drawing_port import Column, ColumnKind, Columns, ColumnsChanged, ColumnTokens, Drawing, DrawingUses
 from ui.made import Made, Setting
 from ui.port import (
     BackendChoice,
@@ -32,29 +33,47 @@ from ui.port import (
     TurnView,
     Workbench,
 )
+from ui.transfers import BranchDiff, DiffPart, DiffSide, ExportKind, ImportResult, OnTransfer
 
 if TYPE_CHECKING:
     from ui.recovery import RecoveryPage
+    from ui.sessions import SessionPanel
     from ui.theme import DARK, LIGHT, Palette, Scheme, Theme, apply_theme
+    from ui.transcript import Measure, TranscriptView
     from ui.window import MainWindow, WindowState
 
 __all__ = [
     "DARK",
     "LIGHT",
     "BackendChoice",
+    "BranchDiff",
     "BranchRow",
+    "Column",
+    "ColumnKind",
+    "ColumnTokens",
+    "Columns",
+    "ColumnsChanged",
     "Composition",
+    "DiffPart",
+    "DiffSide",
+    "Drawing",
+    "DrawingUses",
     "EngineState",
     "Event",
+    "ExportKind",
+    "ImportResult",
     "Made",
     "MainWindow",
+    "Measure",
     "ModelChoice",
+    "OnTransfer",
     "Palette",
     "RecoveryPage",
     "Refusal",
     "Scheme",
     "SessionChanged",
     "SessionCopied",
+    "SessionPanel",
     "SessionSummary",
     "SessionView",
     "SessionsChanged",
@@ -64,6 +83,7 @@ __all__ = [
     "Theme",
     "Tier",
     "TokensArrived",
+    "TranscriptView",
     "TurnChanged",
     "TurnStats",
     "TurnStatus",
@@ -75,7 +95,9 @@ __all__ = [
 
 _NAMES = {
     "ui.recovery": ("RecoveryPage",),
+    "ui.sessions": ("SessionPanel",),
     "ui.theme": ("DARK", "LIGHT", "Palette", "Scheme", "Theme", "apply_theme"),
+    "ui.transcript": ("Measure", "TranscriptView"),
     "ui.window": ("MainWindow", "WindowState"),
 }
 _HOMES = {name: module for module, names in _NAMES.items() for name in names}

@@ -60,6 +60,7 @@ class Answers:
         call: By the names of `GenerationOptions.from_mapping`; goes before the preset, which goes before the model's own.
         tell: Takes events for the window.
         on_progress: Called when counters changed.
+        keep: Called with an answer that has ended and is written.
     """
 
     def __init__(
@@ -70,6 +71,7 @@ class Answers:
         call: Mapping[str, Any],
         tell: Callable[[Event], None],
         on_progress: Callable[[], None],
+        keep: Callable[[Answer], None],
     ) -> None:
         self._store = store
         self._supervisor = supervisor
@@ -77,6 +79,7 @@ class Answers:
         self._call = call
         self._tell = tell
         self._progress = on_progress
+        self._keep = keep
         self.running: dict[int, Answer] = {}  # by session
         self._idle = asyncio.Event()
         self._idle.set()
@@ -102,6 +105,15 @@ class Answers:
         """Refuses where an answer is in work."""
         if session_id in self.running:
             raise Refusal(BUSY)
+
+    def options_of(self, node_id: int) -> GenerationOptions | None:
+        """How the answer is drawn that is being written into a node; None where none is."""
+        return next((answer.options for answer in self.running.values() if answer.node_id == node_id), None)
+
+    def options_for(self, model: LanguageModel) -> GenerationOptions:
+        """How this model's answers are drawn, with a seed of their own where nobody chose one."""
+        preset = replace(self._preset, seed=fresh_seed() if self._preset.seed is None else self._preset.seed)
+        return model.resolve_options(self._call, preset=preset).options
 
     async def ended(self) -> None:
         """Returns when no answer is in work."""
@@ -167,6 +179,7 @@ class Answers:
             await asyncio.wait([answer.task])
             self._judge(answer)
             await self._finish(answer)
+            self._keep(answer)
 
     # ---- the stream -------------------------------------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -35,6 +35,9 @@ class TextDecoder(Protocol):
 
     def flush(self) -> str:
         """What is left, malformed bytes as U+FFFD."""
+
+    def fork(self) -> Self:
+        """A second one at the same place."""
 
 
 class Stream:

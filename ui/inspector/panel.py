@@ -11,7 +11,7 @@ from PySide6.QtWidgets import QButtonGroup, QFrame, QHBoxLayout, QPushButton, QS
 from ui.inspector.cache import CacheTab
 from ui.inspector.path import PathTab
 from ui.inspector.token import TokenTab, Vocabulary
-from ui.inspector.why import WhyTab
+from ui.inspector.why_tab import WhyTab
 from ui.made import Made
 from ui.port import StatusView, TurnView
 from ui.shown import Spot
@@ -26,6 +26,7 @@ class Inspector(QWidget):
 
     alternative_chosen = Signal(int, int, int)  # node id, index, token id
     token_chosen = Signal(int, int)  # node id, index
+    columns_wanted = Signal(int, int, int, bool)  # node id, index, how many, whether by a beam search
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -34,6 +35,7 @@ class Inspector(QWidget):
         self.setFixedWidth(WIDTH)
         self.token, self.path, self.cache, self.why = TokenTab(), PathTab(), CacheTab(), WhyTab()
         self.token.alternative_chosen.connect(self.alternative_chosen)
+        self.token.columns_wanted.connect(self.columns_wanted)
         self.path.token_chosen.connect(self.token_chosen)
         self._stack = QStackedWidget()
         self._group = QButtonGroup(self)
@@ -47,10 +49,10 @@ class Inspector(QWidget):
         self._how_made: HowMade = lambda _node: None
         self._stack.currentChanged.connect(lambda _index: self._refresh_path())
 
-    def show_spot(self, spot: Spot | None, vocabulary: Vocabulary, *, can_choose: bool) -> None:
+    def show_spot(self, spot: Spot | None, vocabulary: Vocabulary, *, can_choose: bool, can_continue: bool = False) -> None:
         """Shows a token in the tabs Token and Why."""
-        self.token.show_spot(spot, vocabulary, can_choose=can_choose)
-        self.why.show_spot(spot)
+        self.token.show_spot(spot, vocabulary, can_choose=can_choose, can_continue=can_continue)
+        self.why.show_spot(spot, vocabulary)
 
     def show_path(self, turns: tuple[TurnView, ...], how_made: HowMade = lambda _node: None) -> None:
         """Shows the sums over a path, and how its last answer was made; added up only while they can be seen."""

@@ -172,6 +172,29 @@ def test_other_settings_over_the_head_say_what_the_whole_row_says_or_nothing(mod
     assert said >= 8
 
 
+def test_tokens_as_likely_as_the_last_stored_one_stand_behind_it() -> None:
+    # given a few likely tokens and thousands that are all as likely as the last of the 64 that are stored
+    row = np.full(3000, 0.09 / 2990)
+    row[1000:1010] = 0.091
+    logprobs = np.log(row).astype(np.float32)
+    seed = next(s for s in range(200) if make_sampler(SamplingOptions(), s).draw(logprobs, 3)[1] > 0.97)
+    narrow = make_sampler(SamplingOptions(top_k=5), seed).trace(logprobs, 3)
+    order = np.lexsort((np.arange(3000), -logprobs))[:64]
+    record = replace(
+        TokenRun.unscored([narrow.token], [b"x"], ["x"], Origin.SAMPLED),
+        rank=np.ones(1, np.int32),
+        logprob=logprobs[[narrow.token]],
+        top_ids=order[None].astype(np.int32),
+        top_logprobs=logprobs[order][None],
+        stages=report(narrow),
+    ).record(0)
+    # when nothing is cut any more
+    found = replay_draw(record, SamplingOptions(temperature=2.0))
+    # then what is drawn lies beyond them, and none of them is taken for it
+    assert make_sampler(SamplingOptions(temperature=2.0), seed).draw(logprobs, 3)[0] not in order
+    assert found.token is None
+
+
 def test_an_edit_that_changes_nothing_changes_no_token(model: LocalModel) -> None:
     for record in told(model, SamplingOptions(temperature=0.6), n=30, seed=3):
         plain, edited = (replay_draw(record, SamplingOptions(presence_penalty=amount)).token for amount in (0.0, 0.001))
