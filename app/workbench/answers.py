@@ -110,10 +110,15 @@ class Answers:
         """How the answer is drawn that is being written into a node; None where none is."""
         return next((answer.options for answer in self.running.values() if answer.node_id == node_id), None)
 
-    def options_for(self, model: LanguageModel) -> GenerationOptions:
-        """How this model's answers are drawn, with a seed of their own where nobody chose one."""
-        preset = replace(self._preset, seed=fresh_seed() if self._preset.seed is None else self._preset.seed)
-        return model.resolve_options(self._call, preset=preset).options
+    def options_for(self, model: LanguageModel) -> tuple[GenerationOptions, Mapping[str, Any]]:
+        """How this model's answers are drawn, with a seed of their own where nobody chose one; and what is stored of that."""
+        chosen = self._preset.seed is not None or self._call.get("seed") is not None
+        resolved = model.resolve_options(self._call, preset=self._drawn_by())
+        return resolved.options, made_with(resolved, model, seed_was_chosen=chosen)
+
+    def _drawn_by(self) -> GenerationOptions:
+        preset = self._preset
+        return replace(preset, seed=fresh_seed() if preset.seed is None else preset.seed, stages=True)
 
     async def ended(self) -> None:
         """Returns when no answer is in work."""
@@ -164,10 +169,7 @@ class Answers:
         answer.node_id, answer.session.states[node_id] = node_id, TurnStatus.WAITING
         if self._supervisor.running is None:
             answer.session.notes[node_id] = STARTING
-        preset = self._preset
-        answer.options = replace(preset, seed=fresh_seed() if preset.seed is None else preset.seed, stages=True)
-        if answer.repeats is not None:
-            answer.options = answer.repeats.options
+        answer.options = self._drawn_by() if answer.repeats is None else answer.repeats.options
         self._tell(SessionChanged(answer.session.view()))
         answer.task = asyncio.create_task(self._stream(answer, prepare), name=f"answer {node_id}")
         if answer.stopping:
@@ -227,10 +229,8 @@ class Answers:
                 raise InvalidRequestError(why)
             answer.made_with = {**answer.repeats.made, "options": plain_options(answer.options)}
             return answer.options
-        resolved = model.resolve_options(self._call, preset=answer.options)
-        chosen = self._preset.seed is not None or self._call.get("seed") is not None
-        answer.made_with = made_with(resolved, model, seed_was_chosen=chosen)
-        return resolved.options
+        options, answer.made_with = self.options_for(model)
+        return options
 
     def _read_on(self, answer: Answer, before: int, progress: PromptProgress) -> None:
         """Counts what the prompt costs, on top of what was computed `before`; a long one says how far it is."""
@@ -301,7 +301,7 @@ class Answers:
         cut = CUTS.get(answer.finish, Finish.NONE)
         session.runs[node_id] = run = ended_by(run, cut)
         stats = stats_of(answer, run)
-        ending = Ending(node_id, answer.finish, cut, answer.incomplete, stats, content_of(run), answer.recorder)
+        ending = Ending(node_id, answer.finish, answer.incomplete, stats, content_of(run), answer.recorder, cut)
         session.states.pop(node_id, None)
         if answer.first_token is not None:
             session.stats[node_id] = TurnStats(

@@ -15,12 +15,13 @@ from app.supervisor import Supervisor
 from app.workbench.answer import Answer
 from app.workbench.answers import LONG_PROMPT, STARTING, Answers
 from app.workbench.copying import Copies
-from app.workbench.ending import Ending, stats_of
+from app.workbench.ending import CUTS, Ending, stats_of
 from app.workbench.fan import Endings, Fan
 from app.workbench.growing import EMPTY
+from app.workbench.making import plain_options
 from app.workbench.points import point
 from app.workbench.prompt import check_tokens
-from app.workbench.recorder import Recorder
+from app.workbench.recorder import Recorder, ended_by
 from app.workbench.scoring import score_prompt
 from app.workbench.session import content_of
 from app.workbench.sessions import Sessions
@@ -30,6 +31,7 @@ from runtime import (
     BeamStep,
     ContextOverflowError,
     EngineDiedError,
+    Finish,
     GenerationOptions,
     LanguageModel,
     Origin,
@@ -138,13 +140,15 @@ class Fans:
 
     async def _draw(self, fan: Fan, claimed: Answer) -> None:
         model, prompt = await self._prompt(fan, claimed)
-        options = self._answers.options_for(model)
+        options, made = self._answers.options_for(model)
         options = replace(options, max_tokens=min(options.max_tokens or DRAWN_TOKENS, DRAWN_TOKENS))
         if options.sampling.temperature == 0.0:
             raise Refusal("the temperature is 0: all would say the same. Ask for beams, or give it some warmth")
         if options.grammar is not None:
             options = replace(options, grammar_prefix=said(fan))
         strands = [await self._strand(fan, model, replace(options, branch=k)) for k in range(fan.wanted)]
+        for strand in strands:
+            strand.prompt, strand.made_with = len(prompt), {**made, "options": plain_options(strand.options)}
         self._show(fan)
         read_on = partial(self._read_on, fan, fan.computed)
         async with aclosing(model.continue_many_runs(prompt, fan.wanted, options, on_progress=read_on)) as runs:
@@ -239,14 +243,15 @@ class Fans:
         if strand.node_id not in fan.ended:
             strand.finish = finish
         strand.reused, strand.computed = fan.reused, fan.computed
-        run = fan.session.runs.get(strand.node_id, EMPTY)
+        cut = CUTS.get(strand.finish, Finish.NONE)
+        run = fan.session.runs[strand.node_id] = ended_by(fan.session.runs.get(strand.node_id, EMPTY), cut)
         stats = stats_of(strand, run)
         if fan.scores:
             place = fan.strands.index(strand)
             stats |= {"beams": fan.wanted, "score": fan.scores[place]}
         else:
             stats["branch"] = strand.options.branch
-        return Ending(strand.node_id, strand.finish, strand.incomplete, stats, content_of(run), strand.recorder)
+        return Ending(strand.node_id, strand.finish, strand.incomplete, stats, content_of(run), strand.recorder, cut)
 
     async def _drop_silent(self, fan: Fan) -> None:
         """Takes away strands that ended before they said anything."""

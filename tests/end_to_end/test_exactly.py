@@ -29,6 +29,7 @@ async def once_more(window: MainWindow, old: TurnView) -> TurnView:
     return new
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["hf", "mlx"])
 def test_regenerate_exactly_before_and_after_a_restart(open_app: OpenApp, backend: str) -> None:
     answers: list[TurnView] = []
