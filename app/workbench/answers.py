@@ -18,7 +18,7 @@ from app.supervisor import Supervisor
 from app.workbench.answer import Answer, last_message, live_stats
 from app.workbench.ending import CUTS, Ending, stats_of
 from app.workbench.growing import EMPTY
-from app.workbench.making import made_with, refusal, stack_made_with
+from app.workbench.making import made_with, plain_options, refusal, stack_made_with
 from app.workbench.pick import began, leading_template
 from app.workbench.prompt import check_tokens
 from app.workbench.recorder import Recorder, ended_by
@@ -241,7 +241,7 @@ class Answers:
             why = refusal(answer.session.tree.nodes[answer.repeats.of], speaker)  # another one may have come meanwhile
             if why:
                 raise InvalidRequestError(why)
-            answer.made_with = answer.repeats.made
+            answer.made_with = {**answer.repeats.made, "options": plain_options(answer.options)}
             return answer.options
         layer = asked.session if speaker.adapters is None else {**asked.session, "adapters": speaker.adapters}
         resolved = speaker.model.resolve_options(self._call, session=layer, preset=answer.options)
@@ -318,7 +318,7 @@ class Answers:
         cut = CUTS.get(answer.finish, Finish.NONE)
         session.runs[node_id] = run = ended_by(run, cut)
         stats = stats_of(answer, run)
-        ending = Ending(node_id, answer.finish, cut, answer.incomplete, stats, content_of(run), answer.recorder)
+        ending = Ending(node_id, answer.finish, answer.incomplete, stats, content_of(run), answer.recorder, cut)
         session.states.pop(node_id, None)
         if answer.first_token is not None:
             session.stats[node_id] = TurnStats(
