@@ -253,7 +253,7 @@ class Fans:
         if fan.scores:
             place = fan.strands.index(strand)
             stats |= {"beams": fan.wanted, "score": fan.scores[place]}
-        return Ending(strand.node_id, strand.finish, cut, strand.incomplete, stats, content_of(run), strand.recorder)
+        return Ending(strand.node_id, strand.finish, strand.incomplete, stats, content_of(run), strand.recorder, cut)
 
     async def _drop_silent(self, fan: Fan) -> None:
         """Takes away strands that ended before they said anything."""
