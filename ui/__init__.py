@@ -49,6 +49,7 @@ from ui.port_setup import (
     TextFile,
     ToolCard,
 )
+from ui.port_shelf import FolderView, ShelfCommands, TrashedSession
 from ui.transfers import BranchDiff, DiffPart, DiffSide, ExportKind, ImportResult, OnTransfer
 
 if TYPE_CHECKING:
@@ -83,6 +84,7 @@ __all__ = [
     "EngineState",
     "Event",
     "ExportKind",
+    "FolderView",
     "FormatKind",
     "Guess",
     "ImportResult",
@@ -109,6 +111,7 @@ __all__ = [
     "SettingsCommands",
     "SettingsView",
     "SetupCommands",
+    "ShelfCommands",
     "StatusChanged",
     "StatusView",
     "TextFile",
@@ -117,6 +120,7 @@ __all__ = [
     "TokensArrived",
     "ToolCard",
     "TranscriptView",
+    "TrashedSession",
     "TurnChanged",
     "TurnStats",
     "TurnStatus",

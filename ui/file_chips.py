@@ -58,6 +58,7 @@ class FileChip(QFrame):
         super().__init__()
         self.file = file
         self.setProperty("kind", "card")
+        self.setMinimumHeight(30)
         name = one_line(file.name)
         line = QHBoxLayout(self)
         line.setContentsMargins(10, 3, 4, 3)

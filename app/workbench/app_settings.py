@@ -84,7 +84,7 @@ class SettingsKeeper:
             self._presets.check(str(value))
         if name == "kv_cache_bytes":
             await self._set_budget(value)
-        values = replace(self.values, **{name: value})
+        values = replace(self.values, **{name: value})  # type: ignore[arg-type]  # a field by name, checked above
         await stored(self._store.set_setting(SETTING, asdict(values)))
         self.values, self._notes = values, []
         self._pass_on()
