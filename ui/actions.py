@@ -77,7 +77,18 @@ class Actions(QObject):
         """The menus, in their order; the caller puts them into a menu bar or a popup."""
         branching = (*self.ways.values(), self.beams, None, self.prune, self.previous, self.next)
         return [
-            self._menu(self.tr("File"), self.new_session, self.rename, self.pin, self.trash, None, self.settings, None, self.close, self.quit),
+            self._menu(
+                self.tr("File"),
+                self.new_session,
+                self.rename,
+                self.pin,
+                self.trash,
+                None,
+                self.settings,
+                None,
+                self.close,
+                self.quit,
+            ),
             self._menu(self.tr("Edit"), self.undo, self.copy, None, *self._finding()),
             self._view_menu(),
             self._session_menu(*branching),

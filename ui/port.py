@@ -325,7 +325,7 @@ class Workbench(SetupCommands, SettingsCommands, ShelfCommands, TransferUseCases
         """Loads the model with all the context it has, from the next request on."""
 
     async def leave_out(self, session_id: int, text: str) -> int:
-        """Makes room for a message: goes on with the latest turns alone, beside the whole conversation; how many it left out."""
+        """Makes room for a message: the latest turns alone go on, beside the whole conversation; how many are left out."""
 
     async def models(self) -> Sequence[ModelChoice]:
         """What is on the shelf."""

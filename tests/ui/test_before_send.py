@@ -132,7 +132,7 @@ def test_a_file_goes_with_the_message_or_is_pinned(in_window: Play, bench: FakeW
         window.desk.open(TRIP)
         await until(lambda: composer.chips.files == (boat,))
         QTest.mouseClick(composer.chips.chips[0].remove, LEFT)
-        assert composer.chips.files == ()
+        assert not composer.chips.files
 
     in_window(scene)
 

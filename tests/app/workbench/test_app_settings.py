@@ -20,7 +20,7 @@ def test_they_are_stored_and_given_to_the_next_engine(play: Play) -> None:
     given: list[dict[str, object]] = []
 
     class Asked(Engine):
-        async def __call__(self, source: str, backend: str, **options: object):  # type: ignore[no-untyped-def]  # noqa: ANN204  # as its parent
+        async def __call__(self, source: str, backend: str, **options: object):  # type: ignore[no-untyped-def]  # as its parent
             given.append({"backend": backend, **options})
             return await super().__call__(source, backend)
 
@@ -74,7 +74,12 @@ def test_a_value_that_cannot_be_is_refused_and_nothing_changes(play: Play, name:
 
 @pytest.mark.parametrize(
     "hostile",
-    ["x", 7, [], {"scheme": {"a": 1}, "threads": "2", "text_percent": -5, "kv_cache_bytes": 1e400, "dtype": None, "backend": 3}],
+    [
+        "x",
+        7,
+        [],
+        {"scheme": {"a": 1}, "threads": "2", "text_percent": -5, "kv_cache_bytes": 1e400, "dtype": None, "backend": 3},
+    ],
 )
 def test_hostile_stored_settings_fall_back_with_a_note(hostile: object) -> None:
     values, notes = read_settings(hostile)
