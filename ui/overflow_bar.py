@@ -7,7 +7,7 @@ from PySide6.QtWidgets import QFrame, QVBoxLayout, QWidget
 
 from ui.numbers import count
 from ui.port import Composition
-from ui.setup.parts import button, row, words
+from ui.parts import button, row, words
 from ui.widgets import IconButton
 
 

@@ -8,7 +8,7 @@ from PySide6.QtWidgets import QFrame, QLineEdit, QSizePolicy, QVBoxLayout, QWidg
 
 from ui.port import TurnView
 from ui.port_setup import ToolCard
-from ui.setup.parts import button
+from ui.parts import button
 from ui.theme.fonts import interface_font, mono_font
 from ui.transcript.visible import one_line
 from ui.widgets import ElidedLabel, Label

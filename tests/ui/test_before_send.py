@@ -124,6 +124,13 @@ def test_a_file_goes_with_the_message_or_is_pinned(in_window: Play, bench: FakeW
         QTest.mouseClick(composer.chips.chips[0].pin, LEFT)
         await until(lambda: bench.asked("pin_files") == [(TRIP, (boat,))])
         await until(lambda: composer.chips.files == ())
+        # where it can be taken away again
+        QTest.mouseClick(composer.setup_button, LEFT)
+        pinned = window.popover.sampling.pinned
+        await until(lambda: pinned.files == (boat,))
+        QTest.mouseClick(pinned.chips[0].remove, LEFT)
+        await until(lambda: bench.asked("pin_files")[-1] == (TRIP, ()))
+        window.popover.close_again()
         # a file stays with its session
         await choose("日本.txt")
         await until(lambda: len(composer.chips.chips) == 1)

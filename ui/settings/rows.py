@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QGridLayout, QSpinBox, QWidget
 
-from ui.setup.parts import LINE_PX, Combo, words
+from ui.parts import LINE_PX, Combo, words
 from ui.theme.fonts import interface_font
 from ui.transcript.visible import one_line
 from ui.widgets import Label

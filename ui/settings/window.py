@@ -13,7 +13,7 @@ from ui.legend import name_of
 from ui.port import Workbench
 from ui.port_settings import SettingsView
 from ui.settings.rows import Rows
-from ui.setup.parts import Page, button, row, words
+from ui.parts import Page, button, row, words
 from ui.status import size
 from ui.theme.fonts import interface_font
 from ui.transcript.measure import Measure

@@ -181,6 +181,7 @@ class SetupPopover(QFrame):
         self.model.stack_wanted.connect(lambda stack: change(lambda w, s: w.set_adapters(s, stack)))
         self.model.guess_wanted.connect(lambda guess: change(lambda w, s: w.set_guess(s, guess)))
         self.sampling.system_wanted.connect(lambda text: change(lambda w, s: w.set_system(s, text)))
+        self.sampling.files_wanted.connect(lambda files: change(lambda w, s: w.pin_files(s, files)))
         self.sampling.option_wanted.connect(lambda name, value: change(lambda w, s: w.set_option(s, name, value)))
         self.sampling.preset_wanted.connect(lambda name: change(lambda w, s: w.choose_preset(s, name)))
         self.sampling.save_wanted.connect(lambda name: change(lambda w, s: w.save_preset(s, name)))
