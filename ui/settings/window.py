@@ -10,10 +10,10 @@ from PySide6.QtWidgets import QButtonGroup, QFrame, QHBoxLayout, QPushButton, QS
 
 from ui.desk import Desk
 from ui.legend import name_of
+from ui.parts import Page, button, row, words
 from ui.port import Workbench
 from ui.port_settings import SettingsView
 from ui.settings.rows import Rows
-from ui.parts import Page, button, row, words
 from ui.status import size
 from ui.theme.fonts import interface_font
 from ui.transcript.measure import Measure

@@ -132,7 +132,9 @@ def test_an_answer_that_reaches_the_limit_ends_there_and_is_kept(play: Play) -> 
     async def scene(s: Scene) -> None:
         session_id = await s.new()
         await s.workbench.set_option(session_id, "max_tokens", 500)
-        await s.workbench.set_format(session_id, AnswerFormat(FormatKind.REGEX, "[a-z]{400}"))  # so that it does not end by itself
+        await s.workbench.set_format(
+            session_id, AnswerFormat(FormatKind.REGEX, "[a-z]{400}")
+        )  # so that it does not end by itself
         await s.workbench.send(session_id, "hi")
         turn = await s.last(session_id)
         assert turn.note == "the context is full"
