@@ -75,7 +75,12 @@ def test_many_draws_follow_the_distribution(model: LocalModel, settings: dict[st
 @pytest.mark.parametrize("settings", [*SETTINGS, {"repetition_penalty": 1.3, "dry_multiplier": 0.8}], ids=str)
 def test_why_replays_the_original_draw(model: LocalModel, settings: dict[str, Any]) -> None:
     options = GenerationOptions(
-        max_tokens=25, sampling=SamplingOptions(**{"temperature": 0.5} | settings), seed=9, ignore_eos=True, resolve=False, stages=True
+        max_tokens=25,
+        sampling=SamplingOptions(**{"temperature": 0.5} | settings),
+        seed=9,
+        ignore_eos=True,
+        resolve=False,
+        stages=True,
     )
     records: list[TokenRecord] = list(model.generate_sync(PROMPT, options))
     told = [replay_draw(record).token for record in records]
