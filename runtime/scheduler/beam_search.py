@@ -16,9 +16,9 @@ import numpy.typing as npt
 
 from runtime.beams import BeamOptions, BeamStep
 from runtime.errors import GrammarError
+from runtime.ranking import likeliest
 from runtime.records import Finish, Float32, Scores
 from runtime.scheduler.beam_rules import BeamRules, Standing
-from runtime.ranking import likeliest
 from runtime.scoring import summarise
 
 Float64 = npt.NDArray[np.float64]
