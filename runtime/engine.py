@@ -102,6 +102,7 @@ class Engine:
             self._ready.set_exception(typed(error))
             return
         self._phase = "idle"
+        scheduler.blocks.wake = self.nudge
         self._ready.set_result((backend, scheduler))
         try:
             while self._collect(scheduler):

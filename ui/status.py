@@ -6,6 +6,7 @@ from PySide6.QtCore import Qt
 from PySide6.QtGui import QColor, QPainter, QPaintEvent, QPen, QResizeEvent
 from PySide6.QtWidgets import QHBoxLayout, QWidget
 
+from ui.legend import Legend
 from ui.numbers import rate
 from ui.port import EngineState, StatusView, Tier
 from ui.theme.fonts import interface_font
@@ -29,6 +30,7 @@ class StatusBar(QWidget):
         self._dot = EngineDot()
         self.engine = ElidedLabel("", "soft", font)
         self.facts = [Label("", "soft", font) for _ in range(5)]
+        self.legend = Legend()
         row = QHBoxLayout(self)
         row.setContentsMargins(MARGIN, 0, MARGIN, 0)
         row.setSpacing(0)
@@ -39,6 +41,7 @@ class StatusBar(QWidget):
             fact.setIndent(GAP)
             row.addWidget(fact)
         row.addStretch(1)
+        row.addWidget(self.legend)
 
     def show_status(self, status: StatusView) -> None:
         """Shows these numbers."""
@@ -49,6 +52,11 @@ class StatusBar(QWidget):
             label.setText(words)
         self._fit()
 
+    def show_legend(self, show: bool) -> None:  # a state, not an option
+        """With the colours of tokens, or without, where nothing is coloured."""
+        self.legend.setVisible(show)
+        self._fit()
+
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)
         self._fit()
@@ -56,6 +64,7 @@ class StatusBar(QWidget):
     def _fit(self) -> None:
         """Facts that find no room are left out, from the right; the engine's state never is."""
         room = self.width() - 2 * MARGIN - self._dot.width() - self.engine.sizeHint().width() - 6
+        room -= 0 if self.legend.isHidden() else self.legend.sizeHint().width() + GAP
         for label in self.facts:
             room -= label.sizeHint().width() if label.text() else 0
             label.setVisible(bool(label.text()) and room >= 0)

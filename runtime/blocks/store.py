@@ -43,6 +43,21 @@ class BlockStats:
     damaged: int  # blocks that failed their SHA-256 and were dropped, since it was opened
 
 
+class BlockCounts(Protocol):
+    """`BlockStats` by its shape: whoever keeps blocks does not know the runtime's classes."""
+
+    @property
+    def blocks(self) -> int: ...
+    @property
+    def bytes(self) -> int: ...
+    @property
+    def budget(self) -> int: ...
+    @property
+    def evicted(self) -> int: ...
+    @property
+    def damaged(self) -> int: ...
+
+
 class BlockStore(Protocol):
     """Keeps blocks. All members block and belong to one thread, the block thread of the engine process.
 
@@ -64,6 +79,7 @@ class BlockStore(Protocol):
 
         Evicts least recently used blocks without children first, to stay within the budget; what alone exceeds it is not
         kept. `superseded` are partial blocks that these replace: dropped unless another block or a pin hangs on them.
+        `pinned` adds all of `blocks` to the pin of the empty name. A block whose parent is not held is not kept.
 
         Returns:
             How many were written.
@@ -78,7 +94,7 @@ class BlockStore(Protocol):
     def copy_to(self, path: Path, keys: Sequence[bytes]) -> int:
         """Copies those of `keys` that are held into another block file at `path` (made when missing); how many."""
 
-    def stats(self) -> BlockStats:
+    def stats(self) -> BlockCounts:
         """Counts, without reading a block."""
 
     def close(self) -> None:

@@ -162,6 +162,16 @@ class Cache:
         if self.enabled and workspace.users == 1 and not workspace.recurrent and workspace.held > prefill.at:
             self._room.straighten(workspace, prefill.slot)
 
+    @property
+    def room(self) -> Room:
+        """The budget's book-keeping."""
+        return self._room
+
+    @property
+    def backend(self) -> Backend:
+        """Whose KV it is."""
+        return self._backend
+
     def make_room(self, size: int) -> bool:
         """Whether `size` more bytes are free for a moment; idle packs and old leaves give way."""
         return self._room.make(size)
@@ -292,6 +302,11 @@ class Cache:
             MemoryBudgetError: Running requests hold more.
         """
         self._room.set_budget(budget, enabled=self.enabled)
+
+    def going_on(self, job: Job, limit: int) -> int:
+        """Of the path's first `limit` tokens, after how many of those that are held one can go on."""
+        with self.trie.lookup(job.spans(job.ids[:limit])) as lease:
+            return lease.length
 
     def match(self, job: Job) -> int:
         """Tokens of the path whose KV is held, without touching anything."""

@@ -57,6 +57,7 @@ class Job:
     prompted: float = 0.0  # when its prompt was in place
     number: int = 0  # of the request, from 1; negative once it has ended
     before: tuple[tuple[int, Namespace], ...] = ()
+    looked: bool = False  # its path was looked for among the stored blocks
 
     def fail(self, error: BaseException) -> None:
         """Tells whoever waits."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from runtime.errors import NonFiniteLogitsError
+from runtime.ranking import Ranked
 from runtime.records import Float32
 from runtime.scoring import normalised, normalisers
 
@@ -21,11 +22,13 @@ class Distributions:
     finite: npt.NDArray[np.bool_]  # (n,) which rows held numbers only
     entropy: Float32 | None  # (n,) nats, where it was asked for
     shift: Float32  # (n,) normalisers: raw logits less log-probabilities
+    ranked: list[Ranked]  # n: the same rows, with what the draws learn of their order, for the records
 
     @classmethod
     def known(cls, last: Distribution) -> Distributions:
         """One row, that is remembered."""
-        return cls(last.logprobs()[None], np.ones(1, np.bool_), None, np.array([last.shift], np.float32))
+        logprobs = last.logprobs()
+        return cls(logprobs[None], np.ones(1, np.bool_), None, np.array([last.shift], np.float32), [Ranked(logprobs)])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -118,11 +121,13 @@ def normalise(logits: Float32, *, entropy: bool) -> Distributions:
     finite = np.empty(n, np.bool_)
     spread: Float32 | None = np.empty(n, np.float32) if entropy else None
     shift: Float32 = np.empty(n, np.float32)
-    logprobs = normalised(logits, entropy=spread, finite=finite, shift=shift)
+    mass = np.empty(n)
+    logprobs = normalised(logits, entropy=spread, finite=finite, shift=shift, mass=mass)
     if not finite.all():
         sound = normalise(np.where(finite[:, None], logits, np.float32(0)), entropy=entropy)
-        return Distributions(sound.logprobs, finite, sound.entropy, sound.shift)
-    return Distributions(logprobs, finite, spread, shift)
+        return replace(sound, finite=finite)
+    ranked = [Ranked(row, each) for row, each in zip(logprobs, mass.tolist(), strict=True)]
+    return Distributions(logprobs, finite, spread, shift, ranked)
 
 
 def non_finite(position: int) -> NonFiniteLogitsError:

@@ -54,6 +54,7 @@ class Room:
         self.pins = Pins(self.trie, self.vectors, budget, self.make)
         self.workspaces = Workspaces(backend, self)
         self.drafter: Drafter | None = None
+        self.afloat = 0  # bytes on their way to or from the block file
         self.pending = 0  # bytes that were copied for the trie and are not hung in yet
         self._told = 0  # of the freed bytes, those the backend has heard of
 
@@ -61,7 +62,8 @@ class Room:
     def bytes(self) -> int:
         """Bytes in use."""
         drafts = 0 if self.drafter is None else self.drafter.nbytes
-        return self.trie.bytes + self.workspaces.nbytes + self.vectors.bytes + self.pins.nbytes + self.pending + drafts
+        moving = self.pending + self.afloat
+        return self.trie.bytes + self.workspaces.nbytes + self.vectors.bytes + self.pins.nbytes + moving + drafts
 
     def make(self, size: int) -> bool:
         """Makes `size` more bytes free for something to keep: idle packs, old leaves and then old pins give way.

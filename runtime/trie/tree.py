@@ -91,6 +91,22 @@ class Trie(Shelf):
                 node = child
         return depth
 
+    def walk(self, spans: Sequence[Span]) -> list[tuple[Node, int]]:
+        """The edges of a path, each with how many of its tokens belong to it; touches and splits nothing."""
+        node, found = self.root, list[tuple[Node, int]]()
+        for namespace, ids in spans:
+            at = 0
+            while at < len(ids):
+                child = node.children.get((namespace, int(ids[at])))
+                if child is None:
+                    return found
+                same = shared(child.tokens, ids, at)
+                found.append((child, same))
+                node, at = child, at + same
+                if same < len(child.tokens):
+                    return found
+        return found
+
     def hold(self, spans: Sequence[Span]) -> Lease:
         """A lease on what is held of the path, up to the end of the edge that it leaves last; touches and splits nothing.
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from PySide6.QtCore import Qt
+from PySide6.QtGui import QAction
 from PySide6.QtGui import Qt as RichText
 from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QApplication, QDialog, QLabel, QMenu, QWidget
@@ -20,6 +21,16 @@ Play = Callable[[Scene], None]
 HOSTILE = "<img src='/etc/passwd'><b>bold</b> & \x1b[31m"
 
 
+def entries(menu: QMenu) -> Iterator[QAction]:
+    """What can be chosen in a menu and the menus in it."""
+    for action in menu.actions():
+        inner = action.menu()
+        if isinstance(inner, QMenu):
+            yield from entries(inner)
+        elif not action.isSeparator():
+            yield action
+
+
 def test_an_engine_is_chosen_from_the_menu(in_window: Play, bench: FakeWorkbench) -> None:
     async def scene(window: MainWindow) -> None:
         bench.engines = [
@@ -28,6 +39,7 @@ def test_an_engine_is_chosen_from_the_menu(in_window: Play, bench: FakeWorkbench
             BackendChoice("vllm", "not yet", False),
         ]
         QTest.mouseClick(window.parts.top.model, Qt.MouseButton.LeftButton)
+        QTest.mouseClick(window.popover.model.change_button, Qt.MouseButton.LeftButton)
         await until(lambda: QApplication.activePopupWidget() is not None)
         menu = QApplication.activePopupWidget()
         assert isinstance(menu, QMenu)
@@ -50,6 +62,7 @@ def test_an_engine_is_chosen_from_the_menu(in_window: Play, bench: FakeWorkbench
 def test_a_model_is_chosen_from_the_menu(in_window: Play, bench: FakeWorkbench) -> None:
     async def scene(window: MainWindow) -> None:
         QTest.mouseClick(window.parts.top.model, Qt.MouseButton.LeftButton)
+        QTest.mouseClick(window.popover.model.change_button, Qt.MouseButton.LeftButton)
         await until(lambda: isinstance(QApplication.activePopupWidget(), QMenu))
         menu = QApplication.activePopupWidget()
         assert isinstance(menu, QMenu)
@@ -64,8 +77,9 @@ def test_a_model_is_chosen_from_the_menu(in_window: Play, bench: FakeWorkbench) 
 
 def test_every_action_has_a_place_and_no_two_share_a_shortcut(in_window: Play) -> None:
     async def scene(window: MainWindow) -> None:
-        listed = {action for menu in window.acts.menus() for action in menu.actions() if not action.isSeparator()}
+        listed = {action for menu in window.acts.menus() for action in entries(menu)}
         made = {value for value in vars(window.acts).values() if type(value).__name__ == "QAction"}
+        made |= set(window.acts.colours.values())
         assert made == listed
         keys = [action.shortcut().toString() for action in made if not action.shortcut().isEmpty()]
         assert len(keys) == len(set(keys))

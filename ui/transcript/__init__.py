@@ -1,6 +1,7 @@
 """The conversation, as text and as tokens."""
 
+from ui.transcript.measure import SCALES, Measure
 from ui.transcript.strip import EntropyStrip
 from ui.transcript.view import Mode, TranscriptView
 
-__all__ = ["EntropyStrip", "Mode", "TranscriptView"]
+__all__ = ["SCALES", "EntropyStrip", "Measure", "Mode", "TranscriptView"]

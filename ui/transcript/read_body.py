@@ -133,6 +133,22 @@ class ReadBody:
         share = max(position, 0) / max(document.characterCount() - 1, 1)
         return self._source.token_of(stretch.start + share * (stretch.stop - stretch.start))
 
+    def nearest(self, token: int, words: str) -> tuple[ReadPlace, ReadPlace] | None:
+        """Where words stand in the typeset text, as near to a token as may be; None where markup stands between them."""
+        self._read()
+        if not self._laid:
+            return None
+        at = self._source.character_of(token)
+        number = max(bisect_right([s.start for s in self._source.stretches], at) - 1, 0)
+        document, stretch = self._document(number), self._source.stretches[number]
+        wanted = (at - stretch.start) / max(stretch.stop - stretch.start, 1) * document.characterCount()
+        cursor, best = document.find(words, 0), None
+        while not cursor.isNull():
+            if best is None or abs(cursor.selectionStart() - wanted) < abs(best[0] - wanted):
+                best = cursor.selectionStart(), cursor.selectionEnd()
+            cursor = document.find(words, cursor)
+        return None if best is None else (ReadPlace(number, best[0]), ReadPlace(number, best[1]))
+
     def place_at(self, x: float, y: float) -> ReadPlace:
         """The place between characters nearest to a point."""
         if not self._laid:

@@ -11,6 +11,7 @@ from PySide6.QtWidgets import QApplication, QWidget
 
 from ui.links import safe_url
 from ui.transcript.faces import Faces
+from ui.transcript.find import Match
 from ui.transcript.ink import Ink
 from ui.transcript.meta import Action
 from ui.transcript.page import Box, Page
@@ -82,6 +83,16 @@ class ReadPane(Pane[ReadBody]):
         boxes = self._page.boxes
         if boxes:
             self._select(_Spot(0, ReadPlace(0, 0)), _Spot(len(boxes) - 1, boxes[-1].body.end()))
+
+    def show_match(self, match: Match | None) -> None:
+        """Selects words that were found, as far as they are typeset as they were written, and scrolls to them."""
+        if match is None:
+            self._select(None, None)
+            return
+        self.go_to(match.turn, match.first.token)
+        found = self._page.boxes[match.turn].body.nearest(match.first.token, match.words)
+        first, last = (None, None) if found is None else (_Spot(match.turn, found[0]), _Spot(match.turn, found[1]))
+        self._select(first, last)
 
     def _select(self, anchor: _Spot | None, head: _Spot | None) -> None:
         self._anchor_spot, self._head_spot = anchor, head

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Generic
 
@@ -32,6 +32,7 @@ class Anchor:
 class Scroller(QAbstractScrollArea, Generic[BodyT]):
     """A scrolled page that is laid out in slices. What stands at the top, or the end in sight, stays while heights change."""
 
+    beginning_near = Signal()  # less than two screens above what is in sight
     column_changed = Signal(int, int)  # left edge and width of the text column, in this widget's pixels
 
     def __init__(self, page: Page[BodyT], parent: QWidget | None = None) -> None:
@@ -41,9 +42,13 @@ class Scroller(QAbstractScrollArea, Generic[BodyT]):
         self._retired = False
         self._waiting: Sequence[Turn] | None = None  # the path that came while retired
         self._stale: set[int] = set()  # boxes that changed while retired
+        self._due: tuple[Anchor, int] | None = (
+            None  # while slices come: what is to stand at the top, and the bar's value so far
+        )
         self._slices = QTimer(self)
         self._slices.setInterval(0)
         self._slices.timeout.connect(self._slice)
+        self.verticalScrollBar().valueChanged.connect(self._look_up)
         self.setFrameShape(QFrame.Shape.NoFrame)
         self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         self.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
@@ -66,6 +71,10 @@ class Scroller(QAbstractScrollArea, Generic[BodyT]):
     def column(self) -> tuple[int, int]:
         """Left edge and width of the text, in this widget's pixels."""
         return self._left, int(self._page.width)
+
+    def _look_up(self, value: int) -> None:
+        if not self._retired and value < 2 * self.viewport().height():
+            self.beginning_near.emit()
 
     def scroll_to_end(self) -> None:
         """Shows the end, and stays there."""
@@ -91,6 +100,10 @@ class Scroller(QAbstractScrollArea, Generic[BodyT]):
             self._stale = set()
             return
         anchor = self.anchor()
+        if self._page.boxes:  # more of the beginning came: what is in sight stands further down
+            first = self._page.boxes[0].turn
+            before = next((place for place, turn in enumerate(turns) if turn is first), 0)
+            anchor = replace(anchor, turn=anchor.turn + before)
         self._page.set_turns(turns)
         for index in changed:
             self._page.refresh(self._page.boxes[index])
@@ -138,10 +151,12 @@ class Scroller(QAbstractScrollArea, Generic[BodyT]):
         self._stale.clear()
 
     def anchor(self) -> Anchor:
-        """What stands at the top now."""
+        """What stands at the top now; what will, while layout is still on its way there."""
         if not self._page.boxes:
             return Anchor(0, 0, 0, at_end=True)
         value = self.verticalScrollBar().value()
+        if self._due is not None and self._due[1] == value:  # nobody scrolled meanwhile
+            return self._due[0]
         index = self._page.index_at(value)
         box = self._page.boxes[index]
         token = box.body.first_token(value - box.top)
@@ -164,6 +179,15 @@ class Scroller(QAbstractScrollArea, Generic[BodyT]):
             bar.setValue(top - room)
         elif bottom + room > bar.value() + height:
             bar.setValue(bottom + room - height)
+
+    def go_to(self, turn: int, token: int) -> None:
+        """Has a token's line in sight, a third down the viewport unless it is in sight already; also while layout goes on."""
+        if turn >= len(self._page.boxes) or self._retired:
+            return
+        box, value, height = self._page.boxes[turn], self.verticalScrollBar().value(), self.viewport().height()
+        top = box.top + box.body.top_of(token) - value
+        if not (box.body.done and self._page.faces.pitch <= top <= height - 2 * self._page.faces.pitch):
+            self._lay_out(Anchor(turn, token, height // 3, at_end=False))
 
     # ---- layout ---------------------------------------------------------------------------------------------------
 
@@ -189,20 +213,22 @@ class Scroller(QAbstractScrollArea, Generic[BodyT]):
     def _lay_out(self, anchor: Anchor) -> None:
         if self._retired:
             return
-        around = self._page.height if anchor.at_end else float(self.verticalScrollBar().value())
-        done = self._page.prepare(around, _AT_ONCE_SECONDS)
-        self.restore(anchor)
-        if not done:
+        if not self._prepare(anchor, _AT_ONCE_SECONDS):
             self._slices.start()
-        self.viewport().update()
 
     def _slice(self) -> None:
-        anchor = self.anchor()
-        around = self.verticalScrollBar().value() + self.viewport().height() / 2
-        if self._page.prepare(around, _SLICE_SECONDS):
+        if self._prepare(self.anchor(), _SLICE_SECONDS):
             self._slices.stop()
+
+    def _prepare(self, anchor: Anchor, seconds: float) -> bool:
+        """Lays out what is around a place, and shows that place; whether everything is laid out."""
+        boxes = self._page.boxes
+        around = boxes[anchor.turn].top if anchor.turn < len(boxes) and not anchor.at_end else self._page.height
+        done = self._page.prepare(around, seconds)
         self.restore(anchor)
+        self._due = None if done else (anchor, self.verticalScrollBar().value())
         self.viewport().update()
+        return done
 
     def _after_growth(self, index: int, box: Box[BodyT], *, stick: bool, before: int, row: int | None) -> None:
         if box.height != before or index == len(self._page.boxes) - 1:

@@ -11,8 +11,9 @@ import numpy.typing as npt
 
 from runtime import Finish, Origin, TokenRecord, TokenRun
 from ui.theme.palette import SURPRISE_STEPS_BITS
+from ui.transcript.measure import Measure, steps
 
-STEP = 0b0000_0111  # place on the surprise ramp
+STEP = 0b0000_0111  # place on the colour ramp
 RARE = 0b0000_1000  # rank above 10
 GENERATED = 0b0001_0000
 TEMPLATE = 0b0100_0000  # the two highest bits say what is left out: `max` over many marks finds them
@@ -25,13 +26,13 @@ _BY_ORIGIN[[int(Origin.SAMPLED), int(Origin.PICKED), int(Origin.GRAMMAR)]] = GEN
 _BY_ORIGIN[int(Origin.TEMPLATE)] = TEMPLATE
 _RARE_RANK = 10
 _LN2 = math.log(2)
-_STEPS = np.array(SURPRISE_STEPS_BITS)
 
 
 class Tokens:
     """A run that grows. `texts` and `marks` are flat; the numbers stay in the runs they came in."""
 
-    def __init__(self, run: TokenRun) -> None:
+    def __init__(self, run: TokenRun, measure: Measure = Measure.SURPRISAL) -> None:
+        self._measure = measure
         self.texts: list[str] = []
         self.marks = bytearray()  # one byte a token: step and flags
         self._blocks: list[TokenRun] = []
@@ -49,7 +50,7 @@ class Tokens:
         self._blocks.append(run)
         self._starts.append(len(self.texts))
         self.texts.extend(_shown_texts(run))
-        self.marks.extend(_marks(run))
+        self.marks.extend(_marks(run, self._measure))
         if len(self.texts) - self._starts[self._sealed] >= _SEAL:
             self._blocks[self._sealed :] = [TokenRun.concat(self._blocks[self._sealed :])]
             del self._starts[self._sealed + 1 :]
@@ -67,9 +68,14 @@ class Tokens:
         if self.texts != list(_shown_texts(run[:held])):
             return False
         self._blocks, self._starts, self._sealed = [run], [0], 1
-        self.marks[:] = _marks(run)
+        self.marks[:] = _marks(run, self._measure)
         self.texts.extend(_shown_texts(run[held:]))
         return True
+
+    def colour_by(self, measure: Measure) -> None:
+        """Colours by another number."""
+        self._measure = measure
+        self.marks[:] = b"".join(_marks(block, measure) for block in self._blocks)
 
     def record(self, index: int) -> TokenRecord:
         """Token `index` with its numbers."""
@@ -109,13 +115,11 @@ def _shown_texts(run: TokenRun) -> Sequence[str]:
     )
 
 
-def _marks(run: TokenRun) -> bytes:
-    if len(run) <= _FEW:
+def _marks(run: TokenRun, measure: Measure) -> bytes:
+    if len(run) <= _FEW and measure is Measure.SURPRISAL:
         return _few_marks(run)
-    scored = run.rank > 0
-    bits = np.where(scored, run.logprob.astype(np.float64) / -_LN2, 0.0)
-    marks = np.searchsorted(_STEPS, bits, side="right").astype(np.uint8)
-    marks[scored & (run.rank > _RARE_RANK)] |= RARE
+    marks = steps(run, measure)
+    marks[run.rank > _RARE_RANK] |= RARE
     marks[run.finish == int(Finish.EOS)] |= END
     marks |= _BY_ORIGIN[run.origin]
     return marks.tobytes()

@@ -9,9 +9,10 @@ import numpy as np
 from runtime import Origin, TokenRun
 from ui.port import TurnStatus, TurnView
 from ui.transcript.compose import is_hidden
+from ui.transcript.measure import Measure
 from ui.transcript.tokens import Tokens
 
-ROLES = {"user": "you", "assistant": "model", "system": "system"}
+ROLES = {"user": "you", "assistant": "model", "system": "system", "tool": "tool"}
 
 
 def has_own_words(run: TokenRun) -> bool:
@@ -22,9 +23,10 @@ def has_own_words(run: TokenRun) -> bool:
 class Turn:
     """A turn whose tokens grow. Appends aside, `version` counts changes of the tokens, `revision` those of their numbers."""
 
-    def __init__(self, view: TurnView) -> None:
+    def __init__(self, view: TurnView, measure: Measure = Measure.SURPRISAL) -> None:
         self.view = view
-        self.tokens = Tokens(view.run)
+        self._measure = measure
+        self.tokens = Tokens(view.run, measure)
         self.version = 0
         self.revision = 0
 
@@ -82,9 +84,14 @@ class Turn:
         self.revision += 1
         if self.tokens.take_numbers(view.run):
             return True
-        self.tokens = Tokens(view.run)
+        self.tokens = Tokens(view.run, self._measure)
         self.version += 1
         return False
+
+    def colour_by(self, measure: Measure) -> None:
+        """Its tokens show another number as their colour."""
+        self._measure = measure
+        self.tokens.colour_by(measure)
 
 
 def is_same(turn: Turn, new: TurnView) -> bool:

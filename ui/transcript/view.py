@@ -13,7 +13,10 @@ from ui.port import SessionView, TurnView
 from ui.theme.palette import LIGHT, Palette
 from ui.transcript.card import Card, CardContent, card_content
 from ui.transcript.faces import Faces
+from ui.transcript.find import Finder, Match
+from ui.transcript.ghost import ghost_of
 from ui.transcript.ink import Ink
+from ui.transcript.measure import Measure
 from ui.transcript.read_pane import ReadPane
 from ui.transcript.strip import EntropyStrip
 from ui.transcript.tokens_pane import TokensPane
@@ -41,12 +44,19 @@ class TranscriptView(QWidget):
     token_clicked = Signal(int, int)
     token_pinned = Signal(object)  # (node_id, index) or None
     alternative_chosen = Signal(int, int, int)  # node_id, index, token_id
+    preview_wanted = Signal(int, int, int)  # node_id, index, token_id; `show_preview` answers
+    preview_left = Signal()  # nobody waits for it any more
     variant_requested = Signal(int)
     edit_requested = Signal(int)  # a user's turn: another version of it
     regenerate_requested = Signal(int)
+    repeat_requested = Signal(int)
     continue_requested = Signal(int)
     copy_requested = Signal(str)
+    earlier_requested = Signal()  # the beginning of what is shown of a long path is near
     link_requested = Signal(str)  # a web or mail address that was clicked in Read mode; nothing was opened
+    found_changed = Signal(
+        object, int
+    )  # which place with the words looked for is shown (from 0) or None, and how many there are
     column_changed = Signal(int, int)  # left edge and width of the text column in this widget: align what stands below
 
     def __init__(self, parent: QWidget | None = None, *, palette: Palette = LIGHT) -> None:
@@ -56,6 +66,7 @@ class TranscriptView(QWidget):
         self._session_id: int | None = None
         self._shown: SessionView | None = None
         self._template = False
+        self._measure = Measure.SURPRISAL
         self._turns: list[Turn] = []
         self._resolve: Resolver = lambda ids: [b""] * len(ids)
         self._mode = Mode.TOKENS
@@ -64,6 +75,7 @@ class TranscriptView(QWidget):
         self.read = ReadPane(ink, faces, self)
         self.strip = EntropyStrip(palette, self)
         self.card = Card(palette, self.tokens)
+        self._finder = Finder(lambda: self._turns, self._show_match)
         self._stack = QStackedWidget(self)
         self._stack.addWidget(self.tokens)
         self._stack.addWidget(self.read)
@@ -89,17 +101,25 @@ class TranscriptView(QWidget):
         self.tokens.token_clicked.connect(self.token_clicked)
         self.tokens.token_pinned.connect(self.token_pinned)
         self.tokens.alternative_chosen.connect(self.alternative_chosen)
+        self.tokens.preview_wanted.connect(self.preview)
+        self.tokens.ghost_left.connect(self.preview_left)
         self.tokens.token_hovered.connect(self._hovered)
         self.tokens.column_changed.connect(self._align)
         self.strip.token_clicked.connect(self._strip_clicked)
         self.read.column_changed.connect(self._align)
         self.read.link_requested.connect(self.link_requested)
         for pane in self._panes():
+            pane.beginning_near.connect(self._near_beginning)
             pane.variant_requested.connect(self.variant_requested)
             pane.edit_requested.connect(self.edit_requested)
             pane.regenerate_requested.connect(self.regenerate_requested)
+            pane.repeat_requested.connect(self.repeat_requested)
             pane.continue_requested.connect(self.continue_requested)
             pane.copy_requested.connect(self.copy_requested)
+
+    def _near_beginning(self) -> None:
+        if self._shown is not None and self._shown.earlier:
+            self.earlier_requested.emit()
 
     def _panes(self) -> tuple[TokensPane, ReadPane]:
         return self.tokens, self.read
@@ -119,7 +139,7 @@ class TranscriptView(QWidget):
                 continue  # the template brought it: nothing of it is shown
             turn = held.get(turn_view.node_id)
             if turn is None:
-                turn = Turn(turn_view)
+                turn = Turn(turn_view, self._measure)
             elif not is_same(turn, turn_view):
                 turn.take(turn_view)
                 changed.append(len(turns))
@@ -129,6 +149,9 @@ class TranscriptView(QWidget):
             pane.set_turns(turns, changed, to_end=other or pane.is_at_end)
         self.strip.set_turns(turns)
         self._show_strip()
+        if self._finder.words:
+            self._finder.refresh()
+            self._tell_found()
 
     def update_turn(self, turn: TurnView) -> None:
         """A turn of the path has new numbers or another state; a turn that is not shown is ignored."""
@@ -184,6 +207,20 @@ class TranscriptView(QWidget):
         self.strip.set_palette_of(palette)
         self.card.set_palette_of(palette)
 
+    @property
+    def measure(self) -> Measure:
+        """The number that colours tokens."""
+        return self._measure
+
+    def colour_by(self, measure: Measure) -> None:
+        """Colours tokens by another number; nothing is laid out again."""
+        if measure is self._measure:
+            return
+        self._measure = measure
+        for turn in self._turns:
+            turn.colour_by(measure)
+        self.tokens.repaint_numbers()
+
     def set_text_scale(self, scale: float) -> None:
         """Another text size; 1 is the drawing's."""
         faces = Faces(scale)
@@ -193,7 +230,7 @@ class TranscriptView(QWidget):
 
     def set_template_visible(self, visible: bool) -> None:
         """Shows or hides what the chat template added, in Tokens mode."""
-        self._template = visible
+        self._template = self._finder.template = visible
         self.tokens.set_template_visible(visible)
         if self._shown is not None:
             self.set_session(self._shown)
@@ -201,6 +238,25 @@ class TranscriptView(QWidget):
     def set_vocabulary(self, resolver: Resolver) -> None:
         """Where the bytes of alternatives come from."""
         self._resolve = resolver
+
+    # ---- finding --------------------------------------------------------------------------------------------------
+
+    def look_for(self, words: str) -> None:
+        """Looks for words from what is in sight on, and shows where they are; "" looks for nothing any more."""
+        anchor = self._pane().anchor()
+        self._finder.look_for(words, (anchor.turn, anchor.token))
+        self._tell_found()
+
+    def find_next(self, by: int) -> None:
+        """The next place (+1) or the previous one (-1)."""
+        self._finder.step(by)
+        self._tell_found()
+
+    def _tell_found(self) -> None:
+        self.found_changed.emit(self._finder.place, self._finder.total)
+
+    def _show_match(self, match: Match | None) -> None:
+        self._pane().show_match(match)
 
     def scroll_to_end(self) -> None:
         """Shows the end and stays there, as after sending."""
@@ -229,6 +285,20 @@ class TranscriptView(QWidget):
     def next_uncertain(self) -> None:
         """Pins the next of the tokens where the model hesitated most."""
         self.tokens.next_uncertain()
+
+    def preview(self, node_id: int, index: int, token_id: int) -> None:
+        """Shows an alternative in place of a token, and asks what would follow it."""
+        if self.pinned != (node_id, index):
+            self.set_pinned(node_id, index)
+        data = list(self._resolve([token_id])) or [b""]
+        self.tokens.set_ghost(ghost_of(node_id, index, token_id, data[0]))
+        self.preview_wanted.emit(node_id, index, token_id)
+
+    def show_preview(self, node_id: int, index: int, token_id: int, words: Sequence[bytes]) -> None:
+        """What would follow; ignored if nobody looks at that place any more."""
+        ghost = self.tokens.ghost
+        if ghost is not None and (ghost.node_id, ghost.index, ghost.token_id) == (node_id, index, token_id):
+            self.tokens.set_ghost(ghost.with_tail(b"".join(words)))
 
     def record(self, node_id: int, index: int) -> TokenRecord | None:
         """The numbers of a token of the path, streamed ones included; None where there is no such token."""

@@ -182,23 +182,42 @@ def test_another_text_size_wraps_again(qtbot: QtBot, show: Show) -> None:
 # ---- modes ------------------------------------------------------------------------------------------------------------
 
 
-def test_switching_modes_keeps_the_place(qtbot: QtBot, show: Show) -> None:
+@pytest.mark.parametrize("slow", [False, True])
+def test_switching_modes_keeps_the_place(qtbot: QtBot, show: Show, monkeypatch: pytest.MonkeyPatch, slow: bool) -> None:
+    # given a long session, also on a machine that lays out next to nothing at a time
+    transcript = show(long_session())
+    if slow:
+        monkeypatch.setattr("ui.transcript.scroller._AT_ONCE_SECONDS", -1.0)
+        monkeypatch.setattr("ui.transcript.scroller._SLICE_SECONDS", -1.0)
+    bar = transcript.tokens.verticalScrollBar()
+    for place in range(1200, 1800, 97 if slow else 13):  # in a turn's middle, at its end, between two
+        bar.setValue(place)
+        before = transcript.tokens.anchor()
+        if slow:
+            transcript.set_text_scale(1.0 if place % 2 else 1.2)  # nothing is laid out any more
+            settle(qtbot, transcript)
+        # when the other mode is shown, and this one again
+        transcript.set_mode(Mode.READ)
+        settle(qtbot, transcript)
+        between = transcript.read.anchor()
+        transcript.set_mode(Mode.TOKENS)
+        settle(qtbot, transcript)
+        # then the same words stand at the top
+        after = transcript.tokens.anchor()
+        assert before.turn == between.turn == after.turn
+        assert abs(after.token - before.token) < 24
+
+
+def test_who_scrolls_while_the_page_is_laid_out_stays_there(qtbot: QtBot, show: Show, monkeypatch: pytest.MonkeyPatch) -> None:
     transcript = show(long_session())
     bar = transcript.tokens.verticalScrollBar()
     bar.setValue(1500)
-    while not 40 < transcript.tokens.anchor().token < 100:  # at a turn's end the other mode's lines may be the next one's
-        bar.setValue(bar.value() + 20)
-        assert bar.value() < bar.maximum()
-    before = transcript.tokens.anchor()
-    transcript.set_mode(Mode.READ)
+    monkeypatch.setattr("ui.transcript.scroller._AT_ONCE_SECONDS", -1.0)
+    monkeypatch.setattr("ui.transcript.scroller._SLICE_SECONDS", -1.0)
+    transcript.set_text_scale(1.2)
+    bar.setValue(0)
     settle(qtbot, transcript)
-    assert transcript.mode is Mode.READ
-    assert transcript.read.anchor().turn == before.turn
-    transcript.set_mode(Mode.TOKENS)
-    settle(qtbot, transcript)
-    after = transcript.tokens.anchor()
-    assert after.turn == before.turn
-    assert abs(after.token - before.token) < 24
+    assert bar.value() == 0
 
 
 def test_what_happened_while_the_other_mode_was_shown_is_there_after_switching(qtbot: QtBot, show: Show) -> None:

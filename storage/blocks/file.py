@@ -1,0 +1,256 @@
+"""`BlockFile`: KV blocks in one SQLite file, within a budget of bytes."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import sqlite3
+from collections.abc import Callable, Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Self, TypeVar
+
+from storage.blocks import keeping, rows, schema
+from storage.blocks.errors import DamagedFileError, as_os_errors, guest_errors
+from storage.blocks.keeping import Change
+from storage.blocks.rows import BlockRow, NewBlock
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_SLACK: Final = 8  # a file of which this part is free pages, which the next blocks would take, is made smaller
+
+
+@dataclass(frozen=True, slots=True)
+class BlockFileStats:
+    """What a block file holds."""
+
+    blocks: int
+    bytes: int
+    budget: int  # bytes
+    evicted: int  # blocks, since it was opened
+    damaged: int  # blocks that failed their SHA-256 and were dropped, since it was opened
+
+
+class BlockFile:
+    """KV blocks by key, each with a SHA-256 over all that it says.
+
+    For one process and one thread, which makes it and calls every member; all of them block. A member that raises
+    `OSError` (the disk is full, failed, or the file cannot be written) has changed nothing. A file whose pages turn out to
+    be broken is moved aside and made anew, with a warning in the log: it then holds nothing.
+
+    Args:
+        path: The file; made (0600, its folder 0700) when missing.
+        budget: Bytes of data to keep; what is there beyond it is evicted at once.
+        read_only: For the blocks inside a file of somebody else's: no mark is made, and what would write raises.
+
+    Raises:
+        OSError: ENOTSUP: written by a newer version, which is left untouched, or (`read_only`) without blocks; EBUSY: another
+            process has it; else the disk or the permissions.
+    """
+
+    def __init__(self, path: Path, budget: int, *, read_only: bool = False) -> None:
+        self.path, self.budget = path, budget
+        self._read_only = read_only
+        self._evicted = self._damaged = self._last_use = 0
+        self._conn: sqlite3.Connection | None = schema.open_guest(path, read_only=True) if read_only else schema.open_file(path)
+        try:
+            if not read_only:
+                self._last_use = self._write(keeping.mend_sequence)
+                self._evicted += self._write(lambda conn: keeping.evict_to(conn, budget)).evicted
+                self._shrink()
+        except BaseException:
+            self.close()
+            raise
+
+    def leading(self, keys: Sequence[bytes]) -> int:
+        """How many of the first `keys` are held, without a gap; marks them as just used."""
+        return self._run(lambda conn: self._mark(conn, list(keeping.held(conn, keys))))
+
+    def get(self, keys: Sequence[bytes]) -> list[bytes]:
+        """The data of the first `keys`, each verified; ends before the first that is missing, damaged, or of another path.
+
+        A damaged block is dropped with everything that hangs under it.
+        """
+        return self._run(lambda conn: self._get(conn, keys))
+
+    def put(self, blocks: Sequence[NewBlock], *, superseded: Sequence[bytes] = (), pinned: bool = False) -> int:
+        """Keeps blocks, parents before children, all in one transaction; what is held already is only marked as used.
+
+        To stay within the budget, what was used least recently goes. Where that is not enough, the last of the new blocks are
+        not kept; nor are those whose parent is not held, since no path leads to them.
+
+        Args:
+            blocks: The blocks.
+            superseded: Partial blocks that these replace: dropped, unless a pin or another block hangs on them.
+            pinned: Adds all of them to the pin of the empty name.
+
+        Returns:
+            How many were written.
+
+        Raises:
+            ValueError: One of them is not a block; nothing was written.
+        """
+        tick = self._next_use()
+        change = self._write(lambda conn: keeping.put(conn, blocks, superseded, pinned=pinned, budget=self.budget, tick=tick))
+        self._evicted += change.evicted
+        self._damaged += change.damaged
+        if change.freed:
+            self._shrink()
+        return change.written
+
+    def pin(self, name: str, keys: Sequence[bytes]) -> None:
+        """These blocks are not evicted while the pin `name` stands, also over a restart; () removes it."""
+        self._write(lambda conn: keeping.pin(conn, name, keys))
+
+    def evict(self, nbytes: int) -> int:
+        """Frees at least `nbytes` if it can, least recently used first, never what is pinned; returns the bytes freed.
+
+        The file on the disk gets smaller, too.
+        """
+        change: Change = self._write(lambda conn: keeping.evict(conn, nbytes))
+        self._evicted += change.evicted
+        self._shrink(slack=1 << 30)
+        return change.freed
+
+    def copy_to(self, path: Path, keys: Sequence[bytes]) -> int:
+        """Copies those of `keys` that are held, verified, into another file; how many. All or none are there afterwards.
+
+        Args:
+            path: A block file (made when missing), or any other SQLite file, which gets the tables it lacks; nobody has it
+                open. What it holds already stays.
+            keys: The blocks, parents before children.
+        """
+        if not path.exists():
+            schema.create(path)
+        return self._run(lambda conn: self._copy(conn, path, keys))
+
+    def stats(self) -> BlockFileStats:
+        """Counts, without reading a block."""
+        count, held = self._run(lambda conn: conn.execute("SELECT count(*), total(bytes) FROM kv_blocks").fetchone())
+        return BlockFileStats(count, int(held), self.budget, self._evicted, self._damaged)
+
+    def close(self) -> None:
+        """Closes the file; may be repeated."""
+        conn, self._conn = self._conn, None
+        if conn is not None:
+            with as_os_errors(self.path):
+                conn.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # ---- how a member runs
+
+    def _run(self, job: Callable[[sqlite3.Connection], T]) -> T:
+        """Runs `job`; once more, on a new file, where this one turns out to be broken."""
+        try:
+            with as_os_errors(self.path):
+                return job(self._open_connection())
+        except DamagedFileError as error:
+            if self._read_only:
+                raise OSError(errno.EIO, f"its blocks cannot be read: {error.strerror}", str(self.path)) from error
+            self._start_anew(str(error.strerror))
+        with as_os_errors(self.path):
+            return job(self._open_connection())
+
+    def _write(self, job: Callable[[sqlite3.Connection], T]) -> T:
+        """The same in one transaction."""
+        if self._read_only:
+            raise OSError(errno.EROFS, "these blocks are only read", str(self.path))
+        return self._run(lambda conn: _transaction(conn, job))
+
+    def _open_connection(self) -> sqlite3.Connection:
+        if self._conn is None:
+            raise OSError(errno.EBADF, "the block file was closed", str(self.path))
+        return self._conn
+
+    def _start_anew(self, reason: str) -> None:
+        conn, self._conn = self._conn, None
+        if conn is not None:
+            with suppress(sqlite3.Error):
+                conn.close()
+        self._damaged += 1  # at least; what was in it cannot be counted any more
+        schema.set_aside(self.path, reason)
+        self._conn = schema.open_file(self.path)
+
+    def _next_use(self) -> int:
+        self._last_use += 1
+        return self._last_use
+
+    # ---- what they do
+
+    def _get(self, conn: sqlite3.Connection, keys: Sequence[bytes]) -> list[bytes]:
+        found: list[bytes] = []
+        good: list[BlockRow] = []
+        for key, row in zip(keys, keeping.held(conn, keys), strict=False):
+            data = rows.read(conn, row, key)
+            if data is None:
+                self._drop(conn, row, key)
+                break
+            found.append(data)
+            good.append(row)
+        self._mark(conn, good)
+        return found
+
+    def _mark(self, conn: sqlite3.Connection, used: Sequence[BlockRow]) -> int:
+        """Marks blocks as just used; returns how many there were. A mark that cannot be made keeps nobody from reading."""
+        if used and not self._read_only:
+            tick = self._next_use()
+            with suppress(OSError), as_os_errors(self.path):
+                _transaction(conn, lambda conn: keeping.mark(conn, used, tick))
+        return len(used)
+
+    def _drop(self, conn: sqlite3.Connection, row: BlockRow, key: bytes) -> None:
+        """Names a damaged block and deletes it; that it cannot be deleted now does not make it any better."""
+        self._damaged += 1
+        logger.warning("%s: KV block %s fails its checksum; it and what hangs on it are computed again", self.path, key.hex())
+        if not self._read_only:
+            with suppress(OSError), as_os_errors(self.path):
+                _transaction(conn, lambda conn: keeping.drop(conn, row, key))
+
+    def _copy(self, conn: sqlite3.Connection, path: Path, keys: Sequence[bytes]) -> int:
+        with closing(schema.open_guest(path, read_only=False)) as guest, guest_errors(path):
+            return _transaction(guest, lambda guest: sum(self._copy_block(conn, guest, key) for key in dict.fromkeys(keys)))
+
+    def _copy_block(self, conn: sqlite3.Connection, guest: sqlite3.Connection, key: bytes) -> bool:
+        row = rows.find(conn, key)
+        if row is None or rows.find(guest, key) is not None:
+            return row is not None
+        data = rows.read(conn, row, key)
+        if data is None:
+            self._drop(conn, row, key)
+            return False
+        rows.insert(guest, rows.Copied(row.key, row.parent, row.tokens, (data,)), row.used)
+        return True
+
+    def _shrink(self, slack: int = _SLACK) -> None:
+        """Gives free pages back to the disk, where they are more than one in `slack`. Nothing depends on it."""
+        with suppress(OSError), as_os_errors(self.path):
+            conn = self._open_connection()
+            free, pages = (conn.execute(f"PRAGMA {name}").fetchone()[0] for name in ("freelist_count", "page_count"))
+            if free * slack > pages:
+                conn.executescript("PRAGMA incremental_vacuum")  # `execute` would take one step, and free one page
+                conn.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+
+
+def open_blocks(path: str | Path, budget: int, *, read_only: bool = False) -> BlockFile:
+    """Opens the block file at `path`; see `BlockFile`. Plain values, so that another process can be told to call it."""
+    return BlockFile(Path(path), budget, read_only=read_only)
+
+
+def _transaction(conn: sqlite3.Connection, job: Callable[[sqlite3.Connection], T]) -> T:
+    conn.execute("BEGIN IMMEDIATE")
+    try:
+        result = job(conn)
+        conn.execute("COMMIT")
+    except BaseException:
+        if conn.in_transaction:  # a full disk has rolled it back already
+            conn.execute("ROLLBACK")
+        raise
+    return result

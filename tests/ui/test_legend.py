@@ -1,0 +1,69 @@
+"""The legend: what the colours show, chosen by mouse and keys, kept for the next window."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from PySide6.QtCore import Qt
+from PySide6.QtTest import QTest
+from PySide6.QtWidgets import QApplication, QMenu
+
+from tests.ui.conftest import Scene, until
+from tests.ui.fakes import FakeWorkbench
+from ui import MainWindow, WindowState
+from ui.legend import ranges
+from ui.transcript import Measure, Mode
+
+Play = Callable[[Scene], None]
+
+
+def test_the_measure_is_chosen_from_the_legend(in_window: Play) -> None:
+    async def scene(window: MainWindow) -> None:
+        legend = window.parts.status.legend
+        QTest.mouseClick(legend, Qt.MouseButton.LeftButton)
+        await until(lambda: isinstance(QApplication.activePopupWidget(), QMenu))
+        menu = QApplication.activePopupWidget()
+        assert isinstance(menu, QMenu)
+        entries = {action.text().split("\t")[0]: action for action in menu.actions()}
+        # then all are there, the one in use is checked, and its steps can be read but not chosen
+        assert [name for name, action in entries.items() if action.isChecked()] == ["surprise"]
+        assert {"surprise", "probability", "rank", "entropy", "margin"} < set(entries)
+        assert not any(entries[words].isEnabled() for words in ranges(Measure.SURPRISAL))
+        # when another is chosen
+        QTest.mouseClick(menu, Qt.MouseButton.LeftButton, pos=menu.actionGeometry(entries["entropy"]).center())
+        # then the tokens, the legend and the menu bar agree
+        assert window.parts.transcript.measure is Measure.ENTROPY
+        assert legend.measure is Measure.ENTROPY
+        assert "entropy" in legend.accessibleName()
+        assert window.acts.colours[Measure.ENTROPY].isChecked()
+        await until(lambda: QApplication.activePopupWidget() is None)
+
+    in_window(scene)
+
+
+def test_it_is_gone_where_nothing_is_coloured(in_window: Play) -> None:
+    async def scene(window: MainWindow) -> None:
+        window.stage.set_mode(Mode.READ)
+        assert window.parts.status.legend.isHidden()
+        window.stage.set_mode(Mode.TOKENS)
+        assert not window.parts.status.legend.isHidden()
+
+    in_window(scene)
+
+
+def test_the_next_window_has_the_same(in_window: Play, bench: FakeWorkbench) -> None:
+    async def scene(_: MainWindow) -> None:
+        window = MainWindow(bench, state=WindowState(colours="margin"))
+        assert window.parts.transcript.measure is Measure.MARGIN
+        window.deleteLater()
+        other = MainWindow(bench, state=WindowState(colours="a newer version's"))
+        assert other.parts.transcript.measure is Measure.SURPRISAL
+        other.deleteLater()
+
+    in_window(scene)
+
+
+def test_ranges_read_as_the_steps_are() -> None:
+    assert ranges(Measure.RANK) == ["1", "2", "3 to 5", "6 to 10", "11 to 100", "101 and more"]
+    assert ranges(Measure.PROBABILITY)[0] == "0.9 and more"
+    assert ranges(Measure.MARGIN)[-1] == "below 0.2 bits"

@@ -1,0 +1,112 @@
+"""Finding words in the conversation: across tokens, in both modes, in long sessions and while they stream."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pytestqt.qtbot import QtBot
+
+from runtime import Origin
+from tests.ui.transcript.conftest import Show, settle
+from tests.ui.transcript.samples import run_of, session, turn
+from tests.ui.transcript.test_view import long_session
+from ui.transcript import Mode
+from ui.transcript.compose import Place
+from ui.transcript.find import matches
+from ui.transcript.selection import Selection, Spot
+from ui.transcript.turn import Turn
+
+
+def said(node_id: int, *pieces: str, role: str = "assistant") -> Turn:
+    return Turn(turn(node_id, role, run_of(list(pieces), [1.0] * len(pieces), Origin.SAMPLED)))
+
+
+def test_a_match_begins_and_ends_inside_tokens_and_never_spans_turns() -> None:
+    turns = [said(1, "The", " rai", "ny day"), said(2, "Rain", " y")]
+    found = matches(turns, "RAINY", template=False)
+    assert [(one.turn, one.first, one.last, one.words) for one in found] == [(0, Place(1, 1), Place(2, 2), "rainy")]
+    assert [one.turn for one in matches(turns, "rain", template=False)] == [0, 1]
+    assert matches(turns, "dayRain", template=False) == []
+    assert matches(turns, "", template=False) == []
+    assert matches(turns, "(", template=False) == []
+
+
+@given(pieces=st.lists(st.text("ab c", max_size=4), min_size=1, max_size=12), words=st.text("ab c", min_size=1, max_size=5))
+def test_what_is_selected_is_what_was_looked_for(pieces: list[str], words: str) -> None:
+    one = said(1, *pieces)
+    found = matches([one], words, template=False)
+    assert len(found) == "".join(pieces).count(words)
+    for match in found:
+        chosen = Selection(Spot(0, match.first), Spot(0, match.last))
+        assert chosen.text([one], template=False) == match.words == words
+
+
+def test_from_place_to_place_and_round(qtbot: QtBot, show: Show) -> None:
+    # given a long session seen from its end
+    transcript = show(long_session())
+    told: list[tuple[int | None, int]] = []
+    transcript.found_changed.connect(lambda place, total: told.append((place, total)))
+    # when words of its beginning are looked for
+    transcript.look_for("word7 ")
+    # then there is one in each turn, and the first after what is in sight is shown
+    assert told[-1][1] == 20
+    assert transcript.tokens.selected_text == "word7 "
+    # when going on past the last
+    transcript.find_next(+1)
+    first = told[-1]
+    for _ in range(20):
+        transcript.find_next(+1)
+    assert told[-1] == first
+    transcript.find_next(-1)
+    assert told[-1][0] == ((first[0] or 0) - 1) % 20
+    # when nothing is looked for any more
+    transcript.look_for("")
+    assert told[-1] == (None, 0)
+    assert transcript.tokens.selected_text == ""
+
+
+@pytest.mark.parametrize("mode", Mode)
+def test_what_was_found_is_in_sight(qtbot: QtBot, show: Show, monkeypatch: pytest.MonkeyPatch, mode: Mode) -> None:
+    # given a machine that lays out next to nothing at a time
+    monkeypatch.setattr("ui.transcript.scroller._AT_ONCE_SECONDS", -1.0)
+    monkeypatch.setattr("ui.transcript.scroller._SLICE_SECONDS", -1.0)
+    transcript = show(long_session())
+    transcript.set_mode(mode)
+    settle(qtbot, transcript)
+    transcript.set_text_scale(1.2)
+    # when words far away are looked for before anything is laid out
+    transcript.look_for("word149")
+    transcript.find_next(+1)
+    settle(qtbot, transcript)
+    # then they are in sight at the end of it, and selected
+    pane = transcript.tokens if mode is Mode.TOKENS else transcript.read
+    place = transcript._finder.place
+    assert place is not None
+    box = pane.page.boxes[place]
+    top = box.top + box.body.top_of(149) - pane.verticalScrollBar().value()
+    assert 0 <= top < pane.viewport().height()
+    assert pane.selected_text == "word149"
+
+
+def test_markdown_is_found_as_it_is_typeset(qtbot: QtBot, show: Show) -> None:
+    words = ["Here", " is", " **bold", "** and", "\n\n", "```\ncode here\n```"]
+    transcript = show(session(turn(1, "assistant", run_of(words, [1.0] * len(words), Origin.SAMPLED))))
+    transcript.set_mode(Mode.READ)
+    settle(qtbot, transcript)
+    transcript.look_for("bold")
+    assert transcript.read.selected_text == "bold"
+    transcript.look_for("code here")
+    assert transcript.read.selected_text == "code here"
+    transcript.look_for("**bold")  # written so, typeset otherwise: shown, not marked
+    assert transcript.read.selected_text == ""
+
+
+def test_what_streams_in_is_found_by_the_next_step(show: Show) -> None:
+    transcript = show(session(turn(1, "assistant", run_of(["one", " needle"], [1.0] * 2, Origin.SAMPLED))))
+    told: list[tuple[int | None, int]] = []
+    transcript.found_changed.connect(lambda place, total: told.append((place, total)))
+    transcript.look_for("needle")
+    transcript.append_tokens(1, run_of([" needle"], [1.0], Origin.SAMPLED))
+    transcript.find_next(+1)
+    assert told == [(0, 1), (1, 2)]

@@ -1,0 +1,82 @@
+"""Colours by another number: each step where the legend says, nothing laid out again."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from pytestqt.qtbot import QtBot
+
+from runtime import Origin, TokenRun
+from tests.ui.transcript.conftest import Show
+from tests.ui.transcript.samples import drawing as drawn
+from tests.ui.transcript.samples import run_of, session, turn, written
+from ui.transcript.measure import Measure, steps
+from ui.transcript.tokens import STEP, Tokens
+
+
+def run_with(**columns: Any) -> TokenRun:
+    run = run_of([f"w{i}" for i in range(7)], [1.0] * 7, Origin.SAMPLED)
+    arrays: dict[str, Any] = {name: np.asarray(values, getattr(run, name).dtype) for name, values in columns.items()}
+    return replace(run, **arrays)
+
+
+def test_every_step_begins_at_its_border() -> None:
+    log2 = np.log(2)
+    bits = [0.0, 0.49, 0.51, 1.6, 3.1, 5.1, 9.0]
+    assert steps(run_with(logprob=np.array(bits) * -log2), Measure.SURPRISAL).tolist() == [0, 0, 1, 2, 3, 4, 5]
+    shares = [1.0, 0.91, 0.89, 0.4, 0.19, 0.04, 0.001]
+    assert steps(run_with(logprob=np.log(shares)), Measure.PROBABILITY).tolist() == [0, 0, 1, 2, 3, 4, 5]
+    assert steps(run_with(rank=[1, 1, 2, 3, 6, 11, 101]), Measure.RANK).tolist() == [0, 0, 1, 2, 3, 4, 5]
+    entropy = [0.0, 0.4, 0.6, 1.6, 2.6, 4.1, 6.1]
+    assert steps(run_with(entropy=np.array(entropy) * log2), Measure.ENTROPY).tolist() == [0, 0, 1, 2, 3, 4, 5]
+    ahead = np.array([9.0, 4.1, 3.9, 1.9, 0.9, 0.4, 0.1]) * log2
+    top = np.stack([np.full(7, -0.1), -0.1 - ahead], axis=1)
+    run = replace(run_with(), top_ids=np.tile(np.arange(2, dtype=np.int32), (7, 1)), top_logprobs=top.astype(np.float32))
+    assert steps(run, Measure.MARGIN).tolist() == [0, 0, 1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("measure", Measure)
+def test_what_is_not_known_has_no_colour(measure: Measure) -> None:
+    unscored = TokenRun.unscored([1, 2], [b"a", b"b"], ["a", "b"], Origin.TYPED)
+    assert steps(unscored, measure).tolist() == [0, 0]
+    assert steps(unscored[:0], measure).tolist() == []
+
+
+@pytest.mark.parametrize("measure", Measure)
+def test_tokens_that_stream_in_are_coloured_like_those_that_were_there(measure: Measure) -> None:
+    run = written("Because| the=b| city=a| is| built=c|\n\n| for| slow=d| mornings=b|.| Be| cause=e")
+    whole = Tokens(run, measure)
+    streamed = Tokens(run[:0], measure)
+    for i in range(len(run)):
+        streamed.append(run[i : i + 1])
+    recoloured = Tokens(run)
+    recoloured.colour_by(measure)
+    assert streamed.marks == whole.marks == recoloured.marks
+    assert [mark & STEP for mark in whole.marks] == steps(run, measure).tolist()
+
+
+def test_other_colours_show_at_once_and_move_nothing(qtbot: QtBot, show: Show) -> None:
+    # given a conversation in one measure
+    transcript = show(drawn())
+    before = transcript.tokens.viewport().grab().toImage()
+    places = [transcript.tokens.token_box(2, i) for i in range(5)]
+    # when another is asked for, and the first again
+    transcript.colour_by(Measure.ENTROPY)
+    between = transcript.tokens.viewport().grab().toImage()
+    transcript.colour_by(Measure.SURPRISAL)
+    # then only the colours were others
+    assert between != before
+    assert transcript.tokens.viewport().grab().toImage() == before
+    assert [transcript.tokens.token_box(2, i) for i in range(5)] == places
+
+
+def test_turns_that_come_later_have_the_measure_of_the_view(show: Show) -> None:
+    transcript = show(drawn())
+    transcript.colour_by(Measure.RANK)
+    run = run_with(rank=[1, 2, 3, 6, 11, 101, 1])
+    transcript.set_session(session(*drawn().turns, turn(99, "assistant", run)))
+    box = transcript.tokens.page.boxes[-1]
+    assert [mark & STEP for mark in box.turn.tokens.marks] == [0, 1, 2, 3, 4, 5, 0]

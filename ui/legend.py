@@ -1,0 +1,146 @@
+"""What the colours of tokens mean: the ramp in the status bar, and one click away what it shows and where its steps begin."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from PySide6.QtCore import QPoint, QRectF, QSize, Qt, Signal
+from PySide6.QtGui import QAction, QColor, QIcon, QPainter, QPaintEvent, QPixmap
+from PySide6.QtWidgets import QApplication, QMenu, QToolButton, QWidget
+
+from ui.theme.fonts import interface_font
+from ui.theme.palette import Palette
+from ui.theme.scheme import current_theme
+from ui.transcript import SCALES, Measure
+
+_SWATCH_PX = 12
+_GAP_PX = 2
+_PAD_PX = 8  # between the word and the ramp
+
+
+class Legend(QToolButton):
+    """The ramp with the name of what it shows; opens the choice and its steps."""
+
+    measure_chosen = Signal(object)  # a Measure
+
+    def __init__(self, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._measure = Measure.SURPRISAL
+        self._theme = current_theme()
+        self._theme.changed.connect(self._repaint)
+        self.setFont(interface_font(11.5))
+        self.setFocusPolicy(Qt.FocusPolicy.TabFocus)
+        self.setCursor(Qt.CursorShape.PointingHandCursor)
+        self.clicked.connect(self.open_menu)
+        self.show_measure(self._measure)
+
+    @property
+    def measure(self) -> Measure:
+        """What the colours show."""
+        return self._measure
+
+    def show_measure(self, measure: Measure) -> None:
+        """The colours show this from now on."""
+        self._measure = measure
+        self.setAccessibleName(self.tr("Colours show {0}: {1}").format(name_of(measure), "; ".join(ranges(measure)[1:])))
+        self.updateGeometry()
+        self.update()
+
+    def sizeHint(self) -> QSize:
+        words = self.fontMetrics().horizontalAdvance(name_of(self._measure))
+        return QSize(words + _PAD_PX + 5 * _SWATCH_PX + 4 * _GAP_PX + 2, 22)
+
+    def _repaint(self, _palette: object) -> None:  # a bound method is disconnected with the widget
+        self.update()
+
+    def paintEvent(self, event: QPaintEvent) -> None:  # noqa: ARG002  # the signature is Qt's
+        palette = self._theme.palette
+        painter = QPainter(self)
+        painter.setRenderHint(QPainter.RenderHint.Antialiasing)
+        painter.setPen(QColor(palette.text if self.underMouse() or self.hasFocus() else palette.soft))
+        name = name_of(self._measure)
+        painter.drawText(self.rect(), int(Qt.AlignmentFlag.AlignVCenter | Qt.AlignmentFlag.AlignLeft), name)
+        x = float(self.fontMetrics().horizontalAdvance(name) + _PAD_PX)
+        for step in range(1, 6):
+            _paint_swatch(painter, palette, step, QRectF(x, (self.height() - _SWATCH_PX) / 2, _SWATCH_PX, _SWATCH_PX))
+            x += _SWATCH_PX + _GAP_PX
+        painter.end()
+
+    def open_menu(self) -> None:
+        """The choice of what is shown, above the bar."""
+        menu = QMenu(self)
+        menu.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+        for measure in Measure:
+            action = QAction(f"{name_of(measure)}\t{meaning(measure)}", menu, checkable=True, checked=measure is self._measure)
+            action.triggered.connect(lambda _checked=False, measure=measure: self.measure_chosen.emit(measure))
+            menu.addAction(action)
+        menu.addSeparator()
+        for step, words in enumerate(ranges(self._measure)):
+            colour = QIcon()
+            colour.addPixmap(swatch(self._theme.palette, step), QIcon.Mode.Disabled)  # Qt's own would be grey
+            row = QAction(colour, words, menu)
+            row.setEnabled(False)  # to be read
+            menu.addAction(row)
+        menu.popup(self.mapToGlobal(QPoint(self.width() - menu.sizeHint().width(), -menu.sizeHint().height() - 4)))
+
+
+def name_of(measure: Measure) -> str:
+    """As the bar and the menus say it."""
+    tr = QApplication.translate
+    return {
+        Measure.SURPRISAL: tr("Legend", "surprise"),
+        Measure.PROBABILITY: tr("Legend", "probability"),
+        Measure.RANK: tr("Legend", "rank"),
+        Measure.ENTROPY: tr("Legend", "entropy"),
+        Measure.MARGIN: tr("Legend", "margin"),
+    }[measure]
+
+
+def meaning(measure: Measure) -> str:
+    """In a few words."""
+    tr = QApplication.translate
+    return {
+        Measure.SURPRISAL: tr("Legend", "how unexpected this token was"),
+        Measure.PROBABILITY: tr("Legend", "what the model gave this token"),
+        Measure.RANK: tr("Legend", "its place among all tokens"),
+        Measure.ENTROPY: tr("Legend", "how undecided the model was here"),
+        Measure.MARGIN: tr("Legend", "how far the first was ahead of the second"),
+    }[measure]
+
+
+def ranges(measure: Measure) -> list[str]:
+    """What each step of the ramp stands for, from no colour to the strongest."""
+    scale = SCALES[measure]
+    tr = QApplication.translate
+    if scale.counts:
+        stretches = [(int(low), int(high) - 1) for low, high in pairwise((1.0, *scale.borders))]
+        counted = [str(low) if low == high else tr("Legend", "{0} to {1}").format(low, high) for low, high in stretches]
+        return [*counted, tr("Legend", "{0} and more").format(int(scale.borders[-1]))]
+    edges = [f"{border:g}" for border in scale.borders]
+    unit = f" {scale.unit}" if scale.unit else ""
+    least, most = tr("Legend", "below {0}"), tr("Legend", "{0} and more")
+    first, last = (most, least) if scale.falls else (least, most)
+    between = [tr("Legend", "{0} to {1}").format(low, high) + unit for low, high in pairwise(edges)]
+    return [first.format(edges[0]) + unit, *between, last.format(edges[-1]) + unit]
+
+
+def swatch(palette: Palette, step: int) -> QPixmap:
+    """A step's colour as a picture."""
+    ratio = 2.0
+    pixmap = QPixmap(round(16 * ratio), round(16 * ratio))
+    pixmap.setDevicePixelRatio(ratio)
+    pixmap.fill(Qt.GlobalColor.transparent)
+    painter = QPainter(pixmap)
+    painter.setRenderHint(QPainter.RenderHint.Antialiasing)
+    _paint_swatch(painter, palette, step, QRectF(2, 2, _SWATCH_PX, _SWATCH_PX))
+    painter.end()
+    return pixmap
+
+
+def _paint_swatch(painter: QPainter, palette: Palette, step: int, at: QRectF) -> None:
+    colour = palette.surprise[step]
+    painter.save()
+    painter.setPen(QColor(palette.hairline) if colour is None else Qt.PenStyle.NoPen)
+    painter.setBrush(Qt.BrushStyle.NoBrush if colour is None else QColor(colour))
+    painter.drawRoundedRect(at.adjusted(0.5, 0.5, -0.5, -0.5), 3, 3)
+    painter.restore()

@@ -1,0 +1,77 @@
+"""What colours a token: how surprising it was, or how unsure the model was where it stands.
+
+Every measure takes the same ramp of five steps; where a number is not known a token has no colour.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from runtime import TokenRun
+from ui.theme.palette import SURPRISE_STEPS_BITS
+
+_LN2 = math.log(2)
+
+
+class Measure(StrEnum):
+    """The number of a token that its colour shows."""
+
+    SURPRISAL = "surprisal"
+    PROBABILITY = "probability"
+    RANK = "rank"
+    ENTROPY = "entropy"
+    MARGIN = "margin"
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """Where the five steps of a measure begin, from the first colour to the strongest."""
+
+    borders: tuple[float, float, float, float, float]
+    unit: str = ""
+    falls: bool = False  # the smaller the number, the stronger the colour
+    counts: bool = False  # whole numbers from 1
+
+
+SCALES: Final = {
+    Measure.SURPRISAL: Scale(SURPRISE_STEPS_BITS, "bits"),
+    Measure.PROBABILITY: Scale((0.9, 0.5, 0.2, 0.05, 0.01), falls=True),
+    Measure.RANK: Scale((2, 3, 6, 11, 101), counts=True),
+    Measure.ENTROPY: Scale((0.5, 1.5, 2.5, 4.0, 6.0), "bits"),
+    Measure.MARGIN: Scale((4.0, 2.0, 1.0, 0.5, 0.2), "bits", falls=True),  # between the two likeliest tokens
+}
+
+
+def steps(run: TokenRun, measure: Measure) -> npt.NDArray[np.uint8]:
+    """The place of each token on the ramp, ``(n,) uint8`` of 0 (no colour) to 5."""
+    scale, numbers = SCALES[measure], _numbers(run, measure)
+    borders = np.array(scale.borders)
+    if scale.falls:
+        numbers, borders = -numbers, -borders
+        found = np.searchsorted(borders, numbers, side="left")  # "below 0.9" begins below it
+    else:
+        found = np.searchsorted(borders, numbers, side="right")
+    return np.where(np.isnan(numbers) | (run.rank <= 0), 0, found).astype(np.uint8)
+
+
+def _numbers(run: TokenRun, measure: Measure) -> npt.NDArray[np.float64]:
+    """The measure itself, ``(n,) float64``; NaN where it is not known."""
+    if measure is Measure.PROBABILITY:
+        return np.exp(run.logprob.astype(np.float64))
+    if measure is Measure.RANK:
+        return run.rank.astype(np.float64)
+    if measure is Measure.ENTROPY:
+        return run.entropy.astype(np.float64) / _LN2
+    if measure is Measure.MARGIN:
+        if run.top_logprobs.shape[1] < 2:
+            return np.full(len(run), np.nan)
+        top = run.top_logprobs[:, :2].astype(np.float64)
+        with np.errstate(invalid="ignore"):  # -inf beside -inf: nothing but fillers
+            return (top[:, 0] - top[:, 1]) / _LN2
+    return run.logprob.astype(np.float64) / -_LN2
