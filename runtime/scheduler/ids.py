@@ -42,7 +42,7 @@ def check_ids(ids: Sequence[int] | np.ndarray[Any, Any], *, vocab: int, context:
     return array.astype(np.int32)
 
 
-def _packed(ids: Sequence[int]) -> np.ndarray[Any, Any]:
+def _packed(ids: Sequence[int] | np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """`numpy.asarray` of plain ints, in half the time."""
     try:
         return np.frombuffer(packed_ints("q", ids), np.int64)
