@@ -63,7 +63,7 @@ if TYPE_CHECKING:
     from runtime.options import GenerationOptions, LoadOptions, SamplingOptions
     from runtime.pooling import POOLINGS, Pooling
     from runtime.records import Finish, Origin, Scores, TokenRecord, TokenRun
-    from runtime.resolution import ResolvedOptions, resolve_options
+    from runtime.resolution import AnswerEnds, ResolvedOptions, resolve_options
     from runtime.sampling.chain import Sampler, make_sampler
     from runtime.sampling.draw import fresh_seed
     from runtime.sampling.history import History
@@ -73,6 +73,7 @@ if TYPE_CHECKING:
     from runtime.session.config import SessionConfig
     from runtime.session.manifest import Manifest
     from runtime.session.session import Session
+    from runtime.session.snapshot import Generation, Snapshot
     from runtime.session.status import (
         ContextReport,
         Divergence,
@@ -98,6 +99,7 @@ __all__ = [
     "POOLINGS",
     "AdapterError",
     "AdapterInfo",
+    "AnswerEnds",
     "BackendUnavailableError",
     "BeamOptions",
     "BeamStep",
@@ -116,6 +118,7 @@ __all__ = [
     "EngineLimits",
     "Finish",
     "FullVocabUnavailableError",
+    "Generation",
     "GenerationOptions",
     "Grammar",
     "GrammarError",
@@ -156,6 +159,7 @@ __all__ = [
     "SessionConfig",
     "SessionFatalError",
     "ShelfEntry",
+    "Snapshot",
     "SnapshotFormatError",
     "SnapshotMismatchError",
     "SpeculativeOptions",
@@ -253,6 +257,7 @@ _NAMES = {
     "runtime.session.config": ("SessionConfig",),
     "runtime.session.manifest": ("Manifest",),
     "runtime.session.session": ("Session",),
+    "runtime.session.snapshot": ("Generation", "Snapshot"),
     "runtime.session.status": (
         "ContextReport",
         "Divergence",
@@ -283,6 +288,7 @@ _NAMES = {
         "TokenRun",
     ),
     "runtime.resolution": (
+        "AnswerEnds",
         "ResolvedOptions",
         "resolve_options",
     ),

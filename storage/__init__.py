@@ -12,6 +12,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from storage.errors import (
+    InvalidFileError,
     InvalidRowError,
     StoreBusyError,
     StoreClosedError,
@@ -28,19 +29,41 @@ from storage.errors import (
 if TYPE_CHECKING:
     from storage.blocks.file import BlockFile, BlockFileStats, open_blocks
     from storage.lock import DataFolderLock, request_focus
-    from storage.rows import DamageRow, NewChunk, NewNode, NodeRow, Salvage, SessionCopy, SessionRow, SessionTree, StoredChunk
+    from storage.places import Places
+    from storage.rows import (
+        DamageRow,
+        FolderRow,
+        Imported,
+        NewChunk,
+        NewNode,
+        NodeRow,
+        Salvage,
+        SessionCopy,
+        SessionRow,
+        SessionTree,
+        StoredChunk,
+    )
     from storage.salvaging import salvage
     from storage.store import SessionStore
+    from storage.transfer.exporting import export_json
+    from storage.transfer.portable import export_portable
+    from storage.transfer.portable_reading import PortableFile
+    from storage.transfer.telling import export_markdown, export_tokens
 
 __all__ = [
     "BlockFile",
     "BlockFileStats",
     "DamageRow",
     "DataFolderLock",
+    "FolderRow",
+    "Imported",
+    "InvalidFileError",
     "InvalidRowError",
     "NewChunk",
     "NewNode",
     "NodeRow",
+    "Places",
+    "PortableFile",
     "Salvage",
     "SessionCopy",
     "SessionRow",
@@ -57,6 +80,10 @@ __all__ = [
     "StoreReadOnlyError",
     "StoredChunk",
     "UnknownRowError",
+    "export_json",
+    "export_markdown",
+    "export_portable",
+    "export_tokens",
     "open_blocks",
     "request_focus",
     "salvage",
@@ -65,8 +92,11 @@ __all__ = [
 _NAMES = {
     "storage.blocks.file": ("BlockFile", "BlockFileStats", "open_blocks"),
     "storage.lock": ("DataFolderLock", "request_focus"),
+    "storage.places": ("Places",),
     "storage.rows": (
         "DamageRow",
+        "FolderRow",
+        "Imported",
         "NewChunk",
         "NewNode",
         "NodeRow",
@@ -78,6 +108,10 @@ _NAMES = {
     ),
     "storage.salvaging": ("salvage",),
     "storage.store": ("SessionStore",),
+    "storage.transfer.exporting": ("export_json",),
+    "storage.transfer.portable": ("export_portable",),
+    "storage.transfer.portable_reading": ("PortableFile",),
+    "storage.transfer.telling": ("export_markdown", "export_tokens"),
 }
 _HOMES = {name: module for module, names in _NAMES.items() for name in names}
 

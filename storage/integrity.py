@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import sqlite_utils
 
-from storage import records, sealed
+from storage import records, sealed, sessions
 from storage.database import fetch, scalar
 from storage.errors import is_damage
 from storage.rows import DamageKind, DamageRow
@@ -20,6 +20,7 @@ _KEYED: Final[tuple[tuple[str, DamageKind, str], ...]] = (
     ("vocabularies", "vocabulary", "digest"),
     ("models", "model", "kv_fingerprint"),
     ("settings", "setting", "key"),
+    ("folders", "folder", "name"),
 )
 
 
@@ -44,11 +45,13 @@ def check_file(db: sqlite_utils.Database) -> list[DamageRow]:
 
 
 def check_session(db: sqlite_utils.Database, session_id: int) -> list[DamageRow]:
-    """One session: its row, its runs, their tokens and what search knows of them."""
+    """One session: its row, its runs, their tokens and what search knows of them; of one that is being imported, nothing."""
     title: str | None = None
     found: list[DamageRow] = []
     try:
         for session in fetch(db, "SELECT * FROM sessions WHERE id = ?", [session_id]):
+            if sessions.is_unfinished(session):
+                continue
             title = str(session["title"])
             found.extend(_check_session(db, session))
     except (sqlite3.Error, UnicodeDecodeError) as error:
@@ -67,6 +70,9 @@ def _check_session(db: sqlite_utils.Database, session: dict[str, Any]) -> Iterat
         yield DamageRow("session", f"{len(nodes)} of {session['node_count']} runs are there", sid, title)
     elif session["branches"] != (tips := _tips(nodes)):
         yield DamageRow("session", f"the tree has {tips} branches, {session['branches']} were counted", sid, title)
+    for place in fetch(db, "SELECT * FROM places WHERE id = ?", [sid]):
+        if not sealed.intact("places", place):
+            yield DamageRow("place", "its folder, tags and order fail their checksum; setting them anew repairs it", sid, title)
     bodies = _search_bodies(db, sid)
     if bodies.get(-sid, "") != spaced(str(session["title"])):
         yield DamageRow("search", "the title is not what search would find", sid, title)

@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
-from storage import copies, integrity, keep, nodes, records, recovery, sessions, upkeep
+from storage import copies, integrity, keep, nodes, places, records, recovery, sessions, upkeep
+from storage.backup import back_up_daily
 from storage.database import Database, transaction
 from storage.errors import StoreDamagedError
-from storage.rows import DamageRow, NewChunk, NewNode, SessionCopy, SessionRow, SessionTree, StoredChunk
+from storage.places import Places
+from storage.rows import DamageRow, Imported, NewChunk, NewNode, SessionCopy, SessionRow, SessionTree, StoredChunk
 from storage.schema import open_sessions
+
+if TYPE_CHECKING:
+    from storage.transfer.importing import Importer
+
+
+def _unheard(_done: int, _total: int) -> None:
+    """Nobody listens."""
 
 
 class SessionStore:
@@ -30,6 +41,8 @@ class SessionStore:
 
     def __init__(self, database: Database) -> None:
         self._database = database
+        self.places = Places(database)  # folders, tags, the order by hand
+        self._imports: Importer | None = None
 
     @classmethod
     def open(cls, path: Path, *, read_only: bool = False) -> Self:
@@ -84,8 +97,8 @@ class SessionStore:
         await self._database.write(lambda db: sessions.rename(db, session_id, title))
 
     async def pin_session(self, session_id: int, pinned: bool = True) -> None:
-        """Pins it to the top of the list, or unpins it."""
-        await self._database.write(lambda db: sessions.change(db, session_id, pinned=int(pinned)))
+        """Pins it to the top of the list, or unpins it; either way it stands first there."""
+        await self._database.write(lambda db: places.pin(db, session_id, pinned))
 
     async def trash_session(self, session_id: int) -> None:
         """Into the trash; nothing is deleted."""
@@ -98,11 +111,20 @@ class SessionStore:
     async def purge_trash(self, days: float = 30) -> int:
         """Deletes for good what has been in the trash for longer than `days`, in short transactions; returns how many."""
         doomed = await self._database.read(lambda db: upkeep.expired(db, days))
+        return await self._purge(doomed)
+
+    async def empty_trash(self, session_ids: Collection[int]) -> int:
+        """Deletes those of these sessions that are in the trash for good, now; returns how many. A damaged one stays."""
+        thrown = await self._database.read(lambda db: upkeep.expired(db, None))
+        return await self._purge([each for each in thrown if each in session_ids])
+
+    async def _purge(self, doomed: Sequence[int]) -> int:
         for session_id in doomed:
             while not await self._database.write(partial(upkeep.purge_slice, session_id=session_id)):
                 pass  # others get their turn between two slices
-        if doomed:
-            await self._database.read(lambda db: db.execute("PRAGMA incremental_vacuum").fetchall())
+        more = bool(doomed)
+        while more:
+            more = await self._database.read(upkeep.vacuum_slice)
         return len(doomed)
 
     async def drop_empty_sessions(self, title: str, keep: Collection[int] = ()) -> int:
@@ -226,6 +248,46 @@ class SessionStore:
         """The value of a setting; None when it was never set."""
         return await self._database.read(lambda db: keep.setting(db, key))
 
+    async def set_session_setup(self, session_id: int, value: Any) -> None:
+        """Saves what a session is set to, any JSON value; it goes when the session is deleted for good.
+
+        Raises:
+            UnknownRowError: There is no such session.
+        """
+        await self._database.write(lambda db: keep.set_session_setup(db, session_id, value))
+
+    async def session_setup(self, session_id: int) -> Any:
+        """What a session is set to; None when nothing was ever saved for it."""
+        return await self._database.read(lambda db: keep.setting(db, keep.session_key(session_id)))
+
+    # ---- in and out of files
+
+    async def import_file(self, path: Path, progress: Callable[[int, int], None] = _unheard) -> Imported:
+        """Imports sessions from a file: our JSON, messages as OpenAI's API takes them, or a portable session file.
+
+        Others use the store meanwhile. Where anything is wrong, or the task is cancelled, nothing of it stays.
+
+        Args:
+            path: The file; it is not changed.
+            progress: Called now and then with what was read and how much there is.
+
+        Raises:
+            InvalidFileError: The file is not what it should be; the line and the node or message are named.
+            StoreNewerError: A newer version wrote it.
+        """
+        return await self._importer().take(path, progress)
+
+    async def drop_unfinished_imports(self) -> int:
+        """Deletes what an import that was killed has left behind, in short transactions; returns how many sessions."""
+        return await self._importer().drop_unfinished()
+
+    def _importer(self) -> Importer:
+        if self._imports is None:
+            from storage.transfer.importing import Importer  # the window opens without it
+
+            self._imports = Importer(self._database)
+        return self._imports
+
     # ---- care
 
     async def verify(self) -> list[DamageRow]:
@@ -237,6 +299,21 @@ class SessionStore:
         for session_id in await self._database.read(integrity.session_ids):
             damage += await self._database.read(partial(integrity.check_session, session_id=session_id))
         return damage
+
+    async def back_up_daily(self) -> Path | None:
+        """Makes today's backup where there is none yet, and keeps the last seven; returns where it is.
+
+        It has a thread and a connection of its own, so that nobody waits for it; cancelling stops it. A backup that is not
+        sound is no reason to give up an older one.
+
+        Raises:
+            StoreDamagedError: The file is damaged; the backups that are there stay.
+        """
+        stop = threading.Event()
+        try:
+            return await asyncio.to_thread(back_up_daily, self.path, stop)
+        finally:
+            stop.set()
 
     async def close(self) -> None:
         """Carries out what was submitted, then closes the file and ends the thread. May be repeated."""

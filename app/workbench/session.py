@@ -4,21 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from app.faults import STOPPED
 from app.workbench.growing import BROKEN, EMPTY, Runs
+from app.workbench.making import refusal, repeat_note
 from app.workbench.outline import branch_name, outline
 from app.workbench.pick import began
-from app.workbench.tree import Segment, Tree, Turn
+from app.workbench.setup.beginning import Beginning, left_out
+from app.workbench.setup.tools import cards, tools_at
+from app.workbench.tree import Segment, Tree, Turn, is_hidden
 from runtime import Finish, Origin, TokenRun, texts_of
 from storage import NodeRow, SessionTree, StoredChunk
-from ui import SessionView, Tier, TurnStats, TurnStatus, TurnView
+from ui import Refusal, SessionView, Tier, ToolCard, TurnStats, TurnStatus, TurnView
 
 if TYPE_CHECKING:
     from app.workbench.ending import Ending
+    from app.workbench.fan import Endings
+    from app.workbench.setup.values import SessionValues
 
 UNTITLED = "New session"
+AT_ONCE = 100  # turns of a path that are shown at first, and with each step back
+WHOLE = 4 * AT_ONCE  # turns of a path that is shown whole
 OVERFLOW = "overflow"  # in a stored answer's stats: its prompt did not fit into the context
 HOPELESS = "hopeless"  # there too: the same again can only fail again
 NOTES = {
@@ -46,22 +53,51 @@ class OpenSession:
         self.notes: dict[int, str] = {}
         self.states: dict[int, TurnStatus] = {}  # of turns in work
         self.stats: dict[int, TurnStats] = {}
-        self.unsaved: Ending | None = None  # of an answer that is on the screen and could not be written
+        self.unsaved: Ending | Endings | None = None  # of an answer that is on the screen and could not be written
+        self.pruned: set[tuple[int, int]] = set()  # branches out of sight, see `pruning`
         self.has_hope = False  # the model is another one since an answer failed for good
         self.warm = 0  # tokens of the path the engine holds
         self.stored = 0  # those that it holds or can read from the block file
+        self.values: SessionValues | None = None  # what it is set to; None until that was read
+        turns = len(self.tree.turns(self.tip))
+        self._hidden = turns - AT_ONCE if turns > WHOLE else 0  # turns of the path that was opened, see `earlier`
 
     @property
     def is_unused(self) -> bool:
         """Whether nothing was ever said here; it may be cleared away, or used for something new."""
-        return not self.is_sample and self.title == UNTITLED and not any(n.role != "system" for n in self.tree.nodes.values())
+        said = any(n.role != "system" or n.text or n.stats for n in self.tree.nodes.values())
+        return not self.is_sample and self.title == UNTITLED and not said and not (self.values and self.values.is_set)
+
+    def beginning(self) -> Beginning:
+        """What stands before the turns of the path shown."""
+        path = self.tree.path(self.tip)
+        return Beginning.of(path[0].node) if path and path[0].node.role == "system" else Beginning()
+
+    def tools(self, tip: int | None = None) -> list[dict[str, Any]]:
+        """The tools that a path offers; the one shown, where no other is named."""
+        path = self.tree.path(self.tip if tip is None else tip)
+        return tools_at(path[0].node) if path else []
 
     # ---- tokens -----------------------------------------------------------------------------------------------------
 
-    def missing(self) -> list[int]:
-        """Nodes of the path whose tokens were not read yet; one that is being written has them here, not on the disk."""
-        ids = (segment.node.id for segment in self.tree.path(self.tip))
+    def missing(self, *, earlier: bool = False) -> list[int]:
+        """Nodes of the shown part of the path, or of all of it, whose tokens were not read yet.
+
+        One that is being written has them here, not on the disk.
+        """
+        turns = self.tree.turns(self.tip)[0 if earlier else self.earlier :]
+        ids = (segment.node.id for turn in turns for segment in turn.segments)
         return [i for i in ids if i not in self.runs and i not in self.states]
+
+    @property
+    def earlier(self) -> int:
+        """Turns at the beginning of the path that are not shown, and whose tokens need not have been read."""
+        turns = len(self.tree.turns(self.tip)) if self._hidden else 0
+        return min(self._hidden, turns - AT_ONCE) if turns > WHOLE else 0  # another path may be a shorter one
+
+    def step_back(self) -> None:
+        """Shows some more of the beginning."""
+        self._hidden = max(self.earlier - AT_ONCE, 0)
 
     def add_tokens(self, chunks: Mapping[int, Sequence[StoredChunk]]) -> None:
         """Takes in what the store read."""
@@ -89,7 +125,9 @@ class OpenSession:
         return sum(self._segment_length(segment) for segment in turn.segments)
 
     def _segment_length(self, segment: Segment) -> int:
-        length = self.runs.length(segment.node.id) or int(bool(segment.node.text))  # see `segment_run`
+        node = segment.node
+        unread = 0 if node.id in self.runs else node.token_count
+        length = self.runs.length(node.id) or unread or int(bool(node.text))  # see `segment_run`
         return length if segment.stop is None else min(length, segment.stop)
 
     def path_length(self) -> int:
@@ -105,9 +143,15 @@ class OpenSession:
         return sum(self._segment_length(segment) for segment in path)
 
     def path_ids(self, segments: Sequence[Segment]) -> list[int]:
-        """The ids along segments: what entered the model."""
+        """The ids along segments: what entered the model.
+
+        Raises:
+            Refusal: Some of them were not read yet (see `Sessions.read_whole`).
+        """
         ids: list[int] = []
         for segment in segments:
+            if segment.node.id not in self.runs and segment.node.token_count and segment.node.id not in self.states:
+                raise Refusal("the beginning of this session is still being read; try again in a moment")
             ids.extend(self.runs.get(segment.node.id, EMPTY).ids.tolist()[: segment.stop])
         return ids
 
@@ -118,6 +162,8 @@ class OpenSession:
 
     def content(self, turn: Turn) -> str:
         """What was said, without the template's own tokens; a message word for word, as it was typed."""
+        if turn.role == "system":
+            return Beginning.of(turn.tip).content
         run = self.turn_run(turn)
         return content_of(run) if len(run) and turn.role == "assistant" else turn.tip.text
 
@@ -176,7 +222,7 @@ class OpenSession:
 
     def view(self) -> SessionView:
         """The path and the outline."""
-        rows = outline(self.tree, self.tip)
+        rows = outline(self.tree, self.tip, self.pruned)
         turns = self.turn_views()
         return SessionView(
             session_id=self.id,
@@ -186,13 +232,15 @@ class OpenSession:
             branch_name=branch_name(rows),
             is_sample=self.is_sample,
             context_used=self.path_length(),
+            earlier=self.earlier,
         )
 
     def turn_views(self) -> tuple[TurnView, ...]:
-        """The turns of the path."""
+        """The turns of the path that are shown."""
         views: list[TurnView] = []
-        start = 0
-        for turn in self.tree.turns(self.tip):
+        turns = self.tree.turns(self.tip)
+        start = sum(self.turn_length(turn) for turn in turns[: self.earlier])
+        for turn in turns[self.earlier :]:
             view = self.turn_view(turn, start)
             start += len(view.run)
             views.append(view)
@@ -200,7 +248,8 @@ class OpenSession:
 
     def last_turn(self) -> TurnView:
         """The turn at the end of the path."""
-        return self.turn_views()[-1]
+        *before, last = self.tree.turns(self.tip)
+        return self.turn_view(last, sum(self.turn_length(turn) for turn in before))
 
     def turn_view(self, turn: Turn, start: int) -> TurnView:
         """One turn; `start` is the path's tokens before it."""
@@ -210,12 +259,19 @@ class OpenSession:
             role=turn.role,
             run=run,
             status=self._status(node),
-            variants=self.tree.variants(node) or (node.id,),
+            variants=self._variants(node),
             note=self.notes.get(node.id, self._note(node)),
             tier=self._tier(start, len(run)),
             stats=self.stats_of(node),
             can_retry=self.has_hope or not node.stats.get(HOPELESS, False),
+            calls=self._calls(turn),
+            can_repeat=node.role == "assistant" and node.id not in self.states and not refusal(node),
         )
+
+    def _variants(self, node: NodeRow) -> tuple[int, ...]:
+        """The versions of a turn that are in sight; one that ends in `node` and is shown is among them, whatever goes on."""
+        in_sight = {i for i in self.tree.variants(node) if not is_hidden(self.tree, self.pruned, i)}
+        return tuple(sorted({*in_sight, node.id}, key=lambda i: self.tree.nodes[i].seq))
 
     def tiers(self) -> dict[Tier, int]:
         """How many turns of the path are in which tier."""
@@ -236,6 +292,13 @@ class OpenSession:
         """How an answer was made, or is doing."""
         return self.stats.get(node.id) or stored_stats(node)
 
+    def _calls(self, turn: Turn) -> tuple[ToolCard, ...]:
+        """The calls in the answer that ends the path: whoever answers them goes on from there."""
+        node = turn.tip
+        if node.id != self.tip or node.role != "assistant" or node.id in self.states or not node.text:
+            return ()
+        return cards(self.content(turn), self.tools())
+
     def _tier(self, start: int, length: int) -> Tier:
         """Of `length` tokens after `start`; the last token's KV follows with the next turn."""
         if not length:
@@ -251,15 +314,27 @@ class OpenSession:
             return TurnStatus.DAMAGED
         return TurnStatus.PARTIAL if node.status == "partial" and node.role == "assistant" else TurnStatus.COMPLETE
 
+    def _not_seen(self, node: NodeRow) -> str:
+        """What is said where a path goes on without the turns before."""
+        root = self.tree.nodes.get(node.parent_id) if node.parent_id is not None else None
+        count = left_out(root.stats) if root is not None and root.role == "system" else 0
+        return f"{_turns(count)} not seen by the model; the whole conversation stands beside this" if count else ""
+
     def _note(self, node: NodeRow) -> str:
         if node.damaged or node.id in self.damaged:
             return "some of this turn's stored rows are damaged; what could be read is shown"
         if node.role != "assistant":
-            return ""
+            return self._not_seen(node)
         message = node.stats.get("message")
         if isinstance(message, str):
             return message
-        return CUT if (node.status, node.finish_reason) == ("partial", "stop") else NOTES.get(node.finish_reason or "", "")
+        cut = (node.status, node.finish_reason) == ("partial", "stop")
+        ended = CUT if cut else NOTES.get(node.finish_reason or "", "")
+        return " · ".join(note for note in (repeat_note(node.stats), ended) if note)
+
+
+def _turns(count: int) -> str:
+    return "1 earlier turn is" if count == 1 else f"{count:,} earlier turns are"
 
 
 def text_run(text: str) -> TokenRun:

@@ -7,13 +7,18 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 
 from app.supervisor import Supervisor
+from app.workbench.pruning import load_pruned
 from app.workbench.refusals import GONE, stored
 from app.workbench.session import UNTITLED, OpenSession
+from app.workbench.setup.adapters import stack_of_session
+from app.workbench.setup.setups import Setups
 from runtime import EngineDiedError, RuntimeFault, clean_text
-from storage import NewNode, NodeRow, SessionStore, StoreError
+from storage import NewChunk, NewNode, NodeRow, SessionStore, StoreError
 from ui import Event, Refusal, SessionChanged, SessionsChanged, SessionSummary
 
 log = logging.getLogger(__name__)
+
+SLICE = 64  # nodes whose tokens are read at a time
 
 
 class Sessions:
@@ -22,11 +27,13 @@ class Sessions:
     Args:
         store: Where they are saved.
         supervisor: Knows what the engine holds of a path.
+        setups: Reads what a session is set to.
         tell: Takes events for the window.
     """
 
-    def __init__(self, store: SessionStore, supervisor: Supervisor, tell: Callable[[Event], None]) -> None:
+    def __init__(self, store: SessionStore, supervisor: Supervisor, setups: Setups, tell: Callable[[Event], None]) -> None:
         self._store = store
+        self._setups = setups
         self._supervisor = supervisor
         self._tell = tell
         self._open: dict[int, OpenSession] = {}
@@ -57,11 +64,25 @@ class Sessions:
         session = self._open.get(session_id)
         if session is None:
             session = OpenSession(await stored(self._store.load_session(session_id)))
+            session.pruned = await load_pruned(self._store, session_id)
             session = self._open.setdefault(session_id, session)  # somebody else may have opened it meanwhile
         await self._load_path(session)
+        await self._setups.load(session)
         self.shown = session
-        await self.find_warm(session)
+        if not session.missing(earlier=True):  # what is looked at goes first; a command reads the rest
+            await self.find_warm(session)
         return session
+
+    async def show_earlier(self, session: OpenSession) -> None:
+        """Shows some more of the beginning of a long path."""
+        session.step_back()
+        await self._load_path(session)
+
+    async def read_whole(self, session_id: int) -> None:
+        """Reads the tokens of the whole path, as everything needs that asks the model to go on."""
+        session = self._open.get(session_id)
+        if session is not None:
+            await self._load_path(session, earlier=True)
 
     async def create(self) -> OpenSession:
         """An empty one, shown; one that is open and that nothing was said in is as good as a new one."""
@@ -73,10 +94,14 @@ class Sessions:
         return session
 
     async def tidy(self) -> None:
-        """Clears away sessions that nothing was ever said in, but those that are open, and what was 30 days in the trash."""
+        """Clears away what was 30 days in the trash, what a killed import left, and sessions nobody said anything in.
+
+        Those that are open stay.
+        """
         async with self._making:
             await self._store.drop_empty_sessions(UNTITLED, keep=list(self._open))
         await self._store.purge_trash()
+        await self._store.drop_unfinished_imports()
 
     async def drop_empty(self) -> None:
         """At the end: nothing was ever said in them, and nobody looks at them any more."""
@@ -98,9 +123,9 @@ class Sessions:
         await self._load_path(session)
         await self.find_warm(session)
 
-    async def add(self, session: OpenSession, node: NewNode) -> NodeRow:
-        """Adds a node on the disk and in the open tree, and makes it the tip."""
-        node_id = await stored(self._store.add_node(node, current=True))
+    async def add(self, session: OpenSession, node: NewNode, chunk: NewChunk | None = None, *, current: bool = True) -> NodeRow:
+        """Adds a node on the disk and in the open tree, and (`current`) makes it the tip."""
+        node_id = await stored(self._store.add_node(node, chunk, current=current))
         row = NodeRow(
             id=node_id,
             session_id=node.session_id,
@@ -111,14 +136,15 @@ class Sessions:
             turn_start=node.turn_start,
             text=node.text,
             status=node.status,
-            finish_reason=None,
-            token_count=0,
-            stats={},
+            finish_reason=node.finish_reason,
+            token_count=0 if chunk is None else chunk.count,
+            stats=dict(node.stats),
             seq=len(session.tree.nodes) + 1,
-            kv_fingerprint=None,
+            kv_fingerprint=None if chunk is None else chunk.kv_fingerprint,
         )
         session.tree.put(row)
-        session.tip = node_id
+        if current:
+            session.tip = node_id
         return row
 
     async def drop_failed(self, session: OpenSession, node_id: int | None) -> None:
@@ -153,11 +179,15 @@ class Sessions:
     async def find_warm(self, session: OpenSession) -> None:
         """How much of the path the engine holds, and how much of it stands in the block file."""
         model, session.warm, session.stored = (None if self.closing else self._supervisor.running), 0, 0
+        if model is None or session.path_length() > model.info.context_length:
+            return
+        await self._load_path(session, earlier=True)
         ids = session.path_ids(session.tree.path(session.tip))
-        if model is None or not ids or len(ids) > model.info.context_length:
+        if not ids:
             return
         try:
-            match = await model.prefix_match_async(ids)
+            adapters = stack_of_session(session)
+            match = await model.prefix_match_async(ids, adapters=adapters)
             session.warm, session.stored = match.tokens if match.warm is None else match.warm, match.tokens
         except EngineDiedError:
             await self._supervisor.died(model)
@@ -172,10 +202,15 @@ class Sessions:
             except Refusal as refusal:
                 log.warning("session %d: %s", session.id, refusal)
 
-    async def _load_path(self, session: OpenSession) -> None:
-        missing = session.missing()
-        if missing:
-            session.add_tokens(await stored(self._store.load_tokens(missing)))
+    async def _load_path(self, session: OpenSession, *, earlier: bool = False) -> None:
+        """Reads what is missing, from its end, in slices: no frame waits for more than one of them."""
+        missing = session.missing(earlier=earlier)
+        for stop in range(len(missing), 0, -SLICE):
+            session.add_tokens(await stored(self._store.load_tokens(missing[max(stop - SLICE, 0) : stop])))
+
+    def uses_adapter(self, folder: str) -> bool:
+        """Whether an open session has it on its stack."""
+        return any(c.folder == folder for s in self._open.values() if s.values is not None for c in s.values.adapters)
 
     # ---- the list -----------------------------------------------------------------------------------------------------
 
@@ -184,9 +219,9 @@ class Sessions:
         rows = await stored(self._store.sessions(query))
         shown_id = self.shown.id if self.shown else None
         return [
-            SessionSummary(row.id, row.title, row.updated, row.branches, row.pinned, row.is_sample)
+            SessionSummary(row.id, row.title, row.updated, row.branches, row.pinned, row.is_sample, row.folder_id, row.tags)
             for row in rows
-            if row.branches or row.id == shown_id or row.title != UNTITLED
+            if row.branches or row.id == shown_id or row.title != UNTITLED or row.folder_id is not None or row.tags
         ]
 
     async def rename(self, session_id: int, title: str) -> None:

@@ -11,21 +11,32 @@ from typing import TYPE_CHECKING, Any
 
 from app.supervisor import Supervisor
 from app.workbench.answers import Answers
+from app.workbench.composing import Composing
 from app.workbench.copying import Copies
+from app.workbench.drawing import DrawingMembers
+from app.workbench.drawn import Drawn
+from app.workbench.fans import Fans
 from app.workbench.keeping import Keeper
+from app.workbench.making import how_made
+from app.workbench.pruning import prune
 from app.workbench.refusals import BUSY
 from app.workbench.sessions import Sessions
+from app.workbench.setup.members import SetupMembers
+from app.workbench.setup.setups import Setups
+from app.workbench.shelf import ShelfMembers
 from app.workbench.status import backend_choices, detail_of, status_of
 from app.workbench.tokenise import Tokeniser
+from app.workbench.transfers import TransferMembers
 from app.workbench.turns import Turns
 from app.workbench.vocabulary import Vocabulary
-from runtime import EngineDiedError, GenerationOptions, RuntimeFault, SamplingOptions, clean_text
+from runtime import GenerationOptions, RuntimeFault, SamplingOptions
 from storage import SessionStore, StoreError
 from ui import (
     BackendChoice,
     Composition,
     EngineState,
     Event,
+    Made,
     ModelChoice,
     Refusal,
     SessionChanged,
@@ -33,6 +44,7 @@ from ui import (
     SessionView,
     StatusChanged,
     StatusView,
+    TextFile,
 )
 
 if TYPE_CHECKING:
@@ -48,7 +60,7 @@ PRESET = GenerationOptions(max_tokens=1024, sampling=SamplingOptions(temperature
 EMPTY_CALL: Mapping[str, Any] = MappingProxyType({})
 
 
-class AppWorkbench:
+class AppWorkbench(SetupMembers, ShelfMembers, TransferMembers, DrawingMembers):
     """Use cases over the session store and the engine process; all members belong to the window's loop.
 
     Args:
@@ -70,12 +82,16 @@ class AppWorkbench:
         self.vocabulary = Vocabulary(store)
         self._listeners: list[Callable[[Event], None]] = []
         self._tasks: set[asyncio.Task[object]] = set()
-        self._sessions = Sessions(store, supervisor, self._tell)
+        self._setups = Setups(store, supervisor, preset, call)
+        self._sessions = Sessions(store, supervisor, self._setups, self._tell)
         self._keeper = Keeper(supervisor)
-        self._answers = Answers(store, supervisor, preset, call, self._tell, self._refresh_status, self._keeper.keep)
+        self._answers = Answers(store, supervisor, self._setups, call, self._tell, self._refresh_status, self._keeper.keep)
         tokeniser = Tokeniser(store, self.vocabulary)
-        copies = Copies(store, supervisor, self._sessions, self._tell)
+        copies = Copies(store, supervisor, self._sessions, self._setups, self._tell)
         self._turns = Turns(self._sessions, copies, self._answers, tokeniser, self.vocabulary, self._tell, self._refresh_status)
+        self._composing = Composing(self._sessions, supervisor, self._answers, copies)
+        self._fans = Fans(store, supervisor, self._sessions, copies, self._answers, tokeniser, self._tell, self._refresh_status)
+        self._drawn = Drawn(store, supervisor, self._sessions, self.vocabulary, self._answers.options_of)
         self.status = StatusView(EngineState.NONE)
         supervisor.subscribe(self._refresh_status)
 
@@ -132,6 +148,12 @@ class AppWorkbench:
         """Back out of the trash."""
         await self._sessions.restore(session_id)
 
+    async def show_earlier(self, session_id: int) -> SessionView:
+        """Some more of the beginning of a long path."""
+        session = self._sessions.opened(session_id)
+        await self._sessions.show_earlier(session)
+        return session.view()
+
     async def select(self, session_id: int, node_id: int) -> SessionView:
         """Shows the path through a node."""
         session = self._sessions.opened(session_id)
@@ -142,27 +164,53 @@ class AppWorkbench:
         self._refresh_status()
         return view
 
+    async def prune(self, session_id: int, node_id: int, start: int, pruned: bool) -> None:  # a state, not an option
+        """Hides a branch in the outline and among the variants, or shows it again."""
+        session = self._sessions.opened(session_id)
+        self._answers.check_idle(session_id)
+        await prune(self._store, session, (node_id, start), self._sessions.move, pruned=pruned)
+        self._tell(SessionChanged(session.view()))
+        self._refresh_status()
+
     # ---- answers ------------------------------------------------------------------------------------------------------
 
     async def send(self, session_id: int, text: str, replaces: int | None = None) -> None:
         """Saves the user's turn (beside `replaces`, an earlier version of it), then streams an answer."""
+        await self._sessions.read_whole(session_id)
         await self._turns.send(session_id, text, replaces)
 
     async def branch(self, session_id: int, node_id: int, index: int, token_id: int) -> None:
         """A sibling that has another token at `index`, and goes on from there."""
+        await self._sessions.read_whole(session_id)
         await self._turns.branch(session_id, node_id, index, token_id)
 
     async def regenerate(self, session_id: int, node_id: int) -> None:
         """Another answer beside the model's turn."""
+        await self._sessions.read_whole(session_id)
         await self._turns.regenerate(session_id, node_id)
+
+    async def regenerate_exactly(self, session_id: int, node_id: int) -> None:
+        """The same answer once more, with what it was made with."""
+        await self._turns.regenerate_exactly(session_id, node_id)
+
+    def how_made(self, session_id: int, node_id: int) -> Made | None:
+        """How an answer was made, as stored with it."""
+        session = self._sessions.find(session_id)
+        node = session.tree.nodes.get(node_id) if session else None
+        return None if node is None else how_made(node)
 
     async def continue_turn(self, session_id: int, node_id: int) -> None:
         """Goes on with an answer that was stopped."""
+        await self._sessions.read_whole(session_id)
         await self._turns.continue_turn(session_id, node_id)
 
     def stop(self, session_id: int) -> None:
         """What arrived is kept."""
         self._answers.stop(session_id)
+
+    async def answer_call(self, session_id: int, node_id: int, text: str) -> None:
+        """The result of a tool's call, as a turn of its own; then streams an answer."""
+        await self._turns.answer_call(session_id, node_id, text)
 
     # ---- the model ----------------------------------------------------------------------------------------------------
 
@@ -178,8 +226,9 @@ class AppWorkbench:
         await asyncio.sleep(TIDY_SECONDS)
         try:
             await self._sessions.tidy()
+            await self._store.back_up_daily()
         except StoreError as fault:  # the next start tries again
-            log.warning("nothing was cleared away: %s", fault)
+            log.warning("not everything was cleared away and backed up: %s", fault)
 
     def _background(self, work: Coroutine[Any, Any, None], name: str) -> None:
         if self._sessions.closing:  # nobody would wait for its end
@@ -207,20 +256,29 @@ class AppWorkbench:
                 self._refresh_status()
 
     async def compose(self, session_id: int, text: str, replaces: int | None = None) -> Composition:
-        """Tokens and context of a draft, where it would stand; no forward. Counted once the engine runs."""
-        session = self._sessions.find(session_id)
-        used = session.length_before(replaces) if session else 0
-        model = self.supervisor.running
-        if model is None:
-            return Composition(None, None, used, None)
-        try:
-            tokens = len(await model.tokenize_async(clean_text(text))) if text else 0
-        except EngineDiedError:
-            await self.supervisor.died(model)
-            return Composition(None, None, used, None)
-        except RuntimeFault as fault:
-            raise Refusal(str(fault)) from fault
-        return Composition(tokens, None, used + tokens, model.info.context_length)
+        """Tokens and context of a draft, where it would stand; no forward."""
+        return await self._composing.compose(session_id, text, replaces)
+
+    async def score_draft(self, session_id: int, text: str, replaces: int | None = None) -> float | None:
+        """Bits of a draft, behind everything else."""
+        return await self._composing.score_draft(session_id, text, replaces)
+
+    async def read_file(self, path: str) -> TextFile:
+        """A text file to go with a message."""
+        return await self._composing.read_file(path)
+
+    async def grow_context(self) -> None:
+        """All the context that the model has."""
+        await self._change(options={"context_length": None})
+
+    async def leave_out(self, session_id: int, text: str) -> int:
+        """Makes room for a message."""
+        count = await self._composing.leave_out(session_id, text)
+        shown = self._sessions.shown
+        if shown is not None:
+            self._tell(SessionChanged(shown.view()))
+        self._refresh_status()
+        return count
 
     async def models(self) -> Sequence[ModelChoice]:
         """What is on the shelf."""
@@ -239,7 +297,7 @@ class AppWorkbench:
         """From the next request on."""
         await self._change(backend=name)
 
-    async def _change(self, **changes: str) -> None:
+    async def _change(self, **changes: Any) -> None:
         if self._answers.running:
             raise Refusal(BUSY)
         await self.supervisor.change(**changes)

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from runtime.adapters.stacks import TokenStacks
 from runtime.backends import facts

@@ -62,7 +62,7 @@ class BlockThread:
         try:
             store = self._open_store()
             self._on_open(None)
-        except Exception as error:  # noqa: BLE001  # the border to somebody else's store: the engine goes on without
+        except Exception as error:  # the border to somebody else's store: the engine goes on without
             log.warning("the block file cannot be used", exc_info=True)
             self._on_open(error)
         while True:
@@ -84,5 +84,5 @@ class BlockThread:
         if store is not None:
             try:
                 store.close()
-            except Exception:  # noqa: BLE001  # as above
+            except Exception:  # as above
                 log.warning("the block file could not be closed", exc_info=True)

@@ -25,6 +25,7 @@ from runtime.language_model import Message, PrefixMatch
 from runtime.members.resolving import ResolvingMembers
 from runtime.options import GenerationOptions, given
 from runtime.records import Float32, TokenRecord, TokenRun
+from runtime.resolution import AnswerEnds
 from runtime.session.opening import OpensSessions
 from runtime.text.utf8 import clean_text
 from runtime.wire.arrays import unpack_pieces
@@ -68,6 +69,10 @@ class EngineClient(AdapterCalls, BlockCalls, BranchingMembers, VectorCalls, PinC
     @property
     def own_options(self) -> GenerationOptions:
         return self._first.own_options
+
+    @property
+    def own_ends(self) -> AnswerEnds:
+        return self._first.own_ends
 
     @property
     def byte_vocab(self) -> list[bytes]:

@@ -29,4 +29,5 @@ def describe(model: LanguageModel) -> Loaded:
         byte_vocab=pack_pieces(model.byte_vocab),
         str_vocab=pack_pieces([text.encode("utf-8", "surrogatepass") for text in model.str_vocab]),
         own_options=model.own_options,
+        own_ends=model.own_ends,
     )

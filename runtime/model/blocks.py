@@ -10,8 +10,8 @@ from pathlib import Path
 
 from runtime.adapters.uses import Adapters
 from runtime.blocks.snapshot import SnapshotWriter, open_snapshot
-from runtime.errors import InvalidRequestError, MemoryBudgetError, UnsupportedFeatureError
 from runtime.checking import whole
+from runtime.errors import InvalidRequestError, MemoryBudgetError, UnsupportedFeatureError
 from runtime.members.blocks import BlocksSaved
 from runtime.model.queries import QueryMembers
 from runtime.scheduler.copying import Copying
@@ -64,9 +64,7 @@ class BlockMembers(QueryMembers):
             def restored(tokens: int) -> None:
                 counters.tokens_restored += tokens
 
-            copying: Copying = self._engine.call(
-                lambda: Copying(cache, job, cache.trie.lookup([]), restored=restored)
-            ).result()
+            copying: Copying = self._engine.call(lambda: Copying(cache, job, cache.trie.lookup([]), restored=restored)).result()
             try:
                 for part in snapshot.parts(limit):
                     if not self._engine.call(partial(copying.add, part)).result():

@@ -16,6 +16,7 @@ from runtime.model.pins import PinMembers
 from runtime.model.queries import QueryMembers
 from runtime.model.vectors import VectorMembers
 from runtime.options import GenerationOptions, LoadOptions
+from runtime.resolution import AnswerEnds
 from runtime.session.opening import OpensSessions
 
 
@@ -55,6 +56,11 @@ class LocalModel(
     def own_options(self) -> GenerationOptions:
         """What its generation_config.json asks for."""
         return self._text.own.options
+
+    @property
+    def own_ends(self) -> AnswerEnds:
+        """Its eos and what ends a turn of the format."""
+        return self._ends
 
     def metrics(self) -> Metrics:
         """The counters."""

@@ -13,7 +13,6 @@ from functools import partial
 
 from runtime.backends.base import Backend
 from runtime.options import LoadOptions
-from runtime.records import Float32
 from runtime.scheduler.beams import Beams
 from runtime.scheduler.blocks import Blocks
 from runtime.scheduler.branching import BeamJob, FanJob
@@ -25,6 +24,7 @@ from runtime.scheduler.faults import typed
 from runtime.scheduler.finish import Finisher, gone
 from runtime.scheduler.jobs import CallJob, GenerateJob, Job, QueryJob, ScoreJob, StayingJob, settle
 from runtime.scheduler.ledger import Ledger
+from runtime.scheduler.logits import Distribution
 from runtime.scheduler.prefill import Prefill
 from runtime.scheduler.prompts import Prompts
 from runtime.scheduler.rows import Guesses
@@ -107,9 +107,7 @@ class Scheduler:
     @property
     def busy(self) -> bool:
         """Whether a step has anything to do."""
-        return bool(
-            self._waiting or self._prompts.running or self._decodes or self._embeddings.running or self.blocks.busy
-        )
+        return bool(self._waiting or self._prompts.running or self._decodes or self._embeddings.running or self.blocks.busy)
 
     @property
     def _decodes(self) -> bool:
@@ -134,9 +132,7 @@ class Scheduler:
         self.steps += 1
         self._drop_cancelled()
         restoring = self.blocks.restores.cursors
-        for job in self._waiting.take(
-            self.cache.departures, idle=not (self._decodes or self._prompts.running or restoring)
-        ):
+        for job in self._waiting.take(self.cache.departures, idle=not (self._decodes or self._prompts.running or restoring)):
             self._guard(job, partial(self._admit, job))
         if self.blocks.busy:
             self.blocks.step(beside=self._decodes or bool(self._prompts.running))
@@ -254,20 +250,18 @@ class Scheduler:
                 self._finish.scores_are_known(job)
                 self.cache.answered(job)
                 return
-        elif (vector := self.cache.vectors.get(job.key)) is not None:
+        elif (known := self.cache.vectors.get(job.key)) is not None:
             if isinstance(job, QueryJob):
                 self.counters.tokens_reused += len(job.ids)
                 self.counters.publish(self.cache)
                 self._forget(job)
                 self.cache.answered(job)
-                job.answer(vector)
+                job.answer(known)
                 return
-            shift = self.cache.vectors.shift(job.key)  # before others are moved, this one out maybe
             prefill = self.cache.place(job, len(job.ids))
-            prefill.shift = shift
             if prefill.at == len(job.ids):  # the KV is there as well: nothing to push
                 prefill.tell()
-                self._start(prefill, vector)
+                self._start(prefill, known)
                 return
             self.cache.leave(prefill)
         if self.blocks.there and self.blocks.restores.worth(job):
@@ -300,10 +294,10 @@ class Scheduler:
 
     # ---- (b) one token for every generation -----------------------------------------------------------------------
 
-    def _start(self, prefill: Prefill, last: Float32) -> None:
-        """A prompt is in place: what goes on from it begins, with the distribution after it ``(vocab,)``."""
+    def _start(self, prefill: Prefill, last: Distribution) -> None:
+        """A prompt is in place: what goes on from it begins, with what follows it."""
         if isinstance(prefill.job, BeamJob):
-            self._beams.start(prefill, last)
+            self._beams.start(prefill, last.logprobs())
             return
         jobs = self._continuations(prefill.job)
         places = [prefill]
@@ -315,6 +309,8 @@ class Scheduler:
             for place in places:
                 self.cache.leave(place)
             raise
+        if len(streams) == 1:
+            self.cache.straighten(prefill)
         if streams:
             self._decoding.start(list(zip(streams, places, strict=True)), last, guesses)
         else:

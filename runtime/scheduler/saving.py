@@ -128,9 +128,7 @@ class Savings:
             if count == len(node.tokens) and self._cache.backend.payload_resumable(node.payload):
                 ends.add(at)
         for cell in grid:
-            links += [
-                cell.link(end - cell.start, state=True) for end in sorted(ends) if 0 < end - cell.start <= len(cell.ids)
-            ]
+            links += [cell.link(end - cell.start, state=True) for end in sorted(ends) if 0 < end - cell.start <= len(cell.ids)]
         return sorted(links, key=lambda link: (link.start, link.state, link.stop))
 
     def _outgrown(self, grid: Sequence[Cell]) -> list[bytes]:

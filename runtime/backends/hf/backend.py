@@ -143,8 +143,7 @@ class HfBackend(PackedBackend[TorchPack]):
     def take_many(self, pack: TorchPack, chains: Sequence[Int64]) -> list[TorchPayload]:
         if self.recurrent or len(chains) < 2:
             return super().take_many(pack, chains)
-        for slots in chains:
-            pack.tree.check_chain(slots)
+        pack.tree.check_chains(chains)
         with _computing():
             return payloads.take_many(pack, chains, self._codec, self._device)
 

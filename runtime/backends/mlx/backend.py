@@ -175,8 +175,7 @@ class MlxBackend(PackedBackend[MlxPack]):
     def take_many(self, pack: MlxPack, chains: Sequence[Int64]) -> list[MlxPayload]:
         if self.recurrent or len(chains) < 2:
             return super().take_many(pack, chains)
-        for slots in chains:
-            pack.tree.check_chain(slots)
+        pack.tree.check_chains(chains)
         with _memory():
             return payloads.take_many(pack, self._shapes, chains, self._codec)
 

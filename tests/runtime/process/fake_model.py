@@ -40,6 +40,7 @@ from runtime.adapters.uses import Adapters
 from runtime.info import OnProgress, PromptProgress
 from runtime.members.resolving import ResolvingMembers
 from runtime.records import Float32
+from runtime.resolution import AnswerEnds
 from runtime.session.opening import OpensSessions
 from tests.runtime.process.fake_adapters import FakeAdapters
 from tests.runtime.process.fake_answers import CONTEXT, EOS, VOCAB, logprobs_of, run_of
@@ -96,6 +97,10 @@ class FakeModel(FakeAdapters, FakeBlocks, FakeBranching, FakePins, FakeVectors, 
     @property
     def own_options(self) -> GenerationOptions:
         return GenerationOptions(max_tokens=77, sampling=SamplingOptions(temperature=0.5))
+
+    @property
+    def own_ends(self) -> AnswerEnds:
+        return AnswerEnds((7,), (8,), ("\nUser:",))
 
     def heartbeat(self) -> tuple[int, str]:
         return self.beat

@@ -187,7 +187,10 @@ def test_closing_drops_what_was_not_cut_yet(store: MemoryBlocks, options: BlockO
 def test_without_a_block_file_there_is_nothing_to_save_to() -> None:
     with fake_model() as model, pytest.raises(UnsupportedFeatureError, match="without blocks"):
         model.save_blocks([1, 2])
-    with fake_model(cache=False, blocks=memory_options("off")) as model, pytest.raises(UnsupportedFeatureError, match="a cache"):
+    with (
+        fake_model(cache=False, blocks=memory_options("off")) as model,
+        pytest.raises(UnsupportedFeatureError, match="a cache"),
+    ):
         model.save_blocks([1, 2])
 
 
