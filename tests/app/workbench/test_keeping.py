@@ -12,7 +12,7 @@ import pytest
 from app.workbench import workbench as workbench_module
 from tests.app.workbench.scene import Engine, Scene, until
 from tests.block_stores import SHELVES, MemoryBlocks, memory_options
-from ui import SessionView, Tier, TurnStatus
+from ui import SessionView, Tier
 
 
 @pytest.fixture
@@ -104,7 +104,7 @@ def test_a_disk_that_fails_costs_nobody_an_answer(tmp_path: Path, request: pytes
         scene = Scene.open(tmp_path / "s.db", engine(request))
         session_id = await scene.asked("one")
         await scene.workbench.send(session_id, "two")
-        assert {turn.status for turn in (await scene.view(session_id)).turns} == {TurnStatus.COMPLETE}
+        assert len((await scene.view(session_id)).turns[-1].run) > 1
         await scene.workbench.close()
 
     asyncio.run(play())
