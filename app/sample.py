@@ -23,22 +23,23 @@ async def ensure_sample(store: SessionStore) -> int:
     for row in await store.sessions():
         if row.is_sample:
             return row.id
-    return await put_sample(store, _recorded())
+    return await put_sample(store, recorded())
 
 
-def _recorded() -> dict[str, Any]:
+def recorded() -> dict[str, Any]:
+    """The sample as it was shipped."""
     import importlib.resources  # for the first start alone: later ones find the sample in the store
     import json
 
-    recorded: dict[str, Any] = json.loads(importlib.resources.files("resources").joinpath(FILE).read_text("utf-8"))
-    return recorded
+    shipped: dict[str, Any] = json.loads(importlib.resources.files("resources").joinpath(FILE).read_text("utf-8"))
+    return shipped
 
 
-async def put_sample(store: SessionStore, recorded: dict[str, Any]) -> int:
+async def put_sample(store: SessionStore, session: dict[str, Any]) -> int:
     """Writes a recorded session into the store."""
-    session_id = await store.create_session(recorded["title"], is_sample=True)
+    session_id = await store.create_session(session["title"], is_sample=True)
     ids: list[int] = []
-    for node in recorded["nodes"]:
+    for node in session["nodes"]:
         run = run_from(node["tokens"])
         parent = node["parent"]
         new = NewNode(
@@ -52,14 +53,14 @@ async def put_sample(store: SessionStore, recorded: dict[str, Any]) -> int:
             finish_reason=node["finish_reason"],
             stats=node["stats"],
         )
-        ids.append(await store.add_node(new, chunk(run, recorded["fingerprint"])))
-    await store.set_current(session_id, ids[recorded["current"]])
-    tokens = [b""] * (1 + max(int(i) for i in recorded["vocabulary"]))
-    for token, data in recorded["vocabulary"].items():
+        ids.append(await store.add_node(new, chunk(run, session["fingerprint"])))
+    await store.set_current(session_id, ids[session["current"]])
+    tokens = [b""] * (1 + max(int(i) for i in session["vocabulary"]))
+    for token, data in session["vocabulary"].items():
         tokens[int(token)] = bytes.fromhex(data)
     if await store.setting("vocabulary") is None:
-        await store.save_vocabulary(recorded["fingerprint"], tokens)
-        await store.set_setting("vocabulary", recorded["fingerprint"])
+        await store.save_vocabulary(session["fingerprint"], tokens)
+        await store.set_setting("vocabulary", session["fingerprint"])
     return session_id
 
 

@@ -36,8 +36,10 @@ from ui.port import (
 from ui.transfers import BranchDiff, DiffPart, DiffSide, ExportKind, ImportResult, OnTransfer
 
 if TYPE_CHECKING:
+    from ui.inspector import Inspector
     from ui.recovery import RecoveryPage
     from ui.sessions import SessionPanel
+    from ui.shown import Spot
     from ui.theme import DARK, LIGHT, Palette, Scheme, Theme, apply_theme
     from ui.transcript import Measure, TranscriptView
     from ui.window import MainWindow, WindowState
@@ -62,6 +64,7 @@ __all__ = [
     "Event",
     "ExportKind",
     "ImportResult",
+    "Inspector",
     "Made",
     "MainWindow",
     "Measure",
@@ -78,6 +81,7 @@ __all__ = [
     "SessionView",
     "SessionsChanged",
     "Setting",
+    "Spot",
     "StatusChanged",
     "StatusView",
     "Theme",
@@ -94,7 +98,9 @@ __all__ = [
 ]
 
 _NAMES = {
+    "ui.inspector": ("Inspector",),
     "ui.recovery": ("RecoveryPage",),
+    "ui.shown": ("Spot",),
     "ui.sessions": ("SessionPanel",),
     "ui.theme": ("DARK", "LIGHT", "Palette", "Scheme", "Theme", "apply_theme"),
     "ui.transcript": ("Measure", "TranscriptView"),
