@@ -57,6 +57,8 @@ class Actions(QObject):
         self.regenerate = self._make(self.tr("Regenerate"), "Ctrl+R")
         self.regenerate_exactly = self._make(self.tr("Regenerate Exactly"), "Ctrl+Shift+R")
         self.continue_answer = self._make(self.tr("Continue"), "Ctrl+Shift+Return")
+        self.setup = self._make(self.tr("Model and Adapters…"), "Ctrl+Shift+M")
+        self.sampling = self._make(self.tr("Sampling and System Prompt…"), "Ctrl+Shift+P")
         self.two_ways = self._make(self.tr("2 Continuations"), "Ctrl+Alt+2")
         self.four_ways = self._make(self.tr("4 Continuations"), "Ctrl+Alt+4")
         self.eight_ways = self._make(self.tr("8 Continuations"), "Ctrl+Alt+8")
@@ -72,13 +74,12 @@ class Actions(QObject):
 
     def menus(self) -> list[QMenu]:
         """The menus, in their order; the caller puts them into a menu bar or a popup."""
-        again = (self.regenerate, self.regenerate_exactly, self.continue_answer)
         branching = (*self.ways.values(), self.beams, None, self.prune, self.previous, self.next)
         return [
             self._menu(self.tr("File"), self.new_session, self.rename, self.pin, self.trash, None, self.close, self.quit),
             self._menu(self.tr("Edit"), self.undo, self.copy, None, *self._finding()),
             self._view_menu(),
-            self._menu(self.tr("Session"), self.stop, *again, None, *branching),
+            self._session_menu(*branching),
             self._menu(self.tr("Help"), self.about),
         ]
 
@@ -97,6 +98,10 @@ class Actions(QObject):
             action.setShortcut(QKeySequence(keys))
         self._window.addAction(action)
         return action
+
+    def _session_menu(self, *branching: QAction | None) -> QMenu:
+        answers = (self.stop, self.regenerate, self.regenerate_exactly, self.continue_answer)
+        return self._menu(self.tr("Session"), *answers, None, *branching, None, self.setup, self.sampling)
 
     def _finding(self) -> tuple[QAction, ...]:
         return self.find, self.find_next, self.find_previous, self.search

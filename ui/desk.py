@@ -27,6 +27,7 @@ from ui.port import (
     TurnChanged,
     Workbench,
 )
+from ui.shelf_desk import ShelfDesk
 from ui.shown import Shown
 from ui.tasks import Tasks
 
@@ -55,13 +56,17 @@ class Desk(QObject):
     turn_changed = Signal(object)  # TurnView of the path shown
     tokens_arrived = Signal(int, object)  # node id, TokenRun, already part of `shown`
     activity_changed = Signal()  # an answer began or ended
-    listed = Signal(object)  # Sequence[SessionSummary]
+    listed = Signal(object, object)  # Sequence[SessionSummary], Sequence[FolderView]
+    trash_listed = Signal(object)  # Sequence[TrashedSession]: shown instead of the sessions
     models_listed = Signal(object)  # Sequence[ModelChoice]
     model_menu_ready = Signal(object, object)  # Sequence[ModelChoice], Sequence[BackendChoice], on request
     status_changed = Signal(object)  # StatusView
     copied = Signal(int, int)  # what was asked of the first session goes on in the second, which is shown next
     draft_saved = Signal(int, str)  # session and message: it is in the store, the draft has done its work
     composed = Signal(object)  # Composition of the draft
+    draft_scored = Signal(str, object)  # the draft, its bits or None
+    file_read = Signal(object)  # TextFile
+    left_out = Signal(int)  # turns, to make room
     columns_changed = Signal(object)  # Columns | None of the session shown
     column_tokens = Signal(int, object, float)  # node id, TokenRun, sum of all log-probabilities of the column
     preview_found = Signal(int, int, int, object)  # node id, index, token id, Sequence[bytes]
@@ -77,11 +82,13 @@ class Desk(QObject):
         super().__init__(parent)
         self._workbench = workbench
         self.tasks = Tasks(self.refused.emit)
+        self.shelf = ShelfDesk(workbench, self.tasks, self._list, self)
         self.events = EventQueue(self._deliver, self)
         self.shown: Shown | None = None
         self._sending: tuple[int, str] | None = None  # session and text, until the store has it
         self._undo: list[Undo] = []
         self._query = ""
+        self._in_trash = False
         self._going_back: asyncio.Task[None] | None = None  # on its way: more of the beginning
         self._columns: dict[int, Columns] = {}  # by session, until they are closed
 
@@ -125,7 +132,12 @@ class Desk(QObject):
 
     def search(self, query: str) -> None:
         """Lists the sessions that match."""
-        self._query = query
+        self._query, self._in_trash = query, False
+        self.tasks.latest("list", self._list())
+
+    def show_trash(self, shown: bool) -> None:  # a state, not an option
+        """Lists the trash instead of the sessions, or the sessions again."""
+        self._in_trash = shown
         self.tasks.latest("list", self._list())
 
     def open(self, session_id: int) -> None:
@@ -158,6 +170,7 @@ class Desk(QObject):
     def send(self, text: str, replaces: int | None = None) -> None:
         """Sends a message, or another version of the user's turn `replaces`; the draft stays until `draft_saved`."""
         if self.shown is not None and not self.running:
+            self.tasks.drop("score draft")
             self._sending = (self.shown.session_id, text)
             self.activity_changed.emit()
             self.tasks.run(self._send(self.shown.session_id, text, replaces))
@@ -170,6 +183,10 @@ class Desk(QObject):
     def branch(self, node_id: int, index: int, token_id: int) -> None:
         """Goes on with another token at that place."""
         self._with_session(lambda session: self._workbench.branch(session, node_id, index, token_id))
+
+    def answer_call(self, node_id: int, text: str) -> None:
+        """The result of the calls in an answer."""
+        self._with_session(lambda session: self._workbench.answer_call(session, node_id, text))
 
     def regenerate(self, node_id: int) -> None:
         """Another answer beside that one."""
@@ -246,6 +263,24 @@ class Desk(QObject):
             work = self._compose(self.shown.session_id, text, replaces)
             self.tasks.latest("compose", work, refused=lambda _words: None)
 
+    def score_draft(self, text: str, replaces: int | None = None) -> None:
+        """Asks how surprising the draft is, while nobody waits for an answer."""
+        if self.shown is not None and not self.running and text.strip():
+            work = self._score_draft(self.shown.session_id, text, replaces)
+            self.tasks.latest("score draft", work, refused=lambda _words: None)
+
+    def read_file(self, path: str) -> None:
+        """Reads a text file that goes with the message."""
+        self.tasks.run(self._read_file(path))
+
+    def leave_out(self, text: str) -> None:
+        """Makes room for a message."""
+        self._with_session(lambda session: self._leave_out(session, text))
+
+    def grow_context(self) -> None:
+        """All the context that the model has."""
+        self.tasks.run(self._workbench.grow_context())
+
     def ask_preview(self, node_id: int, index: int, token_id: int) -> None:
         """Asks for the likeliest words after another token."""
         if self.shown is not None:
@@ -294,14 +329,17 @@ class Desk(QObject):
 
     async def _start(self, session_id: int | None) -> None:
         sessions = await self._workbench.sessions()
-        self.listed.emit(sessions)
+        self.listed.emit(sessions, await self._workbench.folders())
         if session_id is None and sessions:
             session_id = sessions[0].session_id
         if self.shown is None:  # someone may have pressed New session already
             await (self._new() if session_id is None else self._open(session_id))
 
     async def _list(self) -> None:
-        self.listed.emit(await self._workbench.sessions(self._query))
+        if self._in_trash:
+            self.trash_listed.emit(await self._workbench.trashed_sessions())
+        else:
+            self.listed.emit(await self._workbench.sessions(self._query), await self._workbench.folders())
 
     async def _then_list(self, work: Coroutine[Any, Any, None]) -> None:
         await work
@@ -359,6 +397,15 @@ class Desk(QObject):
 
     async def _compose(self, session_id: int, text: str, replaces: int | None) -> None:
         self.composed.emit(await self._workbench.compose(session_id, text, replaces))
+
+    async def _score_draft(self, session_id: int, text: str, replaces: int | None) -> None:
+        self.draft_scored.emit(text, await self._workbench.score_draft(session_id, text, replaces))
+
+    async def _read_file(self, path: str) -> None:
+        self.file_read.emit(await self._workbench.read_file(path))
+
+    async def _leave_out(self, session_id: int, text: str) -> None:
+        self.left_out.emit(await self._workbench.leave_out(session_id, text))
 
     async def _find_preview(self, session_id: int, node_id: int, index: int, token_id: int) -> None:
         words = await self._workbench.preview(session_id, node_id, index, token_id, PREVIEW_TOKENS)

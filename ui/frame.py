@@ -13,6 +13,7 @@ from ui.inspector import Inspector
 from ui.link_bar import LinkBar
 from ui.sidebar import Sidebar
 from ui.status import StatusBar
+from ui.tool_cards import ToolCards
 from ui.topbar import TopBar
 from ui.transcript import TranscriptView
 
@@ -37,6 +38,7 @@ class Frame(QWidget):
         self.columns = ColumnsPanel()
         self.finder = FindBar()
         self.link = LinkBar()
+        self.cards = ToolCards()
         self.composer = Composer()
         self.inspector = Inspector()
         self.status = StatusBar()
@@ -105,6 +107,7 @@ class Frame(QWidget):
         self._foot.setContentsMargins(LEFT, 0, RIGHT, 0)
         self._foot.setSpacing(8)
         self._foot.addWidget(self.link)
+        self._foot.addWidget(self.cards)
         self._foot.addWidget(self.composer)
         middle.addLayout(self._foot)
         panels = QHBoxLayout()

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from app.faults import STOPPED
 from app.workbench.growing import BROKEN, EMPTY, Runs
 from app.workbench.making import refusal, repeat_note
 from app.workbench.outline import branch_name, outline
 from app.workbench.pick import began
+from app.workbench.setup.beginning import Beginning, left_out
+from app.workbench.setup.tools import cards, tools_at
 from app.workbench.tree import Segment, Tree, Turn, is_hidden
 from runtime import Finish, Origin, TokenRun, texts_of
 from storage import NodeRow, SessionTree, StoredChunk
-from ui import Refusal, SessionView, Tier, TurnStats, TurnStatus, TurnView
+from ui import Refusal, SessionView, Tier, ToolCard, TurnStats, TurnStatus, TurnView
 
 if TYPE_CHECKING:
     from app.workbench.ending import Ending
     from app.workbench.fan import Endings
+    from app.workbench.setup.values import SessionValues
 
 UNTITLED = "New session"
 AT_ONCE = 100  # turns of a path that are shown at first, and with each step back
@@ -54,16 +57,26 @@ class OpenSession:
         self.pruned: set[tuple[int, int]] = set()  # branches out of sight, see `pruning`
         self.has_hope = False  # the model is another one since an answer failed for good
         self.warm = 0  # tokens of the path the engine holds
-        self.earlier = 0  # turns at the beginning of the path that are not shown, and whose tokens need not have been read
-        turns = len(self.tree.turns(self.tip))
-        if turns > WHOLE:
-            self.earlier = turns - AT_ONCE
         self.stored = 0  # those that it holds or can read from the block file
+        self.values: SessionValues | None = None  # what it is set to; None until that was read
+        turns = len(self.tree.turns(self.tip))
+        self._hidden = turns - AT_ONCE if turns > WHOLE else 0  # turns of the path that was opened, see `earlier`
 
     @property
     def is_unused(self) -> bool:
         """Whether nothing was ever said here; it may be cleared away, or used for something new."""
-        return not self.is_sample and self.title == UNTITLED and not any(n.role != "system" for n in self.tree.nodes.values())
+        said = any(n.role != "system" or n.text or n.stats for n in self.tree.nodes.values())
+        return not self.is_sample and self.title == UNTITLED and not said and not (self.values and self.values.is_set)
+
+    def beginning(self) -> Beginning:
+        """What stands before the turns of the path shown."""
+        path = self.tree.path(self.tip)
+        return Beginning.of(path[0].node) if path and path[0].node.role == "system" else Beginning()
+
+    def tools(self, tip: int | None = None) -> list[dict[str, Any]]:
+        """The tools that a path offers; the one shown, where no other is named."""
+        path = self.tree.path(self.tip if tip is None else tip)
+        return tools_at(path[0].node) if path else []
 
     # ---- tokens -----------------------------------------------------------------------------------------------------
 
@@ -76,14 +89,15 @@ class OpenSession:
         ids = (segment.node.id for turn in turns for segment in turn.segments)
         return [i for i in ids if i not in self.runs and i not in self.states]
 
+    @property
+    def earlier(self) -> int:
+        """Turns at the beginning of the path that are not shown, and whose tokens need not have been read."""
+        turns = len(self.tree.turns(self.tip)) if self._hidden else 0
+        return min(self._hidden, turns - AT_ONCE) if turns > WHOLE else 0  # another path may be a shorter one
+
     def step_back(self) -> None:
         """Shows some more of the beginning."""
-        self.earlier = max(self.earlier - AT_ONCE, 0)
-
-    def shorten(self) -> None:
-        """After another path was chosen: it is shown from where the other one was, and not less than its end."""
-        turns = len(self.tree.turns(self.tip))
-        self.earlier = min(self.earlier, max(turns - AT_ONCE, 0)) if turns > WHOLE else 0
+        self._hidden = max(self.earlier - AT_ONCE, 0)
 
     def add_tokens(self, chunks: Mapping[int, Sequence[StoredChunk]]) -> None:
         """Takes in what the store read."""
@@ -148,6 +162,8 @@ class OpenSession:
 
     def content(self, turn: Turn) -> str:
         """What was said, without the template's own tokens; a message word for word, as it was typed."""
+        if turn.role == "system":
+            return Beginning.of(turn.tip).content
         run = self.turn_run(turn)
         return content_of(run) if len(run) and turn.role == "assistant" else turn.tip.text
 
@@ -232,7 +248,8 @@ class OpenSession:
 
     def last_turn(self) -> TurnView:
         """The turn at the end of the path."""
-        return self.turn_views()[-1]
+        *before, last = self.tree.turns(self.tip)
+        return self.turn_view(last, sum(self.turn_length(turn) for turn in before))
 
     def turn_view(self, turn: Turn, start: int) -> TurnView:
         """One turn; `start` is the path's tokens before it."""
@@ -247,6 +264,7 @@ class OpenSession:
             tier=self._tier(start, len(run)),
             stats=self.stats_of(node),
             can_retry=self.has_hope or not node.stats.get(HOPELESS, False),
+            calls=self._calls(turn),
             can_repeat=node.role == "assistant" and node.id not in self.states and not refusal(node),
         )
 
@@ -274,6 +292,13 @@ class OpenSession:
         """How an answer was made, or is doing."""
         return self.stats.get(node.id) or stored_stats(node)
 
+    def _calls(self, turn: Turn) -> tuple[ToolCard, ...]:
+        """The calls in the answer that ends the path: whoever answers them goes on from there."""
+        node = turn.tip
+        if node.id != self.tip or node.role != "assistant" or node.id in self.states or not node.text:
+            return ()
+        return cards(self.content(turn), self.tools())
+
     def _tier(self, start: int, length: int) -> Tier:
         """Of `length` tokens after `start`; the last token's KV follows with the next turn."""
         if not length:
@@ -289,17 +314,27 @@ class OpenSession:
             return TurnStatus.DAMAGED
         return TurnStatus.PARTIAL if node.status == "partial" and node.role == "assistant" else TurnStatus.COMPLETE
 
+    def _not_seen(self, node: NodeRow) -> str:
+        """What is said where a path goes on without the turns before."""
+        root = self.tree.nodes.get(node.parent_id) if node.parent_id is not None else None
+        count = left_out(root.stats) if root is not None and root.role == "system" else 0
+        return f"{_turns(count)} not seen by the model; the whole conversation stands beside this" if count else ""
+
     def _note(self, node: NodeRow) -> str:
         if node.damaged or node.id in self.damaged:
             return "some of this turn's stored rows are damaged; what could be read is shown"
         if node.role != "assistant":
-            return ""
+            return self._not_seen(node)
         message = node.stats.get("message")
         if isinstance(message, str):
             return message
         cut = (node.status, node.finish_reason) == ("partial", "stop")
         ended = CUT if cut else NOTES.get(node.finish_reason or "", "")
         return " · ".join(note for note in (repeat_note(node.stats), ended) if note)
+
+
+def _turns(count: int) -> str:
+    return "1 earlier turn is" if count == 1 else f"{count:,} earlier turns are"
 
 
 def text_run(text: str) -> TokenRun:
