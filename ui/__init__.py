@@ -52,8 +52,10 @@ from ui.port_shelf import FolderView, ShelfCommands, TrashedSession
 from ui.transfers import BranchDiff, DiffPart, DiffSide, ExportKind, ImportResult, OnTransfer
 
 if TYPE_CHECKING:
+    from ui.inspector import Inspector
     from ui.recovery import RecoveryPage
     from ui.sessions import SessionPanel
+    from ui.shown import Spot
     from ui.theme import DARK, LIGHT, Palette, Scheme, Theme, apply_theme
     from ui.transcript import Measure, TranscriptView
     from ui.window import MainWindow, WindowState
@@ -85,6 +87,7 @@ __all__ = [
     "FormatKind",
     "Guess",
     "ImportResult",
+    "Inspector",
     "Made",
     "MainWindow",
     "Measure",
@@ -107,6 +110,7 @@ __all__ = [
     "Setting",
     "SetupCommands",
     "ShelfCommands",
+    "Spot",
     "StatusChanged",
     "StatusView",
     "TextFile",
@@ -126,7 +130,9 @@ __all__ = [
 ]
 
 _NAMES = {
+    "ui.inspector": ("Inspector",),
     "ui.recovery": ("RecoveryPage",),
+    "ui.shown": ("Spot",),
     "ui.sessions": ("SessionPanel",),
     "ui.theme": ("DARK", "LIGHT", "Palette", "Scheme", "Theme", "apply_theme"),
     "ui.transcript": ("Measure", "TranscriptView"),
