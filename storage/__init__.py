@@ -12,6 +12,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from storage.errors import (
+    InvalidFileError,
     InvalidRowError,
     StoreBusyError,
     StoreClosedError,
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from storage.rows import (
         DamageRow,
         FolderRow,
+        Imported,
         NewChunk,
         NewNode,
         NodeRow,
@@ -43,6 +45,10 @@ if TYPE_CHECKING:
     )
     from storage.salvaging import salvage
     from storage.store import SessionStore
+    from storage.transfer.exporting import export_json
+    from storage.transfer.portable import export_portable
+    from storage.transfer.portable_reading import PortableFile
+    from storage.transfer.telling import export_markdown, export_tokens
 
 __all__ = [
     "BlockFile",
@@ -50,11 +56,14 @@ __all__ = [
     "DamageRow",
     "DataFolderLock",
     "FolderRow",
+    "Imported",
+    "InvalidFileError",
     "InvalidRowError",
     "NewChunk",
     "NewNode",
     "NodeRow",
     "Places",
+    "PortableFile",
     "Salvage",
     "SessionCopy",
     "SessionRow",
@@ -71,6 +80,10 @@ __all__ = [
     "StoreReadOnlyError",
     "StoredChunk",
     "UnknownRowError",
+    "export_json",
+    "export_markdown",
+    "export_portable",
+    "export_tokens",
     "open_blocks",
     "request_focus",
     "salvage",
@@ -83,6 +96,7 @@ _NAMES = {
     "storage.rows": (
         "DamageRow",
         "FolderRow",
+        "Imported",
         "NewChunk",
         "NewNode",
         "NodeRow",
@@ -94,6 +108,10 @@ _NAMES = {
     ),
     "storage.salvaging": ("salvage",),
     "storage.store": ("SessionStore",),
+    "storage.transfer.exporting": ("export_json",),
+    "storage.transfer.portable": ("export_portable",),
+    "storage.transfer.portable_reading": ("PortableFile",),
+    "storage.transfer.telling": ("export_markdown", "export_tokens"),
 }
 _HOMES = {name: module for module, names in _NAMES.items() for name in names}
 

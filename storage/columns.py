@@ -17,9 +17,9 @@ from storage.errors import InvalidRowError, StoreDamagedError
 from storage.rows import Columns
 from storage.text import clean, to_json
 
-_DTYPES = frozenset(f"{order}{kind}" for order, kinds in (("|", "b1 i1 u1"), ("<", "i2 i4 i8 u2 u4 u8 f2 f4 f8"))
+DTYPES = frozenset(f"{order}{kind}" for order, kinds in (("|", "b1 i1 u1"), ("<", "i2 i4 i8 u2 u4 u8 f2 f4 f8"))
                     for kind in kinds.split())  # fmt: skip
-_MAX_AXES = 4
+MAX_AXES = 4
 
 _Packed = dict[str, tuple[str, tuple[int, ...], bytes]]
 _decoder = msgspec.msgpack.Decoder(_Packed)
@@ -35,7 +35,7 @@ def encode(columns: Columns) -> bytes:
     for name, column in columns.items():
         array = np.ascontiguousarray(column).reshape(np.shape(column))  # ascontiguousarray makes 0-d arrays 1-d
         array = array.astype(array.dtype.newbyteorder("<"), copy=False)
-        if array.dtype.str not in _DTYPES or array.ndim > _MAX_AXES:
+        if array.dtype.str not in DTYPES or array.ndim > MAX_AXES:
             raise InvalidRowError(
                 f"column {name!r}: {array.ndim}-dimensional {array.dtype} cannot be saved, only plain numbers"
             )
@@ -57,9 +57,9 @@ def decode(blob: bytes) -> dict[str, npt.NDArray[np.generic]]:
 
 
 def _array(name: str, dtype: str, shape: tuple[int, ...], raw: bytes) -> npt.NDArray[np.generic]:
-    if dtype not in _DTYPES:
+    if dtype not in DTYPES:
         raise StoreDamagedError(f"column {name!r}: dtype {dtype!r} is not one we write")
-    if len(shape) > _MAX_AXES or any(not 0 <= n < 2**31 for n in shape):
+    if len(shape) > MAX_AXES or any(not 0 <= n < 2**31 for n in shape):
         raise StoreDamagedError(f"column {name!r}: shape {shape} is not one we write")
     if math.prod(shape) * np.dtype(dtype).itemsize != len(raw):
         raise StoreDamagedError(f"column {name!r}: {len(raw)} bytes do not fill {dtype} of shape {shape}")

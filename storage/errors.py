@@ -10,7 +10,8 @@ StoreError
 ├── StoreBusyError                      another program holds the database
 ├── StoreClosedError                    the store was closed
 ├── UnknownRowError (LookupError)       no session, node or chunk has that number
-└── InvalidRowError (ValueError)        what was to be saved makes no sense; nothing was written
+├── InvalidRowError (ValueError)        what was to be saved makes no sense; nothing was written
+└── InvalidFileError (ValueError)       a file cannot be imported; nothing of it was
 """
 
 from __future__ import annotations
@@ -64,6 +65,22 @@ class UnknownRowError(StoreError, LookupError):
 
 class InvalidRowError(StoreError, ValueError):
     """What was to be saved makes no sense; nothing was written."""
+
+
+class InvalidFileError(StoreError, ValueError):
+    """A file that was to be imported is not what it should be; nothing of it was taken.
+
+    Args:
+        name: Of the file.
+        what: What is wrong, in plain words.
+        line: Where, counted from 1; None for a file without lines.
+        place: Which part of it ("node 17"); empty for the file as a whole.
+    """
+
+    def __init__(self, name: str, what: str, *, line: int | None = None, place: str = "") -> None:
+        self.line, self.place = line, place
+        where = [name, *([f"line {line:,}"] if line is not None else []), *([place] if place else [])]
+        super().__init__(f"{', '.join(where)}: {what}")
 
 
 # Primary result codes of SQLite (the low byte of the extended code), and what each means to a person.

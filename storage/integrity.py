@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import sqlite_utils
 
-from storage import records, sealed
+from storage import records, sealed, sessions
 from storage.database import fetch, scalar
 from storage.errors import is_damage
 from storage.rows import DamageKind, DamageRow
@@ -45,11 +45,13 @@ def check_file(db: sqlite_utils.Database) -> list[DamageRow]:
 
 
 def check_session(db: sqlite_utils.Database, session_id: int) -> list[DamageRow]:
-    """One session: its row, its runs, their tokens and what search knows of them."""
+    """One session: its row, its runs, their tokens and what search knows of them; of one that is being imported, nothing."""
     title: str | None = None
     found: list[DamageRow] = []
     try:
         for session in fetch(db, "SELECT * FROM sessions WHERE id = ?", [session_id]):
+            if sessions.is_unfinished(session):
+                continue
             title = str(session["title"])
             found.extend(_check_session(db, session))
     except (sqlite3.Error, UnicodeDecodeError) as error:

@@ -107,6 +107,18 @@ def tree(db: sqlite_utils.Database, session_id: int) -> SessionTree:
     return SessionTree(view, tuple(_view(row, ends.get((row["id"], row["kv_fingerprint"]), 0)) for row in rows))
 
 
+def one(db: sqlite_utils.Database, session_id: int, node_id: int) -> NodeRow:
+    """One run of a session.
+
+    Raises:
+        UnknownRowError: The session has none of that number.
+    """
+    row = require(db, node_id)
+    if row["session_id"] != session_id:
+        raise UnknownRowError(f"there is no node {node_id} in session {session_id}")
+    return _view(row, records.saved_end(db, node_id, row["kv_fingerprint"]))
+
+
 def _view(row: dict[str, Any], saved: int) -> NodeRow:
     damaged = not sealed.intact("nodes", row)
     try:

@@ -28,7 +28,7 @@ def close_open_runs(db: sqlite_utils.Database) -> int:
 def _close(db: sqlite_utils.Database, row: dict[str, Any]) -> None:
     sql = "SELECT * FROM token_chunks WHERE node_id = ? AND kv_fingerprint = ? ORDER BY id"
     tiles = records.tiled(row["id"], fetch(db, sql, [row["id"], row["kv_fingerprint"]]), length=None)
-    text = row["text"] or clean("".join(_text(tile.columns) for tile in tiles))
+    text = row["text"] or clean("".join(text_of(tile.columns) for tile in tiles))
     changes = {
         "status": "partial",
         "finish_reason": "app_ended",
@@ -39,7 +39,8 @@ def _close(db: sqlite_utils.Database, row: dict[str, Any]) -> None:
     search.index_node(db, row["session_id"], row["id"], text)
 
 
-def _text(found: Columns) -> str:
+def text_of(found: Columns) -> str:
+    """What tokens say, without those of the template."""
     texts = columns.pieces(found, "text") or []
     origins = found.get("origin")
     kept = [t for i, t in enumerate(texts) if origins is None or origins[i] != _TEMPLATE]

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 Columns = Mapping[str, npt.NDArray[np.generic]]
-Role = Literal["system", "user", "assistant"]
+Role = Literal["system", "user", "assistant", "tool"]
 Status = Literal["open", "complete", "partial"]
 DamageKind = Literal["file", "search", "session", "node", "tokens", "vocabulary", "model", "setting", "folder", "place"]
 
@@ -140,6 +140,14 @@ class SessionCopy:
 
     session_id: int
     nodes: Mapping[int, int]  # the original's node -> the copy's
+
+
+@dataclass(frozen=True, slots=True)
+class Imported:
+    """What an import brought: the sessions' numbers in the order of the file, and what could not be taken, in plain words."""
+
+    sessions: tuple[int, ...]
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

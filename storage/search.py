@@ -25,6 +25,11 @@ def index_node(db: sqlite_utils.Database, session_id: int, node_id: int, text: s
     _index(db, session_id, node_id, text)
 
 
+def index_fresh(db: sqlite_utils.Database, session_id: int, node_id: int, text: str) -> None:
+    """The same for a node that was added just now, which has nothing to be replaced."""
+    db.execute("INSERT INTO search (rowid, body, session_id) VALUES (?, ?, ?)", [node_id, spaced(text), session_id])
+
+
 def index_title(db: sqlite_utils.Database, session_id: int, title: str) -> None:
     """Makes `title` what is found for the session itself."""
     _index(db, session_id, -session_id, title)

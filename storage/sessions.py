@@ -31,7 +31,7 @@ def create(db: sqlite_utils.Database, title: str, *, is_sample: bool) -> int:
         "title": title,
         "created": now,
         "updated": now,
-        "touched": _next_touch(db),
+        "touched": next_touch(db),
         "pinned": 0,
         "is_sample": int(is_sample),
         "branches": 0,
@@ -76,6 +76,11 @@ def trash(db: sqlite_utils.Database) -> list[SessionRow]:
     return [view(row) for row in rows]
 
 
+def is_unfinished(row: dict[str, Any]) -> bool:
+    """Whether it is being imported, or was when the app ended; a flipped bit must not say so."""
+    return bool(row["importing"]) and sealed.intact("sessions", row)
+
+
 def change(db: sqlite_utils.Database, session_id: int, **changes: Any) -> None:
     """Sets columns of one session."""
     sealed.update(db, "sessions", require(db, session_id), changes)
@@ -91,7 +96,7 @@ def touch(db: sqlite_utils.Database, row: dict[str, Any], *, nodes: int = 0, tip
     """Moves a session to the top of the list after its content changed."""
     changes |= {
         "updated": time.time(),
-        "touched": _next_touch(db),
+        "touched": next_touch(db),
         "node_count": row["node_count"] + nodes,
         "branches": row["branches"] + tips,
     }
@@ -153,8 +158,11 @@ def _is_tagged(row: SessionRow, start: str) -> bool:
     return any(tag.casefold().startswith(start) for tag in row.tags)
 
 
-def _next_touch(db: sqlite_utils.Database) -> int:
-    """A sequence, not the clock: setting the clock back must not hide today's chats below last year's."""
+def next_touch(db: sqlite_utils.Database) -> int:
+    """What a session that changes now is sorted by.
+
+    A sequence, not the clock: setting the clock back must not hide today's chats below last year's.
+    """
     return int(scalar(db, "SELECT coalesce(max(touched), 0) + 1 FROM sessions"))
 
 

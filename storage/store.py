@@ -5,19 +5,26 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from storage import copies, integrity, keep, nodes, places, records, recovery, sessions, upkeep
 from storage.backup import back_up_daily
 from storage.database import Database, transaction
 from storage.errors import StoreDamagedError
 from storage.places import Places
-from storage.rows import DamageRow, NewChunk, NewNode, SessionCopy, SessionRow, SessionTree, StoredChunk
+from storage.rows import DamageRow, Imported, NewChunk, NewNode, SessionCopy, SessionRow, SessionTree, StoredChunk
 from storage.schema import open_sessions
+
+if TYPE_CHECKING:
+    from storage.transfer.importing import Importer
+
+
+def _unheard(_done: int, _total: int) -> None:
+    """Nobody listens."""
 
 
 class SessionStore:
@@ -35,6 +42,7 @@ class SessionStore:
     def __init__(self, database: Database) -> None:
         self._database = database
         self.places = Places(database)  # folders, tags, the order by hand
+        self._imports: Importer | None = None
 
     @classmethod
     def open(cls, path: Path, *, read_only: bool = False) -> Self:
@@ -239,6 +247,46 @@ class SessionStore:
     async def setting(self, key: str) -> Any:
         """The value of a setting; None when it was never set."""
         return await self._database.read(lambda db: keep.setting(db, key))
+
+    async def set_session_setup(self, session_id: int, value: Any) -> None:
+        """Saves what a session is set to, any JSON value; it goes when the session is deleted for good.
+
+        Raises:
+            UnknownRowError: There is no such session.
+        """
+        await self._database.write(lambda db: keep.set_session_setup(db, session_id, value))
+
+    async def session_setup(self, session_id: int) -> Any:
+        """What a session is set to; None when nothing was ever saved for it."""
+        return await self._database.read(lambda db: keep.setting(db, keep.session_key(session_id)))
+
+    # ---- in and out of files
+
+    async def import_file(self, path: Path, progress: Callable[[int, int], None] = _unheard) -> Imported:
+        """Imports sessions from a file: our JSON, messages as OpenAI's API takes them, or a portable session file.
+
+        Others use the store meanwhile. Where anything is wrong, or the task is cancelled, nothing of it stays.
+
+        Args:
+            path: The file; it is not changed.
+            progress: Called now and then with what was read and how much there is.
+
+        Raises:
+            InvalidFileError: The file is not what it should be; the line and the node or message are named.
+            StoreNewerError: A newer version wrote it.
+        """
+        return await self._importer().take(path, progress)
+
+    async def drop_unfinished_imports(self) -> int:
+        """Deletes what an import that was killed has left behind, in short transactions; returns how many sessions."""
+        return await self._importer().drop_unfinished()
+
+    def _importer(self) -> Importer:
+        if self._imports is None:
+            from storage.transfer.importing import Importer  # the window opens without it
+
+            self._imports = Importer(self._database)
+        return self._imports
 
     # ---- care
 

@@ -8,13 +8,17 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from ui.drawing_port import Column, ColumnKind, Columns, ColumnsChanged, ColumnTokens, Drawing, DrawingUses
+from ui.made import Made, Setting
 from ui.port import (
     BackendChoice,
     BranchRow,
     Composition,
+    ContextPart,
     EngineState,
     Event,
     ModelChoice,
+    PartKind,
     Refusal,
     SessionChanged,
     SessionCopied,
@@ -31,39 +35,86 @@ from ui.port import (
     TurnView,
     Workbench,
 )
+from ui.port_setup import (
+    AdapterChoice,
+    AdapterLine,
+    AnswerFormat,
+    FormatKind,
+    Guess,
+    ModelFacts,
+    OptionView,
+    SessionSetup,
+    SetupCommands,
+    TextFile,
+    ToolCard,
+)
 from ui.port_shelf import FolderView, ShelfCommands, TrashedSession
+from ui.transfers import BranchDiff, DiffPart, DiffSide, ExportKind, ImportResult, OnTransfer
 
 if TYPE_CHECKING:
     from ui.recovery import RecoveryPage
+    from ui.sessions import SessionPanel
     from ui.theme import DARK, LIGHT, Palette, Scheme, Theme, apply_theme
+    from ui.transcript import Measure, TranscriptView
     from ui.window import MainWindow, WindowState
 
 __all__ = [
     "DARK",
     "LIGHT",
+    "AdapterChoice",
+    "AdapterLine",
+    "AnswerFormat",
     "BackendChoice",
+    "BranchDiff",
     "BranchRow",
+    "Column",
+    "ColumnKind",
+    "ColumnTokens",
+    "Columns",
+    "ColumnsChanged",
     "Composition",
+    "ContextPart",
+    "DiffPart",
+    "DiffSide",
+    "Drawing",
+    "DrawingUses",
     "EngineState",
     "Event",
+    "ExportKind",
     "FolderView",
+    "FormatKind",
+    "Guess",
+    "ImportResult",
+    "Made",
     "MainWindow",
+    "Measure",
     "ModelChoice",
+    "ModelFacts",
+    "OnTransfer",
+    "OptionView",
     "Palette",
+    "PartKind",
     "RecoveryPage",
     "Refusal",
     "Scheme",
     "SessionChanged",
     "SessionCopied",
+    "SessionPanel",
+    "SessionSetup",
     "SessionSummary",
     "SessionView",
     "SessionsChanged",
+    "Setting",
+    "SetupCommands",
     "ShelfCommands",
     "StatusChanged",
     "StatusView",
+    "TextFile",
     "Theme",
     "Tier",
     "TokensArrived",
+    "ToolCard",
+    "TranscriptView",
     "TrashedSession",
     "TurnChanged",
     "TurnStats",
@@ -76,7 +127,9 @@ __all__ = [
 
 _NAMES = {
     "ui.recovery": ("RecoveryPage",),
+    "ui.sessions": ("SessionPanel",),
     "ui.theme": ("DARK", "LIGHT", "Palette", "Scheme", "Theme", "apply_theme"),
+    "ui.transcript": ("Measure", "TranscriptView"),
     "ui.window": ("MainWindow", "WindowState"),
 }
 _HOMES = {name: module for module, names in _NAMES.items() for name in names}

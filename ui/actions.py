@@ -50,21 +50,36 @@ class Actions(QObject):
         self.sidebar = self._make(self.tr("Sidebar"), "Ctrl+Alt+S", checkable=True)
         self.inspector = self._make(self.tr("Inspector"), "Ctrl+Alt+I", checkable=True)
         self.template = self._make(self.tr("Template Tokens"), checkable=True)
+        self.pruned = self._make(self.tr("Pruned Branches"), checkable=True)
+        self.prune = self._make(self.tr("Prune Branch"), "Ctrl+Alt+P")
         self.uncertain = self._make(self.tr("Next Uncertain Token"), "Ctrl+J")
         self.stop = self._make(self.tr("Stop"), STOP_KEYS)
         self.regenerate = self._make(self.tr("Regenerate"), "Ctrl+R")
+        self.regenerate_exactly = self._make(self.tr("Regenerate Exactly"), "Ctrl+Shift+R")
         self.continue_answer = self._make(self.tr("Continue"), "Ctrl+Shift+Return")
+        self.setup = self._make(self.tr("Model and Adapters…"), "Ctrl+Shift+M")
+        self.sampling = self._make(self.tr("Sampling and System Prompt…"), "Ctrl+Shift+P")
+        self.two_ways = self._make(self.tr("2 Continuations"), "Ctrl+Alt+2")
+        self.four_ways = self._make(self.tr("4 Continuations"), "Ctrl+Alt+4")
+        self.eight_ways = self._make(self.tr("8 Continuations"), "Ctrl+Alt+8")
+        self.beams = self._make(self.tr("4 Beams"), "Ctrl+Alt+B")
         self.previous = self._make(self.tr("Previous Variant"), "Ctrl+[")
         self.next = self._make(self.tr("Next Variant"), "Ctrl+]")
         self.about = self._make(self.tr("About Elsewise"), role=Role.AboutRole)
 
+    @property
+    def ways(self) -> dict[int, QAction]:
+        """By how many continuations they give."""
+        return {2: self.two_ways, 4: self.four_ways, 8: self.eight_ways}
+
     def menus(self) -> list[QMenu]:
         """The menus, in their order; the caller puts them into a menu bar or a popup."""
+        branching = (*self.ways.values(), self.beams, None, self.prune, self.previous, self.next)
         return [
             self._menu(self.tr("File"), self.new_session, self.rename, self.pin, self.trash, None, self.close, self.quit),
             self._menu(self.tr("Edit"), self.undo, self.copy, None, *self._finding()),
             self._view_menu(),
-            self._menu(self.tr("Session"), self.stop, self.regenerate, self.continue_answer, None, self.previous, self.next),
+            self._session_menu(*branching),
             self._menu(self.tr("Help"), self.about),
         ]
 
@@ -84,11 +99,15 @@ class Actions(QObject):
         self._window.addAction(action)
         return action
 
+    def _session_menu(self, *branching: QAction | None) -> QMenu:
+        answers = (self.stop, self.regenerate, self.regenerate_exactly, self.continue_answer)
+        return self._menu(self.tr("Session"), *answers, None, *branching, None, self.setup, self.sampling)
+
     def _finding(self) -> tuple[QAction, ...]:
         return self.find, self.find_next, self.find_previous, self.search
 
     def _view_menu(self) -> QMenu:
-        menu = self._menu(self.tr("View"), self.read, self.tokens, self.template)
+        menu = self._menu(self.tr("View"), self.read, self.tokens, self.template, self.pruned)
         menu.addMenu(self._menu(self.tr("Colour By"), *self.colours.values()))
         for entry in (None, self.sidebar, self.inspector, None, self.uncertain):
             menu.addSeparator() if entry is None else menu.addAction(entry)

@@ -6,12 +6,14 @@ from PySide6.QtCore import Qt, Signal
 from PySide6.QtGui import QKeyEvent, QResizeEvent
 from PySide6.QtWidgets import QHBoxLayout, QVBoxLayout, QWidget
 
+from ui.columns import ColumnsPanel
 from ui.composer import Composer
 from ui.find_bar import FindBar
 from ui.inspector import Inspector
 from ui.link_bar import LinkBar
 from ui.sidebar import Sidebar
 from ui.status import StatusBar
+from ui.tool_cards import ToolCards
 from ui.topbar import TopBar
 from ui.transcript import TranscriptView
 
@@ -33,8 +35,10 @@ class Frame(QWidget):
         self.top = TopBar()
         self.sidebar = Sidebar()
         self.transcript = TranscriptView()
+        self.columns = ColumnsPanel()
         self.finder = FindBar()
         self.link = LinkBar()
+        self.cards = ToolCards()
         self.composer = Composer()
         self.inspector = Inspector()
         self.status = StatusBar()
@@ -47,7 +51,8 @@ class Frame(QWidget):
             (self.sidebar.sessions.search, self.sidebar.sessions.view),
             (self.sidebar.sessions.view, self.sidebar.tree),
             (self.sidebar.tree, self.transcript),
-            (self.transcript, self.composer.field),
+            (self.transcript, self.columns),
+            (self.columns, self.composer.field),
             (self.composer.field, self.composer.send_button),
         ):
             QWidget.setTabOrder(first, second)
@@ -97,10 +102,12 @@ class Frame(QWidget):
         middle.setContentsMargins(0, 0, 0, 16)
         middle.setSpacing(0)
         middle.addWidget(self.finder)
-        middle.addWidget(self.transcript, 1)
+        middle.addWidget(self.transcript, 2)
+        middle.addWidget(self.columns, 3)
         self._foot.setContentsMargins(LEFT, 0, RIGHT, 0)
         self._foot.setSpacing(8)
         self._foot.addWidget(self.link)
+        self._foot.addWidget(self.cards)
         self._foot.addWidget(self.composer)
         middle.addLayout(self._foot)
         panels = QHBoxLayout()

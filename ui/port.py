@@ -13,7 +13,11 @@ from enum import StrEnum
 from typing import Protocol
 
 from runtime import TokenRun
+from ui.drawing_port import ColumnsChanged, ColumnTokens, DrawingUses
+from ui.made import Made
+from ui.port_setup import SetupCommands, TextFile, ToolCard
 from ui.port_shelf import ShelfCommands
+from ui.transfers import TransferUseCases
 
 
 class Refusal(Exception):
@@ -64,14 +68,16 @@ class TurnView:
     """One turn of the path that is shown."""
 
     node_id: int  # the turn's last node on this path: what `branch`, `regenerate` and `edit` refer to
-    role: str  # system, user, assistant
+    role: str  # system, user, assistant, tool
     run: TokenRun  # all its tokens along the path; the template's have origin TEMPLATE
     status: TurnStatus
     variants: tuple[int, ...]  # last nodes of the turn's siblings, in order; this turn's own is among them
     note: str = ""  # inline message, such as "stopped" or what failed and what to do
     tier: Tier = Tier.COLD
     stats: TurnStats | None = None
+    can_repeat: bool = False  # how it was made is known: it can be made again exactly
     can_retry: bool = True  # False: the same again can only fail again; the note says what to do instead
+    calls: tuple[ToolCard, ...] = ()  # of tools, that nobody has answered yet
 
     @property
     def variant(self) -> int:
@@ -90,6 +96,9 @@ class BranchRow:
     logprob: float | None  # nats, of the branch's generated tokens
     on_path: bool  # part of the path shown
     current: bool  # the tip of the path shown
+    likely: float | None = None  # geometric mean of those tokens' probabilities: comparable between lengths
+    start: int = 0  # the token of the node from which on the line speaks of it
+    pruned: bool = False  # put out of sight, itself or with what it leaves
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +163,24 @@ class BackendChoice:
     chosen: bool
 
 
+class PartKind(StrEnum):
+    """What a part of the context is."""
+
+    SYSTEM = "system"
+    FILES = "files"
+    HISTORY = "history"
+    DRAFT = "draft"
+
+
+@dataclass(frozen=True, slots=True)
+class ContextPart:
+    """A stretch of the context."""
+
+    kind: PartKind
+    tokens: int
+    warm: int  # of them, those that need not be computed
+
+
 @dataclass(frozen=True, slots=True)
 class Composition:
     """What the typed text will cost."""
@@ -162,6 +189,9 @@ class Composition:
     bits: float | None  # None until scored
     context_used: int  # tokens of path and draft together
     context_length: int | None  # None while no model is known
+    parts: tuple[ContextPart, ...] = ()  # in order; empty where they are not known
+    can_grow: bool = False  # the model has a larger context than it was loaded with
+    new_tokens: int | None = None  # to be computed before the first token of the answer
 
 
 # ---- events -------------------------------------------------------------------------------------------------------
@@ -211,10 +241,11 @@ class StatusChanged:
     status: StatusView
 
 
-Event = SessionChanged | SessionCopied | TokensArrived | TurnChanged | SessionsChanged | StatusChanged
+DrawingEvent = ColumnsChanged | ColumnTokens
+Event = SessionChanged | SessionCopied | TokensArrived | TurnChanged | SessionsChanged | StatusChanged | DrawingEvent
 
 
-class Workbench(ShelfCommands, Protocol):
+class Workbench(SetupCommands, ShelfCommands, TransferUseCases, DrawingUses, Protocol):
     """The use cases of the app. Every coroutine may raise `Refusal`.
 
     A command that would change the sample makes a copy of it, says `SessionCopied`, and goes on there.
@@ -262,6 +293,15 @@ class Workbench(ShelfCommands, Protocol):
     async def regenerate(self, session_id: int, node_id: int) -> None:
         """Another answer beside the model's turn `node_id`."""
 
+    async def regenerate_exactly(self, session_id: int, node_id: int) -> None:
+        """The model's turn once more beside it, with the options, seed and model that made it.
+
+        Its note says whether the two are the same, token for token, or where they part.
+        """
+
+    def how_made(self, session_id: int, node_id: int) -> Made | None:
+        """How an answer was made; None where nobody kept it."""
+
     async def continue_turn(self, session_id: int, node_id: int) -> None:
         """Goes on with an answer that was stopped."""
 
@@ -273,6 +313,18 @@ class Workbench(ShelfCommands, Protocol):
 
     async def compose(self, session_id: int, text: str, replaces: int | None = None) -> Composition:
         """Tokens and context of a draft, or of another version of the user's turn `replaces`; no forward."""
+
+    async def score_draft(self, session_id: int, text: str, replaces: int | None = None) -> float | None:
+        """Bits of a draft, computed behind everything else; None where that is not to be had now. May be cancelled."""
+
+    async def read_file(self, path: str) -> TextFile:
+        """A text file to go with a message; a binary one or one that is too large is refused, with numbers."""
+
+    async def grow_context(self) -> None:
+        """Loads the model with all the context it has, from the next request on."""
+
+    async def leave_out(self, session_id: int, text: str) -> int:
+        """Makes room for a message: goes on with the latest turns alone, beside the whole conversation; how many it left out."""
 
     async def models(self) -> Sequence[ModelChoice]:
         """What is on the shelf."""

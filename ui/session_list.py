@@ -22,7 +22,6 @@ from ui.theme.fonts import caption_font, interface_font
 from ui.theme.scheme import current_theme
 from ui.transcript.visible import one_line
 
-
 LONGEST_TAG = 12  # characters that a row shows of its first tag
 
 

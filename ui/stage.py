@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from PySide6.QtCore import QObject, QTimer
 from PySide6.QtWidgets import QMainWindow
 
-from runtime import TokenRun
+from runtime import Origin, TokenRun
 from ui.actions import Actions
 from ui.desk import Desk
+from ui.drawing_port import Columns
 from ui.frame import Frame
 from ui.port import Composition, EngineState, ModelChoice, SessionSummary, SessionView, StatusView, TurnStatus, TurnView
 from ui.port_shelf import FolderView
@@ -31,6 +32,7 @@ class Stage(QObject):
         self.sessions: dict[int, SessionSummary] = {}
         self.mode = Mode.TOKENS
         self._link_of: int | None = None  # the session whose link is asked about
+        self._engine: EngineState | None = None  # as last told
         self._counted_at: tuple[EngineState, bool] | None = None
         desk.session_shown.connect(self._show_session)
         desk.turn_changed.connect(self._show_turn)
@@ -45,10 +47,15 @@ class Stage(QObject):
         desk.draft_saved.connect(parts.composer.clear_sent)
         desk.copied.connect(parts.composer.carry)
         desk.composed.connect(self._show_cost)
+        desk.draft_scored.connect(parts.composer.show_bits)
+        desk.file_read.connect(parts.composer.attach)
+        desk.left_out.connect(self._show_left_out)
         desk.refused.connect(parts.composer.notice.say)
         desk.trashed.connect(parts.sidebar.sessions.offer_undo)
         desk.restored.connect(parts.sidebar.sessions.withdraw_undo)
         desk.undo_changed.connect(self.refresh)
+        desk.columns_changed.connect(self._show_columns)
+        desk.column_tokens.connect(parts.columns.append)
         parts.panels_changed.connect(self.refresh)
         parts.transcript.set_vocabulary(desk.token_bytes)
         self._counted_length = 0  # tokens of the path when its context was counted
@@ -69,6 +76,7 @@ class Stage(QObject):
     def colour_by(self, measure: Measure) -> None:
         """What the colours of tokens show."""
         self._parts.transcript.colour_by(measure)
+        self._parts.columns.colour_by(measure)
         self._parts.status.legend.show_measure(measure)
         self._acts.colours[measure].setChecked(True)
 
@@ -83,7 +91,9 @@ class Stage(QObject):
         spot = shown.spot(*place) if shown is not None and place is not None else None
         turn = shown.turn(spot.node_id) if shown is not None and spot is not None else None
         can_choose = turn is not None and turn.role != "system"
-        self._parts.inspector.show_spot(spot, self._desk.token_bytes, can_choose=can_choose)
+        own = spot is not None and spot.record.origin is not Origin.TEMPLATE
+        can_continue = own and turn is not None and turn.role == "assistant"
+        self._parts.inspector.show_spot(spot, self._desk.token_bytes, can_choose=can_choose, can_continue=can_continue)
 
     @property
     def shown_summary(self) -> SessionSummary | None:
@@ -99,6 +109,8 @@ class Stage(QObject):
         answer = shown.last_answer if shown is not None else None
         fork = shown.fork if shown is not None else None
         self._parts.composer.set_running(running)
+        turns = shown.view.turns if shown is not None else ()
+        self._parts.cards.show_turn(turns[-1] if turns and not running else None)
         acts.stop.setEnabled(running)
         acts.rename.setEnabled(own)
         acts.trash.setEnabled(own)
@@ -106,8 +118,12 @@ class Stage(QObject):
         is_pinned = summary is not None and summary.pinned
         acts.pin.setText(self.tr("Unpin Session") if is_pinned else self.tr("Pin Session"))
         acts.regenerate.setEnabled(answer is not None and not running)
+        acts.regenerate_exactly.setEnabled(answer is not None and answer.can_repeat and not running)
         partial = answer is not None and answer.status is TurnStatus.PARTIAL and has_own_words(answer.run)
         acts.continue_answer.setEnabled(partial and not running)
+        for act in (*acts.ways.values(), acts.beams):
+            act.setEnabled(answer is not None and not running)
+        acts.prune.setEnabled(shown is not None and len(shown.view.branches) > 1 and not running)
         acts.previous.setEnabled(fork is not None and fork.step(-1) is not None)
         acts.next.setEnabled(fork is not None and fork.step(+1) is not None)
         undo = self._desk.undo_label
@@ -121,7 +137,7 @@ class Stage(QObject):
         """The context meter moves when an answer ends, and can be read only once an engine is there."""
         now = (self._desk.engine, self._desk.running)
         if self._counted_at not in (None, now):
-            self._desk.compose(self._parts.composer.draft, self._parts.composer.replaces)
+            self._desk.compose(self._parts.composer.message, self._parts.composer.replaces)
         self._counted_at = now
 
     def _show_session(self, view: SessionView) -> None:
@@ -137,14 +153,14 @@ class Stage(QObject):
         if view.session_id != self._link_of:
             self._link_of = view.session_id
             parts.link.dismiss()
-        parts.inspector.show_path(view.turns)
+        parts.inspector.show_path(view.turns, self._desk.how_made)
         self._show_pin_again()
-        self._desk.compose(parts.composer.draft, parts.composer.replaces)
+        self._desk.compose(parts.composer.message, parts.composer.replaces)
 
     def _show_turn(self, turn: TurnView) -> None:
         self._parts.transcript.update_turn(turn)
         if self._desk.shown is not None:
-            self._parts.inspector.show_path(self._desk.shown.view.turns)
+            self._parts.inspector.show_path(self._desk.shown.view.turns, self._desk.how_made)
         pinned = self._parts.inspector.token.spot
         if pinned is not None and pinned.node_id == turn.node_id:
             self._show_pin_again()
@@ -163,6 +179,20 @@ class Stage(QObject):
         self._parts.composer.show_cost(composition)
         self._counted_length = self._desk.shown.length if self._desk.shown is not None else 0
 
+    def _show_left_out(self, count: int) -> None:
+        words = self.tr("1 turn is left out") if count == 1 else self.tr("{0:,} turns are left out").format(count)
+        self._parts.composer.notice.say(
+            self.tr("{0}; the whole conversation stands beside this. Send when you are ready").format(words)
+        )
+
+    def _show_columns(self, view: Columns | None) -> None:
+        panel = self._parts.columns
+        opens = panel.isHidden() and view is not None
+        panel.show_columns(view)
+        pinned = self._parts.transcript.pinned
+        if opens and pinned is not None:  # the place stays in sight, in what is left of the transcript
+            QTimer.singleShot(0, self, lambda: self._parts.transcript.set_pinned(*pinned))
+
     def _show_sessions(self, sessions: Sequence[SessionSummary], folders: Sequence[FolderView]) -> None:
         self.sessions = {session.session_id: session for session in sessions}
         self._parts.sidebar.sessions.show_sessions(sessions, folders=folders)
@@ -172,11 +202,14 @@ class Stage(QObject):
         self.refresh()
 
     def _show_model(self, models: Sequence[ModelChoice]) -> None:
-        self._parts.top.model.show_model(next((choice for choice in models if choice.loaded), None))
+        self._parts.top.show_model(next((choice for choice in models if choice.loaded), None))
 
     def _show_status(self, status: StatusView) -> None:
         self._parts.status.show_status(status)
         self._parts.inspector.show_status(status)
+        if status.engine is not self._engine:
+            self._engine = status.engine
+            self._parts.inspector.why.look_again()
         self._count_again()
 
     def _show_pin_again(self) -> None:

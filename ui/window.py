@@ -17,11 +17,14 @@ from ui.actions import Actions, connect, copy_focused
 from ui.desk import Desk
 from ui.frame import Frame
 from ui.port import Workbench
+from ui.port_setup import SessionSetup, TextFile
+from ui.setup import MODEL, SAMPLING, SetupDesk, SetupPopover
 from ui.shown import typed_text
 from ui.stage import Stage
 from ui.transcript import Measure, Mode
 
 logger = logging.getLogger(__name__)
+BEAMS = 4  # by the menu; the inspector has more
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +70,10 @@ class MainWindow(QMainWindow):
         self.setCentralWidget(self.parts)
         self.acts = Actions(self)
         self.stage = Stage(self, self.desk, self.parts, self.acts)
+        self.setup = SetupDesk(self.desk, workbench)
+        self.popover = SetupPopover(self.setup, self.parts.top.model, self.parts)
         self._wire_parts()
+        self._wire_setup()
         self._wire_actions()
         self.resize(1360, 860)
         if state.geometry:
@@ -104,16 +110,27 @@ class MainWindow(QMainWindow):
         composer.sent.connect(self._send)
         composer.stopped.connect(desk.stop)
         composer.drafted.connect(desk.compose)
+        composer.settled.connect(desk.score_draft)
+        composer.attach_wanted.connect(desk.read_file)
+        composer.leave_out_wanted.connect(desk.leave_out)
+        composer.larger_wanted.connect(desk.grow_context)
+        composer.new_wanted.connect(self._new_session)
+        composer.pin_wanted.connect(self._pin_file)
         parts.top.mode_chosen.connect(self.stage.set_mode)
         parts.top.step_wanted.connect(desk.step_variant)
-        parts.top.models_wanted.connect(desk.ask_models)
         parts.top.model_chosen.connect(desk.choose_model)
         parts.top.backend_chosen.connect(desk.choose_backend)
         view.token_pinned.connect(self.stage.show_pin)
         view.alternative_chosen.connect(self._branch)
+        view.preview_wanted.connect(desk.ask_preview)
+        view.preview_left.connect(desk.drop_preview)
+        desk.preview_found.connect(view.show_preview)
+        parts.inspector.token.preview_wanted.connect(view.preview)
+        parts.sidebar.tree.prune_wanted.connect(desk.prune)
         view.variant_requested.connect(desk.select)
         view.edit_requested.connect(self._edit)
         view.regenerate_requested.connect(self._regenerate)
+        view.repeat_requested.connect(self._regenerate_exactly)
         view.continue_requested.connect(self._continue)
         view.copy_requested.connect(self._copy)
         view.earlier_requested.connect(self.desk.show_earlier)
@@ -126,10 +143,46 @@ class MainWindow(QMainWindow):
         parts.link.open_wanted.connect(self._open_link)
         parts.inspector.alternative_chosen.connect(self._branch)
         parts.inspector.token_chosen.connect(self.stage.pin)
+        parts.inspector.columns_wanted.connect(self._find_columns_at)
+        parts.columns.kept.connect(desk.keep_column)
+        parts.columns.stopped.connect(desk.stop)
+        parts.columns.closed.connect(desk.close_columns)
+        why = parts.inspector.why
+        why.drawing_wanted.connect(desk.ask_drawing)
+        why.row_wanted.connect(desk.ask_row)
+        desk.drawing_found.connect(why.show_drawing)
+        desk.row_found.connect(why.show_row)
+        desk.row_refused.connect(why.say)
         for number in range(1, 10):
             # Text fields keep their digits: they claim printable keys before shortcuts do.
             key = QShortcut(QKeySequence(str(number)), self)
             key.activated.connect(lambda number=number: parts.inspector.token.alternatives.press(number))
+
+    def _wire_setup(self) -> None:
+        desk, popover = self.desk, self.popover
+        self.parts.top.setup_wanted.connect(popover.toggle)
+        self.parts.composer.setup_wanted.connect(lambda: popover.toggle(SAMPLING))
+        self.parts.cards.answered.connect(desk.answer_call)
+        popover.model.models_wanted.connect(desk.ask_models)
+        for news in (desk.session_shown, desk.models_listed, desk.activity_changed, desk.status_changed):
+            news.connect(self._refresh_setup)
+
+    def _pin_file(self, file: TextFile) -> None:
+        """Before every turn, beside what is pinned already."""
+
+        async def pin(workbench: Workbench, session_id: int) -> SessionSetup:
+            held = (await workbench.setup(session_id)).files
+            setup = await workbench.pin_files(session_id, [*(each for each in held if each.name != file.name), file])
+            self.parts.composer.detach(file)
+            return setup
+
+        self.parts.composer.notice.clear()
+        self.setup.change(pin, self.parts.composer.notice.say)
+
+    def _refresh_setup(self) -> None:
+        """What holds may be another thing for another session, path or model; nobody asks while nobody looks."""
+        if self.popover.isVisible():
+            self.setup.ask()
 
     def _wire_actions(self) -> None:
         acts, desk, top = self.acts, self.desk, self.parts.top
@@ -160,10 +213,18 @@ class MainWindow(QMainWindow):
             connect(action, partial(self.stage.colour_by, measure))
         self.parts.status.legend.measure_chosen.connect(self.stage.colour_by)
         acts.template.toggled.connect(self.parts.transcript.set_template_visible)
+        acts.pruned.toggled.connect(self.parts.sidebar.show_pruned)
+        connect(acts.prune, self.parts.sidebar.tree.prune_current)
         connect(acts.uncertain, self.parts.transcript.next_uncertain)
         connect(acts.stop, desk.stop)
         connect(acts.regenerate, self._regenerate)
+        connect(acts.regenerate_exactly, self._regenerate_exactly)
         connect(acts.continue_answer, self._continue)
+        connect(acts.setup, lambda: self.popover.toggle(MODEL))
+        connect(acts.sampling, lambda: self.popover.toggle(SAMPLING))
+        for count, act in acts.ways.items():
+            connect(act, partial(self._find_columns, count, beams=False))
+        connect(acts.beams, lambda: self._find_columns(BEAMS, beams=True))
         connect(acts.previous, lambda: desk.step_variant(-1))
         connect(acts.next, lambda: desk.step_variant(+1))
         connect(acts.about, lambda: AboutBox(self).open())
@@ -229,10 +290,29 @@ class MainWindow(QMainWindow):
         if node_id or answer is not None:
             self.desk.regenerate(node_id or answer.node_id)  # type: ignore[union-attr]  # one of the two is there
 
+    def _regenerate_exactly(self, node_id: int = 0) -> None:
+        answer = self.desk.shown.last_answer if self.desk.shown is not None else None
+        if node_id or answer is not None:
+            self.desk.regenerate_exactly(node_id or answer.node_id)  # type: ignore[union-attr]  # one of the two is there
+
     def _continue(self, node_id: int = 0) -> None:
         answer = self.desk.shown.last_answer if self.desk.shown is not None else None
         if node_id or answer is not None:
             self.desk.continue_turn(node_id or answer.node_id)  # type: ignore[union-attr]  # one of the two is there
+
+    def _find_columns_at(self, node_id: int, index: int, count: int, beams: bool) -> None:  # as the signal brings it
+        self._find_columns(count, beams=beams, at=(node_id, index))
+
+    def _find_columns(self, count: int, *, beams: bool, at: tuple[int, int] | None = None) -> None:
+        """From the pinned token's place, else from the end of the last answer."""
+        self.parts.composer.notice.clear()
+        shown = self.desk.shown
+        at = at or self.parts.transcript.pinned
+        turn = shown.turn(at[0]) if shown is not None and at is not None else None
+        if at is not None and turn is not None and turn.role == "assistant":
+            self.desk.find_columns(at[0], at[1], count, beams=beams)
+        elif shown is not None and shown.last_answer is not None:
+            self.desk.find_columns(shown.last_answer.node_id, None, count, beams=beams)
 
     # ---- the end ------------------------------------------------------------------------------------------------
 

@@ -24,6 +24,8 @@ class Sizes:
     transcript: int = 1500
     branch_tokens: int = 8
     rounds: int = 5  # of whatever is timed
+    reopen_tokens: int = 3000  # W4
+    reopen_embedded: bool = True  # on the embedded model, whatever is measured else
     decode_prompt: int = 32  # W5
     decode_tokens: int = 96
     contexts: tuple[int, ...] = (300, 1000, 3000)  # per-token overhead
@@ -45,6 +47,8 @@ class Sizes:
     shelf_sessions: int = 10_000  # in the list
     shelf_searched: int = 1000
     shelf_blocks: int = 46  # 138 MB
+    view_tokens: int = 100_000  # the window's transcript
+    view_sessions: int = 10_000  # and its list
 
     def workloads(self, vocabulary: int) -> tuple[Workload, ...]:
         """W1, W2, W3."""
@@ -71,6 +75,8 @@ QUICK = Sizes(
     branches=6,
     transcript=300,
     rounds=2,
+    reopen_tokens=600,
+    reopen_embedded=False,
     decode_tokens=14,
     contexts=(100, 1000),
     overhead_tokens=16,
@@ -86,6 +92,7 @@ QUICK = Sizes(
     shelf_sessions=300,
     shelf_searched=60,
     shelf_blocks=6,
+    view_tokens=10_000,
 )
 LARGE_MODEL = Sizes(  # SmolLM2: a token takes twenty times as long
     particles=8,
@@ -111,6 +118,7 @@ LARGE_QUICK = Sizes(
     transcript=100,
     branch_tokens=4,
     rounds=1,
+    reopen_tokens=600,
     decode_tokens=8,
     score_tokens=200,
     many_prompt=32,

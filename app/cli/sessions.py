@@ -13,6 +13,7 @@ from rich.text import Text
 
 from app.cli.common import print_table
 from app.cli.settings import Settings
+from app.cli.transfers import diff_command, export_command, import_command
 from app.rescue import recover_in_terminal, remedies
 from app.workbench.session import OpenSession
 from storage import DataFolderLock, SessionRow, SessionStore, StoreDamagedError
@@ -99,6 +100,10 @@ def recover_command(settings: Settings) -> None:
         click.echo(f"lost: {words}")
     click.echo(f"{made.sessions:,} sessions with {made.turns:,} turns recovered into {settings.data.sessions}")
     click.echo(f"the damaged file is kept as {made.kept}")
+
+
+for command in (export_command, import_command, diff_command):
+    sessions.add_command(command)
 
 
 def _nothing_yet(settings: Settings) -> bool:

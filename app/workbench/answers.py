@@ -16,20 +16,25 @@ import numpy as np
 from app.faults import not_loaded, too_long
 from app.supervisor import Supervisor
 from app.workbench.answer import Answer, last_message, live_stats
-from app.workbench.ending import Ending, stats_of
+from app.workbench.ending import CUTS, Ending, stats_of
 from app.workbench.growing import EMPTY
-from app.workbench.pick import began
+from app.workbench.making import made_with, plain_options, refusal, stack_made_with
+from app.workbench.pick import began, leading_template
 from app.workbench.prompt import check_tokens
-from app.workbench.recorder import Recorder
+from app.workbench.recorder import Recorder, ended_by
 from app.workbench.refusals import BUSY
 from app.workbench.scoring import score_prompt
 from app.workbench.session import OpenSession, content_of
+from app.workbench.setup.adapters import bring
+from app.workbench.setup.setups import Asked, Setups
+from app.workbench.speaker import Speaker
 from runtime import (
     BackendUnavailableError,
     ContextOverflowError,
     EngineDiedError,
     Finish,
     GenerationOptions,
+    InvalidRequestError,
     LanguageModel,
     PromptProgress,
     RuntimeFault,
@@ -45,7 +50,7 @@ STATUS_SECONDS = 0.25  # between two looks at the counters while a stream runs
 STARTING = "starting the engine…"
 LONG_PROMPT = 256  # tokens still to be read that are worth a line
 
-Prepare = Callable[[LanguageModel], Awaitable[TokenRun]]  # gives the tokens a node begins with: header, picked token
+Prepare = Callable[[Speaker], Awaitable[TokenRun]]  # gives the tokens a node begins with: header, picked token
 
 
 class Answers:
@@ -54,27 +59,30 @@ class Answers:
     Args:
         store: Where nodes and tokens go.
         supervisor: Gives the model.
-        preset: How answers are drawn where `call` does not say it.
-        call: By the names of `GenerationOptions.from_mapping`; goes before the preset, which goes before the model's own.
+        setups: What sessions ask for, and their presets.
+        call: By the names of `GenerationOptions.from_mapping`; goes before the session, which goes before its preset.
         tell: Takes events for the window.
         on_progress: Called when counters changed.
+        keep: Called with an answer that has ended and is written.
     """
 
     def __init__(
         self,
         store: SessionStore,
         supervisor: Supervisor,
-        preset: GenerationOptions,
+        setups: Setups,
         call: Mapping[str, Any],
         tell: Callable[[Event], None],
         on_progress: Callable[[], None],
+        keep: Callable[[Answer], None],
     ) -> None:
         self._store = store
         self._supervisor = supervisor
-        self._preset = preset
+        self._setups = setups
         self._call = call
         self._tell = tell
         self._progress = on_progress
+        self._keep = keep
         self.running: dict[int, Answer] = {}  # by session
         self._idle = asyncio.Event()
         self._idle.set()
@@ -100,6 +108,24 @@ class Answers:
         """Refuses where an answer is in work."""
         if session_id in self.running:
             raise Refusal(BUSY)
+
+    def options_of(self, node_id: int) -> GenerationOptions | None:
+        """How the answer is drawn that is being written into a node; None where none is."""
+        return next((answer.options for answer in self.running.values() if answer.node_id == node_id), None)
+
+    async def speaker(self, session: OpenSession, model: LanguageModel) -> Speaker:
+        """The model under the adapters of a session, which are brought in.
+
+        Raises:
+            RuntimeFault: One of them cannot be used.
+        """
+        return Speaker.of(model, await bring(model, self._setups.asked(session).adapters))
+
+    def options_for(self, answer: Answer, speaker: Speaker) -> GenerationOptions:
+        """How this model draws an answer that is none of `run`'s; `made_with` says so, too."""
+        asked = self._setups.asked(answer.session)
+        answer.options = seeded(asked.preset)
+        return self._settled(answer, asked, speaker)
 
     async def ended(self) -> None:
         """Returns when no answer is in work."""
@@ -130,6 +156,17 @@ class Answers:
         session.states.pop(ending.node_id, None)
         session.notes.pop(ending.node_id, None)
 
+    async def model(self) -> LanguageModel:
+        """The model that would answer.
+
+        Raises:
+            Refusal: There is none.
+        """
+        try:
+            return await self._supervisor.model()
+        except RuntimeFault as fault:
+            raise Refusal(not_loaded(fault)) from fault
+
     async def run(self, answer: Answer, node_id: int, prepare: Prepare) -> None:
         """Streams the answer of an open node; returns when it has ended, however it did.
 
@@ -139,10 +176,13 @@ class Answers:
         answer.node_id, answer.session.states[node_id] = node_id, TurnStatus.WAITING
         if self._supervisor.running is None:
             answer.session.notes[node_id] = STARTING
-        preset = self._preset
-        answer.options = replace(preset, seed=fresh_seed() if preset.seed is None else preset.seed)
+        asked = self._setups.asked(answer.session)
+        answer.options = seeded(asked.preset)
+        if answer.repeats is not None:
+            answer.options = answer.repeats.options
+            asked = replace(asked, adapters=stack_made_with(answer.repeats.made))
         self._tell(SessionChanged(answer.session.view()))
-        answer.task = asyncio.create_task(self._stream(answer, prepare), name=f"answer {node_id}")
+        answer.task = asyncio.create_task(self._stream(answer, asked, prepare), name=f"answer {node_id}")
         if answer.stopping:
             answer.task.cancel()
         try:
@@ -152,10 +192,11 @@ class Answers:
             await asyncio.wait([answer.task])
             self._judge(answer)
             await self._finish(answer)
+            self._keep(answer)
 
     # ---- the stream -------------------------------------------------------------------------------------------------
 
-    async def _stream(self, answer: Answer, prepare: Prepare) -> None:
+    async def _stream(self, answer: Answer, asked: Asked, prepare: Prepare) -> None:
         session, node_id = answer.session, answer.node_id
         try:
             model = answer.model = await self._supervisor.model()
@@ -163,17 +204,19 @@ class Answers:
         finally:
             if session.notes.get(node_id) == STARTING:
                 del session.notes[node_id]
-        options = answer.options = model.resolve_options(self._call, preset=answer.options).options
+        speaker = Speaker.of(model, await bring(model, asked.adapters))
+        options = answer.options = self._settled(answer, asked, speaker)
         self._tell(TurnChanged(session.id, session.last_turn()))
         segments = session.tree.path(node_id)
         check_tokens(model, session, segments)
-        known = await prepare(model)
+        known = await prepare(speaker)
         self._supervisor.busy(True)
         session.runs[node_id] = known
         prompt = session.path_ids(segments)
-        recorder = answer.recorder = Recorder(self._store, node_id, model.info.numbers_fingerprint)
+        answer.prompt = len(prompt)
+        recorder = answer.recorder = Recorder(self._store, node_id, speaker.numbers)
         try:
-            await score_prompt(model, self._store, session, segments, prompt, partial(self._read_on, answer, 0))
+            await score_prompt(speaker, self._store, session, segments, prompt, partial(self._read_on, answer, 0))
         finally:
             recorder.add(session.runs[node_id])
         for turn in session.turn_views():
@@ -184,11 +227,27 @@ class Answers:
         if len(known) and int(known.finish[-1]) == Finish.EOS:
             answer.finish = "eos"
             return
+        if options.grammar is not None:
+            options = replace(options, grammar_prefix=own_length(session))
         read_on = partial(self._read_on, answer, answer.computed)
         async with aclosing(model.generate_runs(prompt, options, on_progress=read_on)) as runs:
             async for run in runs:
                 self._take(answer, run)
                 recorder.add(run)
+
+    def _settled(self, answer: Answer, asked: Asked, speaker: Speaker) -> GenerationOptions:
+        """How an answer is made, down to the last option; it is stored with it."""
+        if answer.repeats is not None:
+            why = refusal(answer.session.tree.nodes[answer.repeats.of], speaker)  # another one may have come meanwhile
+            if why:
+                raise InvalidRequestError(why)
+            answer.made_with = {**answer.repeats.made, "options": plain_options(answer.options)}
+            return answer.options
+        layer = asked.session if speaker.adapters is None else {**asked.session, "adapters": speaker.adapters}
+        resolved = speaker.model.resolve_options(self._call, session=layer, preset=answer.options)
+        chosen = [asked.preset.seed, asked.session.get("seed"), self._call.get("seed")] != [None] * 3
+        answer.made_with = made_with(resolved, speaker, asked.adapters, seed_was_chosen=chosen)
+        return resolved.options
 
     def _read_on(self, answer: Answer, before: int, progress: PromptProgress) -> None:
         """Counts what the prompt costs, on top of what was computed `before`; a long one says how far it is."""
@@ -256,8 +315,10 @@ class Answers:
             answer.recorder.add(run)
         elif answer.recorder is None:
             session.runs[node_id] = run = EMPTY  # as on the disk
+        cut = CUTS.get(answer.finish, Finish.NONE)
+        session.runs[node_id] = run = ended_by(run, cut)
         stats = stats_of(answer, run)
-        ending = Ending(node_id, answer.finish, answer.incomplete, stats, content_of(run), answer.recorder)
+        ending = Ending(node_id, answer.finish, answer.incomplete, stats, content_of(run), answer.recorder, cut)
         session.states.pop(node_id, None)
         if answer.first_token is not None:
             session.stats[node_id] = TurnStats(
@@ -279,3 +340,14 @@ class Answers:
                 await self._supervisor.died(answer.model)
             else:
                 self._supervisor.busy(len(self.running) > 1)
+
+
+def own_length(session: OpenSession) -> int:
+    """Tokens of the turn at the end of the path that are the answer's own: what its form counts from."""
+    run = session.turn_run(session.tree.turns(session.tip)[-1])
+    return len(run) - leading_template(run)
+
+
+def seeded(preset: GenerationOptions) -> GenerationOptions:
+    """The preset, with a fresh seed where nobody chose one, and what each draw was made of."""
+    return replace(preset, seed=fresh_seed() if preset.seed is None else preset.seed, stages=True)

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from app.faults import STOPPED
 from app.workbench.growing import BROKEN, EMPTY, Runs
+from app.workbench.making import refusal, repeat_note
 from app.workbench.outline import branch_name, outline
 from app.workbench.pick import began
-from app.workbench.tree import Segment, Tree, Turn
+from app.workbench.setup.beginning import Beginning, left_out
+from app.workbench.setup.tools import cards, tools_at
+from app.workbench.tree import Segment, Tree, Turn, is_hidden
 from runtime import Finish, Origin, TokenRun, texts_of
 from storage import NodeRow, SessionTree, StoredChunk
-from ui import Refusal, SessionView, Tier, TurnStats, TurnStatus, TurnView
+from ui import Refusal, SessionView, Tier, ToolCard, TurnStats, TurnStatus, TurnView
 
 if TYPE_CHECKING:
     from app.workbench.ending import Ending
+    from app.workbench.fan import Endings
+    from app.workbench.setup.values import SessionValues
 
 UNTITLED = "New session"
 AT_ONCE = 100  # turns of a path that are shown at first, and with each step back
@@ -48,16 +53,30 @@ class OpenSession:
         self.notes: dict[int, str] = {}
         self.states: dict[int, TurnStatus] = {}  # of turns in work
         self.stats: dict[int, TurnStats] = {}
-        self.unsaved: Ending | None = None  # of an answer that is on the screen and could not be written
+        self.unsaved: Ending | Endings | None = None  # of an answer that is on the screen and could not be written
+        self.pruned: set[tuple[int, int]] = set()  # branches out of sight, see `pruning`
         self.has_hope = False  # the model is another one since an answer failed for good
         self.warm = 0  # tokens of the path the engine holds
+        self.stored = 0  # those that it holds or can read from the block file
+        self.values: SessionValues | None = None  # what it is set to; None until that was read
         turns = len(self.tree.turns(self.tip))
         self._hidden = turns - AT_ONCE if turns > WHOLE else 0  # turns of the path that was opened, see `earlier`
 
     @property
     def is_unused(self) -> bool:
         """Whether nothing was ever said here; it may be cleared away, or used for something new."""
-        return not self.is_sample and self.title == UNTITLED and not any(n.role != "system" for n in self.tree.nodes.values())
+        said = any(n.role != "system" or n.text or n.stats for n in self.tree.nodes.values())
+        return not self.is_sample and self.title == UNTITLED and not said and not (self.values and self.values.is_set)
+
+    def beginning(self) -> Beginning:
+        """What stands before the turns of the path shown."""
+        path = self.tree.path(self.tip)
+        return Beginning.of(path[0].node) if path and path[0].node.role == "system" else Beginning()
+
+    def tools(self, tip: int | None = None) -> list[dict[str, Any]]:
+        """The tools that a path offers; the one shown, where no other is named."""
+        path = self.tree.path(self.tip if tip is None else tip)
+        return tools_at(path[0].node) if path else []
 
     # ---- tokens -----------------------------------------------------------------------------------------------------
 
@@ -143,6 +162,8 @@ class OpenSession:
 
     def content(self, turn: Turn) -> str:
         """What was said, without the template's own tokens; a message word for word, as it was typed."""
+        if turn.role == "system":
+            return Beginning.of(turn.tip).content
         run = self.turn_run(turn)
         return content_of(run) if len(run) and turn.role == "assistant" else turn.tip.text
 
@@ -201,7 +222,7 @@ class OpenSession:
 
     def view(self) -> SessionView:
         """The path and the outline."""
-        rows = outline(self.tree, self.tip)
+        rows = outline(self.tree, self.tip, self.pruned)
         turns = self.turn_views()
         return SessionView(
             session_id=self.id,
@@ -238,12 +259,19 @@ class OpenSession:
             role=turn.role,
             run=run,
             status=self._status(node),
-            variants=self.tree.variants(node) or (node.id,),
+            variants=self._variants(node),
             note=self.notes.get(node.id, self._note(node)),
             tier=self._tier(start, len(run)),
             stats=self.stats_of(node),
             can_retry=self.has_hope or not node.stats.get(HOPELESS, False),
+            calls=self._calls(turn),
+            can_repeat=node.role == "assistant" and node.id not in self.states and not refusal(node),
         )
+
+    def _variants(self, node: NodeRow) -> tuple[int, ...]:
+        """The versions of a turn that are in sight; one that ends in `node` and is shown is among them, whatever goes on."""
+        in_sight = {i for i in self.tree.variants(node) if not is_hidden(self.tree, self.pruned, i)}
+        return tuple(sorted({*in_sight, node.id}, key=lambda i: self.tree.nodes[i].seq))
 
     def tiers(self) -> dict[Tier, int]:
         """How many turns of the path are in which tier."""
@@ -264,9 +292,20 @@ class OpenSession:
         """How an answer was made, or is doing."""
         return self.stats.get(node.id) or stored_stats(node)
 
+    def _calls(self, turn: Turn) -> tuple[ToolCard, ...]:
+        """The calls in the answer that ends the path: whoever answers them goes on from there."""
+        node = turn.tip
+        if node.id != self.tip or node.role != "assistant" or node.id in self.states or not node.text:
+            return ()
+        return cards(self.content(turn), self.tools())
+
     def _tier(self, start: int, length: int) -> Tier:
         """Of `length` tokens after `start`; the last token's KV follows with the next turn."""
-        return Tier.WARM if self.warm and length and start + length <= self.warm + 1 else Tier.COLD
+        if not length:
+            return Tier.COLD
+        if self.warm and start + length <= self.warm + 1:
+            return Tier.WARM
+        return Tier.DISK if self.stored and start + length <= self.stored + 1 else Tier.COLD
 
     def _status(self, node: NodeRow) -> TurnStatus:
         if node.id in self.states:
@@ -275,15 +314,27 @@ class OpenSession:
             return TurnStatus.DAMAGED
         return TurnStatus.PARTIAL if node.status == "partial" and node.role == "assistant" else TurnStatus.COMPLETE
 
+    def _not_seen(self, node: NodeRow) -> str:
+        """What is said where a path goes on without the turns before."""
+        root = self.tree.nodes.get(node.parent_id) if node.parent_id is not None else None
+        count = left_out(root.stats) if root is not None and root.role == "system" else 0
+        return f"{_turns(count)} not seen by the model; the whole conversation stands beside this" if count else ""
+
     def _note(self, node: NodeRow) -> str:
         if node.damaged or node.id in self.damaged:
             return "some of this turn's stored rows are damaged; what could be read is shown"
         if node.role != "assistant":
-            return ""
+            return self._not_seen(node)
         message = node.stats.get("message")
         if isinstance(message, str):
             return message
-        return CUT if (node.status, node.finish_reason) == ("partial", "stop") else NOTES.get(node.finish_reason or "", "")
+        cut = (node.status, node.finish_reason) == ("partial", "stop")
+        ended = CUT if cut else NOTES.get(node.finish_reason or "", "")
+        return " · ".join(note for note in (repeat_note(node.stats), ended) if note)
+
+
+def _turns(count: int) -> str:
+    return "1 earlier turn is" if count == 1 else f"{count:,} earlier turns are"
 
 
 def text_run(text: str) -> TokenRun:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from storage import NodeRow
@@ -144,3 +144,9 @@ class Tree:
             if not after:
                 return node_id
             node_id = next((child.id for child in after if child.id in seen), after[-1].id)
+
+
+def is_hidden(tree: Tree, pruned: Collection[tuple[int, int]], node_id: int) -> bool:
+    """Whether the path to the end of a node goes through a pruned branch: a node, and the token of it where that begins."""
+    stops = {segment.node.id: segment.stop for segment in tree.path(node_id)} if pruned else {}
+    return any(node in stops and (stops[node] is None or (stops[node] or 0) > start) for node, start in pruned)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 
 from runtime import LanguageModel
 from storage import SessionStore
@@ -22,6 +23,12 @@ class Vocabulary:
         """Empty where the vocabulary is not known."""
         return self._tokens[token_id] if 0 <= token_id < len(self._tokens) else b""
 
+    def holding(self, sought: Sequence[int | str] | None) -> tuple[int, ...]:
+        """The ids among `sought`, and those of all tokens that contain one of its texts."""
+        texts = [each.encode() for each in sought or () if isinstance(each, str)]
+        found = {token for token, data in enumerate(self._tokens) if any(text in data for text in texts)}
+        return tuple(sorted(found | {each for each in sought or () if isinstance(each, int)}))
+
     async def load(self) -> None:
         """Reads the one that was used last, if none is there yet."""
         if not self._tokens:
@@ -38,4 +45,8 @@ class Vocabulary:
         digest = hashlib.sha256(lengths.encode() + b"".join(self._tokens)).hexdigest()
         if await self._store.vocabulary(digest) is None:
             await self._store.save_vocabulary(digest, self._tokens)
+        info = model.info
+        known = {"name": info.name, "model_fingerprint": info.model_fingerprint, "vocabulary": digest}
+        if await self._store.model(info.kv_fingerprint) != known:  # so that whoever opens the session elsewhere can find it
+            await self._store.save_model(info.kv_fingerprint, known)
         await self._store.set_setting(SETTING, digest)

@@ -11,21 +11,32 @@ from typing import TYPE_CHECKING, Any
 
 from app.supervisor import Supervisor
 from app.workbench.answers import Answers
+from app.workbench.composing import Composing
 from app.workbench.copying import Copies
+from app.workbench.drawing import DrawingMembers
+from app.workbench.drawn import Drawn
+from app.workbench.fans import Fans
+from app.workbench.keeping import Keeper
+from app.workbench.making import how_made
+from app.workbench.pruning import prune
 from app.workbench.refusals import BUSY
 from app.workbench.sessions import Sessions
+from app.workbench.setup.members import SetupMembers
+from app.workbench.setup.setups import Setups
 from app.workbench.shelf import ShelfMembers
 from app.workbench.status import backend_choices, detail_of, status_of
 from app.workbench.tokenise import Tokeniser
+from app.workbench.transfers import TransferMembers
 from app.workbench.turns import Turns
 from app.workbench.vocabulary import Vocabulary
-from runtime import EngineDiedError, GenerationOptions, RuntimeFault, SamplingOptions, clean_text
+from runtime import GenerationOptions, RuntimeFault, SamplingOptions
 from storage import SessionStore, StoreError
 from ui import (
     BackendChoice,
     Composition,
     EngineState,
     Event,
+    Made,
     ModelChoice,
     Refusal,
     SessionChanged,
@@ -33,6 +44,7 @@ from ui import (
     SessionView,
     StatusChanged,
     StatusView,
+    TextFile,
 )
 
 if TYPE_CHECKING:
@@ -41,13 +53,14 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 PATIENCE_SECONDS = 0.5  # for answers to end by themselves when the app is closed
+KEEP_SECONDS = 0.5  # then for KV to be written
 TIDY_SECONDS = 2.0  # after the start: what the first view needs goes first
 PRESET = GenerationOptions(max_tokens=1024, sampling=SamplingOptions(temperature=0.8, top_p=0.95, min_p=0.05))
 
 EMPTY_CALL: Mapping[str, Any] = MappingProxyType({})
 
 
-class AppWorkbench(ShelfMembers):
+class AppWorkbench(SetupMembers, ShelfMembers, TransferMembers, DrawingMembers):
     """Use cases over the session store and the engine process; all members belong to the window's loop.
 
     Args:
@@ -69,11 +82,16 @@ class AppWorkbench(ShelfMembers):
         self.vocabulary = Vocabulary(store)
         self._listeners: list[Callable[[Event], None]] = []
         self._tasks: set[asyncio.Task[object]] = set()
-        self._sessions = Sessions(store, supervisor, self._tell)
-        self._answers = Answers(store, supervisor, preset, call, self._tell, self._refresh_status)
+        self._setups = Setups(store, supervisor, preset, call)
+        self._sessions = Sessions(store, supervisor, self._setups, self._tell)
+        self._keeper = Keeper(supervisor)
+        self._answers = Answers(store, supervisor, self._setups, call, self._tell, self._refresh_status, self._keeper.keep)
         tokeniser = Tokeniser(store, self.vocabulary)
-        copies = Copies(store, supervisor, self._sessions, self._tell)
+        copies = Copies(store, supervisor, self._sessions, self._setups, self._tell)
         self._turns = Turns(self._sessions, copies, self._answers, tokeniser, self.vocabulary, self._tell, self._refresh_status)
+        self._composing = Composing(self._sessions, supervisor, self._answers, copies)
+        self._fans = Fans(store, supervisor, self._sessions, copies, self._answers, tokeniser, self._tell, self._refresh_status)
+        self._drawn = Drawn(store, supervisor, self._sessions, self.vocabulary, self._answers.options_of)
         self.status = StatusView(EngineState.NONE)
         supervisor.subscribe(self._refresh_status)
 
@@ -146,6 +164,14 @@ class AppWorkbench(ShelfMembers):
         self._refresh_status()
         return view
 
+    async def prune(self, session_id: int, node_id: int, start: int, pruned: bool) -> None:  # a state, not an option
+        """Hides a branch in the outline and among the variants, or shows it again."""
+        session = self._sessions.opened(session_id)
+        self._answers.check_idle(session_id)
+        await prune(self._store, session, (node_id, start), self._sessions.move, pruned=pruned)
+        self._tell(SessionChanged(session.view()))
+        self._refresh_status()
+
     # ---- answers ------------------------------------------------------------------------------------------------------
 
     async def send(self, session_id: int, text: str, replaces: int | None = None) -> None:
@@ -163,6 +189,16 @@ class AppWorkbench(ShelfMembers):
         await self._sessions.read_whole(session_id)
         await self._turns.regenerate(session_id, node_id)
 
+    async def regenerate_exactly(self, session_id: int, node_id: int) -> None:
+        """The same answer once more, with what it was made with."""
+        await self._turns.regenerate_exactly(session_id, node_id)
+
+    def how_made(self, session_id: int, node_id: int) -> Made | None:
+        """How an answer was made, as stored with it."""
+        session = self._sessions.find(session_id)
+        node = session.tree.nodes.get(node_id) if session else None
+        return None if node is None else how_made(node)
+
     async def continue_turn(self, session_id: int, node_id: int) -> None:
         """Goes on with an answer that was stopped."""
         await self._sessions.read_whole(session_id)
@@ -171,6 +207,10 @@ class AppWorkbench(ShelfMembers):
     def stop(self, session_id: int) -> None:
         """What arrived is kept."""
         self._answers.stop(session_id)
+
+    async def answer_call(self, session_id: int, node_id: int, text: str) -> None:
+        """The result of a tool's call, as a turn of its own; then streams an answer."""
+        await self._turns.answer_call(session_id, node_id, text)
 
     # ---- the model ----------------------------------------------------------------------------------------------------
 
@@ -201,24 +241,44 @@ class AppWorkbench(ShelfMembers):
     async def _warm_up(self) -> None:
         try:
             await self.vocabulary.learn(await self.supervisor.model())
+            await self._find_tiers()
         except (RuntimeFault, StoreError) as fault:
             log.warning("the engine did not start: %s", fault)
 
+    async def _find_tiers(self) -> None:
+        """The engine runs now: what of the shown path it holds, and what of it is in its block file."""
+        session = self._sessions.shown
+        if session is not None and session.id not in self._answers.running:
+            before = session.warm, session.stored
+            await self._sessions.find_warm(session)
+            if (session.warm, session.stored) != before:
+                self._tell(SessionChanged(session.view()))
+                self._refresh_status()
+
     async def compose(self, session_id: int, text: str, replaces: int | None = None) -> Composition:
-        """Tokens and context of a draft, where it would stand; no forward. Counted once the engine runs."""
-        session = self._sessions.find(session_id)
-        used = session.length_before(replaces) if session else 0
-        model = self.supervisor.running
-        if model is None:
-            return Composition(None, None, used, None)
-        try:
-            tokens = len(await model.tokenize_async(clean_text(text))) if text else 0
-        except EngineDiedError:
-            await self.supervisor.died(model)
-            return Composition(None, None, used, None)
-        except RuntimeFault as fault:
-            raise Refusal(str(fault)) from fault
-        return Composition(tokens, None, used + tokens, model.info.context_length)
+        """Tokens and context of a draft, where it would stand; no forward."""
+        return await self._composing.compose(session_id, text, replaces)
+
+    async def score_draft(self, session_id: int, text: str, replaces: int | None = None) -> float | None:
+        """Bits of a draft, behind everything else."""
+        return await self._composing.score_draft(session_id, text, replaces)
+
+    async def read_file(self, path: str) -> TextFile:
+        """A text file to go with a message."""
+        return await self._composing.read_file(path)
+
+    async def grow_context(self) -> None:
+        """All the context that the model has."""
+        await self._change(options={"context_length": None})
+
+    async def leave_out(self, session_id: int, text: str) -> int:
+        """Makes room for a message."""
+        count = await self._composing.leave_out(session_id, text)
+        shown = self._sessions.shown
+        if shown is not None:
+            self._tell(SessionChanged(shown.view()))
+        self._refresh_status()
+        return count
 
     async def models(self) -> Sequence[ModelChoice]:
         """What is on the shelf."""
@@ -237,7 +297,7 @@ class AppWorkbench(ShelfMembers):
         """From the next request on."""
         await self._change(backend=name)
 
-    async def _change(self, **changes: str) -> None:
+    async def _change(self, **changes: Any) -> None:
         if self._answers.running:
             raise Refusal(BUSY)
         await self.supervisor.change(**changes)
@@ -249,7 +309,7 @@ class AppWorkbench(ShelfMembers):
         return [self.vocabulary.bytes_of(token) for token in token_ids]
 
     async def close(self) -> None:
-        """Text first: streams are stopped and written, then the engine ends, then the store.
+        """Text first: streams are stopped and written, then KV is kept as far as there is time, the engine and the store end.
 
         An engine that does not answer is not waited for: its end ends whoever waits for it.
         """
@@ -258,6 +318,7 @@ class AppWorkbench(ShelfMembers):
             self._answers.stop(session_id)
         with suppress(TimeoutError):
             await asyncio.wait_for(self._answers.ended(), PATIENCE_SECONDS)
+        await self._keeper.close(KEEP_SECONDS)
         await self.supervisor.close()
         await self._answers.ended()
         await self._sessions.settle(self._answers.settle)

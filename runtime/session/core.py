@@ -11,7 +11,9 @@ from runtime.language_model import LanguageModel
 from runtime.session.config import SessionConfig
 from runtime.session.guard import Guard
 from runtime.session.manifest import Manifest
+from runtime.session.messages import Said
 from runtime.session.path import Path
+from runtime.session.snapshot import Generation
 from runtime.session.standing import Standing
 from runtime.session.work import Work, fill
 
@@ -75,6 +77,18 @@ class SessionCore:
                 self.manifest.require(self._manifest_now())
                 self._info = info
             yield
+
+    def take(self, path: Path, said: Said | None, generation: Generation | None) -> None:
+        """What a snapshot holds; only for whoever opens the session, before anybody uses it.
+
+        Raises:
+            ContextOverflowError: It is longer than the session may be; the session is closed.
+        """
+        if len(path) > self.limit:
+            self._guard.close()
+            raise ContextOverflowError("resume", 0, len(path), self.limit)
+        self._standing.path, self._standing.said, self._standing.generation = path, said, generation
+        self._keep()
 
     def _let_go(self) -> None:
         self._standing.hold.release()

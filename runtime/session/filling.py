@@ -140,10 +140,12 @@ class Filling(SessionCore):
             self._guard.check()
         except BaseException:
             path.truncate(kept)
+            self._standing.generation = None
             path.prefix, self._standing.divergence = kept, divergence
             self._keep()
             raise
         path.truncate(kept)
+        self._standing.generation = None
         path.append("prefix", ids[kept:], label)
         path.prefix, self._standing.divergence = len(path), divergence
         self._keep()
@@ -168,6 +170,7 @@ class Filling(SessionCore):
         work = await self._fill([*path.ids, *ids], len(path), on_progress)
         self._guard.check()
         path.append(kind, ids, label)
+        self._standing.generation = None
         self._keep()
         return SuffixStatus(
             suffix=len(ids),

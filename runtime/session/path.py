@@ -63,6 +63,11 @@ class Path:
         """How many leading tokens `ids` shares with it."""
         return common_prefix(np.asarray(self.ids, np.int32), np.asarray(ids, np.int32))
 
+    @property
+    def marks(self) -> tuple[Mark, ...]:
+        """Where its segments begin."""
+        return tuple(self._marks)
+
     def segments(self) -> tuple[Segment, ...]:
         """In order, without gaps."""
         marks, end = list(self._marks), len(self.ids)

@@ -9,6 +9,7 @@ from runtime.errors import InvalidRequestError
 from runtime.info import OnProgress
 from runtime.session.blocking import blocking
 from runtime.session.filling import Filling
+from runtime.session.snapshot import Snapshot
 from runtime.session.status import (
     ContextReport,
     Truncation,
@@ -57,6 +58,22 @@ class Session(Filling, Stepping):
             divergence=self._standing.divergence,
         )
 
+    def snapshot(self) -> Snapshot:
+        """Everything that is needed to go on elsewhere, without its KV. Never blocks; readable after the end too."""
+        path, standing = self._path.copy(), self._standing
+        return Snapshot(
+            ids=tuple(path.ids),
+            text=b"".join(self.model.decode_token(token) for token in path.ids),
+            marks=path.marks,
+            prefix=path.prefix,
+            messages=standing.said.messages if standing.said is not None else (),
+            manifest=self.manifest,
+            top_k=self.config.top_k,
+            limit=self.config.limit,
+            options=self.config.options,
+            generation=standing.generation,
+        )
+
     # ---- back and aside -----------------------------------------------------------------------------------------------
 
     async def truncate(self, n: int, *, on_progress: OnProgress | None = None) -> Truncation:
@@ -69,6 +86,8 @@ class Session(Filling, Stepping):
             if isinstance(n, bool) or not isinstance(n, int) or not 0 <= n <= len(self._path):
                 raise InvalidRequestError(f"truncate: {n!r} tokens cannot stay of the {len(self._path):,} that are resident")
             dropped = self._path.truncate(n)
+            if dropped:
+                self._reopen()
             self._standing.hold.move(self._path.ids)
             work = Work()
             if n and dropped and "recurrent" in self.model.info.attention_kinds:

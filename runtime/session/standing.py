@@ -11,6 +11,7 @@ from runtime.session.manifest import Manifest
 from runtime.session.messages import Said
 from runtime.session.path import Path
 from runtime.session.seam import Seam
+from runtime.session.snapshot import Generation
 from runtime.session.status import (
     Divergence,
 )
@@ -27,6 +28,7 @@ class Standing:
         seam: Makes ids of texts.
         said: The messages that were taken last.
         divergence: Where the last prefix could not take over what was there.
+        generation: The last answer, as long as its tokens, or the first of them, end the path.
         row: What follows: the version of `path` that it belongs to, and log-probabilities ``(vocab,)``.
     """
 
@@ -36,6 +38,7 @@ class Standing:
     seam: Seam
     said: Said | None = None
     divergence: Divergence | None = None
+    generation: Generation | None = None
     row: tuple[int, Float32] | None = None
 
     @classmethod

@@ -65,6 +65,9 @@ QPushButton[kind="tab"] { background: transparent; border: none; border-bottom: 
 QPushButton[kind="tab"]:hover { color: $text; }
 QPushButton[kind="tab"]:checked { color: $text; border-bottom-color: $accent; }
 QPushButton[kind="tab"]:focus { color: $accent; }
+QPushButton[kind="link"] { background: transparent; border: none; padding: 2px 0; color: $soft; text-align: left; }
+QPushButton[kind="link"]:hover { color: $text; }
+QPushButton[kind="link"]:focus { color: $accent; }
 
 QFrame#composer { background: $card; border: 1px solid $hairline; border-radius: 11px; }
 QFrame#composer[focused="true"] { border-color: $bar_rest; }
@@ -83,6 +86,32 @@ QPushButton[kind="link"] { background: transparent; border: none; border-bottom:
   color: $accent; }
 QPushButton[kind="link"]:hover, QPushButton[kind="link"]:focus { border-bottom-color: $accent; }
 
+QFrame#popover { background: $card; border: 1px solid $bar_rest; border-radius: 10px; }
+QFrame#popover QWidget#page, QFrame#popover QScrollArea, QFrame#popover QStackedWidget { background: transparent; border: none; }
+QWidget#settings, QWidget#settings QScrollArea, QWidget#settings QWidget#page { background: $window; border: none; }
+QLabel[kind="warm"] { color: $warm; }
+QFrame[kind="card"] { background: $code; border: 1px solid $hairline; border-radius: 8px; }
+QLineEdit[kind="field"], QPlainTextEdit[kind="field"], QComboBox, QAbstractSpinBox { background: $window; color: $text;
+  border: 1px solid $hairline; border-radius: 6px; padding: 3px 7px; placeholder-text-color: $faint;
+  selection-background-color: $bar_rest; selection-color: $text; }
+QLineEdit[kind="field"]:focus, QPlainTextEdit[kind="field"]:focus, QComboBox:focus, QAbstractSpinBox:focus {
+  border-color: $accent; }
+QLineEdit[kind="field"]:disabled, QPlainTextEdit[kind="field"]:disabled, QComboBox:disabled, QAbstractSpinBox:disabled {
+  color: $faint; }
+QComboBox QAbstractItemView { background: $card; color: $text; border: 1px solid $hairline; padding: 4px; outline: none;
+  selection-background-color: $selection; selection-color: $text; }
+QComboBox::drop-down { border: none; width: 18px; }
+QAbstractSpinBox::up-button, QAbstractSpinBox::down-button { width: 0; border: none; }
+QSlider::groove:horizontal { height: 4px; background: $bar_rest; border-radius: 2px; }
+QSlider::handle:horizontal { width: 14px; height: 14px; margin: -5px 0; border-radius: 7px; background: $accent; }
+QSlider::handle:horizontal:focus { background: $text; }
+QCheckBox, QRadioButton { color: $text; spacing: 7px; }
+QCheckBox:focus, QRadioButton:focus { color: $accent; }
+QPushButton[kind="quiet"]:disabled { color: $faint; }
+QPushButton[kind="link"]:disabled { color: $faint; }
+
+QFrame[kind="column"] { background: transparent; border: none; border-left: 1px solid $hairline; }
+QWidget#columns { background: $window; }
 QFrame[kind="notice"] { background: $notice; border: none; border-radius: 8px; }
 QFrame[kind="undo"] { background: $selection; border: none; border-radius: 6px; }
 
@@ -100,6 +129,12 @@ QScrollBar:horizontal { background: transparent; height: 10px; margin: 0; }
 QScrollBar::handle:horizontal { background: $hairline; border-radius: 3px; min-width: 32px; margin: 2px; }
 QScrollBar::add-line, QScrollBar::sub-line, QScrollBar::add-page, QScrollBar::sub-page { background: none; border: none;
   width: 0; height: 0; }
+QSlider::groove:horizontal { background: $hairline; height: 3px; border-radius: 1px; }
+QSlider::sub-page:horizontal { background: $accent; height: 3px; border-radius: 1px; }
+QSlider::handle:horizontal { background: $card; border: 1px solid $accent; width: 9px; height: 9px; margin: -4px 0;
+  border-radius: 5px; }
+QSlider::handle:horizontal:hover { background: $selection; }
+QSlider::handle:horizontal:focus { background: $accent; }
 QSplitter::handle { background: transparent; }
 """)
 
@@ -109,7 +144,7 @@ def style_sheet(palette: Palette) -> str:
     weakest = palette.surprise[1]
     colours = {name: getattr(palette, name) for name in Palette.__slots__ if name not in ("dark", "surprise")}
     accent_hover = QColor(palette.accent).lighter(112).name()
-    return _SHEET.substitute(colours, accent_hover=accent_hover, notice=weakest)
+    return _SHEET.substitute(colours, accent_hover=accent_hover, notice=weakest, warm=palette.surprise[5])
 
 
 def qt_palette(palette: Palette) -> QPalette:

@@ -50,7 +50,7 @@ SMALL = Sizes(
     shelf_searched=10,
     shelf_blocks=2,
 )
-IN_THIS_PROCESS = tuple(name for name in NAMES if name not in ("W8", "start", "speculative"))
+IN_THIS_PROCESS = tuple(name for name in NAMES if name not in ("W4", "W8", "start", "speculative"))
 SHELF = models_dir()  # before a test's own data folder takes the place of the machine's
 FEW = ("W1", "W6", "trie")
 PEERS = {"hf": {"transformers, one cache", "transformers, stateless"}, "mlx": {"mlx_lm, prompt cache"}}
@@ -216,6 +216,7 @@ def test_quick_runs_count_everywhere_and_time_once_per_backend(cases: list[Case]
         "W1": 4,
         "W2": 4,
         "W3": 4,
+        "W4": 2,
         "rows": 2,
         "W8": 2,
         "swap": 2,
@@ -224,6 +225,7 @@ def test_quick_runs_count_everywhere_and_time_once_per_backend(cases: list[Case]
         "sampler": 0,
         "trie": 0,
         "shelf": 0,
+        "view": 0,
         "start": 0,
     }
     assert meant(quick=True) == {**everywhere, "W5": 2, "overhead": 2, "W6": 2, "W7": 2, "many": 2}

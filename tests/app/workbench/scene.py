@@ -60,10 +60,16 @@ class FrailModel:
         return getattr(self.model, name)
 
     async def score_run(
-        self, ids: Sequence[int], top_k: int = 10, start: int = 0, *, on_progress: OnProgress | None = None
+        self,
+        ids: Sequence[int],
+        top_k: int = 10,
+        start: int = 0,
+        *,
+        adapters: Any = None,
+        on_progress: OnProgress | None = None,
     ) -> TokenRun:
         self._engine.on_look("score")
-        return await self.model.score_run(ids, top_k, start, on_progress=on_progress)
+        return await self.model.score_run(ids, top_k, start, adapters=adapters, on_progress=on_progress)
 
     async def generate_runs(
         self, ids: Sequence[int], options: GenerationOptions | None, *, on_progress: OnProgress | None = None
@@ -81,6 +87,24 @@ class FrailModel:
                         await asyncio.Event().wait()
                     made += 1
                     yield run[at : at + 1]
+                    await asyncio.sleep(0)
+
+    async def continue_many_runs(
+        self, ids: Sequence[int], n: int, options: GenerationOptions | None, *, on_progress: OnProgress | None = None
+    ) -> AsyncGenerator[tuple[int, TokenRun], None]:
+        engine, made, holds_after = self._engine, 0, self._engine.holds_after
+        engine.on_look("continue")
+        engine.prompts.append(list(ids))
+        async with aclosing(self.model.continue_many_runs(ids, n, options, on_progress=on_progress)) as runs:
+            async for branch, run in runs:
+                for at in range(len(run)):
+                    if made == engine.dies_after:
+                        engine.dies_after = None
+                        raise EngineDiedError("the engine process has ended: signal 9 (SIGKILL)")
+                    if made == holds_after:
+                        await asyncio.Event().wait()
+                    made += 1
+                    yield branch, run[at : at + 1]
                     await asyncio.sleep(0)
 
 

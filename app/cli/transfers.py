@@ -1,0 +1,212 @@
+"""`elsewise sessions export | import | diff`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.progress import BarColumn, Progress, TextColumn
+from rich.text import Text
+
+from app.cli.common import PIPE_WIDTH, console
+from app.cli.settings import Settings
+from app.workbench.comparing import compare
+from app.workbench.outline import outline
+from app.workbench.session import OpenSession
+from runtime import list_models
+from storage import (
+    DataFolderLock,
+    NodeRow,
+    SessionStore,
+    export_json,
+    export_markdown,
+    export_portable,
+    export_tokens,
+)
+from ui import BranchDiff, DiffSide, OnTransfer, Refusal
+
+_ENDINGS = {".json": "json", ".md": "markdown", ".markdown": "markdown", ".csv": "csv", ".jsonl": "tokens"}
+_FORMATS = ("json", "markdown", "csv", "tokens")
+
+
+@click.command("export")
+@click.argument("session")
+@click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
+@click.option("--format", "form", type=click.Choice(_FORMATS), help="What is written; by default the file's ending says so.")
+@click.option("--portable", is_flag=True, help="A session file to be opened elsewhere, with the whole tree.")
+@click.option("--force", is_flag=True, help="Replace a file that is there.")
+@click.pass_obj
+def export_command(settings: Settings, session: str, file: Path, form: str | None, portable: bool, force: bool) -> None:
+    """Writes SESSION (its id or title) to FILE.
+
+    json is the whole tree with every number; markdown is the path that is shown; csv and tokens (JSON lines) are that path,
+    a row per token.
+    """
+    if form is not None and portable:
+        raise click.UsageError("choose one of --format and --portable")
+    kind = "portable" if portable else form or _ENDINGS.get(file.suffix.lower())
+    if kind is None:
+        raise click.UsageError(f"{file.name}: the ending says no format; give --format {', '.join(_FORMATS)}, or --portable")
+    if kind == "csv" and file.suffix.lower() in (".json", ".jsonl"):
+        raise click.UsageError(f"{file.name}: a file of that ending gets JSON lines; choose another name for CSV")
+    if file.exists() and not force:
+        raise click.ClickException(f"{file} is there already; choose another name, or give --force")
+    write: Callable[..., None] = {
+        "json": export_json,
+        "markdown": export_markdown,
+        "csv": export_tokens,
+        "tokens": export_tokens,
+        "portable": export_portable,
+    }[kind]
+    session_id = _with_store(settings, lambda store: _find(store, session))
+    with _bar("exporting") as progress:
+        write(settings.data.sessions, session_id, file, progress)
+    click.echo(f"session {session_id} is in {file} ({file.stat().st_size:,} bytes)", err=True)
+
+
+@click.command("import")
+@click.argument("file", type=click.Path(path_type=Path, exists=True, dir_okay=False))
+@click.pass_obj
+def import_command(settings: Settings, file: Path) -> None:
+    """Takes in FILE: a session as JSON, a portable session file, or messages as OpenAI's API takes them.
+
+    All of it is taken, or nothing.
+    """
+    lock = DataFolderLock(settings.data.root, "sessions import")
+    if not lock.acquire():
+        raise click.ClickException(f"{settings.data.root} is in use by {lock.held_by or 'another process'}; close it first")
+    try:
+        store = SessionStore.open(settings.data.sessions)
+        with _bar("importing") as progress:
+            asyncio.run(_import(store, file, progress))
+    finally:
+        lock.release()
+
+
+@click.command("diff")
+@click.argument("session")
+@click.argument("a", type=click.IntRange(1), required=False)
+@click.argument("b", type=click.IntRange(1), required=False)
+@click.pass_obj
+def diff_command(settings: Settings, session: str, a: int | None, b: int | None) -> None:
+    """Compares branches A and B of SESSION token by token; without A and B lists the branches with their numbers."""
+    if (a is None) != (b is None):
+        raise click.UsageError("give two branches, or none to list them")
+
+    async def read(store: SessionStore) -> None:
+        opened = OpenSession(await store.load_session(await _find(store, session)))
+        rows = outline(opened.tree, opened.tip)
+        if a is None or b is None:
+            for number, row in enumerate(rows, 1):
+                mark = "*" if row.current else " "
+                console_out(Text(f"{mark}{number:>4}  {'  ' * row.depth}{row.before} {row.name}".rstrip()))
+            return
+        if max(a, b) > len(rows):
+            raise click.ClickException(f"the session has {len(rows)} branches; 'sessions diff {session}' lists them")
+        _print_diff(await compare(store, opened, rows[a - 1].node_id, rows[b - 1].node_id))
+
+    try:
+        _with_store(settings, read)
+    except Refusal as refusal:
+        raise click.ClickException(str(refusal)) from refusal
+
+
+def console_out(text: Text) -> None:
+    """A line on stdout, with colours where somebody looks."""
+    from rich.console import Console
+
+    out = Console()
+    if not out.is_terminal:
+        out = Console(width=PIPE_WIDTH)
+    out.print(text, soft_wrap=True)
+
+
+async def _import(store: SessionStore, file: Path, progress: OnTransfer) -> None:
+    try:
+        await store.drop_unfinished_imports()
+        imported = await store.import_file(file, progress)
+        for session_id in imported.sessions:
+            tree = await store.load_session(session_id)
+            click.echo(f"{session_id}\t{tree.session.title}")
+            for note in await _unreadable(store, tree.nodes):
+                click.echo(f"note: {note}", err=True)
+        for note in imported.notes:
+            click.echo(f"note: {note}", err=True)
+    finally:
+        await store.close()
+
+
+async def _unreadable(store: SessionStore, nodes: tuple[NodeRow, ...]) -> list[str]:
+    """What the models on this machine cannot go on with, and what to do about it."""
+    found = []
+    here = {entry.name.lower() for entry in list_models()} | {entry.title.lower() for entry in list_models()}
+    for fingerprint in dict.fromkeys(node.kv_fingerprint for node in nodes if node.kv_fingerprint):
+        known = await store.model(fingerprint)
+        name = str((known or {}).get("name", ""))
+        if not any(name.lower() in entry or entry in name.lower() for entry in here if name):
+            words = f"the model {name!r}" if name else f"a model that the file does not name ({fingerprint[:12]})"
+            found.append(
+                f"its tokens were made with {words}, which is not on this machine: the session opens with text and numbers; "
+                "to go on with its very tokens find the model ('elsewise models get')"
+            )
+    return found
+
+
+async def _find(store: SessionStore, session: str) -> int:
+    rows = await store.sessions()
+    if session.isdigit() and any(row.id == int(session) for row in rows):
+        return int(session)
+    named = [row.id for row in rows if row.title == session]
+    if not named:
+        raise click.ClickException(f"there is no session {session!r}; 'elsewise sessions list' shows all")
+    if len(named) > 1:
+        raise click.ClickException(f"{len(named)} sessions are called {session!r}: give the number of one ({named})")
+    return named[0]
+
+
+def _with_store(settings: Settings, read: Callable[[SessionStore], Coroutine[Any, Any, Any]]) -> Any:
+    """Runs `read` on the store, opened so that whoever writes there is not disturbed."""
+
+    async def run() -> Any:
+        store = SessionStore.open(settings.data.sessions, read_only=True)
+        try:
+            return await read(store)
+        finally:
+            await store.close()
+
+    return asyncio.run(run())
+
+
+@contextmanager
+def _bar(words: str) -> Iterator[OnTransfer]:
+    """A bar on stderr where somebody looks."""
+    columns = (TextColumn(words), BarColumn(), TextColumn("{task.percentage:.0f} %"))
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task(words, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def _print_diff(diff: BranchDiff) -> None:
+    console_out(Text(f"  {diff.stem.tokens:,} tokens are the same in both", style="dim"))
+    for part in diff.parts:
+        if part.same:
+            console_out(Text(_indented(" ", part.left), style="dim"))
+            continue
+        for sign, side, style in (("-", part.left, "red"), ("+", part.right, "green")):
+            if side.tokens:
+                console_out(Text(_indented(sign, side), style=style))
+    for sign, name, side in (("-", diff.left_name, diff.left), ("+", diff.right_name, diff.right)):
+        console_out(Text(f"{sign} {name or 'branch'}: {side.tokens:,} tokens after the stem, {_numbers(side)}"))
+
+
+def _indented(sign: str, side: DiffSide) -> str:
+    lines = side.text.strip("\n").split("\n") or [""]
+    return "\n".join(f"{sign} {line}" for line in lines)
+
+
+def _numbers(side: DiffSide) -> str:
+    return "not scored" if side.logprob is None else f"{side.logprob:.2f} nats together"

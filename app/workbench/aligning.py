@@ -1,0 +1,131 @@
+"""What two sequences of tokens have in common, in order: for 100,000 tokens in a fraction of a second.
+
+Patience diff (Bram Cohen; also git's): runs of tokens that occur once on either side are matched first, the longest chain
+of them that keeps the order (Fredman 1975) splits the problem, and what is left between two of them is small enough for
+difflib. No recursion.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from dataclasses import dataclass
+from difflib import SequenceMatcher
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+Ids = npt.NDArray[np.int64]
+GRAMS: Final = (8, 3, 1)  # lengths of the runs that are looked for
+SMALL: Final = 1 << 14  # pairs of tokens that difflib may look at
+_ODD: Final = np.uint64(0x9E3779B97F4A7C15)  # multiplies a hash; any odd number with many digits does
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """``left[a : a + size]`` is ``right[b : b + size]``."""
+
+    a: int
+    b: int
+    size: int
+
+
+def matches(left: Ids, right: Ids) -> list[Match]:
+    """What both have, in order; neighbours that touch on both sides are one."""
+    found: list[Match] = []
+    stack = [(0, len(left), 0, len(right))]
+    while stack:
+        a, a_end, b, b_end = stack.pop()
+        head = _common(left[a:a_end], right[b:b_end])
+        if head:
+            found.append(Match(a, b, head))
+        a, b = a + head, b + head
+        tail = _common(left[a:a_end][::-1], right[b:b_end][::-1])
+        if tail:
+            found.append(Match(a_end - tail, b_end - tail, tail))
+        a_end, b_end = a_end - tail, b_end - tail
+        if (a_end - a) * (b_end - b) <= SMALL:
+            found.extend(_small(left, right, a, a_end, b, b_end))
+            continue
+        anchors = _anchors(left[a:a_end], right[b:b_end])
+        starts = [(a, b), *((a + x + size, b + y + size) for x, y, size in anchors)]
+        ends = [*((a + x, b + y) for x, y, _ in anchors), (a_end, b_end)]
+        found.extend(Match(a + x, b + y, size) for x, y, size in anchors)
+        if anchors:  # else nothing tells what belongs to what: all of it differs
+            stack.extend((a0, a1, b0, b1) for (a0, b0), (a1, b1) in zip(starts, ends, strict=True))
+    return _joined(found)
+
+
+def _common(left: Ids, right: Ids) -> int:
+    n = min(len(left), len(right))
+    differ = np.flatnonzero(left[:n] != right[:n])
+    return int(differ[0]) if len(differ) else n
+
+
+def _small(left: Ids, right: Ids, a: int, a_end: int, b: int, b_end: int) -> list[Match]:
+    if a == a_end or b == b_end:
+        return []
+    matcher = SequenceMatcher(None, left[a:a_end].tolist(), right[b:b_end].tolist(), autojunk=False)
+    return [Match(a + block.a, b + block.b, block.size) for block in matcher.get_matching_blocks() if block.size]
+
+
+def _anchors(left: Ids, right: Ids) -> list[tuple[int, int, int]]:
+    """Runs that stand once on either side and in the same order, without overlap; empty where there are none."""
+    for size in GRAMS:
+        if min(len(left), len(right)) < size:
+            continue
+        mine, theirs = _once(left, size), _once(right, size)
+        _, at_left, at_right = np.intersect1d(mine[0], theirs[0], assume_unique=True, return_indices=True)
+        a, b = mine[1][at_left], theirs[1][at_right]
+        order = np.argsort(a)
+        chain = _rising(a[order].tolist(), b[order].tolist())
+        kept: list[tuple[int, int, int]] = []
+        for a_at, b_at in chain:
+            if kept and (a_at < kept[-1][0] + size or b_at < kept[-1][1] + size):
+                continue
+            if np.array_equal(left[a_at : a_at + size], right[b_at : b_at + size]):  # and not only their hashes
+                kept.append((a_at, b_at, size))
+        if kept:
+            return kept
+    return []
+
+
+def _once(ids: Ids, size: int) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.int64]]:
+    """Hashes of the runs of `size` tokens that stand there once, and where."""
+    hashes = np.zeros(len(ids) - size + 1, np.uint64)
+    for offset in range(size):
+        hashes = hashes * _ODD + ids[offset : len(ids) - size + 1 + offset].astype(np.uint64)
+    values, places, counts = np.unique(hashes, return_index=True, return_counts=True)
+    once = counts == 1
+    return values[once], places[once].astype(np.int64)
+
+
+def _rising(a: list[int], b: list[int]) -> list[tuple[int, int]]:
+    """The longest chain of pairs in which `b` rises too; `a` does already."""
+    ends: list[int] = []  # by length of chain: the smallest last b
+    last: list[int] = []  # and its index
+    before = [-1] * len(b)
+    for index, value in enumerate(b):
+        length = bisect_left(ends, value)
+        before[index] = last[length - 1] if length else -1
+        if length == len(ends):
+            ends.append(value)
+            last.append(index)
+        else:
+            ends[length], last[length] = value, index
+    chain: list[tuple[int, int]] = []
+    at = last[-1] if last else -1
+    while at >= 0:
+        chain.append((a[at], b[at]))
+        at = before[at]
+    return chain[::-1]
+
+
+def _joined(found: list[Match]) -> list[Match]:
+    joined: list[Match] = []
+    for match in sorted(found, key=lambda each: each.a):
+        if joined and (joined[-1].a + joined[-1].size, joined[-1].b + joined[-1].size) == (match.a, match.b):
+            joined[-1] = Match(joined[-1].a, joined[-1].b, joined[-1].size + match.size)
+        else:
+            joined.append(match)
+    return joined

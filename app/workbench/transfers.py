@@ -1,0 +1,88 @@
+"""Use cases about files and comparisons: sessions out and in, two branches side by side."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from app.workbench.refusals import stored
+from app.workbench.sessions import Sessions
+from storage import SessionStore, StoreError
+from ui import Event, ExportKind, ImportResult, OnTransfer, Refusal, SessionsChanged
+
+if TYPE_CHECKING:
+    from ui import BranchDiff
+
+
+class _StoppedError(Exception):
+    """The export is not wanted any more."""
+
+
+class TransferMembers:
+    """`ui.transfers.TransferUseCases`, for the workbench."""
+
+    _store: SessionStore
+    _sessions: Sessions
+    _tell: Callable[[Event], None]
+
+    async def export_session(self, session_id: int, kind: ExportKind, path: Path, progress: OnTransfer) -> None:
+        """Writes a file on a thread of its own."""
+        try:
+            await export(self._store.path, session_id, kind, path, progress)
+        except StoreError as fault:
+            raise Refusal(str(fault)) from fault
+
+    async def import_file(self, path: Path, progress: OnTransfer) -> ImportResult:
+        """Takes in all of a file, or nothing."""
+        imported = await stored(self._store.import_file(path, progress))
+        self._tell(SessionsChanged())
+        return ImportResult(imported.sessions, imported.notes)
+
+    async def compare(self, session_id: int, left: int, right: int) -> BranchDiff:
+        """The branches through two nodes."""
+        from app.workbench.comparing import compare  # difflib and more: the window opens without it
+
+        return await compare(self._store, self._sessions.opened(session_id), left, right)
+
+
+async def export(store: Path, session_id: int, kind: ExportKind, path: Path, progress: OnTransfer) -> None:
+    """Writes a session to a file, on a thread; cancelled, it waits until the thread has cleared away what it wrote.
+
+    Raises:
+        StoreError: The session cannot be read, or the file not be written.
+    """
+    loop, stopping = asyncio.get_running_loop(), threading.Event()
+
+    def on_progress(done: int, total: int) -> None:
+        if stopping.is_set():
+            raise _StoppedError
+        if done == total or not done % 64:
+            loop.call_soon_threadsafe(progress, done, total)
+
+    work = asyncio.ensure_future(asyncio.to_thread(partial(_write, kind, store, session_id, path, on_progress)))
+    try:
+        await asyncio.shield(work)
+    except asyncio.CancelledError:
+        stopping.set()
+        await asyncio.wait([work])
+        if not work.cancelled():
+            work.exception()  # it is what stopped it
+        raise
+
+
+def _write(kind: ExportKind, store: Path, session_id: int, path: Path, on_progress: Callable[[int, int], None]) -> None:
+    from storage import export_json, export_markdown, export_portable, export_tokens  # loaded here, on the thread
+
+    match kind:
+        case ExportKind.JSON:
+            export_json(store, session_id, path, on_progress)
+        case ExportKind.MARKDOWN:
+            export_markdown(store, session_id, path, on_progress)
+        case ExportKind.CSV:
+            export_tokens(store, session_id, path, on_progress)
+        case ExportKind.PORTABLE:
+            export_portable(store, session_id, path, on_progress)

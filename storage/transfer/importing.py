@@ -1,0 +1,154 @@
+"""An import from a file to rows: read on a thread of its own, written by the store's thread, all or nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Final, Protocol, TypeVar
+
+from storage.database import Database
+from storage.errors import InvalidFileError
+from storage.rows import Imported
+from storage.transfer.documents import JsonFile
+from storage.transfer.filling import Filled, drop_slice, fill, show, unfinished
+from storage.transfer.parts import Part, TokensPart, VocabularyPart
+from storage.transfer.portable_reading import MAGIC, PortableFile
+
+T = TypeVar("T")
+OnProgress = Callable[[int, int], None]  # done and in all: bytes of a file, rows of a portable one
+BATCH_SECONDS: Final = 0.05  # of reading ahead
+BATCH_BYTES: Final = 1 << 21
+
+
+class _Source(Protocol):
+    """A file as it is read. All members block and belong to the reader's thread, but for the counts."""
+
+    total: int
+    notes: tuple[str, ...]
+
+    @property
+    def done(self) -> int:
+        """How much of `total` was read."""
+
+    def parts(self) -> Iterator[Part]:
+        """Everything in it, in order."""
+
+    def close(self) -> None:
+        """Closes it."""
+
+
+@dataclass(slots=True)
+class _Run:
+    """One import in work."""
+
+    progress: OnProgress
+    stopping: bool = False
+    filled: Filled = field(default_factory=Filled)
+
+    def check(self) -> None:
+        if self.stopping:
+            raise asyncio.CancelledError
+
+
+class Importer:
+    """Imports files into one store; members belong to any event loop, several imports may run at once."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._running: list[_Run] = []
+
+    async def take(self, path: Path, progress: OnProgress) -> Imported:
+        """Imports a file: our JSON, lists of messages, or a portable session file.
+
+        Where it is cancelled, or anything is wrong, nothing of it stays.
+
+        Args:
+            path: The file.
+            progress: Called now and then with what was read and how much there is; raising in it cancels.
+
+        Raises:
+            InvalidFileError: The file is not what it should be; the place is named.
+            StoreNewerError: A newer version wrote it.
+        """
+        run = _Run(progress)
+        work = asyncio.ensure_future(self._take(path, run))
+        try:
+            return await asyncio.shield(work)
+        except asyncio.CancelledError:
+            run.stopping = True
+            await asyncio.wait([work])  # it ends with the slice that is being written, and leaves nothing behind
+            if work.cancelled() or work.exception() is not None:
+                raise
+            return work.result()  # it was whole before it could be stopped
+
+    async def drop_unfinished(self) -> int:
+        """Deletes what an import that was killed has left behind; returns how many sessions."""
+        growing = {number for run in self._running for number in run.filled.sessions}
+        left = [number for number in await self._database.read(unfinished) if number not in growing]
+        await self._drop(left)
+        return len(left)
+
+    async def _take(self, path: Path, run: _Run) -> Imported:
+        reader = ThreadPoolExecutor(1, thread_name_prefix="elsewise-import")
+        self._running.append(run)
+        try:
+            source = await _on(reader, partial(_opened, path))
+            try:
+                await self._fill(reader, source, run)
+            finally:
+                await _on(reader, source.close)
+        except BaseException:
+            await self._drop(run.filled.sessions)
+            raise
+        finally:
+            self._running.remove(run)
+            reader.shutdown()  # it has nothing left to do
+        return Imported(run.filled.sessions, source.notes)
+
+    async def _fill(self, reader: ThreadPoolExecutor, source: _Source, run: _Run) -> None:
+        parts = source.parts()
+        while batch := await _on(reader, partial(_batch, parts)):
+            while batch:
+                run.check()
+                run.filled, done = await self._database.write(partial(fill, filled=run.filled, parts=batch))
+                del batch[:done]
+            run.progress(source.done, source.total)
+        run.check()
+        await self._database.write(partial(show, session_ids=run.filled.sessions))
+
+    async def _drop(self, session_ids: Sequence[int]) -> None:
+        for session_id in session_ids:
+            while not await self._database.write(partial(drop_slice, session_id=session_id)):
+                pass  # others get their turn between two slices
+
+
+async def _on(reader: ThreadPoolExecutor, work: Callable[[], T]) -> T:
+    return await asyncio.wrap_future(reader.submit(work))
+
+
+def _opened(path: Path) -> _Source:
+    try:
+        with path.open("rb") as file:
+            portable = file.read(len(MAGIC)) == MAGIC
+        return PortableFile(path) if portable else JsonFile(path)
+    except OSError as fault:
+        raise InvalidFileError(path.name, f"it cannot be read ({fault.strerror})") from fault
+
+
+def _batch(parts: Iterator[Part]) -> list[Part]:
+    """The next parts, as many as are read in a moment; none at the end."""
+    deadline, room, batch = time.perf_counter() + BATCH_SECONDS, BATCH_BYTES, list[Part]()
+    for part in parts:
+        batch.append(part)
+        if isinstance(part, TokensPart):
+            room -= len(part.columns) + len(part.summary)
+        elif isinstance(part, VocabularyPart):
+            room -= len(part.tokens)
+        if room < 0 or time.perf_counter() > deadline:
+            break
+    return batch

@@ -1,0 +1,93 @@
+"""What an import is made of, in the order in which it is written. Numbers of nodes count from 0 within their session."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from storage.sealed import COVERED
+
+FORMAT: Final = "elsewise.session"
+VERSION: Final = 1
+SESSION_FIELDS: Final = frozenset({"title", "created", "updated", "pinned"})
+NODE_FIELDS: Final = frozenset(
+    {"at_token", "at_byte", "role", "turn_start", "text", "status", "finish_reason", "token_count", "kv_fingerprint", "stats",
+     "created"}
+)  # fmt: skip
+_SESSION_OWN: Final = frozenset(
+    {"id", "touched", "is_sample", "current_node", "branches", "node_count", "trashed", "importing"}
+)
+_NODE_OWN: Final = frozenset({"id", "session_id", "parent_id", "at_end", "seq"})
+SESSION_MORE: Final = frozenset(COVERED["sessions"]) - SESSION_FIELDS - _SESSION_OWN  # what later migrations have added
+NODE_MORE: Final = frozenset(COVERED["nodes"]) - NODE_FIELDS - _NODE_OWN
+
+
+@dataclass(frozen=True, slots=True)
+class SessionPart:
+    """A session begins; its nodes and tokens follow. None: as the store sees fit."""
+
+    title: str
+    created: float | None = None
+    updated: float | None = None
+    pinned: bool = False
+    more: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class NodePart:
+    """A run of tokens."""
+
+    parent: int | None
+    role: str
+    text: str
+    at_token: int | None = None
+    at_byte: int | None = None
+    at_end: bool = True
+    turn_start: bool = True
+    status: str = "complete"
+    finish_reason: str | None = None
+    token_count: int = 0
+    kv_fingerprint: str | None = None
+    stats: str = "{}"  # JSON
+    created: float | None = None
+    more: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class TokensPart:
+    """A range of a node's tokens, as the store keeps it: packed, with the summary that the view `tokens` shows."""
+
+    node: int
+    kv_fingerprint: str
+    first: int
+    count: int
+    columns: bytes
+    summary: str
+
+
+@dataclass(frozen=True, slots=True)
+class ModelPart:
+    """What a fingerprint stands for, as JSON."""
+
+    kv_fingerprint: str
+    info: str
+
+
+@dataclass(frozen=True, slots=True)
+class VocabularyPart:
+    """The bytes of every token, as the store packs them."""
+
+    digest: str
+    tokens: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class EndPart:
+    """The session is whole."""
+
+    current: int | None  # the tip that is shown
+    branches: int
+
+
+Part = SessionPart | NodePart | TokensPart | ModelPart | VocabularyPart | EndPart

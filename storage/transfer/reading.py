@@ -1,0 +1,142 @@
+"""One session as it stands at one moment, read row by row over a connection of its own.
+
+The store's thread is not asked, and what is written meanwhile is not seen (a read transaction of SQLite's WAL).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import sqlite_utils
+
+from storage import columns, nodes, records, sealed, sessions
+from storage.database import fetch, scalar
+from storage.errors import StoreDamagedError, UnknownRowError, typed_errors
+from storage.recovery import text_of
+from storage.rows import Columns, NodeRow
+from storage.schema import open_sessions
+from storage.text import from_json
+
+Row = dict[str, Any]
+PIECE = 1024  # tokens of one range, at most
+
+
+class StoredSession:
+    """A session to export; used by one thread.
+
+    Args:
+        db: The connection, inside a transaction.
+        session_id: Which.
+    """
+
+    def __init__(self, db: sqlite_utils.Database, session_id: int) -> None:
+        self._db = db
+        self.row = sessions.require(db, session_id)
+        if self.row["importing"]:
+            raise UnknownRowError(f"there is no session {session_id}")
+        self.id = session_id
+        self.node_count = int(scalar(db, "SELECT count(*) FROM nodes WHERE session_id = ?", [session_id]))
+
+    def require_whole(self) -> None:
+        """Refuses a session that has lost something.
+
+        Raises:
+            StoreDamagedError: It has.
+        """
+        if not sealed.intact("sessions", self.row) or self.node_count != self.row["node_count"]:
+            raise StoreDamagedError(_damaged(f"the session {self.row['title']!r:.60}"))
+
+    def nodes(self) -> Iterator[Row]:
+        """Every node, parents before their children.
+
+        Raises:
+            StoreDamagedError: One fails its checksum.
+        """
+        last = -1
+        sql = "SELECT * FROM nodes WHERE session_id = ? AND seq > ? ORDER BY seq LIMIT 256"
+        while rows := fetch(self._db, sql, [self.id, last]):
+            for row in rows:
+                if not sealed.intact("nodes", row):
+                    raise StoreDamagedError(_damaged(f"node {row['id']}"))
+                yield self._ended(row) if row["status"] == "open" else row
+            last = rows[-1]["seq"]
+
+    def ranges(self, node_id: int) -> Iterator[tuple[str, int, int, Columns]]:
+        """Everything that is stored of a node's tokens, the newest last: model, first token, count, columns.
+
+        Raises:
+            StoreDamagedError: Some of it fails its checksum.
+        """
+        for row in self._db.execute("SELECT id FROM token_chunks WHERE node_id = ? ORDER BY id", [node_id]).fetchall():
+            [chunk] = fetch(self._db, "SELECT * FROM token_chunks WHERE id = ?", [row[0]])
+            found = records.read_chunk(chunk)
+            if found is None:
+                raise StoreDamagedError(_damaged(f"the tokens of node {node_id} from {chunk['first']}"))
+            for start in range(0, chunk["count"], PIECE):
+                stop = min(start + PIECE, chunk["count"])
+                yield chunk["kv_fingerprint"], chunk["first"] + start, stop - start, columns.cut(found, start, stop)
+
+    def models(self) -> Iterator[Row]:
+        """What is known of the models that its tokens are of."""
+        sql = """SELECT * FROM models WHERE kv_fingerprint IN (
+                   SELECT DISTINCT c.kv_fingerprint FROM token_chunks c JOIN nodes n ON n.id = c.node_id WHERE n.session_id = ?)
+                 ORDER BY kv_fingerprint"""
+        for row in fetch(self._db, sql, [self.id]):
+            if sealed.intact("models", row):
+                yield row
+
+    def vocabularies(self) -> Iterator[Row]:
+        """The bytes of every token of the tokenizers that its models name."""
+        digests = [from_json(row["info"]).get("vocabulary") for row in self.models()]
+        for digest in dict.fromkeys(each for each in digests if isinstance(each, str)):
+            for row in fetch(self._db, "SELECT * FROM vocabularies WHERE digest = ?", [digest]):
+                if sealed.intact("vocabularies", row):
+                    yield row
+
+    def path(self, tip: int | None) -> list[tuple[NodeRow, int | None, int | None]]:
+        """From the root to the end of a node: each node, and how many of its tokens and bytes it gives (None: all).
+
+        Raises:
+            UnknownRowError: That node is not one of the session.
+        """
+        found: list[tuple[NodeRow, int | None, int | None]] = []
+        stop: int | None = None
+        byte: int | None = None
+        above = tip
+        while above is not None and len(found) <= self.node_count:  # a circle in a damaged tree ends here
+            node = nodes.one(self._db, self.id, above)
+            found.append((node, stop, byte))
+            stop, byte, above = node.at_token, node.at_byte, node.parent_id
+        return found[::-1]
+
+    def tokens(self, node_id: int) -> Iterator[tuple[int, str, Columns, bool]]:
+        """A node's own tokens as they are shown: first token, model, columns, whether they are damaged."""
+        for tile in records.load(self._db, [node_id], None).get(node_id, []):
+            yield tile.first, tile.kv_fingerprint, tile.columns, tile.damaged
+
+    def _ended(self, row: Row) -> Row:
+        """An answer that is being written, as if it ended here."""
+        sql = "SELECT * FROM token_chunks WHERE node_id = ? AND kv_fingerprint = ? ORDER BY id"
+        tiles = records.tiled(row["id"], fetch(self._db, sql, [row["id"], row["kv_fingerprint"]]), length=None)
+        text = row["text"] or "".join(text_of(tile.columns) for tile in tiles)
+        count = sum(tile.count for tile in tiles)
+        return {**row, "status": "partial", "finish_reason": "app_ended", "text": text, "token_count": count}
+
+
+@contextmanager
+def stored_session(store: Path, session_id: int) -> Iterator[StoredSession]:
+    """The session, as it stands now, on a connection of the calling thread."""
+    with typed_errors(store):
+        db = open_sessions(store, read_only=True)
+        try:
+            db.execute("BEGIN")
+            yield StoredSession(db, session_id)
+        finally:
+            db.conn.close()
+
+
+def _damaged(what: str) -> str:
+    return f"{what} is damaged, nothing was exported; `elsewise sessions verify` says what is, Markdown and CSV take the rest"

@@ -1,0 +1,256 @@
+"""JSON read piece by piece: whatever the length of a file, one element of one list is in memory.
+
+Only where values begin and end is found here; each is decoded by the standard library, strictly (see `strict`).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from typing import Any, BinaryIO, Final, Literal
+
+from storage.errors import InvalidFileError
+
+BLOCK: Final = 1 << 18  # bytes read at once
+LIMIT: Final = 1 << 24  # bytes of one value
+DEPTH: Final = 100  # levels within one value
+
+_SPACE = re.compile(rb"[ \t\r\n]*")
+_BRACKET = re.compile(rb'["\[\]{}]')
+_INSIDE = re.compile(rb'[^"\\]*(?:\\.[^"\\]*)*', re.DOTALL)  # of a string, up to its quote or the end of what was read
+_SCALAR = re.compile(rb"[^ \t\r\n,\[\]{}:\"]*")
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+_QUOTE, _OPEN, _OPENS, _COMMA, _COLON = 0x22, b"[{", {0x5B: 0x5D, 0x7B: 0x7D}, 0x2C, 0x3A
+_END = -1
+
+PieceKind = Literal["list", "object", "member", "items", "element", "end"]
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """One step through a file.
+
+    Attributes:
+        kind: A top-level "list" or "object" begins; an object's "member" with its value; the "items" of a member that is read
+            element by element begin; an "element" of those, or of a top-level list; the "end" of a top-level value.
+        line: Where it begins, counted from 1.
+        key: The member's.
+        index: The element's, from 0.
+        value: Decoded.
+    """
+
+    kind: PieceKind
+    line: int
+    key: str = ""
+    index: int = 0
+    value: Any = None
+
+
+class Scanner:
+    """Walks through one file of JSON, or of JSON values one after the other (JSON lines).
+
+    Args:
+        file: Open for reading, at its beginning.
+        name: Of the file, for messages.
+        streamed: Members of a top-level object whose lists are read element by element.
+    """
+
+    def __init__(self, file: BinaryIO, name: str, streamed: Collection[str]) -> None:
+        self._file = file
+        self._name = name
+        self._streamed = streamed
+        self._held = b""
+        self._at = 0  # in what is held
+        self._line = 1
+        self.done = 0  # bytes behind us
+
+    def pieces(self) -> Iterator[Piece]:
+        """All of them.
+
+        Raises:
+            InvalidFileError: It is no JSON, is cut short, or holds a value that is too long or too deep.
+        """
+        self._more()
+        if self._held.startswith(b"\xef\xbb\xbf"):
+            self._pass(3)
+        while (first := self._next()) != _END:
+            if first not in _OPENS:
+                raise self._fault("neither a list nor an object begins here: this is no JSON of a session or of messages")
+            line = self._line
+            if first == _OPEN[0]:
+                yield Piece("list", line)
+                yield from self._elements("")
+            else:
+                yield Piece("object", line)
+                yield from self._members()
+            yield Piece("end", self._line)
+
+    def _members(self) -> Iterator[Piece]:
+        self._pass(1)
+        seen: set[str] = set()
+        while True:
+            if self._next() == 0x7D and not seen:
+                break
+            line = self._line
+            key = self._value("the name of a member") if self._next() == _QUOTE else None
+            if not isinstance(key, str):
+                raise self._fault("the name of a member is missing")
+            if key in seen:
+                raise self._fault(f"{key!r:.60} stands there twice", place="the object")
+            seen.add(key)
+            self._expect(_COLON, f"a colon after {key!r:.60}")
+            if self._next() == _OPEN[0] and key in self._streamed:
+                yield Piece("items", line, key)
+                yield from self._elements(key)
+            else:
+                yield Piece("member", line, key, value=self._value(f"{key!r:.60}"))
+            if self._next() == 0x7D:
+                break
+            self._expect(_COMMA, "a comma or the end of the object")
+        self._pass(1)
+
+    def _elements(self, key: str) -> Iterator[Piece]:
+        self._pass(1)
+        index = 0
+        while True:
+            if self._next() == 0x5D and not index:
+                break
+            line = self._line
+            yield Piece("element", line, key, index, self._value(f"{key or 'element'} {index + 1:,}"))
+            index += 1
+            if self._next() == 0x5D:
+                break
+            self._expect(_COMMA, "a comma or the end of the list")
+        self._pass(1)
+
+    # ---- one value ----------------------------------------------------------------------------------------------------
+
+    def _value(self, place: str) -> Any:
+        self._next()
+        length = self._length(place)
+        raw, line = self._held[self._at : self._at + length], self._line
+        try:
+            value = strict(raw)
+        except ValueError as fault:
+            raise InvalidFileError(self._name, str(fault), line=line, place=place) from fault
+        self._pass(length)
+        return value
+
+    def _length(self, place: str) -> int:
+        """Bytes of the value that begins here, all of which are held then."""
+        first = self._held[self._at] if self._at < len(self._held) else _END
+        if first not in _OPENS and first != _QUOTE:
+            return self._scalar(place)
+        depth, offset, quoted = 0, 0, False
+        while True:
+            if quoted:
+                found = _INSIDE.match(self._held, self._at + offset)
+                assert found is not None  # it matches nothing at the least
+                offset = found.end() - self._at
+                if found.end() == len(self._held) or self._held[found.end()] != _QUOTE:
+                    self._grow(offset, place)
+                    continue
+                offset, quoted = offset + 1, False
+            else:
+                bracket = _BRACKET.search(self._held, self._at + offset)
+                if bracket is None:
+                    offset = len(self._held) - self._at
+                    self._grow(offset, place)
+                    continue
+                offset = bracket.end() - self._at
+                sign = self._held[bracket.start()]
+                quoted = sign == _QUOTE
+                depth += 0 if quoted else 1 if sign in _OPENS else -1
+                if depth > DEPTH:
+                    raise self._fault(f"it is nested more than {DEPTH} levels deep", place)
+            if not depth and not quoted:
+                return offset
+
+    def _scalar(self, place: str) -> int:
+        while True:
+            found = _SCALAR.match(self._held, self._at)
+            assert found is not None  # it matches nothing at the least
+            if found.end() < len(self._held) or not self._more():
+                break
+            if found.end() - self._at > LIMIT:
+                raise self._fault(f"it is longer than {LIMIT >> 20} MiB", place)
+        if found.end() == self._at:
+            raise self._fault("a value is missing here", place)
+        return found.end() - self._at
+
+    def _grow(self, offset: int, place: str) -> None:
+        if offset > LIMIT:
+            raise self._fault(f"it is longer than {LIMIT >> 20} MiB", place)
+        if not self._more():
+            raise self._fault("the file ends in the middle of it: it is cut short", place)
+
+    # ---- bytes --------------------------------------------------------------------------------------------------------
+
+    def _next(self) -> int:
+        """The next byte that is no white space, which stays; -1 at the end."""
+        while True:
+            found = _SPACE.match(self._held, self._at)
+            assert found is not None  # it matches nothing at the least
+            self._pass(found.end() - self._at)
+            if self._at < len(self._held):
+                return self._held[self._at]
+            if not self._more():
+                return _END
+
+    def _expect(self, sign: int, words: str) -> None:
+        found = self._next()
+        if found == _END:
+            raise self._fault(f"the file ends where {words} should be: it is cut short")
+        if found != sign:
+            raise self._fault(f"{words} should be here, not {chr(found)!r}")
+        self._pass(1)
+
+    def _pass(self, count: int) -> None:
+        self._line += self._held.count(b"\n", self._at, self._at + count)
+        self._at += count
+        self.done += count
+
+    def _more(self) -> bool:
+        block = self._file.read(BLOCK)
+        self._held, self._at = self._held[self._at :] + block, 0
+        return bool(block)
+
+    def _fault(self, what: str, place: str = "") -> InvalidFileError:
+        return InvalidFileError(self._name, what, line=self._line, place=place)
+
+
+def strict(raw: bytes) -> Any:
+    """One JSON value.
+
+    Raises:
+        ValueError: It is none, or holds NaN or an infinity, a name twice in one object, or half of a character. Says which.
+    """
+    try:
+        text = raw.decode()
+        value = json.loads(text, object_pairs_hook=_unique, parse_constant=_no_number)
+        if _SURROGATE.search(raw):
+            json.dumps(value, ensure_ascii=False).encode()
+    except json.JSONDecodeError as fault:
+        raise ValueError(f"this is no JSON: {fault.msg}, {fault.pos:,} characters in") from fault
+    except UnicodeDecodeError as fault:
+        raise ValueError(f"its byte {fault.start:,} is no UTF-8") from fault
+    except UnicodeEncodeError as fault:
+        raise ValueError("it holds half of a character (a lone surrogate)") from fault
+    except RecursionError as fault:
+        raise ValueError("it is nested too deep") from fault
+    return value
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    if len(made) != len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in made if names.count(name) > 1)
+        raise ValueError(f"{twice!r:.60} stands there twice")
+    return made
+
+
+def _no_number(word: str) -> Any:
+    raise ValueError(f"{word} is no JSON number")

@@ -1,0 +1,166 @@
+"""What goes out comes back: every node, number and place."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from storage import NewChunk, NewNode, SessionStore, UnknownRowError
+from tests.storage.helpers import chat, sql, with_store
+from tests.storage.transfer.trees import Export, as_json, as_portable, branching, fingerprint, taken
+
+EXPORTS = pytest.mark.parametrize("export", [as_json, as_portable])
+
+TURNS = """SELECT node_id - ?, parent_id - ?, at_token, seq, role, turn_start, text, status, finish_reason, token_count,
+           kv_fingerprint, stats FROM turns WHERE session_id = ? ORDER BY seq"""
+TOKENS = """SELECT node_id - ?, kv_fingerprint, own, position, token_id, text, logprob, rank, entropy, surprisal_bits
+            FROM tokens WHERE session_id = ? ORDER BY 1, 2, 4"""
+BRANCHES = "SELECT tip_id - ?, node_id - ?, upto, steps_from_tip FROM branches WHERE session_id = ? ORDER BY 1, 4"
+
+
+@EXPORTS
+def test_a_session_comes_back_as_it_was(path: Path, tmp_path: Path, export: Export) -> None:
+    session = with_store(path, branching)
+    export(path, session, tmp_path / "out")
+    imported = taken(path, tmp_path / "out")
+    [copy] = imported.sessions
+    assert copy != session
+    assert fingerprint(path, copy) == fingerprint(path, session)
+    assert with_store(path, lambda store: store.verify()) == []
+
+
+@EXPORTS
+def test_an_export_of_an_import_is_the_same_file_but_for_its_numbers(path: Path, tmp_path: Path, export: Export) -> None:
+    session = with_store(path, branching)
+    export(path, session, tmp_path / "a")
+    other = tmp_path / "other" / "sessions.sqlite3"
+    [copy] = taken(other, tmp_path / "a").sessions
+    assert fingerprint(other, copy) == fingerprint(path, session)
+    assert with_store(other, lambda store: store.model("model-a")) == {"name": "A", "vocabulary": "digest"}
+    known = with_store(other, lambda store: store.vocabulary("digest"))
+    assert known == ([b"a", b"\xff\x00"] if export is as_portable else None)
+
+
+@EXPORTS
+def test_the_views_say_the_same_of_the_copy(path: Path, tmp_path: Path, export: Export) -> None:
+    session = with_store(path, branching)
+    export(path, session, tmp_path / "out")
+    [copy] = taken(path, tmp_path / "out").sessions
+
+    def seen(session_id: int) -> list[Any]:
+        [(low,)] = sql(path, "SELECT min(node_id) FROM turns WHERE session_id = ?", session_id)
+        turns = sql(path, TURNS, low, low, session_id)
+        tokens = sql(path, TOKENS, low, session_id)
+        branches = sql(path, BRANCHES, low, low, session_id)
+        return [turns, tokens, branches]
+
+    assert seen(copy) == seen(session)
+    assert len(seen(copy)[1]) == 4 + 10 + 5 + 2 + 3
+
+
+def test_what_is_known_here_is_not_replaced(path: Path, tmp_path: Path) -> None:
+    session = with_store(path, branching)
+    as_json(path, session, tmp_path / "out")
+    text = (tmp_path / "out").read_text().replace('"name":"A"', '"name":"Mallory"')
+    (tmp_path / "out").write_text(text)
+    taken(path, tmp_path / "out")
+    assert with_store(path, lambda store: store.model("model-a")) == {"name": "A", "vocabulary": "digest"}
+
+
+def test_the_copy_is_found_by_its_words(path: Path, tmp_path: Path) -> None:
+    session = with_store(path, branching)
+    as_json(path, session, tmp_path / "out")
+    [copy] = taken(path, tmp_path / "out").sessions
+    found = with_store(path, lambda store: store.sessions("rainy"))
+    assert [row.id for row in found] == [copy, session]
+
+
+def test_the_format_is_the_one_that_is_documented(path: Path, tmp_path: Path) -> None:
+    session = with_store(path, branching)
+    as_json(path, session, tmp_path / "out")
+    made = json.loads((tmp_path / "out").read_text())
+    assert list(made) == ["format", "version", "session", "models", "nodes", "tokens"]
+    assert (made["format"], made["version"]) == ("elsewise.session", 1)
+    node = made["nodes"][2]
+    assert (node["role"], node["token_count"], node["finish_reason"]) == ("assistant", 10, "length")
+    columns = next(t for t in made["tokens"] if t["node"] == node["id"] and t["first"] == 8)["columns"]
+    assert columns["ids"] == {"dtype": "<i4", "shape": [2], "values": [8, 9]}
+    assert columns["logprob"] == {"dtype": "<f4", "shape": [2], "values": [-1.25, -1.25]}
+
+
+def test_an_answer_that_is_being_written_goes_out_as_far_as_it_is(path: Path, tmp_path: Path) -> None:
+    async def write(store: SessionStore) -> int:
+        session, user, _ = await chat(store)
+        node = await store.add_node(NewNode(session, user, "assistant", status="open"))
+        await store.append_chunk(node, NewChunk("model-a", 0, 2, {"ids": np.array([1, 2], np.int32)}))
+        as_json(path, session, tmp_path / "out")
+        return session
+
+    with_store(path, write)
+    [copy] = taken(path, tmp_path / "out").sessions
+    nodes = with_store(path, lambda store: store.load_session(copy)).nodes
+    assert (nodes[2].status, nodes[2].finish_reason, nodes[2].token_count) == ("partial", "app_ended", 2)
+
+
+@EXPORTS
+def test_a_session_that_is_not_there_leaves_no_file(path: Path, tmp_path: Path, export: Export) -> None:
+    with_store(path, branching)
+    with pytest.raises(UnknownRowError):
+        export(path, 99, tmp_path / "out")
+    assert not list(tmp_path.glob("*out*"))
+
+
+# ---- any tree -----------------------------------------------------------------------------------------------------------
+
+TEXTS = st.text(max_size=12)
+NUMBERS = st.floats(width=32)
+STATS = st.dictionaries(TEXTS.filter(lambda t: "\0" not in t), st.integers(-(1 << 53), 1 << 53) | TEXTS | st.none(), max_size=3)
+
+
+@st.composite
+def trees(draw: st.DrawFn) -> list[tuple[NewNode, NewChunk | None]]:
+    """Nodes whose parents are places in the list."""
+    made: list[tuple[NewNode, NewChunk | None]] = []
+    for number in range(draw(st.integers(1, 7))):
+        parent = draw(st.none() | st.integers(0, number - 1)) if number else None
+        count = draw(st.integers(0, 5))
+        held = made[parent][1] if parent is not None else None
+        at = draw(st.none() | st.integers(0, held.count if held else 0)) if parent is not None else None
+        columns = {
+            "ids": np.array(draw(st.lists(st.integers(0, 1 << 20), min_size=count, max_size=count)), np.int32),
+            "logprob": np.array(draw(st.lists(NUMBERS, min_size=count, max_size=count)), np.float32),
+            "rank": np.ones(count, np.int32),
+        }
+        chunk = NewChunk(draw(st.sampled_from(["m", "n"])), 0, count, columns) if count else None
+        role: Any = draw(st.sampled_from(["system", "user", "assistant"]))
+        status: Any = draw(st.sampled_from(["complete", "partial"]))
+        node = NewNode(0, parent, role, draw(TEXTS), at_token=at, turn_start=draw(st.booleans()), status=status,
+                       finish_reason=draw(st.sampled_from([None, "eos", "stop"])), stats=draw(STATS))  # fmt: skip
+        made.append((node, chunk))
+    return made
+
+
+@EXPORTS
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(tree=trees())
+def test_any_tree_comes_back(path: Path, tmp_path: Path, export: Export, tree: list[tuple[NewNode, NewChunk | None]]) -> None:
+    async def write(store: SessionStore) -> int:
+        session = await store.create_session("any")
+        ids: list[int] = []
+        for node, chunk in tree:
+            parent = None if node.parent_id is None else ids[node.parent_id]
+            new = NewNode(session, parent, node.role, node.text, at_token=node.at_token, turn_start=node.turn_start,
+                          status=node.status, finish_reason=node.finish_reason, stats=node.stats)  # fmt: skip
+            ids.append(await store.add_node(new, chunk, current=True))
+        return session
+
+    session = with_store(path, write)
+    export(path, session, tmp_path / "out")
+    [copy] = taken(path, tmp_path / "out").sessions
+    assert fingerprint(path, copy) == fingerprint(path, session)

@@ -1,0 +1,85 @@
+"""The part of the port about files and comparisons: sessions out and in, two branches side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Protocol
+
+OnTransfer = Callable[[int, int], None]  # done and in all; on the window's thread
+
+
+class ExportKind(StrEnum):
+    """What an export writes; the value is the ending of its file."""
+
+    JSON = "json"  # the whole tree with every number
+    MARKDOWN = "md"  # the path that is shown, to read
+    CSV = "csv"  # the path that is shown, a row per token
+    PORTABLE = "elsewise"  # the whole tree, to be opened elsewhere
+
+
+@dataclass(frozen=True, slots=True)
+class ImportResult:
+    """What an import brought: the sessions' numbers, and what could not be taken, in plain words."""
+
+    sessions: tuple[int, ...]
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class DiffSide:
+    """Tokens of one branch that stand together."""
+
+    text: str
+    tokens: int
+    logprob: float | None  # nats, of those that are scored together; None where none is
+
+
+@dataclass(frozen=True, slots=True)
+class DiffPart:
+    """A stretch of two branches: equal on both sides (`same`), or what stands here and there instead."""
+
+    same: bool
+    left: DiffSide
+    right: DiffSide
+
+
+@dataclass(frozen=True, slots=True)
+class BranchDiff:
+    """Two branches compared token by token.
+
+    Attributes:
+        left_name: What the first is called.
+        right_name: And the second.
+        stem: The beginning that both have; `logprob` belongs to it.
+        parts: What follows, in order.
+        left: All of the first branch after the stem.
+        right: All of the second.
+    """
+
+    left_name: str
+    right_name: str
+    stem: DiffSide
+    parts: tuple[DiffPart, ...]
+    left: DiffSide
+    right: DiffSide
+
+    @property
+    def is_same(self) -> bool:
+        """Whether nothing differs."""
+        return all(part.same for part in self.parts)
+
+
+class TransferUseCases(Protocol):
+    """Files and comparisons. Every coroutine may raise `Refusal`; cancelled, it leaves nothing behind."""
+
+    async def export_session(self, session_id: int, kind: ExportKind, path: Path, progress: OnTransfer) -> None:
+        """Writes a session to a file, which is replaced when the export is whole; the window may go on meanwhile."""
+
+    async def import_file(self, path: Path, progress: OnTransfer) -> ImportResult:
+        """Takes in a file of ours or a list of messages: all of it, or nothing."""
+
+    async def compare(self, session_id: int, left: int, right: int) -> BranchDiff:
+        """The branches through two nodes of an open session, token by token."""
