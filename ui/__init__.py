@@ -53,8 +53,10 @@ from ui.port_shelf import FolderView, ShelfCommands, TrashedSession
 from ui.transfers import BranchDiff, DiffPart, DiffSide, ExportKind, ImportResult, OnTransfer
 
 if TYPE_CHECKING:
+    from ui.inspector import Inspector
     from ui.recovery import RecoveryPage
     from ui.sessions import SessionPanel
+    from ui.shown import Spot
     from ui.theme import DARK, LIGHT, Palette, Scheme, Theme, apply_theme
     from ui.transcript import Measure, TranscriptView
     from ui.window import MainWindow, WindowState
@@ -88,6 +90,7 @@ __all__ = [
     "FormatKind",
     "Guess",
     "ImportResult",
+    "Inspector",
     "Made",
     "MainWindow",
     "Measure",
@@ -112,6 +115,7 @@ __all__ = [
     "SettingsView",
     "SetupCommands",
     "ShelfCommands",
+    "Spot",
     "StatusChanged",
     "StatusView",
     "TextFile",
@@ -131,7 +135,9 @@ __all__ = [
 ]
 
 _NAMES = {
+    "ui.inspector": ("Inspector",),
     "ui.recovery": ("RecoveryPage",),
+    "ui.shown": ("Spot",),
     "ui.sessions": ("SessionPanel",),
     "ui.theme": ("DARK", "LIGHT", "Palette", "Scheme", "Theme", "apply_theme"),
     "ui.transcript": ("Measure", "TranscriptView"),

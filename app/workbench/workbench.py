@@ -96,7 +96,7 @@ class AppWorkbench(SetupMembers, ShelfMembers, TransferMembers, DrawingMembers):
         self._settings = SettingsKeeper(store, supervisor, self._setups.presets)
         self._composing = Composing(self._sessions, supervisor, self._answers, copies)
         self._fans = Fans(store, supervisor, self._sessions, copies, self._answers, tokeniser, self._tell, self._refresh_status)
-        self._drawn = Drawn(store, supervisor, self._sessions, self.vocabulary, self._answers.options_of)
+        self._drawn = Drawn(store, supervisor, self._sessions, self.vocabulary, self._answers.options_of, self._answers.model)
         self.status = StatusView(EngineState.NONE)
         supervisor.subscribe(self._refresh_status)
 
@@ -196,6 +196,7 @@ class AppWorkbench(SetupMembers, ShelfMembers, TransferMembers, DrawingMembers):
 
     async def regenerate_exactly(self, session_id: int, node_id: int) -> None:
         """The same answer once more, with what it was made with."""
+        await self._sessions.read_whole(session_id)
         await self._turns.regenerate_exactly(session_id, node_id)
 
     def how_made(self, session_id: int, node_id: int) -> Made | None:
@@ -215,6 +216,7 @@ class AppWorkbench(SetupMembers, ShelfMembers, TransferMembers, DrawingMembers):
 
     async def answer_call(self, session_id: int, node_id: int, text: str) -> None:
         """The result of a tool's call, as a turn of its own; then streams an answer."""
+        await self._sessions.read_whole(session_id)
         await self._turns.answer_call(session_id, node_id, text)
 
     # ---- the model ----------------------------------------------------------------------------------------------------
@@ -266,6 +268,7 @@ class AppWorkbench(SetupMembers, ShelfMembers, TransferMembers, DrawingMembers):
 
     async def score_draft(self, session_id: int, text: str, replaces: int | None = None) -> float | None:
         """Bits of a draft, behind everything else."""
+        await self._sessions.read_whole(session_id)
         return await self._composing.score_draft(session_id, text, replaces)
 
     async def read_file(self, path: str) -> TextFile:
@@ -307,6 +310,7 @@ class AppWorkbench(SetupMembers, ShelfMembers, TransferMembers, DrawingMembers):
 
     async def leave_out(self, session_id: int, text: str) -> int:
         """Makes room for a message."""
+        await self._sessions.read_whole(session_id)
         count = await self._composing.leave_out(session_id, text)
         shown = self._sessions.shown
         if shown is not None:
