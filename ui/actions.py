@@ -11,6 +11,7 @@ from PySide6.QtWidgets import QApplication, QMainWindow, QMenu
 
 from ui.legend import name_of
 from ui.transcript import Measure
+from ui.transfers import ExportKind
 
 Role = QAction.MenuRole
 _MAC = sys.platform == "darwin"
@@ -56,17 +57,48 @@ class Actions(QObject):
         self.continue_answer = self._make(self.tr("Continue"), "Ctrl+Shift+Return")
         self.previous = self._make(self.tr("Previous Variant"), "Ctrl+[")
         self.next = self._make(self.tr("Next Variant"), "Ctrl+]")
+        self.compare = self._make(self.tr("Compare with Another Branch"), "Ctrl+D")
+        self.import_file = self._make(self.tr("Import…"), "Ctrl+O")
+        self.exports = {
+            ExportKind.JSON: self._make(self.tr("Export as JSON…"), "Ctrl+Shift+E"),
+            ExportKind.MARKDOWN: self._make(self.tr("Export Branch as Markdown…")),
+            ExportKind.CSV: self._make(self.tr("Export Tokens as CSV…")),
+            ExportKind.PORTABLE: self._make(self.tr("Export Session File…")),
+        }
         self.about = self._make(self.tr("About Elsewise"), role=Role.AboutRole)
 
     def menus(self) -> list[QMenu]:
         """The menus, in their order; the caller puts them into a menu bar or a popup."""
         return [
-            self._menu(self.tr("File"), self.new_session, self.rename, self.pin, self.trash, None, self.close, self.quit),
+            self._menu(
+                self.tr("File"),
+                self.new_session,
+                self.rename,
+                self.pin,
+                self.trash,
+                None,
+                *self._transfers(),
+                None,
+                self.close,
+                self.quit,
+            ),
             self._menu(self.tr("Edit"), self.undo, self.copy, None, *self._finding()),
             self._view_menu(),
-            self._menu(self.tr("Session"), self.stop, self.regenerate, self.continue_answer, None, self.previous, self.next),
+            self._menu(
+                self.tr("Session"),
+                self.stop,
+                self.regenerate,
+                self.continue_answer,
+                None,
+                self.previous,
+                self.next,
+                self.compare,
+            ),
             self._menu(self.tr("Help"), self.about),
         ]
+
+    def _transfers(self) -> list[QAction]:
+        return [self.import_file, *self.exports.values()]
 
     def install(self, popup: QMenu) -> None:
         """Into the menu bar on macOS, into `popup` elsewhere; the shortcuts belong to the window either way."""

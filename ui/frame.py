@@ -6,6 +6,7 @@ from PySide6.QtCore import Qt, Signal
 from PySide6.QtGui import QKeyEvent, QResizeEvent
 from PySide6.QtWidgets import QHBoxLayout, QVBoxLayout, QWidget
 
+from ui.compare import ComparePane
 from ui.composer import Composer
 from ui.find_bar import FindBar
 from ui.inspector import Inspector
@@ -14,6 +15,7 @@ from ui.sidebar import Sidebar
 from ui.status import StatusBar
 from ui.topbar import TopBar
 from ui.transcript import TranscriptView
+from ui.transfers import BranchDiff
 
 INSPECTOR_NEEDS = 1060  # pixels of window below which the inspector folds: the text keeps 480
 SIDEBAR_NEEDS = 728
@@ -33,6 +35,7 @@ class Frame(QWidget):
         self.top = TopBar()
         self.sidebar = Sidebar()
         self.transcript = TranscriptView()
+        self.compare = ComparePane()
         self.finder = FindBar()
         self.link = LinkBar()
         self.composer = Composer()
@@ -43,6 +46,7 @@ class Frame(QWidget):
         self._foot = QVBoxLayout()
         self._lay_out()
         self.transcript.column_changed.connect(self._align)
+        self.compare.closed.connect(self.transcript.show)
         for first, second in (
             (self.sidebar.sessions.search, self.sidebar.sessions.view),
             (self.sidebar.sessions.view, self.sidebar.tree),
@@ -53,6 +57,12 @@ class Frame(QWidget):
             QWidget.setTabOrder(first, second)
         self._show(self.sidebar, sidebar)
         self._show(self.inspector, inspector)
+
+    def show_comparison(self, diff: BranchDiff) -> None:
+        """Two branches in the place of the conversation, until Esc."""
+        self.finder.dismiss()
+        self.transcript.hide()
+        self.compare.show_diff(diff)
 
     def show_sidebar(self, show: bool) -> None:  # a state, not an option
         """As the user wants it, whatever the room; where there is none for both, the inspector gives way."""
@@ -98,6 +108,7 @@ class Frame(QWidget):
         middle.setSpacing(0)
         middle.addWidget(self.finder)
         middle.addWidget(self.transcript, 1)
+        middle.addWidget(self.compare, 1)
         self._foot.setContentsMargins(LEFT, 0, RIGHT, 0)
         self._foot.setSpacing(8)
         self._foot.addWidget(self.link)

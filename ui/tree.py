@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from PySide6.QtCore import QAbstractListModel, QModelIndex, QObject, QRect, QRectF, QSize, Qt, Signal
+from PySide6.QtCore import QAbstractListModel, QModelIndex, QObject, QPoint, QRect, QRectF, QSize, Qt, Signal
 from PySide6.QtGui import QColor, QFont, QFontMetrics, QPainter, QPen
-from PySide6.QtWidgets import QAbstractItemView, QFrame, QListView, QStyledItemDelegate, QStyleOptionViewItem, QWidget
+from PySide6.QtWidgets import QAbstractItemView, QFrame, QListView, QMenu, QStyledItemDelegate, QStyleOptionViewItem, QWidget
 
 from ui.numbers import signed
 from ui.port import BranchRow
@@ -66,6 +66,7 @@ class BranchTree(QListView):
     """An outline as a list with indents: 300 branches stay readable, which no drawn graph does."""
 
     selected = Signal(int)  # node id
+    compare_wanted = Signal(int)  # node id of the branch to compare with the one that is shown
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -78,6 +79,8 @@ class BranchTree(QListView):
         self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         self.setEditTriggers(QAbstractItemView.EditTrigger.NoEditTriggers)
         self.setAccessibleName(self.tr("Branches"))
+        self.setContextMenuPolicy(Qt.ContextMenuPolicy.CustomContextMenu)
+        self.customContextMenuRequested.connect(self._menu)
         self.clicked.connect(self._choose)
         self.activated.connect(self._choose)
 
@@ -87,6 +90,26 @@ class BranchTree(QListView):
         current = next((i for i, row in enumerate(self.rows.rows) if row.current), None)
         if current is not None:
             self.scrollTo(self.rows.index(current))
+
+    def other(self) -> int | None:
+        """The branch to compare with the one that is shown: where the keyboard is, else the nearest; None: there is none."""
+        row = self.currentIndex().data(_ROW)
+        if isinstance(row, BranchRow) and not row.on_path:
+            return row.node_id
+        places = [i for i, each in enumerate(self.rows.rows) if not each.on_path]
+        shown = next((i for i, each in enumerate(self.rows.rows) if each.current), 0)
+        return self.rows.rows[min(places, key=lambda i: abs(i - shown))].node_id if places else None
+
+    def _menu(self, at: QPoint) -> None:
+        row = self.indexAt(at).data(_ROW)
+        if not isinstance(row, BranchRow):
+            return
+        menu = QMenu(self)
+        menu.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+        menu.addAction(self.tr("Show"), lambda: self.selected.emit(row.node_id))
+        compare = menu.addAction(self.tr("Compare with the Shown Branch"), lambda: self.compare_wanted.emit(row.node_id))
+        compare.setEnabled(not row.current)
+        menu.popup(self.viewport().mapToGlobal(at))
 
     def _choose(self, index: QModelIndex) -> None:
         row = index.data(_ROW)

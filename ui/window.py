@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from functools import partial
 
 from PySide6.QtCore import QByteArray, QUrl, Signal
 from PySide6.QtGui import QCloseEvent, QDesktopServices, QKeySequence, QShortcut
@@ -20,6 +21,7 @@ from ui.port import Workbench
 from ui.shown import typed_text
 from ui.stage import Stage
 from ui.transcript import Measure, Mode
+from ui.transferring import Transfers
 
 logger = logging.getLogger(__name__)
 
@@ -67,6 +69,7 @@ class MainWindow(QMainWindow):
         self.setCentralWidget(self.parts)
         self.acts = Actions(self)
         self.stage = Stage(self, self.desk, self.parts, self.acts)
+        self.transfers = Transfers(workbench, self.desk, self.parts.status, self.parts.composer.notice, self)
         self._wire_parts()
         self._wire_actions()
         self.resize(1360, 860)
@@ -93,6 +96,9 @@ class MainWindow(QMainWindow):
         sessions.restored.connect(desk.restore)
         sessions.searched.connect(desk.search)
         parts.sidebar.tree.selected.connect(desk.select)
+        parts.sidebar.tree.compare_wanted.connect(desk.compare)
+        desk.compared.connect(parts.show_comparison)
+        desk.session_shown.connect(lambda _view: parts.compare.dismiss())
         composer.sent.connect(self._send)
         composer.stopped.connect(desk.stop)
         composer.drafted.connect(desk.compose)
@@ -157,6 +163,10 @@ class MainWindow(QMainWindow):
         connect(acts.continue_answer, self._continue)
         connect(acts.previous, lambda: desk.step_variant(-1))
         connect(acts.next, lambda: desk.step_variant(+1))
+        connect(acts.compare, self._compare)
+        connect(acts.import_file, self.transfers.ask_import)
+        for kind, action in acts.exports.items():
+            connect(action, partial(self.transfers.ask_export, kind))
         connect(acts.about, lambda: AboutBox(self).open())
 
     # ---- commands -----------------------------------------------------------------------------------------------
@@ -180,6 +190,11 @@ class MainWindow(QMainWindow):
     def _search(self) -> None:
         self.parts.show_sidebar(True)
         self.parts.sidebar.sessions.search.setFocus()
+
+    def _compare(self) -> None:
+        other = self.parts.sidebar.tree.other()
+        if other is not None:
+            self.desk.compare(other)
 
     def _rename(self) -> None:
         if self.desk.shown is not None:
@@ -245,6 +260,7 @@ class MainWindow(QMainWindow):
             self._keep_state(WindowState(geometry, parts.wants_sidebar, parts.wants_inspector, mode, drafts, colours))
         self.setEnabled(False)
         try:
+            await self.transfers.close()
             await self.desk.close()
         except Exception:  # the border: a window that cannot be closed would help nobody
             logger.exception("closing failed; what was saved before is kept")
