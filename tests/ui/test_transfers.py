@@ -107,7 +107,7 @@ def test_a_window_that_closes_stops_the_transfer_first(in_window: Play, bench: F
 
 
 def test_titles_as_names_of_files() -> None:
-    assert file_name("a/b\\c:*?\"<>|\n d. ") == "a b c  d"
+    assert file_name('a/b\\c:*?"<>|\n d. ') == "a b c  d"
     assert file_name("..") == ""
     assert file_name("漢字 🌧") == "漢字 🌧"
     assert len(file_name("x" * 500)) == 60

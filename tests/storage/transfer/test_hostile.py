@@ -171,6 +171,7 @@ def test_a_file_that_cannot_be_read_is_named(path: Path, tmp_path: Path) -> None
         taken(path, tmp_path / "not-there.json")
 
 
+@pytest.mark.slow
 def test_every_truncation_is_named(path: Path, tmp_path: Path, good: dict[str, Any]) -> None:
     whole = json.dumps(good).encode()
     for length in range(1, len(whole), len(whole) // 25):
@@ -192,6 +193,7 @@ class Endless:
         return block
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "start", [b'[{"role": "user", "content": "', b'[{"role": "user", "content": [1', b'{"x', b"[1", b'[{"a":['], ids=repr
 )
