@@ -25,6 +25,11 @@ class DataFolder:
         return self.root / "sessions.db"
 
     @property
+    def blocks(self) -> Path:
+        """The engine's KV blocks: a cache, opened by the engine of whoever holds the folder's lock."""
+        return self.root / "blocks.db"
+
+    @property
     def engine_log(self) -> Path:
         """What the engine process wrote to its stderr."""
         return self.root / "engine.log"

@@ -19,6 +19,7 @@ from PySide6.QtCore import QFileSystemWatcher, QSocketNotifier
 from PySide6.QtWidgets import QApplication
 from qasync import QEventLoop
 
+from app.kept import blocks_in
 from app.paths import DataFolder
 from app.rescue import remedies, rescue
 from app.sample import ensure_sample
@@ -100,7 +101,7 @@ async def run_window(
     `on_shown` is called when the window stands on the screen with its first session in it (or what keeps it from being
     opened), and before anything of the engine is loaded.
     """
-    supervisor = Supervisor(model, backend, log_path=data.engine_log)
+    supervisor = Supervisor(model, backend, log_path=data.engine_log, blocks=blocks_in(data))
     workbench = AppWorkbench(store, supervisor)
     kept = await store.setting(WINDOW_SETTING)
     states: list[WindowState] = []

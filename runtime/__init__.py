@@ -43,6 +43,8 @@ if TYPE_CHECKING:
         unregister_backend,
     )
     from runtime.beams import BeamOptions, BeamStep, Hypothesis
+    from runtime.blocks.options import BlockOptions
+    from runtime.blocks.store import BlockStore
     from runtime.branches import Branches
     from runtime.client import EngineClient, EngineLimits, spawn
     from runtime.completion import Completion
@@ -55,12 +57,13 @@ if TYPE_CHECKING:
     from runtime.loading.shelf import ShelfEntry, list_models
     from runtime.loading.smollm2 import fetch_embedded
     from runtime.loading.verify import verify_model
+    from runtime.members.blocks import BlocksSaved
     from runtime.members.pins import Pinned
     from runtime.model import load, load_model_by_name
     from runtime.options import GenerationOptions, LoadOptions, SamplingOptions
     from runtime.pooling import POOLINGS, Pooling
     from runtime.records import Finish, Origin, Scores, TokenRecord, TokenRun
-    from runtime.resolution import ResolvedOptions, resolve_options
+    from runtime.resolution import AnswerEnds, ResolvedOptions, resolve_options
     from runtime.sampling.chain import Sampler, make_sampler
     from runtime.sampling.draw import fresh_seed
     from runtime.sampling.history import History
@@ -96,9 +99,13 @@ __all__ = [
     "POOLINGS",
     "AdapterError",
     "AdapterInfo",
+    "AnswerEnds",
     "BackendUnavailableError",
     "BeamOptions",
     "BeamStep",
+    "BlockOptions",
+    "BlockStore",
+    "BlocksSaved",
     "Branches",
     "CacheReport",
     "Completion",
@@ -211,6 +218,8 @@ _NAMES = {
         "BeamStep",
         "Hypothesis",
     ),
+    "runtime.blocks.options": ("BlockOptions",),
+    "runtime.blocks.store": ("BlockStore",),
     "runtime.branches": ("Branches",),
     "runtime.client": (
         "EngineClient",
@@ -242,6 +251,7 @@ _NAMES = {
     ),
     "runtime.loading.smollm2": ("fetch_embedded",),
     "runtime.loading.verify": ("verify_model",),
+    "runtime.members.blocks": ("BlocksSaved",),
     "runtime.members.pins": ("Pinned",),
     "runtime.session.alignment": ("aligned",),
     "runtime.session.config": ("SessionConfig",),
@@ -278,6 +288,7 @@ _NAMES = {
         "TokenRun",
     ),
     "runtime.resolution": (
+        "AnswerEnds",
         "ResolvedOptions",
         "resolve_options",
     ),

@@ -6,8 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, Self
 
-from runtime.errors import InvalidRequestError
+from runtime.errors import InvalidRequestError, UnsupportedFeatureError
+from runtime.grammar.source import Grammar
+from runtime.options import GenerationOptions
 from runtime.records import Finish, TokenRun
+from runtime.speculation.options import SpeculativeOptions
 
 MOST_BEAMS = 1024  # each holds the KV of its own tokens, and a step looks at three candidates or more of each
 STEEPEST = 50.0  # the largest length penalty: of the longest context its power is still a number
@@ -29,6 +32,12 @@ class BeamOptions:
         eos_token_ids: Ids that end a hypothesis; None: the model's own.
         ignore_eos: Those are tokens like any other.
         top_k: Alternatives recorded per token.
+        stop: Texts that end a hypothesis, across tokens; its text ends before them, its numbers are of all its tokens.
+            None are added: what ends a turn of a chat format as a text is to be named here.
+        grammar: What a hypothesis must look like. Log-probabilities stay the model's own over all tokens, as where
+            transformers is given a `prefix_allowed_tokens_fn`.
+        grammar_prefix: So many of the last ids given are the beginning of that answer already.
+        speculative: Refused: a step is one forward for all beams already, and what was guessed for one is none of another's.
     """
 
     width: int = 4
@@ -39,16 +48,25 @@ class BeamOptions:
     eos_token_ids: tuple[int, ...] | None = None
     ignore_eos: bool = False
     top_k: int = 10
+    stop: tuple[str, ...] = ()
+    grammar: Grammar | None = None
+    grammar_prefix: int = 0
+    speculative: SpeculativeOptions | None = None
 
-    def check(self, vocabulary: int) -> Self:
+    def check(self, vocabulary: int | None = None) -> Self:
         """Itself.
+
+        Args:
+            vocabulary: Its size, where it is known.
 
         Raises:
             InvalidRequestError: A value out of range, or more beams than the vocabulary has tokens; the message names it.
+            GrammarError: Something that contradicts the grammar.
+            UnsupportedFeatureError: It is to speculate.
         """
         if not _whole(self.width, 1) or self.width > MOST_BEAMS:
             raise InvalidRequestError(f"width (beams) must be a whole number within 1 and {MOST_BEAMS:,}, not {self.width!r}")
-        if self.width > vocabulary:
+        if vocabulary is not None and self.width > vocabulary:
             raise InvalidRequestError(
                 f"{self.width:,} beams are wider than the vocabulary of {vocabulary:,} tokens: no step has so many different "
                 f"continuations; ask for a width of {vocabulary:,} at most"
@@ -65,12 +83,24 @@ class BeamOptions:
                 f"num_return must be a whole number within 1 and the width of {self.width:,}, not {self.num_return!r}"
             )
         for token in self.eos_token_ids or ():
-            if not _whole(token, 0) or token >= vocabulary:
+            if vocabulary is not None and (not _whole(token, 0) or token >= vocabulary):
                 raise InvalidRequestError(f"eos_token_ids must lie within the vocabulary of {vocabulary:,}, not {token!r}")
         if not isinstance(self.ignore_eos, bool):
             raise InvalidRequestError(f"ignore_eos is True or False, not {self.ignore_eos!r}")
         if not _whole(self.top_k, 0) or self.top_k > 1000:
             raise InvalidRequestError(f"top_k (alternatives recorded) must lie within 0 and 1,000, not {self.top_k!r}")
+        if self.speculative is not None:
+            raise UnsupportedFeatureError(
+                "beam search does not speculate: a step is one forward for all beams already; leave `speculative` out"
+            )
+        # the same fields, with the same meaning
+        GenerationOptions(
+            stop=self.stop,
+            ignore_eos=self.ignore_eos,
+            eos_token_ids=self.eos_token_ids,
+            grammar=self.grammar,
+            grammar_prefix=self.grammar_prefix,
+        ).check()
         return self
 
 
@@ -118,13 +148,29 @@ class Hypothesis:
 
     @property
     def text(self) -> str:
-        """Its text, without that of an end-of-text token."""
+        """Its text, without that of an end-of-text token and without a stop string."""
         return "".join(t for t, f in zip(self.run.texts, self.run.finish.tolist(), strict=True) if f != Finish.EOS)
 
     @property
+    def incomplete(self) -> bool:
+        """Whether it was cut before it came to its own end."""
+        return Finish(int(self.run.finish[-1])).incomplete
+
+    @property
     def finish_reason(self) -> str | None:
-        """Why it ended: "eos", "length" or "context"."""
+        """Why it ended: "eos", "stop", "grammar" (nothing can follow), "length" or "context"."""
         return Finish(int(self.run.finish[-1])).label
+
+
+def given_beams(options: BeamOptions | None, vocabulary: int | None = None) -> BeamOptions:
+    """A search's options, checked; the defaults where there are none.
+
+    Raises:
+        InvalidRequestError: Something else than options, or a value out of range.
+    """
+    if options is not None and not isinstance(options, BeamOptions):
+        raise InvalidRequestError(f"options of a beam search is a BeamOptions, not {options!r:.80}")
+    return (options or BeamOptions()).check(vocabulary)
 
 
 def _whole(value: object, least: int) -> bool:

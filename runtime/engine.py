@@ -21,7 +21,7 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 REPORT_SECONDS = 0.25  # the cache report is renewed this often while something runs
 LOOK_SHARE = 50  # looking through all edges takes no more than one in so many seconds
-FEW_EDGES = 256  # which are looked through after every answer
+FEW_EDGES = 64  # which are looked through after every answer
 REST_SECONDS = 0.01  # of idleness before a late look is made
 
 
@@ -101,6 +101,7 @@ class Engine:
             self._ready.set_exception(typed(error))
             return
         self._phase = "idle"
+        scheduler.blocks.wake = self.nudge
         self._ready.set_result((backend, scheduler))
         try:
             while self._collect(scheduler):

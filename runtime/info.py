@@ -96,6 +96,9 @@ class Metrics:
     kv_peak_bytes: int = 0  # the most under this budget, moments of copying included; never above it
     kv_evicted_bytes: int = 0
     tokens_rescored: int = 0
+    tokens_restored: int = 0  # of stored KV blocks, into memory
+    blocks_saved: int = 0  # KV blocks that were written into the block file, and their bytes
+    block_bytes_saved: int = 0
     texts_embedded: int = 0
     tokens_drafted: int = 0  # guessed by speculative decoding
     tokens_accepted: int = 0  # of them, those that the model drew as well

@@ -26,6 +26,7 @@ from runtime.adapters.uses import Adapters
 from runtime.completion import Completion
 from runtime.info import CacheReport, Metrics, ModelInfo, OnProgress
 from runtime.members.adapters import AdapterMembers
+from runtime.members.blocks import BlockMembers
 from runtime.members.branching import BranchingMembers
 from runtime.members.pins import PinMembers
 from runtime.members.resolving import ResolvingMembers
@@ -43,14 +44,25 @@ class PrefixMatch:
 
     Attributes:
         tokens: Length of the longest prefix that needs no forward pass.
-        tier: Where it is: "warm" (memory), "disk" (stored blocks) or "cold" (nowhere; `tokens` is 0).
+        tier: Where it is: "warm" (memory), "disk" (its end only in the block file) or "cold" (nowhere; `tokens` is 0).
+        warm: Of `tokens`, the first so many are in memory; None: all, or none where it is cold.
     """
 
     tokens: int
     tier: str
+    warm: int | None = None
 
 
-class LanguageModel(AdapterMembers, BranchingMembers, PinMembers, ResolvingMembers, SessionMembers, VectorMembers, Protocol):
+class LanguageModel(
+    AdapterMembers,
+    BlockMembers,
+    BranchingMembers,
+    PinMembers,
+    ResolvingMembers,
+    SessionMembers,
+    VectorMembers,
+    Protocol,
+):
     """A loaded model. See the module's text for what holds for all members.
 
     Raises (any member that takes token ids):
@@ -112,7 +124,10 @@ class LanguageModel(AdapterMembers, BranchingMembers, PinMembers, ResolvingMembe
         """`next_token_logprobs_uncached`, awaited."""
 
     def prefix_match(self, ids: Sequence[int], *, adapters: Adapters = None) -> PrefixMatch:
-        """How much of `ids` is held already; computes nothing and refreshes nothing. Blocking."""
+        """How much of `ids` is held already, in memory or in the block file; computes and restores nothing. Blocking.
+
+        In memory it refreshes nothing; blocks in the file that it meets count as just used.
+        """
 
     async def prefix_match_async(self, ids: Sequence[int], *, adapters: Adapters = None) -> PrefixMatch:
         """`prefix_match`, awaited."""

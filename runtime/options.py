@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal, Self, get_args
 
 from runtime.adapters.uses import AdapterUse, check_adapters
+from runtime.blocks.options import BlockOptions
 from runtime.checking import nearest, whole
 from runtime.errors import GrammarError, InvalidRequestError
 from runtime.grammar.source import Grammar
@@ -56,6 +57,7 @@ class LoadOptions:
     adapters: tuple[AdapterUse, ...] = ()  # folders or ids, loaded and pushed onto the stack in this order
     offload: Literal["none", "disk"] = "none"  # disk: weights that do not fit are read from disk at every forward (hf)
     offload_memory_bytes: int | None = None  # that weights may take, the largest layer at work too; None: half of what is free
+    blocks: BlockOptions | None = None  # the file that KV outlives the process in; a mapping of its names is taken too
     draft_model: str | None = None  # a model of the same vocabulary that guesses ahead, where `speculative` asks for it
 
     @classmethod
@@ -70,6 +72,8 @@ class LoadOptions:
             if name not in known:
                 raise InvalidRequestError(f"unknown load option {name!r}: {nearest(name, known)}")
         made = cls(**options)
+        if made.blocks is not None:
+            made = replace(made, blocks=BlockOptions.from_given(made.blocks))
         made._check()
         return made
 

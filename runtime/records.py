@@ -18,6 +18,7 @@ Float32 = npt.NDArray[np.float32]
 UInt8 = npt.NDArray[np.uint8]
 
 NO_TOKEN = -1  # fills unused places of top_ids; the logprob beside it is -inf
+_NARROW_FILL = 0xFFFF  # there, where ids are stored in 16 bits
 
 
 class Origin(IntEnum):
@@ -172,8 +173,12 @@ class TokenRun:
         """The same tokens, all said to come from `origin`."""
         return replace(self, origin=np.full(len(self), int(origin), np.uint8))
 
-    def to_columns(self) -> dict[str, npt.NDArray[np.generic]]:
-        """Plain arrays for the pipe and the database: bytes become `data` (uint8) and `lengths`; texts are left out."""
+    def to_columns(self, *, narrow: bool = False) -> dict[str, npt.NDArray[np.generic]]:
+        """Plain arrays for the pipe and the database: bytes become `data` (uint8) and `lengths`.
+
+        Args:
+            narrow: Alternatives as uint16 where their ids fit: half of their bytes.
+        """
         columns: dict[str, npt.NDArray[np.generic]] = {
             name: getattr(self, name) for name in _RUN_COLUMNS if name not in ("token_bytes", "texts")
         }
@@ -181,16 +186,24 @@ class TokenRun:
         columns["lengths"] = np.array([len(b) for b in self.token_bytes], np.int32)
         columns["text_data"] = np.frombuffer("".join(self.texts).encode(), np.uint8)
         columns["text_lengths"] = np.array([len(t.encode()) for t in self.texts], np.int32)
-        return columns if self.stages is None else {**columns, **self.stages.to_columns()}
+        if self.stages is not None:
+            columns |= self.stages.to_columns(self.top_ids, self.top_logprobs)
+        if narrow and int(self.top_ids.max(initial=0)) < _NARROW_FILL:
+            columns["top_ids"] = np.where(self.top_ids == NO_TOKEN, _NARROW_FILL, self.top_ids).astype(np.uint16)
+        return columns
 
     @classmethod
     def from_columns(cls, columns: Mapping[str, npt.NDArray[np.generic]]) -> Self:
         """The inverse of `to_columns`."""
         plain = {name: columns[name] for name in _RUN_COLUMNS if name not in ("token_bytes", "texts")}
+        if plain["top_ids"].dtype == np.uint16:
+            narrow = plain["top_ids"].astype(np.int32)
+            plain["top_ids"] = np.where(narrow == _NARROW_FILL, np.int32(NO_TOKEN), narrow)
         token_bytes = _cut(columns["data"].tobytes(), columns["lengths"])
         texts = tuple(t.decode() for t in _cut(columns["text_data"].tobytes(), columns["text_lengths"]))
-        stages = StageTable.from_columns(columns)
-        return cls(token_bytes=token_bytes, texts=texts, stages=stages, **plain)  # type: ignore[arg-type]  # dtypes are the writer's
+        run = cls(token_bytes=token_bytes, texts=texts, **plain)  # type: ignore[arg-type]  # dtypes are the writer's
+        stages = StageTable.from_columns(columns, run.top_ids, run.top_logprobs)
+        return run if stages is None else replace(run, stages=stages)
 
     @classmethod
     def unscored(cls, ids: Sequence[int], token_bytes: Sequence[bytes], texts: Sequence[str], origin: Origin) -> Self:

@@ -17,20 +17,44 @@ _PLAIN = GenerationOptions()
 
 
 @dataclass(frozen=True, slots=True)
+class AnswerEnds:
+    """What ends an answer of a loaded model where nobody says otherwise.
+
+    Attributes:
+        eos_token_ids: Of the model's own configuration.
+        format_eos: The tokens that end a turn of its chat format, as far as they are not among those.
+        format_stops: The texts that do.
+    """
+
+    eos_token_ids: tuple[int, ...] = ()
+    format_eos: tuple[int, ...] = ()
+    format_stops: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class ResolvedOptions:
     """What holds, and who said so.
 
     Attributes:
-        options: Every setting of `sampling` is set, and `max_tokens`; the seed stays None where nobody chose one.
-        sources: "call", "session", "preset", "model" or "default" by field; a setting of the sampler is
-            "sampling.temperature".
+        options: Every setting of `sampling` is set, and `max_tokens`; the seed stays None where nobody chose one. Of a
+            loaded model `stop` and `eos_token_ids` are complete, too: with what ends a turn of its chat format.
+            `eos_token_ids` stays None beside a grammar, which says by itself where the model's may come.
+        sources: "call", "session", "preset", "model", "format" (the chat format) or "default" by field, or two of them
+            ("call and format") where both have a part in it; a setting of the sampler is "sampling.temperature".
     """
 
     options: GenerationOptions
     sources: dict[str, str]
 
 
-def resolve_options(call: Layer = None, *, session: Layer = None, preset: Layer = None, model: Layer = None) -> ResolvedOptions:
+def resolve_options(
+    call: Layer = None,
+    *,
+    session: Layer = None,
+    preset: Layer = None,
+    model: Layer = None,
+    ends: AnswerEnds | None = None,
+) -> ResolvedOptions:
     """The options that hold, field by field from the first layer that has one.
 
     Args:
@@ -38,6 +62,7 @@ def resolve_options(call: Layer = None, *, session: Layer = None, preset: Layer 
         session: What its session is set to.
         preset: What the application is set to.
         model: The model's own; a `LanguageModel`'s `resolve_options` fills it in.
+        ends: What ends its answers anyway; likewise.
 
     A layer is a mapping (see `GenerationOptions.from_mapping`), in which a field is set if it is there, or options, in which
     a field is set if it differs from its default.
@@ -57,8 +82,25 @@ def resolve_options(call: Layer = None, *, session: Layer = None, preset: Layer 
     sampling = {name.removeprefix(_PREFIX): values.pop(name) for name in list(values) if name.startswith(_PREFIX)}
     if sampling["order"] is not None:
         sampling["order"] = tuple(sampling["order"])
-    made = replace(_PLAIN, **values, sampling=_without_what_is_off(SamplingOptions(**sampling), sources))
-    return ResolvedOptions(made.check(), sources)
+    if values["grammar"] is not None and sources["eos_token_ids"] != sources["grammar"]:
+        values["eos_token_ids"], sources["eos_token_ids"] = None, sources["grammar"]  # it says where an answer may end
+    made = replace(_PLAIN, **values, sampling=_without_what_is_off(SamplingOptions(**sampling), sources)).check()
+    return ResolvedOptions(made if ends is None else _with_ends(made, ends, sources), sources)
+
+
+def _with_ends(options: GenerationOptions, ends: AnswerEnds, sources: dict[str, str]) -> GenerationOptions:
+    """What ends an answer without being asked for; a grammar, one's own eos and `ignore_eos` leave no place for it."""
+    if options.grammar is not None or options.ignore_eos or options.eos_token_ids is not None:
+        return options
+    sources["eos_token_ids"] = _joined("model" if ends.eos_token_ids else None, "format" if ends.format_eos else None)
+    stops = tuple(dict.fromkeys((*options.stop, *ends.format_stops))) if options.resolve else options.stop
+    if stops != options.stop:
+        sources["stop"] = _joined(sources["stop"] if options.stop else None, "format")
+    return replace(options, stop=stops, eos_token_ids=(*ends.eos_token_ids, *ends.format_eos))
+
+
+def _joined(*who: str | None) -> str:
+    return " and ".join(one for one in who if one is not None) or "default"
 
 
 _PREFIX = "sampling."

@@ -6,16 +6,16 @@ otherwise go through memory.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
+from runtime.ranking import Ranked, likeliest
 from runtime.records import NO_TOKEN, Float32, Int32, Scores
 
 BLOCK_ENTRIES = 1 << 18  # 1 MiB of float32
 SUMMED_ENTRIES = 512  # that float32 adds up in a row
-STRIPES = 64  # rows of a vocabulary laid out as a rectangle, for a first guess at its top
 _ONES = np.ones(SUMMED_ENTRIES, np.float32)
 
 
@@ -33,6 +33,7 @@ def normalised(
     entropy: Float32 | None = None,
     finite: npt.NDArray[np.bool_] | None = None,
     shift: Float32 | None = None,
+    mass: npt.NDArray[np.float64] | None = None,
 ) -> Float32:
     """`log_softmax`, and from the same pass what else is asked for.
 
@@ -41,6 +42,8 @@ def normalised(
         entropy: ``(n,)``, filled with the entropy of each row in nats.
         finite: ``(n,)``, filled with which rows held numbers only; the others' answers mean nothing.
         shift: ``(n,)``, filled with the normalisers: what raw logits have more than log-probabilities.
+        mass: ``(n,)``, filled with the sums of exp over the answer's rows: 1 but for the rounding of the normaliser, which
+            is the same for all entries of a row.
     """
     rows = np.asarray(logits, np.float32)
     answer: Float32 = np.empty(rows.shape, np.float32)
@@ -54,12 +57,41 @@ def normalised(
             log_total = np.log(total)
             if entropy is not None:
                 entropy[block] = log_total[:, 0] - np.vecdot(weights, out) / total[:, 0]
-            if finite is not None:  # NaN and +inf reach the total, -inf does not
-                finite[block] = np.isfinite(total[:, 0]) & np.isfinite(raw.min(axis=-1))
+            if finite is not None:  # NaN and +inf reach the total, -inf the entropy alone: it weighs nothing
+                others = raw.min(axis=-1) if entropy is None else entropy[block]
+                finite[block] = np.isfinite(total[:, 0]) & np.isfinite(others)
             if shift is not None:
                 shift[block] = (top + log_total)[:, 0]
+            if mass is not None:
+                mass[block] = total[:, 0] * np.exp(-log_total[:, 0], dtype=np.float64)
             out -= log_total
     return answer
+
+
+def normalisers(logits: Float32) -> tuple[Float32, Float32, npt.NDArray[np.bool_]]:
+    """What makes log-probabilities of raw logits, to the bit those of `normalised`: ``(raw - top) - log_total``.
+
+    Args:
+        logits: ``(n, vocab)``; only read.
+
+    Returns:
+        ``(n,)`` each: the largest entries, the logarithms of the sums over what lies below them, and which rows held numbers
+        only; the others' mean nothing.
+    """
+    n, vocab = logits.shape
+    tops, log_totals, finite = np.empty(n, np.float32), np.empty(n, np.float32), np.empty(n, np.bool_)
+    scratch: Float32 | None = None
+    with np.errstate(invalid="ignore"):
+        for block in _blocks(n, vocab):
+            raw = logits[block]
+            if scratch is None or len(scratch) != len(raw):
+                scratch = np.empty(raw.shape, np.float32)
+            top = raw.max(axis=-1)
+            np.exp(np.subtract(raw, top[:, None], out=scratch), out=scratch)
+            total = row_sums(scratch)
+            tops[block], log_totals[block] = top, np.log(total)
+            finite[block] = np.isfinite(total) & np.isfinite(raw.min(axis=-1))
+    return tops, log_totals, finite
 
 
 def summarise(logprobs: Float32, targets: Int32 | None, k: int, entropy: Float32 | None = None) -> Scores:
@@ -71,21 +103,23 @@ def summarise(logprobs: Float32, targets: Int32 | None, k: int, entropy: Float32
         k: Alternatives to keep; narrower vocabularies fill with `NO_TOKEN`.
         entropy: ``(n,)`` where it is known already.
     """
-    n, vocab = logprobs.shape
-    known, entropy = entropy is not None, np.empty(n, np.float32) if entropy is None else entropy
-    own, rank = np.full(n, np.nan, np.float32), np.zeros(n, np.int32)
-    top_ids, top_logprobs = np.full((n, k), NO_TOKEN, np.int32), np.full((n, k), -np.inf, np.float32)
-    width = min(k, vocab)
-    for block in _blocks(n, vocab):
-        part = logprobs[block]
-        if not known:
-            entropy[block] = _entropy(part)
+    return summarise_ranked([Ranked(row) for row in logprobs], targets, k, entropy)
+
+
+def summarise_ranked(ranked: Sequence[Ranked], targets: Int32 | None, k: int, entropy: Float32 | None = None) -> Scores:
+    """`summarise` of rows whose order is known as far as draws have looked at it."""
+    scores = empty_scores(len(ranked), k)
+    for i, order in enumerate(ranked):
+        order.reach(min(k, len(order.row)))
+        ids = order.ids[:k]
+        scores.top_ids[i, : len(ids)], scores.top_logprobs[i, : len(ids)] = ids, order.values[:k]
+        scores.entropy[i] = _entropy(order.row[None])[0] if entropy is None else entropy[i]
         if targets is not None:
-            own[block] = part[np.arange(len(part)), targets[block]]
-            rank[block] = ranks_of(part, own[block])
-        top_ids[block, :width], top_logprobs[block, :width] = top_k(part, width)
-    covered = np.exp(top_logprobs).sum(axis=-1, dtype=np.float64)
-    return Scores(own, rank, entropy, top_ids, top_logprobs, np.minimum(covered, 1.0).astype(np.float32))
+            scores.logprob[i] = own = order.row[targets[i]]
+            scores.rank[i] = 1 + order.above(own)
+    covered = np.exp(scores.top_logprobs).sum(axis=-1, dtype=np.float64)
+    scores.covered_mass[:] = np.minimum(covered, 1.0)
+    return scores
 
 
 def score_logits(logits: Float32, targets: Int32, k: int) -> tuple[Scores, npt.NDArray[np.bool_]]:
@@ -130,46 +164,6 @@ def top_k(logprobs: Float32, k: int) -> tuple[Int32, Float32]:
         chosen = likeliest(row, k)
         ids[i], values[i] = chosen, row[chosen]
     return ids, values
-
-
-def likeliest(row: Float32, k: int) -> npt.NDArray[np.int64]:
-    """The `k` likeliest ids of one row ``(vocab,)``, falling, ties by id; what has -inf comes only where `k` is all.
-
-    The row is laid out as a rectangle. The k-th largest of its columns' largest entries is a value that at least `k` entries
-    reach, and few more, all of them in columns whose largest one does.
-    """
-    vocab = len(row)
-    width = vocab // STRIPES
-    if k > width:
-        border = _kth_largest(row, min(k, vocab))
-        ids = np.flatnonzero(row >= border if border > -np.inf or k >= vocab else row > border)
-        return _fallen(row, ids, k)
-    rectangle = row[: width * STRIPES].reshape(STRIPES, width)
-    tops = rectangle.max(axis=0)
-    border = _kth_largest(tops, k)
-    if border == -np.inf:
-        return _fallen(row, np.flatnonzero(row > border), k)
-    columns = (tops >= border).nonzero()[0]
-    hits = (rectangle[:, columns] >= border).ravel().nonzero()[0]  # row by row
-    stripes = hits // len(columns)
-    ids = stripes * width + columns[hits - stripes * len(columns)]  # ascending
-    rest = row[width * STRIPES :]
-    if len(rest) and rest.max() >= border:
-        ids = np.concatenate([ids, np.flatnonzero(rest >= border) + width * STRIPES])
-    return _fallen(row, ids, k)
-
-
-def _fallen(row: Float32, ids: npt.NDArray[np.int64], k: int) -> npt.NDArray[np.int64]:
-    """The first `k` of ascending ids by falling value, ties by id."""
-    return ids[(-row[ids]).argsort(kind="stable")[:k]]
-
-
-def _kth_largest(values: Float32, k: int) -> np.float32:
-    at = len(values) - k
-    values = values.copy()
-    values.partition(at)
-    found: np.float32 = values[at]
-    return found
 
 
 def ranks_of(logprobs: Float32, own: Float32) -> Int32:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, Final, Self
 
 import numpy as np
@@ -14,19 +14,23 @@ from runtime.errors import InvalidRequestError
 STAGE_NAMES: Final = (  # a stage's place is its number in stored columns: add at the end, move nothing
     "", "raw", "grammar", "bias", "penalties", "dry", "temperature", "top_k", "top_p", "min_p", "typical", "xtc", "draw",
 )  # fmt: skip
-_FILLS = {"shift": np.nan, "ids": -1, "logprobs": -np.inf, "u": np.nan}
-_DTYPES = {
-    "names": "u1",
-    "kept": "i4",
-    "mass": "f8",
-    "below": "f8",
-    "u": "f8",
-    "ids": "i4",
-    "logprobs": "f4",
-    "weights": "f8",
-    "shift": "f4",
+HEAD = 64  # so many of the likeliest of the last order are always there, if it has them
+_AXES = {  # by column: its dtype, its axes after the first (s stages, o score rows, k tokens, b bytes), what fills it
+    "names": ("u1", "s", 0),
+    "rows": ("u1", "s", 0),
+    "kept": ("i4", "s", 0),
+    "mass": ("f8", "s", 0),
+    "held": ("u1", "sb", 0),
+    "temperature": ("f8", "", 1.0),
+    "below": ("f8", "", 0),
+    "u": ("f8", "", np.nan),
+    "u_xtc": ("f8", "", np.nan),
+    "token": ("i4", "", -1),
+    "before": ("f8", "", np.nan),
+    "shift": ("f4", "", np.nan),
+    "ids": ("i4", "k", -1),
+    "scores": ("f4", "ok", -np.inf),
 }
-_AXES = {"names": 2, "kept": 2, "mass": 2, "below": 2, "u": 2, "ids": 2, "logprobs": 3, "weights": 2, "shift": 1}
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,38 +64,49 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class StageTable:
-    """Columns for n tokens, s stages and k shown tokens each."""
+    """What a draw needs to be made again, and its stages to be told: n tokens, s stages, k shown tokens, o rows of scores.
+
+    Scores change only in stages that edit them, so that most draws have one row: the raw log-probabilities. What a stage left
+    is a temperature, a normaliser and who is held.
+    """
 
     names: npt.NDArray[np.uint8]  # (n, s) of STAGE_NAMES; 0 fills
+    rows: npt.NDArray[np.uint8]  # (n, s) which row of scores the stage left
     kept: npt.NDArray[np.int32]  # (n, s)
     mass: npt.NDArray[np.float64]  # (n, s) normalisers
-    below: npt.NDArray[np.float64]  # (n, s) weight of what stands before the range that is left
-    u: npt.NDArray[np.float64]  # (n, s) NaN where none
-    ids: npt.NDArray[np.int32]  # (n, k) -1 fills
-    logprobs: npt.NDArray[np.float32]  # (n, s, k) after each stage, -inf where cut
-    weights: npt.NDArray[np.float64]  # (n, k) in the order that was drawn from, its likeliest 1
+    held: npt.NDArray[np.uint8]  # (n, s, b) a bit for each shown token that is left, little endian
+    temperature: npt.NDArray[np.float64]  # (n,) from the stage of that name on, until another one edits scores
+    below: npt.NDArray[np.float64]  # (n,) weight of what stands before the range that was drawn from
+    u: npt.NDArray[np.float64]  # (n,) of the draw; NaN when greedy
+    u_xtc: npt.NDArray[np.float64]  # (n,) NaN where that stage is off
+    token: npt.NDArray[np.int32]  # (n,) the token drawn
+    before: npt.NDArray[np.float64]  # (n,) weight of what stands before it
     shift: npt.NDArray[np.float32]  # (n,) what raw logits have more than log-probabilities
+    ids: npt.NDArray[np.int32]  # (n, k) -1 fills
+    scores: npt.NDArray[np.float32]  # (n, o, k) the raw log-probabilities, then what each edit made of them
 
     def __len__(self) -> int:
         return len(self.names)
 
     def __getitem__(self, index: slice) -> StageTable:
         """Some of the rows."""
-        return StageTable(*(getattr(self, name)[index] for name in _COLUMNS))
+        return StageTable(*(getattr(self, name)[index] for name in _AXES))
 
     def stages(self, i: int) -> tuple[Stage, ...]:
         """Row `i`."""
         shown = self.ids[i] >= 0
         ids = self.ids[i][shown]
-        probs = np.exp(self.logprobs[i][:, shown].astype(np.float64))  # (s, k)
-        made = []
-        for s in np.flatnonzero(self.names[i]).tolist():
-            before, after = probs[max(s - 1, 0)], probs[s]
+        held = np.unpackbits(self.held[i], axis=-1, count=len(shown), bitorder="little")[:, shown].view(np.bool_)
+        made: list[Stage] = []
+        before: npt.NDArray[np.float64] | None = None
+        for s, name, weights in self._weighed(i):
+            after = np.where(held[s], weights[shown] / self.mass[i, s], 0.0)
+            before = after if before is None else before
             order = np.lexsort((ids, -before))
-            number = float(self.u[i, s])
+            number = float({"draw": self.u, "xtc": self.u_xtc}[name][i]) if name in ("draw", "xtc") else np.nan
             made.append(
                 Stage(
-                    name=STAGE_NAMES[int(self.names[i, s])],
+                    name=name,
                     kept=int(self.kept[i, s]),
                     normaliser=float(self.mass[i, s]),
                     u=None if np.isnan(number) else number,
@@ -101,73 +116,158 @@ class StageTable:
                     cumulative=tuple(np.cumsum(before[order]).tolist()),
                 )
             )
+            before = after
         return tuple(made)
 
     def as_drawn(self, i: int) -> int | None:
-        """The token that row `i` was drawn as, drawn again from what is stored; None where it lies beyond that."""
-        last = int(np.flatnonzero(self.names[i])[-1])
-        ids, weights = self.ids[i], self.weights[i]
-        order = np.lexsort((ids, -weights))
-        order = order[weights[order] > 0]
-        u = float(self.u[i, last])
+        """The token that row `i` was drawn as, drawn again from what is stored; None where its number does not lead there."""
+        if not self.names[i].any():
+            return None
+        last, _, weights = self._weighed(i)[-1]
+        scores = self.scores[i, self.rows[i, last]]
+        order = np.lexsort((self.ids[i], -scores))[:HEAD]
+        order = order[weights[order] > 0]  # the likeliest of all, without a gap
+        u, below, mass = float(self.u[i]), float(self.below[i]), float(self.mass[i, last])
         if np.isnan(u):  # greedy
-            return int(ids[order[0]])
-        edges = np.cumsum(weights[order])
-        place = int(np.searchsorted(edges, self.below[i, last] + u * self.mass[i, last], side="right"))
-        return int(ids[order[place]]) if place < len(order) else None
+            return int(self.ids[i, order[0]])
+        target = below + u * mass
+        place = int(np.searchsorted(np.cumsum(weights[order]), target, side="right"))
+        if place < len(order) and self._holds(i, last, int(order[place])):
+            return int(self.ids[i, order[place]])
+        # beyond the likeliest, where the stored place of the token says how much stands before it
+        own, slack = float(weights[self.ids[i] == self.token[i]].sum()), 1e-6 * (below + mass)
+        lies = self.before[i] - slack <= target <= self.before[i] + own + slack
+        return int(self.token[i]) if lies else None
 
-    def to_columns(self) -> dict[str, npt.NDArray[np.generic]]:
-        """Plain arrays by name."""
-        return {f"stage_{name}": getattr(self, name) for name in _COLUMNS}
+    def _holds(self, i: int, s: int, place: int) -> bool:
+        return bool(self.held[i, s, place >> 3] >> (place & 7) & 1)
+
+    def _weighed(self, i: int) -> list[tuple[int, str, npt.NDArray[np.float64]]]:
+        """Each stage's place, name, and the weights ``(k,)`` of the shown tokens in its order, whose likeliest has 1."""
+        found: list[tuple[int, str, npt.NDArray[np.float64]]] = []
+        heated = -1  # the row of scores that is divided
+        known: tuple[tuple[int, float], npt.NDArray[np.float64]] | None = None
+        for s in np.flatnonzero(self.names[i]).tolist():
+            name, row = STAGE_NAMES[int(self.names[i, s])], int(self.rows[i, s])
+            heated = row if name == "temperature" else heated
+            temperature = float(self.temperature[i]) if row == heated else 1.0
+            if known is None or known[0] != (row, temperature):
+                scores = self.scores[i, row].astype(np.float64)
+                scores -= scores.max()
+                if temperature != 1.0:
+                    with np.errstate(over="ignore"):
+                        scores /= temperature
+                known = (row, temperature), np.exp(scores, out=scores)
+            found.append((s, name, known[1]))
+        return found
+
+    # ---- stored -------------------------------------------------------------------------------------------------------
+
+    def to_columns(self, top_ids: npt.NDArray[np.int32], top_logprobs: npt.NDArray[np.float32]) -> Columns:
+        """Plain arrays by name, for the pipe and the database, without what the run's own alternatives say already.
+
+        Args:
+            top_ids: ``(n, m)`` of the run whose stages these are.
+            top_logprobs: ``(n, m)``.
+        """
+        shared = self._shared(top_ids, top_logprobs)
+        columns = {f"stage_{name}": getattr(self, name) for name in _AXES if name not in ("ids", "scores")}
+        columns["stage_shared"] = np.full(len(self), shared, np.uint16)
+        columns["stage_ids"] = self.ids[:, shared:]
+        columns["stage_raw"] = self.scores[:, 0, shared:] if self.scores.shape[1] else self.scores[:, :, shared:].sum(axis=1)
+        columns["stage_scores"] = self.scores[:, 1:, :]
+        return columns
+
+    def _shared(self, top_ids: npt.NDArray[np.int32], top_logprobs: npt.NDArray[np.float32]) -> int:
+        """How many of the shown tokens are the run's first alternatives, in every row that has stages."""
+        width = min(self.ids.shape[1], top_ids.shape[1])
+        there = self.names.any(axis=1)
+        same = self.ids[there, :width] == top_ids[there, :width]
+        same &= self.scores[there, 0, :width] == top_logprobs[there, :width]
+        differing = np.flatnonzero(~same.all(axis=0))
+        return int(differing[0]) if len(differing) else width
 
     @classmethod
-    def from_columns(cls, columns: Mapping[str, npt.NDArray[np.generic]]) -> Self | None:
+    def from_columns(
+        cls, columns: Columns, top_ids: npt.NDArray[np.int32], top_logprobs: npt.NDArray[np.float32]
+    ) -> Self | None:
         """The inverse of `to_columns`; None where the columns are not there.
 
         Raises:
             InvalidRequestError: Some are missing, of another type, or do not fit together.
         """
-        found = {name: columns[f"stage_{name}"] for name in _COLUMNS if f"stage_{name}" in columns}
+        found = {name: columns[f"stage_{name}"] for name in _STORED if f"stage_{name}" in columns}
         if not found:
             return None
-        for name in _COLUMNS:
+        for name, (dtype, axes) in _STORED.items():
             column = found.get(name)
-            if column is None or column.dtype != np.dtype(_DTYPES[name]) or column.ndim != _AXES[name]:
-                raise InvalidRequestError(
-                    f"column stage_{name} is missing or not {_DTYPES[name]} with {_AXES[name]} dimensions"
-                )
-        n, s, k = found["logprobs"].shape
-        for name in _COLUMNS:
-            shape = _shape(name, n, s, k)
-            if found[name].shape != shape:
-                raise InvalidRequestError(f"column stage_{name} is of shape {found[name].shape}, the others ask for {shape}")
+            if column is None or column.dtype != np.dtype(dtype) or column.ndim != axes:
+                raise InvalidRequestError(f"column stage_{name} is missing or not {dtype} with {axes} dimensions")
+        n, (_, s) = len(top_ids), found["names"].shape
+        shared = int(np.max(found["shared"], initial=0))
+        rest, edits, k = found["ids"].shape[1], found["scores"].shape[1], found["scores"].shape[2]
+        k = k if edits else shared + rest
+        sizes = {"s": s, "k": k, "b": -(-k // 8)}
+        shapes = {name: (n, *(sizes[axis] for axis in axes)) for name, (_, axes, _) in _AXES.items() if name != "scores"}
+        shapes |= {"ids": (n, rest), "raw": (n, rest), "scores": (n, edits, k), "shared": (n,)}
+        for name, column in found.items():
+            if column.shape != shapes[name]:
+                raise InvalidRequestError(f"column stage_{name} is of shape {column.shape}, others ask for {shapes[name]}")
+        if shared + rest != k or shared > top_ids.shape[1] or bool((found["shared"] != shared).any()):
+            raise InvalidRequestError(
+                f"column stage_shared says {shared}, which does not fit to {k} tokens of which {rest} differ"
+            )
         if int(np.max(found["names"], initial=0)) >= len(STAGE_NAMES):
             raise InvalidRequestError(f"column stage_names holds {int(found['names'].max())}, which is no stage we know")
-        return cls(**found)  # type: ignore[arg-type]  # columns by name
+        if int(np.max(found["rows"], initial=0)) > edits:
+            raise InvalidRequestError(f"column stage_rows names row {int(found['rows'].max())} of {edits + 1}")
+        there: npt.NDArray[np.bool_] = found["names"] > 0
+        there = there.any(axis=1).reshape(n)
+        ids, raw = (
+            _joined(top_ids[:, :shared], found.pop("ids"), there),
+            _joined(top_logprobs[:, :shared], found.pop("raw"), there),
+        )
+        del found["shared"]
+        edited = found.pop("scores")
+        scores = np.concatenate([raw[:, None], edited], axis=1) if edits else raw[:, None]
+        return cls(ids=ids, scores=scores, **found)
 
     @classmethod
     def empty(cls, n: int) -> Self:
         """`n` tokens of which no stages are known."""
-        return cls(**{name: np.full(_shape(name, n, 0, 0), _FILLS.get(name, 0), _DTYPES[name]) for name in _COLUMNS})
+        shapes = {"s": 0, "b": 0, "k": 0, "o": 1}
+        made = {name: np.full((n, *(shapes[a] for a in axes)), fill, dtype) for name, (dtype, axes, fill) in _AXES.items()}
+        return cls(**made)
 
     @classmethod
     def concat(cls, tables: Sequence[StageTable]) -> StageTable:
         """One after the other; narrower ones are filled."""
-        s, k = max(t.logprobs.shape[1] for t in tables), max(t.logprobs.shape[2] for t in tables)
-        return cls(*(np.concatenate([_widened(name, getattr(t, name), s, k) for t in tables]) for name in _COLUMNS))
+        if len(tables) == 1:
+            return tables[0]
+        joined = {}
+        for name, (_, axes, fill) in _AXES.items():
+            columns = [getattr(table, name) for table in tables]
+            shape = tuple(max(column.shape[axis + 1] for column in columns) for axis in range(len(axes)))
+            joined[name] = np.concatenate([_widened(column, shape, fill) for column in columns])
+        return cls(**joined)
 
 
-_COLUMNS = tuple(f.name for f in fields(StageTable))
+Columns = Mapping[str, npt.NDArray[Any]]
+_STORED = {name: (dtype, 1 + len(axes)) for name, (dtype, axes, _) in _AXES.items()} | {"shared": ("u2", 1), "raw": ("f4", 2)}
 
 
-def _shape(name: str, n: int, s: int, k: int) -> tuple[int, ...]:
-    return {"logprobs": (n, s, k), "ids": (n, k), "weights": (n, k), "shift": (n,)}.get(name, (n, s))
+def _joined(shared: npt.NDArray[Any], rest: npt.NDArray[Any], there: npt.NDArray[np.bool_]) -> npt.NDArray[Any]:
+    """The run's alternatives and the other shown tokens, for rows that have stages."""
+    joined = np.concatenate([shared, rest], axis=1) if rest.shape[1] else shared  # a view: nothing is held twice
+    if there.all():
+        return joined
+    fill = -1 if joined.dtype.kind == "i" else -np.inf
+    return np.where(there[:, None], joined, joined.dtype.type(fill))
 
 
-def _widened(name: str, column: npt.NDArray[Any], s: int, k: int) -> npt.NDArray[Any]:
-    shape = _shape(name, len(column), s, k)
-    if column.shape == shape:
+def _widened(column: npt.NDArray[Any], shape: tuple[int, ...], fill: float) -> npt.NDArray[Any]:
+    if column.shape[1:] == shape:
         return column
-    wide = np.full(shape, _FILLS.get(name, 0), column.dtype)
+    wide = np.full((len(column), *shape), fill, column.dtype)
     wide[tuple(slice(0, size) for size in column.shape)] = column
     return wide

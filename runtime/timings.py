@@ -22,6 +22,7 @@ class RequestTimings:
         first_token_seconds: From its call to its first token; None where there was none.
         decode_seconds: From its first token to its end.
         total_seconds: From its call to its end.
+        seed: Of a generation's random numbers, also where nobody chose it: with it the same is drawn again.
     """
 
     request: int
@@ -36,6 +37,7 @@ class RequestTimings:
     first_token_seconds: float | None
     decode_seconds: float
     total_seconds: float
+    seed: int | None = None
 
     @property
     def tokens_per_second(self) -> float | None:

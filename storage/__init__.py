@@ -29,8 +29,10 @@ from storage.errors import (
 if TYPE_CHECKING:
     from storage.blocks.file import BlockFile, BlockFileStats, open_blocks
     from storage.lock import DataFolderLock, request_focus
+    from storage.places import Places
     from storage.rows import (
         DamageRow,
+        FolderRow,
         Imported,
         NewChunk,
         NewNode,
@@ -53,12 +55,14 @@ __all__ = [
     "BlockFileStats",
     "DamageRow",
     "DataFolderLock",
+    "FolderRow",
     "Imported",
     "InvalidFileError",
     "InvalidRowError",
     "NewChunk",
     "NewNode",
     "NodeRow",
+    "Places",
     "PortableFile",
     "Salvage",
     "SessionCopy",
@@ -88,8 +92,10 @@ __all__ = [
 _NAMES = {
     "storage.blocks.file": ("BlockFile", "BlockFileStats", "open_blocks"),
     "storage.lock": ("DataFolderLock", "request_focus"),
+    "storage.places": ("Places",),
     "storage.rows": (
         "DamageRow",
+        "FolderRow",
         "Imported",
         "NewChunk",
         "NewNode",

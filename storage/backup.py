@@ -1,15 +1,24 @@
-"""A verified copy of a database, made before anything that could spoil it."""
+"""Verified copies of a database: before anything that could spoil it, and one of every day."""
 
 from __future__ import annotations
 
+import datetime
+import re
 import sqlite3
+import threading
 from contextlib import closing
 from pathlib import Path
+from typing import Final
 
 import sqlite_utils
 
-from storage.database import ensure_file, sync_folder
-from storage.errors import StoreDamagedError
+from storage import sealed
+from storage.database import connect, ensure_file, fetch, sync_folder
+from storage.errors import StoreDamagedError, typed_errors
+
+KEPT: Final = 7  # daily backups
+FOLDER: Final = "backups"  # beside the database
+_DAILY: Final = re.compile(r"\.daily-(\d{6,})\.(\d{4}-\d{2}-\d{2})$")
 
 
 def back_up(db: sqlite_utils.Database, target: Path) -> Path:
@@ -39,6 +48,58 @@ def back_up(db: sqlite_utils.Database, target: Path) -> Path:
     return final
 
 
+def back_up_daily(path: Path, stop: threading.Event) -> Path | None:
+    """Makes today's backup of the database at `path` where there is none; blocking, for a thread of its own.
+
+    Backups are numbered, and the last `KEPT` of them stay: a clock that was set back makes another one and deletes none
+    that is newer. Any day other than the last backup's counts as a new one.
+
+    Args:
+        path: The database; others may write meanwhile, what they write is in the next one.
+        stop: Set when nobody wants it any more.
+
+    Returns:
+        Where it is; None where there was one already, or it was stopped.
+
+    Raises:
+        StoreDamagedError: The copy is not sound; it was deleted, and the backups that are there stay.
+    """
+    day = today()
+    held = daily_backups(path)
+    last = _DAILY.search(held[-1].stem) if held else None
+    if last is not None and last[2] == day:
+        return None
+    number = int(last[1]) + 1 if last is not None else 1
+    with typed_errors(path), closing(connect(path, read_only=True).conn) as conn:
+        db = sqlite_utils.Database(conn, execute_plugins=False)
+        made = back_up(db, path.parent / FOLDER / f"{path.stem}.daily-{number:06}.{day}{path.suffix}")
+        try:
+            bad = _unsound_rows(made, stop)
+        except BaseException:
+            made.unlink()
+            raise
+        if bad or stop.is_set():
+            made.unlink()
+        if bad:
+            raise StoreDamagedError(f"{path}: no backup was made, {bad}; `elsewise sessions verify` says where")
+    if stop.is_set():
+        return None
+    for old in daily_backups(path)[:-KEPT]:
+        old.unlink(missing_ok=True)
+    return made
+
+
+def daily_backups(path: Path) -> list[Path]:
+    """The daily backups of a database, oldest first."""
+    found = (path.parent / FOLDER).glob(f"{path.stem}.daily-*{path.suffix}")
+    return sorted((each for each in found if _DAILY.search(each.stem)), key=_number)
+
+
+def today() -> str:
+    """The day, as people here count it."""
+    return datetime.date.today().isoformat()
+
+
 def findings(conn: sqlite3.Connection) -> list[str]:
     """What SQLite itself finds wrong with a database, at most three things; ["ok"] where nothing is."""
     try:
@@ -51,3 +112,26 @@ def free_name(target: Path) -> Path:
     """`target`, or the next name like it that nothing has."""
     names = [target, *(target.with_stem(f"{target.stem}-{n}") for n in range(2, 1000))]
     return next(name for name in names if not name.exists())
+
+
+def _number(backup: Path) -> int:
+    found = _DAILY.search(backup.stem)
+    return int(found[1]) if found is not None else 0
+
+
+def _unsound_rows(copy: Path, stop: threading.Event) -> str:
+    """How many rows of a copy fail their checksum, in words; "" for none."""
+    with closing(connect(copy, read_only=True, immutable=True).conn) as conn:
+        db = sqlite_utils.Database(conn, execute_plugins=False)
+        for table in sealed.COVERED:
+            last = 0
+            while not stop.is_set():
+                sql = f"SELECT rowid AS _row, * FROM {table} WHERE rowid > ? ORDER BY rowid LIMIT 64"  # noqa: S608  # our own names
+                rows = fetch(db, sql, [last])
+                if not rows:
+                    break
+                last = rows[-1]["_row"]
+                bad = sum(not sealed.intact(table, row) for row in rows)
+                if bad:
+                    return f"rows of {table.replace('_', ' ')} are damaged"
+    return ""

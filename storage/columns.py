@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import cache
 
 import msgspec
 import numpy as np
@@ -130,6 +131,7 @@ def _numbers(columns: Mapping[str, npt.NDArray[np.generic]], name: str, count: i
     return [float(x) if math.isfinite(float(x)) else None for x in column.astype(str)]
 
 
+@cache
 def _lengths_of(name: str) -> str:
     return name[: -len("data")] + "lengths" if name == "data" or name.endswith("_data") else ""
 

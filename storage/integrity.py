@@ -20,6 +20,7 @@ _KEYED: Final[tuple[tuple[str, DamageKind, str], ...]] = (
     ("vocabularies", "vocabulary", "digest"),
     ("models", "model", "kv_fingerprint"),
     ("settings", "setting", "key"),
+    ("folders", "folder", "name"),
 )
 
 
@@ -69,6 +70,9 @@ def _check_session(db: sqlite_utils.Database, session: dict[str, Any]) -> Iterat
         yield DamageRow("session", f"{len(nodes)} of {session['node_count']} runs are there", sid, title)
     elif session["branches"] != (tips := _tips(nodes)):
         yield DamageRow("session", f"the tree has {tips} branches, {session['branches']} were counted", sid, title)
+    for place in fetch(db, "SELECT * FROM places WHERE id = ?", [sid]):
+        if not sealed.intact("places", place):
+            yield DamageRow("place", "its folder, tags and order fail their checksum; setting them anew repairs it", sid, title)
     bodies = _search_bodies(db, sid)
     if bodies.get(-sid, "") != spaced(str(session["title"])):
         yield DamageRow("search", "the title is not what search would find", sid, title)

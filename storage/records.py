@@ -105,6 +105,8 @@ def tiled(node_id: int, chunks: Sequence[dict[str, Any]], *, length: int | None)
     """
     held = [read_chunk(row) for row in chunks]
     spans = [_span(row) for row in chunks]
+    if len(chunks) == 1 and held[0] is not None and spans[0].start == 0 and length in (None, spans[0].stop):
+        return [StoredChunk(node_id, chunks[0]["kv_fingerprint"], 0, spans[0].stop, held[0])]  # most of them
     ends = [span.stop for span, found in zip(spans, held, strict=True) if found is not None or length is None]
     total = max([length or 0, *ends])
     owner = np.full(total, -1, np.int32)  # (tokens,) index of the chunk a token is taken from

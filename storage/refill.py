@@ -39,6 +39,7 @@ class Refill:
         self._db.execute("PRAGMA foreign_keys = OFF")  # what a row refers to may be lost; it is looked after here
         self._sessions: set[int] = set()
         self._nodes: dict[int, int] = {}  # node -> session
+        self._folders: set[int] = set()
         self._stand_ins: set[int] = set()
         self._left_out: dict[str, int] = {}
 
@@ -80,10 +81,23 @@ class Refill:
                 if row["node_id"] not in self._nodes:
                     return False
                 self._insert(table, row)
+            case "folders":
+                self._insert(table, row)
+                self._folders.add(row["id"])
+            case "places":
+                return self._take_place(row)
             case _:
                 if not sealed.intact(table, row):
                     return False
                 self._insert(table, row)
+        return True
+
+    def _take_place(self, row: dict[str, Any]) -> bool:
+        if row["id"] not in self._sessions or not sealed.intact("places", row):
+            return False
+        if row["folder_id"] not in self._folders:  # it stands in the list again
+            row = {**row, "folder_id": None}
+        sealed.put(self._db, "places", {name: row[name] for name in sealed.COVERED["places"]})
         return True
 
     def _take_node(self, row: dict[str, Any]) -> None:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 Columns = Mapping[str, npt.NDArray[np.generic]]
 Role = Literal["system", "user", "assistant"]
 Status = Literal["open", "complete", "partial"]
-DamageKind = Literal["file", "search", "session", "node", "tokens", "vocabulary", "model", "setting"]
+DamageKind = Literal["file", "search", "session", "node", "tokens", "vocabulary", "model", "setting", "folder", "place"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +30,18 @@ class SessionRow:
     branches: int  # how many tips the tree has: nodes that nothing goes on from at their end
     trashed: bool = False
     damaged: bool = False  # the row fails its checksum; what could be read is shown
+    trashed_at: float | None = None  # seconds since the epoch: to show how long it stays
+    folder_id: int | None = None
+    tags: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class FolderRow:
+    """A folder of sessions."""
+
+    id: int
+    name: str
+    damaged: bool = False  # the row fails its checksum; giving it a name again repairs it
 
 
 @dataclass(frozen=True, slots=True)

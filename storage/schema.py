@@ -1,4 +1,4 @@
-"""The tables of the sessions file, as migrations: named functions, each one transaction, never edited once released.
+"""Opening the sessions file: whose it is, of which version, whole or not. Its tables are made by `storage.migrations`.
 
 `application_id` says that a file is ours; a migration this version does not know says that it is newer.
 """
@@ -11,95 +11,20 @@ from pathlib import Path
 from typing import Final
 
 import sqlite_utils
-from sqlite_utils import Migrations
 
-from storage.backup import back_up
+from storage.backup import FOLDER, back_up
 from storage.database import connect, ensure_file, fetch, scalar, sync_folder, transaction
 from storage.errors import StoreDamagedError, StoreNewerError, StoreReadOnlyError
+from storage.migrations import APPLICATION_ID, migrations
 from storage.views import VIEWS
 
-APPLICATION_ID: Final = 0x454C5357  # "ELSW"
 _HEADER_BYTES: Final = 100  # of any SQLite file
-
-migrations = Migrations("elsewise.sessions")
 
 _DEFINITIONS: Final = r"""
 SELECT name, sql FROM sqlite_schema
 WHERE sql IS NOT NULL AND name NOT LIKE 'sqlite\_%' ESCAPE '\' AND name NOT LIKE '\_sqlite%' ESCAPE '\'
   AND name NOT LIKE 'idx\__sqlite%' ESCAPE '\' AND name NOT LIKE 'search\_%' ESCAPE '\'
 """
-
-_TABLES = """
-CREATE TABLE sessions (
-    id INTEGER PRIMARY KEY AUTOINCREMENT,
-    title TEXT NOT NULL,
-    created REAL NOT NULL,
-    updated REAL NOT NULL,
-    touched INTEGER NOT NULL,              -- sequence of the last change of content: the order of the list
-    pinned INTEGER NOT NULL DEFAULT 0,
-    is_sample INTEGER NOT NULL DEFAULT 0,
-    current_node INTEGER REFERENCES nodes (id) DEFERRABLE INITIALLY DEFERRED,
-    branches INTEGER NOT NULL DEFAULT 0,   -- tips of the tree
-    node_count INTEGER NOT NULL DEFAULT 0, -- so that a lost node is noticed
-    trashed REAL,                          -- when; NULL: not in the trash
-    importing INTEGER NOT NULL DEFAULT 0,  -- 1: not complete yet, not shown
-    sha256 BLOB NOT NULL
-);
-CREATE INDEX sessions_touched ON sessions (touched);
-
-CREATE TABLE nodes (
-    id INTEGER PRIMARY KEY AUTOINCREMENT,
-    session_id INTEGER NOT NULL REFERENCES sessions (id) ON DELETE CASCADE,
-    parent_id INTEGER REFERENCES nodes (id) DEFERRABLE INITIALLY DEFERRED, -- no cascade: triggers nest 1,000 deep at most
-    at_token INTEGER,                      -- tokens of the parent before this child; NULL: all
-    at_byte INTEGER,
-    at_end INTEGER NOT NULL,               -- 1: goes on where the parent ends
-    role TEXT NOT NULL,
-    turn_start INTEGER NOT NULL,
-    text TEXT NOT NULL,
-    status TEXT NOT NULL,
-    finish_reason TEXT,
-    token_count INTEGER NOT NULL DEFAULT 0, -- under kv_fingerprint; counted when the node is finished
-    kv_fingerprint TEXT,                   -- of its own tokens
-    stats TEXT NOT NULL DEFAULT '{}',
-    seq INTEGER NOT NULL,                  -- order within the session
-    created REAL NOT NULL,
-    sha256 BLOB NOT NULL,
-    UNIQUE (session_id, seq)
-);
-CREATE INDEX nodes_parent ON nodes (parent_id);
-CREATE INDEX nodes_open ON nodes (status) WHERE status = 'open';
-
-CREATE TABLE token_chunks (
-    id INTEGER PRIMARY KEY AUTOINCREMENT,  -- of two chunks for one range the higher id counts
-    node_id INTEGER NOT NULL REFERENCES nodes (id) ON DELETE CASCADE,
-    kv_fingerprint TEXT NOT NULL,
-    first INTEGER NOT NULL,
-    count INTEGER NOT NULL,
-    columns BLOB NOT NULL,                 -- msgpack: name -> [dtype, shape, little-endian bytes]
-    summary TEXT NOT NULL,                 -- JSON: [[id, text, logprob, rank, entropy], ...] for the view tokens
-    sha256 BLOB NOT NULL
-);
-CREATE INDEX token_chunks_node ON token_chunks (node_id, kv_fingerprint, first, count);
-
-CREATE TABLE vocabularies (digest TEXT PRIMARY KEY, tokens BLOB NOT NULL, sha256 BLOB NOT NULL);
-CREATE TABLE models (kv_fingerprint TEXT PRIMARY KEY, info TEXT NOT NULL, sha256 BLOB NOT NULL);
-CREATE TABLE settings (key TEXT PRIMARY KEY, value TEXT NOT NULL, sha256 BLOB NOT NULL);
-
--- rowid: a node's id, or minus a session's id for its title; body as storage/search.py writes it
-CREATE VIRTUAL TABLE search USING fts5 (
-    body, session_id UNINDEXED, tokenize = "unicode61 remove_diacritics 2 categories 'L* N* Co'"
-);
-"""
-
-
-@migrations()
-def m001_sessions(db: sqlite_utils.Database) -> None:
-    """Sessions, their trees and tokens, vocabularies, models, settings, search, views."""
-    _execute_all(db, _TABLES)
-    for view in VIEWS.values():
-        db.execute(view)
-    db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
 
 
 def open_sessions(path: Path, *, read_only: bool) -> sqlite_utils.Database:
@@ -194,7 +119,7 @@ def definitions(applied: Collection[str] | None = None) -> dict[str, str]:
 
 def _bring_up_to_date(db: sqlite_utils.Database, path: Path, *, pending: list[str]) -> None:
     if pending:
-        back_up(db, path.parent / "backups" / f"{path.stem}.before-{pending[0]}{path.suffix}")
+        back_up(db, path.parent / FOLDER / f"{path.stem}.before-{pending[0]}{path.suffix}")
         migrations.apply(db)
     # a real write, so that a store that cannot be written is noticed now and not at the first message
     version = len(migrations.applied(db))
@@ -207,10 +132,3 @@ def _wal(path: Path) -> Path:
 
 def _size(path: Path) -> int:
     return path.stat().st_size if path.exists() else 0
-
-
-def _execute_all(db: sqlite_utils.Database, script: str) -> None:
-    """Runs statement by statement: `executescript` would commit the migration's transaction first."""
-    for statement in script.split(";\n"):
-        if statement.strip():
-            db.execute(statement)

@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import Any, Final
 
+import msgspec
 import sqlite_utils
 
 from storage import sealed, search
 from storage.database import fetch, scalar
 from storage.errors import UnknownRowError
 from storage.rows import SessionRow
-from storage.text import clean
+from storage.text import clean, from_json, to_json
+
+_COUNT: Final = len(sealed.COVERED["sessions"])
+_OWN: Final = ", ".join(f"s.{name}" for name in sealed.COVERED["sessions"])
+_LISTED: Final = f"""
+SELECT {_OWN}, s.sha256, p.id, p.folder_id, p.place, p.tags, p.sha256
+FROM sessions s LEFT JOIN places p ON p.id = s.id
+WHERE :found IS NULL OR s.id IN (SELECT value FROM json_each(:found))
+ORDER BY s.pinned DESC, p.place IS NOT NULL, p.place, s.touched DESC, s.id DESC
+"""  # noqa: S608  # our own names
 
 
 def create(db: sqlite_utils.Database, title: str, *, is_sample: bool) -> int:
@@ -46,20 +56,23 @@ def require(db: sqlite_utils.Database, session_id: int) -> dict[str, Any]:
 
 
 def listing(db: sqlite_utils.Database, query: str) -> list[SessionRow]:
-    """Sessions to show: pinned first, then the last touched; neither trashed nor half imported, but damaged ones always."""
-    found = search.find(db, clean(query)) if query.strip() else None
-    rows = fetch(db, "SELECT * FROM sessions ORDER BY pinned DESC, touched DESC, id DESC")
-    return [
-        view(row)
-        for row in rows
-        if (found is None or row["id"] in found)
-        and (not (row["trashed"] is not None or row["importing"]) or not sealed.intact("sessions", row))
-    ]
+    """Sessions to show: pinned first, then the last touched; neither trashed nor half imported, but damaged ones always.
+
+    Among the pinned, and in a folder, those that somebody arranged come after the others, as they were arranged. A word of
+    the query that begins with # is the beginning of a tag.
+    """
+    words = clean(query).split()
+    tags = [word[1:].casefold() for word in words if word[:1] == "#" and word[1:]]
+    rest = " ".join(word for word in words if word[:1] != "#" or not word[1:])
+    found = search.find(db, rest) if rest else None
+    cursor = db.execute(_LISTED, {"found": None if found is None else to_json(sorted(found))})
+    rows = [_listed(row) for row in cursor]
+    return [row for row in rows if row is not None and all(_is_tagged(row, tag) for tag in tags)]
 
 
 def trash(db: sqlite_utils.Database) -> list[SessionRow]:
     """Sessions in the trash, the last thrown away first."""
-    rows = fetch(db, "SELECT * FROM sessions WHERE trashed IS NOT NULL AND NOT importing ORDER BY touched DESC")
+    rows = fetch(db, "SELECT * FROM sessions WHERE trashed IS NOT NULL AND NOT importing ORDER BY trashed DESC, touched DESC")
     return [view(row) for row in rows]
 
 
@@ -104,7 +117,45 @@ def view(row: dict[str, Any]) -> SessionRow:
         branches=int(_real(row["branches"])),
         trashed=row["trashed"] is not None,
         damaged=not sealed.intact("sessions", row),
+        trashed_at=None if row["trashed"] is None else _real(row["trashed"]),
     )
+
+
+def tags_of(text: object) -> tuple[str, ...]:
+    """The tags of a row as read."""
+    try:
+        found = from_json(str(text))
+    except msgspec.DecodeError:
+        return ()
+    return tuple(tag for tag in found if isinstance(tag, str)) if isinstance(found, list) else ()
+
+
+def _listed(row: tuple[Any, ...]) -> SessionRow | None:
+    """A row of `_LISTED`, where it is to be shown; in plain Python, since there are thousands of them."""
+    own, sha256, place, place_sha256 = row[:_COUNT], row[_COUNT], row[_COUNT + 1 : -1], row[-1]
+    number, title, created, updated, _, pinned, is_sample, current, branches, _, trashed, importing = own
+    damaged = not sealed.sealed_values(own, sha256)
+    if (trashed is not None or importing) and not damaged:
+        return None
+    placed = place_sha256 is not None and sealed.sealed_values(place, place_sha256)
+    return SessionRow(
+        id=number,
+        title=str(title),
+        created=_real(created),
+        updated=_real(updated),
+        pinned=bool(pinned),
+        is_sample=bool(is_sample),
+        current_node=current if isinstance(current, int) else None,
+        branches=int(_real(branches)),
+        trashed=trashed is not None,
+        damaged=damaged,
+        folder_id=place[1] if placed else None,
+        tags=tags_of(place[3]) if placed else (),
+    )
+
+
+def _is_tagged(row: SessionRow, start: str) -> bool:
+    return any(tag.casefold().startswith(start) for tag in row.tags)
 
 
 def next_touch(db: sqlite_utils.Database) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
@@ -9,9 +11,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from storage import copies, integrity, keep, nodes, records, recovery, sessions, upkeep
+from storage import copies, integrity, keep, nodes, places, records, recovery, sessions, upkeep
+from storage.backup import back_up_daily
 from storage.database import Database, transaction
 from storage.errors import StoreDamagedError
+from storage.places import Places
 from storage.rows import DamageRow, Imported, NewChunk, NewNode, SessionCopy, SessionRow, SessionTree, StoredChunk
 from storage.schema import open_sessions
 
@@ -37,6 +41,7 @@ class SessionStore:
 
     def __init__(self, database: Database) -> None:
         self._database = database
+        self.places = Places(database)  # folders, tags, the order by hand
         self._imports: Importer | None = None
 
     @classmethod
@@ -92,8 +97,8 @@ class SessionStore:
         await self._database.write(lambda db: sessions.rename(db, session_id, title))
 
     async def pin_session(self, session_id: int, pinned: bool = True) -> None:
-        """Pins it to the top of the list, or unpins it."""
-        await self._database.write(lambda db: sessions.change(db, session_id, pinned=int(pinned)))
+        """Pins it to the top of the list, or unpins it; either way it stands first there."""
+        await self._database.write(lambda db: places.pin(db, session_id, pinned))
 
     async def trash_session(self, session_id: int) -> None:
         """Into the trash; nothing is deleted."""
@@ -106,11 +111,20 @@ class SessionStore:
     async def purge_trash(self, days: float = 30) -> int:
         """Deletes for good what has been in the trash for longer than `days`, in short transactions; returns how many."""
         doomed = await self._database.read(lambda db: upkeep.expired(db, days))
+        return await self._purge(doomed)
+
+    async def empty_trash(self, session_ids: Collection[int]) -> int:
+        """Deletes those of these sessions that are in the trash for good, now; returns how many. A damaged one stays."""
+        thrown = await self._database.read(lambda db: upkeep.expired(db, None))
+        return await self._purge([each for each in thrown if each in session_ids])
+
+    async def _purge(self, doomed: Sequence[int]) -> int:
         for session_id in doomed:
             while not await self._database.write(partial(upkeep.purge_slice, session_id=session_id)):
                 pass  # others get their turn between two slices
-        if doomed:
-            await self._database.read(lambda db: db.execute("PRAGMA incremental_vacuum").fetchall())
+        more = bool(doomed)
+        while more:
+            more = await self._database.read(upkeep.vacuum_slice)
         return len(doomed)
 
     async def drop_empty_sessions(self, title: str, keep: Collection[int] = ()) -> int:
@@ -273,6 +287,21 @@ class SessionStore:
         for session_id in await self._database.read(integrity.session_ids):
             damage += await self._database.read(partial(integrity.check_session, session_id=session_id))
         return damage
+
+    async def back_up_daily(self) -> Path | None:
+        """Makes today's backup where there is none yet, and keeps the last seven; returns where it is.
+
+        It has a thread and a connection of its own, so that nobody waits for it; cancelling stops it. A backup that is not
+        sound is no reason to give up an older one.
+
+        Raises:
+            StoreDamagedError: The file is damaged; the backups that are there stay.
+        """
+        stop = threading.Event()
+        try:
+            return await asyncio.to_thread(back_up_daily, self.path, stop)
+        finally:
+            stop.set()
 
     async def close(self) -> None:
         """Carries out what was submitted, then closes the file and ends the thread. May be repeated."""

@@ -15,14 +15,22 @@ from storage import nodes, sealed, search, sessions
 from storage.database import fetch, scalar
 from storage.errors import InvalidRowError
 
+PAGES: Final = 256  # that one slice of vacuuming gives back
 SLICE: Final = 64  # chunks of tokens that one transaction deletes: a few milliseconds
 
 
-def expired(db: sqlite_utils.Database, days: float) -> list[int]:
-    """Sessions that have been in the trash for longer than `days`."""
-    limit = time.time() - days * 86_400
-    rows = fetch(db, "SELECT * FROM sessions WHERE trashed IS NOT NULL AND trashed <= ?", [limit])
-    return [row["id"] for row in rows if sealed.intact("sessions", row)]
+def expired(db: sqlite_utils.Database, days: float | None) -> list[int]:
+    """Sessions that have been in the trash for longer than `days`; None: for however long."""
+    limit = None if days is None else time.time() - days * 86_400
+    sql = "SELECT * FROM sessions WHERE trashed IS NOT NULL AND (trashed <= ?1 OR ?1 IS NULL)"
+    return [row["id"] for row in fetch(db, sql, [limit]) if sealed.intact("sessions", row)]
+
+
+def vacuum_slice(db: sqlite_utils.Database) -> bool:
+    """Gives some free pages back to the disk, a few milliseconds of work; whether there are more."""
+    free = scalar(db, "PRAGMA freelist_count")
+    db.conn.executescript(f"PRAGMA incremental_vacuum({PAGES})")  # `execute` would take one step, and free one page
+    return bool(0 < scalar(db, "PRAGMA freelist_count") < free)
 
 
 def purge_slice(db: sqlite_utils.Database, session_id: int) -> bool:
@@ -49,7 +57,9 @@ def drop_empty(db: sqlite_utils.Database, title: str, keep: Collection[int]) -> 
     """Deletes sessions that are still called `title` and in which nothing was said, but those in `keep`; how many."""
     rows = fetch(
         db,
-        """SELECT * FROM sessions s WHERE title = ? AND NOT pinned AND NOT is_sample AND NOT importing AND NOT EXISTS (
+        """SELECT * FROM sessions s WHERE title = ? AND NOT pinned AND NOT is_sample AND NOT importing
+           AND NOT EXISTS (SELECT 1 FROM places p WHERE p.id = s.id AND (p.folder_id IS NOT NULL OR p.tags <> '[]'))
+           AND NOT EXISTS (
              SELECT 1 FROM nodes n WHERE n.session_id = s.id AND (n.role <> 'system' OR n.text <> ''))""",
         [title],
     )

@@ -8,6 +8,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from ui.drawing_port import Column, ColumnKind, Columns, ColumnsChanged, ColumnTokens, Drawing, DrawingUses
+from ui.made import Made, Setting
 from ui.port import (
     BackendChoice,
     BranchRow,
@@ -35,7 +37,9 @@ from ui.transfers import BranchDiff, DiffPart, DiffSide, ExportKind, ImportResul
 
 if TYPE_CHECKING:
     from ui.recovery import RecoveryPage
+    from ui.sessions import SessionPanel
     from ui.theme import DARK, LIGHT, Palette, Scheme, Theme, apply_theme
+    from ui.transcript import Measure, TranscriptView
     from ui.window import MainWindow, WindowState
 
 __all__ = [
@@ -44,14 +48,23 @@ __all__ = [
     "BackendChoice",
     "BranchDiff",
     "BranchRow",
+    "Column",
+    "ColumnKind",
+    "ColumnTokens",
+    "Columns",
+    "ColumnsChanged",
     "Composition",
     "DiffPart",
     "DiffSide",
+    "Drawing",
+    "DrawingUses",
     "EngineState",
     "Event",
     "ExportKind",
     "ImportResult",
+    "Made",
     "MainWindow",
+    "Measure",
     "ModelChoice",
     "OnTransfer",
     "Palette",
@@ -60,14 +73,17 @@ __all__ = [
     "Scheme",
     "SessionChanged",
     "SessionCopied",
+    "SessionPanel",
     "SessionSummary",
     "SessionView",
     "SessionsChanged",
+    "Setting",
     "StatusChanged",
     "StatusView",
     "Theme",
     "Tier",
     "TokensArrived",
+    "TranscriptView",
     "TurnChanged",
     "TurnStats",
     "TurnStatus",
@@ -79,7 +95,9 @@ __all__ = [
 
 _NAMES = {
     "ui.recovery": ("RecoveryPage",),
+    "ui.sessions": ("SessionPanel",),
     "ui.theme": ("DARK", "LIGHT", "Palette", "Scheme", "Theme", "apply_theme"),
+    "ui.transcript": ("Measure", "TranscriptView"),
     "ui.window": ("MainWindow", "WindowState"),
 }
 _HOMES = {name: module for module, names in _NAMES.items() for name in names}

@@ -51,10 +51,17 @@ class Actions(QObject):
         self.sidebar = self._make(self.tr("Sidebar"), "Ctrl+Alt+S", checkable=True)
         self.inspector = self._make(self.tr("Inspector"), "Ctrl+Alt+I", checkable=True)
         self.template = self._make(self.tr("Template Tokens"), checkable=True)
+        self.pruned = self._make(self.tr("Pruned Branches"), checkable=True)
+        self.prune = self._make(self.tr("Prune Branch"), "Ctrl+Alt+P")
         self.uncertain = self._make(self.tr("Next Uncertain Token"), "Ctrl+J")
         self.stop = self._make(self.tr("Stop"), STOP_KEYS)
         self.regenerate = self._make(self.tr("Regenerate"), "Ctrl+R")
+        self.regenerate_exactly = self._make(self.tr("Regenerate Exactly"), "Ctrl+Shift+R")
         self.continue_answer = self._make(self.tr("Continue"), "Ctrl+Shift+Return")
+        self.two_ways = self._make(self.tr("2 Continuations"), "Ctrl+Alt+2")
+        self.four_ways = self._make(self.tr("4 Continuations"), "Ctrl+Alt+4")
+        self.eight_ways = self._make(self.tr("8 Continuations"), "Ctrl+Alt+8")
+        self.beams = self._make(self.tr("4 Beams"), "Ctrl+Alt+B")
         self.previous = self._make(self.tr("Previous Variant"), "Ctrl+[")
         self.next = self._make(self.tr("Next Variant"), "Ctrl+]")
         self.compare = self._make(self.tr("Compare with Another Branch"), "Ctrl+D")
@@ -67,8 +74,14 @@ class Actions(QObject):
         }
         self.about = self._make(self.tr("About Elsewise"), role=Role.AboutRole)
 
+    @property
+    def ways(self) -> dict[int, QAction]:
+        """By how many continuations they give."""
+        return {2: self.two_ways, 4: self.four_ways, 8: self.eight_ways}
+
     def menus(self) -> list[QMenu]:
         """The menus, in their order; the caller puts them into a menu bar or a popup."""
+        branching = (*self.ways.values(), self.beams, None, self.prune, self.previous, self.next)
         return [
             self._menu(
                 self.tr("File"),
@@ -88,10 +101,10 @@ class Actions(QObject):
                 self.tr("Session"),
                 self.stop,
                 self.regenerate,
+                self.regenerate_exactly,
                 self.continue_answer,
                 None,
-                self.previous,
-                self.next,
+                *branching,
                 self.compare,
             ),
             self._menu(self.tr("Help"), self.about),
@@ -120,7 +133,7 @@ class Actions(QObject):
         return self.find, self.find_next, self.find_previous, self.search
 
     def _view_menu(self) -> QMenu:
-        menu = self._menu(self.tr("View"), self.read, self.tokens, self.template)
+        menu = self._menu(self.tr("View"), self.read, self.tokens, self.template, self.pruned)
         menu.addMenu(self._menu(self.tr("Colour By"), *self.colours.values()))
         for entry in (None, self.sidebar, self.inspector, None, self.uncertain):
             menu.addSeparator() if entry is None else menu.addAction(entry)

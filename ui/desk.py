@@ -12,7 +12,9 @@ from typing import Any
 
 from PySide6.QtCore import QObject, Signal
 
+from ui.drawing_port import Columns, ColumnsChanged, ColumnTokens
 from ui.events import EventQueue
+from ui.made import Made
 from ui.port import (
     EngineState,
     Event,
@@ -29,6 +31,7 @@ from ui.shown import Shown
 from ui.tasks import Tasks
 
 MOST_UNDO = 50
+PREVIEW_TOKENS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +63,12 @@ class Desk(QObject):
     draft_saved = Signal(int, str)  # session and message: it is in the store, the draft has done its work
     composed = Signal(object)  # Composition of the draft
     compared = Signal(object)  # BranchDiff of the session that is shown
+    columns_changed = Signal(object)  # Columns | None of the session shown
+    column_tokens = Signal(int, object, float)  # node id, TokenRun, sum of all log-probabilities of the column
+    preview_found = Signal(int, int, int, object)  # node id, index, token id, Sequence[bytes]
+    drawing_found = Signal(int, int, object)  # node id, index, Drawing | None
+    row_found = Signal(int, int, object)  # node id, index, (vocab,) float32
+    row_refused = Signal(str)
     refused = Signal(str)
     trashed = Signal(int, str, bool)  # session, title; whether an answer was stopped for it
     restored = Signal(int)  # out of the trash again
@@ -74,6 +83,8 @@ class Desk(QObject):
         self._sending: tuple[int, str] | None = None  # session and text, until the store has it
         self._undo: list[Undo] = []
         self._query = ""
+        self._going_back: asyncio.Task[None] | None = None  # on its way: more of the beginning
+        self._columns: dict[int, Columns] = {}  # by session, until they are closed
 
     # ---- state --------------------------------------------------------------------------------------------------
 
@@ -83,7 +94,8 @@ class Desk(QObject):
         if self.shown is None:
             return False
         sending = self._sending is not None and self._sending[0] == self.shown.session_id
-        return sending or self.shown.running
+        columns = self._columns.get(self.shown.session_id)
+        return sending or self.shown.running or (columns is not None and columns.running)
 
     @property
     def engine(self) -> EngineState:
@@ -122,6 +134,12 @@ class Desk(QObject):
         if self.shown is None or self.shown.session_id != session_id:
             self.tasks.latest("open", self._open(session_id))
 
+    def show_earlier(self) -> None:
+        """Asks for more of the beginning of a long path, where there is more."""
+        waiting = self._going_back is not None and not self._going_back.done()
+        if self.shown is not None and self.shown.view.earlier and not waiting:
+            self._going_back = self.tasks.run(self._show_earlier(self.shown.session_id))
+
     def new_session(self) -> None:
         """Shows an empty session."""
         self.tasks.latest("open", self._new())
@@ -158,9 +176,35 @@ class Desk(QObject):
         """Another answer beside that one."""
         self._with_session(lambda session: self._workbench.regenerate(session, node_id))
 
+    def regenerate_exactly(self, node_id: int) -> None:
+        """The same answer once more, beside that one."""
+        self._with_session(lambda session: self._workbench.regenerate_exactly(session, node_id))
+
+    def how_made(self, node_id: int) -> Made | None:
+        """How an answer of the session shown was made."""
+        return None if self.shown is None else self._workbench.how_made(self.shown.session_id, node_id)
+
     def continue_turn(self, node_id: int) -> None:
         """Goes on with an answer that was stopped."""
         self._with_session(lambda session: self._workbench.continue_turn(session, node_id))
+
+    def find_columns(self, node_id: int, index: int | None, count: int, *, beams: bool) -> None:
+        """Several continuations of one place: in front of a token, or (None) of the end of an answer."""
+        if self.running:
+            return
+        ask = self._workbench.beams if beams else self._workbench.continue_many
+        self._with_session(lambda session: ask(session, node_id, index, count))
+
+    def keep_column(self, node_id: int) -> None:
+        """Shows the path through that column; the others stay among the branches."""
+        self.close_columns()
+        self.select(node_id)
+
+    def close_columns(self) -> None:
+        """Shows the columns no more; they stay among the branches."""
+        if self.shown is not None:
+            self._columns.pop(self.shown.session_id, None)
+            self.columns_changed.emit(None)
 
     def select(self, node_id: int) -> None:
         """Shows the path through that node; can be undone."""
@@ -183,6 +227,13 @@ class Desk(QObject):
         if target is not None:
             self.select(target)
 
+    def prune(self, node_id: int, start: int, pruned: bool) -> None:  # a state, not an option
+        """Puts a branch out of sight, or back; can be undone."""
+        shown = self.shown
+        if shown is not None and shown.view.turns:
+            before = shown.view.turns[-1].node_id
+            self.tasks.latest("open", self._prune(shown.session_id, (node_id, start), before, pruned=pruned))
+
     def undo(self) -> None:
         """Takes back the last change of the tree or the list."""
         if self._undo:
@@ -201,6 +252,26 @@ class Desk(QObject):
         if self.shown is not None:
             work = self._compose(self.shown.session_id, text, replaces)
             self.tasks.latest("compose", work, refused=lambda _words: None)
+
+    def ask_preview(self, node_id: int, index: int, token_id: int) -> None:
+        """Asks for the likeliest words after another token."""
+        if self.shown is not None:
+            self.tasks.latest("preview", self._find_preview(self.shown.session_id, node_id, index, token_id))
+
+    def drop_preview(self) -> None:
+        """Nobody waits for it any more."""
+        self.tasks.drop("preview")
+
+    def ask_drawing(self, node_id: int, index: int) -> None:
+        """Looks up how a token was drawn."""
+        if self.shown is not None:
+            work = self._find_drawing(self.shown.session_id, node_id, index)
+            self.tasks.latest("drawing", work, refused=lambda _words: None)
+
+    def ask_row(self, node_id: int, index: int) -> None:
+        """Asks the model for everything it might have said at a place."""
+        if self.shown is not None:
+            self.tasks.latest("row", self._find_row(self.shown.session_id, node_id, index), refused=self.row_refused.emit)
 
     def ask_models(self) -> None:
         """Reads the shelf for the menu."""
@@ -241,6 +312,11 @@ class Desk(QObject):
     async def _open(self, session_id: int) -> None:
         self._show_answer(await self._workbench.open_session(session_id))
 
+    async def _show_earlier(self, session_id: int) -> None:
+        view = await self._workbench.show_earlier(session_id)
+        if self.shown is not None and self.shown.session_id == session_id:
+            self._show_answer(view)
+
     async def _new(self) -> None:
         self._show_answer(await self._workbench.new_session())
 
@@ -278,8 +354,28 @@ class Desk(QObject):
         if self.shown is not None and self.shown.session_id == session_id:
             self.compared.emit(diff)
 
+    async def _prune(self, session_id: int, branch: tuple[int, int], before: int, *, pruned: bool) -> None:
+        await self._workbench.prune(session_id, *branch, pruned)
+
+        async def back() -> None:
+            await self._workbench.prune(session_id, *branch, not pruned)
+            if self.shown is not None and self.shown.session_id == session_id and pruned:
+                await self._select(session_id, before, None)
+
+        self._remember(Undo(self.tr("Prune Branch") if pruned else self.tr("Restore Branch"), back))
+
     async def _compose(self, session_id: int, text: str, replaces: int | None) -> None:
         self.composed.emit(await self._workbench.compose(session_id, text, replaces))
+
+    async def _find_preview(self, session_id: int, node_id: int, index: int, token_id: int) -> None:
+        words = await self._workbench.preview(session_id, node_id, index, token_id, PREVIEW_TOKENS)
+        self.preview_found.emit(node_id, index, token_id, words)
+
+    async def _find_drawing(self, session_id: int, node_id: int, index: int) -> None:
+        self.drawing_found.emit(node_id, index, await self._workbench.drawing(session_id, node_id, index))
+
+    async def _find_row(self, session_id: int, node_id: int, index: int) -> None:
+        self.row_found.emit(node_id, index, await self._workbench.whole_row(session_id, node_id, index))
 
     async def _list_models(self, *, menu: bool = False) -> None:
         models = await self._workbench.models()
@@ -310,10 +406,24 @@ class Desk(QObject):
             case TokensArrived(session_id, node_id, run):
                 if shown is not None and session_id == shown.session_id and shown.append(node_id, run):
                     self.tokens_arrived.emit(node_id, run)
+            case ColumnsChanged(session_id, columns):
+                self._take_columns(session_id, columns)
+            case ColumnTokens(session_id, node_id, run, logprob):
+                if shown is not None and session_id == shown.session_id:
+                    self.column_tokens.emit(node_id, run, logprob)
             case TurnChanged(session_id, turn):
                 if shown is not None and session_id == shown.session_id and shown.replace_turn(turn):
                     self.turn_changed.emit(turn)
                     self.activity_changed.emit()
+
+    def _take_columns(self, session_id: int, columns: Columns | None) -> None:
+        if columns is None:
+            self._columns.pop(session_id, None)
+        else:
+            self._columns[session_id] = columns
+        if self.shown is not None and session_id == self.shown.session_id:
+            self.columns_changed.emit(columns)
+            self.activity_changed.emit()
 
     def _go_on_in_copy(self, source_id: int, view: SessionView) -> None:
         if self._sending is not None and self._sending[0] == source_id:
@@ -334,8 +444,11 @@ class Desk(QObject):
         self._show(view)
 
     def _show(self, view: SessionView) -> None:
+        other = self.shown is None or self.shown.session_id != view.session_id
         self.shown = Shown(view)
         self.session_shown.emit(view)
+        if other:
+            self.columns_changed.emit(self._columns.get(view.session_id))
         self.activity_changed.emit()
 
     def _with_session(self, command: Callable[[int], Coroutine[Any, Any, None]]) -> None:

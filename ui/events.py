@@ -8,10 +8,12 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 
 from PySide6.QtCore import QObject, QTimer
 
 from runtime import TokenRun
+from ui.drawing_port import ColumnsChanged, ColumnTokens
 from ui.port import Event, StatusChanged, TokensArrived
 
 logger = logging.getLogger(__name__)
@@ -73,16 +75,20 @@ class EventQueue(QObject):
 
 
 def merged(events: Iterable[Event]) -> Iterator[Event]:
-    """The same news in fewer events: tokens that follow each other are joined per turn, of statuses the last one stands."""
+    """The same news in fewer events.
+
+    Tokens that follow each other are joined per turn or column; of statuses, and of the columns of a session, the last stand.
+    """
     events = list(events)
-    last_status = max((i for i, event in enumerate(events) if isinstance(event, StatusChanged)), default=-1)
-    tokens: dict[tuple[int, int], list[TokenRun]] = {}
+    last = {_whole(event): i for i, event in enumerate(events)}  # where a later one says all that this one says
+    tokens: dict[tuple[type, int, int], list[TokensArrived | ColumnTokens]] = {}
     for i, event in enumerate(events):
-        if isinstance(event, TokensArrived):
-            tokens.setdefault((event.session_id, event.node_id), []).append(event.run)
+        if isinstance(event, TokensArrived | ColumnTokens):
+            tokens.setdefault((type(event), event.session_id, event.node_id), []).append(event)
+        elif _whole(event) is not None and last[_whole(event)] != i:
+            continue
         elif isinstance(event, StatusChanged):
-            if i == last_status:
-                yield event
+            yield event
         else:
             yield from _joined(tokens)
             tokens.clear()
@@ -90,6 +96,13 @@ def merged(events: Iterable[Event]) -> Iterator[Event]:
     yield from _joined(tokens)
 
 
-def _joined(tokens: dict[tuple[int, int], list[TokenRun]]) -> Iterator[TokensArrived]:
-    for (session_id, node_id), runs in tokens.items():
-        yield TokensArrived(session_id, node_id, TokenRun.concat(runs))
+def _whole(event: Event) -> tuple[type, int] | None:
+    """What an event tells all of, if it does: the next of the same kind makes it old."""
+    if isinstance(event, StatusChanged):
+        return StatusChanged, 0
+    return (ColumnsChanged, event.session_id) if isinstance(event, ColumnsChanged) else None
+
+
+def _joined(tokens: dict[tuple[type, int, int], list[TokensArrived | ColumnTokens]]) -> Iterator[Event]:
+    for arrived in tokens.values():
+        yield replace(arrived[-1], run=TokenRun.concat([event.run for event in arrived]))

@@ -6,6 +6,7 @@ from PySide6.QtCore import Qt, Signal
 from PySide6.QtGui import QKeyEvent, QResizeEvent
 from PySide6.QtWidgets import QHBoxLayout, QVBoxLayout, QWidget
 
+from ui.columns import ColumnsPanel
 from ui.compare import ComparePane
 from ui.composer import Composer
 from ui.find_bar import FindBar
@@ -36,6 +37,7 @@ class Frame(QWidget):
         self.sidebar = Sidebar()
         self.transcript = TranscriptView()
         self.compare = ComparePane()
+        self.columns = ColumnsPanel()
         self.finder = FindBar()
         self.link = LinkBar()
         self.composer = Composer()
@@ -51,7 +53,8 @@ class Frame(QWidget):
             (self.sidebar.sessions.search, self.sidebar.sessions.view),
             (self.sidebar.sessions.view, self.sidebar.tree),
             (self.sidebar.tree, self.transcript),
-            (self.transcript, self.composer.field),
+            (self.transcript, self.columns),
+            (self.columns, self.composer.field),
             (self.composer.field, self.composer.send_button),
         ):
             QWidget.setTabOrder(first, second)
@@ -107,8 +110,9 @@ class Frame(QWidget):
         middle.setContentsMargins(0, 0, 0, 16)
         middle.setSpacing(0)
         middle.addWidget(self.finder)
-        middle.addWidget(self.transcript, 1)
-        middle.addWidget(self.compare, 1)
+        middle.addWidget(self.transcript, 2)
+        middle.addWidget(self.columns, 3)
+        middle.addWidget(self.compare, 5)
         self._foot.setContentsMargins(LEFT, 0, RIGHT, 0)
         self._foot.setSpacing(8)
         self._foot.addWidget(self.link)

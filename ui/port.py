@@ -13,6 +13,8 @@ from enum import StrEnum
 from typing import Protocol
 
 from runtime import TokenRun
+from ui.drawing_port import ColumnsChanged, ColumnTokens, DrawingUses
+from ui.made import Made
 from ui.transfers import TransferUseCases
 
 
@@ -71,6 +73,7 @@ class TurnView:
     note: str = ""  # inline message, such as "stopped" or what failed and what to do
     tier: Tier = Tier.COLD
     stats: TurnStats | None = None
+    can_repeat: bool = False  # how it was made is known: it can be made again exactly
     can_retry: bool = True  # False: the same again can only fail again; the note says what to do instead
 
     @property
@@ -90,6 +93,9 @@ class BranchRow:
     logprob: float | None  # nats, of the branch's generated tokens
     on_path: bool  # part of the path shown
     current: bool  # the tip of the path shown
+    likely: float | None = None  # geometric mean of those tokens' probabilities: comparable between lengths
+    start: int = 0  # the token of the node from which on the line speaks of it
+    pruned: bool = False  # put out of sight, itself or with what it leaves
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +121,7 @@ class SessionView:
     branch_name: str = ""  # where the shown branch diverged; empty when there is one
     is_sample: bool = False
     context_used: int = 0  # tokens
+    earlier: int = 0  # turns of the path before the first of `turns`: see `Workbench.show_earlier`
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,10 +215,11 @@ class StatusChanged:
     status: StatusView
 
 
-Event = SessionChanged | SessionCopied | TokensArrived | TurnChanged | SessionsChanged | StatusChanged
+DrawingEvent = ColumnsChanged | ColumnTokens
+Event = SessionChanged | SessionCopied | TokensArrived | TurnChanged | SessionsChanged | StatusChanged | DrawingEvent
 
 
-class Workbench(TransferUseCases, Protocol):
+class Workbench(TransferUseCases, DrawingUses, Protocol):
     """The use cases of the app. Every coroutine may raise `Refusal`.
 
     A command that would change the sample makes a copy of it, says `SessionCopied`, and goes on there.
@@ -227,6 +235,9 @@ class Workbench(TransferUseCases, Protocol):
 
     async def open_session(self, session_id: int) -> SessionView:
         """Reads a session from the store; no model is needed."""
+
+    async def show_earlier(self, session_id: int) -> SessionView:
+        """The same with more turns of the beginning of a long path, of which only the end is shown at first."""
 
     async def new_session(self) -> SessionView:
         """An empty session, or the one that is open and still empty; it stands in the list once it has a turn."""
@@ -255,6 +266,15 @@ class Workbench(TransferUseCases, Protocol):
 
     async def regenerate(self, session_id: int, node_id: int) -> None:
         """Another answer beside the model's turn `node_id`."""
+
+    async def regenerate_exactly(self, session_id: int, node_id: int) -> None:
+        """The model's turn once more beside it, with the options, seed and model that made it.
+
+        Its note says whether the two are the same, token for token, or where they part.
+        """
+
+    def how_made(self, session_id: int, node_id: int) -> Made | None:
+        """How an answer was made; None where nobody kept it."""
 
     async def continue_turn(self, session_id: int, node_id: int) -> None:
         """Goes on with an answer that was stopped."""

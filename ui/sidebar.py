@@ -27,7 +27,7 @@ class Sidebar(QWidget):
         lower = QVBoxLayout(self._branches)
         lower.setContentsMargins(0, 14, 0, 0)
         lower.setSpacing(0)
-        caption = Caption(self.tr("Branches"))
+        caption = self.caption = Caption(self.tr("Branches"))
         caption.setContentsMargins(8, 16, 8, 6)
         lower.addWidget(Hairline())
         lower.addWidget(caption)
@@ -43,4 +43,10 @@ class Sidebar(QWidget):
         """Marks the session and shows its outline."""
         self.sessions.show_open(view.session_id)
         self._branches.setVisible(bool(view.branches))
+        pruned = sum(row.pruned for row in view.branches)
+        self.caption.setText(self.tr("Branches · {0} pruned").format(pruned) if pruned else self.tr("Branches"))
         self.tree.show_branches(view.branches)
+
+    def show_pruned(self, show: bool) -> None:  # a state, not an option
+        """Whether branches that were pruned stand in the outline, faint."""
+        self.tree.set_pruned_visible(show)

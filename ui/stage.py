@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from PySide6.QtCore import QObject, QTimer
 from PySide6.QtWidgets import QMainWindow
 
-from runtime import TokenRun
+from runtime import Origin, TokenRun
 from ui.actions import Actions
 from ui.desk import Desk
+from ui.drawing_port import Columns
 from ui.frame import Frame
 from ui.port import Composition, EngineState, ModelChoice, SessionSummary, SessionView, StatusView, TurnStatus, TurnView
 from ui.theme.palette import Palette
@@ -30,6 +31,7 @@ class Stage(QObject):
         self.sessions: dict[int, SessionSummary] = {}
         self.mode = Mode.TOKENS
         self._link_of: int | None = None  # the session whose link is asked about
+        self._engine: EngineState | None = None  # as last told
         self._counted_at: tuple[EngineState, bool] | None = None
         desk.session_shown.connect(self._show_session)
         desk.turn_changed.connect(self._show_turn)
@@ -46,6 +48,8 @@ class Stage(QObject):
         desk.trashed.connect(parts.sidebar.sessions.offer_undo)
         desk.restored.connect(parts.sidebar.sessions.withdraw_undo)
         desk.undo_changed.connect(self.refresh)
+        desk.columns_changed.connect(self._show_columns)
+        desk.column_tokens.connect(parts.columns.append)
         parts.panels_changed.connect(self.refresh)
         parts.transcript.set_vocabulary(desk.token_bytes)
         self._counted_length = 0  # tokens of the path when its context was counted
@@ -66,6 +70,7 @@ class Stage(QObject):
     def colour_by(self, measure: Measure) -> None:
         """What the colours of tokens show."""
         self._parts.transcript.colour_by(measure)
+        self._parts.columns.colour_by(measure)
         self._parts.status.legend.show_measure(measure)
         self._acts.colours[measure].setChecked(True)
 
@@ -80,7 +85,9 @@ class Stage(QObject):
         spot = shown.spot(*place) if shown is not None and place is not None else None
         turn = shown.turn(spot.node_id) if shown is not None and spot is not None else None
         can_choose = turn is not None and turn.role != "system"
-        self._parts.inspector.show_spot(spot, self._desk.token_bytes, can_choose=can_choose)
+        own = spot is not None and spot.record.origin is not Origin.TEMPLATE
+        can_continue = own and turn is not None and turn.role == "assistant"
+        self._parts.inspector.show_spot(spot, self._desk.token_bytes, can_choose=can_choose, can_continue=can_continue)
 
     @property
     def shown_summary(self) -> SessionSummary | None:
@@ -107,8 +114,12 @@ class Stage(QObject):
             action.setEnabled(said)
         acts.compare.setEnabled(shown is not None and len(shown.view.branches) > 1)
         acts.regenerate.setEnabled(answer is not None and not running)
+        acts.regenerate_exactly.setEnabled(answer is not None and answer.can_repeat and not running)
         partial = answer is not None and answer.status is TurnStatus.PARTIAL and has_own_words(answer.run)
         acts.continue_answer.setEnabled(partial and not running)
+        for act in (*acts.ways.values(), acts.beams):
+            act.setEnabled(answer is not None and not running)
+        acts.prune.setEnabled(shown is not None and len(shown.view.branches) > 1 and not running)
         acts.previous.setEnabled(fork is not None and fork.step(-1) is not None)
         acts.next.setEnabled(fork is not None and fork.step(+1) is not None)
         undo = self._desk.undo_label
@@ -138,14 +149,14 @@ class Stage(QObject):
         if view.session_id != self._link_of:
             self._link_of = view.session_id
             parts.link.dismiss()
-        parts.inspector.show_path(view.turns)
+        parts.inspector.show_path(view.turns, self._desk.how_made)
         self._show_pin_again()
         self._desk.compose(parts.composer.draft, parts.composer.replaces)
 
     def _show_turn(self, turn: TurnView) -> None:
         self._parts.transcript.update_turn(turn)
         if self._desk.shown is not None:
-            self._parts.inspector.show_path(self._desk.shown.view.turns)
+            self._parts.inspector.show_path(self._desk.shown.view.turns, self._desk.how_made)
         pinned = self._parts.inspector.token.spot
         if pinned is not None and pinned.node_id == turn.node_id:
             self._show_pin_again()
@@ -164,6 +175,14 @@ class Stage(QObject):
         self._parts.composer.show_cost(composition)
         self._counted_length = self._desk.shown.length if self._desk.shown is not None else 0
 
+    def _show_columns(self, view: Columns | None) -> None:
+        panel = self._parts.columns
+        opens = panel.isHidden() and view is not None
+        panel.show_columns(view)
+        pinned = self._parts.transcript.pinned
+        if opens and pinned is not None:  # the place stays in sight, in what is left of the transcript
+            QTimer.singleShot(0, self, lambda: self._parts.transcript.set_pinned(*pinned))
+
     def _show_sessions(self, sessions: Sequence[SessionSummary]) -> None:
         self.sessions = {session.session_id: session for session in sessions}
         self._parts.sidebar.sessions.show_sessions(sessions)
@@ -178,6 +197,9 @@ class Stage(QObject):
     def _show_status(self, status: StatusView) -> None:
         self._parts.status.show_status(status)
         self._parts.inspector.show_status(status)
+        if status.engine is not self._engine:
+            self._engine = status.engine
+            self._parts.inspector.why.look_again()
         self._count_again()
 
     def _show_pin_again(self) -> None:

@@ -48,6 +48,12 @@ class Tasks:
             previous.cancel()
         self._latest[key] = self.run(work, refused)
 
+    def drop(self, key: str) -> None:
+        """Ends the one with that key: nobody wants its answer any more."""
+        previous = self._latest.pop(key, None)
+        if previous is not None:
+            previous.cancel()
+
     async def cancel(self) -> None:
         """Ends everything that is running, except the caller's own task, and waits until it has ended."""
         others = [task for task in self._running if task is not asyncio.current_task()]

@@ -4,11 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from PySide6.QtCore import QAbstractListModel, QModelIndex, QObject, QPoint, QRect, QRectF, QSize, Qt, Signal
-from PySide6.QtGui import QColor, QFont, QFontMetrics, QPainter, QPen
-from PySide6.QtWidgets import QAbstractItemView, QFrame, QListView, QMenu, QStyledItemDelegate, QStyleOptionViewItem, QWidget
+from PySide6.QtCore import QAbstractListModel, QModelIndex, QObject, QRect, QRectF, QSize, Qt, Signal
+from PySide6.QtGui import QColor, QContextMenuEvent, QFont, QFontMetrics, QPainter, QPen
+from PySide6.QtWidgets import (
+    QAbstractItemView,
+    QFrame,
+    QListView,
+    QMenu,
+    QStyledItemDelegate,
+    QStyleOptionViewItem,
+    QWidget,
+)
 
-from ui.numbers import signed
+from ui.numbers import probability, signed
 from ui.port import BranchRow
 from ui.session_rows import Index, paint_row_ground
 from ui.theme.fonts import interface_font
@@ -58,7 +66,10 @@ class BranchRows(QAbstractListModel):
         if role == Qt.ItemDataRole.AccessibleTextRole:
             shown = self.tr("shown") if row.current else ""
             likely = self.tr("{0} nats").format(signed(row.logprob, 1)) if row.logprob is not None else ""
-            return ", ".join(part for part in (words, self.tr("level {0}").format(row.depth + 1), likely, shown) if part)
+            mean = self.tr("{0} a token").format(probability(row.likely)) if row.likely is not None else ""
+            pruned = self.tr("pruned") if row.pruned else ""
+            parts = (words, self.tr("level {0}").format(row.depth + 1), likely, mean, pruned, shown)
+            return ", ".join(part for part in parts if part)
         return None
 
 
@@ -67,9 +78,12 @@ class BranchTree(QListView):
 
     selected = Signal(int)  # node id
     compare_wanted = Signal(int)  # node id of the branch to compare with the one that is shown
+    prune_wanted = Signal(int, int, bool)  # node id, its token where the branch begins, and whether to prune or to restore
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
+        self._all: tuple[BranchRow, ...] = ()
+        self._shows_pruned = False
         self.rows = BranchRows(self)
         self.setModel(self.rows)
         self.setItemDelegate(_BranchDelegate(self))
@@ -79,14 +93,13 @@ class BranchTree(QListView):
         self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         self.setEditTriggers(QAbstractItemView.EditTrigger.NoEditTriggers)
         self.setAccessibleName(self.tr("Branches"))
-        self.setContextMenuPolicy(Qt.ContextMenuPolicy.CustomContextMenu)
-        self.customContextMenuRequested.connect(self._menu)
         self.clicked.connect(self._choose)
         self.activated.connect(self._choose)
 
     def show_branches(self, rows: Sequence[BranchRow]) -> None:
         """Shows the outline and brings the current branch into sight."""
-        self.rows.take(rows)
+        self._all = tuple(rows)
+        self.rows.take([row for row in self._all if self._shows_pruned or not row.pruned or row.on_path])
         current = next((i for i, row in enumerate(self.rows.rows) if row.current), None)
         if current is not None:
             self.scrollTo(self.rows.index(current))
@@ -100,8 +113,23 @@ class BranchTree(QListView):
         shown = next((i for i, each in enumerate(self.rows.rows) if each.current), 0)
         return self.rows.rows[min(places, key=lambda i: abs(i - shown))].node_id if places else None
 
-    def _menu(self, at: QPoint) -> None:
-        row = self.indexAt(at).data(_ROW)
+    def set_pruned_visible(self, visible: bool) -> None:  # a state, not an option
+        """Whether pruned branches are shown, faint."""
+        self._shows_pruned = visible
+        self.show_branches(self._all)
+
+    def prune_current(self) -> None:
+        """Prunes, or restores, the row that has the keyboard, else the branch that is shown."""
+        place = self.currentIndex().row() if self.hasFocus() else -1
+        rows = self.rows.rows
+        row = rows[place] if 0 <= place < len(rows) else next((row for row in rows if row.current), None)
+        if row is not None:
+            self.prune_wanted.emit(row.node_id, row.start, not row.pruned)
+
+    def contextMenuEvent(self, event: QContextMenuEvent) -> None:
+        """By mouse or by the menu key."""
+        index = self.indexAt(event.pos()) if event.reason() is event.Reason.Mouse else self.currentIndex()
+        row = index.data(_ROW)
         if not isinstance(row, BranchRow):
             return
         menu = QMenu(self)
@@ -109,7 +137,10 @@ class BranchTree(QListView):
         menu.addAction(self.tr("Show"), lambda: self.selected.emit(row.node_id))
         compare = menu.addAction(self.tr("Compare with the Shown Branch"), lambda: self.compare_wanted.emit(row.node_id))
         compare.setEnabled(not row.current)
-        menu.popup(self.viewport().mapToGlobal(at))
+        words = self.tr("Restore Branch") if row.pruned else self.tr("Prune Branch")
+        act = menu.addAction(words)
+        act.triggered.connect(lambda _checked=False: self.prune_wanted.emit(row.node_id, row.start, not row.pruned))
+        menu.popup(event.globalPos())
 
     def _choose(self, index: QModelIndex) -> None:
         row = index.data(_ROW)
@@ -149,7 +180,10 @@ class _BranchDelegate(QStyledItemDelegate):
             painter.setPen(QColor(palette.faint))
             painter.drawText(words, int(Qt.AlignmentFlag.AlignVCenter | Qt.AlignmentFlag.AlignRight), score)
             words.setRight(words.right() - QFontMetrics(self._small).horizontalAdvance(score) - 8)
-        painter.setPen(QColor(palette.text))
+        if row.likely is not None:
+            width = max(2.0, words.width() * row.likely)
+            painter.fillRect(QRectF(words.left(), rect.bottom() - 3, width, 2), QColor(palette.bar_rest))
+        painter.setPen(QColor(palette.faint if row.pruned else palette.text))
         self._paint_words(painter, words, row)
         painter.restore()
 

@@ -7,7 +7,6 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from functools import partial
 
 from PySide6.QtCore import QByteArray, QUrl, Signal
 from PySide6.QtGui import QCloseEvent, QDesktopServices, QKeySequence, QShortcut
@@ -24,6 +23,7 @@ from ui.transcript import Measure, Mode
 from ui.transferring import Transfers
 
 logger = logging.getLogger(__name__)
+BEAMS = 4  # by the menu; the inspector has more
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,11 +109,18 @@ class MainWindow(QMainWindow):
         parts.top.backend_chosen.connect(desk.choose_backend)
         view.token_pinned.connect(self.stage.show_pin)
         view.alternative_chosen.connect(self._branch)
+        view.preview_wanted.connect(desk.ask_preview)
+        view.preview_left.connect(desk.drop_preview)
+        desk.preview_found.connect(view.show_preview)
+        parts.inspector.token.preview_wanted.connect(view.preview)
+        parts.sidebar.tree.prune_wanted.connect(desk.prune)
         view.variant_requested.connect(desk.select)
         view.edit_requested.connect(self._edit)
         view.regenerate_requested.connect(self._regenerate)
+        view.repeat_requested.connect(self._regenerate_exactly)
         view.continue_requested.connect(self._continue)
         view.copy_requested.connect(self._copy)
+        view.earlier_requested.connect(self.desk.show_earlier)
         view.link_requested.connect(parts.link.ask)
         view.found_changed.connect(parts.finder.show_place)
         parts.finder.wanted.connect(view.look_for)
@@ -123,6 +130,16 @@ class MainWindow(QMainWindow):
         parts.link.open_wanted.connect(self._open_link)
         parts.inspector.alternative_chosen.connect(self._branch)
         parts.inspector.token_chosen.connect(self.stage.pin)
+        parts.inspector.columns_wanted.connect(self._find_columns_at)
+        parts.columns.kept.connect(desk.keep_column)
+        parts.columns.stopped.connect(desk.stop)
+        parts.columns.closed.connect(desk.close_columns)
+        why = parts.inspector.why
+        why.drawing_wanted.connect(desk.ask_drawing)
+        why.row_wanted.connect(desk.ask_row)
+        desk.drawing_found.connect(why.show_drawing)
+        desk.row_found.connect(why.show_row)
+        desk.row_refused.connect(why.say)
         for number in range(1, 10):
             # Text fields keep their digits: they claim printable keys before shortcuts do.
             key = QShortcut(QKeySequence(str(number)), self)
@@ -157,10 +174,16 @@ class MainWindow(QMainWindow):
             connect(action, partial(self.stage.colour_by, measure))
         self.parts.status.legend.measure_chosen.connect(self.stage.colour_by)
         acts.template.toggled.connect(self.parts.transcript.set_template_visible)
+        acts.pruned.toggled.connect(self.parts.sidebar.show_pruned)
+        connect(acts.prune, self.parts.sidebar.tree.prune_current)
         connect(acts.uncertain, self.parts.transcript.next_uncertain)
         connect(acts.stop, desk.stop)
         connect(acts.regenerate, self._regenerate)
+        connect(acts.regenerate_exactly, self._regenerate_exactly)
         connect(acts.continue_answer, self._continue)
+        for count, act in acts.ways.items():
+            connect(act, partial(self._find_columns, count, beams=False))
+        connect(acts.beams, lambda: self._find_columns(BEAMS, beams=True))
         connect(acts.previous, lambda: desk.step_variant(-1))
         connect(acts.next, lambda: desk.step_variant(+1))
         connect(acts.compare, self._compare)
@@ -235,10 +258,29 @@ class MainWindow(QMainWindow):
         if node_id or answer is not None:
             self.desk.regenerate(node_id or answer.node_id)  # type: ignore[union-attr]  # one of the two is there
 
+    def _regenerate_exactly(self, node_id: int = 0) -> None:
+        answer = self.desk.shown.last_answer if self.desk.shown is not None else None
+        if node_id or answer is not None:
+            self.desk.regenerate_exactly(node_id or answer.node_id)  # type: ignore[union-attr]  # one of the two is there
+
     def _continue(self, node_id: int = 0) -> None:
         answer = self.desk.shown.last_answer if self.desk.shown is not None else None
         if node_id or answer is not None:
             self.desk.continue_turn(node_id or answer.node_id)  # type: ignore[union-attr]  # one of the two is there
+
+    def _find_columns_at(self, node_id: int, index: int, count: int, beams: bool) -> None:  # as the signal brings it
+        self._find_columns(count, beams=beams, at=(node_id, index))
+
+    def _find_columns(self, count: int, *, beams: bool, at: tuple[int, int] | None = None) -> None:
+        """From the pinned token's place, else from the end of the last answer."""
+        self.parts.composer.notice.clear()
+        shown = self.desk.shown
+        at = at or self.parts.transcript.pinned
+        turn = shown.turn(at[0]) if shown is not None and at is not None else None
+        if at is not None and turn is not None and turn.role == "assistant":
+            self.desk.find_columns(at[0], at[1], count, beams=beams)
+        elif shown is not None and shown.last_answer is not None:
+            self.desk.find_columns(shown.last_answer.node_id, None, count, beams=beams)
 
     # ---- the end ------------------------------------------------------------------------------------------------
 

@@ -21,6 +21,7 @@ from app.bench.parts.score import score
 from app.bench.parts.speculative import speculative
 from app.bench.parts.swap import swap
 from app.bench.parts.trie import trie
+from app.bench.parts.view import view
 from app.bench.sizes import Sizes
 from app.bench.start import start
 
@@ -69,6 +70,7 @@ PARTS = (
     Part("grammar", "answers under a grammar", On.BACKENDS, grammar),
     Part("speculative", "prompt lookup against plain decoding, SmolLM2", On.BACKENDS, speculative),
     Part("trie", "the token trie alone", On.ONCE, trie),
+    Part("view", "the window's transcript and list", On.ONCE, view),
     Part("start", "from the process to the window", On.ONCE, start),
 )
 LATER = {"W4 reopen": "later: saved sessions do not bring their KV back yet"}

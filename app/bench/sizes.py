@@ -41,6 +41,8 @@ class Sizes:
     speculative_tokens: int = 64
     trie_path: int = 100_000
     trie_branches: int = 10_000
+    view_tokens: int = 100_000  # the window's transcript
+    view_sessions: int = 10_000  # and its list
 
     def workloads(self, vocabulary: int) -> tuple[Workload, ...]:
         """W1, W2, W3."""
@@ -78,6 +80,7 @@ QUICK = Sizes(
     latency_seconds=1.5,
     sampler_tokens=16,
     speculative_tokens=16,
+    view_tokens=10_000,
 )
 LARGE_MODEL = Sizes(  # SmolLM2: a token takes twenty times as long
     particles=8,

@@ -21,7 +21,8 @@ EXAMPLES = """\b
 Examples:
   elsewise ask "Name three colours." --top-k 5
   elsewise ask "Once upon a time" --raw --temperature 1 --seed 7
-  elsewise ask "Invent a person." --schema person.json
+  elsewise ask "One, two, three," --raw --temperature 0 --stop seven
+  elsewise ask "Is water wet?" --regex "(yes|no)"
   elsewise ask --batch questions.jsonl > answers.jsonl
 """
 

@@ -22,7 +22,14 @@ from runtime import POOLINGS, Pooling, RuntimeFault
 SUFFIXES = (".npy", ".jsonl")
 
 
-@click.command()
+EXAMPLES = """\b
+Examples:
+  elsewise embed notes.txt --out notes.npy
+  elsewise embed notes.jsonl --pooling mean > vectors.jsonl
+"""
+
+
+@click.command(epilog=EXAMPLES)
 @click.argument("file")
 @click.option("--model", help="A model folder, a GGUF file, or a name on the shelf.")
 @click.option("--backend", help="auto, hf, mlx, mock, or a registered one.")

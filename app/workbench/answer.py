@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 from app.workbench.growing import EMPTY
 from app.workbench.recorder import Recorder
 from app.workbench.session import OpenSession
 from runtime import GenerationOptions, LanguageModel, TokenRun
 from ui import TurnStats
+
+if TYPE_CHECKING:
+    from app.workbench.making import Repeat
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +45,9 @@ class Answer:
     recorder: Recorder | None = None
     reused: int = 0  # tokens of the prompt found in the cache
     computed: int = 0  # tokens of the prompt pushed through the model
+    prompt: int = 0  # its tokens
+    made_with: Mapping[str, Any] = field(default_factory=dict)  # see `making`; empty where no model was asked
+    repeats: Repeat | None = None  # the answer that this one is to be again
     first_token: float | None = None
     last_token: float = 0.0
     made: int = 0  # tokens

@@ -16,11 +16,12 @@ import numpy as np
 from app.faults import not_loaded, too_long
 from app.supervisor import Supervisor
 from app.workbench.answer import Answer, last_message, live_stats
-from app.workbench.ending import Ending, stats_of
+from app.workbench.ending import CUTS, Ending, stats_of
 from app.workbench.growing import EMPTY
+from app.workbench.making import made_with, refusal
 from app.workbench.pick import began
 from app.workbench.prompt import check_tokens
-from app.workbench.recorder import Recorder
+from app.workbench.recorder import Recorder, ended_by
 from app.workbench.refusals import BUSY
 from app.workbench.scoring import score_prompt
 from app.workbench.session import OpenSession, content_of
@@ -30,6 +31,7 @@ from runtime import (
     EngineDiedError,
     Finish,
     GenerationOptions,
+    InvalidRequestError,
     LanguageModel,
     PromptProgress,
     RuntimeFault,
@@ -58,6 +60,7 @@ class Answers:
         call: By the names of `GenerationOptions.from_mapping`; goes before the preset, which goes before the model's own.
         tell: Takes events for the window.
         on_progress: Called when counters changed.
+        keep: Called with an answer that has ended and is written.
     """
 
     def __init__(
@@ -68,6 +71,7 @@ class Answers:
         call: Mapping[str, Any],
         tell: Callable[[Event], None],
         on_progress: Callable[[], None],
+        keep: Callable[[Answer], None],
     ) -> None:
         self._store = store
         self._supervisor = supervisor
@@ -75,6 +79,7 @@ class Answers:
         self._call = call
         self._tell = tell
         self._progress = on_progress
+        self._keep = keep
         self.running: dict[int, Answer] = {}  # by session
         self._idle = asyncio.Event()
         self._idle.set()
@@ -100,6 +105,15 @@ class Answers:
         """Refuses where an answer is in work."""
         if session_id in self.running:
             raise Refusal(BUSY)
+
+    def options_of(self, node_id: int) -> GenerationOptions | None:
+        """How the answer is drawn that is being written into a node; None where none is."""
+        return next((answer.options for answer in self.running.values() if answer.node_id == node_id), None)
+
+    def options_for(self, model: LanguageModel) -> GenerationOptions:
+        """How this model's answers are drawn, with a seed of their own where nobody chose one."""
+        preset = replace(self._preset, seed=fresh_seed() if self._preset.seed is None else self._preset.seed)
+        return model.resolve_options(self._call, preset=preset).options
 
     async def ended(self) -> None:
         """Returns when no answer is in work."""
@@ -130,6 +144,17 @@ class Answers:
         session.states.pop(ending.node_id, None)
         session.notes.pop(ending.node_id, None)
 
+    async def model(self) -> LanguageModel:
+        """The model that would answer.
+
+        Raises:
+            Refusal: There is none.
+        """
+        try:
+            return await self._supervisor.model()
+        except RuntimeFault as fault:
+            raise Refusal(not_loaded(fault)) from fault
+
     async def run(self, answer: Answer, node_id: int, prepare: Prepare) -> None:
         """Streams the answer of an open node; returns when it has ended, however it did.
 
@@ -140,7 +165,9 @@ class Answers:
         if self._supervisor.running is None:
             answer.session.notes[node_id] = STARTING
         preset = self._preset
-        answer.options = replace(preset, seed=fresh_seed() if preset.seed is None else preset.seed)
+        answer.options = replace(preset, seed=fresh_seed() if preset.seed is None else preset.seed, stages=True)
+        if answer.repeats is not None:
+            answer.options = answer.repeats.options
         self._tell(SessionChanged(answer.session.view()))
         answer.task = asyncio.create_task(self._stream(answer, prepare), name=f"answer {node_id}")
         if answer.stopping:
@@ -152,6 +179,7 @@ class Answers:
             await asyncio.wait([answer.task])
             self._judge(answer)
             await self._finish(answer)
+            self._keep(answer)
 
     # ---- the stream -------------------------------------------------------------------------------------------------
 
@@ -163,7 +191,7 @@ class Answers:
         finally:
             if session.notes.get(node_id) == STARTING:
                 del session.notes[node_id]
-        options = answer.options = model.resolve_options(self._call, preset=answer.options).options
+        options = answer.options = self._settled(answer, model)
         self._tell(TurnChanged(session.id, session.last_turn()))
         segments = session.tree.path(node_id)
         check_tokens(model, session, segments)
@@ -171,6 +199,7 @@ class Answers:
         self._supervisor.busy(True)
         session.runs[node_id] = known
         prompt = session.path_ids(segments)
+        answer.prompt = len(prompt)
         recorder = answer.recorder = Recorder(self._store, node_id, model.info.numbers_fingerprint)
         try:
             await score_prompt(model, self._store, session, segments, prompt, partial(self._read_on, answer, 0))
@@ -189,6 +218,19 @@ class Answers:
             async for run in runs:
                 self._take(answer, run)
                 recorder.add(run)
+
+    def _settled(self, answer: Answer, model: LanguageModel) -> GenerationOptions:
+        """How an answer is made, down to the last option; it is stored with it."""
+        if answer.repeats is not None:
+            why = refusal(answer.session.tree.nodes[answer.repeats.of], model)  # another one may have come meanwhile
+            if why:
+                raise InvalidRequestError(why)
+            answer.made_with = answer.repeats.made
+            return answer.options
+        resolved = model.resolve_options(self._call, preset=answer.options)
+        chosen = self._preset.seed is not None or self._call.get("seed") is not None
+        answer.made_with = made_with(resolved, model, seed_was_chosen=chosen)
+        return resolved.options
 
     def _read_on(self, answer: Answer, before: int, progress: PromptProgress) -> None:
         """Counts what the prompt costs, on top of what was computed `before`; a long one says how far it is."""
@@ -256,8 +298,10 @@ class Answers:
             answer.recorder.add(run)
         elif answer.recorder is None:
             session.runs[node_id] = run = EMPTY  # as on the disk
+        cut = CUTS.get(answer.finish, Finish.NONE)
+        session.runs[node_id] = run = ended_by(run, cut)
         stats = stats_of(answer, run)
-        ending = Ending(node_id, answer.finish, answer.incomplete, stats, content_of(run), answer.recorder)
+        ending = Ending(node_id, answer.finish, cut, answer.incomplete, stats, content_of(run), answer.recorder)
         session.states.pop(node_id, None)
         if answer.first_token is not None:
             session.stats[node_id] = TurnStats(

@@ -9,14 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from app.workbench.making import CUT_SHORT, MADE, REPEATED
 from app.workbench.recorder import Recorder
 from app.workbench.session import HOPELESS, OVERFLOW
-from runtime import TokenRun
+from runtime import Finish, TokenRun
 from storage import SessionStore
 
 if TYPE_CHECKING:
     from app.workbench.answer import Answer
 
+CUTS = {"cancelled": Finish.CANCELLED, "engine_died": Finish.ENGINE_DIED, "error": Finish.ERROR}
 SAMPLING = ("temperature", "top_k", "top_p", "min_p")
 
 
@@ -26,6 +28,7 @@ class Ending:
 
     node_id: int
     finish: str
+    cut: Finish  # what ended it, where the model did not
     incomplete: bool
     stats: Mapping[str, Any]
     text: str
@@ -38,7 +41,7 @@ class Ending:
             StoreError: It cannot be written now; nothing of it is lost.
         """
         if self.recorder is not None:
-            await self.recorder.close()
+            await self.recorder.close(self.cut)
         await store.finish_node(
             self.node_id, finish_reason=self.finish, incomplete=self.incomplete, stats=self.stats, text=self.text
         )
@@ -57,6 +60,12 @@ def stats_of(answer: Answer, run: TokenRun) -> dict[str, Any]:
         "seed": options.seed,
         "sampling": {n: getattr(options.sampling, n) for n in SAMPLING if getattr(options.sampling, n) is not None},
     }
+    if answer.made_with:
+        stats |= {MADE: answer.made_with, "prompt": answer.prompt}
+        stats["decode_seconds"] = seconds if answer.made else None
+    if answer.repeats is not None and answer.made:
+        ids = run.ids[len(run) - answer.made :]
+        stats[REPEATED] = answer.repeats.outcome(ids, ended=answer.finish not in CUT_SHORT)
     if answer.reused or answer.computed:  # else nothing of the prompt was read
         stats |= {"reused": answer.reused, "computed": answer.computed}
     if answer.overflow:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import re
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, replace
 
 from app.workbench.tree import Tree
 from storage import NodeRow
@@ -23,15 +25,24 @@ class _Line:
     byte: int
     depth: int
     shared: str  # what was said in this run before it diverged
+    pruned: bool = False  # as what it leaves is
 
 
-def outline(tree: Tree, tip: int | None) -> tuple[BranchRow, ...]:
-    """Rows from the first question down, in reading order; `tip` is the end of the path that is shown."""
+def outline(tree: Tree, tip: int | None, pruned: Collection[tuple[int, int]] = ()) -> tuple[BranchRow, ...]:
+    """Rows from the first question down, in reading order.
+
+    Args:
+        tree: Of the session.
+        tip: The end of the path that is shown.
+        pruned: Branches out of sight, each by its node and the token of it where it begins.
+    """
     path = {segment.node.id: segment.stop for segment in tree.path(tip)}
     rows: list[BranchRow] = []
     stack = [_Line(node, 0, 0, 0, "") for node in reversed(_first_turns(tree))]
     while stack:
         line = stack.pop()
+        if (line.node.id, line.start) in pruned:
+            line = replace(line, pruned=True)
         end, branches = _follow(tree, line)
         on_path = _on_path(line, path)
         before, name = _name(tree, line, end)
@@ -44,9 +55,12 @@ def outline(tree: Tree, tip: int | None) -> tuple[BranchRow, ...]:
                 logprob=_logprob(line.node),
                 on_path=on_path,
                 current=False,
+                likely=_likely(line.node),
+                start=line.start,
+                pruned=line.pruned,
             )
         )
-        stack.extend(reversed(branches))
+        stack.extend(replace(branch, pruned=line.pruned) for branch in reversed(branches))
     return _mark_current(rows)
 
 
@@ -67,6 +81,8 @@ def _follow(tree: Tree, line: _Line) -> tuple[NodeRow, list[_Line]]:
     """Along a branch to where it splits: the last node before the split, and the branches there."""
     node, start, byte = line.node, line.start, line.byte
     while True:
+        while start == 0 and (following := tree.next_alone(node.id)) is not None:
+            node, byte = following, 0
         inner = [c for c in tree.children(node.id) if c.at_token is not None and not tree.leaves_at_end(c)]
         inner = [c for c in inner if (c.at_token or 0) > start]
         if inner:
@@ -93,9 +109,7 @@ def _on_path(line: _Line, path: dict[int, int | None]) -> bool:
 
 def _mark_current(rows: list[BranchRow]) -> tuple[BranchRow, ...]:
     deepest = max((i for i, row in enumerate(rows) if row.on_path), key=lambda i: (rows[i].depth, i), default=-1)
-    return tuple(
-        BranchRow(r.node_id, r.depth, r.before, r.name, r.logprob, r.on_path, i == deepest) for i, r in enumerate(rows)
-    )
+    return tuple(replace(row, current=i == deepest) for i, row in enumerate(rows))
 
 
 def _name(tree: Tree, line: _Line, end: NodeRow) -> tuple[str, str]:
@@ -118,6 +132,12 @@ def _name(tree: Tree, line: _Line, end: NodeRow) -> tuple[str, str]:
 def _logprob(node: NodeRow) -> float | None:
     value = node.stats.get("logprob")
     return float(value) if isinstance(value, int | float) else None
+
+
+def _likely(node: NodeRow) -> float | None:
+    """The geometric mean of its tokens' probabilities: a long branch is not thinner for being long."""
+    logprob, count = _logprob(node), node.stats.get("generated")
+    return math.exp(logprob / count) if logprob is not None and isinstance(count, int) and count > 0 else None
 
 
 def _first_words(text: str, count: int = NAME_WORDS) -> str:

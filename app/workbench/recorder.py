@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import suppress
+from dataclasses import replace
 
-from runtime import TokenRun
+import numpy as np
+
+from runtime import Finish, Origin, TokenRun
 from storage import NewChunk, SessionStore, StoreError
 
 log = logging.getLogger(__name__)
@@ -29,6 +32,7 @@ class Recorder:
         self._fingerprint = fingerprint
         self._stored = 0
         self._pending: list[TokenRun] = []
+        self._last: TokenRun | None = None  # the last token
         self._lock = asyncio.Lock()
         self._task = asyncio.create_task(self._flush_now_and_then(), name=f"record node {node_id}")
 
@@ -36,9 +40,13 @@ class Recorder:
         """Tokens that arrived."""
         if len(run):
             self._pending.append(run)
+            self._last = run[-1:]
 
-    async def close(self) -> None:
+    async def close(self, finish: Finish = Finish.NONE) -> None:
         """Writes the rest; durable on return. May be repeated after it failed.
+
+        Args:
+            finish: What ended it, where the model did not: its last token says so then.
 
         Raises:
             StoreError: It cannot be written now; it is kept.
@@ -47,6 +55,10 @@ class Recorder:
         with suppress(asyncio.CancelledError):
             await self._task
         await self._flush()
+        last = None if self._last is None else ended_by(self._last, finish)
+        if last is not None and last is not self._last:  # a newer copy of one token: what is written is never changed
+            await self._store.rescore(self._node_id, chunk(last, self._fingerprint, self._stored - 1))
+            self._last = last
 
     async def _flush_now_and_then(self) -> None:
         while True:
@@ -71,6 +83,15 @@ class Recorder:
         return [rest] if len(rest) else []
 
 
+def ended_by(run: TokenRun, finish: Finish) -> TokenRun:
+    """The run whose last token says what ended it, where that is its own token and says nothing yet."""
+    if finish is Finish.NONE or not len(run) or run.finish[-1] or run.origin[-1] == Origin.TEMPLATE:
+        return run
+    ends = run.finish.copy()
+    ends[-1] = np.uint8(finish)
+    return replace(run, finish=ends)
+
+
 def chunk(run: TokenRun, fingerprint: str, first: int = 0) -> NewChunk:
     """A run as rows for the store."""
-    return NewChunk(fingerprint, first, len(run), run.to_columns())
+    return NewChunk(fingerprint, first, len(run), run.to_columns(narrow=True))

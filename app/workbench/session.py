@@ -8,17 +8,21 @@ from typing import TYPE_CHECKING
 
 from app.faults import STOPPED
 from app.workbench.growing import BROKEN, EMPTY, Runs
+from app.workbench.making import refusal, repeat_note
 from app.workbench.outline import branch_name, outline
 from app.workbench.pick import began
-from app.workbench.tree import Segment, Tree, Turn
+from app.workbench.tree import Segment, Tree, Turn, is_hidden
 from runtime import Finish, Origin, TokenRun, texts_of
 from storage import NodeRow, SessionTree, StoredChunk
-from ui import SessionView, Tier, TurnStats, TurnStatus, TurnView
+from ui import Refusal, SessionView, Tier, TurnStats, TurnStatus, TurnView
 
 if TYPE_CHECKING:
     from app.workbench.ending import Ending
+    from app.workbench.fan import Endings
 
 UNTITLED = "New session"
+AT_ONCE = 100  # turns of a path that are shown at first, and with each step back
+WHOLE = 4 * AT_ONCE  # turns of a path that is shown whole
 OVERFLOW = "overflow"  # in a stored answer's stats: its prompt did not fit into the context
 HOPELESS = "hopeless"  # there too: the same again can only fail again
 NOTES = {
@@ -46,9 +50,15 @@ class OpenSession:
         self.notes: dict[int, str] = {}
         self.states: dict[int, TurnStatus] = {}  # of turns in work
         self.stats: dict[int, TurnStats] = {}
-        self.unsaved: Ending | None = None  # of an answer that is on the screen and could not be written
+        self.unsaved: Ending | Endings | None = None  # of an answer that is on the screen and could not be written
+        self.pruned: set[tuple[int, int]] = set()  # branches out of sight, see `pruning`
         self.has_hope = False  # the model is another one since an answer failed for good
         self.warm = 0  # tokens of the path the engine holds
+        self.earlier = 0  # turns at the beginning of the path that are not shown, and whose tokens need not have been read
+        turns = len(self.tree.turns(self.tip))
+        if turns > WHOLE:
+            self.earlier = turns - AT_ONCE
+        self.stored = 0  # those that it holds or can read from the block file
 
     @property
     def is_unused(self) -> bool:
@@ -57,10 +67,23 @@ class OpenSession:
 
     # ---- tokens -----------------------------------------------------------------------------------------------------
 
-    def missing(self) -> list[int]:
-        """Nodes of the path whose tokens were not read yet; one that is being written has them here, not on the disk."""
-        ids = (segment.node.id for segment in self.tree.path(self.tip))
+    def missing(self, *, earlier: bool = False) -> list[int]:
+        """Nodes of the shown part of the path, or of all of it, whose tokens were not read yet.
+
+        One that is being written has them here, not on the disk.
+        """
+        turns = self.tree.turns(self.tip)[0 if earlier else self.earlier :]
+        ids = (segment.node.id for turn in turns for segment in turn.segments)
         return [i for i in ids if i not in self.runs and i not in self.states]
+
+    def step_back(self) -> None:
+        """Shows some more of the beginning."""
+        self.earlier = max(self.earlier - AT_ONCE, 0)
+
+    def shorten(self) -> None:
+        """After another path was chosen: it is shown from where the other one was, and not less than its end."""
+        turns = len(self.tree.turns(self.tip))
+        self.earlier = min(self.earlier, max(turns - AT_ONCE, 0)) if turns > WHOLE else 0
 
     def add_tokens(self, chunks: Mapping[int, Sequence[StoredChunk]]) -> None:
         """Takes in what the store read."""
@@ -88,7 +111,9 @@ class OpenSession:
         return sum(self._segment_length(segment) for segment in turn.segments)
 
     def _segment_length(self, segment: Segment) -> int:
-        length = self.runs.length(segment.node.id) or int(bool(segment.node.text))  # see `segment_run`
+        node = segment.node
+        unread = 0 if node.id in self.runs else node.token_count
+        length = self.runs.length(node.id) or unread or int(bool(node.text))  # see `segment_run`
         return length if segment.stop is None else min(length, segment.stop)
 
     def path_length(self) -> int:
@@ -104,9 +129,15 @@ class OpenSession:
         return sum(self._segment_length(segment) for segment in path)
 
     def path_ids(self, segments: Sequence[Segment]) -> list[int]:
-        """The ids along segments: what entered the model."""
+        """The ids along segments: what entered the model.
+
+        Raises:
+            Refusal: Some of them were not read yet (see `Sessions.read_whole`).
+        """
         ids: list[int] = []
         for segment in segments:
+            if segment.node.id not in self.runs and segment.node.token_count and segment.node.id not in self.states:
+                raise Refusal("the beginning of this session is still being read; try again in a moment")
             ids.extend(self.runs.get(segment.node.id, EMPTY).ids.tolist()[: segment.stop])
         return ids
 
@@ -175,7 +206,7 @@ class OpenSession:
 
     def view(self) -> SessionView:
         """The path and the outline."""
-        rows = outline(self.tree, self.tip)
+        rows = outline(self.tree, self.tip, self.pruned)
         turns = self.turn_views()
         return SessionView(
             session_id=self.id,
@@ -185,13 +216,15 @@ class OpenSession:
             branch_name=branch_name(rows),
             is_sample=self.is_sample,
             context_used=self.path_length(),
+            earlier=self.earlier,
         )
 
     def turn_views(self) -> tuple[TurnView, ...]:
-        """The turns of the path."""
+        """The turns of the path that are shown."""
         views: list[TurnView] = []
-        start = 0
-        for turn in self.tree.turns(self.tip):
+        turns = self.tree.turns(self.tip)
+        start = sum(self.turn_length(turn) for turn in turns[: self.earlier])
+        for turn in turns[self.earlier :]:
             view = self.turn_view(turn, start)
             start += len(view.run)
             views.append(view)
@@ -209,12 +242,18 @@ class OpenSession:
             role=turn.role,
             run=run,
             status=self._status(node),
-            variants=self.tree.variants(node) or (node.id,),
+            variants=self._variants(node),
             note=self.notes.get(node.id, self._note(node)),
             tier=self._tier(start, len(run)),
             stats=self.stats_of(node),
             can_retry=self.has_hope or not node.stats.get(HOPELESS, False),
+            can_repeat=node.role == "assistant" and node.id not in self.states and not refusal(node),
         )
+
+    def _variants(self, node: NodeRow) -> tuple[int, ...]:
+        """The versions of a turn that are in sight; one that ends in `node` and is shown is among them, whatever goes on."""
+        in_sight = {i for i in self.tree.variants(node) if not is_hidden(self.tree, self.pruned, i)}
+        return tuple(sorted({*in_sight, node.id}, key=lambda i: self.tree.nodes[i].seq))
 
     def tiers(self) -> dict[Tier, int]:
         """How many turns of the path are in which tier."""
@@ -237,7 +276,11 @@ class OpenSession:
 
     def _tier(self, start: int, length: int) -> Tier:
         """Of `length` tokens after `start`; the last token's KV follows with the next turn."""
-        return Tier.WARM if self.warm and length and start + length <= self.warm + 1 else Tier.COLD
+        if not length:
+            return Tier.COLD
+        if self.warm and start + length <= self.warm + 1:
+            return Tier.WARM
+        return Tier.DISK if self.stored and start + length <= self.stored + 1 else Tier.COLD
 
     def _status(self, node: NodeRow) -> TurnStatus:
         if node.id in self.states:
@@ -254,7 +297,9 @@ class OpenSession:
         message = node.stats.get("message")
         if isinstance(message, str):
             return message
-        return CUT if (node.status, node.finish_reason) == ("partial", "stop") else NOTES.get(node.finish_reason or "", "")
+        cut = (node.status, node.finish_reason) == ("partial", "stop")
+        ended = CUT if cut else NOTES.get(node.finish_reason or "", "")
+        return " · ".join(note for note in (repeat_note(node.stats), ended) if note)
 
 
 def text_run(text: str) -> TokenRun:

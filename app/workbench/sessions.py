@@ -7,6 +7,7 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 
 from app.supervisor import Supervisor
+from app.workbench.pruning import load_pruned
 from app.workbench.refusals import GONE, stored
 from app.workbench.session import UNTITLED, OpenSession
 from runtime import EngineDiedError, RuntimeFault, clean_text
@@ -14,6 +15,8 @@ from storage import NewNode, NodeRow, SessionStore, StoreError
 from ui import Event, Refusal, SessionChanged, SessionsChanged, SessionSummary
 
 log = logging.getLogger(__name__)
+
+SLICE = 64  # nodes whose tokens are read at a time
 
 
 class Sessions:
@@ -57,11 +60,24 @@ class Sessions:
         session = self._open.get(session_id)
         if session is None:
             session = OpenSession(await stored(self._store.load_session(session_id)))
+            session.pruned = await load_pruned(self._store, session_id)
             session = self._open.setdefault(session_id, session)  # somebody else may have opened it meanwhile
         await self._load_path(session)
         self.shown = session
-        await self.find_warm(session)
+        if not session.missing(earlier=True):  # what is looked at goes first; a command reads the rest
+            await self.find_warm(session)
         return session
+
+    async def show_earlier(self, session: OpenSession) -> None:
+        """Shows some more of the beginning of a long path."""
+        session.step_back()
+        await self._load_path(session)
+
+    async def read_whole(self, session_id: int) -> None:
+        """Reads the tokens of the whole path, as everything needs that asks the model to go on."""
+        session = self._open.get(session_id)
+        if session is not None:
+            await self._load_path(session, earlier=True)
 
     async def create(self) -> OpenSession:
         """An empty one, shown; one that is open and that nothing was said in is as good as a new one."""
@@ -99,12 +115,13 @@ class Sessions:
         await stored(self._store.set_current(session.id, session.tip))
         if before != session.tip and not session.overflowed(before):  # whoever comes back to that question sees why
             await self.drop_failed(session, before)
+        session.shorten()
         await self._load_path(session)
         await self.find_warm(session)
 
-    async def add(self, session: OpenSession, node: NewNode) -> NodeRow:
-        """Adds a node on the disk and in the open tree, and makes it the tip."""
-        node_id = await stored(self._store.add_node(node, current=True))
+    async def add(self, session: OpenSession, node: NewNode, *, current: bool = True) -> NodeRow:
+        """Adds a node on the disk and in the open tree, and (`current`) makes it the tip."""
+        node_id = await stored(self._store.add_node(node, current=current))
         row = NodeRow(
             id=node_id,
             session_id=node.session_id,
@@ -122,7 +139,8 @@ class Sessions:
             kv_fingerprint=None,
         )
         session.tree.put(row)
-        session.tip = node_id
+        if current:
+            session.tip = node_id
         return row
 
     async def drop_failed(self, session: OpenSession, node_id: int | None) -> None:
@@ -155,13 +173,17 @@ class Sessions:
             self._tell(SessionChanged(self.shown.view()))
 
     async def find_warm(self, session: OpenSession) -> None:
-        """How much of the path the engine holds."""
-        model, session.warm = (None if self.closing else self._supervisor.running), 0
+        """How much of the path the engine holds, and how much of it stands in the block file."""
+        model, session.warm, session.stored = (None if self.closing else self._supervisor.running), 0, 0
+        if model is None or session.path_length() > model.info.context_length:
+            return
+        await self._load_path(session, earlier=True)
         ids = session.path_ids(session.tree.path(session.tip))
-        if model is None or not ids or len(ids) > model.info.context_length:
+        if not ids:
             return
         try:
-            session.warm = (await model.prefix_match_async(ids)).tokens
+            match = await model.prefix_match_async(ids)
+            session.warm, session.stored = match.tokens if match.warm is None else match.warm, match.tokens
         except EngineDiedError:
             await self._supervisor.died(model)
         except RuntimeFault as fault:
@@ -175,10 +197,11 @@ class Sessions:
             except Refusal as refusal:
                 log.warning("session %d: %s", session.id, refusal)
 
-    async def _load_path(self, session: OpenSession) -> None:
-        missing = session.missing()
-        if missing:
-            session.add_tokens(await stored(self._store.load_tokens(missing)))
+    async def _load_path(self, session: OpenSession, *, earlier: bool = False) -> None:
+        """Reads what is missing, from its end, in slices: no frame waits for more than one of them."""
+        missing = session.missing(earlier=earlier)
+        for stop in range(len(missing), 0, -SLICE):
+            session.add_tokens(await stored(self._store.load_tokens(missing[max(stop - SLICE, 0) : stop])))
 
     # ---- the list -----------------------------------------------------------------------------------------------------
 

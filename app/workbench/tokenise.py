@@ -36,6 +36,10 @@ class Tokeniser:
             header = await render_header(model, session.messages(turns))
         return as_run(model, header, "")
 
+    async def before(self, session: OpenSession, model: LanguageModel, node_id: int) -> None:
+        """Turns of the path before the one that `node_id` ends get their ids, where no model has seen them yet."""
+        await self._tokenise(session, model, before=node_id)
+
     async def _tokenise(self, session: OpenSession, model: LanguageModel, before: int) -> list[int] | None:
         """Gives the user turns of the path their ids, where no model has seen them yet; the last one's header."""
         await self._vocabulary.learn(model)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from storage import NodeRow
@@ -39,6 +39,7 @@ class Tree:
     def __init__(self, nodes: Iterable[NodeRow] = ()) -> None:
         self.nodes: dict[int, NodeRow] = {}
         self._children: dict[int | None, list[int]] = {}
+        self._turns: tuple[int | None, list[Turn]] | None = None  # the last path that was asked for, until a node changes
         for node in nodes:
             self.put(node)
 
@@ -48,6 +49,7 @@ class Tree:
         A parent is always older than its child: a damaged row that says otherwise stands as a root, so that no path is
         a circle.
         """
+        self._turns = None
         if node.id in self.nodes:
             self.nodes[node.id] = replace(node, parent_id=self.nodes[node.id].parent_id)
             return
@@ -58,12 +60,19 @@ class Tree:
 
     def remove(self, node_id: int) -> None:
         """Takes out a node that nothing leaves."""
+        self._turns = None
         node = self.nodes.pop(node_id)
         self._children[node.parent_id].remove(node_id)
 
     def children(self, node_id: int | None) -> list[NodeRow]:
         """Nodes that leave `node_id`, oldest first."""
         return [self.nodes[i] for i in self._children.get(node_id, ())]
+
+    def next_alone(self, node_id: int) -> NodeRow | None:
+        """What goes on from the end of a node where nothing else leaves it; None where it ends or branches."""
+        children = self._children.get(node_id, ())
+        child = self.nodes[children[0]] if len(children) == 1 else None
+        return child if child is not None and self.leaves_at_end(child) else None
 
     def path(self, tip: int | None) -> list[Segment]:
         """From the root to the end of `tip`."""
@@ -79,6 +88,11 @@ class Tree:
 
     def turns(self, tip: int | None) -> list[Turn]:
         """The path to `tip` by speaker."""
+        if self._turns is None or self._turns[0] != tip:
+            self._turns = (tip, self._by_speaker(tip))
+        return list(self._turns[1])
+
+    def _by_speaker(self, tip: int | None) -> list[Turn]:
         turns: list[list[Segment]] = []
         for segment in self.path(tip):
             if segment.node.turn_start or not turns:
@@ -130,3 +144,9 @@ class Tree:
             if not after:
                 return node_id
             node_id = next((child.id for child in after if child.id in seen), after[-1].id)
+
+
+def is_hidden(tree: Tree, pruned: Collection[tuple[int, int]], node_id: int) -> bool:
+    """Whether the path to the end of a node goes through a pruned branch: a node, and the token of it where that begins."""
+    stops = {segment.node.id: segment.stop for segment in tree.path(node_id)} if pruned else {}
+    return any(node in stops and (stops[node] is None or (stops[node] or 0) > start) for node, start in pruned)

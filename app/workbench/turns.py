@@ -10,13 +10,15 @@ from app.workbench.answer import Answer, Given
 from app.workbench.answers import Answers, Prepare
 from app.workbench.copying import Copies
 from app.workbench.growing import EMPTY
+from app.workbench.making import Repeat, refusal
 from app.workbench.pick import began, leading_template, pick
-from app.workbench.refusals import GONE
+from app.workbench.points import beside
+from app.workbench.refusals import BUSY, GONE
 from app.workbench.session import UNTITLED, OpenSession, content_of
 from app.workbench.sessions import Sessions
 from app.workbench.tokenise import Tokeniser
 from app.workbench.vocabulary import Vocabulary
-from runtime import Finish, Origin, clean_text
+from runtime import Finish, InvalidRequestError, clean_text
 from storage import NewNode, NodeRow, StoreError
 from ui import Event, Refusal, SessionChanged, SessionsChanged
 
@@ -81,22 +83,12 @@ class Turns:
     async def branch(self, session_id: int, node_id: int, index: int, token_id: int) -> None:
         """A sibling that has another token at `index`, and goes on from there."""
         session = self._sessions.opened(session_id)
+        new = beside(session, node_id, index)
         place = session.locate(node_id, index)
-        if place is None:
-            raise Refusal(GONE)
+        assert place is not None  # or there were nothing beside it
         node, offset = place
-        run = session.runs.get(node.id, EMPTY)
-        if node.role != "assistant":
-            raise Refusal("this is your own text; edit the message to change it")
-        if offset >= len(run) or int(run.origin[offset]) == Origin.TEMPLATE:
-            raise Refusal("this token belongs to the template, not to the answer")
-        picked = pick(run, offset, token_id, self._vocabulary.bytes_of(token_id))
-        parent, at, byte = node.id, offset, len(content_of(run[:offset]).encode())
-        new = NewNode(
-            session.id, parent, "assistant", at_token=at, at_byte=byte, turn_start=False, status="open", text=picked.text
-        )
-        if offset == 0 and not node.turn_start:  # beside the run, not inside it
-            new = replace(new, parent_id=node.parent_id, at_token=node.at_token, at_byte=node.at_byte)
+        picked = pick(session.runs[node.id], offset, token_id, self._vocabulary.bytes_of(token_id))
+        new = replace(new, text=picked.text)
         target = await self._copies.target(session)
         with self._answers.claim(target.session) as answer:
             await self._answers.settle(target.session)
@@ -121,6 +113,33 @@ class Turns:
                 node = await self._sessions.add(session, new)
                 await self._sessions.drop_failed(session, failed)
                 await self._stream(answer, node, partial(self._tokeniser.after_user, session, node))
+
+    async def regenerate_exactly(self, session_id: int, node_id: int) -> None:
+        """The same answer once more, beside the turn: with the options, the seed and the model that it was made with."""
+        session = self._sessions.opened(session_id)
+        node = self._node(session, node_id)
+        if node.role != "assistant":
+            raise Refusal("only the model's turns can be regenerated; edit your own")
+        if session_id in self._answers.running or (why := refusal(node)):
+            raise Refusal(BUSY if session_id in self._answers.running else why)
+        if why := refusal(node, await self._answers.model()):
+            raise Refusal(why)
+        run = session.runs.get(node_id, EMPTY)
+        try:
+            repeat = Repeat.read(node, run)
+        except InvalidRequestError as fault:
+            raise Refusal(str(fault)) from fault
+        known = run[: len(run) - len(repeat.ids)]  # the header, or a token that was picked
+        new = NewNode(
+            session.id, node.parent_id, "assistant", at_token=node.at_token, at_byte=node.at_byte, turn_start=node.turn_start,
+            status="open", text=content_of(known),
+        )  # fmt: skip
+        target = await self._copies.target(session)
+        of = target.of(node_id)
+        with self._answers.claim(target.session) as answer:
+            await self._answers.settle(target.session)
+            answer.repeats = repeat if of is None else replace(repeat, of=of)
+            await self._go_on(answer, target.place(new), Given(known, node.kv_fingerprint))
 
     async def continue_turn(self, session_id: int, node_id: int) -> None:
         """Goes on with an answer that was stopped."""

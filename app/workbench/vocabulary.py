@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 
 from runtime import LanguageModel
 from storage import SessionStore
@@ -22,6 +23,12 @@ class Vocabulary:
         """Empty where the vocabulary is not known."""
         return self._tokens[token_id] if 0 <= token_id < len(self._tokens) else b""
 
+    def holding(self, sought: Sequence[int | str] | None) -> tuple[int, ...]:
+        """The ids among `sought`, and those of all tokens that contain one of its texts."""
+        texts = [each.encode() for each in sought or () if isinstance(each, str)]
+        found = {token for token, data in enumerate(self._tokens) if any(text in data for text in texts)}
+        return tuple(sorted(found | {each for each in sought or () if isinstance(each, int)}))
+
     async def load(self) -> None:
         """Reads the one that was used last, if none is there yet."""
         if not self._tokens:
@@ -32,6 +39,7 @@ class Vocabulary:
         """Takes the model's, and saves it for later."""
         if self._of == model.info.model_fingerprint:
             return
+        await self._store.save_model(model.info.numbers_fingerprint, {"name": model.info.name})
         self._tokens = model.byte_vocab
         self._of = model.info.model_fingerprint
         lengths = ",".join(str(len(token)) for token in self._tokens)

@@ -12,6 +12,12 @@ from typing import TYPE_CHECKING, Any
 from app.supervisor import Supervisor
 from app.workbench.answers import Answers
 from app.workbench.copying import Copies
+from app.workbench.drawing import DrawingMembers
+from app.workbench.drawn import Drawn
+from app.workbench.fans import Fans
+from app.workbench.keeping import Keeper
+from app.workbench.making import how_made
+from app.workbench.pruning import prune
 from app.workbench.refusals import BUSY
 from app.workbench.sessions import Sessions
 from app.workbench.status import backend_choices, detail_of, status_of
@@ -26,6 +32,7 @@ from ui import (
     Composition,
     EngineState,
     Event,
+    Made,
     ModelChoice,
     Refusal,
     SessionChanged,
@@ -41,13 +48,14 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 PATIENCE_SECONDS = 0.5  # for answers to end by themselves when the app is closed
+KEEP_SECONDS = 0.5  # then for KV to be written
 TIDY_SECONDS = 2.0  # after the start: what the first view needs goes first
 PRESET = GenerationOptions(max_tokens=1024, sampling=SamplingOptions(temperature=0.8, top_p=0.95, min_p=0.05))
 
 EMPTY_CALL: Mapping[str, Any] = MappingProxyType({})
 
 
-class AppWorkbench(TransferMembers):
+class AppWorkbench(TransferMembers, DrawingMembers):
     """Use cases over the session store and the engine process; all members belong to the window's loop.
 
     Args:
@@ -70,10 +78,13 @@ class AppWorkbench(TransferMembers):
         self._listeners: list[Callable[[Event], None]] = []
         self._tasks: set[asyncio.Task[object]] = set()
         self._sessions = Sessions(store, supervisor, self._tell)
-        self._answers = Answers(store, supervisor, preset, call, self._tell, self._refresh_status)
+        self._keeper = Keeper(supervisor)
+        self._answers = Answers(store, supervisor, preset, call, self._tell, self._refresh_status, self._keeper.keep)
         tokeniser = Tokeniser(store, self.vocabulary)
         copies = Copies(store, supervisor, self._sessions, self._tell)
         self._turns = Turns(self._sessions, copies, self._answers, tokeniser, self.vocabulary, self._tell, self._refresh_status)
+        self._fans = Fans(store, supervisor, self._sessions, copies, self._answers, tokeniser, self._tell, self._refresh_status)
+        self._drawn = Drawn(store, supervisor, self._sessions, self.vocabulary, self._answers.options_of)
         self.status = StatusView(EngineState.NONE)
         supervisor.subscribe(self._refresh_status)
 
@@ -130,6 +141,12 @@ class AppWorkbench(TransferMembers):
         """Back out of the trash."""
         await self._sessions.restore(session_id)
 
+    async def show_earlier(self, session_id: int) -> SessionView:
+        """Some more of the beginning of a long path."""
+        session = self._sessions.opened(session_id)
+        await self._sessions.show_earlier(session)
+        return session.view()
+
     async def select(self, session_id: int, node_id: int) -> SessionView:
         """Shows the path through a node."""
         session = self._sessions.opened(session_id)
@@ -140,22 +157,44 @@ class AppWorkbench(TransferMembers):
         self._refresh_status()
         return view
 
+    async def prune(self, session_id: int, node_id: int, start: int, pruned: bool) -> None:  # a state, not an option
+        """Hides a branch in the outline and among the variants, or shows it again."""
+        session = self._sessions.opened(session_id)
+        self._answers.check_idle(session_id)
+        await prune(self._store, session, (node_id, start), self._sessions.move, pruned=pruned)
+        self._tell(SessionChanged(session.view()))
+        self._refresh_status()
+
     # ---- answers ------------------------------------------------------------------------------------------------------
 
     async def send(self, session_id: int, text: str, replaces: int | None = None) -> None:
         """Saves the user's turn (beside `replaces`, an earlier version of it), then streams an answer."""
+        await self._sessions.read_whole(session_id)
         await self._turns.send(session_id, text, replaces)
 
     async def branch(self, session_id: int, node_id: int, index: int, token_id: int) -> None:
         """A sibling that has another token at `index`, and goes on from there."""
+        await self._sessions.read_whole(session_id)
         await self._turns.branch(session_id, node_id, index, token_id)
 
     async def regenerate(self, session_id: int, node_id: int) -> None:
         """Another answer beside the model's turn."""
+        await self._sessions.read_whole(session_id)
         await self._turns.regenerate(session_id, node_id)
+
+    async def regenerate_exactly(self, session_id: int, node_id: int) -> None:
+        """The same answer once more, with what it was made with."""
+        await self._turns.regenerate_exactly(session_id, node_id)
+
+    def how_made(self, session_id: int, node_id: int) -> Made | None:
+        """How an answer was made, as stored with it."""
+        session = self._sessions.find(session_id)
+        node = session.tree.nodes.get(node_id) if session else None
+        return None if node is None else how_made(node)
 
     async def continue_turn(self, session_id: int, node_id: int) -> None:
         """Goes on with an answer that was stopped."""
+        await self._sessions.read_whole(session_id)
         await self._turns.continue_turn(session_id, node_id)
 
     def stop(self, session_id: int) -> None:
@@ -190,8 +229,19 @@ class AppWorkbench(TransferMembers):
     async def _warm_up(self) -> None:
         try:
             await self.vocabulary.learn(await self.supervisor.model())
+            await self._find_tiers()
         except (RuntimeFault, StoreError) as fault:
             log.warning("the engine did not start: %s", fault)
+
+    async def _find_tiers(self) -> None:
+        """The engine runs now: what of the shown path it holds, and what of it is in its block file."""
+        session = self._sessions.shown
+        if session is not None and session.id not in self._answers.running:
+            before = session.warm, session.stored
+            await self._sessions.find_warm(session)
+            if (session.warm, session.stored) != before:
+                self._tell(SessionChanged(session.view()))
+                self._refresh_status()
 
     async def compose(self, session_id: int, text: str, replaces: int | None = None) -> Composition:
         """Tokens and context of a draft, where it would stand; no forward. Counted once the engine runs."""
@@ -238,7 +288,7 @@ class AppWorkbench(TransferMembers):
         return [self.vocabulary.bytes_of(token) for token in token_ids]
 
     async def close(self) -> None:
-        """Text first: streams are stopped and written, then the engine ends, then the store.
+        """Text first: streams are stopped and written, then KV is kept as far as there is time, the engine and the store end.
 
         An engine that does not answer is not waited for: its end ends whoever waits for it.
         """
@@ -247,6 +297,7 @@ class AppWorkbench(TransferMembers):
             self._answers.stop(session_id)
         with suppress(TimeoutError):
             await asyncio.wait_for(self._answers.ended(), PATIENCE_SECONDS)
+        await self._keeper.close(KEEP_SECONDS)
         await self.supervisor.close()
         await self._answers.ended()
         await self._sessions.settle(self._answers.settle)

@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from runtime.adapters.adapter import Adapter, ModuleShape
 from runtime.adapters.stacks import TokenStacks
+from runtime.backends.stored import Stored
 from runtime.info import ModelInfo
 
 Payload = Any  # immutable, contiguous, evaluated KV of consecutive tokens; only its backend looks inside
@@ -185,11 +186,18 @@ class Backend(Protocol):
     def close(self, pack: Pack) -> None:
         """Frees the pack."""
 
-    def export(self, payload: Payload) -> dict[str, npt.NDArray[np.generic]]:
-        """The payload as plain arrays (bfloat16 as uint16), for disk."""
+    def export(self, payload: Payload, start: int = 0, stop: int | None = None) -> Stored:
+        """Tokens `start` to `stop` (None: the end) as plain arrays (bfloat16 as uint16), copied, for disk.
 
-    def restore(self, tensors: dict[str, npt.NDArray[np.generic]]) -> Payload:
-        """The inverse of `export`."""
+        The recurrent state comes along where the last token does. See `runtime.backends.stored` for what is what.
+        """
+
+    def restore(self, tensors: Stored) -> Payload:
+        """The inverse of `export`. The arrays are the payload's from now on: nobody writes into them.
+
+        Raises:
+            SnapshotFormatError: They are not what this backend writes.
+        """
 
     def logits_uncached(self, ids: Sequence[int], stacks: TokenStacks | None = None) -> npt.NDArray[np.float32]:
         """``(vocab,)`` raw logits after `ids`, computed by the library's own plain forward, no cache of ours."""

@@ -33,6 +33,7 @@ from runtime.backends.packed import (
     steps_of,
 )
 from runtime.backends.sized import state_size
+from runtime.backends.stored import Stored
 from runtime.backends.tree import ROOT, Int64
 from runtime.errors import AdapterError, SnapshotFormatError
 from runtime.loading.folder import ModelFolder
@@ -173,13 +174,14 @@ class FakeBackend(PackedBackend[FakePack]):
         pack.kv = np.empty((0, 2 * WIDTH))
         pack.states.clear()
 
-    def export(self, payload: FakePayload) -> dict[str, npt.NDArray[np.generic]]:
-        tensors: dict[str, npt.NDArray[np.generic]] = {"kv": payload.kv.copy()}
-        if payload.state is not None:
+    def export(self, payload: FakePayload, start: int = 0, stop: int | None = None) -> Stored:
+        stop = len(payload.kv) if stop is None else stop
+        tensors: Stored = {"kv": payload.kv[start:stop].copy()}
+        if payload.state is not None and stop == len(payload.kv):
             tensors["state"] = payload.state.copy()
         return tensors
 
-    def restore(self, tensors: dict[str, npt.NDArray[np.generic]]) -> FakePayload:
+    def restore(self, tensors: Stored) -> FakePayload:
         kv = np.asarray(tensors.get("kv", np.empty(0)), np.float64)
         if kv.ndim != 2 or kv.shape[1] != 2 * WIDTH:
             raise SnapshotFormatError(f"stored KV is not what the fake backend writes: {sorted(tensors)}")

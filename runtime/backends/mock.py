@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from runtime.adapters.stacks import TokenStacks
 from runtime.backends import facts
 from runtime.backends.byte_text import CHATML, VOCABULARY
 from runtime.backends.byte_text import byte_tokenizer as mock_tokenizer
 from runtime.backends.packed import Float32, PackedBackend, State, Step, WorkingPack, as_ids, chain_parents
+from runtime.backends.stored import Stored
 from runtime.backends.tree import Int64
 from runtime.errors import SnapshotFormatError, UnsupportedFeatureError
 from runtime.info import ModelInfo
@@ -116,10 +116,10 @@ class MockBackend(PackedBackend[MockPack]):
     def close(self, pack: MockPack) -> None:
         pack.tokens = np.empty(0, np.int64)
 
-    def export(self, payload: MockPayload) -> dict[str, npt.NDArray[np.generic]]:
-        return {"tokens": payload.tokens.copy()}
+    def export(self, payload: MockPayload, start: int = 0, stop: int | None = None) -> Stored:
+        return {"tokens": payload.tokens[start:stop].copy()}
 
-    def restore(self, tensors: dict[str, npt.NDArray[np.generic]]) -> MockPayload:
+    def restore(self, tensors: Stored) -> MockPayload:
         if "tokens" not in tensors:
             raise SnapshotFormatError(f"stored KV is not what the mock backend writes: {sorted(tensors)}")
         return MockPayload(np.asarray(tensors["tokens"], np.int64))

@@ -164,6 +164,18 @@ class SlotTree:
         if not held or not np.array_equal(self._parent[slots[1:]], slots[:-1]):
             raise InvalidRequestError(f"not a chain of slots of a pack of {self.size}: {slots[:8].tolist()}")
 
+    def check_chains(self, chains: Sequence[Int64]) -> None:
+        """`check_chain` of each, at once."""
+        slots, starts = np.concatenate(chains), np.cumsum([0, *(len(chain) for chain in chains[:-1])])
+        held = all(map(len, chains)) and slots.min() >= 0 and slots.max() < self.size
+        if held:
+            follows = self._parent[slots[1:]] == slots[:-1]
+            follows[starts[1:] - 1] = True
+            held = bool(follows.all())
+        if not held:  # say which
+            for chain in chains:
+                self.check_chain(chain)
+
     def _append_run(self, start: int, stop: int, parent: int, undo_tips: dict[int, int]) -> None:
         """Slots start..stop, each following the one before it, the first following `parent`."""
         self.linear = self.linear and parent == start - 1

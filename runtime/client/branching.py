@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 from runtime.adapters.uses import Adapters
-from runtime.beams import BeamOptions, Hypothesis, OnStep
+from runtime.beams import BeamOptions, Hypothesis, OnStep, given_beams
 from runtime.branches import Branches, check_prompts, records_of
 from runtime.client.arguments import plain_adapters, plain_ids
 from runtime.client.calls import Calls
@@ -64,7 +64,7 @@ class BranchingMembers:
             on_progress=on_progress,
             on_step=on_step,
             ids=plain_ids(ids),
-            options=options,
+            options=options and given_beams(options),
             adapters=plain_adapters(adapters),
             watched=on_step is not None,
         )

@@ -12,6 +12,7 @@ from typing import Any, Self, cast
 from runtime.adapters.uses import Adapters
 from runtime.client.adapters import AdapterCalls
 from runtime.client.arguments import plain_adapters, plain_ids, plain_messages
+from runtime.client.blocks import BlockCalls
 from runtime.client.branching import BranchingMembers
 from runtime.client.calls import Calls
 from runtime.client.link import EngineLink
@@ -24,13 +25,14 @@ from runtime.language_model import Message, PrefixMatch
 from runtime.members.resolving import ResolvingMembers
 from runtime.options import GenerationOptions, given
 from runtime.records import Float32, TokenRecord, TokenRun
+from runtime.resolution import AnswerEnds
 from runtime.session.opening import OpensSessions
 from runtime.text.utf8 import clean_text
 from runtime.wire.arrays import unpack_pieces
 from runtime.wire.messages import Loaded
 
 
-class EngineClient(AdapterCalls, BranchingMembers, VectorCalls, PinCalls, OpensSessions, ResolvingMembers):
+class EngineClient(AdapterCalls, BlockCalls, BranchingMembers, VectorCalls, PinCalls, OpensSessions, ResolvingMembers):
     """A model in an engine process, made by `spawn`. Every member is described by `LanguageModel`.
 
     Once the process has ended, whoever waits and whoever asks gets `EngineDiedError`; `spawn` makes another one.
@@ -67,6 +69,10 @@ class EngineClient(AdapterCalls, BranchingMembers, VectorCalls, PinCalls, OpensS
     @property
     def own_options(self) -> GenerationOptions:
         return self._first.own_options
+
+    @property
+    def own_ends(self) -> AnswerEnds:
+        return self._first.own_ends
 
     @property
     def byte_vocab(self) -> list[bytes]:

@@ -33,6 +33,10 @@ class Constraint(Protocol):
         """Whether the answer may end: before its last `back` tokens, with `then` instead of them."""
 
     @property
+    def stuck(self) -> bool:
+        """Whether nothing can follow although the answer is not whole; known once `allowed` has failed."""
+
+    @property
     def finished(self) -> bool:
         """Whether the answer is whole and nothing can follow it."""
 

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar
 
 from runtime.errors import GrammarError, RuntimeFault, SessionClosedError
-from runtime.grammar.compile import LIMITS, OUR_STACK, check_grammar, llguidance_text, readable
+from runtime.grammar.compile import LIMITS, OUR_STACK, llguidance_text, readable
 from runtime.grammar.matcher import MatcherConstraint
 from runtime.grammar.source import Grammar
+from runtime.grammar.trial import check_grammars
 
 T = TypeVar("T")
 KEPT = 64  # compiled grammars
@@ -51,6 +54,7 @@ class Grammars:
         self._width = 0
         self._worker: ThreadPoolExecutor | None = None
         self._compiled: OrderedDict[Grammar, Future[Any]] = OrderedDict()  # matchers at their beginning
+        self._held: Counter[Grammar] = Counter()  # by how many each is held
         self._closed = False
 
     def ready(self, grammar: Grammar) -> bool:
@@ -60,35 +64,72 @@ class Grammars:
         return made is not None and made.done() and made.exception() is None
 
     def prepare(self, grammar: Grammar) -> None:
-        """Checks and compiles the grammar. Blocks: 0.3 s the first time (more for large vocabularies), 5 s at most or so.
+        """Checks and compiles the grammar. Blocks: 0.2 s the first time (more for large vocabularies), 5 s at most or so.
 
         Raises:
             GrammarError: It cannot be used; the message has llguidance's own.
             SessionClosedError: The model was closed.
         """
+        fault = self.prepare_all([grammar])[grammar]
+        if fault is not None:
+            raise fault
+
+    def prepare_all(self, grammars: Iterable[Grammar]) -> dict[Grammar, BaseException | None]:
+        """Checks and compiles several, in little more time than one takes; what is wrong with each. Blocks.
+
+        Raises:
+            SessionClosedError: The model was closed.
+        """
+        mine: dict[Grammar, Future[Any]] = {}
+        made: dict[Grammar, Future[Any]] = {}
         with self._lock:
             if self._closed:
                 raise SessionClosedError("the model is closed; load it again")
-            made = self._compiled.get(grammar)
-            if made is not None:
+            for grammar in grammars:
+                if grammar not in self._compiled:
+                    mine[grammar] = self._compiled[grammar] = Future()
+                made[grammar] = self._compiled[grammar]
                 self._compiled.move_to_end(grammar)
-            else:
-                mine: Future[Any] = Future()
-                self._compiled[grammar] = mine
-                while len(self._compiled) > KEPT:
-                    self._compiled.popitem(last=False)
-        if made is not None:
-            made.result()
-            return
+            self._drop_oldest()
+        self._make(mine)
+        return {grammar: future.exception() for grammar, future in made.items()}
+
+    def _make(self, wanted: Mapping[Grammar, Future[Any]]) -> None:
+        """Compiles what can be used, and settles every future."""
         try:
-            check_grammar(grammar)
-            mine.set_result(_on_deep_stack(lambda: self._compile(grammar)))
-        except BaseException as error:
+            faults: Mapping[Grammar, BaseException | None] = check_grammars(wanted) if wanted else {}
+        except BaseException as fault:  # noqa: BLE001  # who waits for one of them is told, this caller too
+            faults = dict.fromkeys(wanted, fault)
+        for grammar, future in wanted.items():
+            try:
+                if (refusal := faults[grammar]) is not None:
+                    raise refusal
+                future.set_result(_on_deep_stack(partial(self._compile, grammar)))
+            except BaseException as fault:  # noqa: BLE001  # as above
+                with self._lock:
+                    if self._compiled.get(grammar) is future:
+                        del self._compiled[grammar]
+                future.set_exception(fault)
+
+    @contextmanager
+    def holding(self, grammars: Iterable[Grammar]) -> Iterator[None]:
+        """These stay compiled, however many others there are."""
+        held = list(grammars)
+        with self._lock:
+            self._held.update(held)
+        try:
+            yield
+        finally:
             with self._lock:
-                if self._compiled.get(grammar) is mine:
-                    del self._compiled[grammar]
-            mine.set_exception(error)
-            raise
+                self._held.subtract(held)
+                self._held = +self._held
+                self._drop_oldest()
+
+    def _drop_oldest(self) -> None:
+        """Those beyond `KEPT` that nobody holds; under the lock."""
+        free = [grammar for grammar in self._compiled if not self._held[grammar]]
+        for grammar in free[: max(len(self._compiled) - KEPT, 0)]:
+            del self._compiled[grammar]
 
     def constraint(self, grammar: Grammar, prefix: Sequence[int] = ()) -> MatcherConstraint:
         """The state of a new answer, after the tokens it begins with; compiles what is not compiled yet.

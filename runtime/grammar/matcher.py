@@ -13,6 +13,8 @@ from runtime.errors import GrammarError
 from runtime.grammar.compile import readable
 from runtime.grammar.constraint import Mask
 
+_NOTHING = "NoExtension"  # how llguidance's message begins where no token can come
+
 
 class MatcherConstraint:
     """One answer's way through a grammar.
@@ -115,6 +117,11 @@ class MatcherConstraint:
         return bool(matcher.is_accepting())
 
     @property
+    def stuck(self) -> bool:
+        """Whether the matcher has failed for want of any token."""
+        return bool(self._matcher.is_error()) and self._matcher.get_error().startswith(_NOTHING)
+
+    @property
     def finished(self) -> bool:
         """Whether nothing can follow; no mask is needed to know it."""
         return self._finished
@@ -150,6 +157,6 @@ class MatcherConstraint:
         if not self._matcher.is_error():
             return
         reason = self._matcher.get_error()
-        if reason.startswith("NoExtension"):
+        if self.stuck:
             reason = "it allows nothing here, and the answer is not complete"
         raise GrammarError(f"the grammar failed after {self._accepted:,} tokens: {readable(reason)}")

@@ -78,7 +78,7 @@ class Grammar:
         Raises:
             GrammarError: It cannot; its own message says why.
         """
-        from runtime.grammar.compile import check_grammar  # it imports this module
+        from runtime.grammar.trial import check_grammar  # it imports this module
 
         check_grammar(self)
         return self

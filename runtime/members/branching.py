@@ -36,6 +36,9 @@ class BranchingMembers(Protocol):
             n: Branches, 1 to 1,024.
             options: Of every branch; greedy ones all say the same, and share their rows.
             on_progress: Hears how far the prefix is.
+
+        Raises:
+            UnsupportedFeatureError: `speculative` with more than one branch.
         """
 
     def continue_many_runs(

@@ -5,15 +5,22 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import fields, replace
 from functools import partial
 
 from runtime.adapters.uses import Adapters
-from runtime.beams import BeamOptions, Hypothesis, OnStep
+from runtime.beams import BeamOptions, Hypothesis, OnStep, given_beams
 from runtime.branches import Branches, check_count, check_prompts, records_of
-from runtime.errors import ContextOverflowError, InvalidRequestError, RuntimeFault, SessionClosedError
+from runtime.errors import (
+    ContextOverflowError,
+    InvalidRequestError,
+    RuntimeFault,
+    SessionClosedError,
+    UnsupportedFeatureError,
+)
+from runtime.grammar.source import Grammar
 from runtime.info import OnProgress
 from runtime.model.gathering import Gathering
 from runtime.model.generation import GenerationMembers
@@ -54,13 +61,17 @@ class BranchingMembers(GenerationMembers):
     ) -> AsyncGenerator[tuple[int, TokenRun], None]:
         options = given(options)
         check_count(n, options.branch)
+        if n > 1 and options.speculative is not None:
+            raise UnsupportedFeatureError(
+                f"{n} branches decode together, one forward for all, which leaves nothing to guess ahead: leave `speculative` "
+                "out, or ask for n=1"
+            )
         await self._compiled(options)
-        checked, seed = self._check(ids), fresh_seed() if options.seed is None else options.seed
-        jobs = {
-            branch: self._generation(checked, replace(options, seed=seed, branch=branch))
-            for branch in range(options.branch, options.branch + n)
-        }
-        shared = {field.name: getattr(jobs[options.branch], field.name) for field in fields(StayingJob)}
+        seed = fresh_seed() if options.seed is None else options.seed
+        first = self._generation(ids, replace(options, seed=seed))
+        jobs = {options.branch + i: self._branch(first, options.branch + i) for i in range(1, n)}
+        jobs = {options.branch: first, **jobs}
+        shared = {field.name: getattr(first, field.name) for field in fields(StayingJob)}
         fan = FanJob(**shared, jobs=tuple(jobs.values()))
         mailbox = self._mailbox()
         if on_progress is not None:
@@ -89,9 +100,9 @@ class BranchingMembers(GenerationMembers):
     ) -> AsyncGenerator[tuple[int, TokenRun], None]:
         each = options_for(check_prompts(prompts), options)
         texts = [await self.tokenize_async(prompt) if isinstance(prompt, str) else prompt for prompt in prompts]
-        for i, own in enumerate(each):
-            await self._compiled_for(i, own)
-        jobs = {i: self._numbered(i, ids, own) for i, (ids, own) in enumerate(zip(texts, each, strict=True))}
+        with self._grammars.holding(own.grammar for own in each if own is not None and own.grammar is not None):
+            await self._compiled_for(each)
+            jobs = {i: self._numbered(i, ids, own) for i, (ids, own) in enumerate(zip(texts, each, strict=True))}
         waiting = deque(jobs.values())
         self._held[id(gathering)] = asyncio.get_running_loop(), waiting
 
@@ -120,21 +131,25 @@ class BranchingMembers(GenerationMembers):
         with suppress(SessionClosedError):
             self._engine.call(lambda: None)
 
-    async def _compiled_for(self, i: int, options: GenerationOptions | None) -> None:
-        """The grammar of prompt `i`, off the loop."""
-        try:
-            await self._compiled(options)
-        except RuntimeFault as error:
-            raise type(error)(f"prompt {i}: {error}") from error
+    async def _compiled_for(self, each: Sequence[GenerationOptions | None]) -> None:
+        """The grammars of all prompts, off the loop; what is wrong with one is said with its prompt's number."""
+        wanted: dict[Grammar, int] = {}  # and the first prompt that wants it
+        for i, options in enumerate(each):
+            with said_of(i):
+                grammar = given(options).grammar
+            if grammar is not None and not self._grammars.ready(grammar):
+                wanted.setdefault(grammar, i)
+        if wanted:
+            faults = await asyncio.to_thread(self._grammars.prepare_all, wanted)
+            for grammar, i in wanted.items():
+                if (fault := faults[grammar]) is not None:
+                    with said_of(i):
+                        raise fault
 
     def _numbered(self, i: int, ids: Sequence[int], options: GenerationOptions | None) -> GenerateJob:
-        """The request for prompt `i`; what is wrong with it is said with its number."""
-        try:
+        """The request for prompt `i`."""
+        with said_of(i):
             return self._generation(ids, options)
-        except ContextOverflowError as error:
-            raise ContextOverflowError(f"prompt {i}", error.resident, error.additional, error.limit) from None
-        except RuntimeFault as error:
-            raise type(error)(f"prompt {i}: {error}") from error
 
     async def beam_generate(
         self,
@@ -146,10 +161,14 @@ class BranchingMembers(GenerationMembers):
         on_step: OnStep | None = None,
     ) -> list[Hypothesis]:
         """Awaited."""
-        options = (options or BeamOptions()).check(self.info.vocab_size)
+        options = given_beams(options, self.info.vocab_size)
         checked = self._check(ids)
+        await self._compile(options.grammar)
+        constraint = self._constraint(checked, options.grammar, options.grammar_prefix)
         namespace, before = self._route(checked, adapters)
-        job = BeamJob(checked, namespace, Priority.CHAT, before=before, submitted=time.monotonic(), options=options)
+        job = BeamJob(
+            checked, namespace, Priority.CHAT, before=before, submitted=time.monotonic(), options=options, constraint=constraint
+        )
         mailbox = self._mailbox()
         if on_progress is not None:
             job.on_progress = lambda progress: mailbox.post(partial(on_progress, progress))
@@ -175,3 +194,14 @@ def options_for(prompts: Prompts, options: Options) -> list[GenerationOptions | 
     if len(options) != len(prompts):
         raise InvalidRequestError(f"{len(options):,} options for {len(prompts):,} prompts: give one for each, or one for all")
     return list(options)
+
+
+@contextmanager
+def said_of(i: int) -> Iterator[None]:
+    """What is wrong inside is said with the number of the prompt."""
+    try:
+        yield
+    except ContextOverflowError as error:
+        raise ContextOverflowError(f"prompt {i}", error.resident, error.additional, error.limit) from None
+    except RuntimeFault as error:
+        raise type(error)(f"prompt {i}: {error}") from error

@@ -37,6 +37,7 @@ class Core:
         self._engine = engine
         self._text = text.within(engine.backend.info.vocab_size)
         self._options = options
+        self._ends = self._text.ends(engine.backend.info.vocab_size)
         self._byte_vocab = text.tokenizer.byte_vocab(engine.backend.info.vocab_size)
         self._eos = frozenset(text.eos_token_ids)
         self._described: tuple[ModelInfo, ModelInfo] | None = None  # the backend's own, and as `info` gives it

@@ -16,6 +16,7 @@ from runtime.adapters.uses import Adapters, check_adapters
 from runtime.completion import Completion
 from runtime.errors import GrammarError, InvalidRequestError
 from runtime.grammar.constraint import Constraint
+from runtime.grammar.source import Grammar
 from runtime.info import OnProgress, PromptProgress
 from runtime.language_model import Message
 from runtime.model.core import some
@@ -23,7 +24,7 @@ from runtime.model.texts import TextMembers
 from runtime.options import GenerationOptions, SamplingOptions, given
 from runtime.records import Finish, Int32, TokenRecord, TokenRun
 from runtime.resolution import resolve_options
-from runtime.sampling.chain import make_sampler
+from runtime.sampling.chain import Sampler, make_sampler
 from runtime.sampling.draw import fresh_seed
 from runtime.sampling.report import SHOWN
 from runtime.scheduler.jobs import GenerateJob, Priority
@@ -178,7 +179,10 @@ class GenerationMembers(TextMembers):
 
     async def _compiled(self, options: GenerationOptions | None) -> None:
         """Compiles the grammar off the loop, so that `_generation` need not do it on it."""
-        grammar = given(options).grammar
+        await self._compile(given(options).grammar)
+
+    async def _compile(self, grammar: Grammar | None) -> None:
+        """As `_compiled`."""
         if grammar is not None and not self._grammars.ready(grammar):
             await asyncio.to_thread(self._grammars.prepare, grammar)
 
@@ -186,13 +190,13 @@ class GenerationMembers(TextMembers):
         call = given(options)
         if call.speculative is not None:
             check_speculative(call.speculative, self.info)
-        chosen = resolve_options(call, model=self._text.own.options).options if call.resolve else call
-        chosen = self._text.with_stops(chosen)
-        settings = chosen.sampling.check(self.info.vocab_size)
+        chosen = resolve_options(call, model=self._text.own.options, ends=self._ends).options if call.resolve else call
+        chosen.sampling.check(self.info.vocab_size)
         chosen.check_eos(self.info.vocab_size)
         if chosen.stages:
             chosen = replace(chosen, top_k=max(chosen.top_k, SHOWN))
-        seed = fresh_seed() if chosen.seed is None else chosen.seed
+        if chosen.seed is None:
+            chosen = replace(chosen, seed=fresh_seed())
         checked = self._check(ids)
         routing = self._adapters.routing(chosen.adapters)
         namespace, before = routing.route(checked)
@@ -203,19 +207,36 @@ class GenerationMembers(TextMembers):
             before=before,
             options=chosen,
             eos=None if chosen.eos_token_ids is None else frozenset(chosen.eos_token_ids),
-            sampler=make_sampler(settings, seed, chosen.branch, pieces=lambda: self._byte_vocab),
-            constraint=self._constraint(checked, chosen),
+            sampler=self._sampler(chosen),
+            constraint=self._constraint(checked, chosen.grammar, chosen.grammar_prefix, chosen.sampling.banned_tokens),
             routing=routing if routing.invocations else None,
         )
 
-    def _constraint(self, ids: Int32, options: GenerationOptions) -> Constraint | None:
+    def _branch(self, job: GenerateJob, branch: int) -> GenerateJob:
+        """The same request with other random numbers; the grammar's state is forked, with the mask that is known."""
+        options = replace(job.options, branch=branch)
+        return replace(
+            job,
+            options=options,
+            sampler=self._sampler(options),
+            constraint=None if job.constraint is None else job.constraint.fork(),
+        )
+
+    def _sampler(self, options: GenerationOptions) -> Sampler:
+        """Of options that were checked."""
+        assert options.seed is not None  # who resolves them draws one
+        return make_sampler(options.sampling, options.seed, options.branch, pieces=lambda: self._byte_vocab)
+
+    def _constraint(
+        self, ids: Int32, grammar: Grammar | None, prefix: int, banned: Sequence[int] | None = None
+    ) -> Constraint | None:
         """The state of the answer's grammar, its beginning at the end of the prompt included."""
-        if options.grammar is None:
+        if grammar is None:
             return None
-        if options.grammar_prefix > len(ids):
-            raise InvalidRequestError(f"grammar_prefix={options.grammar_prefix:,} of {len(ids):,} tokens: give it fewer")
-        constraint = self._grammars.constraint(options.grammar, ids[len(ids) - options.grammar_prefix :].tolist())
-        if banned := options.sampling.banned_tokens:
+        if prefix > len(ids):
+            raise InvalidRequestError(f"grammar_prefix={prefix:,} of {len(ids):,} tokens: give it fewer")
+        constraint = self._grammars.constraint(grammar, ids[len(ids) - prefix :].tolist())
+        if banned:
             allowed = constraint.allowed()  # (vocab,)
             choices = int(np.count_nonzero(allowed))
             if choices and choices == int(np.count_nonzero(allowed[list(banned)])):

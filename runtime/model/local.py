@@ -10,15 +10,26 @@ from typing import Self
 from runtime.info import CacheReport, Metrics
 from runtime.members.resolving import ResolvingMembers
 from runtime.model.adapters import AdapterMembers
+from runtime.model.blocks import BlockMembers
 from runtime.model.branching import BranchingMembers
 from runtime.model.pins import PinMembers
 from runtime.model.queries import QueryMembers
 from runtime.model.vectors import VectorMembers
 from runtime.options import GenerationOptions, LoadOptions
+from runtime.resolution import AnswerEnds
 from runtime.session.opening import OpensSessions
 
 
-class LocalModel(QueryMembers, BranchingMembers, AdapterMembers, VectorMembers, PinMembers, OpensSessions, ResolvingMembers):
+class LocalModel(
+    BlockMembers,
+    QueryMembers,
+    BranchingMembers,
+    AdapterMembers,
+    VectorMembers,
+    PinMembers,
+    OpensSessions,
+    ResolvingMembers,
+):
     """A model loaded in this process, made by `load`. Every member is described by `LanguageModel`."""
 
     @property
@@ -45,6 +56,11 @@ class LocalModel(QueryMembers, BranchingMembers, AdapterMembers, VectorMembers, 
     def own_options(self) -> GenerationOptions:
         """What its generation_config.json asks for."""
         return self._text.own.options
+
+    @property
+    def own_ends(self) -> AnswerEnds:
+        """Its eos and what ends a turn of the format."""
+        return self._ends
 
     def metrics(self) -> Metrics:
         """The counters."""

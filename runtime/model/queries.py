@@ -18,9 +18,22 @@ from runtime.language_model import PrefixMatch
 from runtime.model.core import Core, some
 from runtime.options import GenerationOptions
 from runtime.records import Float32, Int32, Origin, Scores, TokenRecord, TokenRun
-from runtime.scheduler.jobs import CallJob, Priority, QueryJob, Rows, ScoreJob, Waiter
+from runtime.scheduler.jobs import CallJob, Priority, QueryJob, Rows, ScoreJob, Waiter, settle
 from runtime.scoring import log_softmax
 from runtime.text.utf8 import texts_of
+
+
+def _held(warm: int, tokens: int) -> PrefixMatch:
+    if tokens > warm:
+        return PrefixMatch(tokens, "disk", warm)
+    return PrefixMatch(tokens, "warm" if tokens else "cold")
+
+
+def _pass_on(done: Future[None], answer: Future[PrefixMatch]) -> None:
+    """What kept a call from being made is told to whoever waits for what it would have found."""
+    error = None if done.cancelled() else done.exception()
+    if error is not None:
+        settle(answer, error=error)
 
 
 class QueryMembers(Core):
@@ -140,11 +153,17 @@ class QueryMembers(Core):
         namespace, before = self._route(checked, adapters)
         job = QueryJob(checked, namespace, before=before)
 
-        def look() -> PrefixMatch:
-            tokens = self._engine.scheduler.cache.match(job)
-            return PrefixMatch(tokens, "warm" if tokens else "cold")
+        answer: Future[PrefixMatch] = Future()
 
-        return self._engine.call(look)
+        def look() -> None:
+            scheduler = self._engine.scheduler
+            warm = scheduler.cache.match(job)
+            depth: Future[int] = Future()
+            depth.add_done_callback(lambda done: settle(answer, _held(warm, done.result())))
+            scheduler.blocks.depth(job, warm, depth)
+
+        self._engine.call(look).add_done_callback(lambda done: _pass_on(done, answer))
+        return answer
 
     async def score(
         self,

@@ -11,7 +11,8 @@ from runtime.backends import facts
 from runtime.info import ModelInfo
 from runtime.loading.folder import ModelFolder
 from runtime.model.own import OwnOptions
-from runtime.options import GenerationOptions, LoadOptions
+from runtime.options import LoadOptions
+from runtime.resolution import AnswerEnds
 from runtime.text.chosen import ChosenFormat, choose_format
 from runtime.text.template import ChatTemplate
 from runtime.text.tokenizer import Tokenizer
@@ -44,13 +45,15 @@ class TextSide:
         """What ends an answer."""
         return self.format.eos_token_ids if self.format else self.tokenizer.eos_token_ids
 
-    def with_stops(self, options: GenerationOptions) -> GenerationOptions:
-        """The options and the texts that end a turn of the format."""
-        stops = self.format.stops if self.format else ()
-        own_ends = options.ignore_eos or options.eos_token_ids is not None or not options.resolve
-        if not stops or own_ends or options.grammar is not None:  # a grammar alone says where its answer ends
-            return options
-        return replace(options, stop=tuple(dict.fromkeys((*options.stop, *stops))))
+    def ends(self, vocab: int) -> AnswerEnds:
+        """What ends an answer of a model with this size of vocabulary."""
+        known = [token for token in self.eos_token_ids if token < vocab]
+        own = frozenset(self.tokenizer.eos_token_ids)
+        return AnswerEnds(
+            tuple(token for token in known if token in own),
+            tuple(token for token in known if token not in own),
+            self.format.stops if self.format else (),
+        )
 
     def described(self, info: ModelInfo) -> ModelInfo:
         """What a backend says of its model, with the format in force."""

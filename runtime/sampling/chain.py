@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from runtime.errors import GrammarError, InvalidRequestError
+from runtime.ranking import Ranked
 from runtime.records import Float32, Int32
 from runtime.sampling.cuts import CUTS, xtc
 from runtime.sampling.draw import DRAW_STAGE, XTC_STAGE, uniform
@@ -18,6 +19,7 @@ from runtime.sampling.edits import Bias, Dry, Penalties
 from runtime.sampling.falling import HEAD, LONG_HEAD
 from runtime.sampling.history import History
 from runtime.sampling.pool import Pool, View
+from runtime.sampling.select import Place
 from runtime.sampling.settings import DEFAULTS, EDITS, Breaker, SamplingOptions
 
 NOTHING_SAID = History([])
@@ -52,6 +54,7 @@ class Traced:
     u: float  # NaN when greedy
     steps: tuple[Step, ...]  # "raw", every stage that is on, "draw"
     rank: int  # of the token in the last falling order, from 0
+    before: float  # weight of what stands before it there, where the likeliest has 1
     shift: float
 
 
@@ -104,7 +107,7 @@ class Sampler:
 
     def draw(
         self,
-        logprobs: Float32,
+        logprobs: Float32 | Ranked,
         position: int,
         *,
         history: Int32 | History | None = None,
@@ -114,7 +117,7 @@ class Sampler:
         """The token for one row, and the number it was drawn with (NaN when greedy).
 
         Args:
-            logprobs: ``(vocab,)`` float32, log-softmax of the raw logits.
+            logprobs: ``(vocab,)`` float32, log-softmax of the raw logits; ranked where others want to know their order too.
             position: Where in the path the token will stand.
             history: Prompt and answer so far, for penalties and DRY; None is nothing.
             allowed: ``(vocab,)`` bool, the tokens that a grammar allows; None is all.
@@ -125,15 +128,17 @@ class Sampler:
             InvalidRequestError: Everything is banned.
         """
         if not self._stages and allowed is None and self.temperature == 0.0:
-            return int(logprobs.argmax()), float("nan")
-        pool = Pool(logprobs, shift, head=self._head, plain=not self._stages)
+            row = logprobs.row if isinstance(logprobs, Ranked) else logprobs
+            return int(row.argmax()), float("nan")
+        pool = Pool(logprobs, shift, head=self._head)
         number = partial(self._number, position)
         self._run(pool, number, history, allowed, None)
-        return self._pick(pool, number)[:2]
+        place, u = self._pick(pool, number)
+        return place.token, u
 
     def trace(
         self,
-        logprobs: Float32,
+        logprobs: Float32 | Ranked,
         position: int,
         *,
         history: Int32 | History | None = None,
@@ -142,14 +147,14 @@ class Sampler:
         number: Callable[[int], float] | None = None,
     ) -> Traced:
         """`draw`, with what each stage left; `number` gives other random numbers, by the stage's place in the counter."""
-        pool = Pool(logprobs, shift, traced=True, plain=not self._stages)
+        pool = Pool(logprobs, shift, traced=True)
         steps = [Step("raw", pool.view, float("nan"))]
         number = number or partial(self._number, position)
         self._run(pool, number, history, allowed, steps)
-        token, u, rank = self._pick(pool, number)
+        place, u = self._pick(pool, number)
         if self.temperature == 0.0:
-            pool.last = pool.order.at_rank(0)
-        return Traced(token, u, (*steps, Step("draw", pool.view, u)), rank, shift)
+            pool.last = place
+        return Traced(place.token, u, (*steps, Step("draw", pool.view, u)), place.rank, place.before, shift)
 
     def _run(
         self,
@@ -193,15 +198,15 @@ class Sampler:
     def _said(self, history: Int32 | None) -> History:
         return NOTHING_SAID if history is None or not self.remembers else History(history, self.window)
 
-    def _pick(self, pool: Pool, number: Callable[[int], float]) -> tuple[int, float, int]:
+    def _pick(self, pool: Pool, number: Callable[[int], float]) -> tuple[Place, float]:
         if self.temperature == 0.0:
-            return int(pool.row.argmax()), float("nan"), 0
+            return pool.order.at_rank(0), float("nan")
         u = number(DRAW_STAGE)
         order, below = pool.order, pool.below
         place = order.at_mass(below + u * (pool.upto - below))
         if pool.last is not None and place.rank > pool.last.rank:  # rounding, at the very end
             place = pool.last
-        return place.token, u, place.rank
+        return place, u
 
 
 def _stage(name: str, chosen: dict[str, Any], breakers: Sequence[int]) -> Any:
@@ -230,11 +235,11 @@ def _stage(name: str, chosen: dict[str, Any], breakers: Sequence[int]) -> Any:
 
 
 def _first_head(stages: Sequence[tuple[str, object]], k: int) -> int:
-    """How much of the order is sorted at first: what top-k asks for where it cuts first, more where another cut does."""
+    """How much of the order is sorted at first: what top-k asks for where it cuts first, more where a cut looks at all."""
     cutting = [name for name, _ in stages if name not in (*EDITS, "temperature", "xtc")]
     if cutting[:1] == ["top_k"]:
         return min(k, LONG_HEAD)
-    return LONG_HEAD if cutting else HEAD
+    return LONG_HEAD if "typical" in cutting else HEAD
 
 
 def _fitting(allowed: Bool, vocab: int) -> Bool:
@@ -245,7 +250,7 @@ def _fitting(allowed: Bool, vocab: int) -> Bool:
 
 def _alive(pool: Pool, allowed: Bool | None) -> None:
     """Whether anything can be drawn still."""
-    if pool.row.max() > -np.inf:
+    if pool.alive:
         return
     if allowed is None:
         raise InvalidRequestError("every token that the model could say is banned; allow at least one of them")

@@ -24,9 +24,7 @@ def top_k(pool: Pool, k: float) -> None:
 
 def top_p(pool: Pool, p: float) -> None:
     """The likeliest that together reach the share `p`, the one that crosses it included."""
-    last = pool.order.at_mass(pool.below + p * pool.mass, left=True)
-    if pool.last is None or last.rank < pool.last.rank:
-        pool.last = last
+    pool.keep_share(p)
 
 
 def min_p(pool: Pool, share: float) -> None:
@@ -35,8 +33,7 @@ def min_p(pool: Pool, share: float) -> None:
     last = pool.order.last_at_least(share * most)
     if pool.first is not None and last.rank < pool.first.rank:
         last = pool.first
-    if pool.last is None or last.rank < pool.last.rank:
-        pool.last = last
+    pool.keep_to(last)
 
 
 def xtc(pool: Pool, threshold: float) -> None:

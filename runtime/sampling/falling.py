@@ -2,52 +2,72 @@
 
 from __future__ import annotations
 
+import math
+from typing import NamedTuple
+
 import numpy as np
 import numpy.typing as npt
 
+from runtime.ranking import STRIPES, Ranked, rectangle
 from runtime.records import Float32
 from runtime.sampling.select import Place, mass_where, place_of_mass
-from runtime.scoring import STRIPES, likeliest
 
-LONG_HEAD = 256  # that are sorted when the first ones were too few
+LONG_HEAD = 256  # that are sorted where a stage looks at more than one place
 HEAD = 64  # most distributions are settled among this many
+_DEEP = 8  # a part of so much of the row is sorted by value; what lies deeper is searched
 COLDEST = 1e-30  # below it float32 knows no temperature; the likeliest has all of the weight long before
+
+
+class _Deep(NamedTuple):
+    """Entries by falling score, without their ids."""
+
+    least: np.float32  # all that reach it are there
+    scores: Float32
+    weights: npt.NDArray[np.float64]
+    edges: npt.NDArray[np.float64]
 
 
 class Falling:
     """Entries by falling score, ties by id. Weights are probabilities relative to the likeliest, which has 1.
 
-    The first ones, the head, are sorted and exact in float64; what lies beyond is searched, not sorted.
+    The first ones, the head, are sorted and exact in float64. What lies a little beyond is sorted by its scores alone, which
+    says what stands before any of them, and what lies deep is searched.
 
     Args:
-        row: ``(vocab,)`` scores, -inf for what cannot be drawn; never written.
+        ranked: ``(vocab,)`` scores, -inf for what cannot be drawn, and what is known of their order, which all temperatures
+            share.
         temperature: Divides the scores.
         head: How many are sorted at first.
-        plain: The scores are log-probabilities.
     """
 
-    __slots__ = ("_sample", "_tail", "_total", "complete", "edges", "ids", "row", "temperature", "weights")
+    __slots__ = ("_deep", "_ranked", "_samples", "_tail", "_total", "complete", "edges", "ids", "row", "temperature", "weights")
 
-    def __init__(self, row: Float32, temperature: float, head: int = HEAD, *, plain: bool = False) -> None:
-        self.row = row
+    def __init__(self, ranked: Ranked, temperature: float, head: int = HEAD) -> None:
+        self.row = ranked.row
         self.temperature = temperature
-        self.reach(head)
-        self._total = float(np.exp(-np.float64(self.top))) if plain else None
+        self._ranked = ranked
+        self._samples: dict[int, tuple[Float32, npt.NDArray[np.float64]]] = {}
+        self._deep: _Deep | None = None
+        self.reach(len(ranked.ids) if len(ranked.ids) * 2 > head else head)  # about so many will do
+        self._total: float | None = None
+        if ranked.mass is not None and temperature == 1.0 and not self.complete:
+            self._total = max(float(ranked.mass * np.exp(-np.float64(self.top))), float(self.edges[-1]))
 
     def reach(self, count: int) -> None:
         """Makes the head so long, or as long as there are entries."""
-        row = self.row
         self._tail: Float32 | None = None
-        self._sample: tuple[Float32, npt.NDArray[np.float64]] | None = None
-        count = min(count, len(row))
-        self.ids = likeliest(row, count)
-        self.complete = count == len(row) or len(self.ids) < count
-        self.weights = self.weights_of(self.ids)
-        self.edges: npt.NDArray[np.float64] = np.cumsum(self.weights)
+        self._samples.clear()
+        self._ranked.reach(count)
+        self.ids, self.complete = self._ranked.ids, self._ranked.complete
+        self.weights = self._weigh(self._ranked.values)
+        self.edges: npt.NDArray[np.float64] = self.weights.cumsum()
 
     def weights_of(self, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
         """The weights of some entries."""
-        scaled = self.row[ids].astype(np.float64)
+        return self._weigh(self.row[ids])
+
+    def _weigh(self, scores: Float32) -> npt.NDArray[np.float64]:
+        scaled = scores.astype(np.float64)
         scaled -= self.top  # before the division: the likeliest stays at 0 however small the temperature
         if self.temperature != 1.0:
             with np.errstate(over="ignore"):
@@ -58,7 +78,7 @@ class Falling:
     @property
     def top(self) -> float:
         """The highest score."""
-        return float(self.row[self.ids[0]])
+        return float(self._ranked.values[0])
 
     def all_weights(self) -> Float32:
         """The weights of all entries ``(vocab,)``, in float32."""
@@ -91,32 +111,55 @@ class Falling:
             if i >= len(self.ids):  # the target is the whole mass, but for rounding
                 i = int(np.flatnonzero(self.weights)[-1])
             return self.at_rank(i)
-        if len(self.ids) < LONG_HEAD <= len(self.row) // STRIPES:
-            self.reach(LONG_HEAD)  # cheaper than a search, and most often enough
-            return self.at_mass(target, left=left)
-        guesses = self._guesses(target)
+        guesses: tuple[np.float32, ...] = ()
+        for stripes in (STRIPES, STRIPES // _DEEP):
+            guesses = self._guesses(target, stripes)
+            deep = self._down_to(guesses[-1]) if guesses else None
+            if deep is None:
+                break
+            i = int(deep.edges.searchsorted(target, side="left" if left else "right"))
+            if i < len(deep.scores):
+                return self._at(deep, i)
         return place_of_mass(
             self.row, self.tail, target, left=left, known=float(self.edges[-1]), total=self.total, guesses=guesses
         )
 
-    def _guesses(self, target: float) -> tuple[np.float32, ...]:
-        """Scores between which the place of a mass probably lies.
+    def _down_to(self, score: np.float32) -> _Deep | None:
+        """All entries that reach a score; None where they are too many to be sorted."""
+        deep = self._deep
+        if deep is None or deep.least > score:
+            mask = self.row >= score
+            if np.count_nonzero(mask) * _DEEP > len(self.row):
+                return None
+            scores = np.sort(self.row[mask])[::-1]
+            deep = self._deep = _Deep(score, scores, weights := self._weigh(scores), weights.cumsum())
+        return deep
+
+    def _at(self, deep: _Deep, i: int) -> Place:
+        """The entry of rank `i`."""
+        own = deep.scores[i]
+        equals = (self.row == own).nonzero()[0]  # ascending
+        token = equals[i - int(np.searchsorted(-deep.scores, -own))] if len(equals) > 1 else equals[0]
+        return Place(i, int(token), float(deep.edges[i - 1]) if i else 0.0, float(deep.weights[i]))
+
+    def _guesses(self, target: float, stripes: int) -> tuple[np.float32, ...]:
+        """Scores between which the place of a mass probably lies, falling.
 
         The largest entries of many small parts of the row are a sample that is dense where the mass is: an entry of rank r is
-        the largest of its part with the probability exp(-r / parts).
+        the largest of its part with the probability exp(-r / parts). Fewer stripes are more parts, a sample that goes deeper.
         """
-        if self._sample is None:
-            parts = len(self.row) // STRIPES
-            tops = np.sort(self.row[: parts * STRIPES].reshape(STRIPES, parts).max(axis=0))[::-1]
+        if stripes not in self._samples:
+            peaks = np.sort(self._ranked.sample if stripes == STRIPES else rectangle(self.row, stripes).max(axis=0))[::-1]
+            parts = len(peaks)
             with np.errstate(over="ignore"):
-                weights = np.exp((tops - np.float32(self.top)) / np.float32(max(self.temperature, COLDEST)))
-            weights[tops >= self.row[self.ids[-1]]] = 0
+                weights = np.exp((peaks - np.float32(self.top)) / np.float32(max(self.temperature, COLDEST)))
+            weights[peaks >= self._ranked.values[-1]] = 0
             weights /= 1 - (np.arange(parts, dtype=np.float32) / np.float32(parts))  # each stands for those it covers
-            self._sample = tops, self.edges[-1] + np.cumsum(weights, dtype=np.float64)
-        tops, edges = self._sample
-        at = int(np.searchsorted(edges, target))
+            self._samples[stripes] = peaks, self.edges[-1] + weights.cumsum(dtype=np.float64)
+        peaks, edges = self._samples[stripes]
+        at = int(edges.searchsorted(target))
         spread = 6 + at // 12
-        return tuple(tops[i] for i in (at - spread, at + spread) if 0 <= i < len(tops))
+        return tuple(peaks[i] for i in (at - spread, at + spread) if 0 <= i < len(peaks))
 
     def at_rank(self, rank: int) -> Place:
         """The entry that so many stand before; the last one where there are fewer."""
@@ -131,6 +174,10 @@ class Falling:
         count = int(np.count_nonzero(self.weights >= weight))
         if count < len(self.ids) or self.complete:
             return self.at_rank(max(count - 1, 0))
+        score = self.top + self.temperature * math.log(weight) if 0 < weight < 1 else self.top
+        deep = self._down_to(np.float32(score - 1e-5 * (1 + abs(score)))) if weight > 0 else None  # what rounding may take
+        if deep is not None:
+            return self._at(deep, max(int(np.count_nonzero(deep.weights >= weight)) - 1, 0))
         enough = self.tail >= np.float32(weight)
         ids = np.flatnonzero(enough)
         if not len(ids):

@@ -13,6 +13,8 @@ from runtime.records import Float32, TokenRecord
 from runtime.sampling.chain import Bool
 from runtime.stages import Stage
 
+_BELOW = 1e-5  # nats; more than float32 rounds away
+
 
 @dataclass(frozen=True, slots=True)
 class Heads:
@@ -73,8 +75,9 @@ class Heads:
         row[list(self.ids)] = list(self.ids.values())
         if self.mass > 0.0:
             free = np.flatnonzero(np.isneginf(row))[: self.others]
-            each = self.mass / self.others
-            if steep and (most := np.exp(self.most) * (1 - 1e-6)) > each:
+            most = np.exp(self.most - _BELOW)  # after every known token, also where they are as likely: those have lower ids
+            each = min(self.mass / self.others, most)
+            if steep and most > each:
                 count = int(self.mass / most)
                 row[free[:count]] = np.log(most)
                 each, free = max(self.mass - count * most, 1e-30), free[count : count + 1]

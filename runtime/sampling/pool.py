@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from runtime.ranking import Ranked
 from runtime.records import Float32
 from runtime.sampling.falling import HEAD, Falling
 from runtime.sampling.select import Place
@@ -58,35 +59,49 @@ class Pool:
     """The scores that the stages work on, one after the other.
 
     Args:
-        logprobs: ``(vocab,)`` raw log-probabilities; never written.
+        logprobs: ``(vocab,)`` raw log-probabilities, never written; ranked where others want to know their order too.
         shift: Added to them, they are the raw logits.
         traced: Keep every row that a `view` was taken of.
         head: How much of the order is sorted at first.
-        plain: Nothing is cut, so that the sum of the row may be taken for the 1 that it is but for rounding.
     """
 
-    __slots__ = ("_head", "_order", "_own", "_plain", "_traced", "first", "last", "row", "shift", "temperature")
+    __slots__ = (
+        "_edited", "_head", "_last", "_mass", "_now", "_order", "_own", "_ranked", "_share", "_traced",
+        "first", "row", "shift", "temperature",
+    )  # fmt: skip
 
-    def __init__(
-        self, logprobs: Float32, shift: float = 0.0, *, traced: bool = False, head: int = HEAD, plain: bool = False
-    ) -> None:
-        self.row = logprobs
+    def __init__(self, logprobs: Float32 | Ranked, shift: float = 0.0, *, traced: bool = False, head: int = HEAD) -> None:
+        self._ranked = logprobs if isinstance(logprobs, Ranked) else Ranked(logprobs)
+        self.row = self._ranked.row
         self.shift = shift
         self.temperature = 1.0
         self.first: Place | None = None
-        self.last: Place | None = None
+        self._last: Place | None = None
+        self._share: float | None = None  # that a cut is to keep, not carried out yet
         self._own = False
         self._traced = traced
         self._head = head
-        self._plain = plain
+        self._mass = self._ranked.mass  # of the row as it is now, where it is known
+        self._edited: list[npt.NDArray[np.int64]] | None = []  # ids; None: the row has little in common with the ranked one
+        self._now: Ranked | None = None
         self._order: Falling | None = None
+
+    @property
+    def last(self) -> Place | None:
+        """The last entry that is left; None: the order's last."""
+        if self._share is not None:
+            self._carry_out()
+        return self._last
+
+    @last.setter
+    def last(self, place: Place | None) -> None:
+        self._share, self._last = None, place
 
     @property
     def order(self) -> Falling:
         """The falling order of the row."""
         if self._order is None:
-            plain = self._plain and not self._own and self.temperature == 1.0
-            self._order = Falling(self.row, self.temperature, self._head, plain=plain)
+            self._order = Falling(self._current, self.temperature, self._head)
         return self._order
 
     @property
@@ -109,28 +124,90 @@ class Pool:
         """The mass of the range."""
         return self.upto - self.below
 
+    @property
+    def alive(self) -> bool:
+        """Whether anything has a score."""
+        values = self._current.values
+        return bool(len(values)) and bool(values[0] > -np.inf)
+
+    @property
+    def _current(self) -> Ranked:
+        """What is known of the order of the row, whatever the temperature."""
+        if self._now is None:
+            if not self._own:
+                self._now = self._ranked
+            elif not self._edited:
+                self._now = Ranked(self.row, self._mass)
+            else:
+                self._ranked.reach(self._head)
+                ids = self._edited[0] if len(self._edited) == 1 else np.unique(np.concatenate(self._edited))
+                self._now = self._ranked.edited(self.row, ids, self._mass)
+            if not len(self._now.ids):
+                self._now.reach(self._head)
+        return self._now
+
     # ---- what stages do --------------------------------------------------------------------------------------------
 
     def add(self, ids: npt.NDArray[np.int64], amounts: npt.NDArray[np.floating]) -> None:
         """Adds to the scores of `ids`, each of which stands there once."""
         self._settle()
-        self.row[ids] += amounts
+        self._change(ids, self.row[ids] + amounts)
 
     def replace(self, ids: npt.NDArray[np.int64], scores: npt.NDArray[np.floating]) -> None:
         """Other scores for `ids`; see `raw_scores`."""
         self._settle()
-        self.row[ids] = scores - self.shift
+        self._change(ids, scores - self.shift)
+
+    def _change(self, ids: npt.NDArray[np.int64], scores: npt.NDArray[np.floating]) -> None:
+        if self._mass is not None:
+            before = float(np.exp(self.row[ids], dtype=np.float64).sum())
+            after = float(np.exp(np.minimum(scores, 300.0), dtype=np.float64).sum())
+            rest = self._mass - before
+            self._mass = rest + after if rest > self._mass / 2 else None  # what is left of less has lost its digits
+        self.row[ids] = scores
+        if self._edited is not None:
+            self._edited.append(ids)
+
+    def keep_share(self, share: float) -> None:
+        """Leaves the likeliest that together reach this share, the one that crosses it included.
+
+        Where that is, is looked for when it is asked: a cut that comes after it may keep less (see `keep_to`).
+        """
+        if self._share is not None:
+            self._carry_out()
+        self._share = share
+        if self._traced:  # somebody looks at every stage
+            self._carry_out()
+
+    def _carry_out(self) -> None:
+        share, self._share = self._share, None
+        assert share is not None  # there is one
+        last = self.order.at_mass(self.below + share * self.mass, left=True)
+        if self._last is None or last.rank < self._last.rank:
+            self._last = last
+
+    def keep_to(self, last: Place) -> None:
+        """Leaves what stands before an entry, and the entry."""
+        alone = self._share is not None and self._last is None and self.first is None
+        if alone and last.before + last.mass < (self._share or 0.0) * float(self.order.edges[-1]):
+            self._share = None  # it would keep more: what is known of the mass is a part of it
+        own = self.last
+        if own is None or last.rank < own.rank:
+            self._last = last
 
     def raw_scores(self, ids: npt.NDArray[np.int64]) -> Float32:
         """What `ids` have on the scale of raw logits."""
-        scores: Float32 = (self.row[ids] / np.float32(self.temperature)) + np.float32(self.shift)
+        scores = self.row[ids]
+        if self.temperature != 1.0:
+            scores /= np.float32(self.temperature)
+        scores += np.float32(self.shift)
         return scores
 
     def allow(self, mask: npt.NDArray[np.bool_]) -> None:
         """Takes away what the mask ``(vocab,)`` does not allow."""
         self._settle(copy=False)
         self.row = np.where(mask, self.row, np.float32(-np.inf))
-        self._own = True
+        self._own, self._mass, self._edited = True, None, None
 
     def heat(self, temperature: float) -> None:
         """Divides the scores."""
@@ -148,10 +225,10 @@ class Pool:
         self._restrict()
         if self.temperature != 1.0:
             self.row = self.row / np.float32(max(self.temperature, 1e-30))
-            self.temperature, self._own = 1.0, True
+            self.temperature, self._own, self._mass, self._edited = 1.0, True, None, None
         elif copy and (not self._own or self._traced):
             self.row, self._own = self.row.copy(), True
-        self._order = None
+        self._order = self._now = None
 
     def _restrict(self) -> None:
         """What was cut gets no score, so that the range is the whole row again."""
@@ -160,4 +237,4 @@ class Pool:
         left = self.view.holds(np.arange(len(self.row)))
         self.row = np.where(left, self.row, np.float32(-np.inf))
         self.first = self.last = None
-        self._own, self._order = True, None
+        self._own, self._order, self._now, self._mass, self._edited = True, None, None, None, None

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from runtime.errors import InvalidRequestError
+from runtime.ranking import Ranked
 from runtime.records import Float32, Int32, Scores
 from runtime.sampling.chain import Sampler
 from runtime.sampling.history import History
-from runtime.scoring import normalised, summarise
+from runtime.scoring import normalised, summarise_ranked
 
 
 def draw_step(
@@ -40,14 +41,16 @@ def draw_step(
             f"{n} rows, {len(samplers)} samplers, {len(positions)} positions, {len(said)} histories: give one each"
         )
     entropy, finite, shift = np.empty(n, np.float32), np.empty(n, np.bool_), np.empty(n, np.float32)
-    logprobs = normalised(logits, entropy=entropy, finite=finite, shift=shift)
+    mass = np.empty(n)
+    logprobs = normalised(logits, entropy=entropy, finite=finite, shift=shift, mass=mass)
     if not finite.all():
         raise InvalidRequestError(f"row {int((~finite).argmax())} of the logits holds NaN or infinity")
+    ranked = [Ranked(row, each) for row, each in zip(logprobs, mass.tolist(), strict=True)]
     tokens = np.array(
         [
             sampler.draw(row, position, history=history, shift=float(normaliser))[0]
-            for sampler, row, position, history, normaliser in zip(samplers, logprobs, positions, said, shift, strict=True)
+            for sampler, row, position, history, normaliser in zip(samplers, ranked, positions, said, shift, strict=True)
         ],
         np.int32,
     )
-    return tokens, summarise(logprobs, tokens, top_k, entropy)
+    return tokens, summarise_ranked(ranked, tokens, top_k, entropy)

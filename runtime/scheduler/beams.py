@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from runtime.records import Finish, Float32, Int32, Scores
+from runtime.scheduler.beam_rules import BeamRules
 from runtime.scheduler.beam_search import BeamSearch, Link
 from runtime.scheduler.branching import BeamJob
 from runtime.scheduler.cache import Cache
@@ -92,7 +93,15 @@ class Beams:
         room, asked = self._context - len(job.ids) + 1, job.options.max_tokens or DEFAULT_MAX_TOKENS
         at_limit = Finish.CONTEXT if room <= asked else Finish.LENGTH
         own = job.options.eos_token_ids
-        search = BeamSearch(job.options, self._eos if own is None else frozenset(own), min(room, asked), at_limit)
+        eos = self._eos if own is None else frozenset(own)
+        rules = BeamRules.of(
+            job.options.stop,
+            job.constraint,
+            eos=frozenset() if job.options.ignore_eos else eos,
+            token_bytes=self._token_bytes,
+            new_decoder=self._new_decoder,
+        )
+        search = BeamSearch(job.options, eos, min(room, asked), at_limit, rules)
         one = Running(job, search, [prefill], prefill.reused, prefill.computed, time.monotonic())
         self._ledger.prompted(job)
         self.running.append(one)
@@ -141,6 +150,8 @@ class Beams:
         self.running.remove(one)
         tokens = one.search.complete[0].last.length if one.search.complete else one.search.steps
         self._ledger.leave(one.job, finish, generated=tokens, reused=one.reused, computed=one.computed, first=one.started)
+        if one.job.constraint is not None and one.search.rules is not None:
+            self._counters.count_grammar(tokens, one.search.rules)
         self._counters.tokens_reused += one.reused
         seconds = time.monotonic() - one.started
         if tokens > 1 and seconds > 0:

@@ -7,6 +7,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 from runtime.beams import BeamOptions, Hypothesis, OnStep
+from runtime.grammar.constraint import Constraint
 from runtime.scheduler.jobs import GenerateJob, StayingJob, nothing, settle
 
 
@@ -46,6 +47,7 @@ class BeamJob(StayingJob):
     """The best continuations of the path that a beam search finds."""
 
     options: BeamOptions = field(default_factory=BeamOptions)
+    constraint: Constraint | None = None  # where a hypothesis stands in its grammar; this job's alone
     on_step: OnStep = nothing  # runs on the owner thread and must not block
     future: Future[list[Hypothesis]] = field(default_factory=Future)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import logging
-from contextlib import ExitStack
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -98,13 +98,17 @@ class Cache:
         """Puts what is known of a path into a workspace, up to the first row that must be pushed."""
         ids = job.ids[:first_wanted]
         tagged = self.tagged(job, job.ids)
-        workspace = self.workspaces.place(tagged, alone=not self.enabled)
-        with ExitStack() as undo:  # no memory for it: nothing stays pinned
-            undo.callback(self.workspaces.leave, workspace, drop=not self.enabled)
-            lease = undo.enter_context(self.trie.lookup(job.spans(ids)))
+        workspace, trail = self.workspaces.place(tagged, alone=not self.enabled)
+        lease: Lease | None = None
+        try:
+            lease = self.trie.lookup(job.spans(ids))
             clock = self.trie.forgotten.clock
-            slot, depth = self._stand(workspace, tagged[:first_wanted], lease)
-            undo.pop_all()
+            slot, depth = self._stand(workspace, trail, first_wanted, lease)
+        except BaseException:  # no memory for it: nothing stays pinned
+            if lease is not None:
+                lease.release()
+            self.workspaces.leave(workspace, drop=not self.enabled)
+            raise
         matched = max(lease.matched, depth)
         self._last = LastRequest(job, first_wanted, depth, matched, clock, self.enabled)
         prefill = Prefill(
@@ -143,11 +147,30 @@ class Cache:
 
     def place_apart(self, job: Job) -> Prefill:
         """An empty pack for a path that leaves nothing behind: nobody joins it, and `leave` frees it."""
-        workspace = self.workspaces.place(self.tagged(job, job.ids[:0]), alone=True)
+        workspace, _ = self.workspaces.place(self.tagged(job, job.ids[:0]), alone=True)
         workspace.retired = True
         prefill = Prefill(job, workspace, Lease(self.trie, self.trie.root, 0), ROOT, 0, first_wanted=0, last_only=True)
         self._room.live.add(prefill)
         return prefill
+
+    def straighten(self, prefill: Prefill) -> None:
+        """Lets a job that will go on alone do so in a pack that is one chain: a tree costs a mask and copies per token.
+
+        What stood there beside its path is in the trie: siblings of an answer that is being regenerated, mostly.
+        """
+        workspace = prefill.workspace
+        if self.enabled and workspace.users == 1 and not workspace.recurrent and workspace.held > prefill.at:
+            self._room.straighten(workspace, prefill.slot)
+
+    @property
+    def room(self) -> Room:
+        """The budget's book-keeping."""
+        return self._room
+
+    @property
+    def backend(self) -> Backend:
+        """Whose KV it is."""
+        return self._backend
 
     def make_room(self, size: int) -> bool:
         """Whether `size` more bytes are free for a moment; idle packs and old leaves give way."""
@@ -168,7 +191,8 @@ class Cache:
         """
         prefill.lease.release()
         prefill.lease = self.trie.lookup(prefill.job.spans(ids))
-        return self._stand(prefill.workspace, self.tagged(prefill.job, ids), prefill.lease)
+        trail = prefill.workspace.trail(self.tagged(prefill.job, ids))
+        return self._stand(prefill.workspace, trail, len(ids), prefill.lease)
 
     def retag(self, prefill: Prefill) -> None:
         """The job's route has changed: what follows its path is under other adapters."""
@@ -177,17 +201,19 @@ class Cache:
 
     def tagged(self, job: Job, ids: Int32) -> npt.NDArray[Any]:
         """The tokens of a job's path as workspaces tell them apart: with the number of the adapters they are under."""
+        if not job.before and not self.workspaces.tags.tag(job.namespace):
+            return ids
         tags = [(self.workspaces.tags.tag(namespace), part) for namespace, part in job.spans(ids)]
         if not any(tag for tag, _ in tags):
             return ids
         return np.concatenate([part.astype(np.int64) + tag for tag, part in tags])
 
-    def _stand(self, workspace: Workspace, ids: npt.NDArray[Any], lease: Lease) -> tuple[int, int]:
-        """The deepest place on a path that the workspace or the lease can give: its slot and depth.
+    def _stand(self, workspace: Workspace, trail: Sequence[int], limit: int, lease: Lease) -> tuple[int, int]:
+        """The deepest place on a path, within `limit` tokens, that the workspace or the lease can give: its slot and depth.
 
         What the lease holds is computed again where there is no room for it twice, in the trie and in the pack.
         """
-        slot, depth = workspace.find(ids, len(ids)) if self.enabled else (ROOT, 0)
+        slot, depth = workspace.standing(trail, limit) if self.enabled else (ROOT, 0)
         if lease.length > depth:
             try:
                 workspace.reserve(lease.length - depth, slot)
@@ -276,6 +302,11 @@ class Cache:
             MemoryBudgetError: Running requests hold more.
         """
         self._room.set_budget(budget, enabled=self.enabled)
+
+    def going_on(self, job: Job, limit: int) -> int:
+        """Of the path's first `limit` tokens, after how many of those that are held one can go on."""
+        with self.trie.lookup(job.spans(job.ids[:limit])) as lease:
+            return lease.length
 
     def match(self, job: Job) -> int:
         """Tokens of the path whose KV is held, without touching anything."""

@@ -4,11 +4,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
 from operator import attrgetter
+from typing import Protocol
 
-from runtime.grammar.constraint import Constraint
 from runtime.info import Metrics
 from runtime.scheduler.cache import Cache
 from runtime.timings import Latency, RequestTimings
+
+
+class Timed(Protocol):
+    """A grammar in use: a `Constraint`, or the rules of a beam search."""
+
+    @property
+    def work_seconds(self) -> float:
+        """Processor time its masks and steps took."""
+
+    @property
+    def wait_seconds(self) -> float:
+        """What was waited for them."""
 
 
 @dataclass(slots=True)
@@ -24,6 +36,9 @@ class Counters:
     queries: int = 0
     queries_deduplicated: int = 0
     tokens_rescored: int = 0
+    tokens_restored: int = 0
+    blocks_saved: int = 0
+    block_bytes_saved: int = 0
     texts_embedded: int = 0
     tokens_drafted: int = 0
     tokens_accepted: int = 0
@@ -67,7 +82,7 @@ class Counters:
         )
         self._noted = (_own(self), of_cache)
 
-    def count_grammar(self, tokens: int, constraint: Constraint) -> None:
+    def count_grammar(self, tokens: int, constraint: Timed) -> None:
         """A generation under a grammar has ended."""
         self.grammar_tokens += tokens
         self.grammar_seconds += constraint.work_seconds

@@ -19,7 +19,7 @@ from runtime.scheduler.cache import Cache
 from runtime.scheduler.counters import Counters
 from runtime.scheduler.faults import bisect, typed
 from runtime.scheduler.finish import Finisher
-from runtime.scheduler.logits import Distributions, normalise
+from runtime.scheduler.logits import Distribution, Distributions, normalise
 from runtime.scheduler.prefill import Prefill
 from runtime.scheduler.room import NoRoomError
 from runtime.scheduler.rows import Drawn, Guesses, Row, draw, draw_along
@@ -76,8 +76,8 @@ class Decoding:
         self._ahead: dict[Workspace, tuple[Share, int]] = {}  # begun forwards, each with the number of its first slot
         self.rows: list[Row] = []
 
-    def start(self, begun: Sequence[tuple[Stream, Prefill]], last: Float32, guesses: Guesses | None = None) -> None:
-        """A prompt is in place: the first token of each of its streams comes from the distribution after it ``(vocab,)``.
+    def start(self, begun: Sequence[tuple[Stream, Prefill]], last: Distribution, guesses: Guesses | None = None) -> None:
+        """A prompt is in place: the first token of each of its streams comes from the distribution after it.
 
         Args:
             begun: The streams, each with its place; the first one's knows what the prompt cost.
@@ -98,7 +98,7 @@ class Decoding:
             self._counters.publish(self._cache)  # before the first token, so that who sees it sees what the prompt cost
             for row in rows:
                 self._finish.ledger.prompted(row.job)
-            self._settle([draw(rows, Distributions.known(last, prefill.shift), [0] * len(rows))])
+            self._settle([draw(rows, Distributions.known(last), [0] * len(rows))])
             with together():
                 for row in rows:
                     row.stream.deliver()

@@ -9,13 +9,13 @@ from collections.abc import Sequence
 import numpy as np
 
 from runtime.info import PromptProgress
-from runtime.records import Float32, Int32, Scores
+from runtime.records import Int32, Scores
 from runtime.scheduler.branching import FanJob
 from runtime.scheduler.cache import Cache, fill_gaps
 from runtime.scheduler.counters import Counters
 from runtime.scheduler.jobs import Job, QueryJob, ScoreJob, settle
 from runtime.scheduler.ledger import Ledger
-from runtime.scheduler.logits import ChunkLogits, non_finite
+from runtime.scheduler.logits import ChunkLogits, Distribution, non_finite
 from runtime.scheduler.prefill import Prefill
 from runtime.scheduler.rows import Row
 from runtime.scoring import empty_scores, score_logits, summarise
@@ -55,10 +55,10 @@ class Finisher:
 
         Without it the last old token would have to be pushed again, from a checkpoint before it on recurrent models.
         """
-        vector = self._cache.vectors.get((job.key[0], job.ids[:at].tobytes()))
-        if vector is None:
+        last = self._cache.vectors.get((job.key[0], job.ids[:at].tobytes()))
+        if last is None:
             return False
-        fill_gaps(known, summarise(vector[None], job.ids[at : at + 1], job.k), at)
+        fill_gaps(known, summarise(last.logprobs()[None], job.ids[at : at + 1], job.k), at)
         return True
 
     def scores_are_known(self, job: ScoreJob) -> None:
@@ -74,11 +74,11 @@ class Finisher:
 
     # ---- chunks -----------------------------------------------------------------------------------------------------
 
-    def publish_chunk(self, prefill: Prefill) -> Float32 | None:
+    def publish_chunk(self, prefill: Prefill) -> Distribution | None:
         """Publishes a chunk's tokens and keeps its scores.
 
         Returns:
-            The distribution after the job's path ``(vocab,)``, when it is complete.
+            What follows the job's path, when it is complete.
         """
         job, chunk, rows = prefill.job, prefill.chunk, sorted(prefill.rows)
         prefill.chunk = None
@@ -90,8 +90,7 @@ class Finisher:
         last = chunk.end(rows[-1][1], rows[-1][0]) if prefill.done else None
         self._publish(prefill, scores)
         if last is not None:
-            prefill.shift = chunk.shift(rows[-1][1])
-            self._cache.vectors.put(job.key, last, prefill.shift)
+            self._cache.vectors.put(job.key, last)
         return last
 
     def _score_rows(self, job: ScoreJob, chunk: ChunkLogits, rows: Sequence[tuple[int, int]]) -> Scores:
@@ -123,8 +122,8 @@ class Finisher:
             self.ledger.prompted(prefill.job)
             self.ledger.leave(prefill.job, "done", reused=prefill.reused, computed=prefill.computed)
 
-    def answer(self, job: Job, last: Float32) -> None:
-        """Tells whoever waits; `last` is the distribution after the job's path ``(vocab,)``."""
+    def answer(self, job: Job, last: Distribution) -> None:
+        """Tells whoever waits what follows the job's path."""
         if isinstance(job, QueryJob):
             job.answer(last)
         elif isinstance(job, ScoreJob):

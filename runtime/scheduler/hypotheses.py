@@ -8,6 +8,7 @@ import numpy as np
 
 from runtime.beams import Hypothesis
 from runtime.records import Finish, Float32, Int32, Origin, Scores, TokenRun
+from runtime.scheduler.beam_rules import shown
 from runtime.scheduler.beam_search import Complete, Link
 from runtime.scheduler.stream import TextDecoder
 
@@ -43,6 +44,8 @@ def hypothesis(one: Complete, k: int, token_bytes: Sequence[bytes], decoder: Tex
     scores, n = scores_of(links, k), len(links)
     texts = [decoder.feed(token_bytes[link.token]) for link in links]
     texts[-1] += decoder.flush()
+    if one.last.at is not None and one.last.at.cut:
+        texts = shown(texts, one.last.at.cut)
     finish = np.full(n, int(Finish.NONE), np.uint8)
     finish[-1] = int(one.last.finish)
     run = TokenRun(
@@ -55,7 +58,7 @@ def hypothesis(one: Complete, k: int, token_bytes: Sequence[bytes], decoder: Tex
         top_ids=scores.top_ids,
         top_logprobs=scores.top_logprobs,
         covered_mass=scores.covered_mass,
-        origin=np.full(n, int(Origin.SAMPLED), np.uint8),
+        origin=np.array([Origin.GRAMMAR if link.forced else Origin.SAMPLED for link in links], np.uint8),
         finish=finish,
         draw=np.full(n, np.nan, np.float32),
     )

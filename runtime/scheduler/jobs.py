@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
+from array import array as packed_ints
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -20,6 +21,7 @@ from runtime.info import OnProgress
 from runtime.options import GenerationOptions, SamplingOptions
 from runtime.records import Float32, Int32, Scores, TokenRun
 from runtime.sampling.chain import Sampler
+from runtime.scheduler.logits import Distribution
 from runtime.trie import Namespace, Span
 
 
@@ -55,6 +57,7 @@ class Job:
     prompted: float = 0.0  # when its prompt was in place
     number: int = 0  # of the request, from 1; negative once it has ended
     before: tuple[tuple[int, Namespace], ...] = ()
+    looked: bool = False  # its path was looked for among the stored blocks
 
     def fail(self, error: BaseException) -> None:
         """Tells whoever waits."""
@@ -127,11 +130,11 @@ class Rows:
         """Whether nobody waits for its rows any more."""
         return self._failed or self._waiter.cancelled()
 
-    def put(self, i: int, n: int, vector: Float32) -> None:
+    def put(self, i: int, n: int, last: Distribution) -> None:
         """Row `i` of `n` is known."""
         if self._array is None:
-            self._array = np.empty((n, len(vector)), np.float32)
-        self._array[i] = vector
+            self._array = np.empty((n, len(last.raw)), np.float32)
+        last.write(self._array[i])
         self._left -= 1
         if not self._left:
             settle(self._waiter, self._array)
@@ -161,8 +164,8 @@ class RowOf:
         """Whether somebody still waits."""
         return not self._rows.done
 
-    def set_result(self, value: Float32) -> None:
-        """The answer, which is copied."""
+    def set_result(self, value: Distribution) -> None:
+        """The answer, which is written where it belongs."""
         self._rows.put(self._i, self._n, value)
 
     def set_exception(self, error: BaseException) -> None:
@@ -175,16 +178,24 @@ class QueryJob(Job):
     """The distribution after the path: ``(vocab,) float32`` log-probabilities. Equal ones in flight share one job."""
 
     waiters: list[Waiter] = field(default_factory=list)
+    _key: tuple[Namespace, bytes] | None = None
+
+    @property
+    def key(self) -> tuple[Namespace, bytes]:
+        """As of any job; its path never changes, so that it is worked out once."""
+        if self._key is None:
+            self._key = (self.before, self.namespace) if self.before else self.namespace, self.ids.tobytes()
+        return self._key
 
     def fail(self, error: BaseException) -> None:
         """Every waiter gets the error."""
         for waiter in self.waiters:
             settle(waiter, error=error)
 
-    def answer(self, vector: Float32) -> None:
-        """Every waiter gets a copy of its own."""
+    def answer(self, last: Distribution) -> None:
+        """Every waiter gets an array of its own."""
         for waiter in self.waiters:
-            settle(waiter, vector if isinstance(waiter, RowOf) else vector.copy())
+            settle(waiter, last if isinstance(waiter, RowOf) else last.logprobs())
 
     @property
     def abandoned(self) -> bool:
@@ -278,10 +289,11 @@ def check_ids(ids: Sequence[int] | np.ndarray[Any, Any], *, vocab: int, context:
         InvalidRequestError: Empty, not whole numbers, or outside the vocabulary (the first bad one is named).
         ContextOverflowError: More than the context holds.
     """
-    if isinstance(ids, list | tuple) and bool in set(map(type, ids)):
+    kinds = set(map(type, ids)) if isinstance(ids, list | tuple) else set()
+    if bool in kinds:
         raise InvalidRequestError("token ids must be whole numbers, not bool")
     try:
-        array = np.asarray(ids)
+        array = _packed(ids) if kinds == {int} else np.asarray(ids)
     except (ValueError, OverflowError) as error:  # lists of different lengths
         raise InvalidRequestError(f"token ids must be one flat sequence: {error}") from error
     if array.ndim != 1 or array.size == 0:
@@ -290,12 +302,19 @@ def check_ids(ids: Sequence[int] | np.ndarray[Any, Any], *, vocab: int, context:
             if array.size == 0
             else f"token ids must be one flat sequence, not of shape {array.shape}"
         )
-    if array.dtype == np.bool_ or not np.issubdtype(array.dtype, np.integer):
+    if array.dtype.kind not in "iu":
         raise InvalidRequestError(f"token ids must be whole numbers, not {array.dtype}")
-    bad = np.flatnonzero((array < 0) | (array >= vocab))
-    if bad.size:
-        at = int(bad[0])
+    if array.min() < 0 or array.max() >= vocab:
+        at = int(np.flatnonzero((array < 0) | (array >= vocab))[0])
         raise InvalidRequestError(f"token id {int(array[at])} at position {at} is outside the vocabulary of {vocab:,}")
     if array.size > context:
         raise ContextOverflowError(stage, 0, int(array.size), context)
     return array.astype(np.int32)
+
+
+def _packed(ids: Sequence[int]) -> np.ndarray[Any, Any]:
+    """`numpy.asarray` of plain ints, in half the time."""
+    try:
+        return np.frombuffer(packed_ints("q", ids), np.int64)
+    except OverflowError:
+        return np.asarray(ids)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from runtime.errors import NonFiniteLogitsError
+from runtime.ranking import Ranked
 from runtime.records import Float32
-from runtime.scoring import normalised
+from runtime.scoring import normalised, normalisers
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,11 +22,53 @@ class Distributions:
     finite: npt.NDArray[np.bool_]  # (n,) which rows held numbers only
     entropy: Float32 | None  # (n,) nats, where it was asked for
     shift: Float32  # (n,) normalisers: raw logits less log-probabilities
+    ranked: list[Ranked]  # n: the same rows, with what the draws learn of their order, for the records
 
     @classmethod
-    def known(cls, last: Float32, shift: float = 0.0) -> Distributions:
-        """One row ``(vocab,)`` that is remembered, and its normaliser."""
-        return cls(last[None], np.ones(1, np.bool_), None, np.array([shift], np.float32))
+    def known(cls, last: Distribution) -> Distributions:
+        """One row, that is remembered."""
+        logprobs = last.logprobs()
+        return cls(logprobs[None], np.ones(1, np.bool_), None, np.array([last.shift], np.float32), [Ranked(logprobs)])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Distribution:
+    """What follows one path: raw logits, and what makes log-probabilities of them where and when they are wanted.
+
+    Attributes:
+        raw: ``(vocab,)``, read-only; the array that it lies in may hold others'.
+        top: The largest of them.
+        log_total: The logarithm of the sum over what lies below it.
+    """
+
+    raw: Float32
+    top: np.float32
+    log_total: np.float32
+
+    @property
+    def shift(self) -> float:
+        """The normaliser: raw logits less log-probabilities."""
+        return float(self.top + self.log_total)
+
+    @property
+    def nbytes(self) -> int:
+        """Of the logits."""
+        return int(self.raw.nbytes)
+
+    def write(self, out: Float32) -> None:
+        """The log-probabilities, into ``(vocab,)``."""
+        np.subtract(self.raw, self.top, out=out)
+        np.subtract(out, self.log_total, out=out)
+
+    def logprobs(self) -> Float32:
+        """The log-probabilities ``(vocab,)``, an array of their own."""
+        out: Float32 = np.empty(len(self.raw), np.float32)
+        self.write(out)
+        return out
+
+    def alone(self) -> Distribution:
+        """The same in memory of its own."""
+        return Distribution(self.raw.copy(), self.top, self.log_total)
 
 
 @dataclass(slots=True, eq=False)
@@ -33,34 +76,37 @@ class ChunkLogits:
     """The raw logits of one forward; the rows at which paths end are normalised together, when the first is asked for.
 
     Args:
-        raw: ``(n, vocab)``.
+        raw: ``(n, vocab)``, read-only from here on.
         ends: Rows after which a path is complete.
     """
 
     raw: Float32
     ends: Sequence[int]
-    _after: Distributions | None = None
-    _places: dict[int, int] = field(default_factory=dict)
+    _after: dict[int, Distribution | None] | None = None  # None: no numbers
 
-    def end(self, row: int, position: int) -> Float32:
-        """The distribution ``(vocab,)`` of one of `ends`, after token `position` of its path.
+    def end(self, row: int, position: int) -> Distribution:
+        """What follows one of `ends`, token `position` of its path.
 
         Raises:
             NonFiniteLogitsError: Its logits are no numbers.
         """
         if self._after is None:
-            self._after = normalise(self.rows(self.ends), entropy=False)
-            self._places = {place: i for i, place in enumerate(self.ends)}
-        i = self._places[row]
-        if not self._after.finite[i]:
+            self._after = self._distributions()
+        found = self._after[row]
+        if found is None:
             raise non_finite(position)
-        last: Float32 = self._after.logprobs[i]
-        return last
+        return found
 
-    def shift(self, row: int) -> float:
-        """The normaliser of one of `ends`, whose distribution was asked for."""
-        assert self._after is not None  # it was asked for
-        return float(self._after.shift[self._places[row]])
+    def _distributions(self) -> dict[int, Distribution | None]:
+        rows = self.rows(self.ends)
+        if 2 * len(rows) < len(self.raw):  # what is kept must not hold many others in memory
+            rows = rows.copy()
+        rows.flags.writeable = False
+        tops, log_totals, finite = normalisers(rows)
+        return {
+            place: Distribution(row, top, log_total) if numbers else None
+            for place, row, top, log_total, numbers in zip(self.ends, rows, tops, log_totals, finite.tolist(), strict=True)
+        }
 
     def rows(self, chosen: Sequence[int]) -> Float32:
         """Some rows, ascending; no copy where they lie side by side."""
@@ -75,11 +121,13 @@ def normalise(logits: Float32, *, entropy: bool) -> Distributions:
     finite = np.empty(n, np.bool_)
     spread: Float32 | None = np.empty(n, np.float32) if entropy else None
     shift: Float32 = np.empty(n, np.float32)
-    logprobs = normalised(logits, entropy=spread, finite=finite, shift=shift)
+    mass = np.empty(n)
+    logprobs = normalised(logits, entropy=spread, finite=finite, shift=shift, mass=mass)
     if not finite.all():
         sound = normalise(np.where(finite[:, None], logits, np.float32(0)), entropy=entropy)
-        return Distributions(sound.logprobs, finite, sound.entropy, sound.shift)
-    return Distributions(logprobs, finite, spread, shift)
+        return replace(sound, finite=finite)
+    ranked = [Ranked(row, each) for row, each in zip(logprobs, mass.tolist(), strict=True)]
+    return Distributions(logprobs, finite, spread, shift, ranked)
 
 
 def non_finite(position: int) -> NonFiniteLogitsError:

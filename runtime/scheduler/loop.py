@@ -13,8 +13,8 @@ from functools import partial
 
 from runtime.backends.base import Backend
 from runtime.options import LoadOptions
-from runtime.records import Float32
 from runtime.scheduler.beams import Beams
+from runtime.scheduler.blocks import Blocks
 from runtime.scheduler.branching import BeamJob, FanJob
 from runtime.scheduler.cache import Cache
 from runtime.scheduler.counters import Counters
@@ -24,6 +24,7 @@ from runtime.scheduler.faults import typed
 from runtime.scheduler.finish import Finisher, gone
 from runtime.scheduler.jobs import CallJob, GenerateJob, Job, QueryJob, ScoreJob, StayingJob, settle
 from runtime.scheduler.ledger import Ledger
+from runtime.scheduler.logits import Distribution
 from runtime.scheduler.prefill import Prefill
 from runtime.scheduler.prompts import Prompts
 from runtime.scheduler.rows import Guesses
@@ -81,6 +82,7 @@ class Scheduler:
             others_give_way=lambda: self._embeddings.make_way(),
         )
         self._embeddings = Embeddings(backend, options, self.cache, self.counters, self._ledger)
+        self.blocks = Blocks(options.blocks, self.cache, self.counters, self._go_on)
         self._leaving: list[tuple[str, Future[None]]] = []  # adapters (by digest), and who waits for them to be out of use
         self._decoding = Decoding(
             options,
@@ -105,7 +107,7 @@ class Scheduler:
     @property
     def busy(self) -> bool:
         """Whether a step has anything to do."""
-        return bool(self._waiting or self._prompts.running or self._decodes or self._embeddings.running)
+        return bool(self._waiting or self._prompts.running or self._decodes or self._embeddings.running or self.blocks.busy)
 
     @property
     def _decodes(self) -> bool:
@@ -129,8 +131,11 @@ class Scheduler:
         """One round; call while `busy`."""
         self.steps += 1
         self._drop_cancelled()
-        for job in self._waiting.take(self.cache.departures, idle=not (self._decodes or self._prompts.running)):
+        restoring = self.blocks.restores.cursors
+        for job in self._waiting.take(self.cache.departures, idle=not (self._decodes or self._prompts.running or restoring)):
             self._guard(job, partial(self._admit, job))
+        if self.blocks.busy:
+            self.blocks.step(beside=self._decodes or bool(self._prompts.running))
         self._decoding.step(paced=not (self._prompts.running or self._embeddings.running))
         self._beams.step()
         if self._prompts.running:
@@ -147,7 +152,7 @@ class Scheduler:
         self._leaving.append((digest, future))
 
     def _tell_unused(self) -> None:
-        prefills = (*self._prompts.running, *(row.prefill for row in self._decoding.rows))
+        prefills = (*self._prompts.running, *(row.prefill for row in self._decoding.rows), *self.blocks.restores.cursors)
         whole = (*(one.job for one in self._beams.running), *(one.job for one in self._embeddings.running))
         jobs = [*(prefill.job for prefill in prefills), *whole, *self._waiting]
         unused = [pair for pair in self._leaving if not any(job.uses(pair[0]) for job in jobs)]
@@ -162,6 +167,8 @@ class Scheduler:
         self._beams.fail_all(error)
         for prefill in list(self._prompts.running):
             self._prompts.end(prefill, error)
+        for prefill in self.blocks.restores.cursors:
+            self._end_restore(prefill, error)
         self._embeddings.fail_all(error)
         for job in self._waiting:
             self._ledger.leave(job, "error")
@@ -173,7 +180,8 @@ class Scheduler:
         self._leaving.clear()
 
     def unload(self) -> None:
-        """Frees what was cached and the draft model; nothing runs any more."""
+        """Frees what was cached and the draft model, ends the block thread; nothing runs any more."""
+        self.blocks.close()
         self.cache.clear()
         if self._drafter is not None:
             self._drafter.unload()
@@ -182,6 +190,8 @@ class Scheduler:
         """Every query that waits fails with `error`; generations and scores go on."""
         for prefill in [p for p in self._prompts.running if isinstance(p.job, QueryJob)]:
             self._prompts.end(prefill, error)
+        for prefill in [p for p in self.blocks.restores.cursors if isinstance(p.job, QueryJob)]:
+            self._end_restore(prefill, error)
         for job in [j for j in self._waiting if isinstance(j, QueryJob)]:
             self._waiting.remove(job)
             job.fail(error)
@@ -194,6 +204,8 @@ class Scheduler:
         self._beams.drop_cancelled()
         for prefill in [p for p in self._prompts.running if gone(p.job)]:
             self._prompts.end(prefill, None)
+        for prefill in [p for p in self.blocks.restores.cursors if gone(p.job)]:
+            self._end_restore(prefill, None)
         self._embeddings.drop_cancelled()
         for job in [j for j in self._waiting if gone(j)]:
             self._waiting.remove(job)
@@ -238,34 +250,54 @@ class Scheduler:
                 self._finish.scores_are_known(job)
                 self.cache.answered(job)
                 return
-        elif (vector := self.cache.vectors.get(job.key)) is not None:
+        elif (known := self.cache.vectors.get(job.key)) is not None:
             if isinstance(job, QueryJob):
                 self.counters.tokens_reused += len(job.ids)
                 self.counters.publish(self.cache)
                 self._forget(job)
                 self.cache.answered(job)
-                job.answer(vector)
+                job.answer(known)
                 return
-            shift = self.cache.vectors.shift(job.key)  # before others are moved, this one out maybe
             prefill = self.cache.place(job, len(job.ids))
-            prefill.shift = shift
             if prefill.at == len(job.ids):  # the KV is there as well: nothing to push
                 prefill.tell()
-                self._start(prefill, vector)
+                self._start(prefill, known)
                 return
             self.cache.leave(prefill)
+        if self.blocks.there and self.blocks.restores.worth(job):
+            self.blocks.restores.begin(self.cache.place(job, len(job.ids) - 1))
+            return
         prefill = self.cache.place(job, max(first_wanted, 0))
         self._prompts.running.append(prefill)
         prefill.tell()
         if isinstance(job, ScoreJob):  # what is held but must be pushed again, for want of scores
             self.counters.tokens_rescored += max(self.cache.match(job) - prefill.at, 0)
 
+    def _go_on(self, cursor: Prefill) -> None:
+        """What was stored of a job's path is in place: it is admitted as if that had never been away."""
+        try:
+            self._guard(cursor.job, partial(self._admit, cursor.job))
+        finally:
+            self.cache.leave(cursor)  # now: the job stands there itself
+
+    def _end_restore(self, cursor: Prefill, error: BaseException | None) -> None:
+        """A job whose path was being restored ends here: with the error, or because nobody waits."""
+        job = cursor.job
+        self._forget(job)
+        self.cache.leave(cursor)
+        self._ledger.leave(job, "cancelled" if error is None else "error", reused=cursor.reused)
+        if error is not None:
+            job.fail(error)
+        elif isinstance(job, StayingJob):
+            job.leave()
+        self.blocks.restores.drop(cursor)
+
     # ---- (b) one token for every generation -----------------------------------------------------------------------
 
-    def _start(self, prefill: Prefill, last: Float32) -> None:
-        """A prompt is in place: what goes on from it begins, with the distribution after it ``(vocab,)``."""
+    def _start(self, prefill: Prefill, last: Distribution) -> None:
+        """A prompt is in place: what goes on from it begins, with what follows it."""
         if isinstance(prefill.job, BeamJob):
-            self._beams.start(prefill, last)
+            self._beams.start(prefill, last.logprobs())
             return
         jobs = self._continuations(prefill.job)
         places = [prefill]
@@ -277,6 +309,8 @@ class Scheduler:
             for place in places:
                 self.cache.leave(place)
             raise
+        if len(streams) == 1:
+            self.cache.straighten(prefill)
         if streams:
             self._decoding.start(list(zip(streams, places, strict=True)), last, guesses)
         else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 
-from runtime.records import Float32
+from runtime.scheduler.logits import Distribution
 from runtime.scheduler.vectors import VectorCache
 from runtime.trie import Lease, Span, Trie
 from runtime.trie.node import Node
@@ -102,12 +102,12 @@ class Pins:
         if self._bytes() > self._limit:
             self.lapse()
 
-    def _keep(self, pin: int, key: Hashable, row: Float32) -> None:
+    def _keep(self, pin: int, key: Hashable, row: Distribution) -> None:
         pinned = self._vectors.pinned
         if key not in pinned:
             if not self._room(row.nbytes) or pin not in self._leases:  # making room may have taken the pin itself
                 return
-            pinned[key] = row.copy()  # alone: the array that it lies in may hold many
+            pinned[key] = row.alone()  # alone: the array that it lies in may hold many
             self.nbytes += row.nbytes
         self._keys[pin] = key
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy.typing as npt
 
 from runtime.info import PromptProgress
-from runtime.scheduler.jobs import Job
+from runtime.scheduler.jobs import Job, nothing
 from runtime.scheduler.logits import ChunkLogits
 from runtime.scheduler.slot_paths import NOTHING
 from runtime.scheduler.workspace import Workspace
@@ -43,7 +43,6 @@ class Prefill:
     served: int = 0  # the round in which it was last pushed
     chunk: ChunkLogits | None = None  # of the last forward
     rows: list[tuple[int, int]] = field(default_factory=list)  # (token index, row of `chunk`), as wanted
-    shift: float = 0.0  # the normaliser of the distribution after the path, once that is known
     _mark: tuple[int, int, int, int] = (0, 0, 0, 0)
 
     @property
@@ -67,6 +66,8 @@ class Prefill:
 
     def tell(self) -> None:
         """Says how far it is."""
+        if self.job.on_progress is nothing:
+            return
         self.job.on_progress(PromptProgress(self.at, self.total, self.reused, self.computed, self.job.number))
 
     def go_back(self, slot: int, at: int) -> None:

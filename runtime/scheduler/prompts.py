@@ -9,12 +9,12 @@ from typing import Protocol
 
 from runtime.aio import together
 from runtime.options import LoadOptions
-from runtime.records import Float32
 from runtime.scheduler.cache import Cache
 from runtime.scheduler.counters import Counters
 from runtime.scheduler.faults import bisect
 from runtime.scheduler.finish import Finisher
 from runtime.scheduler.jobs import Job, StayingJob
+from runtime.scheduler.logits import Distribution
 from runtime.scheduler.prefill import Batch, Prefill
 from runtime.scheduler.room import NoRoomError
 
@@ -41,7 +41,7 @@ class Prompts:
         finish: Publishes chunks and answers.
         guard: Keeps a failure with its job.
         forget: No other query joins the job any more.
-        start: The prompt of a job that goes on from it is in place, and the distribution after it ``(vocab,)``.
+        start: The prompt of a job that goes on from it is in place; this follows it.
         park: The job must wait until somebody has left.
         others_give_way: Frees what less urgent work of another kind holds; False: there is none.
     """
@@ -55,7 +55,7 @@ class Prompts:
         *,
         guard: Guard,
         forget: Callable[[Job], None],
-        start: Callable[[Prefill, Float32], None],
+        start: Callable[[Prefill, Distribution], None],
         park: Callable[[Job], None],
         others_give_way: Callable[[], bool],
     ) -> None:
@@ -166,13 +166,13 @@ class Prompts:
             raise
         prefill.go_back(slot, at)
 
-    def _settle_chunk(self, prefill: Prefill) -> Float32 | None:
+    def _settle_chunk(self, prefill: Prefill) -> Distribution | None:
         """Publishes what a chunk computed.
 
         Returns:
-            The distribution after the job's path ``(vocab,)`` when it is complete; its lease is then released.
+            What follows the job's path when it is complete; its lease is then released.
         """
-        last: list[Float32 | None] = []
+        last: list[Distribution | None] = []
 
         def take() -> None:
             last.append(self._finish.publish_chunk(prefill))

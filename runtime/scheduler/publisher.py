@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
+import numpy as np
+
 from runtime.backends.base import Backend, Payload
 from runtime.errors import MemoryBudgetError
 from runtime.records import Int32, Scores
@@ -40,11 +42,11 @@ class Publisher:
         workspace = prefills[0].workspace if prefills else None
         if workspace is None or not self._enabled or workspace.recurrent:
             return
-        tails = {(prefill.slot, prefill.at - prefill.lease.length) for prefill in prefills if _has_new_tail(prefill)}
+        tails = {(prefill.slot, prefill.at - prefill.lease.length): None for prefill in prefills if _has_new_tail(prefill)}
         if len(tails) < 2:
             return
         chains = [workspace.chain(slot, count) for slot, count in tails]
-        needed = sum(self._backend.take_cost(workspace.pack, slots).held for slots in chains)
+        needed = self._backend.take_cost(workspace.pack, np.concatenate(chains)).held  # no states: all is by the token
         if not self._room.make(3 * needed):
             return
         try:
@@ -61,6 +63,9 @@ class Publisher:
     def publish(self, prefill: Prefill, tokens: Int32, slot: int, scores: Scores | None) -> None:
         """Copies the tokens from the lease's end to `slot` into the trie; `scores` has one row for each."""
         start, job = prefill.lease.length, prefill.job
+        if not job.before:
+            self._publish(prefill, job.namespace, tokens, slot, scores)
+            return
         for end in [end - start for end, _ in job.before if start < end < start + len(tokens)]:
             at = prefill.lease.length - start
             place = prefill.workspace.above(slot, len(tokens) - end)
@@ -76,6 +81,9 @@ class Publisher:
         """`publish` of tokens under one namespace."""
         lease, workspace = prefill.lease, prefill.workspace
         if not self._enabled or not len(tokens) or not lease.node.attached:  # under a cleared path nothing is kept
+            return
+        if (ahead := self._copied_ahead(workspace, slot, len(tokens))) is not None:
+            self._trie.insert(lease, namespace, tokens, ahead, scores)  # what others have hung there since stays
             return
         found = self._trie.follow(lease, namespace, tokens, scores)
         if found.already == len(tokens):
@@ -99,10 +107,6 @@ class Publisher:
 
     def _taken(self, workspace: Workspace, slot: int, count: int, beside: int) -> Payload | None:
         """A copy of the last `count` tokens of a path; None where there is no room for it and `beside` bytes of scores."""
-        ahead = self._ahead.pop((workspace, slot, count), None)
-        if ahead is not None:
-            self._room.pending -= self._backend.payload_bytes(ahead)
-            return ahead
         slots = workspace.chain(slot, count)
         if not self._room.make(self._backend.take_cost(workspace.pack, slots).moment + beside):
             return None
@@ -111,6 +115,12 @@ class Publisher:
         except MemoryBudgetError:  # the device itself; a copy for later must not end what runs
             log.exception("computed KV could not be kept")
             return None
+
+    def _copied_ahead(self, workspace: Workspace, slot: int, count: int) -> Payload | None:
+        ahead = self._ahead.pop((workspace, slot, count), None) if self._ahead else None
+        if ahead is not None:
+            self._room.pending -= self._backend.payload_bytes(ahead)
+        return ahead
 
     def _note_refusal(self, prefill: Prefill, namespace: Namespace, tokens: Int32) -> None:
         """Remembers, once for each token, that there was no room to keep what was computed."""

@@ -8,6 +8,7 @@ stand in a pack anyway, spare capacity of other packs. Where that is not enough,
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 
 from runtime.backends.base import Backend
 from runtime.errors import MemoryBudgetError
@@ -52,6 +53,7 @@ class Room:
         self.pins = Pins(self.trie, self.vectors, budget, self.make)
         self.workspaces = Workspaces(backend, self)
         self.drafter: Drafter | None = None
+        self.afloat = 0  # bytes on their way to or from the block file
         self.pending = 0  # bytes that were copied for the trie and are not hung in yet
         self._told = 0  # of the freed bytes, those the backend has heard of
 
@@ -59,7 +61,8 @@ class Room:
     def bytes(self) -> int:
         """Bytes in use."""
         drafts = 0 if self.drafter is None else self.drafter.nbytes
-        return self.trie.bytes + self.workspaces.nbytes + self.vectors.bytes + self.pins.nbytes + self.pending + drafts
+        moving = self.pending + self.afloat
+        return self.trie.bytes + self.workspaces.nbytes + self.vectors.bytes + self.pins.nbytes + moving + drafts
 
     def make(self, size: int) -> bool:
         """Makes `size` more bytes free for something to keep: idle packs, old leaves and then old pins give way.
@@ -67,7 +70,8 @@ class Room:
         Returns:
             False, and nothing was given up, where that would not be enough.
         """
-        short = self.bytes + size - self.budget
+        held = self.bytes
+        short = held + size - self.budget
         if short > 0:
             lacking = short - self.workspaces.idle_bytes - self.trie.evictable_bytes
             if lacking > 0 and not self.pins.give_way(lacking):
@@ -75,9 +79,10 @@ class Room:
             short -= self.workspaces.free(short)
             if short > 0:
                 self.trie.evict(short)
-        free = self.bytes + size <= self.budget
+            held = self.bytes
+        free = held + size <= self.budget
         if free:
-            self.peak = max(self.peak, self.bytes + size)
+            self.peak = max(self.peak, held + size)
         return free
 
     def hint(self, workspace: Workspace, count: int) -> None:
@@ -177,10 +182,11 @@ class Room:
 
     def _grown_freely(self, workspace: Workspace, count: int, extra: int) -> bool:
         """Grows by as much as is cheap without anybody giving way: double, a quarter, some, or what is needed."""
-        free = self.budget - self.bytes - extra
+        held = self.bytes
+        free = self.budget - held - extra
         slots = workspace.held + count
         if free >= 0 and not self._lacks(workspace, count):
-            self.peak = max(self.peak, self.bytes + extra)
+            self.peak = max(self.peak, held + extra)
             return True
         capacity = self._backend.capacity(workspace.pack)
         for wanted in (2 * capacity, capacity + max(capacity // 4, QUARTER_STEP), slots + STEP, slots):
@@ -189,7 +195,7 @@ class Room:
             cost = self._backend.resize_cost(workspace.pack, wanted)
             spare = cost.held * (wanted - slots) // max(wanted - capacity, 1)
             if cost.moment <= free and spare <= self.budget // SPARE_SHARE:
-                self.peak = max(self.peak, self.bytes + cost.moment + extra)
+                self.peak = max(self.peak, held + cost.moment + extra)
                 workspace.resize(wanted)
                 return True
         return False
@@ -213,6 +219,11 @@ class Room:
                 self._compact(other, [])
                 self._tighten(other)
         yield
+
+    def straighten(self, workspace: Workspace, slot: int) -> None:
+        """Leaves nothing in a pack but the path to `slot`, if there is room for the copy; the rest is in the trie."""
+        with suppress(MemoryBudgetError):  # the device itself: it goes on as it is
+            self._compact(workspace, [slot])
 
     def _release_leases(self) -> None:
         """What a live job's lease holds stands in its pack as well: it may be evicted, and is published anew later."""

@@ -16,7 +16,7 @@ from runtime.scheduler.logits import Distributions, non_finite
 from runtime.scheduler.prefill import Prefill
 from runtime.scheduler.stream import Stream
 from runtime.scheduler.workspace import Workspace
-from runtime.scoring import summarise
+from runtime.scoring import summarise_ranked
 
 PUBLISH_TOKENS = 64  # a tail goes to the trie in runs of this many
 
@@ -118,12 +118,11 @@ class Drawn:
         if self.recorded or not self.rows:
             return
         self.recorded = True
-        places = np.array(self.at)
-        logprobs, entropy = self.after.logprobs, self.after.entropy
-        if not np.array_equal(places, np.arange(len(logprobs))):  # some share a row, or failed
-            logprobs, entropy = logprobs[places], None if entropy is None else entropy[places]
+        entropy = self.after.entropy
         widest = max(row.job.options.top_k for row in self.rows)
-        scores = summarise(logprobs, np.array(self.tokens, np.int32), widest, entropy)
+        ranked = [self.after.ranked[i] for i in self.at]
+        known = None if entropy is None else entropy[np.array(self.at)]
+        scores = summarise_ranked(ranked, np.array(self.tokens, np.int32), widest, known)
         for i, row in enumerate(self.rows):
             row.stream.record(scores, i)
 
@@ -163,7 +162,7 @@ def _draw_one(drawn: Drawn, row: Row, i: int) -> bool:
         drawn.failures[id(row)] = non_finite(row.stream.position)
         return False
     try:
-        token, u = row.stream.draw(drawn.after.logprobs[i], float(drawn.after.shift[i]))
+        token, u = row.stream.draw(drawn.after.ranked[i], float(drawn.after.shift[i]))
     except RuntimeFault as fault:  # nothing is left to draw from: this one alone ends
         drawn.failures[id(row)] = fault
         return False

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 from collections import deque
 from collections.abc import Sequence
+from typing import Self
 
 
 class StopFinder:
@@ -43,6 +45,10 @@ class StopFinder:
             if self._longest[self._state]:
                 return at - self._longest[self._state]
         return None
+
+    def fork(self) -> Self:
+        """A second one at the same place of its text."""
+        return copy.copy(self)  # the tables, which nobody changes any more, are shared
 
     def _add(self, stop: str) -> None:
         state = 0

@@ -6,13 +6,14 @@ import math
 import time
 from collections import deque
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from runtime.errors import GrammarError
 from runtime.grammar.constraint import Constraint
+from runtime.ranking import Ranked
 from runtime.records import Finish, Float32, Int32, Origin, Scores, TokenRun, UInt8
 from runtime.sampling.chain import Traced
 from runtime.sampling.history import History
@@ -34,6 +35,9 @@ class TextDecoder(Protocol):
 
     def flush(self) -> str:
         """What is left, malformed bytes as U+FFFD."""
+
+    def fork(self) -> Self:
+        """A second one at the same place."""
 
 
 class Stream:
@@ -82,7 +86,7 @@ class Stream:
         """Tokens that may come yet."""
         return min(self._limit, self._room + 1) - len(self.new_ids)
 
-    def draw(self, logprobs: Float32, shift: float = 0.0) -> tuple[int, float]:
+    def draw(self, logprobs: Float32 | Ranked, shift: float = 0.0) -> tuple[int, float]:
         """The next token and its random number, from ``(vocab,)`` log-probabilities; `shift` makes raw logits of them.
 
         Raises:
@@ -95,7 +99,7 @@ class Stream:
         constraint.accept(token)
         return token, u
 
-    def _drawn(self, logprobs: Float32, shift: float, allowed: npt.NDArray[np.bool_] | None) -> tuple[int, float]:
+    def _drawn(self, logprobs: Float32 | Ranked, shift: float, allowed: npt.NDArray[np.bool_] | None) -> tuple[int, float]:
         sampler = self.job.sampler
         if not self.job.options.stages:
             return sampler.draw(logprobs, self.position, history=self._history, allowed=allowed, shift=shift)
@@ -103,7 +107,7 @@ class Stream:
         self._traced.append(traced)
         return traced.token, traced.u
 
-    def _draw_allowed(self, constraint: Constraint, logprobs: Float32, shift: float) -> tuple[int, float]:
+    def _draw_allowed(self, constraint: Constraint, logprobs: Float32 | Ranked, shift: float) -> tuple[int, float]:
         allowed = constraint.allowed()  # (vocab,)
         choices = int(np.count_nonzero(allowed))
         try:

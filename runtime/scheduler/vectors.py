@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from runtime.records import Float32
+from runtime.scheduler.logits import Distribution
 
 
 @dataclass(slots=True)
@@ -20,7 +21,7 @@ class Block:
 
 
 class VectorCache:
-    """Whole ``(vocab,) float32`` rows by path, least recently used out first, with what else lies in the same array.
+    """Whole distributions by path, least recently used out first, with what else lies in the same array of logits.
 
     Args:
         budget: Bytes; 0 keeps nothing.
@@ -31,15 +32,14 @@ class VectorCache:
         self._budget = budget
         self._room = room
         self._most: int | None = None  # rows
-        self._rows: OrderedDict[Hashable, Float32] = OrderedDict()
-        self._shifts: dict[Hashable, float] = {}  # of the rows that are held
+        self._rows: OrderedDict[Hashable, Distribution] = OrderedDict()
         self._blocks: dict[int, Block] = {}  # by the array's identity, which a kept row keeps alive
-        self.pinned: dict[Hashable, Float32] = {}  # rows that somebody else keeps, and counts
+        self.pinned: dict[Hashable, Distribution] = {}  # that somebody else keeps, and counts
         self.bytes = 0
         self.hits = 0
 
-    def get(self, key: Hashable) -> Float32 | None:
-        """The row, which then counts as just used."""
+    def get(self, key: Hashable) -> Distribution | None:
+        """What follows the path, which then counts as just used."""
         row = self._rows.get(key)
         if row is not None:
             self._rows.move_to_end(key)
@@ -48,23 +48,20 @@ class VectorCache:
         self.hits += row is not None
         return row
 
-    def shift(self, key: Hashable) -> float:
-        """The normaliser of a row that is held: what its raw logits have more."""
-        return self._shifts[key]
-
-    def peek(self, key: Hashable) -> Float32 | None:
-        """The row; nothing is refreshed or counted."""
+    def peek(self, key: Hashable) -> Distribution | None:
+        """The same; nothing is refreshed or counted."""
         row = self._rows.get(key)
         return self.pinned.get(key) if row is None else row
 
-    def put(self, key: Hashable, row: Float32, shift: float) -> None:
-        """Keeps a row, which is read-only from here on; a copy of it where the array it lies in is too large to keep."""
+    def put(self, key: Hashable, row: Distribution) -> None:
+        """Keeps a distribution; a copy of it where the array it lies in is too large to keep."""
         if row.nbytes > self._budget:
             return
         self.drop(key)
-        whole = _whole(row)
+        whole = _whole(row.raw)
         if self._most is not None or whole.nbytes > self._budget:
-            row = whole = row.copy()
+            row = row.alone()
+            whole = row.raw
         block = self._blocks.get(id(whole))
         if block is None:
             self._shrink(self._budget - whole.nbytes)
@@ -72,9 +69,8 @@ class VectorCache:
                 return
             block = self._blocks[id(whole)] = Block(whole.nbytes)
             self.bytes += whole.nbytes
-        row.flags.writeable = False
         block.keys.add(key)
-        self._rows[key], self._shifts[key] = row, shift
+        self._rows[key] = row
         self._shrink(self._budget)
 
     def limit(self, rows: int) -> None:
@@ -86,8 +82,7 @@ class VectorCache:
         """Forgets one row, if it is there."""
         row = self._rows.pop(key, None)
         if row is not None:
-            del self._shifts[key]
-            place = id(_whole(row))
+            place = id(_whole(row.raw))
             self._blocks[place].keys.discard(key)
             if not self._blocks[place].keys:
                 self.bytes -= self._blocks.pop(place).nbytes
@@ -100,17 +95,18 @@ class VectorCache:
     def clear(self) -> None:
         """Forgets every row."""
         self._rows.clear()
-        self._shifts.clear()
         self._blocks.clear()
         self.bytes = 0
 
     def _shrink(self, size: int) -> None:
         while self._rows and (self.bytes > size or (self._most is not None and len(self._rows) > self._most)):
             oldest = next(iter(self._rows.values()))
-            for key in tuple(self._blocks[id(_whole(oldest))].keys):
+            for key in tuple(self._blocks[id(_whole(oldest.raw))].keys):
                 self.drop(key)
 
 
 def _whole(row: Float32) -> Float32:
     """The array whose memory a row keeps alive."""
-    return row.base if isinstance(row.base, np.ndarray) else row
+    while isinstance(row.base, np.ndarray):
+        row = row.base
+    return row

@@ -74,11 +74,14 @@ class Workspace:
         """The buffers have changed."""
         self.nbytes = self._backend.pack_bytes(self.pack)
 
-    def find(self, ids: Tagged, limit: int) -> tuple[int, int]:
-        """The deepest slot on the path, within `limit` tokens, from which a token can be appended, and its depth."""
+    def trail(self, ids: Tagged) -> list[int]:
+        """The slots along a path, as far as it stands here; not to be changed."""
         self._settle()
-        trail = self._paths.walk(ids[:limit])
-        depth = len(trail)
+        return self._paths.walk(ids)
+
+    def standing(self, trail: Sequence[int], limit: int) -> tuple[int, int]:
+        """The deepest slot of a path's trail, within `limit` tokens, after which one can be appended, and its depth."""
+        depth = min(len(trail), limit)
         while depth and not self.resumable(trail[depth - 1]):
             depth -= 1
         return (trail[depth - 1] if depth else ROOT), depth

@@ -51,10 +51,13 @@ class Workspaces:
         """Those of packs that nobody uses."""
         return sum(w.nbytes for w in self.open if not w.users)
 
-    def place(self, ids: Tagged, *, alone: bool = False) -> Workspace:
-        """The workspace for a path of tagged tokens; counts a user, `leave` takes it back."""
+    def place(self, ids: Tagged, *, alone: bool = False) -> tuple[Workspace, list[int]]:
+        """The workspace for a path of tagged tokens, and the slots of those that stand there; counts a user.
+
+        `leave` takes it back.
+        """
         self._clock += 1
-        chosen = None if alone else self._fitting(ids)
+        chosen, trail = (None, []) if alone else self._fitting(ids)
         if chosen is None:
             if len(self.open) >= self._limit:
                 self.drop_idle(keep=self._limit - 1)
@@ -62,7 +65,7 @@ class Workspaces:
             self.open.append(chosen)
         chosen.users += 1
         chosen.touched = self._clock
-        return chosen
+        return chosen, trail
 
     def leave(self, workspace: Workspace, *, drop: bool = False) -> None:
         """One user less; an idle pack that holds much more than one path is freed."""
@@ -93,16 +96,18 @@ class Workspaces:
     def _idle(self) -> list[Workspace]:
         return sorted((w for w in self.open if w.users == 0), key=lambda w: w.touched)
 
-    def _fitting(self, ids: Tagged) -> Workspace | None:
-        best: tuple[int, Workspace] | None = None
+    def _fitting(self, ids: Tagged) -> tuple[Workspace | None, list[int]]:
+        best: Workspace | None = None
+        deepest, found = -1, list[int]()
         for workspace in self.open:
             if workspace.retired:
                 continue
-            depth = workspace.find(ids, len(ids))[1]
+            trail = workspace.trail(ids)
+            depth = workspace.standing(trail, len(trail))[1]
             fits = 2 * depth >= len(ids) or workspace.held - depth + len(ids) <= self.crowd
-            if fits and (best is None or depth > best[0]):
-                best = depth, workspace
-        return best[1] if best else None
+            if fits and depth > deepest:
+                best, deepest, found = workspace, depth, trail
+        return best, found
 
     def _close(self, workspace: Workspace) -> None:
         self.open.remove(workspace)

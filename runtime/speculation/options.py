@@ -16,7 +16,8 @@ class SpeculativeOptions:
     its own random number, a guess only decides how many distributions one forward gives. (A forward of several tokens may
     round otherwise than one of one, within the printed tolerance.) Guesses come from a draft model, if one was loaded
     (`LoadOptions.draft_model`), else from the text itself: what followed the same few tokens when they last occurred
-    (prompt lookup, Saxena 2023). Used while a stream decodes alone in its working pack: a batch gains nothing by it.
+    (prompt lookup, Saxena 2023). Used while a stream decodes alone in its working pack: a batch
+    gains nothing by it, and `continue_many` with several branches and beam search refuse it.
     """
 
     num_tokens: int = 5  # guessed at a time, at most

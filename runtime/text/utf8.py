@@ -24,6 +24,12 @@ class Utf8Stream:
         self._decoder.reset()
         return left
 
+    def fork(self) -> Utf8Stream:
+        """A second one at the same place."""
+        other = Utf8Stream()
+        other._decoder.setstate(self._decoder.getstate())
+        return other
+
     @property
     def pending(self) -> bytes:
         """Bytes of a code point that is not complete yet (at most three)."""

@@ -11,7 +11,7 @@ import numpy as np
 from runtime.records import Int32, Scores
 from runtime.trie.forgotten import LIMIT, Lost
 from runtime.trie.lease import Lease
-from runtime.trie.node import Namespace, Node, PayloadOps, Span, shared
+from runtime.trie.node import Namespace, Node, PayloadOps, Span, common_prefix, shared
 from runtime.trie.scores import merge_scores
 from runtime.trie.shelf import Shelf
 
@@ -50,27 +50,28 @@ class Trie(Shelf):
         resumed count too.
         """
         node, depth = self.root, 0
-        best, best_depth = node, 0
         self._clock += 1
-        resumable = self._ops.payload_resumable
+        clock = self._clock
         for namespace, ids in spans:
-            at, end = 0, len(ids)
-            while at < end:
-                child = node.children.get((namespace, int(ids[at])))
+            at, tokens = 0, ids.tolist()
+            while at < len(tokens):
+                child = node.children.get((namespace, tokens[at]))
                 if child is None:
                     break
-                same = shared(child.tokens, ids, at)
-                upper = child if same == len(child.tokens) else self._cut(child, same)
+                whole = len(child.tokens)
+                same = 1 if whole == 1 else common_prefix(child.tokens, ids[at:])
+                upper = child if same == whole else self._cut(child, same)
                 if upper is None:
                     break
-                upper.stamp = self._clock
+                upper.stamp = clock
                 upper.hits += 1
                 node, depth, at = upper, depth + same, at + same
-                if exact or resumable(upper.payload):
-                    best, best_depth = node, depth
-            if at < end:
+            if at < len(tokens):
                 break
         self._offer(node)
+        best, best_depth = node, depth
+        while best.parent is not None and not (exact or self._ops.payload_resumable(best.payload)):
+            best, best_depth = best.parent, best_depth - len(best.tokens)
         self.hits, self.misses = self.hits + (best_depth > 0), self.misses + (best_depth == 0)
         return Lease(self, best, best_depth, depth)
 
@@ -89,6 +90,22 @@ class Trie(Shelf):
                     return depth
                 node = child
         return depth
+
+    def walk(self, spans: Sequence[Span]) -> list[tuple[Node, int]]:
+        """The edges of a path, each with how many of its tokens belong to it; touches and splits nothing."""
+        node, found = self.root, list[tuple[Node, int]]()
+        for namespace, ids in spans:
+            at = 0
+            while at < len(ids):
+                child = node.children.get((namespace, int(ids[at])))
+                if child is None:
+                    return found
+                same = shared(child.tokens, ids, at)
+                found.append((child, same))
+                node, at = child, at + same
+                if same < len(child.tokens):
+                    return found
+        return found
 
     def hold(self, spans: Sequence[Span]) -> Lease:
         """A lease on what is held of the path, up to the end of the edge that it leaves last; touches and splits nothing.

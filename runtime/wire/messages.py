@@ -13,6 +13,7 @@ from runtime.beams import BeamStep
 from runtime.errors import InvalidRequestError, RuntimeFault
 from runtime.info import CacheReport, Metrics, ModelInfo, PromptProgress
 from runtime.options import GenerationOptions
+from runtime.resolution import AnswerEnds
 from runtime.wire.arrays import Array, Pieces
 from runtime.wire.faults import Fault
 
@@ -71,6 +72,7 @@ class Loaded(msgspec.Struct, tag="loaded", frozen=True):
     byte_vocab: Pieces
     str_vocab: Pieces  # UTF-8
     own_options: GenerationOptions = msgspec.field(default_factory=GenerationOptions)
+    own_ends: AnswerEnds = msgspec.field(default_factory=AnswerEnds)
 
 
 class Result(msgspec.Struct, tag="result", frozen=True):

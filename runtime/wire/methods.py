@@ -13,12 +13,14 @@ import msgspec
 
 from runtime.completion import Completion
 from runtime.language_model import PrefixMatch
+from runtime.members.blocks import BlocksSaved
 from runtime.members.pins import Pinned
 from runtime.options import GenerationOptions
 from runtime.pooling import Pooling
 from runtime.records import Finish
 from runtime.wire.adapters import AdapterName, AddAdapter, PushLora
 from runtime.wire.arrays import Array, pack_array, pack_run, unpack_array, unpack_run
+from runtime.wire.blocks import KvRestore, KvSnapshot
 from runtime.wire.branching import BeamGenerate, ContinueMany, GenerateMany, WireHypothesis, pack_hypotheses, unpack_hypotheses
 from runtime.wire.messages import encode
 from runtime.wire.pins import Pin, Unpin
@@ -204,6 +206,9 @@ METHODS: dict[str, Method] = {
     "cache_kv_async": Method(Query, NOTHING, progresses=True),
     "pin_async": Method(Pin, Answer(Pinned)),
     "unpin_async": Method(Unpin, NOTHING),
+    "save_blocks_async": Method(Query, Answer(BlocksSaved)),
+    "kv_snapshot_async": Method(KvSnapshot, Answer(int)),
+    "kv_restore_async": Method(KvRestore, Answer(int)),
     "clear_cache_async": Method(Nothing, NOTHING),
     "clear_kv_cache_async": Method(Nothing, NOTHING),
     "reset_async_queries_async": Method(Nothing, NOTHING),

@@ -10,7 +10,7 @@ from runtime.errors import InvalidRequestError
 from runtime.grammar.source import Grammar
 from runtime.model.own import OwnOptions
 from runtime.options import GenerationOptions, SamplingOptions
-from runtime.resolution import resolve_options
+from runtime.resolution import AnswerEnds, resolve_options
 from runtime.sampling.settings import DEFAULTS, ORDER
 
 SCHEMA = {"type": "object", "properties": {"age": {"type": "integer"}}}
@@ -196,3 +196,43 @@ def test_what_contradicts_itself_or_is_unknown_is_refused(mapping: Any, says: st
     with pytest.raises(InvalidRequestError) as caught:
         GenerationOptions.from_mapping(mapping)
     assert says in str(caught.value)
+
+
+ENDS = AnswerEnds((2,), (5,), ("\nUser:",))
+
+
+def test_what_ends_an_answer_anyway_is_shown_with_its_source() -> None:
+    # given a model with an eos, and a chat format whose turns end with a token and a text
+    plain = resolve_options(ends=ENDS)
+    assert (plain.options.eos_token_ids, plain.options.stop) == ((2, 5), ("\nUser:",))
+    assert (plain.sources["eos_token_ids"], plain.sources["stop"]) == ("model and format", "format")
+    # then the caller's own stops stay, and what was resolved once stays as it is
+    both = resolve_options({"temperature": 0.5}, preset={"stop": ["END", "\nUser:"]}, ends=ENDS)
+    assert both.options.stop == ("END", "\nUser:")
+    assert both.sources["stop"] == "preset"
+    more = resolve_options({"stop": "END"}, ends=ENDS)
+    assert (more.options.stop, more.sources["stop"]) == (("END", "\nUser:"), "call and format")
+    assert resolve_options(more.options, ends=ENDS).options == more.options
+    assert resolve_options(ends=AnswerEnds()).sources["eos_token_ids"] == "default"
+
+
+@pytest.mark.parametrize(
+    ("call", "eos", "stop"),
+    [
+        ({"ignore_eos": True}, None, ()),
+        ({"eos_token_ids": (9,)}, (9,), ()),
+        ({"grammar": Grammar.regex("a")}, None, ()),
+        ({"resolve": False}, (2, 5), ()),
+    ],
+)
+def test_who_says_where_an_answer_ends_says_it_alone(call: Any, eos: Any, stop: Any) -> None:
+    resolved = resolve_options(call, ends=ENDS)
+    assert (resolved.options.eos_token_ids, resolved.options.stop) == (eos, stop)
+    assert resolve_options(resolved.options, ends=ENDS).options == resolved.options
+
+
+def test_a_grammar_of_the_call_says_where_a_resolved_preset_ends() -> None:
+    preset = resolve_options(ends=ENDS).options
+    resolved = resolve_options({"grammar": Grammar.regex("a")}, preset=preset, ends=ENDS)
+    assert resolved.options.eos_token_ids is None
+    assert resolved.sources["eos_token_ids"] == "call"

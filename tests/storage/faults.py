@@ -30,17 +30,32 @@ def run(command: Sequence[str]) -> list[list[Any]]:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
+def under(road: str, command: Sequence[str], path: Path, fault: str, log: Path) -> list[str]:
+    """A command whose writes to a database and its WAL are spoilt.
+
+    Args:
+        road: "vfs": by a SQLite that spoils them itself, for which the command takes a fault and a log as its last arguments;
+            "strace": the same faults by the kernel, where ptrace is allowed.
+        command: What to run.
+        path: The database.
+        fault: See `failing_vfs.Fault`.
+        log: Where each fault is told.
+    """
+    if road == "vfs":
+        log.touch()
+        return [*command, fault, str(log)]
+    files = [argument for suffix in ("", "-wal") for argument in ("-P", f"{path}{suffix}")]
+    return ["strace", "-f", "-o", str(log), *files, "-e", f"trace={fault.split(':')[0]}", "-e", f"inject={fault}", *command]
+
+
 def strace(path: Path, rounds: int, fault: str, log: Path) -> list[str]:
     """The writer under a strace that spoils its writes to the database and its WAL."""
-    files = [argument for suffix in ("", "-wal") for argument in ("-P", f"{path}{suffix}")]
-    call = fault.split(":")[0]
-    return ["strace", "-f", "-o", str(log), *files, "-e", f"trace={call}", "-e", f"inject={fault}", *writer(path, rounds)]
+    return under("strace", writer(path, rounds), path, fault, log)
 
 
 def vfs(path: Path, rounds: int, fault: str, log: Path) -> list[str]:
     """The writer with a SQLite that spoils them itself: the same faults where strace is missing or ptrace is forbidden."""
-    log.touch()
-    return [*writer(path, rounds), fault, str(log)]
+    return under("vfs", writer(path, rounds), path, fault, log)
 
 
 ROADS = {"vfs": vfs, "strace": strace}

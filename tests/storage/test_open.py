@@ -24,6 +24,7 @@ from storage import (
     StoreReadOnlyError,
     schema,
 )
+from storage.migrations import m001_sessions, m002_places
 from tests.storage.helpers import chat, sql, with_store
 
 
@@ -233,7 +234,7 @@ def test_an_older_store_is_migrated_after_a_verified_backup(path: Path, monkeypa
     assert [row.title for row in titles] == ["Paris"]
     assert sql(path, "SELECT count(*) FROM moods") == [(0,)]
     [backup] = (path.parent / "backups").iterdir()
-    assert backup.name == "sessions.before-m002_moods.sqlite3"
+    assert backup.name == "sessions.before-m999_moods.sqlite3"
     assert stat.S_IMODE(backup.stat().st_mode) == 0o600
     monkeypatch.undo()
     old = with_store(backup, lambda store: store.sessions())  # the old version opens the backup
@@ -268,10 +269,11 @@ def test_a_damaged_store_is_not_migrated(path: Path, monkeypatch: pytest.MonkeyP
 def grown(*, fails: bool) -> Migrations:
     """What the next version might bring."""
     future = Migrations("elsewise.sessions")
-    future()(schema.m001_sessions)
+    future()(m001_sessions)
+    future()(m002_places)
 
     @future()
-    def m002_moods(db: sqlite_utils.Database) -> None:
+    def m999_moods(db: sqlite_utils.Database) -> None:
         db.execute("CREATE TABLE moods (id INTEGER)")
         if fails:
             db.execute("INSERT INTO nowhere VALUES (1)")

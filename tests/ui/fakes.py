@@ -8,19 +8,27 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from runtime import Finish, Origin, TokenRun
 from ui import (
     BackendChoice,
     BranchDiff,
     BranchRow,
+    Column,
+    ColumnKind,
+    Columns,
+    ColumnsChanged,
+    ColumnTokens,
     Composition,
     DiffPart,
     DiffSide,
+    Drawing,
     EngineState,
     Event,
     ExportKind,
     ImportResult,
+    Made,
     ModelChoice,
     OnTransfer,
     Refusal,
@@ -106,9 +114,19 @@ class FakeWorkbench:
         self.dies_after: int | None = None
         self.closed = False
         self.vocabulary = Vocabulary()
+        self.drawn: Drawing | None = None
+        self.row = np.log(np.full(4, 0.25, np.float32))
+        self.ways: tuple[tuple[str, ...], ...] = (
+            (" Paris", " in", " spring", ",", " when", " the", " cafés", " put", " out", " their", " chairs", "."),
+            (" Kyoto", " for", " the", " cherry", " trees", ":", " the", " river", " is", " pink", "."),
+            (" the", " coast", ",", " where", " it", " is", " warm", " already", "."),
+        )
+        self.ghost: tuple[str, ...] = (" when", " it", " rains")
         self.views: dict[int, SessionView] = {}
         self.summaries: dict[int, SessionSummary] = {}
+        self.before: dict[int, tuple[TurnView, ...]] = {}  # what `show_earlier` brings
         self.trash: set[int] = set()
+        self.made: dict[int, Made] = {}  # by node
         self.engines = [BackendChoice("hf", "", True), BackendChoice("vllm", "not built yet", False)]
         self.choices = [
             ModelChoice("smollm2", "SmolLM2 135M Instruct", "135M · float32 · 513 MB", loaded=True),
@@ -169,6 +187,12 @@ class FakeWorkbench:
         self._note("open_session", session_id)
         return self.views[session_id]
 
+    async def show_earlier(self, session_id: int) -> SessionView:
+        self._note("show_earlier", session_id)
+        view = self.views[session_id]
+        self.views[session_id] = replace(view, turns=(*self.before.pop(session_id, ()), *view.turns), earlier=0)
+        return self.views[session_id]
+
     async def new_session(self) -> SessionView:
         self._note("new_session")
         view = SessionView(self.new_id(), "", (), ())
@@ -214,6 +238,12 @@ class FakeWorkbench:
     async def regenerate(self, session_id: int, node_id: int) -> None:
         self._note("regenerate", session_id, node_id)
 
+    async def regenerate_exactly(self, session_id: int, node_id: int) -> None:
+        self._note("regenerate_exactly", session_id, node_id)
+
+    def how_made(self, session_id: int, node_id: int) -> Made | None:
+        return self.made.get(node_id)
+
     async def continue_turn(self, session_id: int, node_id: int) -> None:
         self._note("continue_turn", session_id, node_id)
 
@@ -233,6 +263,35 @@ class FakeWorkbench:
         self.calls.append(("compose", session_id, text, *([] if replaces is None else [replaces])))
         used = sum(len(turn.run) for turn in self.views[session_id].turns)
         return Composition(len(text.split()), None, used + len(text.split()), 8192)
+
+    async def continue_many(self, session_id: int, node_id: int, index: int | None, n: int) -> None:
+        self._note("continue_many", session_id, node_id, index, n)
+        await self._columns(session_id, ColumnKind.DRAWS, n)
+
+    async def beams(self, session_id: int, node_id: int, index: int | None, width: int) -> None:
+        self._note("beams", session_id, node_id, index, width)
+        await self._columns(session_id, ColumnKind.BEAMS, width)
+
+    async def prune(self, session_id: int, node_id: int, start: int, pruned: bool) -> None:
+        self._note("prune", session_id, node_id, start, pruned)
+        view = self.views[session_id]
+        rows = tuple(replace(r, pruned=pruned) if (r.node_id, r.start) == (node_id, start) else r for r in view.branches)
+        self.views[session_id] = replace(view, branches=rows)
+        self.emit(SessionChanged(self.views[session_id]))
+
+    async def drawing(self, session_id: int, node_id: int, index: int) -> Drawing | None:
+        self.calls.append(("drawing", session_id, node_id, index))
+        return self.drawn
+
+    async def whole_row(self, session_id: int, node_id: int, index: int) -> npt.NDArray[np.float32]:
+        self._note("whole_row", session_id, node_id, index)
+        return self.row
+
+    async def preview(self, session_id: int, node_id: int, index: int, token_id: int, most: int) -> Sequence[bytes]:
+        self._note("preview", session_id, node_id, index, token_id, most)
+        if self.gate is not None:
+            await self.gate.acquire()
+        return [word.encode() for word in self.ghost[:most]]
 
     async def models(self) -> Sequence[ModelChoice]:
         self._note("models")
@@ -291,6 +350,35 @@ class FakeWorkbench:
         turns = (*self.views[session_id].turns[:-1], turn)
         self.views[session_id] = replace(self.views[session_id], turns=turns)
         self.emit(TurnChanged(session_id, turn))
+
+    async def _columns(self, session_id: int, kind: ColumnKind, n: int) -> None:
+        """Each says its words one after the other; a stop ends all."""
+        self._stopped.discard(session_id)
+        view = Columns(session_id, kind, "… could visit", n, note="starting the engine…")
+        self.emit(ColumnsChanged(session_id, view))
+        columns = [Column(self.new_id(), run_of(self.vocabulary, [])) for _ in range(n)]
+        if kind is ColumnKind.BEAMS:
+            columns = [replace(column, score=-0.5 - i / 4) for i, column in enumerate(columns)]
+        view = replace(view, note="", columns=tuple(columns))
+        self.emit(ColumnsChanged(session_id, view))
+        note = "reached the length limit"
+        for i in range(max(len(words) for words in self.ways)):
+            if self.gate is not None:
+                await self.gate.acquire()
+            if session_id in self._stopped:
+                note = "stopped"
+                break
+            for k, column in enumerate(columns):
+                words = self.ways[k % len(self.ways)]
+                if i >= len(words):
+                    continue
+                piece = run_of(self.vocabulary, [words[i]], [0.4 + (i * 5 + k * 3) % 9])
+                run = TokenRun.concat([column.run, piece])
+                columns[k] = replace(column, run=run, logprob=float(run.logprob.sum()))
+                self.emit(ColumnTokens(session_id, column.node_id, piece, columns[k].logprob or 0.0))
+            await asyncio.sleep(0)
+        ended = tuple(replace(column, running=False, note=note) for column in columns)
+        self.emit(ColumnsChanged(session_id, replace(view, columns=ended, running=False)))
 
     async def _stream(self, session_id: int, start: TokenRun | None = None, beside: tuple[int, ...] = ()) -> None:
         self._stopped.discard(session_id)

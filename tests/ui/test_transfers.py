@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
-from PySide6.QtCore import QPoint, Qt
+from PySide6.QtCore import Qt
+from PySide6.QtGui import QContextMenuEvent
 from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QApplication, QFileDialog, QMenu
 
@@ -22,6 +24,10 @@ Play = Callable[[Scene], None]
 def dialog_of(window: MainWindow) -> QFileDialog | None:
     shown = [each for each in window.findChildren(QFileDialog) if each.isVisible()]
     return shown[0] if shown else None
+
+
+def _says(window: MainWindow, words: str) -> bool:
+    return words in window.parts.composer.notice.words
 
 
 async def asked(window: MainWindow) -> QFileDialog:
@@ -40,8 +46,8 @@ def test_an_export_asks_for_a_file_and_says_where_it_is(in_window: Play, bench: 
             target = tmp_path / f"trip.{kind.value}"
             dialog.selectFile(str(target))
             dialog.accept()
-            await until(lambda kind=kind, target=target: ("export_session", TRIP, kind, target) in bench.calls)
-            await until(lambda target=target: str(target) in window.parts.composer.notice.words)
+            await until(partial(bench.calls.__contains__, ("export_session", TRIP, kind, target)))
+            await until(partial(_says, window, str(target)))
             assert not window.parts.status.transfer.isVisible()
             await until(lambda: dialog_of(window) is None)
 
@@ -158,7 +164,10 @@ def test_the_outline_offers_a_comparison(in_window: Play, bench: FakeWorkbench) 
         branches(window, bench)
         await until(lambda: len(tree.rows.rows) == 3)
         at = tree.visualRect(tree.rows.index(2)).center()
-        tree.customContextMenuRequested.emit(QPoint(at))
+        QApplication.postEvent(
+            tree.viewport(),
+            QContextMenuEvent(QContextMenuEvent.Reason.Mouse, at, tree.viewport().mapToGlobal(at)),
+        )
         await until(lambda: isinstance(QApplication.activePopupWidget(), QMenu))
         menu = QApplication.activePopupWidget()
         assert isinstance(menu, QMenu)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from PySide6.QtCore import QRectF, QSize, Qt, Signal
-from PySide6.QtGui import QColor, QFont, QFontMetrics, QPainter, QPaintEvent, QPen
+from PySide6.QtGui import QColor, QFont, QFontMetrics, QKeyEvent, QPainter, QPaintEvent, QPen
 from PySide6.QtWidgets import QAbstractButton, QSizePolicy, QVBoxLayout, QWidget
 
 from ui.inspector.words import likely, token
@@ -34,6 +34,7 @@ class Alternatives(QWidget):
     """The candidates of one place, the likeliest first."""
 
     chosen = Signal(int)  # token id
+    previewed = Signal(int)  # token id: Space on its bar
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -49,6 +50,7 @@ class Alternatives(QWidget):
         while len(self.buttons) < len(alternatives):
             button = AlternativeButton()
             button.clicked.connect(lambda _checked=False, button=button: self._press(button))
+            button.previewed.connect(self.previewed)
             self.buttons.append(button)
             self._column.addWidget(button)
         metrics = QFontMetrics(mono_font(weight=QFont.Weight.DemiBold))
@@ -70,7 +72,9 @@ class Alternatives(QWidget):
 
 
 class AlternativeButton(QAbstractButton):
-    """Number, token, bar, probability."""
+    """Number, token, bar, probability. Return or a click chooses it, Space previews what it would lead to."""
+
+    previewed = Signal(int)  # token id
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -98,6 +102,14 @@ class AlternativeButton(QAbstractButton):
         self.setAccessibleName(self.tr("{0}, chosen").format(words) if alternative.chosen else words)
         self.show()
         self.update()
+
+    def keyPressEvent(self, event: QKeyEvent) -> None:
+        if event.key() == Qt.Key.Key_Space and self.alternative is not None:
+            self.previewed.emit(self.alternative.token_id)
+        elif event.key() in (Qt.Key.Key_Return, Qt.Key.Key_Enter):
+            self.click()
+        else:
+            super().keyPressEvent(event)
 
     def paintEvent(self, event: QPaintEvent) -> None:  # noqa: ARG002  # the signature is Qt's
         shown = self.alternative

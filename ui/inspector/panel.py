@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from PySide6.QtCore import Qt, Signal
 from PySide6.QtGui import QFont
 from PySide6.QtWidgets import QButtonGroup, QFrame, QHBoxLayout, QPushButton, QScrollArea, QStackedWidget, QVBoxLayout, QWidget
@@ -9,12 +11,14 @@ from PySide6.QtWidgets import QButtonGroup, QFrame, QHBoxLayout, QPushButton, QS
 from ui.inspector.cache import CacheTab
 from ui.inspector.path import PathTab
 from ui.inspector.token import TokenTab, Vocabulary
-from ui.inspector.why import WhyTab
+from ui.inspector.why_tab import WhyTab
+from ui.made import Made
 from ui.port import StatusView, TurnView
 from ui.shown import Spot
 from ui.theme.fonts import interface_font
 
 WIDTH = 332
+HowMade = Callable[[int], Made | None]  # of an answer's node
 
 
 class Inspector(QWidget):
@@ -22,6 +26,7 @@ class Inspector(QWidget):
 
     alternative_chosen = Signal(int, int, int)  # node id, index, token id
     token_chosen = Signal(int, int)  # node id, index
+    columns_wanted = Signal(int, int, int, bool)  # node id, index, how many, whether by a beam search
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -30,6 +35,7 @@ class Inspector(QWidget):
         self.setFixedWidth(WIDTH)
         self.token, self.path, self.cache, self.why = TokenTab(), PathTab(), CacheTab(), WhyTab()
         self.token.alternative_chosen.connect(self.alternative_chosen)
+        self.token.columns_wanted.connect(self.columns_wanted)
         self.path.token_chosen.connect(self.token_chosen)
         self._stack = QStackedWidget()
         self._group = QButtonGroup(self)
@@ -40,16 +46,17 @@ class Inspector(QWidget):
         column.addWidget(self._tab_row())
         column.addWidget(self._stack, 1)
         self._path_turns: tuple[TurnView, ...] | None = None
+        self._how_made: HowMade = lambda _node: None
         self._stack.currentChanged.connect(lambda _index: self._refresh_path())
 
-    def show_spot(self, spot: Spot | None, vocabulary: Vocabulary, *, can_choose: bool) -> None:
+    def show_spot(self, spot: Spot | None, vocabulary: Vocabulary, *, can_choose: bool, can_continue: bool = False) -> None:
         """Shows a token in the tabs Token and Why."""
-        self.token.show_spot(spot, vocabulary, can_choose=can_choose)
-        self.why.show_spot(spot)
+        self.token.show_spot(spot, vocabulary, can_choose=can_choose, can_continue=can_continue)
+        self.why.show_spot(spot, vocabulary)
 
-    def show_path(self, turns: tuple[TurnView, ...]) -> None:
-        """Shows the sums over a path; added up only while they can be seen."""
-        self._path_turns = turns
+    def show_path(self, turns: tuple[TurnView, ...], how_made: HowMade = lambda _node: None) -> None:
+        """Shows the sums over a path, and how its last answer was made; added up only while they can be seen."""
+        self._path_turns, self._how_made = turns, how_made
         self._refresh_path()
 
     @property
@@ -65,6 +72,8 @@ class Inspector(QWidget):
         if self._path_turns is not None and self._stack.currentIndex() == 1:
             turns, self._path_turns = self._path_turns, None
             self.path.show_path(turns)
+            answer = next((turn.node_id for turn in reversed(turns) if turn.role == "assistant"), None)
+            self.path.show_made(None if answer is None else self._how_made(answer))
 
     def _tab_row(self) -> QWidget:
         row_widget = QWidget()

@@ -13,6 +13,8 @@ from PySide6.QtWidgets import QSizePolicy, QVBoxLayout, QWidget
 
 from ui.inspector import words
 from ui.inspector.facts import Facts
+from ui.inspector.making import Making
+from ui.made import Made
 from ui.numbers import count
 from ui.numbers import nats as joint_nats
 from ui.port import TurnView
@@ -81,6 +83,8 @@ class PathTab(QWidget):
         column.addWidget(self._caption)
         column.addSpacing(6)
         column.addWidget(self.timeline)
+        self.making = Making()
+        column.addWidget(self.making)
         column.addStretch(1)
         self.show_path(())
 
@@ -94,6 +98,10 @@ class PathTab(QWidget):
         self.facts.setVisible(numbers.scored > 0)
         self.facts.show_facts(self._words(numbers))
         self.timeline.show_values(numbers.entropies)
+
+    def show_made(self, made: Made | None) -> None:
+        """Shows how the last answer of the path was made."""
+        self.making.show_made(made)
 
     def _words(self, numbers: PathNumbers) -> dict[str, str]:
         facts = {self.tr("tokens"): count(numbers.tokens), self.tr("scored"): count(numbers.scored)}

@@ -13,6 +13,7 @@ from runtime import TokenRecord
 from ui.inspector import words
 from ui.inspector.alternatives import Alternative, Alternatives
 from ui.inspector.facts import Facts
+from ui.inspector.ways import Ways
 from ui.inspector.why import WhyFacts
 from ui.shown import Spot
 from ui.theme.fonts import mono_font
@@ -27,6 +28,8 @@ class TokenTab(QWidget):
     """Shows a `Spot`."""
 
     alternative_chosen = Signal(int, int, int)  # node id, index, token id
+    preview_wanted = Signal(int, int, int)  # node id, index, token id
+    columns_wanted = Signal(int, int, int, bool)  # node id, index, how many, whether by a beam search
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -39,6 +42,10 @@ class TokenTab(QWidget):
         self.unscored.setWordWrap(True)
         self.alternatives = Alternatives()
         self.alternatives.chosen.connect(self._choose)
+        self.alternatives.previewed.connect(self._preview)
+        self.draws, self.beams = Ways(self.tr("continuations from here")), Ways(self.tr("beams from here"))
+        self.draws.wanted.connect(lambda count: self._continue(count, beams=False))
+        self.beams.wanted.connect(lambda count: self._continue(count, beams=True))
         self.why = WhyFacts()
         column = QVBoxLayout(self)
         column.setContentsMargins(16, 12, 16, 16)
@@ -50,6 +57,10 @@ class TokenTab(QWidget):
         column.addWidget(self.unscored)
         column.addSpacing(14)
         column.addWidget(self.alternatives)
+        column.addSpacing(12)
+        column.addWidget(self.draws)
+        column.addSpacing(6)
+        column.addWidget(self.beams)
         column.addSpacing(14)
         self._parts = (self.large, self.facts, self.alternatives, self.why)
         self._line, self._caption = Hairline(), Caption(self.tr("Why this one"))
@@ -66,13 +77,15 @@ class TokenTab(QWidget):
         """The token that is shown."""
         return self._spot
 
-    def show_spot(self, spot: Spot | None, vocabulary: Vocabulary, *, can_choose: bool) -> None:
+    def show_spot(self, spot: Spot | None, vocabulary: Vocabulary, *, can_choose: bool, can_continue: bool = False) -> None:
         """Shows a token, None for none."""
         self._spot = spot
         for part in (*self._parts, self._line, self._caption):
             part.setVisible(spot is not None)
         self.empty.setVisible(spot is None)
         self.unscored.setVisible(spot is not None and spot.record.logprob is None)
+        for ways in (self.draws, self.beams):
+            ways.setVisible(spot is not None and can_continue)
         if spot is None:
             return
         record = spot.record
@@ -95,6 +108,14 @@ class TokenTab(QWidget):
             self.tr("top-{0} mass").format(held): words.percent(record.covered_mass),
             **identity,
         }
+
+    def _continue(self, count: int, *, beams: bool) -> None:
+        if self._spot is not None:
+            self.columns_wanted.emit(self._spot.node_id, self._spot.index, count, beams)
+
+    def _preview(self, token_id: int) -> None:
+        if self._spot is not None:
+            self.preview_wanted.emit(self._spot.node_id, self._spot.index, token_id)
 
     def _choose(self, token_id: int) -> None:
         if self._spot is not None:

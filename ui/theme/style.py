@@ -85,6 +85,8 @@ QPushButton[kind="link"] { background: transparent; border: none; border-bottom:
   color: $accent; }
 QPushButton[kind="link"]:hover, QPushButton[kind="link"]:focus { border-bottom-color: $accent; }
 
+QFrame[kind="column"] { background: transparent; border: none; border-left: 1px solid $hairline; }
+QWidget#columns { background: $window; }
 QFrame[kind="notice"] { background: $notice; border: none; border-radius: 8px; }
 QFrame[kind="undo"] { background: $selection; border: none; border-radius: 6px; }
 
@@ -102,6 +104,12 @@ QScrollBar:horizontal { background: transparent; height: 10px; margin: 0; }
 QScrollBar::handle:horizontal { background: $hairline; border-radius: 3px; min-width: 32px; margin: 2px; }
 QScrollBar::add-line, QScrollBar::sub-line, QScrollBar::add-page, QScrollBar::sub-page { background: none; border: none;
   width: 0; height: 0; }
+QSlider::groove:horizontal { background: $hairline; height: 3px; border-radius: 1px; }
+QSlider::sub-page:horizontal { background: $accent; height: 3px; border-radius: 1px; }
+QSlider::handle:horizontal { background: $card; border: 1px solid $accent; width: 9px; height: 9px; margin: -4px 0;
+  border-radius: 5px; }
+QSlider::handle:horizontal:hover { background: $selection; }
+QSlider::handle:horizontal:focus { background: $accent; }
 QSplitter::handle { background: transparent; }
 """)
 

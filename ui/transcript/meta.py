@@ -30,6 +30,7 @@ class Action(StrEnum):
     EDIT = "edit"
     COPY = "copy"
     REGENERATE = "regenerate"
+    REPEAT = "regenerate exactly"
     CONTINUE = "continue"
 
 
@@ -179,6 +180,8 @@ def _actions(view: TurnView) -> list[_Wanted]:
     if view.role != "assistant" or view.status in (TurnStatus.WAITING, TurnStatus.STREAMING) or failed_to_begin(view):
         return []
     actions = [_Wanted("copy", Tone.SOFT, Action.COPY), _Wanted("regenerate", Tone.SOFT, Action.REGENERATE)]
+    if view.can_repeat:
+        actions.append(_Wanted("regenerate exactly", Tone.SOFT, Action.REPEAT))
     if view.status is TurnStatus.PARTIAL:
         actions.append(_Wanted("continue", Tone.SOFT, Action.CONTINUE))
     return actions

@@ -29,6 +29,7 @@ class Pane(Scroller[BodyT]):
     variant_requested = Signal(int)
     edit_requested = Signal(int)
     regenerate_requested = Signal(int)
+    repeat_requested = Signal(int)
     continue_requested = Signal(int)
     copy_requested = Signal(str)
 
@@ -163,5 +164,7 @@ class Pane(Scroller[BodyT]):
             self.copy_requested.emit(box.turn.text)
         elif action is Action.REGENERATE:
             self.regenerate_requested.emit(view.node_id)
+        elif action is Action.REPEAT:
+            self.repeat_requested.emit(view.node_id)
         elif action is Action.CONTINUE:
             self.continue_requested.emit(view.node_id)

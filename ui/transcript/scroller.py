@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Generic
 
@@ -32,6 +32,7 @@ class Anchor:
 class Scroller(QAbstractScrollArea, Generic[BodyT]):
     """A scrolled page that is laid out in slices. What stands at the top, or the end in sight, stays while heights change."""
 
+    beginning_near = Signal()  # less than two screens above what is in sight
     column_changed = Signal(int, int)  # left edge and width of the text column, in this widget's pixels
 
     def __init__(self, page: Page[BodyT], parent: QWidget | None = None) -> None:
@@ -47,6 +48,7 @@ class Scroller(QAbstractScrollArea, Generic[BodyT]):
         self._slices = QTimer(self)
         self._slices.setInterval(0)
         self._slices.timeout.connect(self._slice)
+        self.verticalScrollBar().valueChanged.connect(self._look_up)
         self.setFrameShape(QFrame.Shape.NoFrame)
         self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         self.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
@@ -69,6 +71,10 @@ class Scroller(QAbstractScrollArea, Generic[BodyT]):
     def column(self) -> tuple[int, int]:
         """Left edge and width of the text, in this widget's pixels."""
         return self._left, int(self._page.width)
+
+    def _look_up(self, value: int) -> None:
+        if not self._retired and value < 2 * self.viewport().height():
+            self.beginning_near.emit()
 
     def scroll_to_end(self) -> None:
         """Shows the end, and stays there."""
@@ -94,6 +100,10 @@ class Scroller(QAbstractScrollArea, Generic[BodyT]):
             self._stale = set()
             return
         anchor = self.anchor()
+        if self._page.boxes:  # more of the beginning came: what is in sight stands further down
+            first = self._page.boxes[0].turn
+            before = next((place for place, turn in enumerate(turns) if turn is first), 0)
+            anchor = replace(anchor, turn=anchor.turn + before)
         self._page.set_turns(turns)
         for index in changed:
             self._page.refresh(self._page.boxes[index])

@@ -12,6 +12,7 @@ from ui.port import TurnStatus
 from ui.transcript import walk
 from ui.transcript.faces import Faces
 from ui.transcript.find import Match
+from ui.transcript.ghost import Ghost, next_alternative, paint_ghost
 from ui.transcript.ink import Ink
 from ui.transcript.page import Box, Page
 from ui.transcript.pane import Pane
@@ -19,6 +20,7 @@ from ui.transcript.scroller import Anchor
 from ui.transcript.selection import Selection, Spot
 from ui.transcript.tokens_body import TokensBody
 from ui.transcript.turn import Turn
+from ui.transcript.visible import is_right_to_left
 from ui.transcript.walk import TokenAt
 
 _HOVER_MS = 60
@@ -34,6 +36,8 @@ class TokensPane(Pane[TokensBody]):
     token_pinned = Signal(object)  # (node_id, index) or None
     alternative_chosen = Signal(int, int, int)
     token_hovered = Signal(object)  # (node_id, index) or None
+    preview_wanted = Signal(int, int, int)  # node_id, index, token_id: what would follow that alternative?
+    ghost_left = Signal()  # nobody looks at the preview any more
 
     def __init__(self, ink: Ink, faces: Faces, parent: QWidget | None = None) -> None:
         self._template = False
@@ -41,6 +45,7 @@ class TokensPane(Pane[TokensBody]):
         self._pinned: tuple[int, int] | None = None
         self._under: TokenAt | None = None  # the token under the mouse
         self._pressed: QPoint | None = None
+        self._ghost: Ghost | None = None
         self._selection: Selection | None = None
         self._hover_timer = QTimer(self)
         self._hover_timer.setSingleShot(True)
@@ -66,6 +71,7 @@ class TokensPane(Pane[TokensBody]):
 
     def set_turns(self, turns: Sequence[Turn], changed: Sequence[int], *, to_end: bool) -> None:
         self._select(None)
+        self.set_ghost(None)
         super().set_turns(turns, changed, to_end=to_end)
         self._announce_leave()
         if self._pinned is not None:
@@ -80,6 +86,7 @@ class TokensPane(Pane[TokensBody]):
 
     def set_pin(self, node_id: int, index: int) -> None:
         """Outlines a token and scrolls to it."""
+        self.set_ghost(None)
         self._pinned = (node_id, index)
         at = self._pin
         if at is not None:
@@ -90,8 +97,22 @@ class TokensPane(Pane[TokensBody]):
 
     def clear_pin(self) -> None:
         """No token is outlined."""
+        self.set_ghost(None)
         self._pinned = None
         self.viewport().update()
+
+    @property
+    def ghost(self) -> Ghost | None:
+        """The preview that is shown."""
+        return self._ghost
+
+    def set_ghost(self, ghost: Ghost | None) -> None:
+        """Shows what an alternative would lead to; None: the text as it is."""
+        if ghost is None and self._ghost is not None:
+            self.ghost_left.emit()
+        if ghost != self._ghost:
+            self._ghost = ghost
+            self.viewport().update()
 
     def set_template_visible(self, visible: bool) -> None:
         """Shows or hides what the chat template added."""
@@ -140,7 +161,9 @@ class TokensPane(Pane[TokensBody]):
         if self._page.boxes:
             self._paint_caret(painter, self._page.boxes[-1])
         pin = self._pin
-        if pin is not None:
+        if pin is not None and self._ghost is not None:
+            self._paint_ghost(painter, self._ghost, pin)
+        elif pin is not None:
             self._paint_pin(painter, pin)
 
     def _paint_caret(self, painter: QPainter, box: Box[TokensBody]) -> None:
@@ -158,6 +181,16 @@ class TokensPane(Pane[TokensBody]):
         for rect in self._page.boxes[pin.turn].body.rects_of(pin.token):
             around = self._to_viewport(pin.turn, rect).adjusted(-_PIN_GAP_PX, -_PIN_GAP_PX, _PIN_GAP_PX, _PIN_GAP_PX)
             painter.drawRoundedRect(around, _PIN_RADIUS, _PIN_RADIUS)
+
+    def _paint_ghost(self, painter: QPainter, ghost: Ghost, pin: TokenAt) -> None:
+        box = self._page.boxes[pin.turn]
+        rects = box.body.rects_of(pin.token)
+        if not rects or not self._is_in_sight(box) or (box.turn.node_id, pin.token) != (ghost.node_id, ghost.index):
+            return
+        column = self._to_viewport(pin.turn, QRectF(0, 0, self._page.width, box.body.height))
+        before = "".join(box.turn.tokens.texts[max(pin.token - 4, 0) : pin.token])
+        span = self._to_viewport(pin.turn, rects[0])
+        paint_ghost(painter, self._ink, self._page.faces, ghost, span, column, right_to_left=is_right_to_left(before))
 
     def _is_in_sight(self, box: Box[TokensBody]) -> bool:
         top = box.top - self.verticalScrollBar().value()
@@ -292,6 +325,12 @@ class TokensPane(Pane[TokensBody]):
             self._step(-1 if key == Qt.Key.Key_Left else 1)
         elif Qt.Key.Key_1 <= key <= Qt.Key.Key_9 and self._pinned is not None:
             self._choose(key - Qt.Key.Key_1)
+        elif key == Qt.Key.Key_Space and self._pinned is not None:
+            self._preview_next()
+        elif key in (Qt.Key.Key_Return, Qt.Key.Key_Enter) and self._ghost is not None:
+            self.alternative_chosen.emit(self._ghost.node_id, self._ghost.index, self._ghost.token_id)
+        elif key == Qt.Key.Key_Escape and self._ghost is not None:
+            self.set_ghost(None)
         elif key == Qt.Key.Key_N:
             self.next_uncertain()
         elif key == Qt.Key.Key_Home:
@@ -335,6 +374,16 @@ class TokensPane(Pane[TokensBody]):
         record = turn.tokens.record(pin.token)
         if place < len(record.top_ids) and record.top_ids[place] != record.token_id:
             self.alternative_chosen.emit(turn.node_id, pin.token, record.top_ids[place])
+
+    def _preview_next(self) -> None:
+        pin = self._pin
+        if pin is None:
+            return
+        turn = self._page.boxes[pin.turn].turn
+        record = turn.tokens.record(pin.token)
+        token = next_alternative(record.top_ids, record.token_id, self._ghost.token_id if self._ghost else None)
+        if token is not None and turn.is_answer:
+            self.preview_wanted.emit(turn.node_id, pin.token, token)
 
     def _pin_and_tell(self, at: TokenAt) -> None:
         self.set_pin(self._page.boxes[at.turn].turn.node_id, at.token)

@@ -14,6 +14,7 @@ from ui.theme.palette import LIGHT, Palette
 from ui.transcript.card import Card, CardContent, card_content
 from ui.transcript.faces import Faces
 from ui.transcript.find import Finder, Match
+from ui.transcript.ghost import ghost_of
 from ui.transcript.ink import Ink
 from ui.transcript.measure import Measure
 from ui.transcript.read_pane import ReadPane
@@ -43,11 +44,15 @@ class TranscriptView(QWidget):
     token_clicked = Signal(int, int)
     token_pinned = Signal(object)  # (node_id, index) or None
     alternative_chosen = Signal(int, int, int)  # node_id, index, token_id
+    preview_wanted = Signal(int, int, int)  # node_id, index, token_id; `show_preview` answers
+    preview_left = Signal()  # nobody waits for it any more
     variant_requested = Signal(int)
     edit_requested = Signal(int)  # a user's turn: another version of it
     regenerate_requested = Signal(int)
+    repeat_requested = Signal(int)
     continue_requested = Signal(int)
     copy_requested = Signal(str)
+    earlier_requested = Signal()  # the beginning of what is shown of a long path is near
     link_requested = Signal(str)  # a web or mail address that was clicked in Read mode; nothing was opened
     found_changed = Signal(
         object, int
@@ -96,17 +101,25 @@ class TranscriptView(QWidget):
         self.tokens.token_clicked.connect(self.token_clicked)
         self.tokens.token_pinned.connect(self.token_pinned)
         self.tokens.alternative_chosen.connect(self.alternative_chosen)
+        self.tokens.preview_wanted.connect(self.preview)
+        self.tokens.ghost_left.connect(self.preview_left)
         self.tokens.token_hovered.connect(self._hovered)
         self.tokens.column_changed.connect(self._align)
         self.strip.token_clicked.connect(self._strip_clicked)
         self.read.column_changed.connect(self._align)
         self.read.link_requested.connect(self.link_requested)
         for pane in self._panes():
+            pane.beginning_near.connect(self._near_beginning)
             pane.variant_requested.connect(self.variant_requested)
             pane.edit_requested.connect(self.edit_requested)
             pane.regenerate_requested.connect(self.regenerate_requested)
+            pane.repeat_requested.connect(self.repeat_requested)
             pane.continue_requested.connect(self.continue_requested)
             pane.copy_requested.connect(self.copy_requested)
+
+    def _near_beginning(self) -> None:
+        if self._shown is not None and self._shown.earlier:
+            self.earlier_requested.emit()
 
     def _panes(self) -> tuple[TokensPane, ReadPane]:
         return self.tokens, self.read
@@ -272,6 +285,20 @@ class TranscriptView(QWidget):
     def next_uncertain(self) -> None:
         """Pins the next of the tokens where the model hesitated most."""
         self.tokens.next_uncertain()
+
+    def preview(self, node_id: int, index: int, token_id: int) -> None:
+        """Shows an alternative in place of a token, and asks what would follow it."""
+        if self.pinned != (node_id, index):
+            self.set_pinned(node_id, index)
+        data = list(self._resolve([token_id])) or [b""]
+        self.tokens.set_ghost(ghost_of(node_id, index, token_id, data[0]))
+        self.preview_wanted.emit(node_id, index, token_id)
+
+    def show_preview(self, node_id: int, index: int, token_id: int, words: Sequence[bytes]) -> None:
+        """What would follow; ignored if nobody looks at that place any more."""
+        ghost = self.tokens.ghost
+        if ghost is not None and (ghost.node_id, ghost.index, ghost.token_id) == (node_id, index, token_id):
+            self.tokens.set_ghost(ghost.with_tail(b"".join(words)))
 
     def record(self, node_id: int, index: int) -> TokenRecord | None:
         """The numbers of a token of the path, streamed ones included; None where there is no such token."""

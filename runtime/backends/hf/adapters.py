@@ -15,6 +15,7 @@ from transformers.pytorch_utils import Conv1D
 from runtime.adapters.adapter import Adapter, LowRank, ModuleShape
 from runtime.adapters.matching import check_copy
 from runtime.adapters.stacks import TokenStacks, Use, uses
+from runtime.backends.hf.offload import own_weight
 from runtime.backends.tree import Bool, Int64
 from runtime.errors import AdapterError, UnsupportedFeatureError
 
@@ -70,7 +71,7 @@ class TorchAdapters:
         if adapter.digest not in self._loaded:
             for path, pair in adapter.modules.items():
                 if pair.base is not None:
-                    own = self._modules[path].weight.detach().float().cpu().numpy()
+                    own = own_weight(self._modules[path])
                     check_copy(path, pair.base, own.T if isinstance(self._modules[path], Conv1D) else own)
             made = {path: self._made(pair) for path, pair in adapter.modules.items()}
             for path, weights in made.items():

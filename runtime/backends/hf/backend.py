@@ -21,10 +21,11 @@ from runtime.backends.hf.adapters import TorchAdapters
 from runtime.backends.hf.cache import Shape, SlotLayer, Tensors, TorchPack, make_layers
 from runtime.backends.hf.codec import codec_of
 from runtime.backends.hf.loading import LoadedModel, attention_of, load_model
-from runtime.backends.hf.payload import Arrays, TorchPayload
+from runtime.backends.hf.payload import TorchPayload
 from runtime.backends.packed import Float32, PackedBackend, State, Step, as_ids, chain_parents
 from runtime.backends.selftest import kv_warning, self_test
 from runtime.backends.sized import state_size
+from runtime.backends.stored import Stored
 from runtime.backends.tree import Bool, Int64
 from runtime.errors import MemoryBudgetError, UnsupportedFeatureError
 from runtime.info import ModelInfo
@@ -142,8 +143,7 @@ class HfBackend(PackedBackend[TorchPack]):
     def take_many(self, pack: TorchPack, chains: Sequence[Int64]) -> list[TorchPayload]:
         if self.recurrent or len(chains) < 2:
             return super().take_many(pack, chains)
-        for slots in chains:
-            pack.tree.check_chain(slots)
+        pack.tree.check_chains(chains)
         with _computing():
             return payloads.take_many(pack, chains, self._codec, self._device)
 
@@ -176,11 +176,13 @@ class HfBackend(PackedBackend[TorchPack]):
         pack.attention.clear()
         pack.states.clear()
 
-    def export(self, payload: TorchPayload) -> Arrays:
-        return payloads.export(payload)
+    def export(self, payload: TorchPayload, start: int = 0, stop: int | None = None) -> Stored:
+        with _computing():
+            return payloads.export(payload, start, payload.n if stop is None else stop)
 
-    def restore(self, tensors: Arrays) -> TorchPayload:
-        return payloads.restore(tensors, self._codec, self._dtype, self._device)
+    def restore(self, tensors: Stored) -> TorchPayload:
+        with _computing():
+            return payloads.restore(tensors, self._codec, self._dtype, self._device)
 
     def logits_uncached(self, ids: Sequence[int], stacks: TokenStacks | None = None) -> Float32:
         with _computing(), self._adapters.under(stacks, np.array([len(ids) - 1])):

@@ -21,6 +21,7 @@ import torch
 
 from runtime.errors import BackendUnavailableError, UnsupportedFeatureError
 from runtime.options import LoadOptions
+from runtime.records import Float32
 
 log = logging.getLogger(__name__)
 MEMORY_SHARE = 2  # of the free memory, one part in so many holds weights where nothing else is asked for
@@ -119,3 +120,18 @@ def check_not_offloaded(options: LoadOptions) -> None:
     """
     if options.offload != "none":
         raise UnsupportedFeatureError("offload='disk' takes a model folder; this model is in memory already")
+
+
+def own_weight(module: Any) -> Float32:
+    """A module's matrix in float32, read from disk if it is there."""
+    if module.weight.is_meta:
+        from accelerate.utils import align_module_device  # installed, if a weight is on disk
+
+        with align_module_device(module):
+            return _plain(module.weight)
+    return _plain(module.weight)
+
+
+def _plain(weight: torch.Tensor) -> Float32:
+    array: Float32 = weight.detach().float().cpu().numpy()
+    return array

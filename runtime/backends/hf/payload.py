@@ -12,10 +12,9 @@ import torch
 
 from runtime.backends.hf.cache import Shape, SlotLayer, Tensors, TorchPack, to_index
 from runtime.backends.hf.codec import Codec
+from runtime.backends.stored import Stored
 from runtime.backends.tree import Int64
 from runtime.errors import SnapshotFormatError
-
-Arrays = dict[str, npt.NDArray[np.generic]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -85,18 +84,18 @@ def _part(payload: TorchPayload, part: slice, state: Tensors | None) -> TorchPay
     return TorchPayload(part.stop - part.start, keys, values, state)
 
 
-def export(payload: TorchPayload) -> Arrays:
-    """Plain arrays by name; bfloat16 as uint16."""
-    arrays: Arrays = {"n": np.array(payload.n)}
+def export(payload: TorchPayload, start: int, stop: int) -> Stored:
+    """Some of the tokens as plain arrays by name; bfloat16 as uint16."""
+    arrays: Stored = {"n": np.array(stop - start)}
     for i, (keys, values) in enumerate(zip(payload.keys, payload.values, strict=True)):
-        arrays[f"keys.{i}"], arrays[f"values.{i}"] = _numpy(keys), _numpy(values)
-    if payload.state is not None:
+        arrays[f"keys.{i}"], arrays[f"values.{i}"] = _numpy(keys[:, :, start:stop]), _numpy(values[:, :, start:stop])
+    if payload.state is not None and stop == payload.n:
         arrays["states"] = np.array(len(payload.state))
         arrays |= {f"state.{i}": _numpy(t) for i, t in enumerate(payload.state) if t is not None}
     return arrays
 
 
-def restore(arrays: Arrays, codec: Codec, state_dtype: torch.dtype, device: torch.device) -> TorchPayload:
+def restore(arrays: Stored, codec: Codec, state_dtype: torch.dtype, device: torch.device) -> TorchPayload:
     """The inverse of `export`.
 
     Raises:
@@ -136,13 +135,14 @@ def _rows(buffer: torch.Tensor, index: slice | torch.Tensor) -> torch.Tensor:
 
 
 def _numpy(tensor: torch.Tensor) -> npt.NDArray[np.generic]:
-    tensor = tensor.detach().cpu().contiguous()
-    array: npt.NDArray[Any] = tensor.view(torch.uint16).numpy() if tensor.dtype == torch.bfloat16 else tensor.numpy()
-    return array.copy()
+    """A copy, one step from the device."""
+    tensor = tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
+    array: npt.NDArray[np.generic] = tensor.view(torch.uint16).numpy() if tensor.dtype == torch.bfloat16 else tensor.numpy()
+    return array
 
 
 def _tensor(array: npt.NDArray[Any], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    tensor = torch.from_numpy(np.array(array))
+    tensor = torch.from_numpy(array if array.flags.writeable else array.copy())
     if dtype == torch.bfloat16 and tensor.dtype == torch.uint16:
         tensor = tensor.view(torch.bfloat16)
     exact = tensor.dtype == dtype

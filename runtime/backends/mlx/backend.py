@@ -24,10 +24,11 @@ from runtime.backends.mlx.cache import Arrays, MlxPack, Shape, Window, make_cach
 from runtime.backends.mlx.codec import codec_of
 from runtime.backends.mlx.corrections import PROVEN, SelectRows, hidden_window
 from runtime.backends.mlx.loading import LoadedModel, check_fits, flat_parameters, load_model
-from runtime.backends.mlx.payload import MlxPayload, Stored
+from runtime.backends.mlx.payload import MlxPayload
 from runtime.backends.packed import Float32, PackedBackend, State, Step, as_ids, chain_parents
 from runtime.backends.selftest import kv_warning, self_test
 from runtime.backends.sized import state_size
+from runtime.backends.stored import Stored
 from runtime.backends.tree import Int64
 from runtime.errors import MemoryBudgetError, UnsupportedFeatureError
 from runtime.info import ModelInfo
@@ -174,8 +175,7 @@ class MlxBackend(PackedBackend[MlxPack]):
     def take_many(self, pack: MlxPack, chains: Sequence[Int64]) -> list[MlxPayload]:
         if self.recurrent or len(chains) < 2:
             return super().take_many(pack, chains)
-        for slots in chains:
-            pack.tree.check_chain(slots)
+        pack.tree.check_chains(chains)
         with _memory():
             return payloads.take_many(pack, self._shapes, chains, self._codec)
 
@@ -210,11 +210,13 @@ class MlxBackend(PackedBackend[MlxPack]):
         pack.recurrent.clear()
         pack.states.clear()
 
-    def export(self, payload: MlxPayload) -> Stored:
-        return payloads.export(payload)
+    def export(self, payload: MlxPayload, start: int = 0, stop: int | None = None) -> Stored:
+        with _memory():
+            return payloads.export(payload, start, payload.n if stop is None else stop)
 
     def restore(self, tensors: Stored) -> MlxPayload:
-        return payloads.restore(tensors, self._codec, self._loaded.dtype)
+        with _memory():
+            return payloads.restore(tensors, self._codec, self._loaded.dtype)
 
     def logits_uncached(self, ids: Sequence[int], stacks: TokenStacks | None = None) -> Float32:
         with _memory():

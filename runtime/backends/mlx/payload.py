@@ -12,10 +12,9 @@ import numpy.typing as npt
 
 from runtime.backends.mlx.cache import Arrays, MlxPack, Shape, SlotCache
 from runtime.backends.mlx.codec import Codec
+from runtime.backends.stored import Stored
 from runtime.backends.tree import Int64
 from runtime.errors import SnapshotFormatError
-
-Stored = dict[str, npt.NDArray[np.generic]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -105,12 +104,12 @@ def split(payload: MlxPayload, n: int) -> tuple[MlxPayload, MlxPayload]:
     )
 
 
-def export(payload: MlxPayload) -> Stored:
-    """Plain arrays by name; bfloat16 as uint16."""
-    arrays: Stored = {"n": np.array(payload.n)}
+def export(payload: MlxPayload, start: int, stop: int) -> Stored:
+    """Some of the tokens as plain arrays by name; bfloat16 as uint16."""
+    arrays: Stored = {"n": np.array(stop - start)}
     for i, (keys, values) in enumerate(zip(payload.keys, payload.values, strict=True)):
-        arrays[f"keys.{i}"], arrays[f"values.{i}"] = _numpy(keys), _numpy(values)
-    if payload.state is not None:
+        arrays[f"keys.{i}"], arrays[f"values.{i}"] = _numpy(keys[:, :, start:stop]), _numpy(values[:, :, start:stop])
+    if payload.state is not None and stop == payload.n:
         arrays["states"] = np.array(len(payload.state))
         arrays |= {f"state.{i}": _numpy(a) for i, a in enumerate(payload.state) if a is not None}
     return arrays

@@ -217,6 +217,7 @@ def test_quick_runs_count_everywhere_and_time_once_per_backend(cases: list[Case]
         "grammar": 2,
         "sampler": 0,
         "trie": 0,
+        "view": 0,
         "start": 0,
     }
     assert meant(quick=True) == {**everywhere, "W5": 2, "overhead": 2, "W6": 2, "W7": 2, "many": 2}

@@ -83,6 +83,24 @@ class FrailModel:
                     yield run[at : at + 1]
                     await asyncio.sleep(0)
 
+    async def continue_many_runs(
+        self, ids: Sequence[int], n: int, options: GenerationOptions | None, *, on_progress: OnProgress | None = None
+    ) -> AsyncGenerator[tuple[int, TokenRun], None]:
+        engine, made, holds_after = self._engine, 0, self._engine.holds_after
+        engine.on_look("continue")
+        engine.prompts.append(list(ids))
+        async with aclosing(self.model.continue_many_runs(ids, n, options, on_progress=on_progress)) as runs:
+            async for branch, run in runs:
+                for at in range(len(run)):
+                    if made == engine.dies_after:
+                        engine.dies_after = None
+                        raise EngineDiedError("the engine process has ended: signal 9 (SIGKILL)")
+                    if made == holds_after:
+                        await asyncio.Event().wait()
+                    made += 1
+                    yield branch, run[at : at + 1]
+                    await asyncio.sleep(0)
+
 
 @dataclass
 class Scene:

@@ -35,6 +35,7 @@ def test_an_engine_that_dies_in_the_middle_keeps_the_text_and_is_restarted(play:
         dead = await s.last(session_id)
         assert (dead.status, dead.note) == (TurnStatus.PARTIAL, DIED)
         assert len(own_tokens(dead)) == 5
+        assert dead.run.record(len(dead.run) - 1).finish_reason == "engine_died"
         assert state_of(s) is EngineState.DIED
         assert s.workbench.status.reason == DIED
 

@@ -79,8 +79,17 @@ async def go_on(s: Scene, sample: int, answer: TurnView) -> None:
     await s.workbench.continue_turn(sample, answer.node_id)
 
 
+async def columns(s: Scene, sample: int, answer: TurnView) -> None:
+    await s.workbench.continue_many(sample, answer.node_id, own_tokens(answer)[5], 2)
+
+
+async def beams(s: Scene, sample: int, answer: TurnView) -> None:
+    await s.workbench.beams(sample, answer.node_id, own_tokens(answer)[5], 2)
+
+
 @pytest.mark.parametrize(
-    ("change", "turns", "variants"), [(send, 5, 1), (edit, 3, 1), (branch, 3, 3), (regenerate, 3, 3), (go_on, 3, 2)]
+    ("change", "turns", "variants"),
+    [(send, 5, 1), (edit, 3, 1), (branch, 3, 3), (regenerate, 3, 3), (go_on, 3, 2), (columns, 3, 4), (beams, 3, 4)],
 )
 def test_a_change_of_the_sample_goes_into_a_copy(play: Play, change: Change, turns: int, variants: int) -> None:
     async def scene(s: Scene) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from pathlib import Path
 
 import pytest
 
@@ -29,6 +30,8 @@ def test_stop_keeps_what_arrived_and_marks_it(play: Play) -> None:
         assert answer.status is TurnStatus.PARTIAL
         assert answer.note == "stopped"
         assert len(own_tokens(answer)) == 5
+        assert answer.run.record(len(answer.run) - 1).finish_reason == "cancelled"
+        assert answer.run.record(len(answer.run) - 1).incomplete
         shown.append(view)
         s.engine.holds_after = None
         await s.workbench.continue_turn(session_id, answer.node_id)
@@ -42,6 +45,39 @@ def test_stop_keeps_what_arrived_and_marks_it(play: Play) -> None:
         assert_same_view(await s.view(shown[0].session_id), shown[1])
 
     play(scene, engine=Engine(holds_after=5))
+    play(later)
+
+
+@pytest.mark.parametrize("written", [True, False])
+def test_the_last_record_says_that_it_was_cancelled(
+    play: Play, path: Path, monkeypatch: pytest.MonkeyPatch, written: bool
+) -> None:
+    # given an answer whose tokens are on the disk already when it is stopped, or not yet
+    monkeypatch.setattr("app.workbench.recorder.FLUSH_SECONDS", 0.01 if written else 100.0)
+
+    async def scene(s: Scene) -> None:
+        session_id = await s.new()
+        sending = asyncio.create_task(s.workbench.send(session_id, "hello"))
+        await until(lambda: s.arrived(session_id) == 5)
+        if written:
+            await until(lambda: rows(path, "SELECT sum(count) FROM token_chunks JOIN nodes ON nodes.id = node_id "
+                                           "WHERE role = 'assistant'") == [(5 + header(s, session_id),)])  # fmt: skip
+        s.workbench.stop(session_id)
+        await sending
+
+    def header(s: Scene, session_id: int) -> int:
+        opened = s.workbench._sessions.opened(session_id)
+        return len(opened.last_turn().run) - 5
+
+    async def later(s: Scene) -> None:
+        run = (await s.last((await s.workbench.sessions())[0].session_id)).run
+        assert [record.finish_reason for record in run][-2:] == [None, "cancelled"]
+        assert run.stages is not None
+        assert run.stages.as_drawn(len(run) - 1) == run.ids[-1]
+        assert await s.store.verify() == []
+
+    play(scene, engine=Engine(holds_after=5))
+    assert rows(path, "SELECT finish_reason FROM nodes WHERE role = 'assistant'") == [("cancelled",)]
     play(later)
 
 

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from runtime import GenerationOptions, Grammar, GrammarError, InvalidRequestError
-from runtime.grammar import compile as compiling
+from runtime.grammar import trial
 from runtime.grammar.source import MAX_CHARACTERS
 from runtime.wire.messages import encode
 from runtime.wire.methods import METHODS
@@ -74,7 +74,7 @@ def test_what_llguidance_refuses_is_refused_in_its_words(grammar: Grammar, said:
 
 def test_rules_nested_too_deeply_end_another_process_and_not_this_one(monkeypatch: pytest.MonkeyPatch) -> None:
     # given a stack that the rules overflow
-    monkeypatch.setattr(compiling, "CHILD_STACK", 1 << 20)
+    monkeypatch.setattr(trial, "CHILD_STACK", 1 << 20)
     chain = "start:a0\n" + "\n".join(f"a{i}:a{i + 1}" for i in range(1300)) + '\na1300:"x"'
     with pytest.raises(GrammarError, match="nested too deeply"):
         Grammar.lark(chain).check()
@@ -85,7 +85,7 @@ def test_rules_nested_too_deeply_end_another_process_and_not_this_one(monkeypatc
 
 @pytest.mark.slow
 def test_a_grammar_that_takes_for_ever_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiling, "CPU_SECONDS", 1)
+    monkeypatch.setattr(trial, "CPU_SECONDS", 1)
     with pytest.raises(GrammarError, match="more than 1 s of computing"):
         Grammar.json_schema({"type": "integer", "multipleOf": 9_999_991}).check()
 

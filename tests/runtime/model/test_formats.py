@@ -99,6 +99,11 @@ def test_the_text_that_ends_a_turn_ends_the_answer_and_is_not_shown(monkeypatch:
         first = whole[1]
         assert asyncio.run(answer_of(model, replace(options, stop=(first,)))) == (whole[: whole.index(first)], "stop")
         assert asyncio.run(model.complete(MESSAGES, options)) == cut[0]
+        # and who asks which options hold is told of both, with who said so
+        resolved = model.resolve_options(replace(options, stop=(first,)))
+        assert (resolved.options.stop, resolved.sources["stop"]) == ((first, said), "call and format")
+        assert (resolved.options.eos_token_ids, resolved.sources["eos_token_ids"]) == (model.eos_token_ids, "model")
+        assert asyncio.run(answer_of(model, resolved.options)) == (whole[: whole.index(first)], "stop")
 
 
 def test_the_token_that_ends_a_turn_is_an_end_of_the_text() -> None:

@@ -40,9 +40,11 @@ from runtime.adapters.uses import Adapters
 from runtime.info import OnProgress, PromptProgress
 from runtime.members.resolving import ResolvingMembers
 from runtime.records import Float32
+from runtime.resolution import AnswerEnds
 from runtime.session.opening import OpensSessions
 from tests.runtime.process.fake_adapters import FakeAdapters
 from tests.runtime.process.fake_answers import CONTEXT, EOS, VOCAB, logprobs_of, run_of
+from tests.runtime.process.fake_blocks import FakeBlocks
 from tests.runtime.process.fake_branching import FakeBranching
 from tests.runtime.process.fake_commands import COMMANDS
 from tests.runtime.process.fake_pins import FakePins
@@ -69,7 +71,7 @@ def load(source: str, backend: str = "auto", **options: Any) -> FakeModel:
     return FakeModel(backend, options)
 
 
-class FakeModel(FakeAdapters, FakeBranching, FakePins, FakeVectors, OpensSessions, ResolvingMembers):
+class FakeModel(FakeAdapters, FakeBlocks, FakeBranching, FakePins, FakeVectors, OpensSessions, ResolvingMembers):
     """Satisfies `LanguageModel` in the engine process."""
 
     def __init__(self, backend: str, options: Mapping[str, Any], width: int = len(VOCAB)) -> None:
@@ -95,6 +97,10 @@ class FakeModel(FakeAdapters, FakeBranching, FakePins, FakeVectors, OpensSession
     @property
     def own_options(self) -> GenerationOptions:
         return GenerationOptions(max_tokens=77, sampling=SamplingOptions(temperature=0.5))
+
+    @property
+    def own_ends(self) -> AnswerEnds:
+        return AnswerEnds((7,), (8,), ("\nUser:",))
 
     def heartbeat(self) -> tuple[int, str]:
         return self.beat

@@ -59,6 +59,8 @@ def test_a_models_own_options_are_known_without_asking(client: EngineClient) -> 
     resolved = client.resolve_options({"top_p": 0.5})
     assert (resolved.options.max_tokens, resolved.sources["max_tokens"]) == (77, "model")
     assert resolved.options.sampling.top_p == 0.5
+    assert (resolved.options.eos_token_ids, resolved.options.stop) == ((7, 8), ("\nUser:",))
+    assert (resolved.sources["eos_token_ids"], resolved.sources["stop"]) == ("model and format", "format")
 
 
 def test_a_mapping_is_not_taken_for_options_on_either_side() -> None:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from runtime.errors import GrammarError, InvalidRequestError
 from runtime.options import SamplingOptions
+from runtime.ranking import Ranked
 from runtime.records import Float32
 from runtime.sampling.chain import Sampler
 from runtime.sampling.draw import XTC_STAGE, uniform
@@ -33,6 +34,7 @@ def row(seed: int, vocab: int, scale: float) -> Float32:
 def compare(options: dict[str, Any], logprobs: Float32, places: range, seed: int = 3) -> None:
     sampler = Sampler(SamplingOptions(**options).check(len(logprobs)), seed)
     order = options.get("order", STAGES)
+    mass = float(np.exp(logprobs, dtype=np.float64).sum())
     for place in places:
         scores = naive_scores(order, logprobs, options, [], uniform(seed, place, 0, XTC_STAGE))
         token, distance = naive_draw(scores, uniform(seed, place))
@@ -40,6 +42,11 @@ def compare(options: dict[str, Any], logprobs: Float32, places: range, seed: int
             assert sampler.draw(logprobs, place)[0] == token
         traced = sampler.trace(logprobs, place)
         assert traced.token == sampler.draw(logprobs, place)[0]
+        if distance > TIGHT:  # given the normaliser, and what another has looked at, nothing changes
+            known = Ranked(logprobs, mass)
+            known.reach(place * 7)
+            assert sampler.draw(known, place)[0] == token
+            assert sampler.trace(known, place).token == token
         last = report(traced).stages(0)[-1]
         np.testing.assert_allclose(last.after, softmax(scores)[list(last.ids)], rtol=1e-5, atol=1e-9)
         assert last.kept == np.isfinite(scores).sum()
@@ -84,6 +91,10 @@ def test_any_stages_in_any_order(options: dict[str, Any], seed: int, vocab: int,
         {"top_k": 3000, "top_p": 0.9},
         {"xtc_probability": 1.0, "xtc_threshold": 1e-4},
         {"xtc_probability": 0.5, "xtc_threshold": 1e-3, "min_p": 0.01, "temperature": 1.3},
+        {"top_p": 0.95, "min_p": 0.05, "temperature": 0.8},
+        {"top_p": 0.3, "min_p": 1e-5, "temperature": 0.8},
+        {"top_p": 0.9, "logit_bias": {7: 4.0, 8: -3.0}, "banned_tokens": (1, 2, 3)},
+        {"temperature": 0.01, "min_p": 0.5},
         {"order": ("top_p", "typical", "bias", "temperature", "min_p"), "top_p": 0.97, "typical_p": 0.9, "temperature": 0.9,
          "min_p": 0.01, "logit_bias": {5: 3.0, 77: -2.0}},
     ],

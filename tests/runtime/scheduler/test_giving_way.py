@@ -151,7 +151,7 @@ def test_a_device_that_is_full_once_is_asked_again(name: str, monkeypatch: pytes
         reclaimed: list[int] = []
         monkeypatch.setattr(backend, "reclaim", lambda: reclaimed.append(1))
         if name == "retain":
-            workspace = scheduler.cache.workspaces.place(np.array([1], np.int32))
+            workspace, _ = scheduler.cache.workspaces.place(np.array([1], np.int32))
             model._engine.call(lambda: workspace.compact([], [])).result()
             scheduler.cache.workspaces.leave(workspace)
         ids = [*some_ids(1, 40), 7]

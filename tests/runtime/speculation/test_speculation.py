@@ -15,6 +15,7 @@ import pytest
 
 from runtime import (
     GenerationOptions,
+    Grammar,
     InvalidRequestError,
     SamplingOptions,
     SpeculativeOptions,
@@ -26,6 +27,7 @@ from runtime.backends.fake import Behaviour
 from runtime.model import LocalModel, load
 from runtime.speculation.lookup import PromptLookup
 from tests.fakes import assert_right, fake_model, settled, some_ids
+from tests.runtime.grammar.judge import accepts
 from tests.tiny_models import tiny_path
 
 TOLERANCE = 1e-4  # nats: a forward of several tokens may round otherwise than one of one
@@ -181,6 +183,26 @@ def test_a_draft_model_guesses(backend: str) -> None:
         hot = replace(PLAIN, sampling=SamplingOptions(temperature=1.5))
         assert_same(list(model.generate_sync(prompt, speculating(hot))), list(model.generate_sync(prompt, hot)))
         assert settled(model)[1].leases == 0
+
+
+@pytest.mark.parametrize("backend", ["hf", "mlx"])
+@pytest.mark.parametrize("temperature", [0.0, 1.2])
+def test_under_a_grammar_a_draft_model_changes_no_token(backend: str, temperature: float) -> None:
+    # given a draft that is right of what is free and wrong of what the grammar alone decides, and one that is mostly wrong
+    grammar = Grammar.regex("(yes|no|maybe)(, [a-e ]{3,8}){2,3}[.!]")
+    plain = GenerationOptions(
+        max_tokens=60, sampling=SamplingOptions(temperature=temperature), grammar=grammar, resolve=False, seed=4
+    )
+    prompt = some_ids(5, 40)
+    for draft in ("llama", "qwen3"):
+        with load(tiny_path("llama"), backend=backend, draft_model=str(tiny_path(draft))) as model:
+            wanted = list(model.generate_sync(prompt, plain))
+            got = list(model.generate_sync(prompt, speculating(plain, method="draft", num_tokens=4)))
+            assert_same(got, wanted)
+            assert [r.origin for r in got] == [r.origin for r in wanted]
+            assert accepts(grammar, "".join(r.text for r in got if r.finish_reason != "eos"))
+            assert settled(model)[0].tokens_drafted > 0
+            assert settled(model)[1].leases == 0
 
 
 def test_a_draft_of_another_vocabulary_is_refused(tmp_path: Any) -> None:

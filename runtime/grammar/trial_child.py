@@ -1,16 +1,19 @@
-"""The process in which a grammar is tried out: run by its path, imports llguidance and the standard library, nothing of ours.
+"""The process in which grammars are tried out: run by its path, imports llguidance and the standard library, nothing of ours.
 
 A grammar of forty characters can keep llguidance busy for minutes, and one that refers to itself deeply enough ends the
 process that reads it. So every grammar is compiled here first, where it can be killed. Standard input: JSON. Standard
-output: ``{"error": null | text}``.
+output: a line ``{"error": null | text}`` for each grammar, in order, as soon as it is known.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import resource
+import signal
 import sys
 import threading
+import time
 from typing import Any
 
 import llguidance
@@ -32,10 +35,11 @@ class _Bytes:
         return list(text)
 
 
-def fault(kind: str, source: str, limits: dict[str, Any]) -> str | None:
+def fault(kind: str, source: str, json_defaults: dict[str, Any], limits: dict[str, Any]) -> str | None:
     """What is wrong with the grammar, in llguidance's words; None: nothing."""
+    options = {"defaults": json_defaults} if kind == "json_schema" else {}
     try:
-        text = getattr(llguidance.LLMatcher, f"grammar_from_{kind}")(source, **_json_options(kind))
+        text = getattr(llguidance.LLMatcher, f"grammar_from_{kind}")(source, **options)
     except ValueError as error:
         return str(error)
     bounds = llguidance.LLParserLimits(**limits)
@@ -52,28 +56,30 @@ def fault(kind: str, source: str, limits: dict[str, Any]) -> str | None:
     return None
 
 
-def _json_options(kind: str) -> dict[str, Any]:
-    return {"defaults": REQUEST["json_defaults"]} if kind == "json_schema" else {}
+def bound(what: int, most: int) -> None:
+    """Sets a limit, unless a stricter one was inherited; the next may be wider."""
+    hard = resource.getrlimit(what)[1]
+    resource.setrlimit(what, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
 
 
-def main() -> None:
-    """One grammar, on a thread whose stack is known."""
-    seconds = REQUEST["cpu_seconds"]
-    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
+def main(request: dict[str, Any]) -> None:
+    """All grammars, on a thread whose stack is known; each has the same processor time."""
+    signal.signal(signal.SIGXCPU, signal.SIG_DFL)  # whatever was inherited
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_AS, (REQUEST["memory_bytes"],) * 2)
-    threading.stack_size(REQUEST["stack_bytes"])
-    answer: dict[str, str | None] = {}
+    bound(resource.RLIMIT_AS, request["memory_bytes"])
+    threading.stack_size(request["stack_bytes"])
 
     def work() -> None:
-        answer["error"] = fault(REQUEST["kind"], REQUEST["source"], REQUEST["limits"])
+        for grammar in request["grammars"]:
+            bound(resource.RLIMIT_CPU, math.ceil(time.process_time()) + request["cpu_seconds"])
+            answer = {"error": fault(**grammar, limits=request["limits"])}
+            sys.stdout.write(json.dumps(answer) + "\n")
+            sys.stdout.flush()
 
     thread = threading.Thread(target=work)
     thread.start()
     thread.join()
-    sys.stdout.write(json.dumps(answer))
 
 
 if __name__ == "__main__":
-    REQUEST: dict[str, Any] = json.load(sys.stdin)
-    main()
+    main(json.load(sys.stdin))

@@ -1,0 +1,61 @@
+"""The window's own speed without a screen: a long stream, the mouse, scrolling, colours, a long list of sessions."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from statistics import fmean
+
+import numpy as np
+
+from app.bench.clock import Told
+from app.bench.findings import Case, Findings, Verdict
+from app.bench.sizes import Sizes
+
+ROW = "view"
+PATIENCE_SECONDS = 570.0
+
+
+def view(case: Case, sizes: Sizes, tell: Told) -> Findings:
+    """Runs `app.bench.view`, and holds what it says against the bars."""
+    tell(ROW)
+    found = measure(sizes.view_tokens, sizes.view_sessions)
+    return Findings(verdicts=verdicts(case, found, sizes)) if found else Findings()
+
+
+def measure(tokens: int, sessions: int) -> dict[str, list[float]]:
+    """Frames by name in milliseconds; empty, with a line on stderr, where the widgets cannot be shown."""
+    command = [sys.executable, "-m", "app.bench.view", str(tokens), str(sessions)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=True)
+    except (OSError, subprocess.SubprocessError) as error:
+        said = (getattr(error, "stderr", None) or str(error)).strip().splitlines()
+        print(f"the window's speed was not measured: {said[-1] if said else error}", file=sys.stderr)
+        return {}
+    raw = json.loads(done.stdout.splitlines()[-1])
+    return {name: frames if isinstance(frames, list) else [float(frames)] for name, frames in raw.items()}
+
+
+def verdicts(case: Case, found: dict[str, list[float]], sizes: Sizes) -> tuple[Verdict, ...]:
+    """The figures beside their bars."""
+    long = f"{sizes.view_tokens:,} tokens"
+    return tuple(
+        Verdict(ROW, case.backend, case.model, what, figure, bar, at_least=False)
+        for what, figure, bar in (
+            (f"ms: append {long}, median frame", _share(found["append_paragraphs"], 50), 1.0),
+            (f"ms: append {long}, p99 frame", _share(found["append_paragraphs"], 99), 8.0),
+            (f"ms: append {long} in one paragraph, median frame", _share(found["append_one"], 50), 1.0),
+            (f"ms: append {long} in one paragraph, p99 frame", _share(found["append_one"], 99), 8.0),
+            (f"MB held for {long} with top-10 columns", max(found["rss_paragraphs"][0], found["rss_one"][0]) / 1e6, 30.0),
+            ("ms: the mouse moves, mean", fmean(found["move"]), 0.1),
+            (f"ms: scroll anywhere in {long}, p99", _share(found["scroll"], 99), 16.0),
+            ("ms: other colours, longest", max(found["switch"]), 50.0),
+            (f"ms: scroll anywhere in {sizes.view_sessions:,} sessions, p99", _share(found["list_scroll"], 99), 16.0),
+        )
+    )
+
+
+def _share(frames: Sequence[float], percent: float) -> float:
+    return float(np.percentile(frames, percent))

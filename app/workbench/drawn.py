@@ -1,0 +1,166 @@
+"""How a token was drawn, from what is stored; and, where a model is asked, everything it might have said there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from app.supervisor import Supervisor
+from app.workbench.growing import EMPTY
+from app.workbench.prompt import check_tokens
+from app.workbench.refusals import GONE, stored
+from app.workbench.session import OpenSession
+from app.workbench.sessions import Sessions
+from app.workbench.vocabulary import Vocabulary
+from runtime import EngineDiedError, GenerationOptions, LanguageModel, RuntimeFault, SamplingOptions
+from storage import NodeRow, SessionStore
+from ui import Drawing, Refusal
+
+NO_MODEL = "no model runs; send a message, or choose a model, and it starts"
+_SETTINGS = {field.name for field in fields(SamplingOptions)}
+
+
+class Drawn:
+    """Looks up draws.
+
+    Args:
+        store: Knows the names of models.
+        supervisor: Knows the model that runs.
+        sessions: The open sessions.
+        vocabulary: Knows the bytes of tokens.
+        in_work: The options of the answer that is being written into a node.
+    """
+
+    def __init__(
+        self,
+        store: SessionStore,
+        supervisor: Supervisor,
+        sessions: Sessions,
+        vocabulary: Vocabulary,
+        in_work: Callable[[int], GenerationOptions | None],
+    ) -> None:
+        self._store = store
+        self._supervisor = supervisor
+        self._sessions = sessions
+        self._vocabulary = vocabulary
+        self._in_work = in_work
+
+    async def drawing(self, session_id: int, node_id: int, index: int) -> Drawing | None:
+        """How token `index` of the turn was drawn; asks no model."""
+        session = self._sessions.opened(session_id)
+        place = session.locate(node_id, index)
+        if place is None:
+            return None
+        node, offset = place
+        model = self._supervisor.running
+        mine = None if model is None else model.info.numbers_fingerprint
+        theirs = node.kv_fingerprint or mine  # a node that is being written is the running model's
+        name = await self._name_of(theirs, model)
+        seed, branch, sampling = (node.stats.get(name) for name in ("seed", "branch", "sampling"))
+        options = self._in_work(node.id)
+        if options is not None:
+            seed, branch, sampling = options.seed, options.branch, options.sampling.given()
+        return Drawing(
+            sampling=self._settings(sampling),
+            seed=seed if isinstance(seed, int) else None,
+            branch=branch if isinstance(branch, int) else 0,
+            history=np.array(ids_before(session, node, offset), np.int32),
+            model=name,
+            stale=model.info.name if model is not None and theirs != mine else "",
+            can_ask=model is not None and theirs == mine,
+        )
+
+    async def whole_row(self, session_id: int, node_id: int, index: int) -> npt.NDArray[np.float32]:
+        """Raw log-probabilities before a token, from the model that runs.
+
+        Raises:
+            Refusal: None runs, or it cannot.
+        """
+        session = self._sessions.opened(session_id)
+        place = session.locate(node_id, index)
+        if place is None:
+            raise Refusal(GONE)
+        ids = ids_before(session, *place)
+        if not ids:
+            raise Refusal("nothing stands before the first token: no model was asked for it")
+        model = self._supervisor.running
+        if model is None:
+            raise Refusal(NO_MODEL)
+        return await asked(self._supervisor, model, session, place[0], ids)
+
+    async def preview(self, session_id: int, node_id: int, index: int, token_id: int, most: int) -> Sequence[bytes]:
+        """The likeliest tokens after another token at a place, by queries: they go after all who chat. Nothing is saved.
+
+        Raises:
+            Refusal: No model runs, or it cannot.
+        """
+        session = self._sessions.opened(session_id)
+        place = session.locate(node_id, index)
+        if place is None:
+            raise Refusal(GONE)
+        model = self._supervisor.running
+        if model is None:
+            raise Refusal(NO_MODEL)
+        ids = [*ids_before(session, *place), token_id]
+        words: list[bytes] = []
+        while len(words) < most and not model.is_eos(ids[-1]) and len(ids) < model.info.context_length:
+            row = await asked(self._supervisor, model, session, place[0], ids)
+            ids.append(int(row.argmax()))
+            words.append(b"" if model.is_eos(ids[-1]) else model.decode_token(ids[-1]))
+        return [word for word in words if word]
+
+    async def _name_of(self, fingerprint: str | None, model: LanguageModel | None) -> str:
+        if fingerprint is None:
+            return ""
+        if model is not None and model.info.numbers_fingerprint == fingerprint:
+            return model.info.name
+        known = await stored(self._store.model(fingerprint))
+        name = (known or {}).get("name")
+        return name if isinstance(name, str) else ""
+
+    def _settings(self, held: object) -> SamplingOptions | None:
+        """Stored settings; what a newer version wrote beside them is passed over."""
+        if not isinstance(held, Mapping):
+            return None
+        values: dict[str, Any] = {name: value for name, value in held.items() if name in _SETTINGS}
+        for name in ("banned_tokens", "dry_breakers", "order"):
+            if values.get(name) is not None:
+                values[name] = tuple(values[name])
+        if values.get("logit_bias"):
+            values["logit_bias"] = {int(token): float(bias) for token, bias in values["logit_bias"].items()}  # JSON's keys
+        try:
+            settings = SamplingOptions(**values).check()
+        except (RuntimeFault, TypeError):
+            return None
+        if settings.dry_multiplier:
+            settings = replace(settings, dry_breakers=self._vocabulary.holding(settings.dry_breakers))
+        return settings
+
+
+def ids_before(session: OpenSession, node: NodeRow, offset: int) -> list[int]:
+    """The ids of the path to token `offset` of a node, without it."""
+    path = session.tree.path(node.id)
+    own: list[int] = session.runs.get(node.id, EMPTY).ids.tolist()
+    return session.path_ids(path[:-1]) + own[:offset]
+
+
+async def asked(
+    supervisor: Supervisor, model: LanguageModel, session: OpenSession, node: NodeRow, ids: list[int]
+) -> npt.NDArray[np.float32]:
+    """``(vocab,)`` after `ids`.
+
+    Raises:
+        Refusal: The path was written with another tokenizer, or the model cannot answer.
+    """
+    try:
+        check_tokens(model, session, session.tree.path(node.id))
+        return await model.next_token_logprobs(ids)
+    except EngineDiedError as fault:
+        await supervisor.died(model)
+        raise Refusal(str(fault)) from fault
+    except RuntimeFault as fault:
+        raise Refusal(str(fault)) from fault

@@ -1,0 +1,135 @@
+"""Several continuations of one place in work, as plain data: where they leave, what each has said, what the window sees."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from app.workbench.answer import Answer
+from app.workbench.ending import Ending
+from app.workbench.growing import EMPTY
+from app.workbench.session import NOTES, OpenSession, content_of
+from app.workbench.tree import Segment
+from runtime import Finish, TokenRun
+from storage import NewNode, SessionStore, StoreError
+from ui import Column, ColumnKind, Columns
+
+BEFORE_WORDS = 4
+
+
+@dataclass(slots=True)
+class Fan:
+    """Continuations in work.
+
+    Attributes:
+        session: Where they are saved.
+        new: Each begins as such a node.
+        kind: Drawn, or found by a beam search.
+        wanted: How many.
+        strands: Those that have a node, each as an answer of its own.
+        scores: Of beams, in the order of `strands`.
+        beams: What a search that has not ended looks at, best first.
+        note: What happens to all.
+        running: More is expected.
+        ended: Nodes of the strands that came to their end.
+        reused, computed: Tokens of the prompt, found in the cache and pushed through the model.
+        began: When there was a model to ask.
+    """
+
+    session: OpenSession
+    new: NewNode
+    kind: ColumnKind
+    wanted: int
+    note: str = ""
+    strands: list[Answer] = field(default_factory=list)
+    scores: list[float] = field(default_factory=list)
+    beams: tuple[Column, ...] = ()
+    running: bool = True
+    ended: set[int] = field(default_factory=set)
+    reused: int = 0
+    computed: int = 0
+    began: float = field(default_factory=time.monotonic)
+
+    def segments(self) -> list[Segment]:
+        """The path up to the place."""
+        path = self.session.tree.path(self.new.parent_id)
+        if path and self.new.at_token is not None:
+            path[-1] = replace(path[-1], stop=self.new.at_token)
+        return path
+
+    def before(self) -> str:
+        """The last words in front of the place."""
+        text = ""
+        for segment in reversed(self.segments()):
+            text = content_of(self.session.segment_run(segment)) + text
+            if segment.node.turn_start:
+                break
+        words = text.split()
+        return ("… " if len(words) > BEFORE_WORDS else "") + " ".join(words[-BEFORE_WORDS:])
+
+    def view(self) -> Columns:
+        """What the window shows."""
+        columns = tuple(self._column(i, strand) for i, strand in enumerate(self.strands)) or self.beams
+        return Columns(self.session.id, self.kind, self.before(), self.wanted, columns, self.running, self.note)
+
+    def _column(self, place: int, strand: Answer) -> Column:
+        running = self.running and strand.node_id not in self.ended
+        note = "" if running or strand.finish == "length" else strand.message or NOTES.get(strand.finish, "")
+        return Column(
+            strand.node_id,
+            self.session.runs.get(strand.node_id, EMPTY),
+            strand.logprob if strand.made else None,
+            self.scores[place] if self.scores else None,
+            running,
+            note,
+        )
+
+    def take(self, strand: Answer, run: TokenRun) -> bool:
+        """Tokens of one strand arrived: whether it has come to its end."""
+        now = time.monotonic()
+        strand.first_token = strand.first_token or now
+        strand.last_token = now
+        strand.made += len(run)
+        strand.logprob += float(np.nansum(run.logprob))
+        self.session.runs.extend(strand.node_id, run)
+        finish = Finish(int(run.finish[-1]))
+        if finish is Finish.NONE:
+            return False
+        strand.finish, strand.incomplete = finish.label or "", finish.incomplete
+        self.ended.add(strand.node_id)
+        return True
+
+
+@dataclass(slots=True)
+class Endings:
+    """The last writes of several strands, as one that can be tried again; what was written is not written twice."""
+
+    left: list[Ending]
+    session: OpenSession
+
+    @property
+    def node_id(self) -> int:
+        """The strand whose end is waited for first."""
+        return self.left[0].node_id if self.left else -1
+
+    async def save(self, store: SessionStore) -> None:
+        """Writes what is left.
+
+        Raises:
+            StoreError: It cannot be written now; nothing of it is lost.
+        """
+        failed: list[Ending] = []
+        fault: StoreError | None = None
+        for ending in self.left:
+            try:
+                await ending.save(store)
+            except StoreError as error:
+                failed.append(ending)
+                fault = error
+            else:
+                self.session.notes.pop(ending.node_id, None)
+        self.left = failed
+        if fault is not None:
+            raise fault

@@ -1,0 +1,279 @@
+"""Several continuations of one place, side by side: drawn by the sampler, or found by a beam search."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+from contextlib import aclosing
+from dataclasses import replace
+from functools import partial
+
+from app.faults import STOPPED, not_loaded, too_long
+from app.supervisor import Supervisor
+from app.workbench.answer import Answer
+from app.workbench.answers import LONG_PROMPT, STARTING, Answers
+from app.workbench.copying import Copies
+from app.workbench.ending import Ending, stats_of
+from app.workbench.fan import Endings, Fan
+from app.workbench.growing import EMPTY
+from app.workbench.points import point
+from app.workbench.prompt import check_tokens
+from app.workbench.recorder import Recorder
+from app.workbench.scoring import score_prompt
+from app.workbench.session import content_of
+from app.workbench.sessions import Sessions
+from app.workbench.tokenise import Tokeniser
+from runtime import (
+    BeamOptions,
+    BeamStep,
+    ContextOverflowError,
+    EngineDiedError,
+    GenerationOptions,
+    LanguageModel,
+    Origin,
+    PromptProgress,
+    RuntimeFault,
+    TokenRun,
+    texts_of,
+)
+from storage import SessionStore, StoreError
+from ui import Column, ColumnKind, ColumnsChanged, ColumnTokens, Event, Refusal, SessionChanged, SessionsChanged
+
+log = logging.getLogger(__name__)
+MOST_COLUMNS = 16
+DRAWN_TOKENS, SEARCHED_TOKENS = 64, 32  # of one column at most; the one that is kept can go on
+
+
+class Fans:
+    """The use cases that end in several siblings; each returns when all have ended.
+
+    Args:
+        store: Where nodes and tokens go.
+        supervisor: Gives the model.
+        sessions: The open sessions.
+        copies: Takes changes of the sample elsewhere.
+        answers: Keeps a session for one piece of work at a time, and stops it.
+        tokeniser: Turns what was typed into ids.
+        tell: Takes events for the window.
+        on_progress: Called when counters changed.
+    """
+
+    def __init__(
+        self,
+        store: SessionStore,
+        supervisor: Supervisor,
+        sessions: Sessions,
+        copies: Copies,
+        answers: Answers,
+        tokeniser: Tokeniser,
+        tell: Callable[[Event], None],
+        on_progress: Callable[[], None],
+    ) -> None:
+        self._store = store
+        self._supervisor = supervisor
+        self._sessions = sessions
+        self._copies = copies
+        self._answers = answers
+        self._tokeniser = tokeniser
+        self._tell = tell
+        self._progress = on_progress
+
+    async def run(self, session_id: int, node_id: int, index: int | None, kind: ColumnKind, wanted: int) -> None:
+        """Finds `wanted` continuations in front of token `index` of a turn, or of its end.
+
+        Raises:
+            Refusal: It cannot go on from there, or nothing came of it; nothing was changed.
+        """
+        if not 2 <= wanted <= MOST_COLUMNS:
+            raise Refusal(f"{wanted} continuations: ask for 2 to {MOST_COLUMNS}")
+        session = self._sessions.opened(session_id)
+        self._answers.check_idle(session_id)
+        new = point(session, node_id, index)
+        target = await self._copies.target(session)
+        with self._answers.claim(target.session) as claimed:
+            await self._answers.settle(target.session)
+            fan = Fan(target.session, target.place(new), kind, wanted)
+            fan.note = STARTING if self._supervisor.running is None else ""
+            self._show(fan)
+            work = self._draw(fan, claimed) if kind is ColumnKind.DRAWS else self._search(fan, claimed)
+            claimed.task = asyncio.create_task(work, name=f"{kind} of session {session_id}")
+            if claimed.stopping:
+                claimed.task.cancel()
+            try:
+                await asyncio.wait([claimed.task])
+            finally:
+                claimed.task.cancel()  # where it was our caller that was cancelled
+                await asyncio.wait([claimed.task])
+                await self._end(fan, claimed)
+
+    def _show(self, fan: Fan) -> None:
+        self._tell(ColumnsChanged(fan.session.id, fan.view()))
+
+    # ---- how ----------------------------------------------------------------------------------------------------------
+
+    async def _prompt(self, fan: Fan, claimed: Answer) -> tuple[LanguageModel, list[int]]:
+        """The model, and the ids before the place, all of them with their numbers."""
+        model = claimed.model = await self._supervisor.model()
+        fan.note, fan.began = "", time.monotonic()
+        self._supervisor.busy(True)
+        self._show(fan)
+        segments = fan.segments()
+        check_tokens(model, fan.session, segments)
+        assert fan.new.parent_id is not None  # it goes on from an answer, or stands beside one
+        await self._tokeniser.before(fan.session, model, fan.new.parent_id)
+        prompt = fan.session.path_ids(segments)
+        await score_prompt(model, self._store, fan.session, segments, prompt, partial(self._read_on, fan, 0))
+        return model, prompt
+
+    def _read_on(self, fan: Fan, before: int, progress: PromptProgress) -> None:
+        fan.computed = before + progress.computed
+        fan.reused = max(progress.reused - before, 0)
+        left = progress.total - progress.done
+        note = f"reading {progress.done:,} of {progress.total:,} tokens" if left >= LONG_PROMPT else ""
+        if fan.running and note != fan.note:
+            fan.note = note
+            self._show(fan)
+
+    async def _draw(self, fan: Fan, claimed: Answer) -> None:
+        model, prompt = await self._prompt(fan, claimed)
+        options = self._answers.options_for(model)
+        options = replace(options, max_tokens=min(options.max_tokens or DRAWN_TOKENS, DRAWN_TOKENS))
+        if options.sampling.temperature == 0.0:
+            raise Refusal("the temperature is 0: all would say the same. Ask for beams, or give it some warmth")
+        if options.grammar is not None:
+            options = replace(options, grammar_prefix=said(fan))
+        strands = [await self._strand(fan, model, replace(options, branch=k)) for k in range(fan.wanted)]
+        self._show(fan)
+        read_on = partial(self._read_on, fan, fan.computed)
+        async with aclosing(model.continue_many_runs(prompt, fan.wanted, options, on_progress=read_on)) as runs:
+            async for branch, run in runs:
+                strand = strands[branch - options.branch]
+                assert strand.recorder is not None
+                ended = fan.take(strand, run)
+                strand.recorder.add(run)
+                self._tell(ColumnTokens(fan.session.id, strand.node_id, run, strand.logprob))
+                if ended:
+                    self._show(fan)
+
+    async def _search(self, fan: Fan, claimed: Answer) -> None:
+        model, prompt = await self._prompt(fan, claimed)
+        watched: list[list[int]] = [[]]
+
+        def on_step(step: BeamStep) -> None:
+            watched[:] = [[*watched[p], t] for p, t in zip(step.parents, step.tokens, strict=True)]
+            if fan.running:
+                beams = zip(watched, step.logprobs, strict=True)
+                fan.beams = tuple(Column(-1 - i, spelt(model, ids), p) for i, (ids, p) in enumerate(beams))
+                self._show(fan)
+
+        options = BeamOptions(width=fan.wanted, max_tokens=SEARCHED_TOKENS)
+        read_on = partial(self._read_on, fan, fan.computed)
+        found = await model.beam_generate(prompt, options, on_progress=read_on, on_step=on_step)
+        fan.scores = [hypothesis.score for hypothesis in found]
+        for hypothesis in found:
+            strand = await self._strand(fan, model, GenerationOptions())
+            assert strand.recorder is not None
+            fan.take(strand, hypothesis.run)
+            strand.recorder.add(hypothesis.run)
+            strand.logprob = hypothesis.logprob
+
+    async def _strand(self, fan: Fan, model: LanguageModel, options: GenerationOptions) -> Answer:
+        """One continuation, with a node of its own; the path that is shown stays."""
+        node = await self._sessions.add(fan.session, fan.new, current=False)
+        fan.session.runs[node.id] = EMPTY
+        strand = Answer(fan.session, node.id, options=options, began=fan.began, model=model)
+        strand.recorder = Recorder(self._store, node.id, model.info.numbers_fingerprint)
+        fan.strands.append(strand)
+        return strand
+
+    # ---- the end ------------------------------------------------------------------------------------------------------
+
+    async def _end(self, fan: Fan, claimed: Answer) -> None:
+        """Everything that was said is written; what said nothing is taken away again."""
+        finish, message = self._judge(claimed)
+        fan.running, fan.note, fan.beams = False, message, ()
+        endings = [self._ending(fan, strand, finish) for strand in fan.strands]
+        unsaved = Endings(endings, fan.session)
+        try:
+            await unsaved.save(self._store)
+        except StoreError as fault:
+            fan.session.unsaved = unsaved
+            fan.note = f"not saved yet: {fault}"
+            for ending in unsaved.left:
+                fan.session.notes[ending.node_id] = fan.note
+        await self._drop_silent(fan)
+        if finish == "engine_died" and claimed.model is not None:
+            await self._supervisor.died(claimed.model)
+        else:
+            self._supervisor.busy(len(self._answers.running) > 1)
+        await self._sessions.refresh(fan.session)
+        self._tell(ColumnsChanged(fan.session.id, fan.view() if fan.strands else None))
+        self._tell(SessionChanged(fan.session.view()))
+        self._tell(SessionsChanged())
+        self._progress()
+        if message and not fan.strands:
+            raise Refusal(message)
+
+    def _judge(self, claimed: Answer) -> tuple[str, str]:
+        """How what had not ended by itself ended, and what to say of it."""
+        task = claimed.task
+        assert task is not None
+        error = None if task.cancelled() else task.exception()
+        if error is None:
+            return "cancelled", ""
+        if isinstance(error, EngineDiedError):
+            log.warning("the engine died: %s", error)
+            return "engine_died", STOPPED if claimed.model is not None else not_loaded(error)
+        if isinstance(error, ContextOverflowError):
+            return "error", too_long(error, 0)
+        if claimed.model is None and isinstance(error, RuntimeFault):
+            return "error", not_loaded(error)
+        if not isinstance(error, RuntimeFault | StoreError | Refusal):
+            log.error("continuations failed", exc_info=error)
+            return "error", f"something went wrong ({error}); what was said is kept. The details are in the log"
+        return "error", str(error)
+
+    def _ending(self, fan: Fan, strand: Answer, finish: str) -> Ending:
+        if strand.node_id not in fan.ended:
+            strand.finish = finish
+        strand.reused, strand.computed = fan.reused, fan.computed
+        run = fan.session.runs.get(strand.node_id, EMPTY)
+        stats = stats_of(strand, run)
+        if fan.scores:
+            place = fan.strands.index(strand)
+            stats |= {"beams": fan.wanted, "score": fan.scores[place]}
+        else:
+            stats["branch"] = strand.options.branch
+        return Ending(strand.node_id, strand.finish, strand.incomplete, stats, content_of(run), strand.recorder)
+
+    async def _drop_silent(self, fan: Fan) -> None:
+        """Takes away strands that ended before they said anything."""
+        for strand in list(fan.strands):
+            if strand.made:
+                continue
+            try:
+                await self._store.discard_node(strand.node_id)
+            except StoreError as fault:  # it stays where it is, empty
+                log.info("an empty continuation stays: %s", fault)
+            else:
+                fan.session.forget(strand.node_id)
+            fan.strands.remove(strand)
+
+
+def said(fan: Fan) -> int:
+    """Tokens of the answer that stand in front of the place, without the template's."""
+    own = 0
+    for segment in reversed(fan.segments()):
+        run = fan.session.segment_run(segment)
+        own += int((run.origin != int(Origin.TEMPLATE)).sum())
+        if segment.node.turn_start:
+            break
+    return own
+
+
+def spelt(model: LanguageModel, ids: Sequence[int]) -> TokenRun:
+    """Ids as a run without numbers."""
+    data = [b"" if model.is_eos(token) else model.decode_token(token) for token in ids]
+    return TokenRun.unscored(ids, data, texts_of(data), Origin.SAMPLED)

@@ -1,0 +1,221 @@
+"""How an answer was made: stored with it as plain data, read back, told in words, and made again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from runtime import GenerationOptions, InvalidRequestError, LanguageModel, TokenRun, __version__
+from storage import NodeRow
+from ui import Made, Setting
+
+if TYPE_CHECKING:
+    from runtime import ResolvedOptions
+
+Int32 = npt.NDArray[np.int32]
+MADE = "made"  # in a stored answer's stats
+REPEATED = "repeated"  # there too: which answer it repeats, and where it parts from it
+CUT_SHORT = frozenset({"cancelled", "engine_died", "error", "app_ended"})  # ends that the model did not come to by itself
+
+NOT_KNOWN = "how this answer was made was not stored yet when it was written; regenerate it instead"
+NOTHING_MADE = "there is nothing to repeat: the model said nothing here; regenerate the answer instead"
+
+
+def made_with(resolved: ResolvedOptions, model: LanguageModel, *, seed_was_chosen: bool) -> dict[str, Any]:
+    """What is stored of an answer at its beginning: every option that holds and who said so, the seed, and of which model."""
+    info = model.info
+    sources: dict[str, list[str]] = {}
+    for name, who in resolved.sources.items():
+        if name == "seed" and not seed_was_chosen:
+            who = "default"
+        if who != "default":
+            sources.setdefault(who, []).append(name)
+    return {
+        "options": plain_options(resolved.options),
+        "sources": sources,
+        "model": info.name,
+        "backend": info.backend,
+        "device": info.device,
+        "dtype": info.dtype,
+        "fingerprint": info.numbers_fingerprint,
+        "base": info.kv_fingerprint,
+        "adapters": [list(use) for use in info.lora_stack],
+        "version": __version__,
+    }
+
+
+def plain_options(options: GenerationOptions) -> dict[str, Any]:
+    """Every field as JSON has it; see `options_of`."""
+    plain: dict[str, Any] = {f.name: _plain(getattr(options, f.name)) for f in fields(options) if f.name != "sampling"}
+    plain["grammar"] = None if options.grammar is None else asdict(options.grammar)
+    plain["speculative"] = None if options.speculative is None else asdict(options.speculative)
+    return plain | {"sampling": {name: _plain(value) for name, value in options.sampling.given().items()}}
+
+
+def options_of(made: Mapping[str, Any]) -> GenerationOptions:
+    """The options an answer was made with.
+
+    Raises:
+        InvalidRequestError: They are not what this version knows.
+    """
+    return GenerationOptions.from_mapping(made["options"])
+
+
+def _plain(value: Any) -> Any:
+    match value:
+        case Mapping():
+            return {str(key): _plain(item) for key, item in value.items()}
+        case list() | tuple():
+            return [_plain(item) for item in value]
+    return value
+
+
+# ---- once more --------------------------------------------------------------------------------------------------------
+
+
+def refusal(node: NodeRow, model: LanguageModel | None = None) -> str:
+    """Why an answer cannot be made again exactly; empty where it can."""
+    made = node.stats.get(MADE)
+    if not isinstance(made, Mapping):
+        return NOT_KNOWN
+    if not node.stats.get("generated"):
+        return NOTHING_MADE
+    if model is None or model.info.numbers_fingerprint == made.get("fingerprint"):
+        return ""
+    name, engine = made.get("model"), made.get("backend")
+    if model.info.kv_fingerprint == made.get("base"):
+        return f"this answer was made with {_stack(made.get('adapters'))}, now it would be {_stack(model.info.lora_stack)}"
+    if (name, engine) == (model.info.name, model.info.backend):
+        return f"this answer was made by {name} with other weights or another precision than it has now"
+    return (
+        f"this answer was made by {name} on {engine}, not by {model.info.name} on {model.info.backend}; choose that one first"
+    )
+
+
+def _stack(adapters: Any) -> str:
+    uses = [f"{name} × {scale:g}" for name, scale in adapters or ()]
+    return f"the adapters {', '.join(uses)}" if uses else "no adapters"
+
+
+@dataclass(frozen=True, slots=True)
+class Repeat:
+    """An answer that is made once more.
+
+    Attributes:
+        of: The node of the original.
+        made: What is stored of it; see `made_with`.
+        options: Those it was made with.
+        ids: The tokens that the model made of it, ``(n,)``.
+        cut_short: Whether it was stopped, or the engine died: it is compared as far as it was written.
+    """
+
+    of: int
+    made: Mapping[str, Any]
+    options: GenerationOptions
+    ids: Int32
+    cut_short: bool
+
+    @classmethod
+    def read(cls, node: NodeRow, run: TokenRun) -> Repeat:
+        """What the store says of an answer that can be repeated (see `refusal`), and its run.
+
+        Raises:
+            InvalidRequestError: It is not what this version knows.
+        """
+        made, count = node.stats[MADE], int(node.stats["generated"])
+        cut_short = node.finish_reason in CUT_SHORT
+        try:
+            options = options_of(made)
+        except (KeyError, TypeError, ValueError) as fault:  # InvalidRequestError is one
+            raise InvalidRequestError(f"this version cannot read how the answer was made ({fault}); regenerate it") from fault
+        if not 0 < count <= len(run):
+            raise InvalidRequestError(f"{count:,} tokens were made, {len(run):,} are there; regenerate the answer instead")
+        if cut_short:
+            options = replace(options, max_tokens=count)
+        return cls(node.id, made, options, run.ids[len(run) - count :], cut_short)
+
+    def outcome(self, ids: Int32, *, ended: bool) -> dict[str, Any]:
+        """What is stored with the repeated answer.
+
+        Args:
+            ids: The tokens made this time, ``(m,)``.
+            ended: Whether it came to its end; one that was stopped is compared as far as it came.
+        """
+        same = min(len(ids), len(self.ids))
+        differing = np.flatnonzero(ids[:same] != self.ids[:same])
+        parts_at = int(differing[0]) if len(differing) else None
+        if parts_at is None and ended and len(ids) != len(self.ids):
+            parts_at = same
+        return {"of": self.of, "parts_at": parts_at, "compared": same, "ended": ended or parts_at is not None}
+
+
+def repeat_note(stats: Mapping[str, Any]) -> str:
+    """What a repeated answer says of itself."""
+    told = stats.get(REPEATED)
+    if not isinstance(told, Mapping):
+        return ""
+    at = told.get("parts_at")
+    if isinstance(at, int):
+        return f"differs from the original from its token {at + 1:,} on"
+    return "the same, token for token" if told.get("ended") else f"the same for {told.get('compared', 0):,} tokens"
+
+
+# ---- in words ---------------------------------------------------------------------------------------------------------
+
+
+def how_made(node: NodeRow) -> Made | None:
+    """What is known of how an answer was made, for the window; None for one from before that was stored."""
+    made, stats = node.stats.get(MADE), node.stats
+    if not isinstance(made, Mapping):
+        return None
+    options = made.get("options") or {}
+    said_by = {name: who for who, names in (made.get("sources") or {}).items() for name in names}
+    plain = {name: value for name, value in options.items() if name not in ("sampling", "seed", "stages", "resolve")}
+    named = {**plain, **{f"sampling.{name}": value for name, value in (options.get("sampling") or {}).items()}}
+    settings = [Setting(n.removeprefix("sampling."), _words(v), said_by.get(n, "default")) for n, v in named.items()]
+    settings.sort(key=lambda setting: setting.source == "default")
+    facts = {
+        "model": str(made.get("model")),
+        "engine": " · ".join(str(made[name]) for name in ("backend", "device", "dtype") if made.get(name)),
+        "fingerprint": str(made.get("fingerprint"))[:12],
+        "adapters": _stack(made.get("adapters")) if made.get("adapters") else "",
+        "seed": f"{options.get('seed')}" + ("" if "seed" in said_by else " (drawn)"),
+        "prompt": _tokens(stats.get("prompt")),
+        "generated": _tokens(stats.get("generated")),
+        "reused": _tokens(stats.get("reused")),
+        "computed": _tokens(stats.get("computed")),
+        "first token after": _seconds(stats.get("first_token_seconds")),
+        "decoded in": _seconds(stats.get("decode_seconds")),
+        "ended by": str(node.finish_reason or "").replace("_", " "),
+        "repeats": repeat_note(stats),
+    }
+    return Made({name: words for name, words in facts.items() if words}, tuple(settings))
+
+
+def _words(value: Any) -> str:
+    match value:
+        case None:
+            return "none"
+        case bool():
+            return "yes" if value else "no"
+        case float():
+            return f"{value:g}"
+        case {"kind": kind, "source": source}:
+            return f"{kind} {source}"
+        case Mapping():
+            return ", ".join(f"{key}: {_words(item)}" for key, item in value.items()) or "none"
+        case list():
+            return ", ".join(map(_words, value)) or "none"
+    return str(value)
+
+
+def _tokens(count: Any) -> str:
+    return f"{count:,} token{'' if count == 1 else 's'}" if isinstance(count, int) else ""
+
+
+def _seconds(seconds: Any) -> str:
+    return f"{seconds:.2f} s" if isinstance(seconds, float) else ""

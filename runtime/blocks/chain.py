@@ -1,0 +1,76 @@
+"""Names of blocks: a hash chain over namespaces and tokens, so that equal names are equal KV.
+
+Blocks lie on a grid of 64 tokens that begins anew where the adapters change; the last one before such a place, and the last
+one of a path, is shorter. The recurrent state after a token goes into a block that ends there, beside those of the grid:
+such a *checkpoint* has a name of its own, so that it never stands in for a block without.
+The chain is that of vLLM's prefix caching (hash of the parent, the tokens and what else the KV depends on), with SHA-256.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+
+from runtime.adapters.stacks import stack_of
+from runtime.records import Int32
+from runtime.trie import Namespace, Span
+
+BLOCK_TOKENS = 64
+_START = bytes(32)
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """One block of a path: its name, and the tokens ``[start, stop)`` that it holds."""
+
+    key: bytes
+    parent: bytes | None  # None at the start of a path
+    namespace: Namespace
+    start: int
+    stop: int
+    state: bool = False  # the recurrent state after the last token belongs to it
+
+    @property
+    def tokens(self) -> int:
+        """How many it holds."""
+        return self.stop - self.start
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """A place of the grid: up to 64 tokens of one namespace, and the name of the block before them."""
+
+    parent: bytes | None
+    namespace: Namespace
+    start: int
+    ids: Int32
+
+    def link(self, tokens: int | None = None, *, state: bool = False) -> Link:
+        """The block of the cell's first `tokens`; None: of all that the path has here."""
+        ids = self.ids[:tokens]
+        key = hashlib.sha256(b"".join((self.parent or _START, _named(self.namespace, state), ids.astype("<u4").tobytes())))
+        return Link(key.digest(), self.parent, self.namespace, self.start, self.start + len(ids), state)
+
+
+def cells(spans: Sequence[Span]) -> list[Cell]:
+    """A path on the grid, in order; each but the last of a span is full."""
+    found: list[Cell] = []
+    parent: bytes | None = None
+    at = 0
+    for namespace, ids in spans:
+        for start in range(0, len(ids), BLOCK_TOKENS):
+            cell = Cell(parent, namespace, at + start, ids[start : start + BLOCK_TOKENS])
+            found.append(cell)
+            parent = cell.link().key
+        at += len(ids)
+    return found
+
+
+def _named(namespace: Hashable, state: bool) -> bytes:
+    """A namespace as bytes: fingerprint and adapters, scales to the last bit; with its length, so that nothing runs over."""
+    fingerprint = namespace[0] if isinstance(namespace, tuple) else namespace
+    stack = [[digest, float(scale).hex()] for digest, scale in stack_of(namespace)]
+    text = json.dumps([str(fingerprint), stack, *["state"] * state]).encode()
+    return len(text).to_bytes(4, "little") + text

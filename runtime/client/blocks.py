@@ -1,0 +1,46 @@
+"""KV that outlives the process, over the pipe: the engine process reads and writes, counts alone come here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, cast
+
+from runtime.adapters.uses import Adapters
+from runtime.client.arguments import plain_adapters, plain_ids
+from runtime.client.calls import Calls
+from runtime.members.blocks import BlocksSaved
+
+
+class BlockCalls:
+    """`save_blocks`, `kv_snapshot`, `kv_restore`; see `runtime.members.blocks`. A relative path counts from here."""
+
+    _calls: Calls
+
+    def save_blocks(self, ids: Sequence[int], *, adapters: Adapters = None) -> BlocksSaved:
+        answer = self._calls.call_sync("save_blocks_async", ids=plain_ids(ids), adapters=plain_adapters(adapters))
+        return cast("BlocksSaved", answer)
+
+    async def save_blocks_async(self, ids: Sequence[int], *, adapters: Adapters = None) -> BlocksSaved:
+        answer = await self._calls.call("save_blocks_async", ids=plain_ids(ids), adapters=plain_adapters(adapters))
+        return cast("BlocksSaved", answer)
+
+    def kv_snapshot(self, ids: Sequence[int], path: str | Path, *, adapters: Adapters = None) -> int:
+        return cast("int", self._calls.call_sync("kv_snapshot_async", **_snapshot(ids, path, adapters)))
+
+    async def kv_snapshot_async(self, ids: Sequence[int], path: str | Path, *, adapters: Adapters = None) -> int:
+        return cast("int", await self._calls.call("kv_snapshot_async", **_snapshot(ids, path, adapters)))
+
+    def kv_restore(self, path: str | Path, upto: int | None = None) -> int:
+        return cast("int", self._calls.call_sync("kv_restore_async", path=_from_here(path), upto=upto))
+
+    async def kv_restore_async(self, path: str | Path, upto: int | None = None) -> int:
+        return cast("int", await self._calls.call("kv_restore_async", path=_from_here(path), upto=upto))
+
+
+def _snapshot(ids: Sequence[int], path: str | Path, adapters: Adapters) -> dict[str, Any]:
+    return {"ids": plain_ids(ids), "path": _from_here(path), "adapters": plain_adapters(adapters)}
+
+
+def _from_here(path: str | Path) -> str:
+    return str(Path(path).absolute())

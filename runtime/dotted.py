@@ -1,0 +1,23 @@
+"""Objects by name, for what crosses a pipe as text."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from runtime.errors import InvalidRequestError
+
+
+def resolve(dotted: str) -> Any:  # whatever the name stands for
+    """The object that "package.module:name" stands for.
+
+    Raises:
+        InvalidRequestError: It is spelt differently, or does not exist.
+    """
+    module, colon, name = dotted.partition(":")
+    if not (module and colon and name):
+        raise InvalidRequestError(f"{dotted!r} does not name an object; write 'package.module:name'")
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ModuleNotFoundError, AttributeError) as missing:
+        raise InvalidRequestError(f"{dotted!r} cannot be found in this process: {missing}") from missing

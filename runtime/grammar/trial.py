@@ -1,0 +1,172 @@
+"""Whether grammars can be used at all: each is tried out in a process that can be killed, many in one after the other."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, get_args
+
+from runtime.errors import GrammarError
+from runtime.grammar.compile import CHILD_STACK, LIMITS, json_defaults, readable
+from runtime.grammar.source import Grammar, GrammarKind
+
+CPU_SECONDS: Final = 5  # for one grammar to be compiled
+MEMORY_BYTES: Final = 2 << 30  # of a process
+WALL_SECONDS: Final = 60.0  # for one process, on a machine that is busy
+EACH: Final = 32  # grammars that are worth a process of their own: starting one takes as long as compiling so many
+MOST_PROCESSES: Final = 4  # at a time
+KEPT: Final = 1024  # judgements
+_CHILD = Path(__file__).with_name("trial_child.py")
+_PASSED_ON = ("PATH", "LD_LIBRARY_PATH")  # of the environment
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """What came of a trial.
+
+    Attributes:
+        fault: What is wrong with the grammar; None: nothing.
+        lasting: Whether llguidance itself said so. What ended the process may be due to the machine, and is tried again.
+    """
+
+    fault: str | None
+    lasting: bool = True
+
+
+_known: OrderedDict[Grammar, Judgement] = OrderedDict()  # lasting ones
+_lock = threading.Lock()
+
+
+def check_grammar(grammar: Grammar) -> None:
+    """Refuses what llguidance cannot read, what allows nothing, and what takes too long. Blocks; any thread.
+
+    Raises:
+        GrammarError: With llguidance's own message.
+    """
+    fault = check_grammars([grammar])[grammar]
+    if fault is not None:
+        raise fault
+
+
+def check_grammars(grammars: Iterable[Grammar]) -> dict[Grammar, GrammarError | None]:
+    """What is wrong with each, None where nothing is. Blocks: 0.1 s and some milliseconds for each; any thread.
+
+    One that ends its process is tried once more, first in another, before it is said to be at fault.
+    """
+    found: dict[Grammar, GrammarError | None] = {}
+    new: list[Grammar] = []
+    for grammar in dict.fromkeys(grammars):
+        try:
+            _check_text(grammar)
+        except GrammarError as fault:
+            found[grammar] = fault
+            continue
+        with _lock:
+            known = _known.get(grammar)
+            if known is not None:
+                _known.move_to_end(grammar)
+        if known is None:
+            new.append(grammar)
+        else:
+            found[grammar] = _error(grammar, known)
+    for grammar, judged in _tried_beside_each_other(new):
+        found[grammar] = _error(grammar, judged)
+        if judged.lasting:
+            with _lock:
+                _known[grammar] = judged
+                while len(_known) > KEPT:
+                    _known.popitem(last=False)
+    return found
+
+
+def _check_text(grammar: Grammar) -> None:
+    if grammar.kind not in get_args(GrammarKind):
+        raise GrammarError(f"a grammar is one of {', '.join(get_args(GrammarKind))}, not {grammar.kind!r:.80}")
+    grammar.check_source()
+    if grammar.kind == "json_schema":
+        json_defaults(grammar.source)
+
+
+def _error(grammar: Grammar, judged: Judgement) -> GrammarError | None:
+    return None if judged.fault is None else GrammarError(f"the {grammar.label} cannot be used: {judged.fault}")
+
+
+def _tried_beside_each_other(grammars: Sequence[Grammar]) -> list[tuple[Grammar, Judgement]]:
+    processes = min(MOST_PROCESSES, os.cpu_count() or 1, -(-len(grammars) // EACH))
+    if processes < 2:
+        return _tried(grammars)
+    with ThreadPoolExecutor(processes, thread_name_prefix="elsewise-grammar-trial") as pool:
+        parts = pool.map(_tried, [grammars[i::processes] for i in range(processes)])
+        return [one for part in parts for one in part]
+
+
+def _tried(grammars: Sequence[Grammar]) -> list[tuple[Grammar, Judgement]]:
+    """One process for all; where one ends it, another for the rest, that one first."""
+    judged: list[tuple[Grammar, Judgement]] = []
+    left = list(grammars)
+    while left:
+        answers, end = _run(left)
+        for grammar, fault in zip(left, answers, strict=False):  # as far as it came
+            judged.append((grammar, Judgement(None if fault is None else readable(fault))))
+        left = left[len(answers) :]
+        if not answers:
+            judged.append((left.pop(0), Judgement(end, lasting=False)))
+    return judged
+
+
+def _run(grammars: Sequence[Grammar]) -> tuple[list[str | None], str]:
+    """What a process says of the grammars, in order, until it ends; and, in words, why it ended before the last."""
+    request = {
+        "grammars": [
+            {
+                "kind": grammar.kind,
+                "source": grammar.source,
+                "json_defaults": json_defaults(grammar.source) if grammar.kind == "json_schema" else {},
+            }
+            for grammar in grammars
+        ],
+        "limits": LIMITS,
+        "cpu_seconds": CPU_SECONDS,
+        "memory_bytes": MEMORY_BYTES,
+        "stack_bytes": CHILD_STACK,
+    }
+    try:
+        done = subprocess.run(
+            [sys.executable, "-I", str(_CHILD)],
+            input=json.dumps(request).encode(),
+            capture_output=True,
+            timeout=WALL_SECONDS,
+            check=False,
+            env={name: os.environ[name] for name in _PASSED_ON if name in os.environ},
+        )
+    except subprocess.TimeoutExpired as late:
+        return _answers(late.stdout or b""), f"compiling it took longer than {WALL_SECONDS:g} s; make it smaller"
+    except OSError as fault:
+        raise GrammarError(f"no process could be started to check the {grammars[0].label}: {fault}") from fault
+    return _answers(done.stdout), _why(done)
+
+
+def _answers(output: bytes) -> list[str | None]:
+    """Whole lines; the last may have been cut."""
+    *lines, _ = output.split(b"\n")
+    return [json.loads(line)["error"] for line in lines]
+
+
+def _why(done: subprocess.CompletedProcess[bytes]) -> str:
+    """Why the process ended."""
+    if done.returncode in (-signal.SIGXCPU, -signal.SIGKILL):
+        way_out = "make it smaller (what grows is a large multipleOf, repetition or allOf)"
+        return f"compiling it took more than {CPU_SECONDS} s of computing; {way_out}"
+    if done.returncode == -signal.SIGSEGV:
+        return "its rules are nested too deeply to be compiled; nest them less"
+    last: Any = done.stderr.decode(errors="replace").strip().splitlines()[-1:]
+    return f"compiling it failed (exit code {done.returncode}), maybe for want of memory: {''.join(last)[:300]}"

@@ -1,0 +1,88 @@
+"""The members of `LanguageModel` that keep KV beyond the process: in the block file, and in files of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from runtime.adapters.uses import Adapters
+
+
+@dataclass(frozen=True, slots=True)
+class BlocksSaved:
+    """What `save_blocks` did.
+
+    Attributes:
+        blocks: Of the path, as far as its KV is in memory.
+        written: Of them, those that were not in the block file yet.
+        tokens: Leading tokens of the path that the block file holds now.
+        bytes: Written.
+        seconds: It took, while others went on.
+        engine_seconds: Of them, those in which the owner thread did nothing else.
+    """
+
+    blocks: int
+    written: int
+    tokens: int
+    bytes: int
+    seconds: float
+    engine_seconds: float
+
+
+class BlockMembers(Protocol):
+    """KV that outlives the process.
+
+    With `LoadOptions.blocks`, a path that goes on in the block file beyond what is in memory is restored before its prompt
+    is computed, whoever asks: query, score, generation, session. Each block is verified; one of another model, adapter or
+    format is never found, a damaged one and what follows it are computed again. It counts as reused, and in
+    `Metrics.tokens_restored`. A block file that fails is named in `ModelInfo.warnings`, and the model goes on without.
+    """
+
+    def save_blocks(self, ids: Sequence[int], *, adapters: Adapters = None) -> BlocksSaved:
+        """Writes what is in memory of a path's KV into the block file, as far as it is not there yet. Blocking.
+
+        Others go on meanwhile. A shorter last block that the path has outgrown is removed.
+
+        Raises:
+            UnsupportedFeatureError: The model was loaded without `blocks`, or without a cache.
+        """
+
+    async def save_blocks_async(self, ids: Sequence[int], *, adapters: Adapters = None) -> BlocksSaved:
+        """`save_blocks`, awaited; cancelled, it ends after what is being written."""
+
+    def kv_snapshot(self, ids: Sequence[int], path: str | Path, *, adapters: Adapters = None) -> int:
+        """Writes the KV of `ids` into one safetensors file, with ids and fingerprint in its header. Blocking.
+
+        What is not in memory is computed first. The file is complete under its name, or as it was before.
+
+        Returns:
+            Its bytes.
+
+        Raises:
+            MemoryBudgetError: The path does not fit into the KV budget.
+            OSError: It cannot be written.
+        """
+
+    async def kv_snapshot_async(self, ids: Sequence[int], path: str | Path, *, adapters: Adapters = None) -> int:
+        """`kv_snapshot`, awaited."""
+
+    def kv_restore(self, path: str | Path, upto: int | None = None) -> int:
+        """Brings the KV of a snapshot into memory. Blocking.
+
+        Args:
+            path: What `kv_snapshot` wrote.
+            upto: Leading tokens that are wanted; None: all. A model with recurrent layers can go on from the end alone.
+
+        Returns:
+            Tokens that are in memory now from the path's start; fewer than asked for where the budget ends.
+
+        Raises:
+            SnapshotFormatError: Not a snapshot, damaged, newer, or one that does not begin at its path's first token.
+            SnapshotMismatchError: Of another model; the message says which part differs. Nothing was restored.
+            OSError: It cannot be read.
+        """
+
+    async def kv_restore_async(self, path: str | Path, upto: int | None = None) -> int:
+        """`kv_restore`, awaited."""

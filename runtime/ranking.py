@@ -1,0 +1,123 @@
+"""Which entries of a large row are the largest, without sorting it; what was found once serves the draw and the record."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+STRIPES = 64  # rows of a vocabulary laid out as a rectangle, for a first guess at its top
+
+Row = npt.NDArray[np.float32]
+
+
+class Ranked:
+    """The entries of a row by falling value, ties by id, known as far as they were asked for.
+
+    Args:
+        row: ``(vocab,)``, -inf for what is not there; never written.
+        mass: The sum of exp over the row, where it is known.
+    """
+
+    __slots__ = ("_kin", "_peaks", "complete", "ids", "mass", "row", "values")
+
+    def __init__(self, row: Row, mass: float | None = None) -> None:
+        self.row = row
+        self.mass = mass
+        self.ids: npt.NDArray[np.int64] = np.empty(0, np.int64)  # the first ones
+        self.values: Row = np.empty(0, np.float32)  # theirs
+        self.complete = False  # whether they are all
+        self._peaks: Row | None = None
+        self._kin: Ranked | None = None  # a row that differs in few entries
+
+    def edited(self, row: Row, ids: npt.NDArray[np.int64], mass: float | None) -> Ranked:
+        """The order of a copy in which `ids`, each named once, have other values, from what is known of this one."""
+        other = Ranked(row, mass)
+        if self.complete or not len(self.ids):
+            return other
+        other._kin = self
+        same = row[self.ids] == self.values
+        named = ids[row[ids] != self.row[ids]]
+        candidates = np.concatenate([self.ids[same], named])
+        candidates = candidates[row[candidates] > self.values[-1]]  # nothing that is not among them lies above that
+        order = np.lexsort((candidates, -row[candidates]))
+        other.ids = candidates[order]
+        other.values = row[other.ids]
+        return other
+
+    def reach(self, count: int) -> None:
+        """Makes so many known, or as many as there are."""
+        if self.complete or len(self.ids) >= count:
+            return
+        count = min(count, len(self.row))
+        self.ids = likeliest(self.row, count, self.peaks)
+        self.values = self.row[self.ids]
+        self.complete = count == len(self.row) or len(self.ids) < count
+
+    @property
+    def peaks(self) -> Row:
+        """The largest entries of many small parts of the row: a sample of it that is dense where its large entries are."""
+        if self._peaks is None:
+            self._peaks = rectangle(self.row).max(axis=0)
+        return self._peaks
+
+    @property
+    def sample(self) -> Row:
+        """About the same, for guesses."""
+        return self.peaks if self._kin is None else self._kin.sample
+
+    def above(self, value: np.float32) -> int:
+        """How many entries lie strictly above a value."""
+        if self.complete or (len(self.values) and value >= self.values[-1]):
+            return int((-self.values).searchsorted(-value))
+        return int(np.count_nonzero(self.row > value))
+
+
+def likeliest(row: Row, k: int, peaks: Row | None = None) -> npt.NDArray[np.int64]:
+    """The `k` likeliest ids of one row ``(vocab,)``, falling, ties by id; what has -inf comes only where `k` is all.
+
+    The row is laid out as a rectangle. The k-th largest of its columns' largest entries is a value that at least `k` entries
+    reach, and few more, all of them in columns whose largest one does.
+
+    Args:
+        row: The values.
+        k: How many.
+        peaks: `Ranked.peaks`, where they are known.
+    """
+    vocab = len(row)
+    width = vocab // STRIPES
+    if k > width:
+        border = _kth_largest(row, min(k, vocab))
+        ids = np.flatnonzero(row >= border if border > -np.inf or k >= vocab else row > border)
+        return _fallen(row, ids, k)
+    stripes = rectangle(row)
+    peaks = stripes.max(axis=0) if peaks is None else peaks
+    border = _kth_largest(peaks, k)
+    if border == -np.inf:
+        return _fallen(row, np.flatnonzero(row > border), k)
+    columns = (peaks >= border).nonzero()[0]
+    hits = (stripes[:, columns] >= border).ravel().nonzero()[0]  # row by row
+    lines = hits // len(columns)
+    ids = lines * width + columns[hits - lines * len(columns)]  # ascending
+    rest = row[width * STRIPES :]
+    if len(rest) and rest.max() >= border:
+        ids = np.concatenate([ids, np.flatnonzero(rest >= border) + width * STRIPES])
+    return _fallen(row, ids, k)
+
+
+def rectangle(row: Row, stripes: int = STRIPES) -> Row:
+    """A row as ``(stripes, width)``, without what is left over at its end."""
+    width = len(row) // stripes
+    return row[: width * stripes].reshape(stripes, width)
+
+
+def _fallen(row: Row, ids: npt.NDArray[np.int64], k: int) -> npt.NDArray[np.int64]:
+    """The first `k` of ascending ids by falling value, ties by id."""
+    return ids[(-row[ids]).argsort(kind="stable")[:k]]
+
+
+def _kth_largest(values: Row, k: int) -> np.float32:
+    at = len(values) - k
+    values = values.copy()
+    values.partition(at)
+    found: np.float32 = values[at]
+    return found

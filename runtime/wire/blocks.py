@@ -1,0 +1,20 @@
+"""Arguments of what is called about KV that outlives the process."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class KvSnapshot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Arguments of `kv_snapshot_async`."""
+
+    ids: list[int]
+    path: str
+    adapters: list[tuple[str, float]] | None = None  # (name, scale)
+
+
+class KvRestore(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Arguments of `kv_restore_async`."""
+
+    path: str
+    upto: int | None

@@ -1,0 +1,157 @@
+"""Where sessions stand: folders, tags, and the order somebody gave them by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
+
+import sqlite_utils
+
+from storage import sealed, sessions
+from storage.database import Database, fetch, scalar
+from storage.errors import InvalidRowError, UnknownRowError
+from storage.rows import FolderRow
+from storage.text import clean, to_json
+
+LONGEST_NAME: Final = 200  # characters of a folder's name or of a tag
+MOST_TAGS: Final = 50
+
+
+class Places:
+    """Part of `SessionStore`, which says what its members may raise."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def folders(self) -> list[FolderRow]:
+        """All folders, in their order."""
+        return await self._database.read(folders)
+
+    async def create_folder(self, name: str) -> int:
+        """Adds a folder below the others; returns its id.
+
+        Raises:
+            InvalidRowError: It has no name, or one of more than `LONGEST_NAME` characters.
+        """
+        return await self._database.write(lambda db: create_folder(db, name))
+
+    async def rename_folder(self, folder_id: int, name: str) -> None:
+        """Gives a folder another name.
+
+        Raises:
+            InvalidRowError: As for `create_folder`.
+        """
+        await self._database.write(lambda db: change_folder(db, folder_id, name=_named(name)))
+
+    async def remove_folder(self, folder_id: int) -> None:
+        """Takes a folder away; what is in it goes back to the list, nothing is deleted."""
+        await self._database.write(lambda db: remove_folder(db, folder_id))
+
+    async def order_folders(self, folder_ids: Sequence[int]) -> None:
+        """Puts folders into this order."""
+        ids = list(folder_ids)
+        await self._database.write(lambda db: order_folders(db, ids))
+
+    async def move(self, session_id: int, folder_id: int | None) -> None:
+        """Puts a session into a folder, or (None) back into the list; there it stands where its last change puts it."""
+        await self._database.write(lambda db: move(db, session_id, folder_id))
+
+    async def set_tags(self, session_id: int, tags: Iterable[str]) -> None:
+        """Gives a session these tags and no others; without repetition, whatever the case of letters.
+
+        Raises:
+            InvalidRowError: More than `MOST_TAGS`, or one of more than `LONGEST_NAME` characters.
+        """
+        words = list(tags)
+        await self._database.write(lambda db: change(db, session_id, tags=to_json(_tags(words))))
+
+    async def arrange(self, session_ids: Sequence[int]) -> None:
+        """Sessions of one group (the pinned ones, or a folder's) in this order; others of the group stand before them."""
+        ids = list(session_ids)
+        await self._database.write(lambda db: arrange(db, ids))
+
+
+def folders(db: sqlite_utils.Database) -> list[FolderRow]:
+    """All folders; damaged ones too, as far as they can be read."""
+    rows = fetch(db, "SELECT * FROM folders ORDER BY place, id")
+    return [FolderRow(row["id"], str(row["name"]), damaged=not sealed.intact("folders", row)) for row in rows]
+
+
+def create_folder(db: sqlite_utils.Database, name: str) -> int:
+    """Adds a folder."""
+    place = scalar(db, "SELECT ifnull(max(place), 0) + 1 FROM folders")
+    return sealed.insert(db, "folders", {"name": _named(name), "place": int(place)})
+
+
+def change_folder(db: sqlite_utils.Database, folder_id: int, **changes: Any) -> None:
+    """Sets columns of a folder; saving one that was damaged repairs it."""
+    row = _folder(db, folder_id)
+    place = row["place"] if isinstance(row["place"], int) else 0
+    sealed.put(db, "folders", {"id": folder_id, "name": str(row["name"]), "place": place, **changes})
+
+
+def remove_folder(db: sqlite_utils.Database, folder_id: int) -> None:
+    """Empties and deletes a folder."""
+    _folder(db, folder_id)
+    for row in fetch(db, "SELECT id FROM places WHERE folder_id = ?", [folder_id]):
+        change(db, row["id"], folder_id=None, place=None)
+    db.execute("DELETE FROM folders WHERE id = ?", [folder_id])
+
+
+def order_folders(db: sqlite_utils.Database, folder_ids: Sequence[int]) -> None:
+    """Numbers folders in this order."""
+    for place, folder_id in enumerate(folder_ids):
+        change_folder(db, folder_id, place=place)
+
+
+def arrange(db: sqlite_utils.Database, session_ids: Sequence[int]) -> None:
+    """Numbers sessions in this order."""
+    for place, session_id in enumerate(session_ids):
+        change(db, session_id, place=place)
+
+
+def move(db: sqlite_utils.Database, session_id: int, folder_id: int | None) -> None:
+    """Puts a session into a folder or back."""
+    if folder_id is not None:
+        _folder(db, folder_id)
+    change(db, session_id, folder_id=folder_id, place=None)
+
+
+def pin(db: sqlite_utils.Database, session_id: int, pinned: bool) -> None:  # a state, not an option
+    """Pins or unpins a session; an order by hand belongs to where it stood before."""
+    sessions.change(db, session_id, pinned=int(pinned))
+    if scalar(db, "SELECT place IS NOT NULL FROM places WHERE id = ?", [session_id]):
+        change(db, session_id, place=None)
+
+
+def change(db: sqlite_utils.Database, session_id: int, **changes: Any) -> None:
+    """Sets columns of a session's place; one that was damaged counts as none, and is repaired."""
+    sessions.require(db, session_id)
+    known: dict[str, Any] = {"folder_id": None, "place": None, "tags": "[]"}
+    for row in fetch(db, "SELECT * FROM places WHERE id = ?", [session_id]):
+        if sealed.intact("places", row):
+            known = {name: row[name] for name in known}
+    sealed.put(db, "places", {"id": session_id, **known, **changes})
+
+
+def _folder(db: sqlite_utils.Database, folder_id: int) -> dict[str, Any]:
+    rows = fetch(db, "SELECT * FROM folders WHERE id = ?", [folder_id])
+    if not rows:
+        raise UnknownRowError(f"there is no folder {folder_id}")
+    return rows[0]
+
+
+def _named(name: str) -> str:
+    name = " ".join(clean(name).split())
+    if not 0 < len(name) <= LONGEST_NAME:
+        raise InvalidRowError(f"a name of {len(name)} characters; a folder's or tag's has 1 to {LONGEST_NAME}")
+    return name
+
+
+def _tags(words: Sequence[str]) -> list[str]:
+    found: dict[str, str] = {}
+    for tag in (_named(word.lstrip("#")) for word in words):
+        found.setdefault(tag.casefold(), tag)
+    if len(found) > MOST_TAGS:
+        raise InvalidRowError(f"{len(found)} tags; a session has at most {MOST_TAGS}")
+    return list(found.values())

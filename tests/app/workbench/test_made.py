@@ -1,0 +1,356 @@
+"""How an answer was made is stored with it, and comes back."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from app.workbench.growing import GrowingRun
+from app.workbench.making import Repeat, options_of, plain_options
+from runtime import (
+    GenerationOptions,
+    Grammar,
+    ModelLoadError,
+    Origin,
+    SamplingOptions,
+    SpeculativeOptions,
+    TokenRun,
+    replay_draw,
+)
+from runtime.backends.fake import Behaviour
+from tests.app.workbench.conftest import Play
+from tests.app.workbench.scene import OPTIONS, Engine, Scene, alternative, assert_same_run, own_tokens, until
+from ui import Made, Refusal, TurnView
+
+WAYS = [
+    SamplingOptions(temperature=0.8, top_p=0.95, min_p=0.05),
+    SamplingOptions(temperature=1.5),
+    SamplingOptions(temperature=0.0),
+    SamplingOptions(temperature=1.2, repetition_penalty=1.3, logit_bias={4: 1.0}, xtc_probability=0.7, xtc_threshold=0.01),
+]
+
+
+def sampled(run: TokenRun) -> list[int]:
+    return [i for i, origin in enumerate(run.origin.tolist()) if origin == Origin.SAMPLED]
+
+
+@pytest.mark.parametrize("sampling", WAYS, ids=str)
+def test_every_draw_is_made_again_from_the_disk(play: Play, sampling: SamplingOptions) -> None:
+    shown: list[TokenRun] = []
+
+    async def first(s: Scene) -> None:
+        shown.append((await s.last(await s.asked())).run)
+
+    async def second(s: Scene) -> None:
+        view = await s.view((await s.workbench.sessions())[0].session_id)
+        run = view.turns[-1].run
+        assert s.engine.starts == 0  # no model
+        assert run.stages is not None
+        own = sampled(run)
+        assert len(own) == OPTIONS.max_tokens
+        for i in own:
+            record = run.record(i)
+            assert len(record.top_ids) >= 64
+            assert record.redrawn == record.token_id
+            assert replay_draw(record).token == record.token_id
+            assert record.stages == shown[0].record(i).stages
+            assert record.stages[0].name == "raw"  # type: ignore[index]  # looked at above
+        header = next(i for i in range(len(run)) if i not in own)
+        assert run.record(header).stages is None
+
+    options = replace(OPTIONS, sampling=sampling)
+    play(first, options=options)
+    play(second)
+
+
+def test_an_answer_without_stages_opens_as_before(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+    # given a file from before stages were stored
+    def plain(run: TokenRun) -> dict[str, object]:
+        return {name: column for name, column in columns(run).items() if not name.startswith("stage_")}
+
+    columns = TokenRun.to_columns
+    monkeypatch.setattr("app.workbench.recorder.TokenRun.to_columns", lambda run, **_: plain(run))
+
+    async def first(s: Scene) -> None:
+        await s.asked()
+
+    async def second(s: Scene) -> None:
+        session_id = (await s.workbench.sessions())[0].session_id
+        view = await s.view(session_id)
+        run = view.turns[-1].run
+        assert run.stages is None
+        assert run.record(sampled(run)[0]).logprob is not None
+        monkeypatch.undo()
+        await s.workbench.continue_turn(session_id, view.turns[-1].node_id)  # what is new has them
+        joined = (await s.last(session_id)).run
+        assert joined.record(sampled(run)[0]).stages is None
+        assert joined.record(sampled(joined)[-1]).redrawn == joined.ids[sampled(joined)[-1]]
+
+    play(first, engine=Engine())
+    play(second)
+
+
+def test_a_stored_token_is_small(play: Play) -> None:
+    # given an answer drawn as the window draws
+    run: list[TokenRun] = []
+
+    async def scene(s: Scene) -> None:
+        run.append((await s.last(await s.asked())).run)
+
+    play(scene, options=replace(OPTIONS, sampling=WAYS[0]))
+    own = run[0][sampled(run[0])[0] :]
+    assert own.stages is not None
+    # then what is stored beside the 64 alternatives is little, and no alternative is there twice
+    columns = own.to_columns(narrow=True)
+    stages = sum(column.nbytes for name, column in columns.items() if name.startswith("stage_"))
+    assert columns["stage_ids"].size == 0
+    assert columns["top_ids"].nbytes + columns["top_logprobs"].nbytes == 6 * 64 * len(own)
+    assert stages / len(own) < 200
+    again = TokenRun.from_columns(columns)
+    assert list(again) == list(own)
+    assert again.stages is not None
+    assert again.stages.ids.base is not None  # a view of the alternatives: nothing is held twice
+
+
+def test_a_run_that_grows_keeps_its_stages(play: Play) -> None:
+    whole: list[TokenRun] = []
+
+    async def scene(s: Scene) -> None:
+        whole.append((await s.last(await s.asked())).run)
+
+    play(scene)
+    run = whole[0]
+    growing = GrowingRun(run[:3])
+    for at in range(3, len(run)):
+        growing.append(run[at : at + 1])
+        if at % 4 == 0:
+            assert list(growing.run) == list(run[: at + 1])
+    assert list(growing.run) == list(run)
+
+
+# ---- how it was made --------------------------------------------------------------------------------------------------
+
+EVERYTHING = GenerationOptions(
+    max_tokens=7,
+    sampling=SamplingOptions(temperature=0.5, logit_bias={3: -2.0, 9: 4.5}, banned_tokens=(1,), dry_breakers=("a", 4)),
+    stop=("x", "\u00e9"),
+    eos_token_ids=(0, 2),
+    top_k=3,
+    stages=True,
+    seed=(1 << 64) - 1,
+    branch=2,
+    speculative=SpeculativeOptions(num_tokens=3),
+    adapters=(("poet", 0.5),),
+    grammar=Grammar.regex("[a-z]+"),
+    grammar_prefix=1,
+)
+
+
+@pytest.mark.parametrize(
+    "options", [EVERYTHING, GenerationOptions(), replace(EVERYTHING, adapters=())], ids=["all", "none", "base"]
+)
+def test_options_come_back_from_json(options: GenerationOptions) -> None:
+    stored = json.loads(json.dumps({"options": plain_options(options)}, allow_nan=False))
+    assert options_of(stored) == options
+
+
+def how(s: Scene, session_id: int, turn: TurnView) -> Made:
+    made = s.workbench.how_made(session_id, turn.node_id)
+    assert made is not None
+    return made
+
+
+def test_every_option_is_told_with_who_said_so(play: Play) -> None:
+    async def first(s: Scene) -> None:
+        session_id = await s.asked()
+        check(s, session_id, await s.last(session_id))
+
+    async def second(s: Scene) -> None:
+        session_id = (await s.workbench.sessions())[0].session_id
+        check(s, session_id, await s.last(session_id))
+        assert s.engine.starts == 0
+
+    def check(s: Scene, session_id: int, turn: TurnView) -> None:
+        made = how(s, session_id, turn)
+        settings = {setting.name: (setting.value, setting.source) for setting in made.settings}
+        assert settings["temperature"] == ("0.8", "preset")
+        assert settings["max_tokens"] == ("12", "preset")
+        assert settings["top_p"] == ("1", "default")
+        assert len(settings) >= len(SamplingOptions.__slots__) + 8
+        assert made.facts["seed"] == "5"
+        assert made.facts["engine"].startswith("fake")
+        assert made.facts["generated"] == "12 tokens"
+        assert made.facts["prompt"] == f"{s.workbench._sessions.opened(session_id).path_length() - 12:,} tokens"
+        assert made.facts["ended by"] == "length"
+        assert {"reused", "computed", "first token after", "decoded in", "fingerprint"} <= set(made.facts)
+
+    play(first)
+    play(second)
+
+
+def test_a_seed_that_nobody_chose_is_kept(play: Play) -> None:
+    async def scene(s: Scene) -> None:
+        session_id = await s.asked()
+        first = await s.last(session_id)
+        assert how(s, session_id, first).facts["seed"].endswith(" (drawn)")
+        await s.workbench.regenerate(session_id, first.node_id)
+        other = await s.last(session_id)
+        assert how(s, session_id, other).facts["seed"] != how(s, session_id, first).facts["seed"]
+        await s.workbench.regenerate_exactly(session_id, first.node_id)
+        again = await s.last(session_id)
+        assert how(s, session_id, again).facts["seed"] == how(s, session_id, first).facts["seed"]
+        assert_same_run(again.run, first.run)
+
+    play(scene, options=replace(OPTIONS, seed=None))
+
+
+# ---- exactly once more ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sampling", WAYS, ids=str)
+@pytest.mark.parametrize("reopened", [False, True])
+def test_the_same_answer_once_more(play: Play, sampling: SamplingOptions, reopened: bool) -> None:
+    async def first(s: Scene) -> None:
+        session_id = await s.asked()
+        if not reopened:
+            await again(s, session_id)
+
+    async def again(s: Scene, session_id: int) -> None:
+        old = await s.last(session_id)
+        assert old.can_repeat
+        await s.workbench.regenerate_exactly(session_id, old.node_id)
+        new = await s.last(session_id)
+        assert new.node_id != old.node_id
+        assert new.variants == (old.node_id, new.node_id)
+        assert_same_run(new.run, old.run)
+        assert new.note == "the same, token for token · reached the length limit"
+        assert how(s, session_id, new).facts["repeats"] == "the same, token for token"
+        assert new.run.stages is not None
+
+    async def second(s: Scene) -> None:
+        # given other settings than the answer was made with
+        session_id = (await s.workbench.sessions())[0].session_id
+        await again(s, session_id)
+        assert (await s.last(session_id)).note.startswith("the same, token for token")
+
+    play(first, options=replace(OPTIONS, sampling=sampling, seed=None))
+    if reopened:
+        play(second, options=replace(OPTIONS, sampling=SamplingOptions(temperature=0.1), seed=77, max_tokens=3))
+
+
+def test_it_says_where_the_two_part(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene(s: Scene) -> None:
+        session_id = await s.asked()
+        old = await s.last(session_id)
+        read = Repeat.read
+
+        def other(node: Any, run: TokenRun) -> Repeat:  # an original whose fifth token was another one
+            repeat = read(node, run)
+            ids = repeat.ids.copy()
+            ids[4] += 1
+            return replace(repeat, ids=ids)
+
+        monkeypatch.setattr(Repeat, "read", other)
+        await s.workbench.regenerate_exactly(session_id, old.node_id)
+        assert (await s.last(session_id)).note.startswith("differs from the original from its token 5 on")
+
+    async def later(s: Scene) -> None:
+        turn = await s.last((await s.workbench.sessions())[0].session_id)
+        assert turn.note.startswith("differs from the original from its token 5 on")
+
+    play(scene)
+    play(later)
+
+
+def test_a_branch_and_what_goes_on_are_repeated_from_where_they_begin(play: Play) -> None:
+    async def scene(s: Scene) -> None:
+        session_id = await s.asked()
+        old = await s.last(session_id)
+        at = own_tokens(old)[3]
+        await s.workbench.branch(session_id, old.node_id, at, alternative(old, at))
+        branch = await s.last(session_id)
+        await s.workbench.regenerate_exactly(session_id, branch.node_id)
+        again = await s.last(session_id)
+        assert again.node_id != branch.node_id
+        assert_same_run(again.run, branch.run)
+        await s.workbench.continue_turn(session_id, again.node_id)
+        longer = await s.last(session_id)
+        await s.workbench.regenerate_exactly(session_id, longer.node_id)
+        assert_same_run((await s.last(session_id)).run, longer.run)
+
+    play(scene)
+
+
+def test_a_stopped_answer_is_repeated_as_far_as_it_was_written(play: Play) -> None:
+    async def scene(s: Scene) -> None:
+        session_id = await s.new()
+        sending = asyncio.create_task(s.workbench.send(session_id, "hello"))
+        await until(lambda: s.arrived(session_id) == 5)
+        s.workbench.stop(session_id)
+        await sending
+        s.engine.holds_after = None
+        stopped = await s.last(session_id)
+        await s.workbench.regenerate_exactly(session_id, stopped.node_id)
+        again = await s.last(session_id)
+        assert again.run.ids.tolist() == stopped.run.ids.tolist()
+        assert again.note.startswith("the same, token for token")
+        # and one that is stopped itself is compared as far as it came
+        s.engine.holds_after = 2
+        sending = asyncio.create_task(s.workbench.regenerate_exactly(session_id, again.node_id))
+        await until(lambda: s.arrived(session_id) == 5 + 5 + 2)
+        s.workbench.stop(session_id)
+        await sending
+        assert (await s.last(session_id)).note == "the same for 2 tokens · stopped"
+
+    play(scene, engine=Engine(holds_after=5))
+
+
+def test_what_cannot_be_repeated_is_refused_with_a_reason(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def first(s: Scene) -> None:
+        session_id = await s.asked()
+        with pytest.raises(Refusal, match="only the model's turns"):
+            await s.workbench.regenerate_exactly(session_id, (await s.view(session_id)).turns[-2].node_id)
+        with pytest.raises(Refusal, match="not part of this session"):
+            await s.workbench.regenerate_exactly(session_id, 10_000)
+
+    async def second(s: Scene) -> None:
+        session_id = (await s.workbench.sessions())[0].session_id
+        before = await s.view(session_id)
+        with pytest.raises(Refusal, match="other weights or another precision"):
+            await s.workbench.regenerate_exactly(session_id, before.turns[-1].node_id)
+        assert (await s.view(session_id)).turns[-1].variants == before.turns[-1].variants
+
+    async def third(s: Scene) -> None:
+        # given an answer from before it was stored
+        monkeypatch.setattr("app.workbench.answers.made_with", lambda *_, **__: {})
+        session_id = await s.asked()
+        turn = await s.last(session_id)
+        assert s.workbench.how_made(session_id, turn.node_id) is None
+        assert not turn.can_repeat
+        with pytest.raises(Refusal, match="was not stored yet"):
+            await s.workbench.regenerate_exactly(session_id, turn.node_id)
+
+    play(first)
+    play(second, engine=Engine(source=(Behaviour(recurrent=True), None)))
+    play(third)
+
+
+def test_nothing_is_begun_where_no_model_comes(play: Play) -> None:
+    async def first(s: Scene) -> None:
+        await s.asked()
+
+    async def second(s: Scene) -> None:
+        session_id = (await s.workbench.sessions())[0].session_id
+        turn = await s.last(session_id)
+        with pytest.raises(Refusal, match="no such folder"):
+            await s.workbench.regenerate_exactly(session_id, turn.node_id)
+        assert (await s.last(session_id)).variants == turn.variants
+        await s.workbench.regenerate_exactly(session_id, turn.node_id)
+        assert (await s.last(session_id)).variants != turn.variants
+
+    play(first)
+    play(second, engine=Engine(refuses=[ModelLoadError("no such folder: x")]))

@@ -1,0 +1,105 @@
+"""Branches out of sight: hidden in the outline and among the variants, nothing lost, back on request."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.app.workbench.conftest import Play
+from tests.app.workbench.scene import Scene, alternative, own_tokens, rows
+from ui import BranchRow, Refusal, SessionView
+
+
+async def branched(s: Scene) -> tuple[SessionView, int, int]:
+    """A session whose answer has two versions; the old node and the new one, which is shown."""
+    session_id = await s.asked("where to?")
+    old = await s.last(session_id)
+    at = own_tokens(old)[4]
+    await s.workbench.branch(session_id, old.node_id, at, alternative(old, at))
+    view = await s.view(session_id)
+    return view, old.node_id, view.turns[-1].node_id
+
+
+def row_of(view: SessionView, node_id: int, *, inner: bool = False) -> BranchRow:
+    return next(row for row in view.branches if row.node_id == node_id and (row.start > 0) == inner)
+
+
+def test_a_pruned_branch_is_no_variant_and_marked_in_the_outline(play: Play) -> None:
+    async def scene(s: Scene) -> None:
+        view, old, new = await branched(s)
+        rest = row_of(view, old, inner=True)  # what the old answer said from the fork on
+        await s.workbench.prune(view.session_id, rest.node_id, rest.start, True)
+        pruned = await s.view(view.session_id)
+        assert pruned.turns[-1].variants == (new,)
+        assert [row.pruned for row in pruned.branches] == [row == rest for row in view.branches]
+        # nothing is gone: it comes back as it was
+        await s.workbench.prune(view.session_id, rest.node_id, rest.start, False)
+        back = await s.view(view.session_id)
+        assert back.turns[-1].variants == view.turns[-1].variants == (old, new)
+        assert back.branches == view.branches
+
+    play(scene)
+
+
+def test_pruning_what_is_shown_shows_the_latest_that_is_left(play: Play) -> None:
+    async def scene(s: Scene) -> None:
+        view, old, new = await branched(s)
+        await s.workbench.prune(view.session_id, new, 0, True)
+        shown = await s.view(view.session_id)
+        assert shown.turns[-1].node_id == old
+        assert shown.turns[-1].variants == (old,)
+        # the last one cannot go
+        rest = row_of(shown, old, inner=True)
+        with pytest.raises(Refusal, match="the only branch"):
+            await s.workbench.prune(view.session_id, old, rest.start, True)
+        assert (await s.view(view.session_id)).turns[-1].node_id == old
+
+    play(scene)
+
+
+def test_what_was_pruned_stays_so_after_a_restart_and_takes_its_branches_along(play: Play) -> None:
+    kept: dict[str, int] = {}
+
+    async def evening(s: Scene) -> None:
+        view, old, new = await branched(s)
+        await s.workbench.send(view.session_id, "and then?")  # goes on from the new version
+        await s.workbench.select(view.session_id, old)
+        await s.workbench.prune(view.session_id, new, 0, True)
+        kept.update(session=view.session_id, new=new)
+
+    async def morning(s: Scene) -> None:
+        view = await s.view(kept["session"])
+        row = next(row for row in view.branches if row.node_id == kept["new"])
+        assert row.pruned
+        assert len(view.turns[-1].variants) == 1
+        # a path under it can still be looked at, on purpose
+        shown = await s.workbench.select(kept["session"], kept["new"])
+        assert shown.turns[-1].role == "assistant"
+        assert len(shown.turns) == 5
+        assert rows(s.path, "select count(*) from nodes where session_id = ?", kept["session"]) == [(6,)]
+
+    play(evening)
+    play(morning)
+
+
+def test_bad_branches_are_refused(play: Play) -> None:
+    async def scene(s: Scene) -> None:
+        view, _, new = await branched(s)
+        for node_id, start in ((9999, 0), (new, -1)):
+            with pytest.raises(Refusal, match="not part of this session"):
+                await s.workbench.prune(view.session_id, node_id, start, True)
+
+    play(scene)
+
+
+def test_a_rows_width_is_the_mean_probability_of_its_tokens(play: Play) -> None:
+    async def scene(s: Scene) -> None:
+        view, _, new = await branched(s)
+        row = row_of(view, new)
+        turn = view.turns[-1]
+        assert row.logprob is not None
+        assert turn.stats is not None
+        assert row.likely == pytest.approx(pow(2.718281828459045, row.logprob / 12))
+        question = view.branches[0]
+        assert question.likely is None
+
+    play(scene)

@@ -1,0 +1,111 @@
+"""Other ways on with a real engine: previewed, drawn as columns, searched by beams, kept, replayed, pruned."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from PySide6.QtCore import Qt
+from PySide6.QtTest import QTest
+
+from app.workbench import AppWorkbench
+from tests.end_to_end.conftest import Scene
+from tests.end_to_end.test_window import answered, click, generated, last, new_session, say, until
+from tests.tiny_models import tiny_folder
+from ui import MainWindow, TurnStatus, TurnView
+
+OpenApp = Callable[[str, str, Scene], None]
+CONTROL_ALT = Qt.KeyboardModifier.ControlModifier | Qt.KeyboardModifier.AltModifier
+
+
+async def stopped_answer(window: MainWindow) -> TurnView:
+    await new_session(window)
+    say(window, "Where should we go?")
+    await answered(window, 8)
+    QTest.keyClick(window, Qt.Key.Key_Period, Qt.KeyboardModifier.ControlModifier)
+    await until(lambda: last(window).status is TurnStatus.PARTIAL)
+    return last(window)
+
+
+@pytest.mark.slow
+def test_continuations_beams_preview_and_why(open_app: OpenApp, paced: str) -> None:
+    kept: dict[str, int] = {}
+
+    async def scene(window: MainWindow, workbench: AppWorkbench) -> None:
+        turn = await stopped_answer(window)
+        tokens, panel, why = window.parts.transcript.tokens, window.parts.columns, window.parts.inspector.why
+        index = generated(turn)[3]
+        await click(window, turn.node_id, index)
+
+        # Space previews an alternative: greedy words of the real model, and nothing is made of it
+        QTest.keyClick(tokens, Qt.Key.Key_Space)
+        await until(lambda: tokens.ghost is not None and tokens.ghost.tail)
+        assert len(last(window).variants) == 1
+        QTest.keyClick(tokens, Qt.Key.Key_Escape)
+
+        # four ways on from that token stream side by side
+        QTest.mouseClick(window.parts.inspector.token.draws.buttons[4], Qt.MouseButton.LeftButton)
+        await until(lambda: len(panel.cards) == 4 and all(card.text.length >= 8 for card in panel.cards))
+        assert window.desk.running
+        # and stop together
+        QTest.keyClick(window, Qt.Key.Key_Period, Qt.KeyboardModifier.ControlModifier)
+        await until(lambda: not window.desk.running)
+        columns = [card.column for card in panel.cards]
+        assert last(window).node_id == turn.node_id
+        assert last(window).variants == (turn.node_id, *(column.node_id for column in columns))
+        # one is kept: it is what is shown, with all that was said before
+        panel.area.ensureWidgetVisible(panel.cards[1].keep)
+        QTest.mouseClick(panel.cards[1].keep, Qt.MouseButton.LeftButton)
+        await until(lambda: last(window).node_id == columns[1].node_id)
+        assert last(window).run.ids.tolist() == [*turn.run.ids[:index].tolist(), *columns[1].run.ids.tolist()]
+        assert not panel.isVisible()
+
+        await until(lambda: all(box.body.done for box in tokens.page.boxes))
+
+        # Why: the whole row of the real model draws the stored token again, with the number of its place
+        drawn = range(index + 1, len(last(window).run))
+        at = next(i for i in drawn if tokens.token_box(columns[1].node_id, i) is not None)  # not part of a character
+        await click(window, columns[1].node_id, at)
+        QTest.mouseClick(window.parts.inspector.tabs[3], Qt.MouseButton.LeftButton)
+        await until(lambda: why.ask.isVisible())
+        QTest.mouseClick(why.ask, Qt.MouseButton.LeftButton)
+        await until(lambda: why.outcome.stages and why.outcome.whole)
+        assert why.outcome.token == last(window).run.ids[at]
+        # with other settings it says what it would have drawn, without the model
+        why.dials.rows["temperature"].slider.setFocus()
+        for _ in range(12):
+            QTest.keyClick(why.dials.rows["temperature"].slider, Qt.Key.Key_PageDown)
+        assert why.dials.sampling.temperature == 0.0
+        record = last(window).run.record(at)
+        assert why.outcome.token == record.top_ids[0]
+
+        # beams of the same place, best first
+        QTest.keyClick(tokens, Qt.Key.Key_B, CONTROL_ALT)
+        await until(lambda: len(panel.cards) == 4 and not window.desk.running)
+        scores = [card.column.score for card in panel.cards]
+        assert scores == sorted(scores, key=lambda score: -(score or 0.0))
+        for card in panel.cards:
+            assert card.column.logprob == pytest.approx(float(np.nansum(card.column.run.logprob)), abs=1e-3)
+        QTest.mouseClick(panel.close_button, Qt.MouseButton.LeftButton)
+
+        # the shown branch is pruned: another one is shown, and it is no variant any more
+        before = last(window)
+        QTest.keyClick(tokens, Qt.Key.Key_P, CONTROL_ALT)
+        await until(lambda: last(window).node_id != before.node_id)
+        assert before.node_id not in last(window).variants
+        kept.update(shown=last(window).node_id, pruned=before.node_id, count=len(last(window).variants))
+
+    open_app(str(tiny_folder("llama").path), paced, scene)
+
+    async def next_morning(window: MainWindow, workbench: AppWorkbench) -> None:
+        # everything is there again, what was pruned is out of sight still
+        await until(lambda: window.desk.shown is not None and window.desk.shown.view.turns)
+        assert last(window).node_id == kept["shown"]
+        assert len(last(window).variants) == kept["count"]
+        window.acts.undo.trigger()  # there is nothing to undo: it is another day
+        window.acts.pruned.trigger()
+        rows = window.parts.sidebar.tree.rows.rows
+        assert [row.node_id for row in rows if row.pruned] == [kept["pruned"]]
+
+    open_app(str(tiny_folder("llama").path), paced, next_morning)

@@ -1,0 +1,70 @@
+"""Names of blocks: equal paths, equal names, and nothing else."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from runtime.blocks.chain import Link, cells
+
+BASE, OTHER = "f" * 64, ("f" * 64, (("a" * 64, 0.5),))
+
+
+def links(*spans: tuple[Any, list[int]]) -> list[Link]:
+    return [cell.link() for cell in cells([(name, np.array(ids, np.int32)) for name, ids in spans])]
+
+
+def test_blocks_are_64_tokens_and_the_last_one_what_is_left() -> None:
+    found = links((BASE, list(range(150))))
+    assert [(link.start, link.stop) for link in found] == [(0, 64), (64, 128), (128, 150)]
+    assert [link.parent for link in found] == [None, found[0].key, found[1].key]
+    assert len({link.key for link in found}) == 3
+
+
+def test_the_key_is_sha_256_over_parent_namespace_and_little_endian_tokens() -> None:
+    (first, second) = links((BASE, [1, *[2] * 63, 70_000]))
+    name = b'["' + BASE.encode() + b'", []]'
+    head = len(name).to_bytes(4, "little") + name
+    tokens = b"".join(token.to_bytes(4, "little") for token in [1, *[2] * 63])
+    assert first.key == hashlib.sha256(bytes(32) + head + tokens).digest()
+    assert second.key == hashlib.sha256(first.key + head + (70_000).to_bytes(4, "little")).digest()
+
+
+def test_the_grid_begins_anew_where_the_adapters_change() -> None:
+    plain, routed = links((BASE, list(range(200)))), links((BASE, list(range(100))), (OTHER, list(range(100, 200))))
+    assert [(link.start, link.stop) for link in routed] == [(0, 64), (64, 100), (100, 164), (164, 200)]
+    assert routed[0].key == plain[0].key
+    assert routed[2].parent == routed[1].key
+
+
+@pytest.mark.parametrize(
+    "namespace", ["e" * 64, OTHER, ("f" * 64, (("a" * 64, 0.25),)), ("f" * 64, (("b" * 64, 0.5),)), ("f" * 64, OTHER[1] * 2)]
+)
+def test_another_namespace_is_another_name(namespace: Any) -> None:
+    ids = list(range(70))
+    assert not {link.key for link in links((BASE, ids))} & {link.key for link in links((namespace, ids))}
+
+
+def test_a_checkpoint_has_a_name_of_its_own() -> None:
+    (cell,) = cells([(BASE, np.arange(64, dtype=np.int32))])
+    assert cell.link().key != cell.link(state=True).key
+    assert cell.link(30, state=True).tokens == 30
+
+
+paths = st.lists(st.integers(0, 2), min_size=1, max_size=300)
+
+
+@given(paths, paths)
+def test_two_paths_share_exactly_the_blocks_of_their_common_prefix(one: list[int], two: list[int]) -> None:
+    a, b = links((BASE, one)), links((BASE, two))
+    for first, second in zip(a, b, strict=False):
+        same = one[: first.stop] == two[: second.stop]
+        assert (first.key == second.key) == same
+    places = [{link.key: link.stop for link in side} for side in (a, b)]
+    for key in places[0].keys() & places[1].keys():
+        assert one[: places[0][key]] == two[: places[1][key]]

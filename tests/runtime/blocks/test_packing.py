@@ -1,0 +1,62 @@
+"""Blocks as bytes: what comes out is what went in, and what is broken is said to be."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from safetensors.numpy import load as load_safetensors
+
+from runtime.blocks.packing import pack, unpack
+from runtime.errors import SnapshotFormatError
+
+ARRAYS = {
+    "n": np.array(3),
+    "keys.0": np.arange(24, dtype=np.float32).reshape(2, 1, 3, 4),
+    "values.0": np.arange(24, dtype=np.uint16).reshape(2, 1, 3, 4),
+    "codes": np.arange(7, dtype=np.uint8),
+    "halves": np.arange(6, dtype=np.float16).reshape(2, 3),
+    "none": np.zeros((2, 0, 4), np.float32),
+}
+DATA = b"".join(pack(ARRAYS, {"key": "abc"}))
+
+
+def test_what_was_packed_is_unpacked_without_a_copy() -> None:
+    arrays, metadata = unpack(DATA)
+    assert metadata == {"key": "abc"}
+    assert arrays.keys() == ARRAYS.keys()
+    for name, array in arrays.items():
+        np.testing.assert_array_equal(array, ARRAYS[name])
+        assert array.dtype == ARRAYS[name].dtype
+        assert array.flags.aligned
+        assert not array.flags.owndata
+
+
+def test_the_parts_are_the_arrays_own_memory() -> None:
+    parts = pack(ARRAYS, {})
+    assert np.shares_memory(np.frombuffer(parts[2], np.uint8), ARRAYS["keys.0"])
+
+
+def test_it_is_the_safetensors_format() -> None:
+    theirs = load_safetensors(DATA)
+    for name, array in ARRAYS.items():
+        np.testing.assert_array_equal(theirs[name], array)
+
+
+def test_every_cut_is_noticed() -> None:
+    for end in range(len(DATA)):
+        with pytest.raises(SnapshotFormatError, match="damaged or not ours"):
+            unpack(DATA[:end])
+    with pytest.raises(SnapshotFormatError, match="1 bytes too many"):
+        unpack(DATA + b"x")
+
+
+def test_no_flipped_bit_of_the_header_does_harm() -> None:
+    size = 8 + int.from_bytes(DATA[:8], "little")
+    for at in range(0, 8 * size, 3):
+        bent = bytearray(DATA)
+        bent[at // 8] ^= 1 << at % 8
+        try:
+            arrays, _ = unpack(bent)
+        except SnapshotFormatError:
+            continue
+        assert sum(array.nbytes for array in arrays.values()) <= len(DATA)

@@ -1,0 +1,89 @@
+"""Branches of one answer under a grammar: its state is forked, and each goes its own way."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from runtime import (
+    GenerationOptions,
+    Grammar,
+    GrammarError,
+    LanguageModel,
+    SamplingOptions,
+    SpeculativeOptions,
+    TokenRecord,
+    UnsupportedFeatureError,
+    load,
+    spawn,
+)
+from runtime.grammar.grammars import Grammars
+from tests.fakes import fake_model, settled
+from tests.runtime.grammar.judge import accepts
+
+GRAMMAR = Grammar.regex("[a-h]{3}(-[a-h]{3}){2}")
+PROMPT = [*b"codes: ab"]
+OPTIONS = GenerationOptions(grammar=GRAMMAR, grammar_prefix=2, seed=8, branch=4, top_k=3)
+
+
+async def fan(model: LanguageModel, n: int, options: GenerationOptions) -> dict[int, list[TokenRecord]]:
+    said: dict[int, list[TokenRecord]] = {}
+    async for branch, record in model.continue_many(PROMPT, n, options):
+        said.setdefault(branch, []).append(record)
+    return said
+
+
+def told(records: list[TokenRecord]) -> list[object]:
+    return [(r.token_id, r.origin, r.finish_reason, r.logprob) for r in records]
+
+
+def test_every_branch_is_what_it_is_alone_and_the_state_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = 0
+    make = Grammars.constraint
+
+    def counted(self: Grammars, *args: object, **kwargs: object) -> object:
+        nonlocal made
+        made += 1
+        return make(self, *args, **kwargs)  # type: ignore[arg-type]  # as they came
+
+    with fake_model() as model:
+        alone = {
+            4 + i: list(
+                model.generate_sync(PROMPT, GenerationOptions(grammar=GRAMMAR, grammar_prefix=2, seed=8, branch=4 + i, top_k=3))
+            )
+            for i in range(6)
+        }
+        monkeypatch.setattr(Grammars, "constraint", counted)
+        together = asyncio.run(fan(model, 6, OPTIONS))
+    assert made == 1
+    assert {branch: told(records) for branch, records in together.items()} == {b: told(alone[b]) for b in together}
+    texts = {b"ab" + b"".join(r.token_bytes for r in records) for records in together.values()}
+    assert len(texts) > 3
+    assert all(accepts(GRAMMAR, text) for text in texts)
+
+
+def test_what_every_branch_may_not_begin_with_is_refused() -> None:
+    with fake_model() as model:
+        banned = SamplingOptions(banned_tokens=tuple(b"abcdefgh"))
+        with pytest.raises(GrammarError, match="all 8 tokens that the grammar allows as the first are banned"):
+            asyncio.run(fan(model, 3, GenerationOptions(grammar=GRAMMAR, sampling=banned)))
+        assert settled(model)[0].tokens_computed == 0
+
+
+def test_branches_that_speculate_are_refused_here_and_over_the_pipe() -> None:
+    options = GenerationOptions(max_tokens=3, seed=1, speculative=SpeculativeOptions())
+
+    async def scenario(model: LanguageModel) -> None:
+        with pytest.raises(UnsupportedFeatureError, match=r"3 branches decode together.*or ask for n=1"):
+            await fan(model, 3, options)
+        assert model.metrics().tokens_computed == 0
+        assert len((await fan(model, 1, options))[0]) == 3  # alone it may
+
+    async def both() -> None:
+        with load("x", "mock") as here:
+            await scenario(here)
+        async with await spawn("x", "mock") as there:
+            await scenario(there)
+
+    asyncio.run(both())

@@ -1,0 +1,31 @@
+"""Kept KV of the model that computes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from runtime import BlocksSaved
+from runtime.adapters.uses import Adapters
+
+
+class FakeBlocks:
+    """Writes nothing, and says how much that would have been."""
+
+    def save_blocks(self, ids: Sequence[int], *, adapters: Adapters = None) -> BlocksSaved:
+        return BlocksSaved(len(ids), 1, len(ids), len(adapters or ()), 0.5, 0.25)
+
+    async def save_blocks_async(self, ids: Sequence[int], *, adapters: Adapters = None) -> BlocksSaved:
+        return self.save_blocks(ids, adapters=adapters)
+
+    def kv_snapshot(self, ids: Sequence[int], path: str | Path, *, adapters: Adapters = None) -> int:
+        return len(ids) + len(Path(path).name) + len(adapters or ())
+
+    async def kv_snapshot_async(self, ids: Sequence[int], path: str | Path, *, adapters: Adapters = None) -> int:
+        return self.kv_snapshot(ids, path, adapters=adapters)
+
+    def kv_restore(self, path: str | Path, upto: int | None = None) -> int:
+        return upto or len(Path(path).name)
+
+    async def kv_restore_async(self, path: str | Path, upto: int | None = None) -> int:
+        return self.kv_restore(path, upto)

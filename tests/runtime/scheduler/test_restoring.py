@@ -1,0 +1,305 @@
+"""Out of the block file: restored equals fresh, and what is damaged, foreign or too much is computed instead."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+from concurrent.futures import Future
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from runtime.backends.fake import Behaviour
+from runtime.blocks.options import BlockOptions
+from runtime.model import LocalModel, load
+from runtime.options import GenerationOptions, SamplingOptions
+from runtime.records import Float32
+from runtime.session.config import SessionConfig
+from tests.block_stores import MemoryBlocks
+from tests.fakes import KINDS, assert_right, fake_model, reference, settled, some_ids
+from tests.runtime.model.trouble import audit
+
+GREEDY = GenerationOptions(max_tokens=12, sampling=SamplingOptions(temperature=0.0), ignore_eos=True, top_k=0)
+STEM = some_ids(1, 300)
+KV = 2 * 16 * 8  # bytes of a token of the fake's
+
+
+def behaviour(kind: str) -> Behaviour:
+    return Behaviour(recurrent=kind == "recurrent", overlaps=kind == "overlapping")
+
+
+def keep(options: BlockOptions, *paths: list[int], kind: str = "attention") -> None:
+    """Another model computes the paths and saves them."""
+    with fake_model(behaviour(kind), blocks=options) as model:
+        for path in paths:
+            model.cache_kv(path)
+            assert model.save_blocks(path).tokens == len(path)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("n", [17, 64, 65, 128, 300])
+def test_a_path_that_was_saved_is_not_computed_again(kind: str, n: int, options: BlockOptions) -> None:
+    keep(options, STEM[:n], kind=kind)
+    with fake_model(behaviour(kind), blocks=options) as model:
+        assert model.prefix_match(STEM[:n]).tier == "disk"
+        path = [*STEM[:n], *some_ids(2, 5)]
+        assert_right(model.next_token_logprobs_sync(path), path, kind)
+        metrics = model.metrics()
+        assert (metrics.tokens_restored, metrics.tokens_computed, metrics.tokens_reused) == (n, 5, n)
+        assert (model.prefix_match(path).tokens, model.prefix_match(path).tier) == (n + 5, "warm")
+        audit(model)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_saved_path_itself_costs_one_token(kind: str, options: BlockOptions) -> None:
+    keep(options, STEM, [*STEM[:290]], kind=kind)
+    with fake_model(behaviour(kind), blocks=options) as model:
+        said = [record.token_id for record in model.generate_sync(STEM, GREEDY)]
+        assert said[0] == int(reference(STEM, kind).argmax())
+        # from the deepest checkpoint before the last token
+        assert model.metrics().tokens_computed - len(said) + 1 == (10 if kind == "recurrent" else 1)
+
+
+def test_where_paths_part_the_common_blocks_serve(options: BlockOptions) -> None:
+    keep(options, STEM)
+    with fake_model(blocks=options) as model:
+        path = [*STEM[:200], *some_ids(3, 100)]
+        assert_right(model.next_token_logprobs_sync(path), path)
+        assert model.metrics().tokens_restored == 192
+        # and of a path that is in memory to a place, only what comes after it is read
+        assert_right(model.next_token_logprobs_sync([*STEM, 7]), [*STEM, 7])
+        assert model.metrics().tokens_restored == 192 + 100
+        audit(model)
+
+
+def test_a_few_missing_tokens_are_not_worth_a_look(store: MemoryBlocks, options: BlockOptions) -> None:
+    keep(options, STEM)
+    with fake_model(blocks=options) as model:
+        model.cache_kv(STEM[:290])
+        store.calls.clear()
+        assert_right(model.next_token_logprobs_sync(STEM), STEM)
+        assert store.calls == []
+
+
+def test_scores_come_back_with_the_kv(options: BlockOptions) -> None:
+    with fake_model(blocks=options) as model:
+        fresh = asyncio.run(model.score_run(STEM, top_k=5))
+        model.save_blocks(STEM)
+    with fake_model(blocks=options) as model:
+        again = asyncio.run(model.score_run(STEM, top_k=5))
+        np.testing.assert_array_equal(again.logprob, fresh.logprob)
+        np.testing.assert_array_equal(again.top_ids, fresh.top_ids)
+        assert model.metrics().tokens_computed <= 1
+        # and a text that goes on is scored from there
+        longer = [*STEM, *some_ids(4, 9)]
+        asyncio.run(model.score_run(longer, top_k=5))
+        assert model.metrics().tokens_computed <= 1 + 1 + 9
+        audit(model)
+
+
+def test_a_session_counts_what_was_restored_as_reused(options: BlockOptions) -> None:
+    with fake_model(blocks=options) as model:
+        session = model.open_session(SessionConfig())
+        session.ensure_prefix_sync(STEM)
+        model.save_blocks(STEM)
+        session.close()
+    with fake_model(blocks=options) as model:
+        session = model.open_session(SessionConfig())
+        status = session.ensure_prefix_sync([*STEM, *some_ids(2, 7)])
+        assert (status.reused, status.prefilled) == (299, 8)  # the first new token is scored by the last old one
+        assert model.metrics().tokens_restored == 300
+        session.close()
+
+
+# ---- what must never be fed to the model --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("place", [0, 2, 4])
+@pytest.mark.parametrize("harm", ["cut", "swapped", "header", "gone"])
+def test_a_block_that_is_not_what_its_name_says_is_computed(
+    place: int, harm: str, store: MemoryBlocks, options: BlockOptions
+) -> None:
+    keep(options, STEM)
+    keys = list(store.blocks)
+    parent, tokens, data = store.blocks[keys[place]]
+    if harm == "gone":
+        del store.blocks[keys[place]]
+    else:
+        bent = {"cut": data[:-1], "swapped": store.blocks[keys[place - 1]][2], "header": data[:9] + b"?" + data[10:]}
+        store.blocks[keys[place]] = parent, tokens, bent[harm]
+    with fake_model(blocks=options) as model:
+        path = [*STEM, 3, 4]
+        assert_right(model.next_token_logprobs_sync(path), path)
+        assert model.metrics().tokens_restored == 64 * place
+        assert model.metrics().tokens_computed == len(path) - 64 * place
+        audit(model)
+
+
+def test_a_store_that_cannot_read_is_a_warning(store: MemoryBlocks, options: BlockOptions) -> None:
+    keep(options, STEM)
+
+    def broken(name: str) -> None:
+        if name == failing:
+            raise OSError(5, "Input/output error")
+
+    for failing in ("leading", "get"):
+        store.before = broken
+        with fake_model(blocks=options) as model:
+            assert_right(model.next_token_logprobs_sync(STEM), STEM)
+            assert "Input/output error" in model.info.warnings[0]
+            assert model.metrics().tokens_restored == 0
+            audit(model)
+
+
+def test_another_model_finds_nothing(store: MemoryBlocks, options: BlockOptions) -> None:
+    keep(options, STEM)
+    with fake_model(Behaviour(), blocks=options) as model:
+        backend = model._engine.backend
+        backend.info = replace(backend.info, kv_fingerprint="another")
+        model._adapters = type(model._adapters)("another", model.info.vocab_size)
+        assert model.prefix_match(STEM).tokens == 0
+        assert_right(model.next_token_logprobs_sync(STEM), STEM)
+        assert model.metrics().tokens_restored == 0
+
+
+# ---- room, leaving, crowds ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("tokens", [310, 400, 520, 640, 900])
+def test_it_restores_what_fits_and_answers_right(kind: str, tokens: int, options: BlockOptions) -> None:
+    keep(options, STEM, kind=kind)
+    path = [*STEM, 9]
+    with fake_model(behaviour(kind), blocks=options, kv_cache_bytes=tokens * KV) as model:
+        for _ in range(2):
+            assert_right(model.next_token_logprobs_sync(path), path, kind)
+            metrics, report = settled(model)
+            assert metrics.kv_peak_bytes <= metrics.kv_budget
+            assert report.leased_bytes == 0
+        audit(model)
+
+
+def test_what_is_leased_is_not_evicted_for_it(options: BlockOptions) -> None:
+    keep(options, STEM)
+    with fake_model(blocks=options, kv_cache_bytes=1100 * KV) as model:
+        kept = some_ids(8, 200)
+        model.cache_kv(kept)
+        pin = model.pin(kept)
+        assert_right(model.next_token_logprobs_sync([*STEM, 1]), [*STEM, 1])
+        assert model.prefix_match(kept).warm is None
+        assert model.prefix_match(kept).tokens == 200
+        model.unpin(pin)
+
+
+def reading(store: MemoryBlocks) -> tuple[threading.Event, threading.Event]:
+    """Holds every `get` until the second event is set; the first tells that one is held."""
+    reached, gate = threading.Event(), threading.Event()
+
+    def hold(name: str) -> None:
+        if name == "get":
+            reached.set()
+            assert gate.wait(20)
+
+    store.before = hold
+    return reached, gate
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_leaving_in_the_middle_leaves_nothing_behind(kind: str, store: MemoryBlocks, options: BlockOptions) -> None:
+    keep(options, STEM, kind=kind)
+    reached, gate = reading(store)
+
+    async def play(model: LocalModel) -> None:
+        asked = [asyncio.create_task(model.next_token_logprobs([*STEM, at])) for at in range(3)]
+        streams = asyncio.create_task(model.sample([*STEM, 7], 5, [], temperature=0.0))
+        await asyncio.to_thread(reached.wait, 20)
+        for task in (*asked[:2], streams):
+            task.cancel()
+        await asyncio.gather(*asked[:2], streams, return_exceptions=True)
+        said = await model.sample([1, 2], 5, [], temperature=0.0)  # others are served meanwhile
+        assert said[0] == int(reference([1, 2], kind).argmax())
+        gate.set()
+        assert_right(await asked[2], [*STEM, 2], kind)
+
+    with fake_model(behaviour(kind), blocks=options) as model:
+        asyncio.run(play(model))
+        audit(model)
+        assert model._engine.scheduler.cache.room.afloat == 0
+
+
+def test_closing_in_the_middle_tells_who_waits(store: MemoryBlocks, options: BlockOptions) -> None:
+    keep(options, STEM)
+    reached, gate = reading(store)
+    with load("anything", backend="fake", blocks=options) as model:
+        waiter: Future[Float32] = Future()
+        model._engine.submit([model._query([*STEM, 1], waiter)])
+        assert reached.wait(20)
+        opener = threading.Timer(0.1, gate.set)
+        opener.start()
+        model.close()
+        opener.join()
+    assert "closed" in str(waiter.exception(5))
+
+
+def test_many_who_want_the_same_read_it_once(store: MemoryBlocks, options: BlockOptions) -> None:
+    keep(options, STEM)
+    with fake_model(blocks=options) as model:
+        paths = [[*STEM, *some_ids(seed, 30)] for seed in range(8)]
+        rows: Float32 = model.batch_next_token_logprobs_sync(paths)
+        for row, path in zip(rows, paths, strict=True):
+            assert_right(row, path)
+        assert model.metrics().tokens_restored == 300
+        assert model.metrics().tokens_computed == 8 * 30
+        audit(model)
+
+
+def test_a_cleared_cache_is_restored_from_disk(options: BlockOptions) -> None:
+    keep(options, STEM)
+    with fake_model(blocks=options) as model:
+        for turn in (1, 2, 3):
+            assert_right(model.next_token_logprobs_sync([*STEM, turn]), [*STEM, turn])
+            model.clear_cache()
+            assert model.metrics().tokens_restored == turn * 300
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_storm_of_paths_that_come_go_and_are_saved(kind: str, store: MemoryBlocks, options: BlockOptions) -> None:
+    # given little room, a store that is slow now and then, and paths that share prefixes
+    chance = random.Random(5)
+    stems = [some_ids(seed, 400) for seed in range(3)]
+
+    async def one(model: LocalModel) -> None:
+        path = [*chance.choice(stems)[: chance.randrange(1, 400)], *some_ids(chance.randrange(30), chance.randrange(40))]
+        work = chance.choice([model.next_token_logprobs, model.save_blocks_async, model.prefix_match_async, model.score])
+        task = asyncio.ensure_future(work(path))
+        for _ in range(chance.choice([0, 1, 2, 5, 20])):
+            await asyncio.sleep(0)
+        if chance.random() < 0.3:
+            await asyncio.sleep(chance.random() * 0.01)
+        if chance.random() < 0.5:
+            task.cancel()
+        try:
+            got = await task
+        except asyncio.CancelledError:
+            return
+        if work == model.next_token_logprobs:
+            assert_right(got, path, kind)
+
+    async def crowd(model: LocalModel) -> None:
+        async def some() -> None:
+            for _ in range(60):
+                await one(model)
+
+        await asyncio.gather(*(some() for _ in range(12)))
+
+    with fake_model(
+        behaviour(kind), blocks=options, kv_cache_bytes=2500 * KV, prefill_chunk_tokens=64, max_batch_rows=6
+    ) as model:
+        asyncio.run(crowd(model))
+        audit(model)
+        assert model._engine.scheduler.cache.room.afloat == 0
+        assert model.metrics().tokens_restored > 0
+        assert model.metrics().blocks_saved > 0

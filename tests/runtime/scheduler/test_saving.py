@@ -1,0 +1,218 @@
+"""Into the block file: what is new alone, in the background, and what goes wrong there harms nobody."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from pathlib import Path
+
+import pytest
+
+from runtime.backends.fake import Behaviour
+from runtime.blocks.options import BlockOptions
+from runtime.errors import InvalidRequestError, UnsupportedFeatureError
+from runtime.members.blocks import BlocksSaved
+from runtime.model import load
+from runtime.options import GenerationOptions, SamplingOptions
+from runtime.scheduler import saving
+from tests.block_stores import MemoryBlocks, memory_options
+from tests.fakes import assert_right, fake_model, some_ids
+from tests.runtime.model.trouble import audit
+
+GREEDY = GenerationOptions(max_tokens=40, sampling=SamplingOptions(temperature=0.0), ignore_eos=True, top_k=0)
+
+
+def lengths(store: MemoryBlocks) -> list[int]:
+    return sorted(tokens for _, tokens, _ in store.blocks.values())
+
+
+def test_a_path_is_written_once_and_then_what_is_new_of_it(store: MemoryBlocks, options: BlockOptions) -> None:
+    ids = some_ids(1, 200)
+    with fake_model(blocks=options) as model:
+        model.cache_kv(ids[:100])
+        first = model.save_blocks(ids[:100])
+        assert (first.blocks, first.written, first.tokens) == (2, 2, 100)
+        assert first.bytes == store.nbytes
+        assert model.save_blocks(ids[:100]).written == 0
+        # when the path grows, the short block at its old end goes
+        model.cache_kv(ids)
+        assert lengths(store) == [36, 64]
+        second = model.save_blocks(ids)
+        assert (second.blocks, second.written, second.tokens) == (4, 3, 200)
+        assert lengths(store) == [8, 64, 64, 64]
+        metrics = model.metrics()
+        assert metrics.blocks_saved == 5
+        assert metrics.block_bytes_saved == first.bytes + second.bytes
+    assert store.threads == {"elsewise-blocks"}
+    assert store.closed == 1
+
+
+def test_only_what_is_in_memory_is_written(store: MemoryBlocks, options: BlockOptions) -> None:
+    with fake_model(blocks=options) as model:
+        assert model.save_blocks(some_ids(1, 90)) == BlocksSaved(0, 0, 0, 0, 0.0, 0.0)
+        model.cache_kv(some_ids(1, 90))
+        assert model.save_blocks(some_ids(1, 300)).tokens == 90
+    assert lengths(store) == [26, 64]
+
+
+def test_branches_and_sessions_share_the_blocks_of_their_stem(store: MemoryBlocks, options: BlockOptions) -> None:
+    stem = some_ids(1, 640)
+    with fake_model(blocks=options) as model:
+        for seed in range(5):
+            path = [*stem, *some_ids(seed + 2, 64)]
+            model.cache_kv(path)
+            assert model.save_blocks(path).written == (11 if seed == 0 else 1)
+    assert lengths(store) == [64] * 15
+
+
+def test_a_turn_writes_five_blocks_at_most(store: MemoryBlocks, options: BlockOptions) -> None:
+    ids = some_ids(1, 3000)
+    with fake_model(blocks=options) as model:
+        model.cache_kv(ids)
+        model.save_blocks(ids)
+        turn = [*ids, *some_ids(2, 200)]
+        model.cache_kv(turn)
+        saved = model.save_blocks(turn)
+        assert saved.written <= 5
+        assert saved.tokens == 3200
+
+
+def test_a_recurrent_model_keeps_its_checkpoints_beside_the_blocks(store: MemoryBlocks, options: BlockOptions) -> None:
+    ids = some_ids(1, 150)
+    with fake_model(Behaviour(recurrent=True), blocks=options) as model:
+        for end in (70, 100, 150):
+            model.cache_kv(ids[:end])
+        model.save_blocks(ids)
+    # 64 + 64 of the grid, and what ends at 70, 100 and 150
+    assert lengths(store) == [6, 22, 36, 64, 64]
+    with fake_model(Behaviour(recurrent=True), blocks=options) as model:
+        for end, held in ((150, 150), (149, 100), (99, 70), (69, 0)):
+            assert model.prefix_match(ids[:end]).tokens == held
+
+
+def test_streams_go_on_while_a_long_path_is_written(store: MemoryBlocks, options: BlockOptions) -> None:
+    gate = threading.Event()
+    ids = some_ids(1, 5000)
+
+    async def play() -> list[int]:
+        saving = asyncio.create_task(model.save_blocks_async(ids))
+        said = [record.token_id async for record in model.generate([5, 6, 7], GREEDY)]
+        assert not saving.done()  # the store has not answered yet
+        gate.set()
+        assert (await saving).tokens == 5000
+        return said
+
+    with fake_model(blocks=options) as model:
+        alone = [record.token_id for record in model.generate_sync([5, 6, 7], GREEDY)]
+        model.clear_cache()
+        model.cache_kv(ids)
+        store.before = lambda name: name != "put" or gate.wait(20)
+        assert asyncio.run(play()) == alone
+        audit(model)
+
+
+def test_who_does_not_wait_any_more_stops_it(
+    store: MemoryBlocks, options: BlockOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reached, gate = threading.Event(), threading.Event()
+
+    def hold(name: str) -> None:
+        if name == "put":
+            reached.set()
+            assert gate.wait(20)
+
+    async def play() -> None:
+        saving = asyncio.create_task(model.save_blocks_async(ids))
+        await asyncio.to_thread(reached.wait, 20)
+        saving.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await saving
+        gate.set()
+
+    ids = some_ids(1, 1000)
+    monkeypatch.setattr(saving, "BATCH_BYTES", 1)
+    with fake_model(blocks=options) as model:
+        model.cache_kv(ids)
+        store.before = hold
+        asyncio.run(play())
+        store.before = lambda _: None
+        assert model.prefix_match(ids).tokens == 1000
+        assert len(store.blocks) <= 3  # those that were cut already
+        assert model.save_blocks(ids).tokens == 1000
+        assert model._engine.scheduler.cache.room.afloat == 0
+        audit(model)
+
+
+def test_a_full_disk_is_said_once_and_the_model_goes_on(store: MemoryBlocks, options: BlockOptions) -> None:
+    def full(name: str) -> None:
+        if name == "put":
+            raise OSError(28, "No space left on device")
+
+    store.before = full
+    ids = some_ids(1, 200)
+    with fake_model(blocks=options) as model:
+        model.cache_kv(ids)
+        for _ in range(2):
+            saved = model.save_blocks(ids)
+            assert (saved.written, saved.tokens) == (0, 0)
+        (warning,) = model.info.warnings
+        assert "No space left on device" in warning
+        assert_right(model.next_token_logprobs_sync([*ids, 1]), [*ids, 1])
+        # when there is room again, it is saved after all
+        store.before = lambda _: None
+        assert model.save_blocks(ids).written == 4
+        audit(model)
+
+
+def test_a_file_that_cannot_be_opened_is_a_warning() -> None:
+    for factory in ("tests.block_stores:open_broken", "tests.block_stores:nothing", "no_such_module:open"):
+        with fake_model(blocks=BlockOptions(factory, "x")) as model:
+            ids = some_ids(1, 100)
+            assert_right(model.next_token_logprobs_sync(ids), ids)
+            assert model.save_blocks(ids).written == 0
+            assert model.prefix_match([*ids, 1]).tier == "warm"
+            assert "block file" in model.info.warnings[0]
+
+
+def test_closing_drops_what_was_not_cut_yet(store: MemoryBlocks, options: BlockOptions) -> None:
+    gate = threading.Event()
+    store.before = lambda name: name != "put" or gate.wait(0.2)
+    with fake_model(blocks=options) as model:
+        model.cache_kv(some_ids(1, 500))
+        future = model._save(some_ids(1, 500), None)
+    assert future.result(5).blocks in (0, 8)
+    assert store.closed == 1
+
+
+def test_without_a_block_file_there_is_nothing_to_save_to() -> None:
+    with fake_model() as model, pytest.raises(UnsupportedFeatureError, match="without blocks"):
+        model.save_blocks([1, 2])
+    with (
+        fake_model(cache=False, blocks=memory_options("off")) as model,
+        pytest.raises(UnsupportedFeatureError, match="a cache"),
+    ):
+        model.save_blocks([1, 2])
+
+
+@pytest.mark.parametrize(
+    ("given", "match"),
+    [
+        (7, "blocks is BlockOptions"),
+        ({"factory": "a:b"}, "a factory .* and a path"),
+        ({"factory": "ab", "path": "x"}, "factory is 'package.module:name', not 'ab'"),
+        ({"factory": "a:b", "path": ""}, "path is the path of a file"),
+        ({"factory": "a:b", "path": "x", "budget": 0}, "whole number of bytes above 0, not 0"),
+        ({"factory": "a:b", "path": "x", "bugdet": 1}, "did you mean 'budget'"),
+    ],
+)
+def test_what_blocks_may_be(given: object, match: str) -> None:
+    with pytest.raises(InvalidRequestError, match=match):
+        load("anything", "fake", blocks=given)
+
+
+def test_ids_are_checked_before_anything_else(options: BlockOptions, tmp_path: Path) -> None:
+    with fake_model(blocks=options) as model:
+        for ask in (model.save_blocks, lambda ids: model.kv_snapshot(ids, tmp_path / "x")):
+            with pytest.raises(InvalidRequestError, match="999 at position 1"):
+                ask([1, 999])
+    assert not list(tmp_path.iterdir())

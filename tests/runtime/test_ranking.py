@@ -1,0 +1,101 @@
+"""What is known of a row's order: against a full sort, from nothing, from what was known, and after edits."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from runtime.ranking import Ranked, likeliest
+from runtime.records import Float32
+from runtime.scoring import log_softmax, normalised, summarise, summarise_ranked
+
+
+def row_of(seed: int, vocab: int, digits: int) -> Float32:
+    """Rounded: with equals."""
+    values: Float32 = np.round(np.random.default_rng(seed).normal(size=vocab), digits).astype(np.float32)
+    return values
+
+
+def sorted_ids(row: Float32) -> list[int]:
+    return np.lexsort((np.arange(len(row)), -row)).tolist()
+
+
+@pytest.mark.parametrize("vocab", [5, 63, 64, 1000, 20_011])
+@pytest.mark.parametrize("steps", [(3,), (1, 64, 300), (100_000,)])
+def test_it_knows_as_many_as_were_asked_for(vocab: int, steps: tuple[int, ...]) -> None:
+    row = row_of(vocab, vocab, 1)
+    ranked = Ranked(row)
+    for count in steps:
+        ranked.reach(count)
+        assert ranked.ids.tolist() == sorted_ids(row)[: max(count, len(ranked.ids))]
+        assert len(ranked.ids) >= min(count, vocab)
+        assert ranked.values.tolist() == row[ranked.ids].tolist()
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.integers(0, 10**6), st.integers(0, 3), st.sampled_from([70, 900, 5000]), st.sampled_from([0, 2, 64]))
+def test_what_lies_above_a_value(seed: int, digits: int, vocab: int, known: int) -> None:
+    row = row_of(seed, vocab, digits)
+    ranked = Ranked(row)
+    ranked.reach(known)
+    for value in row[:20]:
+        assert ranked.above(value) == int((row > value).sum())
+
+
+@settings(max_examples=120, deadline=None)
+@given(
+    st.integers(0, 10**6), st.integers(0, 3), st.sampled_from([70, 900, 5000]), st.integers(0, 600), st.sampled_from([0, 5, 64])
+)
+def test_an_edited_copy_keeps_what_is_still_true(seed: int, digits: int, vocab: int, edits: int, known: int) -> None:
+    # given a row of which the head is known, and a copy with other values here and there, in the head too
+    row = row_of(seed, vocab, digits)
+    ranked = Ranked(row)
+    ranked.reach(known)
+    rng = np.random.default_rng(seed)
+    ids = rng.choice(vocab, min(edits, vocab), replace=False)
+    ids = np.union1d(ids, ranked.ids[::3])
+    copy = row.copy()
+    copy[ids] += rng.choice([-np.inf, -2.0, -0.5, 0.0, 0.5, 3.0], len(ids)).astype(np.float32)
+    # when its order is taken from the first one's
+    edited = ranked.edited(copy, ids, None)
+    # then its head is a head of a full sort, and goes on as one
+    assert edited.ids.tolist() == sorted_ids(copy)[: len(edited.ids)]
+    edited.reach(len(edited.ids) + 9)
+    alive = [token for token in sorted_ids(copy) if copy[token] > -np.inf]
+    assert edited.ids.tolist()[: len(alive)] == alive[: len(edited.ids)]
+    for value in copy[ids[:5]]:
+        assert edited.above(value) == int((copy > value).sum())
+
+
+def test_what_cannot_be_comes_only_where_all_is_asked_for() -> None:
+    row = np.full(1000, -np.inf, np.float32)
+    row[[3, 700]] = -1.0, -0.5
+    assert likeliest(row, 5).tolist() == [700, 3]
+    ranked = Ranked(row)
+    ranked.reach(5)
+    assert ranked.complete
+    assert ranked.above(np.float32(-1.0)) == 1
+
+
+@pytest.mark.parametrize("vocab", [7, 1000, 49_152])
+def test_records_are_the_same_whatever_is_known(vocab: int) -> None:
+    logits = (np.random.default_rng(1).normal(size=(3, vocab)) * 3).astype(np.float32)
+    entropy, mass = np.empty(3, np.float32), np.empty(3)
+    logprobs = normalised(logits, entropy=entropy, mass=mass)
+    np.testing.assert_allclose(mass, np.exp(logprobs, dtype=np.float64).sum(-1), rtol=1e-6)
+    targets = np.array([0, vocab // 2, vocab - 1], np.int32)
+    ranked = [Ranked(row) for row in logprobs]
+    for known, each in zip((0, 3, 300), ranked, strict=True):
+        each.reach(known)
+    plain, shared = summarise(logprobs, targets, 10, entropy), summarise_ranked(ranked, targets, 10, entropy)
+    for name in ("logprob", "rank", "entropy", "top_ids", "top_logprobs", "covered_mass"):
+        np.testing.assert_array_equal(getattr(plain, name), getattr(shared, name))
+
+
+def test_the_mass_of_a_row_is_one_but_for_rounding() -> None:
+    logits = (np.random.default_rng(2).normal(size=(4, 50_000)) * [[0.01], [1], [4], [9]]).astype(np.float32)
+    mass = np.empty(4)
+    assert normalised(logits, mass=mass).tolist() == log_softmax(logits).tolist()
+    np.testing.assert_allclose(mass, 1.0, rtol=2e-6)

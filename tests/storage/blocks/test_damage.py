@@ -1,0 +1,266 @@
+"""A broken block file costs time and nothing else: what comes out is what went in, whatever happened to the file."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import random
+import resource
+import sqlite3
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import pytest
+
+from storage import BlockFile
+from tests.storage.blocks.helpers import BUDGET, block, chain, data, expected, key, keys
+from tests.storage.helpers import sql
+
+PATHS = [("a", "b", str(n), "tip") for n in range(6)]
+KB = 1024
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "blocks.sqlite3"
+
+
+def fill(file: Path) -> bytes:
+    with BlockFile(file, BUDGET) as store:
+        for path in PATHS:
+            store.put(chain(*path, nbytes=9 * KB))
+        store.pin("chat", keys(*PATHS[0]))
+    return file.read_bytes()
+
+
+def use(file: Path) -> str:
+    """Everything that an engine does with the file; fails where it is given a wrong byte. What was noticed."""
+    with BlockFile(file, BUDGET) as store:
+        complete = True
+        for path in PATHS:
+            told = store.leading(keys(*path))
+            got = store.get(keys(*path))
+            assert got == expected(*path, nbytes=9 * KB)[: len(got)]
+            complete = complete and len(got) == len(path) == told
+        damaged = store.stats().damaged
+        for path in PATHS:  # what is missing is computed and kept again
+            store.put(chain(*path, nbytes=9 * KB))
+            assert store.get(keys(*path)) == expected(*path, nbytes=9 * KB)
+        store.evict(20 * KB)
+        damaged = max(damaged, store.stats().damaged)
+    return "dropped and named" if damaged else "no effect" if complete else "forgotten"
+
+
+def sweep(file: Path, spoilt: Iterator[bytes], caplog: pytest.LogCaptureFixture) -> Counter[str]:
+    outcomes = Counter[str]()
+    caplog.set_level(logging.WARNING)
+    for content in spoilt:
+        file.write_bytes(content)
+        caplog.clear()
+        outcome = use(file)
+        if file.with_stem("blocks.damaged").exists() or list(file.parent.glob("blocks.foreign*")):
+            outcome = "moved aside and made anew"
+            for kept in file.parent.glob("blocks.*.sqlite3"):
+                kept.unlink()
+        assert bool(caplog.records) == (outcome not in ("no effect", "forgotten"))
+        outcomes[outcome] += 1
+    return outcomes
+
+
+def flipped(whole: bytes, count: int, seed: int) -> Iterator[bytes]:
+    rng = random.Random(seed)
+    for _ in range(count):
+        at, bit = rng.randrange(len(whole)), rng.randrange(8)
+        yield whole[:at] + bytes([whole[at] ^ (1 << bit)]) + whole[at + 1 :]
+
+
+def truncated(whole: bytes, count: int) -> Iterator[bytes]:
+    for n in range(count):
+        yield whole[: n * len(whole) // count]
+
+
+def test_no_flipped_bit_is_given_out(file: Path, caplog: pytest.LogCaptureFixture) -> None:
+    outcomes = sweep(file, flipped(fill(file), 30, seed=1), caplog)
+    assert outcomes["dropped and named"] >= 10, outcomes
+
+
+def test_a_truncated_file_is_made_anew(file: Path, caplog: pytest.LogCaptureFixture) -> None:
+    outcomes = sweep(file, truncated(fill(file), 10), caplog)
+    assert outcomes == {"moved aside and made anew": 10}
+
+
+@pytest.mark.slow
+def test_no_flipped_bit_of_many_is_given_out(file: Path, caplog: pytest.LogCaptureFixture) -> None:
+    whole = fill(file)
+    outcomes = sweep(file, flipped(whole, 300, seed=2), caplog) + sweep(
+        file, flipped(whole[: 6 * 16 * KB], 100, seed=3), caplog
+    )
+    outcomes += sweep(file, truncated(whole, 100), caplog)
+    print(f"block file, 400 bit flips and 100 truncations: {dict(outcomes)}")  # noqa: T201  # the sweep says how much it swept
+    assert outcomes["dropped and named"] >= 100, outcomes
+    assert outcomes["moved aside and made anew"] >= 100, outcomes
+
+
+def test_a_damaged_block_goes_with_all_that_hangs_on_it(file: Path, caplog: pytest.LogCaptureFixture) -> None:
+    fill(file)
+    sql(
+        file,
+        "UPDATE kv_chunks SET data = zeroblob(9216) WHERE id >> 20 = (SELECT id FROM kv_blocks WHERE key = ?)",
+        key("a", "b"),
+    )
+    with BlockFile(file, BUDGET) as store:
+        assert store.leading(keys(*PATHS[0])) == 4  # nothing was read yet
+        assert store.get(keys(*PATHS[0])) == expected("a", nbytes=9 * KB)
+        assert "fails its checksum" in caplog.text
+        assert store.leading(keys(*PATHS[1])) == 1
+        assert store.stats().damaged == 1
+        assert store.stats().blocks == 1
+
+
+def test_a_block_that_lies_about_its_parent_is_written_anew(file: Path) -> None:
+    fill(file)
+    sql(file, "UPDATE kv_blocks SET parent = ? WHERE key = ?", key("x"), key("a", "b"))
+    with BlockFile(file, BUDGET) as store:
+        assert store.get(keys("a", "b")) == expected("a", nbytes=9 * KB)
+        assert store.put(chain("a", "b", nbytes=9 * KB)) == 1
+        assert store.stats().damaged == 1
+        assert store.get(keys("a", "b")) == expected("a", "b", nbytes=9 * KB)
+
+
+def test_a_circle_of_parents_ends_nothing(file: Path) -> None:
+    fill(file)
+    sql(file, "UPDATE kv_blocks SET parent = ? WHERE key = ?", key(*PATHS[0]), key("a"))
+    with BlockFile(file, BUDGET) as store:
+        assert store.get(keys(*PATHS[0])) == []
+        assert store.evict(1 << 30) >= 0
+        assert store.put(chain("n", "o")) == 2
+
+
+@pytest.mark.parametrize("used", [1 << 62, -(1 << 62), "text", 0.5])
+def test_a_flipped_sequence_does_not_stay_for_ever(file: Path, used: object) -> None:
+    with BlockFile(file, 200) as store:
+        store.put([block("a")])
+    sql(file, "UPDATE kv_blocks SET used = ?", used)
+    with BlockFile(file, 200) as store:
+        store.put([block("b")])
+        store.put([block("c")])
+        assert store.leading(keys("a")) == 0
+
+
+@pytest.mark.parametrize("content", [b"", b"short", b"some text, long enough to be the header of a file" * 3, os.urandom(9000)])
+def test_what_is_no_database_makes_room(file: Path, content: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    file.write_bytes(content)
+    with BlockFile(file, BUDGET) as store:
+        assert store.put(chain("a", "b")) == 2
+    assert "moved to" in caplog.text
+    [kept] = [p for p in file.parent.iterdir() if p != file]
+    assert kept.read_bytes() == content
+
+
+def test_somebody_elses_database_is_kept_whole(file: Path) -> None:
+    for _ in range(2):  # none replaces another
+        sql(file, "CREATE TABLE notes (id INTEGER)")
+        before = file.read_bytes()
+        with BlockFile(file, BUDGET) as store:
+            assert store.stats().blocks == 0
+        file.unlink()
+    kept = sorted(p.name for p in file.parent.iterdir())
+    assert kept == ["blocks.foreign-2.sqlite3", "blocks.foreign.sqlite3"]
+    assert all((file.parent / name).read_bytes() == before for name in kept)
+
+
+def test_a_newer_file_is_refused_untouched(file: Path) -> None:
+    fill(file)
+    sql(file, "PRAGMA user_version = 2")
+    before = file.read_bytes()
+    with pytest.raises(OSError, match="newer version") as refused:
+        BlockFile(file, BUDGET)
+    assert refused.value.errno == errno.ENOTSUP
+    assert file.read_bytes() == before
+    assert list(file.parent.iterdir()) == [file]
+
+
+def test_a_second_instance_opens_nothing(file: Path) -> None:
+    with BlockFile(file, BUDGET) as first:
+        first.put(chain("a", "b"))
+        with pytest.raises(OSError, match="another program") as refused:
+            BlockFile(file, BUDGET)
+        assert refused.value.errno == errno.EBUSY
+        assert first.get(keys("a", "b")) == expected("a", "b")
+    with BlockFile(file, BUDGET) as second:
+        assert second.leading(keys("a", "b")) == 2
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(OSError, match="file"):
+        BlockFile(tmp_path / "file" / "blocks.sqlite3", BUDGET)
+
+
+@contextmanager
+def limited(nbytes: int) -> Iterator[None]:
+    """A disk on which no file may be longer."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_full_disk_changes_nothing(file: Path) -> None:
+    with BlockFile(file, BUDGET) as store:
+        store.put(chain("a", "b", nbytes=9 * KB))
+        with limited(500 * KB):
+            for _ in range(2):
+                with pytest.raises(OSError, match="disk") as failed:
+                    store.put([block("big", nbytes=4_000 * KB)])
+                assert failed.value.errno in (errno.ENOSPC, errno.EIO)
+            assert store.get(keys("a", "b")) == expected("a", "b", nbytes=9 * KB)
+        assert store.stats().blocks == 2
+        assert store.put([block("big", nbytes=4_000 * KB)]) == 1  # somebody made room
+        assert store.get([key("big")]) == [data("big", nbytes=4_000 * KB)]
+
+
+def test_a_portable_file_that_is_no_database_is_refused_and_stays(file: Path, tmp_path: Path) -> None:
+    there = tmp_path / "portable"
+    there.write_bytes(b"not a database, but somebody's file" * 9)
+    before = there.read_bytes()
+    with BlockFile(file, BUDGET) as store:
+        store.put(chain("a", "b"))
+        with pytest.raises(OSError, match="portable"):
+            store.copy_to(there, keys("a", "b"))
+        assert store.stats().blocks == 2
+    with pytest.raises(OSError, match="portable"):
+        BlockFile(there, 0, read_only=True)
+    assert there.read_bytes() == before
+
+
+def test_blocks_find_room_in_a_file_with_tables_of_its_own(file: Path, tmp_path: Path) -> None:
+    there = tmp_path / "portable.sqlite3"
+    sql(there, "CREATE TABLE notes (id INTEGER)")
+    with pytest.raises(OSError, match="no KV blocks"):
+        BlockFile(there, 0, read_only=True)
+    with BlockFile(file, BUDGET) as store:
+        store.put(chain("a", "b"))
+        assert store.copy_to(there, keys("a", "b")) == 2
+    with BlockFile(there, 0, read_only=True) as portable:
+        assert portable.get(keys("a", "b")) == expected("a", "b")
+    with closing(sqlite3.connect(there)) as conn:
+        assert conn.execute("SELECT count(*) FROM notes").fetchone() == (0,)
+
+
+def test_a_portable_file_is_never_replaced(file: Path, tmp_path: Path) -> None:
+    there = tmp_path / "portable.sqlite3"
+    with BlockFile(file, BUDGET) as store:
+        store.put(chain("a", "b", nbytes=9 * KB))
+        store.copy_to(there, keys("a", "b"))
+    sql(there, "UPDATE kv_chunks SET data = x'00'")
+    before = there.read_bytes()
+    with BlockFile(there, 0, read_only=True) as portable:
+        assert portable.get(keys("a", "b")) == []
+        assert portable.stats().damaged == 1
+    assert there.read_bytes() == before

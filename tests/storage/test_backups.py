@@ -1,0 +1,96 @@
+"""A verified backup of every day, seven of them; and one before a migration."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import stat
+import threading
+from pathlib import Path
+
+import pytest
+
+from storage import SessionStore, StoreDamagedError
+from storage.backup import KEPT, back_up_daily, daily_backups
+from tests.storage.helpers import chat, sql, with_store
+
+
+class Calendar:
+    """What day it is."""
+
+    def __init__(self) -> None:
+        self.day = datetime.date(2031, 5, 1)
+
+    def today(self) -> str:
+        return self.day.isoformat()
+
+    def pass_days(self, days: int) -> None:
+        self.day += datetime.timedelta(days=days)
+
+
+@pytest.fixture
+def calendar(monkeypatch: pytest.MonkeyPatch) -> Calendar:
+    made = Calendar()
+    monkeypatch.setattr("storage.backup.today", made.today)
+    return made
+
+
+def test_one_a_day_and_the_last_seven_stay(path: Path, calendar: Calendar) -> None:
+    async def live(store: SessionStore) -> None:
+        for day in range(KEPT + 3):
+            await chat(store, f"day {day}")
+            made = await store.back_up_daily()
+            assert made is not None
+            assert stat.S_IMODE(made.stat().st_mode) == 0o600
+            assert await store.back_up_daily() is None
+            calendar.pass_days(1)
+
+    with_store(path, live)
+    kept = daily_backups(path)
+    assert [p.name for p in kept] == [f"sessions.daily-{n:06}.2031-05-{n:02}.sqlite3" for n in range(4, 11)]
+    oldest = with_store(kept[0], lambda store: store.sessions(), read_only=True)
+    assert [row.title for row in oldest] == ["day 3", "day 2", "day 1", "day 0"]
+    assert with_store(kept[-1], lambda store: store.verify(), read_only=True) == []
+
+
+def test_a_clock_that_is_set_back_deletes_no_newer_backup(path: Path, calendar: Calendar) -> None:
+    async def live(store: SessionStore) -> None:
+        for days in (0, 1, -400, 1):
+            calendar.pass_days(days)
+            await chat(store)
+            assert await store.back_up_daily() is not None
+
+    with_store(path, live)
+    days = [p.stem.rpartition(".")[2] for p in daily_backups(path)]
+    assert days == ["2031-05-01", "2031-05-02", "2030-03-28", "2030-03-29"]
+
+
+def test_damage_is_named_and_costs_no_older_backup(path: Path, calendar: Calendar) -> None:
+    with_store(path, chat)
+    with_store(path, lambda store: store.back_up_daily())
+    sql(path, "UPDATE nodes SET text = 'flipped' WHERE id = 1")
+    for _ in range(KEPT + 1):
+        calendar.pass_days(1)
+        with pytest.raises(StoreDamagedError, match="rows of nodes are damaged"):
+            with_store(path, lambda store: store.back_up_daily())
+    assert len(daily_backups(path)) == 1
+    assert len(list((path.parent / "backups").iterdir())) == 1  # no draft either
+
+
+def test_a_backup_that_nobody_wants_any_more_leaves_nothing(path: Path) -> None:
+    with_store(path, chat)
+    stop = threading.Event()
+    stop.set()
+    assert back_up_daily(path, stop) is None
+    assert list((path.parent / "backups").iterdir()) == []
+
+
+def test_the_store_goes_on_meanwhile(path: Path) -> None:
+    async def live(store: SessionStore) -> None:
+        await chat(store, "before")
+        made, _ = await asyncio.gather(store.back_up_daily(), chat(store, "meanwhile"))
+        assert made is not None
+        assert {row.title for row in await store.sessions()} == {"before", "meanwhile"}
+
+    with_store(path, live)
+    assert with_store(path, lambda store: store.verify()) == []

@@ -1,0 +1,107 @@
+"""Files of every version there ever was: opened and migrated by today's code, or left whole where that is cut short."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from storage import SessionStore, salvage
+from storage.migrations import migrations
+from tests.storage.faults import fired, run, under
+from tests.storage.helpers import sql, with_store
+
+GOLDEN = sorted((Path(__file__).parent / "golden").glob("v*.sqlite3.gz"))
+NAMES = [migration.name for migration in migrations._migrations]
+
+
+def unpacked(golden: Path, path: Path) -> bytes:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    content = gzip.decompress(golden.read_bytes())
+    path.write_bytes(content)
+    return content
+
+
+async def contents(store: SessionStore) -> object:
+    assert await store.verify() == []
+    seen: list[object] = []
+    for row in [*await store.sessions(), *await store.trashed_sessions()]:
+        tree = await store.load_session(row.id)
+        tokens = await store.load_tokens([node.id for node in tree.nodes])
+        counts = [sum(tile.count for tile in tokens[node.id]) for node in tree.nodes]
+        seen.append((row.title, row.pinned, row.trashed, row.is_sample, [n.text for n in tree.nodes], counts))
+    return seen
+
+
+def check(store_contents: object) -> None:
+    """What every golden file holds."""
+    asked = "Where should we go?"
+    trip = ["Where should we go in April?", "answer in A spring trip", "Lisbon, the Alfama"]
+    assert store_contents == [
+        ("日本語のタイトル 🙂", True, False, False, [asked, "answer in 日本語のタイトル 🙂"], [4, 6]),
+        ("Sample", False, False, True, ["hello"], [0]),
+        ("A spring trip", False, False, False, trip, [4, 6, 5]),
+        ("thrown away", False, True, False, [asked, "answer in thrown away"], [4, 6]),
+    ]
+
+
+@pytest.mark.parametrize("golden", GOLDEN, ids=lambda each: each.name)
+def test_a_file_of_an_older_version_is_brought_up_to_date(golden: Path, path: Path) -> None:
+    before = unpacked(golden, path)
+    check(with_store(path, contents))
+    assert [row[0] for row in sql(path, "SELECT name FROM _sqlite_migrations ORDER BY id")] == NAMES
+    [backup] = (path.parent / "backups").iterdir()
+    assert sql(backup, "SELECT count(*) FROM _sqlite_migrations")[0][0] < len(NAMES)
+    assert hashlib.sha256(gzip.decompress(golden.read_bytes())).digest() == hashlib.sha256(before).digest()
+
+
+@pytest.mark.parametrize("golden", GOLDEN, ids=lambda each: each.name)
+def test_a_damaged_file_of_an_older_version_is_salvaged_into_todays(golden: Path, path: Path) -> None:
+    content = bytearray(unpacked(golden, path))
+    content[16 * 4096 : 16 * 4096 + 8] = bytes(8)
+    path.write_bytes(content)
+    found = salvage(path)
+    assert found.sessions >= 3
+    assert [row[0] for row in sql(path, "SELECT name FROM _sqlite_migrations ORDER BY id")] == NAMES
+
+
+def test_there_is_a_golden_file_of_every_released_version() -> None:
+    versions = [int(golden.name[1:4]) for golden in GOLDEN]
+    assert versions == list(range(1, len(versions) + 1))
+    assert len(versions) >= 1
+
+
+def migrate(path: Path, fault: str, log: Path) -> list[list[object]]:
+    """Opens the file in a process that is killed, or whose disk fails."""
+    return run(under("vfs", [sys.executable, "-m", "tests.storage.writer", str(path), "0", "0"], path, fault, log))
+
+
+def check_whole(path: Path) -> bool:
+    """Whatever happened: the next start finds everything, in one version or the other; whether it was the old one."""
+    applied = sql(path, "SELECT count(*) FROM _sqlite_migrations")[0][0]
+    assert applied in (1, len(NAMES))
+    check(with_store(path, contents))
+    return bool(applied == 1)
+
+
+@pytest.mark.parametrize("fault", ["pwrite64:signal=SIGKILL:when={k}", "pwrite64:error=ENOSPC:when={k}+"])
+@pytest.mark.parametrize("step", [29, pytest.param(7, marks=pytest.mark.slow)])
+def test_a_migration_that_is_cut_short_leaves_one_version_or_the_other(
+    path: Path, tmp_path: Path, fault: str, step: int
+) -> None:
+    faults = old = 0
+    places = range(1, 60, step)
+    for k in places:
+        copy, log = tmp_path / f"{k}" / path.name, tmp_path / f"{k}.log"
+        unpacked(GOLDEN[0], copy)
+        migrate(copy, fault.format(k=k), log)
+        faults += fired(log)
+        old += check_whole(copy)
+        shutil.rmtree(copy.parent)
+    print(f"migration, {fault}: {faults} faults fired, {old} of {len(places)} found the old version")  # noqa: T201  # it says how much it swept
+    assert faults >= 1
+    assert 0 < old <= len(places)

@@ -1,0 +1,193 @@
+"""Folders, tags and the order by hand: kept, found again, and never worth a chat."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from storage import InvalidRowError, SessionStore, UnknownRowError, salvage
+from tests.storage.helpers import chat, sql, with_store
+
+
+async def titles(store: SessionStore, query: str = "") -> list[str]:
+    return [row.title for row in await store.sessions(query)]
+
+
+async def several(store: SessionStore, count: int = 4) -> list[int]:
+    return [(await chat(store, f"s{n}"))[0] for n in range(count)]
+
+
+def test_a_folder_holds_sessions_and_losing_it_loses_none(store: SessionStore) -> None:
+    async def run() -> None:
+        ids = await several(store)
+        trips = await store.places.create_folder("  Trips \n of 2031 ")
+        await store.places.create_folder("Work")
+        await store.places.move(ids[0], trips)
+        await store.places.move(ids[1], trips)
+        assert [(f.name, f.damaged) for f in await store.places.folders()] == [("Trips of 2031", False), ("Work", False)]
+        assert {row.id: row.folder_id for row in await store.sessions()} == {
+            ids[0]: trips, ids[1]: trips, ids[2]: None, ids[3]: None,
+        }  # fmt: skip
+        await store.places.rename_folder(trips, "Voyages")
+        await store.places.move(ids[1], None)
+        assert [f.name for f in await store.places.folders()] == ["Voyages", "Work"]
+        await store.places.remove_folder(trips)
+        assert [f.name for f in await store.places.folders()] == ["Work"]
+        assert {row.folder_id for row in await store.sessions()} == {None}
+        assert len(await store.sessions()) == 4
+        assert await store.verify() == []
+
+    asyncio.run(run())
+
+
+def test_folders_have_an_order(store: SessionStore) -> None:
+    async def run() -> None:
+        a, b, c = [await store.places.create_folder(name) for name in "abc"]
+        await store.places.order_folders([c, a, b])
+        assert [f.name for f in await store.places.folders()] == ["c", "a", "b"]
+
+    asyncio.run(run())
+
+
+def test_an_order_by_hand_holds_among_the_pinned_and_in_a_folder(store: SessionStore) -> None:
+    async def run() -> None:
+        ids = await several(store)
+        for each in ids[:3]:
+            await store.pin_session(each)
+        await store.places.arrange([ids[0], ids[2], ids[1]])
+        assert await titles(store) == ["s0", "s2", "s1", "s3"]
+        await store.pin_session(ids[3])  # new there: first
+        assert await titles(store) == ["s3", "s0", "s2", "s1"]
+        await store.pin_session(ids[1], False)
+        await store.pin_session(ids[1])  # its old place is forgotten
+        assert await titles(store) == ["s3", "s1", "s0", "s2"]
+        assert await store.verify() == []
+
+    asyncio.run(run())
+
+
+def test_sessions_are_found_by_their_tags(store: SessionStore) -> None:
+    async def run() -> None:
+        ids = await several(store, 3)
+        await store.places.set_tags(ids[0], ["#Trip", "spring", "TRIP", "日本"])
+        await store.places.set_tags(ids[1], ["trip"])
+        rows = {row.id: row.tags for row in await store.sessions()}
+        assert rows == {ids[0]: ("Trip", "spring", "日本"), ids[1]: ("trip",), ids[2]: ()}
+        assert await titles(store, "#tri") == ["s1", "s0"]
+        assert await titles(store, "#trip #日") == ["s0"]
+        assert await titles(store, "#trip answer s1") == ["s1"]
+        assert await titles(store, "#none") == []
+        assert await titles(store, "#") == []
+        await store.places.set_tags(ids[0], [])
+        assert await titles(store, "#trip") == ["s1"]
+        assert await store.verify() == []
+
+    asyncio.run(run())
+
+
+def test_what_makes_no_sense_is_refused(store: SessionStore) -> None:
+    async def run() -> None:
+        session = (await several(store, 1))[0]
+        with pytest.raises(InvalidRowError, match="1 to 200"):
+            await store.places.create_folder(" \n ")
+        with pytest.raises(InvalidRowError, match="201 characters"):
+            await store.places.set_tags(session, ["x" * 201])
+        with pytest.raises(InvalidRowError, match="at most 50"):
+            await store.places.set_tags(session, [f"t{n}" for n in range(51)])
+        with pytest.raises(UnknownRowError, match="no folder 77"):
+            await store.places.move(session, 77)
+        with pytest.raises(UnknownRowError, match="no session 99"):
+            await store.places.arrange([session, 99])
+        assert await store.places.folders() == []
+        assert [row.tags for row in await store.sessions()] == [()]
+
+    asyncio.run(run())
+
+
+def test_an_empty_session_in_a_folder_or_with_a_tag_stays(store: SessionStore) -> None:
+    async def run() -> None:
+        kept = [await store.create_session("New session") for _ in range(3)]
+        await store.places.move(kept[0], await store.places.create_folder("f"))
+        await store.places.set_tags(kept[1], ["t"])
+        assert await store.drop_empty_sessions("New session") == 1
+        assert {row.id for row in await store.sessions()} == set(kept[:2])
+
+    asyncio.run(run())
+
+
+def test_a_damaged_place_is_named_and_the_chat_stands_in_the_list(path: Path) -> None:
+    async def fill(store: SessionStore) -> int:
+        session = (await chat(store, "a"))[0]
+        await store.places.move(session, await store.places.create_folder("f"))
+        await store.places.set_tags(session, ["t"])
+        return session
+
+    session = with_store(path, fill)
+    sql(path, "UPDATE places SET tags = '[\"x\"]'")
+    sql(path, "UPDATE folders SET name = 'g'")
+
+    async def look(store: SessionStore) -> None:
+        [row] = await store.sessions()
+        assert (row.damaged, row.folder_id, row.tags) == (False, None, ())
+        assert [(f.name, f.damaged) for f in await store.places.folders()] == [("g", True)]
+        assert [(d.kind, d.title) for d in await store.verify()] == [("folder", None), ("place", "a")]
+        await store.places.set_tags(session, ["new"])  # saving anew repairs
+        await store.places.rename_folder(1, "f")
+        assert await store.verify() == []
+        assert [row.tags for row in await store.sessions()] == [("new",)]
+
+    with_store(path, look)
+
+
+def test_deleting_for_good_takes_the_place_along(path: Path) -> None:
+    async def run(store: SessionStore) -> None:
+        a, b, c = await several(store, 3)
+        await store.places.move(a, await store.places.create_folder("f"))
+        for each in (a, b):
+            await store.trash_session(each)
+        rows = await store.trashed_sessions()
+        assert [row.id for row in rows] == [b, a]
+        assert all(row.trashed_at is not None for row in rows)
+        assert await store.empty_trash([a, c]) == 1  # c is not in the trash
+        assert [row.id for row in await store.trashed_sessions()] == [b]
+        assert [row.id for row in await store.sessions()] == [c]
+        assert await store.verify() == []
+
+    with_store(path, run)
+    assert sql(path, "SELECT count(*) FROM places") == [(0,)]
+
+
+def test_emptying_the_trash_gives_the_disk_its_room_back(path: Path) -> None:
+    async def fill(store: SessionStore) -> int:
+        session = (await chat(store, "big", tokens=30_000))[0]
+        await chat(store, "small")
+        return session
+
+    session = with_store(path, fill)
+    before = path.stat().st_size
+
+    async def empty(store: SessionStore) -> None:
+        await store.trash_session(session)
+        await store.empty_trash([session])
+
+    with_store(path, empty)
+    assert path.stat().st_size < before / 3
+
+
+def test_salvage_brings_folders_and_tags_over(path: Path) -> None:
+    async def fill(store: SessionStore) -> None:
+        session = (await chat(store, "a"))[0]
+        await store.places.move(session, await store.places.create_folder("f"))
+        await store.places.set_tags(session, ["t"])
+
+    with_store(path, fill)
+    salvage(path)
+
+    async def look(store: SessionStore) -> None:
+        [folder] = await store.places.folders()
+        assert [(row.folder_id, row.tags) for row in await store.sessions()] == [(folder.id, ("t",))]
+        assert await store.verify() == []
+
+    with_store(path, look)

@@ -1,0 +1,217 @@
+"""Continuations side by side: asked for by mouse and keys, streamed, stopped, kept."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable
+
+import pytest
+from PySide6.QtCore import QPoint, Qt
+from PySide6.QtTest import QTest
+
+from tests.ui.conftest import Scene, frames, until
+from tests.ui.fakes import TRIP, FakeWorkbench
+from tests.ui.transcript.conftest import centre
+from ui import ColumnsChanged, MainWindow, TurnStatus
+from ui.columns.card import LEAST_PX, joint
+from ui.transcript.measure import Measure
+
+Play = Callable[[Scene], None]
+
+
+@pytest.fixture
+def idle(bench: FakeWorkbench) -> FakeWorkbench:
+    """The spring trip with no answer under way, and one that can be gone on from."""
+    view = bench.views[TRIP]
+    last = bench.turn("assistant", ["Because", " of", " light"], status=TurnStatus.PARTIAL)
+    bench.add(bench.summaries[TRIP], [*view.turns[:-1], last], branches=view.branches)
+    return bench
+
+
+async def pinned(window: MainWindow, bench: FakeWorkbench, index: int = 3) -> int:
+    """Clicks a token of the first answer."""
+    node_id = bench.views[TRIP].turns[1].node_id
+    await until(lambda: window.parts.transcript.tokens.page.boxes)
+    await frames()
+    view = window.parts.transcript
+    QTest.mouseClick(view.tokens.viewport(), Qt.MouseButton.LeftButton, pos=centre(view, node_id, index))
+    await until(lambda: window.parts.inspector.token.spot is not None)
+    return node_id
+
+
+def test_eight_ways_on_from_a_token_stream_side_by_side(in_window: Play, idle: FakeWorkbench) -> None:
+    async def scene(window: MainWindow) -> None:
+        panel, inspector = window.parts.columns, window.parts.inspector
+        node_id = await pinned(window, idle)
+        assert not panel.isVisible()
+        idle.gate = asyncio.Semaphore(0)
+        # when
+        QTest.mouseClick(inspector.token.draws.buttons[8], Qt.MouseButton.LeftButton)
+        await until(lambda: idle.asked("continue_many") == [(TRIP, node_id, 3, 8)])
+        await until(lambda: len(panel.cards) == 8)
+        # then eight columns are there, each with the words that have arrived and their joint probability
+        assert panel.title.text() == "8 continuations after … could visit"
+        for _ in range(4):
+            idle.gate.release()
+        await until(lambda: panel.cards[0].text.text == " Paris in spring,")
+        assert panel.cards[1].text.text == " Kyoto for the cherry"
+        assert window.desk.running
+        assert window.acts.stop.isEnabled()
+        assert "nats · p " in panel.cards[0].likely.text()
+        assert not panel.cards[0].keep.isVisible()
+        # when Stop is pressed
+        QTest.mouseClick(panel.stop_button, Qt.MouseButton.LeftButton)
+        idle.gate.release()
+        await until(lambda: not window.desk.running)
+        # then all have stopped, and each can be kept
+        assert idle.asked("stop") == [(TRIP,)]
+        assert [card.note.text() for card in panel.cards] == ["stopped"] * 8
+        assert all(not card.keep.isHidden() for card in panel.cards)
+        # when the third is kept
+        kept = panel.cards[2].column.node_id
+        panel.area.ensureWidgetVisible(panel.cards[2].keep)
+        QTest.mouseClick(panel.cards[2].keep, Qt.MouseButton.LeftButton)
+        await until(lambda: idle.asked("select") == [(TRIP, kept)])
+        await until(lambda: not panel.isVisible())
+        assert window.acts.undo.isEnabled()
+
+    in_window(scene)
+
+
+def test_beams_have_their_score_and_number_keys_of_the_menu_work(in_window: Play, idle: FakeWorkbench) -> None:
+    async def scene(window: MainWindow) -> None:
+        panel = window.parts.columns
+        node_id = await pinned(window, idle)
+        QTest.keyClick(
+            window.parts.transcript.tokens, Qt.Key.Key_B, Qt.KeyboardModifier.ControlModifier | Qt.KeyboardModifier.AltModifier
+        )
+        await until(lambda: idle.asked("beams") == [(TRIP, node_id, 3, 4)])
+        await until(lambda: len(panel.cards) == 4 and not window.desk.running)
+        assert panel.title.text() == "4 beams after … could visit"
+        assert [card.score.text() for card in panel.cards] == ["score −0.50", "score −0.75", "score −1.00", "score −1.25"]
+        # closed by Escape, they are gone from sight
+        panel.cards[0].keep.setFocus()
+        QTest.keyClick(panel.cards[0].keep, Qt.Key.Key_Escape)
+        assert not panel.isVisible()
+
+    in_window(scene)
+
+
+def test_without_a_pinned_token_the_end_of_the_answer_is_continued(in_window: Play, idle: FakeWorkbench) -> None:
+    async def scene(window: MainWindow) -> None:
+        last = idle.views[TRIP].turns[-1].node_id
+        window.acts.two_ways.trigger()
+        await until(lambda: idle.asked("continue_many") == [(TRIP, last, None, 2)])
+        await until(lambda: not window.desk.running)
+        # a refusal is said in its place, and nothing is left of it
+        idle.refusal = "the answer is complete"
+        window.acts.two_ways.trigger()
+        await until(lambda: window.parts.composer.notice.words == "the answer is complete")
+
+    in_window(scene)
+
+
+def test_no_columns_for_the_users_own_words(in_window: Play, idle: FakeWorkbench) -> None:
+    async def scene(window: MainWindow) -> None:
+        node_id = idle.views[TRIP].turns[0].node_id
+        await until(lambda: window.parts.transcript.tokens.page.boxes)
+        await frames()
+        view = window.parts.transcript
+        QTest.mouseClick(view.tokens.viewport(), Qt.MouseButton.LeftButton, pos=centre(view, node_id, 2))
+        await until(lambda: window.parts.inspector.token.spot is not None)
+        assert not window.parts.inspector.token.draws.isVisible()
+
+    in_window(scene)
+
+
+def test_columns_belong_to_their_session(in_window: Play, idle: FakeWorkbench) -> None:
+    async def scene(window: MainWindow) -> None:
+        panel = window.parts.columns
+        await pinned(window, idle)
+        idle.gate = asyncio.Semaphore(0)
+        window.acts.four_ways.trigger()
+        await until(lambda: len(panel.cards) == 4)
+        # when another session is opened meanwhile
+        window.desk.open(3)
+        await until(lambda: window.desk.shown is not None and window.desk.shown.session_id == 3)
+        assert not panel.isVisible()
+        assert not window.desk.running
+        # then they are there again on coming back, with what was said meanwhile
+        for _ in range(20):
+            idle.gate.release()
+        await frames()
+        window.desk.open(TRIP)
+        await until(lambda: panel.isVisible())
+        await until(lambda: panel.cards[0].text.text.endswith("chairs."))
+        # and news that takes them away does
+        idle.emit(ColumnsChanged(TRIP, None))
+        await until(lambda: not panel.isVisible())
+
+    in_window(scene)
+
+
+@pytest.mark.parametrize(("width", "stacked"), [(560, False), (900, False), (1360, False)])
+def test_wide_they_share_the_room_narrow_they_scroll(in_window: Play, idle: FakeWorkbench, width: int, stacked: bool) -> None:
+    async def scene(window: MainWindow) -> None:
+        panel = window.parts.columns
+        window.resize(width, 800)
+        await pinned(window, idle)
+        window.acts.eight_ways.trigger()
+        await until(lambda: len(panel.cards) == 8 and not window.desk.running)
+        await frames()
+        tops = {card.mapTo(panel, QPoint(0, 0)).y() for card in panel.cards}
+        assert (len(tops) > 1) == stacked
+        assert all(card.width() >= LEAST_PX for card in panel.cards)
+        assert panel.area.horizontalScrollBar().maximum() > 0  # eight need more than there is
+        # every token of a column stands within it, and no column is cut off below
+        for card in panel.cards:
+            assert card.text.height() >= card.text.painted_height
+            assert card.rect().contains(card.text.geometry())
+        # the transcript is still there
+        assert window.parts.transcript.height() > 100
+
+    in_window(scene)
+
+
+def test_two_columns_share_a_wide_panel(in_window: Play, idle: FakeWorkbench) -> None:
+    async def scene(window: MainWindow) -> None:
+        panel = window.parts.columns
+        window.resize(1360, 800)
+        window.acts.two_ways.trigger()
+        await until(lambda: len(panel.cards) == 2 and not window.desk.running)
+        await frames()
+        assert panel.area.horizontalScrollBar().maximum() == 0
+        assert abs(panel.cards[0].width() - panel.cards[1].width()) <= 1
+        # in a very narrow one they stand one under the other
+        panel.setFixedWidth(380)
+        await frames()
+        assert panel.cards[0].geometry().bottom() < panel.cards[1].geometry().top()
+
+    in_window(scene)
+
+
+def test_columns_are_coloured_as_the_transcript_is(in_window: Play, idle: FakeWorkbench) -> None:
+    async def scene(window: MainWindow) -> None:
+        panel = window.parts.columns
+        window.acts.two_ways.trigger()
+        await until(lambda: len(panel.cards) == 2 and not window.desk.running)
+        await frames()
+        before = panel.cards[0].text.grab().toImage()
+        window.stage.colour_by(Measure.ENTROPY)
+        assert panel.cards[0].text.grab().toImage() != before
+        window.stage.colour_by(Measure.SURPRISAL)
+        assert panel.cards[0].text.grab().toImage() == before
+
+    in_window(scene)
+
+
+@pytest.mark.parametrize(
+    ("p", "words"), [(0.5, ".500"), (0.0021, ".002"), (4.2e-11, "4e−11"), (1e-300, "1e−300"), (9.99e-5, "9e−5")]
+)
+def test_a_joint_probability_in_a_few_figures(p: float, words: str) -> None:
+    assert joint(math.log(p)) == words
+
+
+def test_a_joint_probability_beyond_floats() -> None:
+    assert joint(-2302.6) == "9e−1,001"

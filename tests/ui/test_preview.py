@@ -1,0 +1,158 @@
+"""Space shows what an alternative would lead to, in grey, in its place; any move takes it away."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+from PySide6.QtCore import Qt
+from PySide6.QtTest import QTest
+
+from tests.ui.columns.test_columns import pinned
+from tests.ui.conftest import Scene, frames, until
+from tests.ui.fakes import TRIP, FakeWorkbench
+from tests.ui.transcript.conftest import centre
+from ui import MainWindow, TurnStatus
+from ui.transcript.ghost import ghost_of, next_alternative
+
+Play = Callable[[Scene], None]
+
+
+@pytest.fixture
+def idle(bench: FakeWorkbench) -> FakeWorkbench:
+    view = bench.views[TRIP]
+    last = bench.turn("assistant", ["Because", " of", " light"], status=TurnStatus.PARTIAL)
+    bench.add(bench.summaries[TRIP], [*view.turns[:-1], last], branches=view.branches)
+    return bench
+
+
+def test_space_previews_one_alternative_after_the_other(in_window: Play, idle: FakeWorkbench) -> None:
+    async def scene(window: MainWindow) -> None:
+        tokens = window.parts.transcript.tokens
+        node_id = await pinned(window, idle)  # " Lisbon", third of the ten
+        idle.gate = asyncio.Semaphore(0)
+        paris, rome = idle.vocabulary.id_of(" Paris"), idle.vocabulary.id_of(" Rome")
+        # when
+        QTest.keyClick(tokens, Qt.Key.Key_Space)
+        # then the alternative stands there at once, its words as soon as they are known
+        assert tokens.ghost is not None
+        assert tokens.ghost.text == " Paris…"
+        await until(lambda: idle.asked("preview") == [(TRIP, node_id, 3, paris, 8)])
+        idle.gate.release()
+        await until(lambda: tokens.ghost is not None and tokens.ghost.text == " Paris when it rains")
+        assert not tokens.grab().isNull()
+        # the next Space shows the next one
+        QTest.keyClick(tokens, Qt.Key.Key_Space)
+        await until(lambda: idle.asked("preview")[-1] == (TRIP, node_id, 3, rome, 8))
+        idle.gate.release()
+        await until(lambda: tokens.ghost is not None and tokens.ghost.text == " Rome when it rains")
+        # nothing was made of it
+        assert idle.asked("branch") == []
+        # Escape takes it away and leaves the token pinned
+        QTest.keyClick(tokens, Qt.Key.Key_Escape)
+        assert tokens.ghost is None
+        assert tokens.pin == (node_id, 3)
+
+    in_window(scene)
+
+
+def test_return_takes_the_alternative_that_is_previewed(in_window: Play, idle: FakeWorkbench) -> None:
+    async def scene(window: MainWindow) -> None:
+        tokens = window.parts.transcript.tokens
+        node_id = await pinned(window, idle)
+        QTest.keyClick(tokens, Qt.Key.Key_Space)
+        QTest.keyClick(tokens, Qt.Key.Key_Space)
+        QTest.keyClick(tokens, Qt.Key.Key_Return)
+        await until(lambda: idle.asked("branch") == [(TRIP, node_id, 3, idle.vocabulary.id_of(" Rome"))])
+        await until(lambda: tokens.ghost is None)
+
+    in_window(scene)
+
+
+@pytest.mark.parametrize("move", [Qt.Key.Key_Right, Qt.Key.Key_N, Qt.Key.Key_Escape])
+def test_any_move_cancels_the_question(in_window: Play, idle: FakeWorkbench, move: Qt.Key) -> None:
+    async def scene(window: MainWindow) -> None:
+        tokens = window.parts.transcript.tokens
+        await pinned(window, idle)
+        idle.gate = asyncio.Semaphore(0)
+        QTest.keyClick(tokens, Qt.Key.Key_Space)
+        await until(lambda: len(idle.asked("preview")) == 1)
+        assert len(window.desk.tasks) == 1
+        QTest.keyClick(tokens, move)
+        # then nobody waits for an answer any more, and none is shown
+        await until(lambda: len(window.desk.tasks) == 0)
+        idle.gate.release()
+        await frames()
+        assert tokens.ghost is None
+
+    in_window(scene)
+
+
+def test_space_on_a_bar_of_the_inspector_previews_it_and_return_chooses(in_window: Play, idle: FakeWorkbench) -> None:
+    async def scene(window: MainWindow) -> None:
+        tokens, buttons = window.parts.transcript.tokens, window.parts.inspector.token.alternatives.buttons
+        node_id = await pinned(window, idle)
+        buttons[3].setFocus()
+        QTest.keyClick(buttons[3], Qt.Key.Key_Space)
+        await until(lambda: tokens.ghost is not None and tokens.ghost.text == " Kyoto when it rains")
+        assert idle.asked("branch") == []
+        QTest.keyClick(buttons[3], Qt.Key.Key_Return)
+        await until(lambda: idle.asked("branch") == [(TRIP, node_id, 3, idle.vocabulary.id_of(" Kyoto"))])
+
+    in_window(scene)
+
+
+def test_a_refused_preview_says_why_and_leaves_the_word(in_window: Play, idle: FakeWorkbench) -> None:
+    async def scene(window: MainWindow) -> None:
+        await pinned(window, idle)
+        idle.refusal = "no model runs"
+        QTest.keyClick(window.parts.transcript.tokens, Qt.Key.Key_Space)
+        await until(lambda: window.parts.composer.notice.words == "no model runs")
+
+    in_window(scene)
+
+
+def test_your_own_words_have_no_preview(in_window: Play, idle: FakeWorkbench) -> None:
+    async def scene(window: MainWindow) -> None:
+        view = window.parts.transcript
+        await until(lambda: view.tokens.page.boxes)
+        await frames()
+        own = idle.views[TRIP].turns[0].node_id
+        QTest.mouseClick(view.tokens.viewport(), Qt.MouseButton.LeftButton, pos=centre(view, own, 2))
+        QTest.keyClick(view.tokens, Qt.Key.Key_Space)
+        await frames()
+        assert view.tokens.ghost is None
+        assert idle.asked("preview") == []
+
+    in_window(scene)
+
+
+def test_the_text_is_painted_as_it_was_once_the_ghost_is_gone(in_window: Play, idle: FakeWorkbench) -> None:
+    async def scene(window: MainWindow) -> None:
+        tokens = window.parts.transcript.tokens
+        await pinned(window, idle)
+        await frames()
+        before = tokens.viewport().grab().toImage()
+        QTest.keyClick(tokens, Qt.Key.Key_Space)
+        await until(lambda: tokens.ghost is not None and tokens.ghost.tail is not None)
+        during = tokens.viewport().grab().toImage()
+        QTest.keyClick(tokens, Qt.Key.Key_Escape)
+        after = tokens.viewport().grab().toImage()
+        assert during != before
+        assert after == before
+
+    in_window(scene)
+
+
+def test_alternatives_go_round_without_the_token_itself() -> None:
+    assert next_alternative((5, 6, 7), 6, None) == 5
+    assert next_alternative((5, 6, 7), 6, 5) == 7
+    assert next_alternative((5, 6, 7), 6, 7) == 5
+    assert next_alternative((6,), 6, None) is None
+
+
+def test_a_ghost_shows_what_could_hide_or_act() -> None:
+    ghost = ghost_of(1, 0, 9, b"\x1b[31m").with_tail("\u202eevil\n".encode())
+    assert ghost.text == "ESC[31mRLOevil↵ "
+    assert ghost_of(1, 0, 9, b"").word == "#9"

@@ -1,0 +1,289 @@
+"""The Why tab: a draw as it was, and what other settings would have drawn with the same number."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from PySide6.QtCore import QPoint, Qt
+from PySide6.QtTest import QTest
+from PySide6.QtWidgets import QApplication, QStyle, QStyleOptionSlider
+from pytestqt.qtbot import QtBot
+
+from runtime import SamplingOptions, TokenRun, make_sampler, replay_draw
+from tests.ui.conftest import Scene, until
+from tests.ui.draws import MODEL, drawing_of, drawn_run, row_of
+from tests.ui.fakes import TRIP, FakeWorkbench, Vocabulary
+from tests.ui.test_inspector import spot_of
+from tests.ui.transcript.conftest import centre
+from ui import EngineState, MainWindow, SessionView, StatusChanged, StatusView
+from ui.inspector import Inspector
+from ui.inspector.replaying import candidates, replayed
+from ui.inspector.settings_rows import DialRow
+from ui.inspector.why_tab import WhyTab
+
+Play = Callable[[Scene], None]
+SHARES = (0.3, 0.2, 0.12, 0.08, 0.06, 0.05, 0.04, 0.03, 0.02, 0.01)
+IN_FORCE = SamplingOptions(temperature=0.8, top_p=0.95, min_p=0.05)
+FIRST = 1000  # the fake vocabulary's first id
+ROW = row_of(SHARES, 3000, FIRST)
+
+
+@pytest.fixture
+def vocabulary() -> Vocabulary:
+    return Vocabulary()
+
+
+@pytest.fixture
+def inspector(app: QApplication, qtbot: QtBot) -> Inspector:
+    panel = Inspector()
+    qtbot.addWidget(panel)
+    panel.resize(332, 900)
+    panel.show()
+    QTest.mouseClick(panel.tabs[3], Qt.MouseButton.LeftButton)
+    return panel
+
+
+def show(
+    inspector: Inspector, vocabulary: Vocabulary, sampling: SamplingOptions | None = IN_FORCE, **more: Any
+) -> tuple[WhyTab, TokenRun]:
+    run = drawn_run(vocabulary, ROW, sampling or IN_FORCE)
+    spot = spot_of(run)
+    inspector.show_spot(spot, vocabulary.bytes_of, can_choose=True)
+    inspector.why.show_drawing(spot.node_id, spot.index, drawing_of(sampling, **more))
+    return inspector.why, run
+
+
+def move(row: DialRow, place: int) -> None:
+    """Drags the handle with the mouse."""
+    slider = row.slider
+    option = QStyleOptionSlider()
+    slider.initStyleOption(option)
+    handle = slider.style().subControlRect(QStyle.ComplexControl.CC_Slider, option, QStyle.SubControl.SC_SliderHandle, slider)
+    start = handle.center()
+    span = slider.width() - handle.width()
+    beyond = {0: -20, 1000: 20}.get(place, 0)  # pixels past the end, as a hurried hand drags
+    end = QPoint(round(span * place / 1000 + handle.width() / 2) + beyond, start.y())
+    QTest.mousePress(slider, Qt.MouseButton.LeftButton, pos=start)
+    QTest.mouseMove(slider, end)
+    QTest.mouseRelease(slider, Qt.MouseButton.LeftButton, pos=end)
+
+
+def test_as_drawn_the_stages_stand_as_they_were_stored(inspector: Inspector, vocabulary: Vocabulary) -> None:
+    tab, run = show(inspector, vocabulary)
+    record = run.record(0)
+    assert record.stages is not None
+    # then the sliders stand at the settings in force
+    assert tab.dials.values() == {
+        "repetition_penalty": 1.0, "temperature": 0.8, "top_k": 0.0, "top_p": 0.95, "min_p": 0.05, "typical_p": 1.0,
+    }  # fmt: skip
+    # and each stage that is on says what it left, and what the token had after it
+    kept = {stage.name: stage.kept for stage in record.stages}
+    rows = tab.dials.rows
+    assert tab.dials.raw.kept.text() == f"{kept['raw']:,}"
+    assert rows["temperature"].kept.text() == f"{kept['temperature']:,}"
+    assert rows["top_p"].kept.text() == f"{kept['top_p']:,}"
+    assert (rows["top_k"].kept.text(), rows["top_k"].share.text()) == ("", "")
+    assert tab.outcome.token == record.token_id == record.redrawn
+    assert tab.outcome.as_drawn
+    assert tab.outcome.u == record.stages[-1].u
+    assert "drew" in tab.verdict.text()
+    assert tab.reset.isHidden()
+    assert tab.note.isHidden()
+    assert tab.source.text() == f"numbers of {MODEL}"
+
+
+def test_a_slider_draws_again_with_the_same_number(inspector: Inspector, vocabulary: Vocabulary) -> None:
+    tab, run = show(inspector, vocabulary)
+    # when top-p is dragged to its lower end
+    move(tab.dials.rows["top_p"], 0)
+    # then only the likeliest is left, and it is drawn
+    assert tab.dials.sampling.top_p == pytest.approx(0.01, abs=0.02)
+    assert tab.dials.rows["top_p"].kept.text() == "1"
+    assert tab.outcome.token == FIRST
+    assert tab.outcome.u == run.record(0).stages[-1].u  # type: ignore[index]  # it has stages
+    assert "would draw ␣Paris instead" in tab.verdict.text() or run.ids[0] == FIRST
+    # and it says what cut the others
+    cut = {line.candidate.token: line.candidate.cut_by for line in tab.table.lines}
+    assert cut[FIRST] == ""
+    assert set(cut.values()) == {"", "top_p"}
+    assert "␣Rome: raw .200, after the sampler cut by top-p" in tab.table.accessibleDescription()
+    # when it is taken back
+    assert tab.reset.isVisible()
+    QTest.mouseClick(tab.reset, Qt.MouseButton.LeftButton)
+    assert tab.dials.sampling == IN_FORCE
+    assert tab.outcome.as_drawn
+    assert tab.reset.isHidden()
+
+
+@pytest.mark.parametrize("name", ["temperature", "top_k", "top_p", "min_p", "typical_p", "repetition_penalty"])
+@pytest.mark.parametrize("keys", [Qt.Key.Key_PageDown, Qt.Key.Key_PageUp])
+def test_every_slider_moves_by_keys_and_gives_what_the_runtime_gives(
+    inspector: Inspector, vocabulary: Vocabulary, name: str, keys: Qt.Key
+) -> None:
+    tab, run = show(inspector, vocabulary)
+    row = tab.dials.rows[name]
+    before = row.value
+    row.slider.setFocus()
+    for _ in range(3):
+        QTest.keyClick(row.slider, keys)
+    at_an_end = (row.value, keys) if row.value == before else None
+    # then what is shown is what the runtime replays, with the same history
+    if at_an_end is None:
+        expected = replay_draw(run.record(0), tab.dials.sampling, position=3, history=[1, 2, 3])
+        assert tab.outcome.token == expected.token
+        assert tab.outcome.stages == expected.stages
+    else:  # it stood there already: nothing moved, nothing changed
+        assert tab.dials.sampling == IN_FORCE
+        assert tab.outcome.as_drawn
+
+
+def test_an_answer_beyond_the_stored_head_is_not_invented(inspector: Inspector, vocabulary: Vocabulary) -> None:
+    # given a number close to 1, so that without cuts something rare is drawn
+    seed = next(s for s in range(200) if make_sampler(SamplingOptions(), s).draw(ROW, 3)[1] > 0.97)
+    run = drawn_run(vocabulary, ROW, IN_FORCE, seed=seed)
+    spot = spot_of(run)
+    inspector.show_spot(spot, vocabulary.bytes_of, can_choose=True)
+    tab = inspector.why
+    tab.show_drawing(spot.node_id, spot.index, drawing_of(IN_FORCE, seed=seed, can_ask=True))
+    # when every cut is lifted
+    move(tab.dials.rows["top_p"], 1000)
+    move(tab.dials.rows["min_p"], 0)
+    move(tab.dials.rows["temperature"], 1000)
+    assert tab.outcome.token is None
+    assert tab.verdict.text() == "Draws a token beyond the 64 that are stored."
+    assert "from the 64 likeliest tokens" in tab.note.text()
+    # when the model is asked for the whole row
+    asked: list[tuple[int, int]] = []
+    tab.row_wanted.connect(lambda node, index: asked.append((node, index)))
+    QTest.mouseClick(tab.ask, Qt.MouseButton.LeftButton)
+    assert asked == [(spot.node_id, spot.index)]
+    tab.show_row(spot.node_id, spot.index, ROW)
+    # then the token is named, the one that the sampler itself draws with this seed
+    settings = tab.dials.sampling
+    assert tab.outcome.token == make_sampler(settings, seed).draw(ROW, 3)[0]
+    assert tab.outcome.whole
+    assert tab.note.isHidden()
+    assert tab.ask.isHidden()
+
+
+def test_greedy_has_no_number_and_no_cuts(inspector: Inspector, vocabulary: Vocabulary) -> None:
+    tab, _ = show(inspector, vocabulary)
+    move(tab.dials.rows["temperature"], 0)
+    assert tab.dials.sampling.temperature == 0.0
+    assert tab.outcome.token == FIRST
+    assert "The likeliest: " in tab.verdict.text()
+    assert tab.dials.rows["top_p"].kept.text() == ""
+
+
+def test_stale_numbers_say_so_and_no_row_is_asked_for(inspector: Inspector, vocabulary: Vocabulary) -> None:
+    tab, _ = show(inspector, vocabulary, stale="Qwen3 0.6B")
+    assert tab.stale.words == "stale: Qwen3 0.6B is in use now and would say something else"
+    assert tab.ask.isHidden()
+    assert tab.dials.isVisible()  # the stored draw can be replayed all the same
+
+
+def test_a_token_without_stages_says_why_there_is_nothing(inspector: Inspector, vocabulary: Vocabulary) -> None:
+    run = drawn_run(vocabulary, ROW, IN_FORCE)
+    bare = TokenRun.from_columns({k: v for k, v in run.to_columns().items() if not k.startswith("stage_")})
+    spot = spot_of(bare)
+    inspector.show_spot(spot, vocabulary.bytes_of, can_choose=True)
+    tab = inspector.why
+    tab.show_drawing(spot.node_id, spot.index, drawing_of(IN_FORCE, can_ask=True))
+    assert tab.missing.text() == "The sampler’s stages were not stored with this token."
+    assert not tab.dials.isVisible()
+    # but a model that runs can be asked, and then the stored seed draws the same token again
+    assert tab.ask.isVisible()
+    tab.show_row(spot.node_id, spot.index, ROW)
+    assert tab.dials.isVisible()
+    assert tab.outcome.token == run.ids[0]
+    assert "draws" in tab.verdict.text()
+
+
+def test_settings_that_were_not_stored_are_not_guessed(inspector: Inspector, vocabulary: Vocabulary) -> None:
+    tab, run = show(inspector, vocabulary, None)
+    assert tab.outcome.as_drawn
+    assert tab.outcome.token == run.ids[0]
+    assert "were not stored" in tab.note.text()
+
+
+def test_the_same_token_again_keeps_the_sliders(inspector: Inspector, vocabulary: Vocabulary) -> None:
+    tab, run = show(inspector, vocabulary)
+    move(tab.dials.rows["temperature"], 900)
+    moved = tab.dials.sampling
+    inspector.show_spot(spot_of(run), vocabulary.bytes_of, can_choose=True)  # another node id each time
+    assert tab.dials.sampling == moved  # until its drawing is there
+    spot = tab._spot
+    assert spot is not None
+    inspector.show_spot(spot, vocabulary.bytes_of, can_choose=True)
+    assert tab.dials.sampling == moved
+
+
+def test_a_row_of_a_large_vocabulary_is_quick_enough_for_a_slider(vocabulary: Vocabulary) -> None:
+    """How often the sampler is asked, not how long it takes: seconds are measured by the bench."""
+    rng = np.random.default_rng(0)
+    row = rng.normal(0, 3, 50_000)
+    row = (row - np.log(np.exp(row).sum())).astype(np.float32)
+    spot, drawing = spot_of(drawn_run(vocabulary, row, IN_FORCE)), drawing_of(IN_FORCE)
+    outcome = replayed(spot, drawing, SamplingOptions(temperature=1.3, top_p=0.9, typical_p=0.9), row)
+    assert outcome.whole
+    began = time.thread_time()
+    shown = candidates(outcome, 12, spot.record.token_id)
+    assert time.thread_time() - began < 5  # seconds: a loop over the vocabulary would be seen
+    assert len(shown) == 12
+
+
+def test_emoji_chinese_and_right_to_left_tokens_stand_in_the_bars(inspector: Inspector) -> None:
+    strange = Vocabulary()
+    strange._ids.clear()
+    for word in ("说", " 🎨", " שלום", " مرحبا", "\u202e", "\x1b[31m", " Rome", "a" * 400):
+        strange.id_of(word)
+    run = drawn_run(strange, ROW, IN_FORCE)
+    spot = spot_of(run)
+    inspector.show_spot(spot, strange.bytes_of, can_choose=True)
+    inspector.why.show_drawing(spot.node_id, spot.index, drawing_of(IN_FORCE))
+    spoken = inspector.why.table.accessibleDescription()
+    assert "␣🎨: raw .200" in spoken
+    assert "RLO" in spoken
+    assert "ESC[31m" in spoken
+    assert not inspector.grab().isNull()
+
+
+def test_the_window_asks_for_a_draw_only_while_it_can_be_seen(in_window: Play, bench: FakeWorkbench) -> None:
+    run = drawn_run(bench.vocabulary, ROW, IN_FORCE)
+    answer = bench.turn("assistant", [], run=run)
+    bench.views[TRIP] = SessionView(TRIP, "A spring trip", (bench.turn("user", ["Where", "?"]), answer), ())
+    bench.drawn = drawing_of(IN_FORCE)
+
+    async def scene(window: MainWindow) -> None:
+        why = window.parts.inspector.why
+        QTest.mouseClick(
+            window.parts.transcript.tokens.viewport(),
+            Qt.MouseButton.LeftButton,
+            pos=centre(window.parts.transcript, answer.node_id, 0),
+        )
+        await until(lambda: window.parts.inspector.token.spot is not None)
+        assert bench.asked("drawing") == []
+        # when the tab is opened
+        QTest.mouseClick(window.parts.inspector.tabs[3], Qt.MouseButton.LeftButton)
+        await until(lambda: bench.asked("drawing") == [(TRIP, answer.node_id, 0)])
+        await until(lambda: why.dials.isVisible())
+        # when another model is chosen
+        bench.drawn = drawing_of(IN_FORCE, stale="Qwen3 0.6B")
+        bench.emit(StatusChanged(StatusView(EngineState.STARTING)))
+        await until(lambda: "stale" in why.stale.words)
+        # without a model the sliders still move
+        bench.emit(StatusChanged(StatusView(EngineState.NONE)))
+        await until(lambda: len(bench.asked("drawing")) == 3)
+        move(why.dials.rows["temperature"], 800)
+        assert why.outcome.stages
+        assert not why.outcome.as_drawn
+        # a row that is refused says why, in its place
+        bench.refusal = "no model runs"
+        why.row_wanted.emit(answer.node_id, 0)
+        await until(lambda: why.note.text() == "no model runs")
+
+    in_window(scene)

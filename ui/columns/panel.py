@@ -1,0 +1,128 @@
+"""The columns under the transcript: as many as were asked for, side by side; they scroll sideways where there is no room."""
+
+from __future__ import annotations
+
+from PySide6.QtCore import Qt, Signal
+from PySide6.QtGui import QFont, QKeyEvent, QResizeEvent
+from PySide6.QtWidgets import QBoxLayout, QFrame, QHBoxLayout, QPushButton, QScrollArea, QVBoxLayout, QWidget
+
+from runtime import TokenRun
+from ui.columns.card import LEAST_PX, ColumnCard
+from ui.drawing_port import ColumnKind, Columns
+from ui.theme.fonts import interface_font
+from ui.transcript.measure import Measure
+from ui.widgets import ElidedLabel, Hairline, IconButton, Label
+
+STACKED_BELOW = 2 * LEAST_PX + 40  # pixels of panel: columns stand one under the other
+_GAP = 0
+LEAST_HEIGHT = 150
+
+
+class ColumnsPanel(QWidget):
+    """Shows `Columns`; hidden while there are none."""
+
+    kept = Signal(int)  # node id
+    stopped = Signal()
+    closed = Signal()
+
+    def __init__(self, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.setMinimumHeight(LEAST_HEIGHT)
+        self.setAccessibleName(self.tr("Continuations"))
+        self.title = ElidedLabel("", "", interface_font(13, QFont.Weight.DemiBold))
+        self.note = ElidedLabel("", "soft", interface_font(12))
+        self.stop_button = QPushButton(self.tr("Stop all"))
+        self.stop_button.setProperty("kind", "quiet")
+        self.stop_button.setFont(interface_font(12))
+        self.stop_button.clicked.connect(lambda _checked=False: self.stopped.emit())
+        self.close_button = IconButton("x", self.tr("Close: the columns stay among the branches"))
+        self.close_button.clicked.connect(lambda _checked=False: self.closed.emit())
+        self.waiting = Label("", "soft")
+        self.cards: list[ColumnCard] = []
+        self._measure = Measure.SURPRISAL
+        self._inside = QWidget()
+        self._inside.setObjectName("columns")
+        self._row = QBoxLayout(QBoxLayout.Direction.LeftToRight, self._inside)
+        self._row.setContentsMargins(15, 0, 4, 12)
+        self._row.setSpacing(_GAP)
+        self._row.addWidget(self.waiting)
+        self.area = QScrollArea()
+        self.area.setWidget(self._inside)
+        self.area.setWidgetResizable(True)
+        self.area.setFrameShape(QFrame.Shape.NoFrame)
+        self.area.setFocusPolicy(Qt.FocusPolicy.NoFocus)
+        head = QHBoxLayout()
+        head.setContentsMargins(16, 8, 12, 6)
+        head.setSpacing(12)
+        head.addWidget(self.title)
+        head.addWidget(self.note, 1)
+        head.addWidget(self.stop_button)
+        head.addWidget(self.close_button)
+        column = QVBoxLayout(self)
+        column.setContentsMargins(0, 0, 0, 4)
+        column.setSpacing(0)
+        column.addWidget(Hairline())
+        column.addLayout(head)
+        column.addWidget(self.area, 1)
+        self.hide()
+
+    def show_columns(self, view: Columns | None) -> None:
+        """Shows these; None: nothing any more."""
+        self.setVisible(view is not None)
+        if view is None:
+            self._keep_cards(0)
+            return
+        kind = self.tr("beams") if view.kind is ColumnKind.BEAMS else self.tr("continuations")
+        after = self.tr(" after {0}").format(view.before) if view.before else ""
+        self.title.setText(f"{view.wanted} {kind}{after}")
+        self.note.setText(view.note)
+        self.stop_button.setVisible(view.running)
+        self.close_button.setVisible(not view.running)
+        self.waiting.setVisible(not view.columns)
+        self.waiting.setText(view.note or self.tr("reading…"))
+        self._keep_cards(len(view.columns))
+        for place, column in enumerate(view.columns):
+            if place < len(self.cards):
+                self.cards[place].show_column(column)
+                continue
+            card = ColumnCard(place + 1, column, self._measure)
+            card.kept.connect(self.kept)
+            self.cards.append(card)
+            self._row.addWidget(card, 1)
+        self._turn()
+
+    def append(self, node_id: int, run: TokenRun, logprob: float) -> None:
+        """More tokens of one column; one that is not shown is ignored."""
+        for card in self.cards:
+            if card.column.node_id == node_id:
+                card.append(run, logprob)
+
+    def colour_by(self, measure: Measure) -> None:
+        """What the tokens' colour says, as in the transcript."""
+        self._measure = measure
+        for card in self.cards:
+            card.text.colour_by(measure)
+
+    def keyPressEvent(self, event: QKeyEvent) -> None:
+        if event.key() == Qt.Key.Key_Escape and self.close_button.isVisible():
+            self.closed.emit()
+        else:
+            super().keyPressEvent(event)
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        super().resizeEvent(event)
+        self._turn()
+
+    def _keep_cards(self, count: int) -> None:
+        for card in self.cards[count:]:
+            self._row.removeWidget(card)
+            card.hide()
+            card.deleteLater()
+        del self.cards[count:]
+
+    def _turn(self) -> None:
+        """Side by side, or one under the other in a narrow panel."""
+        stacked = self.width() < STACKED_BELOW
+        wanted = QBoxLayout.Direction.TopToBottom if stacked else QBoxLayout.Direction.LeftToRight
+        if self._row.direction() != wanted:
+            self._row.setDirection(wanted)

@@ -1,0 +1,115 @@
+"""The text of one continuation: coloured tokens as in the transcript, wrapped to a narrow column."""
+
+from __future__ import annotations
+
+from PySide6.QtCore import QRectF, QSize, Qt
+from PySide6.QtGui import QPainter, QPaintEvent, QResizeEvent
+from PySide6.QtWidgets import QSizePolicy, QWidget
+
+from runtime import TokenRun
+from ui.drawing_port import Column
+from ui.port import TurnStatus, TurnView
+from ui.theme.scheme import current_theme
+from ui.transcript.faces import Faces
+from ui.transcript.ink import Ink
+from ui.transcript.measure import Measure
+from ui.transcript.tokens_body import TokensBody
+from ui.transcript.turn import Turn
+
+SCALE = 0.9  # of the transcript's text
+_CARET_PX = 2
+
+
+class ColumnText(QWidget):
+    """Paints the tokens of one continuation; as high as they need."""
+
+    def __init__(self, column: Column, measure: Measure = Measure.SURPRISAL, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        theme = current_theme()
+        theme.changed.connect(self._recolour)
+        self._ink = Ink(theme.palette)
+        self._faces = Faces(SCALE)
+        self._turn = Turn(_as_turn(column), measure)
+        self._body = TokensBody(self._turn, self._faces, 200.0, template=False)
+        self._ruler = TokensBody(self._turn, self._faces, 200.0, template=False)  # for widths that layouts only ask about
+        policy = QSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Minimum)
+        policy.setHeightForWidth(True)
+        self.setSizePolicy(policy)
+        self._settle()
+
+    @property
+    def text(self) -> str:
+        """What is shown."""
+        return self._turn.text
+
+    @property
+    def length(self) -> int:
+        """How many tokens are shown."""
+        return len(self._turn.tokens)
+
+    @property
+    def painted_height(self) -> int:
+        """Pixels that the text takes at the width it has."""
+        return self._body.height
+
+    def show_column(self, column: Column) -> None:
+        """Shows this from now on; tokens that were there already are not laid out again."""
+        self._turn.take(_as_turn(column))
+        self._body.refresh()
+        self._settle()
+
+    def append(self, run: TokenRun) -> None:
+        """More tokens at the end."""
+        self._turn.append(run)
+        self._settle()
+
+    def colour_by(self, measure: Measure) -> None:
+        """Its tokens show another number as their colour."""
+        self._turn.colour_by(measure)
+        self._body.refresh()
+        self.update()
+
+    def hasHeightForWidth(self) -> bool:
+        return True
+
+    def heightForWidth(self, width: int) -> int:
+        self._ruler.set_width(float(max(width, 1)))
+        self._ruler.prepare(None)
+        return max(self._ruler.height, self._faces.pitch)
+
+    def sizeHint(self) -> QSize:
+        return QSize(200, self.heightForWidth(200))
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        super().resizeEvent(event)
+        self._settle()
+
+    def paintEvent(self, event: QPaintEvent) -> None:
+        painter = QPainter(self)
+        painter.setRenderHint(QPainter.RenderHint.Antialiasing)
+        clip = event.rect()
+        if len(self._turn.tokens):
+            self._body.paint(painter, self._ink, (clip.top(), clip.bottom() + 1))
+        if self._turn.view.status is TurnStatus.STREAMING:
+            at = self._body.end_of_text()
+            painter.setPen(Qt.PenStyle.NoPen)
+            painter.fillRect(QRectF(at.x() + 2, at.y(), _CARET_PX, self._faces.glyphs), self._ink.accent)
+        painter.end()
+
+    def _settle(self) -> None:
+        self._body.set_width(float(max(self.width(), 1)))
+        self._body.prepare(None)
+        if self.height() != max(self._body.height, self._faces.pitch):
+            self.updateGeometry()
+        self.setAccessibleName(self._turn.text)
+        self.update()
+
+    def _recolour(self, palette: object) -> None:
+        del palette
+        self._ink = Ink(current_theme().palette)
+        self.update()
+
+
+def _as_turn(column: Column) -> TurnView:
+    status = TurnStatus.STREAMING if column.running else TurnStatus.COMPLETE
+    return TurnView(column.node_id, "assistant", column.run, status, (column.node_id,))

@@ -1,0 +1,138 @@
+"""What the window asks about draws: how a token was drawn, how one place could go on, and what follows an alternative.
+
+Part of `ui.port`; all members are called on the window's thread, inside the running event loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from runtime import SamplingOptions, TokenRun
+
+
+@dataclass(frozen=True, slots=True)
+class Drawing:
+    """How the token of a place was drawn, as far as it is stored.
+
+    Attributes:
+        sampling: The settings in force, DRY's breakers as ids; None where they are not stored.
+        seed: Of the stream; None where it is not stored.
+        branch: Of the stream, among those with that seed.
+        history: ``(position,) int32``, the ids before the token from the first of the path on.
+        model: Whose numbers they are; "" where that is not known.
+        stale: Another model is in use now; its name.
+        can_ask: The model of these numbers runs: it can be asked for the whole row.
+    """
+
+    sampling: SamplingOptions | None
+    seed: int | None
+    branch: int
+    history: npt.NDArray[np.int32]
+    model: str
+    stale: str
+    can_ask: bool
+
+    @property
+    def position(self) -> int:
+        """How many tokens stand before it."""
+        return len(self.history)
+
+
+class ColumnKind(StrEnum):
+    """How several continuations of one place were found."""
+
+    DRAWS = "draws"  # each drawn by the sampler
+    BEAMS = "beams"  # the likeliest that a beam search finds, best first
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One continuation.
+
+    Attributes:
+        node_id: Its node in the tree; below 0 while a beam search has not ended, for its beams come and go.
+        run: Its tokens so far.
+        logprob: The sum of their raw log-probabilities, nats; None before the first.
+        score: That, normalised by the length; beams only.
+        running: More tokens are expected.
+        note: Why it ended, where that is worth a word ("reached the length limit").
+    """
+
+    node_id: int
+    run: TokenRun
+    logprob: float | None = None
+    score: float | None = None
+    running: bool = True
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """Several continuations of one place, side by side.
+
+    Attributes:
+        session_id: Where they are saved.
+        kind: How they are found.
+        before: The last words in front of the place.
+        wanted: How many were asked for.
+        columns: In the order of their numbers; beams best first. Empty until the engine has begun.
+        running: More tokens are expected.
+        note: What happens or happened to all ("starting the engine…").
+    """
+
+    session_id: int
+    kind: ColumnKind
+    before: str
+    wanted: int
+    columns: tuple[Column, ...] = ()
+    running: bool = True
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnsChanged:
+    """The columns of a session are other ones, have ended or failed: show `view`; None takes them away."""
+
+    session_id: int
+    view: Columns | None
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnTokens:
+    """Tokens to append to one column; `logprob` is the sum over all its tokens, nats."""
+
+    session_id: int
+    node_id: int
+    run: TokenRun
+    logprob: float
+
+
+class DrawingUses(Protocol):
+    """Use cases of `ui.port.Workbench`. Every coroutine may raise `Refusal`."""
+
+    async def drawing(self, session_id: int, node_id: int, index: int) -> Drawing | None:
+        """How token `index` of the turn was drawn; None where there is no such token. Asks no model."""
+
+    async def whole_row(self, session_id: int, node_id: int, index: int) -> npt.NDArray[np.float32]:
+        """``(vocab,) float32``: raw log-probabilities before token `index`, from the model that runs; one forward at most."""
+
+    async def continue_many(self, session_id: int, node_id: int, index: int | None, n: int) -> None:
+        """Draws `n` continuations of one place as siblings; returns when all have ended.
+
+        The place is in front of token `index` of the turn, or (None) the end of the turn. The path that is shown stays.
+        """
+
+    async def beams(self, session_id: int, node_id: int, index: int | None, width: int) -> None:
+        """The likeliest continuations that a beam search finds, as siblings; the place as in `continue_many`."""
+
+    async def preview(self, session_id: int, node_id: int, index: int, token_id: int, most: int) -> Sequence[bytes]:
+        """The likeliest words after another token at that place, `most` tokens at most, at low priority; nothing is saved."""
+
+    async def prune(self, session_id: int, node_id: int, start: int, pruned: bool) -> None:
+        """Hides a branch (a row's `node_id` from token `start` on) in the outline and among the variants, or shows it again."""

@@ -1,0 +1,117 @@
+"""What became of the likeliest tokens: raw probability, what the sampler made of it, or which stage cut them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from PySide6.QtCore import QPointF, QRectF, QSize, Qt
+from PySide6.QtGui import QColor, QFont, QFontMetrics, QPainter, QPaintEvent, QPen
+from PySide6.QtWidgets import QSizePolicy, QWidget
+
+from ui.inspector.replaying import Candidate
+from ui.inspector.words import token
+from ui.numbers import probability
+from ui.theme.fonts import caption_font, interface_font, mono_font
+from ui.theme.scheme import current_theme
+
+ROW_HEIGHT, HEAD_HEIGHT = 23, 20
+TOKEN_PX, BAR_PX, SHARE_PX, AFTER_PX = 84, 92, 44, 62
+_BAR_HEIGHT = 9
+_MIDDLE = int(Qt.AlignmentFlag.AlignVCenter)
+_RIGHT = _MIDDLE | int(Qt.AlignmentFlag.AlignRight)
+CUT_WORDS = {"top_k": "top-k", "top_p": "top-p", "min_p": "min-p", "xtc": "XTC"}
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One candidate as it is drawn."""
+
+    data: bytes
+    candidate: Candidate
+    pinned: bool  # it is the token that stands there
+    drawn: bool  # it is the one that the settings draw
+
+
+class Candidates(QWidget):
+    """A small table, painted: bars from raw (light) to after the sampler (dark), a thin line for the cumulative mass."""
+
+    def __init__(self, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._theme = current_theme()
+        self._number, self._head = interface_font(12), caption_font()
+        self._mono, self._bold = mono_font(12.5), mono_font(12.5, QFont.Weight.DemiBold)
+        self.lines: tuple[Line, ...] = ()
+        self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
+
+    def sizeHint(self) -> QSize:
+        return QSize(300, HEAD_HEIGHT + ROW_HEIGHT * len(self.lines))
+
+    def show_lines(self, lines: Sequence[Line]) -> None:
+        """Shows these, the likeliest first."""
+        resized = len(lines) != len(self.lines)
+        self.lines = tuple(lines)
+        self.setAccessibleName(self.tr("Candidates"))
+        self.setAccessibleDescription("; ".join(self._spoken(line) for line in self.lines))
+        if resized:
+            self.updateGeometry()
+        self.update()
+
+    def _spoken(self, line: Line) -> str:
+        one = line.candidate
+        after = self.tr("cut by {0}").format(cut_words(one.cut_by)) if one.cut_by else probability(one.after)
+        return self.tr("{0}: raw {1}, after the sampler {2}").format(token(line.data), probability(one.raw), after)
+
+    def paintEvent(self, event: QPaintEvent) -> None:  # noqa: ARG002  # the signature is Qt's
+        if not self.lines:
+            return
+        palette, width = self._theme.palette, self.width()
+        painter = QPainter(self)
+        painter.setRenderHint(QPainter.RenderHint.Antialiasing)
+        bars = QRectF(TOKEN_PX + 6, 0, width - TOKEN_PX - 6 - SHARE_PX - AFTER_PX - 6, 0)
+        painter.setFont(self._head)
+        painter.setPen(QColor(palette.faint))
+        painter.drawText(QRectF(0, 0, width - AFTER_PX, HEAD_HEIGHT - 4), _RIGHT, self.tr("RAW"))
+        painter.drawText(QRectF(0, 0, width, HEAD_HEIGHT - 4), _RIGHT, self.tr("SAMPLER"))
+        top = max(max(line.candidate.raw, line.candidate.after) for line in self.lines) or 1.0
+        points: list[QPointF] = []
+        for place, line in enumerate(self.lines):
+            y = HEAD_HEIGHT + place * ROW_HEIGHT
+            self._paint_line(painter, line, QRectF(bars.left(), y, bars.width(), ROW_HEIGHT), top)
+            points.append(QPointF(bars.left() + bars.width() * min(line.candidate.cumulative, 1.0), y + ROW_HEIGHT / 2))
+        painter.setPen(QPen(QColor(palette.soft), 1))
+        painter.setBrush(Qt.BrushStyle.NoBrush)
+        painter.drawPolyline(points)
+        painter.end()
+
+    def _paint_line(self, painter: QPainter, line: Line, bar: QRectF, top: float) -> None:
+        palette, one, width = self._theme.palette, line.candidate, self.width()
+        y, height = bar.top(), bar.height()
+        cut = bool(one.cut_by)
+        font = self._bold if line.pinned or line.drawn else self._mono
+        painter.setFont(font)
+        painter.setPen(QColor(palette.faint if cut else palette.accent if line.drawn else palette.text))
+        metrics = QFontMetrics(font)
+        words = metrics.elidedText(token(line.data), Qt.TextElideMode.ElideRight, TOKEN_PX)
+        painter.drawText(QRectF(0, y, TOKEN_PX + 4, height), _MIDDLE, words)
+        if cut:
+            middle = y + height / 2 + 0.5
+            painter.drawLine(QPointF(0, middle), QPointF(min(metrics.horizontalAdvance(words), TOKEN_PX), middle))
+        painter.setPen(Qt.PenStyle.NoPen)
+        for share, colour, inset in ((one.raw, palette.bar_rest, 0.0), (one.after, palette.bar, 2.5)):
+            if share > 0:
+                painter.setBrush(QColor(palette.hairline if cut else colour))
+                thick = _BAR_HEIGHT - 2 * inset
+                painter.drawRoundedRect(
+                    QRectF(bar.left(), y + (height - thick) / 2, max(2.0, bar.width() * share / top), thick), 2, 2
+                )
+        painter.setFont(self._number)
+        painter.setPen(QColor(palette.soft))
+        painter.drawText(QRectF(0, y, width - AFTER_PX, height), _RIGHT, probability(one.raw))
+        painter.setPen(QColor(palette.faint if cut else palette.text))
+        painter.drawText(QRectF(0, y, width, height), _RIGHT, cut_words(one.cut_by) if cut else probability(one.after))
+
+
+def cut_words(stage: str) -> str:
+    """A stage as it is called in the window."""
+    return CUT_WORDS.get(stage, stage)

@@ -1,0 +1,139 @@
+"""A token's draw made again from what is stored, with the settings of the sliders: numbers only, no widget, no model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from runtime import RuntimeFault, SamplingOptions, Stage
+from ui.drawing_port import Drawing
+from ui.shown import Spot
+
+Row = npt.NDArray[np.float32]
+EDITING = ("grammar", "bias", "penalties", "dry")
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a draw gave, or would give.
+
+    Attributes:
+        token: The id that is drawn; None where it depends on tokens that are not stored.
+        stages: "raw", those that are on, "draw".
+        whole: Every token of the vocabulary was there, or it is the draw as it was.
+        as_drawn: With the settings and the number it was drawn with.
+        fault: Why nothing came out ("" where something did).
+    """
+
+    token: int | None
+    stages: tuple[Stage, ...] = ()
+    whole: bool = True
+    as_drawn: bool = False
+    fault: str = ""
+
+    def stage(self, name: str) -> Stage | None:
+        """The stage of that name; None where it is off."""
+        return next((stage for stage in self.stages if stage.name == name), None)
+
+    @property
+    def u(self) -> float | None:
+        """The number that decided."""
+        return self.stages[-1].u if self.stages else None
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One token on its way through the stages.
+
+    Attributes:
+        token: Its id.
+        raw: Its probability before every stage.
+        after: After the last; 0 where it was cut.
+        cut_by: The stage that removed it, or "".
+        cumulative: Mass of those up to it when the first stage that cuts looked at them.
+    """
+
+    token: int
+    raw: float
+    after: float
+    cut_by: str
+    cumulative: float
+
+
+def replayed(spot: Spot, drawing: Drawing, sampling: SamplingOptions | None, row: Row | None) -> Outcome:
+    """The draw of a spot again.
+
+    Args:
+        spot: The token, with its record.
+        drawing: What is known of how it was drawn.
+        sampling: The sliders' settings; None: as it was drawn.
+        row: ``(vocab,)`` raw log-probabilities before the token, where they are here; else what is stored counts.
+    """
+    from runtime import replay_draw  # waits until a token's Why is looked at
+
+    record = spot.record
+    if record.stages is None and row is None:
+        return Outcome(None, fault="its stages were not stored")
+    try:
+        if sampling is None and record.stages is not None:
+            found = replay_draw(record)
+            return Outcome(found.token, found.stages, as_drawn=True)
+        settings = sampling if sampling is not None else drawing.sampling
+        if settings is None:
+            return Outcome(None, fault="the settings it was drawn with were not stored")
+        source = record if row is None else row
+        found = replay_draw(
+            source,
+            settings,
+            seed=drawing.seed if row is not None or not _has_number(record.stages, settings) else None,
+            position=drawing.position,
+            branch=drawing.branch,
+            history=drawing.history,
+            shift=record.shift,
+        )
+    except RuntimeFault as fault:  # settings that make no sense together, bans that leave nothing
+        return Outcome(None, fault=str(fault))
+    return Outcome(found.token, found.stages, found.whole)
+
+
+def _has_number(stages: Sequence[Stage] | None, settings: SamplingOptions) -> bool:
+    """Whether the record has the random numbers that these settings draw."""
+    known = {stage.name for stage in stages or () if stage.u is not None}
+    return "draw" in known and ("xtc" in known or not settings.xtc_probability)
+
+
+def candidates(outcome: Outcome, most: int, always: int) -> list[Candidate]:
+    """The likeliest tokens of the raw distribution and of the last one, by falling raw probability; `always` is among them."""
+    if not outcome.stages:
+        return []
+    raw, last = outcome.stages[0], outcome.stages[-1]
+    first = {token: p for token, p in zip(raw.ids, raw.after, strict=True) if p > 0}
+    # the draw itself cuts nothing but in greedy decoding, where all else goes with it
+    final = dict(zip(last.ids, last.after, strict=True))
+    cutting = next((s for s in outcome.stages[1:] if s.name not in (*EDITING, "temperature")), last)
+    cumulative = dict(zip(cutting.ids, cutting.cumulative, strict=True))
+    order = sorted(first, key=lambda token: (-first[token], token))
+    chosen = order[:most]
+    for token in (always, outcome.token):
+        if token is not None and token in first and token not in chosen:
+            chosen = [*chosen[: most - 1], token] if len(chosen) >= most else [*chosen, token]
+    made = [Candidate(t, first[t], final.get(t, 0.0), _cut_by(outcome.stages, t), cumulative.get(t, 1.0)) for t in chosen]
+    return sorted(made, key=lambda c: (-c.raw, c.token))
+
+
+def _cut_by(stages: Sequence[Stage], token: int) -> str:
+    return next((stage.name for stage in stages if _after(stage, token) == 0.0), "")
+
+
+def _after(stage: Stage, token: int) -> float | None:
+    places = [i for i, known in enumerate(stage.ids) if known == token]
+    return stage.after[places[0]] if places else None
+
+
+def share_of(outcome: Outcome, name: str, token: int) -> float | None:
+    """A token's probability after a stage; None where the stage is off or does not know it."""
+    stage = outcome.stage(name)
+    return None if stage is None else _after(stage, token)

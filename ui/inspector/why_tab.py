@@ -1,0 +1,270 @@
+"""The tab that replays a draw: what each stage did, and what other settings would have drawn with the same number."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from PySide6.QtCore import Signal
+from PySide6.QtGui import QFont, QShowEvent
+from PySide6.QtWidgets import QHBoxLayout, QPushButton, QVBoxLayout, QWidget
+
+from runtime import Origin, SamplingOptions
+from ui.drawing_port import Drawing
+from ui.inspector import words
+from ui.inspector.candidates import Candidates, Line
+from ui.inspector.draw_line import DrawLine
+from ui.inspector.facts import Facts
+from ui.inspector.replaying import Outcome, Row, candidates, replayed
+from ui.inspector.settings_rows import SettingsRows
+from ui.inspector.token import Vocabulary
+from ui.inspector.why import WhyFacts
+from ui.shown import Spot
+from ui.theme.fonts import interface_font, mono_font
+from ui.widgets import Caption, ElidedLabel, Label, Notice
+
+MOST_CANDIDATES = 12
+
+
+class WhyTab(QWidget):
+    """Shows a `Spot`; asks for its `Drawing` when it can be seen, and for the whole row when somebody presses the button."""
+
+    drawing_wanted = Signal(int, int)  # node id, index
+    row_wanted = Signal(int, int)
+
+    def __init__(self, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._spot: Spot | None = None
+        self._drawing: Drawing | None = None
+        self._row: Row | None = None
+        self._asked = False  # how this spot was drawn
+        self._vocabulary: Vocabulary = lambda _ids: []
+        self.outcome = Outcome(None)
+        self.empty = Label(self.tr("Click a token to see how it came to stand there."), "soft")
+        self.large = ElidedLabel("", "", mono_font(17, QFont.Weight.DemiBold))
+        self.why = WhyFacts(stages=False)
+        self.source = Label("", "soft", interface_font(11.5))
+        self.stale = Notice()
+        self.missing = Label("", "soft")
+        self.dials = SettingsRows()
+        self.dials.changed.connect(lambda _sampling: self._replay())
+        self.line = DrawLine()
+        self.verdict = Label("", "", interface_font(13, QFont.Weight.Medium))
+        self.note = Label("", "soft", interface_font(11.5))
+        self.reset = self._link(self.tr("as drawn"), self._as_drawn)
+        self.ask = self._link(self.tr("ask the model for the whole row"), self._ask)
+        self.facts = Facts(columns=1)
+        self.table = Candidates()
+        for label in (self.empty, self.source, self.missing, self.verdict, self.note):
+            label.setWordWrap(True)
+        self._stages, self._among = Caption(self.tr("Stages")), Caption(self.tr("Candidates"))
+        self._lay_out()
+        self._show()
+
+    def _link(self, text: str, pressed: object) -> QPushButton:
+        button = QPushButton(text)
+        button.setProperty("kind", "link")
+        button.setFont(interface_font(12))
+        button.clicked.connect(lambda _checked=False: pressed())  # type: ignore[operator]  # a method of ours
+        return button
+
+    def _lay_out(self) -> None:
+        column = QVBoxLayout(self)
+        column.setContentsMargins(16, 14, 16, 16)
+        column.setSpacing(0)
+        links = QHBoxLayout()
+        links.setSpacing(14)
+        links.addWidget(self.reset)
+        links.addWidget(self.ask)
+        links.addStretch(1)
+        for part, after in (
+            (self.empty, 0), (self.large, 2), (self.source, 8), (self.stale, 8), (self.why, 4), (self.missing, 6),
+            (self._stages, 4), (self.dials, 6), (self.line, 2), (self.verdict, 3), (self.note, 3),
+        ):  # fmt: skip
+            column.addWidget(part)
+            column.addSpacing(after)
+        column.addLayout(links)
+        column.addSpacing(14)
+        column.addWidget(self._among)
+        column.addSpacing(4)
+        column.addWidget(self.table)
+        column.addStretch(1)
+
+    # ---- what is shown --------------------------------------------------------------------------------------------
+
+    def show_spot(self, spot: Spot | None, vocabulary: Vocabulary) -> None:
+        """Shows a token; the same one again keeps the sliders where they are."""
+        held, self._spot, self._vocabulary = self._spot, spot, vocabulary
+        if held is not None and spot is not None and _same(held, spot):
+            return
+        self._drawing, self._row, self._asked = None, None, False
+        self._show()
+        self.ask_for_drawing()
+
+    def ask_for_drawing(self) -> None:
+        """How it was drawn is looked up only while the tab can be seen."""
+        if self._spot is not None and not self._asked and self.isVisible():
+            self._asked = True
+            self.drawing_wanted.emit(self._spot.node_id, self._spot.index)
+
+    def showEvent(self, event: QShowEvent) -> None:
+        super().showEvent(event)
+        self.ask_for_drawing()
+
+    def look_again(self) -> None:
+        """Another model is in use: whose numbers these are may be another question now."""
+        self._asked = False
+        self.ask_for_drawing()
+
+    def show_drawing(self, node_id: int, index: int, drawing: Drawing | None) -> None:
+        """How the token was drawn, if it is still the one that is shown."""
+        if not self._is_at(node_id, index) or drawing is None:
+            return
+        known, self._drawing = self._drawing, drawing
+        if known is None or known.sampling != drawing.sampling:
+            self._as_drawn()
+        self._show()
+
+    def show_row(self, node_id: int, index: int, row: Row) -> None:
+        """The whole distribution of the place."""
+        if self._is_at(node_id, index):
+            self._row = row
+            self._replay()
+
+    def say(self, refusal: str) -> None:
+        """The row could not be had."""
+        self.note.setText(refusal)
+        self.note.show()
+
+    def _is_at(self, node_id: int, index: int) -> bool:
+        return self._spot is not None and (self._spot.node_id, self._spot.index) == (node_id, index)
+
+    def _show(self) -> None:
+        spot, drawing = self._spot, self._drawing
+        self.empty.setVisible(spot is None)
+        for part in (self.large, self.why):
+            part.setVisible(spot is not None)
+        self.source.setVisible(drawing is not None and bool(drawing.model))
+        self.stale.clear()
+        if spot is not None:
+            self.large.setText(words.token(spot.record.token_bytes))
+            self.why.show_spot(spot)
+        if drawing is not None:
+            self.source.setText(self.tr("numbers of {0}").format(drawing.model))
+        if drawing is not None and drawing.stale:
+            self.stale.say(self.tr("stale: {0} is in use now and would say something else").format(drawing.stale))
+        self._replay()
+
+    # ---- the draw again -------------------------------------------------------------------------------------------
+
+    def _as_drawn(self) -> None:
+        drawing, spot = self._drawing, self._spot
+        if drawing is None or spot is None:
+            return
+        numbers = {stage.name for stage in spot.record.stages or () if stage.u is not None}
+        can_draw_xtc = "xtc" in numbers or drawing.seed is not None
+        self.dials.set_sampling(drawing.sampling or SamplingOptions(), can_draw_xtc=can_draw_xtc)
+        self._replay()
+
+    def _ask(self) -> None:
+        if self._spot is not None:
+            self.row_wanted.emit(self._spot.node_id, self._spot.index)
+
+    def _replay(self) -> None:
+        spot, drawing = self._spot, self._drawing
+        record = None if spot is None else spot.record
+        replays = record is not None and drawing is not None and (record.stages is not None or self._row is not None)
+        for part in (self._stages, self.dials, self.line, self.verdict, self._among, self.table):
+            part.setVisible(replays)
+        self.missing.setVisible(spot is not None and drawing is not None and not replays)
+        self.note.hide()
+        self.reset.hide()
+        self.ask.setVisible(self._can_ask())
+        if spot is None or drawing is None or record is None:
+            return
+        if not replays:
+            self.missing.setText(self._why_not(record.origin))
+            return
+        changed = drawing.sampling is None or self.dials.sampling != drawing.sampling
+        settings = self.dials.sampling if changed or record.stages is None else None
+        if drawing.sampling is None and self.dials.sampling == SamplingOptions() and record.stages is not None:
+            settings, changed = None, False  # untouched: as it was drawn
+        row = self._row if settings is not None else None
+        self.outcome = replayed(spot, drawing, settings, row)
+        self.reset.setVisible(changed)
+        self._show_outcome(spot)
+
+    def _can_ask(self) -> bool:
+        """A whole row would tell more: a model of these numbers runs, and no grammar had a say that it does not know of."""
+        spot, drawing = self._spot, self._drawing
+        if spot is None or drawing is None or not drawing.can_ask or self._row is not None:
+            return False
+        return drawing.position > 0 and all(stage.name != "grammar" for stage in spot.record.stages or ())
+
+    def _show_outcome(self, spot: Spot) -> None:
+        outcome, record = self.outcome, spot.record
+        self.dials.show_outcome(outcome, record.token_id)
+        self.verdict.setText(self._verdict(outcome, spot))
+        notes = [] if outcome.whole or outcome.fault else [self._stored_head()]
+        if self._drawing is not None and self._drawing.sampling is None:
+            notes.append(self.tr("the settings it was drawn with were not stored: the sliders begin where every stage is off"))
+        self.note.setText("\n".join(notes))
+        self.note.setVisible(bool(notes))
+        self.line.setVisible(bool(outcome.stages))
+        self.table.setVisible(bool(outcome.stages))
+        self._among.setVisible(bool(outcome.stages))
+        if not outcome.stages:
+            return
+        last = outcome.stages[-1]
+        ranked = sorted(zip(last.after, last.ids, strict=True), key=lambda pair: (-pair[0], pair[1]))
+        self.line.show_draw([share for share, _ in ranked if share > 0], outcome.u, self.verdict.text())
+        shown = candidates(outcome, MOST_CANDIDATES, record.token_id)
+        data = list(self._vocabulary([one.token for one in shown])) or [b""] * len(shown)
+        lines = [
+            Line(
+                record.token_bytes if one.token == record.token_id else known or f"#{one.token}".encode(),
+                one,
+                pinned=one.token == record.token_id,
+                drawn=one.token == outcome.token,
+            )
+            for one, known in zip(shown, data, strict=True)
+        ]
+        self.table.show_lines(lines)
+
+    def _verdict(self, outcome: Outcome, spot: Spot) -> str:
+        record = spot.record
+        if outcome.fault:
+            return outcome.fault
+        if outcome.token is None:
+            return self.tr("Draws a token beyond the {0} that are stored.").format(len(record.top_ids))
+        drawn = words.token(self._bytes_of(outcome.token, spot))
+        where = self.tr("The likeliest") if outcome.u is None else self.tr("u = {0}").format(words.share(outcome.u))
+        if outcome.as_drawn:
+            if outcome.token == record.token_id:
+                return self.tr("{0}: drew {1}.").format(where, drawn)
+            return self.tr("{0}: the sampler drew {1}.").format(where, drawn)
+        if outcome.token == record.token_id:
+            return self.tr("{0}: draws {1} again.").format(where, drawn)
+        return self.tr("{0}: would draw {1} instead.").format(where, drawn)
+
+    def _bytes_of(self, token_id: int, spot: Spot) -> bytes:
+        if token_id == spot.record.token_id:
+            return spot.record.token_bytes
+        known: Sequence[bytes] = self._vocabulary([token_id])
+        return (known[0] if known else b"") or f"#{token_id}".encode()
+
+    def _stored_head(self) -> str:
+        held = len(self.outcome.stages[0].ids) if self.outcome.stages else 0
+        return self.tr("from the {0} likeliest tokens, which are stored; the others count as equally likely").format(held)
+
+    def _why_not(self, origin: Origin) -> str:
+        if origin in (Origin.SAMPLED, Origin.GRAMMAR, Origin.PICKED):
+            return self.tr("The sampler’s stages were not stored with this token.")
+        return self.tr("Nothing was drawn here: no sampler had a say.")
+
+
+def _same(one: Spot, other: Spot) -> bool:
+    """Whether nothing that is replayed differs."""
+    mine, theirs = one.record, other.record
+    if (one.node_id, one.index, mine.token_id) != (other.node_id, other.index, theirs.token_id):
+        return False
+    return (mine.stages, mine.logprob, mine.finish_reason) == (theirs.stages, theirs.logprob, theirs.finish_reason)
