@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -43,7 +43,7 @@ class Supervisor:
     def __init__(self, source: str, backend: str = "auto", *, start: Starter = spawn_engine, **options: Any) -> None:
         self.source = source
         self.backend = backend
-        self._options = options
+        self.options = options
         self._start_engine = start
         self._model: LanguageModel | None = None
         self._starting: asyncio.Task[LanguageModel] | None = None
@@ -77,7 +77,7 @@ class Supervisor:
     async def _start(self) -> LanguageModel:
         self._tell(EngineState.STARTING, f"loading {Path(self.source).name}")
         try:
-            self._model = await self._start_engine(self.source, self.backend, **self._options)
+            self._model = await self._start_engine(self.source, self.backend, **self.options)
         except EngineDiedError as error:
             self._tell(EngineState.DIED, not_loaded(error))
             raise
@@ -103,10 +103,14 @@ class Supervisor:
         self._tell(EngineState.DIED, STOPPED)
         await model.close_async()
 
-    async def change(self, *, source: str | None = None, backend: str | None = None) -> None:
+    async def change(
+        self, *, source: str | None = None, backend: str | None = None, options: Mapping[str, Any] | None = None
+    ) -> None:
         """Another model or engine from the next request on; the memory of the old one is given back."""
         self.source = source or self.source  # before anything is awaited: whoever asks meanwhile gets the new one
         self.backend = backend or self.backend
+        wanted = {**self.options, **(options or {})}
+        self.options = {name: value for name, value in wanted.items() if value is not None}
         await self.close()
         self._tell(EngineState.NONE, "")
 

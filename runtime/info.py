@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from runtime.adapters.uses import Adapters, check_adapters, digest_of_stack
+from runtime.errors import AdapterError
 from runtime.timings import Latency, RequestTimings
 
 
@@ -77,9 +79,27 @@ class ModelInfo:
     @property
     def numbers_fingerprint(self) -> str:
         """What numbers of requests that name no adapters are filed under: the base's `kv_fingerprint`, or with the stack."""
-        if not self.stack_digest:
+        return self._filed_under(self.stack_digest)
+
+    def numbers_under(self, adapters: Adapters = None) -> str:
+        """What numbers of requests that name these adapters are filed under; `numbers_fingerprint` for None.
+
+        Raises:
+            AdapterError: One that nobody registered, or that is not loaded.
+        """
+        if adapters is None:
+            return self.numbers_fingerprint
+        known = {name: adapter for adapter in self.adapters for name in (adapter.qualified, adapter.name)}
+        wanted = check_adapters(adapters)
+        missing = next((name for name, _ in wanted if name not in known or known[name].digest is None), None)
+        if missing is not None:
+            raise AdapterError(f"adapter {missing!r} is not loaded; load_adapter brings its weights in")
+        return self._filed_under(digest_of_stack([(known[name].digest, scale) for name, scale in wanted]))
+
+    def _filed_under(self, stack_digest: str) -> str:
+        if not stack_digest:
             return self.kv_fingerprint
-        return hashlib.sha256(f"{self.kv_fingerprint} {self.stack_digest}".encode()).hexdigest()
+        return hashlib.sha256(f"{self.kv_fingerprint} {stack_digest}".encode()).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)

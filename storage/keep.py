@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import sqlite_utils
 
-from storage import sealed
+from storage import sealed, sessions
 from storage.database import fetch
 from storage.errors import StoreDamagedError
 from storage.text import clean, from_json, to_json
@@ -47,6 +47,17 @@ def setting(db: sqlite_utils.Database, key: str) -> Any:
     """The value of a setting; None when it was never set."""
     row = _require_intact(db, "settings", "SELECT * FROM settings WHERE key = ?", key)
     return None if row is None else from_json(row["value"])
+
+
+def set_session_setup(db: sqlite_utils.Database, session_id: int, value: Any) -> None:
+    """Saves what a session is set to."""
+    sessions.require(db, session_id)
+    set_setting(db, session_key(session_id), value)
+
+
+def session_key(session_id: int) -> str:
+    """The setting that goes with a session, and with it."""
+    return f"session/{session_id}"
 
 
 def _require_intact(db: sqlite_utils.Database, table: str, sql: str, key: str) -> dict[str, Any] | None:

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 Columns = Mapping[str, npt.NDArray[np.generic]]
-Role = Literal["system", "user", "assistant"]
+Role = Literal["system", "user", "assistant", "tool"]
 Status = Literal["open", "complete", "partial"]
 DamageKind = Literal["file", "search", "session", "node", "tokens", "vocabulary", "model", "setting", "folder", "place"]
 

@@ -248,6 +248,18 @@ class SessionStore:
         """The value of a setting; None when it was never set."""
         return await self._database.read(lambda db: keep.setting(db, key))
 
+    async def set_session_setup(self, session_id: int, value: Any) -> None:
+        """Saves what a session is set to, any JSON value; it goes when the session is deleted for good.
+
+        Raises:
+            UnknownRowError: There is no such session.
+        """
+        await self._database.write(lambda db: keep.set_session_setup(db, session_id, value))
+
+    async def session_setup(self, session_id: int) -> Any:
+        """What a session is set to; None when nothing was ever saved for it."""
+        return await self._database.read(lambda db: keep.setting(db, keep.session_key(session_id)))
+
     # ---- in and out of files
 
     async def import_file(self, path: Path, progress: Callable[[int, int], None] = _unheard) -> Imported:

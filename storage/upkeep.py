@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import sqlite_utils
 
-from storage import nodes, sealed, search, sessions
+from storage import keep, nodes, sealed, search, sessions
 from storage.database import fetch, scalar
 from storage.errors import InvalidRowError
 
@@ -60,7 +60,7 @@ def drop_empty(db: sqlite_utils.Database, title: str, keep: Collection[int]) -> 
         """SELECT * FROM sessions s WHERE title = ? AND NOT pinned AND NOT is_sample AND NOT importing
            AND NOT EXISTS (SELECT 1 FROM places p WHERE p.id = s.id AND (p.folder_id IS NOT NULL OR p.tags <> '[]'))
            AND NOT EXISTS (
-             SELECT 1 FROM nodes n WHERE n.session_id = s.id AND (n.role <> 'system' OR n.text <> ''))""",
+             SELECT 1 FROM nodes n WHERE n.session_id = s.id AND (n.role <> 'system' OR n.text <> '' OR n.stats <> '{}'))""",
         [title],
     )
     doomed = [row["id"] for row in rows if row["id"] not in keep and _is_whole(db, row)]
@@ -99,4 +99,5 @@ def _is_whole(db: sqlite_utils.Database, session: dict[str, Any]) -> bool:
 
 def _delete(db: sqlite_utils.Database, session_id: int) -> None:
     search.forget_session(db, session_id)
+    db.execute("DELETE FROM settings WHERE key = ?", [keep.session_key(session_id)])
     db.execute("DELETE FROM sessions WHERE id = ?", [session_id])

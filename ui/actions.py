@@ -58,6 +58,8 @@ class Actions(QObject):
         self.regenerate = self._make(self.tr("Regenerate"), "Ctrl+R")
         self.regenerate_exactly = self._make(self.tr("Regenerate Exactly"), "Ctrl+Shift+R")
         self.continue_answer = self._make(self.tr("Continue"), "Ctrl+Shift+Return")
+        self.setup = self._make(self.tr("Model and Adapters…"), "Ctrl+Shift+M")
+        self.sampling = self._make(self.tr("Sampling and System Prompt…"), "Ctrl+Shift+P")
         self.two_ways = self._make(self.tr("2 Continuations"), "Ctrl+Alt+2")
         self.four_ways = self._make(self.tr("4 Continuations"), "Ctrl+Alt+4")
         self.eight_ways = self._make(self.tr("8 Continuations"), "Ctrl+Alt+8")
@@ -97,16 +99,7 @@ class Actions(QObject):
             ),
             self._menu(self.tr("Edit"), self.undo, self.copy, None, *self._finding()),
             self._view_menu(),
-            self._menu(
-                self.tr("Session"),
-                self.stop,
-                self.regenerate,
-                self.regenerate_exactly,
-                self.continue_answer,
-                None,
-                *branching,
-                self.compare,
-            ),
+            self._session_menu(*branching, self.compare),
             self._menu(self.tr("Help"), self.about),
         ]
 
@@ -128,6 +121,10 @@ class Actions(QObject):
             action.setShortcut(QKeySequence(keys))
         self._window.addAction(action)
         return action
+
+    def _session_menu(self, *branching: QAction | None) -> QMenu:
+        answers = (self.stop, self.regenerate, self.regenerate_exactly, self.continue_answer)
+        return self._menu(self.tr("Session"), *answers, None, *branching, None, self.setup, self.sampling)
 
     def _finding(self) -> tuple[QAction, ...]:
         return self.find, self.find_next, self.find_previous, self.search

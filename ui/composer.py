@@ -7,17 +7,23 @@ from dataclasses import replace
 
 from PySide6.QtCore import QEvent, QObject, Qt, QTimer, Signal
 from PySide6.QtGui import QFocusEvent, QFont, QKeySequence
-from PySide6.QtWidgets import QFrame, QHBoxLayout, QPushButton, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QFileDialog, QFrame, QHBoxLayout, QPushButton, QVBoxLayout, QWidget
 
 from ui.actions import STOP_KEYS
+from ui.context_panel import ContextPanel, Meter
 from ui.draft_field import DraftField
 from ui.drafts import NEW, Draft, Drafts
+from ui.file_chips import FileChips
+from ui.file_text import with_files
+from ui.overflow_bar import OverflowBar
 from ui.port import Composition
+from ui.port_setup import TextFile
 from ui.theme.fonts import interface_font
 from ui.transcript.visible import one_line, utf16_length
-from ui.widgets import ElidedLabel, Notice
+from ui.widgets import ElidedLabel, IconButton, Notice
 
 COMPOSE_DELAY_MS = 200
+SCORE_DELAY_MS = 700  # after the last key; scoring is a forward
 
 
 class Composer(QWidget):
@@ -28,6 +34,13 @@ class Composer(QWidget):
 
     sent = Signal(str, object)  # the text, and the node id of the user's turn it is another version of, or None
     stopped = Signal()
+    setup_wanted = Signal()  # how answers are drawn
+    attach_wanted = Signal(str)  # path of a text file
+    pin_wanted = Signal(object)  # TextFile, as context before every turn
+    leave_out_wanted = Signal(str)  # room for this message
+    new_wanted = Signal()  # a session that has room; the draft is there already
+    larger_wanted = Signal()
+    settled = Signal(str, object)  # the draft stood still for a while, as `drafted`
     drafted = Signal(str, object)  # the draft, a moment after the last key; what it is another version of, as in `sent`
 
     def __init__(self, parent: QWidget | None = None) -> None:
@@ -40,7 +53,19 @@ class Composer(QWidget):
         self.field.submitted.connect(self._submit)
         self.field.textChanged.connect(self._edited)
         self.cost = ElidedLabel("", "faint", interface_font(11.5))
-        self.context = ElidedLabel("", "faint", interface_font(11.5))
+        self.context = Meter()
+        self.cost.least_px = self.context.least_px = 8
+        self.context.pressed.connect(self._toggle_panel)
+        self.panel = ContextPanel()
+        self.overflow = OverflowBar()
+        self.overflow.leave_out_wanted.connect(lambda: self.leave_out_wanted.emit(self.message))
+        self.overflow.new_wanted.connect(self._move_to_new)
+        self.overflow.larger_wanted.connect(self.larger_wanted)
+        self.chips = FileChips()
+        self.chips.changed.connect(self._edited_files)
+        self.chips.pin_wanted.connect(self.pin_wanted)
+        self.attach_button = IconButton("plus", self.tr("Attach a text file"))
+        self.attach_button.clicked.connect(self._choose_file)
         self.send_button = QPushButton(self.tr("Send"))
         self.send_button.setObjectName("send")
         self.send_button.setFont(interface_font(12.5, QFont.Weight.DemiBold))
@@ -54,6 +79,8 @@ class Composer(QWidget):
         self._session: int | None = None
         self._key = NEW  # of the shown session's draft
 
+        self.setup_button = IconButton("sliders", self.tr("Sampling and system prompt"))
+        self.setup_button.clicked.connect(self.setup_wanted)
         self._box = QFrame()
         self._box.setObjectName("composer")
         self._fill_box()
@@ -62,18 +89,27 @@ class Composer(QWidget):
         column.setSpacing(8)
         column.addWidget(self.notice)
         column.addWidget(self.version)
+        column.addWidget(self.overflow)
+        column.addWidget(self.panel)
         column.addWidget(self._box)
         self.field.installEventFilter(self)
         self.setFocusProxy(self.field)
 
         self._delay = QTimer(self, singleShot=True, interval=COMPOSE_DELAY_MS)
-        self._delay.timeout.connect(lambda: self.drafted.emit(self.draft, self._replaces))
+        self._delay.timeout.connect(lambda: self.drafted.emit(self.message, self._replaces))
+        self._rest = QTimer(self, singleShot=True, interval=SCORE_DELAY_MS)
+        self._rest.timeout.connect(lambda: self.settled.emit(self.message, self._replaces))
         self._refresh()
 
     @property
     def draft(self) -> str:
         """What stands in the field."""
         return self.field.toPlainText()
+
+    @property
+    def message(self) -> str:
+        """What is sent: the files that go with it, and the draft."""
+        return with_files(self.draft, self.chips.files)
 
     @property
     def replaces(self) -> int | None:
@@ -111,8 +147,9 @@ class Composer(QWidget):
             self._drafts.drop(NEW, text)  # it may have been the first of its session
             return
         self._drop_version()
-        if self.draft == text:
+        if self.message == text:
             self.field.clear()
+            self.chips.show_files(())
 
     def edit(self, node_id: int, old: str, text: str) -> None:
         """Begins another version of the user's turn `node_id`, which says `old`; nothing is sent yet.
@@ -141,6 +178,7 @@ class Composer(QWidget):
     def show_cost(self, composition: Composition | None) -> None:
         """Tokens of the draft and of the context with it."""
         self._cost = composition
+        self.panel.show_composition(composition)
         self.cost.setText("" if composition is None else self._cost_words(composition))
         self.cost.setVisible(bool(self.cost.text()))
         self.context.setText("" if composition is None else self._context_words(composition))
@@ -149,6 +187,20 @@ class Composer(QWidget):
         """The path has grown by `tokens` since its context was counted."""
         if self._cost is not None:
             self.context.setText(self._context_words(replace(self._cost, context_used=self._cost.context_used + tokens)))
+
+    def show_bits(self, text: str, bits: float | None) -> None:
+        """How surprising the draft is; the answer about an older one is let go."""
+        if self._cost is not None and text == self.message and not self._running:
+            self.show_cost(replace(self._cost, bits=bits))
+
+    def attach(self, file: TextFile) -> None:
+        """A file goes with the message."""
+        self.chips.show_files([*(held for held in self.chips.files if held.name != file.name), file])
+        self.field.setFocus()
+
+    def detach(self, file: TextFile) -> None:
+        """It is pinned now, and goes with every message."""
+        self.chips.show_files([held for held in self.chips.files if held != file])
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:
         if watched is self.field and event.type() in (QEvent.Type.FocusIn, QEvent.Type.FocusOut):
@@ -161,9 +213,15 @@ class Composer(QWidget):
         column = QVBoxLayout(self._box)
         column.setContentsMargins(13, 11, 13, 11)
         column.setSpacing(10)
+        column.addWidget(self.chips)
         column.addWidget(self.field)
         row = QHBoxLayout()
-        row.setSpacing(14)
+        row.setSpacing(10)
+        tools = QHBoxLayout()
+        tools.setSpacing(0)
+        tools.addWidget(self.attach_button)
+        tools.addWidget(self.setup_button)
+        row.addLayout(tools)
         row.addWidget(self.cost)
         row.addWidget(self.context, 1)
         row.addWidget(self.busy, 1)
@@ -173,8 +231,10 @@ class Composer(QWidget):
     def _cost_words(self, cost: Composition) -> str:
         if not cost.tokens:
             return ""
-        tokens = self.tr("1 token") if cost.tokens == 1 else self.tr("{0:,} tokens").format(cost.tokens)
-        return tokens if cost.bits is None else self.tr("{0}, {1:.1f} bits").format(tokens, cost.bits)
+        words = self.tr("1 token") if cost.tokens == 1 else self.tr("{0:,} tokens").format(cost.tokens)
+        if cost.bits is not None:
+            words = self.tr("{0}, {1:.1f} bits ({2:.1f} a token)").format(words, cost.bits, cost.bits / cost.tokens)
+        return words if cost.new_tokens is None else self.tr("{0} · {1:,} to compute").format(words, cost.new_tokens)
 
     def _context_words(self, cost: Composition) -> str:
         if cost.context_length is None:
@@ -185,15 +245,49 @@ class Composer(QWidget):
 
     def _edited(self) -> None:
         self._say_busy("")
+        self.overflow.hide()
         self._refresh()
         self._delay.start()
+        self._rest.start()
 
     def _submit(self) -> None:
         if self._running:
             keys = QKeySequence(STOP_KEYS).toString(QKeySequence.SequenceFormat.NativeText)
             self._say_busy(self.tr("an answer is being written: stop it first, {0}").format(keys))
-        elif self.draft.strip():
-            self.sent.emit(self.draft, self._replaces)
+        elif self.message.strip() and self._too_long:
+            assert self._cost is not None  # or nobody would know
+            self.overflow.offer(self._cost)
+        elif self.message.strip():
+            self._rest.stop()
+            self.sent.emit(self.message, self._replaces)
+
+    @property
+    def _too_long(self) -> bool:
+        """Whether what is written is known not to fit; what was not counted yet is refused by others, and kept."""
+        cost = self._cost
+        if cost is None or cost.context_length is None or self._delay.isActive():
+            return False
+        return cost.context_used > cost.context_length
+
+    def _toggle_panel(self) -> None:
+        self.panel.setVisible(self.panel.isHidden())
+
+    def _edited_files(self) -> None:
+        self._edited()
+
+    def _choose_file(self) -> None:
+        dialog = QFileDialog(self.window(), self.tr("Attach a text file"))
+        dialog.setFileMode(QFileDialog.FileMode.ExistingFile)
+        dialog.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+        dialog.fileSelected.connect(self.attach_wanted)
+        dialog.open()
+
+    def _move_to_new(self) -> None:
+        """The draft goes on in a session that has room."""
+        self._drafts.put(NEW, replace(self._now(), replaces=None, version=""))
+        if self._key != NEW:
+            self._bring(Draft(""))
+        self.new_wanted.emit()
 
     def _say_busy(self, words: str) -> None:
         """One quiet line where the context stands; "" gives the place back."""
@@ -202,7 +296,7 @@ class Composer(QWidget):
         self.context.setVisible(not words)
 
     def _now(self) -> Draft:
-        return Draft(self.draft, self._replaces, self.version.words, self.field.textCursor().position())
+        return Draft(self.draft, self._replaces, self.version.words, self.field.textCursor().position(), self.chips.files)
 
     def _bring(self, draft: Draft) -> None:
         self._replaces = draft.replaces
@@ -210,6 +304,8 @@ class Composer(QWidget):
             self.version.clear()
         else:
             self.version.say(draft.version)
+        self.overflow.hide()
+        self.chips.show_files(draft.files)
         if draft.text != self.draft:
             self.field.setPlainText(draft.text)
         self._put_cursor(draft.cursor)
@@ -233,4 +329,4 @@ class Composer(QWidget):
     def _refresh(self) -> None:
         self.send_button.setText(self.tr("Stop") if self._running else self.tr("Send"))
         self.send_button.setAccessibleName(self.tr("Stop the answer") if self._running else self.tr("Send the message"))
-        self.send_button.setEnabled(self._running or bool(self.draft.strip()))
+        self.send_button.setEnabled(self._running or bool(self.message.strip()))

@@ -63,6 +63,9 @@ class Desk(QObject):
     draft_saved = Signal(int, str)  # session and message: it is in the store, the draft has done its work
     composed = Signal(object)  # Composition of the draft
     compared = Signal(object)  # BranchDiff of the session that is shown
+    draft_scored = Signal(str, object)  # the draft, its bits or None
+    file_read = Signal(object)  # TextFile
+    left_out = Signal(int)  # turns, to make room
     columns_changed = Signal(object)  # Columns | None of the session shown
     column_tokens = Signal(int, object, float)  # node id, TokenRun, sum of all log-probabilities of the column
     preview_found = Signal(int, int, int, object)  # node id, index, token id, Sequence[bytes]
@@ -159,6 +162,7 @@ class Desk(QObject):
     def send(self, text: str, replaces: int | None = None) -> None:
         """Sends a message, or another version of the user's turn `replaces`; the draft stays until `draft_saved`."""
         if self.shown is not None and not self.running:
+            self.tasks.drop("score draft")
             self._sending = (self.shown.session_id, text)
             self.activity_changed.emit()
             self.tasks.run(self._send(self.shown.session_id, text, replaces))
@@ -171,6 +175,10 @@ class Desk(QObject):
     def branch(self, node_id: int, index: int, token_id: int) -> None:
         """Goes on with another token at that place."""
         self._with_session(lambda session: self._workbench.branch(session, node_id, index, token_id))
+
+    def answer_call(self, node_id: int, text: str) -> None:
+        """The result of the calls in an answer."""
+        self._with_session(lambda session: self._workbench.answer_call(session, node_id, text))
 
     def regenerate(self, node_id: int) -> None:
         """Another answer beside that one."""
@@ -252,6 +260,24 @@ class Desk(QObject):
         if self.shown is not None:
             work = self._compose(self.shown.session_id, text, replaces)
             self.tasks.latest("compose", work, refused=lambda _words: None)
+
+    def score_draft(self, text: str, replaces: int | None = None) -> None:
+        """Asks how surprising the draft is, while nobody waits for an answer."""
+        if self.shown is not None and not self.running and text.strip():
+            work = self._score_draft(self.shown.session_id, text, replaces)
+            self.tasks.latest("score draft", work, refused=lambda _words: None)
+
+    def read_file(self, path: str) -> None:
+        """Reads a text file that goes with the message."""
+        self.tasks.run(self._read_file(path))
+
+    def leave_out(self, text: str) -> None:
+        """Makes room for a message."""
+        self._with_session(lambda session: self._leave_out(session, text))
+
+    def grow_context(self) -> None:
+        """All the context that the model has."""
+        self.tasks.run(self._workbench.grow_context())
 
     def ask_preview(self, node_id: int, index: int, token_id: int) -> None:
         """Asks for the likeliest words after another token."""
@@ -366,6 +392,15 @@ class Desk(QObject):
 
     async def _compose(self, session_id: int, text: str, replaces: int | None) -> None:
         self.composed.emit(await self._workbench.compose(session_id, text, replaces))
+
+    async def _score_draft(self, session_id: int, text: str, replaces: int | None) -> None:
+        self.draft_scored.emit(text, await self._workbench.score_draft(session_id, text, replaces))
+
+    async def _read_file(self, path: str) -> None:
+        self.file_read.emit(await self._workbench.read_file(path))
+
+    async def _leave_out(self, session_id: int, text: str) -> None:
+        self.left_out.emit(await self._workbench.leave_out(session_id, text))
 
     async def _find_preview(self, session_id: int, node_id: int, index: int, token_id: int) -> None:
         words = await self._workbench.preview(session_id, node_id, index, token_id, PREVIEW_TOKENS)

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from ui.file_text import with_files
+from ui.port_setup import TextFile
+
 NEW = 0  # the key of a session that has no turns yet: there is one at a time, and its id is forgotten if it stays empty
 MOST_KEPT = 50  # sessions whose drafts outlive the window, the latest
 
@@ -17,6 +20,7 @@ class Draft:
     replaces: int | None = None  # the node id of the user's turn
     version: str = ""  # the words that say so
     cursor: int = 0  # QChars
+    files: tuple[TextFile, ...] = ()  # that go with it; they do not outlive the window
 
 
 class Drafts:
@@ -30,7 +34,7 @@ class Drafts:
     def put(self, key: int, draft: Draft) -> None:
         """Keeps a draft; a blank one is none."""
         self._held.pop(key, None)
-        if draft.text.strip():
+        if draft.text.strip() or draft.files:
             self._held[key] = draft
 
     def take(self, key: int) -> Draft:
@@ -39,9 +43,9 @@ class Drafts:
 
     def drop(self, key: int, text: str) -> None:
         """Forgets a draft that says just that: it was sent."""
-        if key in self._held and self._held[key].text == text:
+        if key in self._held and with_files(self._held[key].text, self._held[key].files) == text:
             del self._held[key]
 
     def kept(self) -> tuple[tuple[int, str], ...]:
         """The texts for the next window, the latest last."""
-        return tuple((key, draft.text) for key, draft in self._held.items())[-MOST_KEPT:]
+        return tuple((key, draft.text) for key, draft in self._held.items() if draft.text.strip())[-MOST_KEPT:]

@@ -14,6 +14,7 @@ from ui.inspector import Inspector
 from ui.link_bar import LinkBar
 from ui.sidebar import Sidebar
 from ui.status import StatusBar
+from ui.tool_cards import ToolCards
 from ui.topbar import TopBar
 from ui.transcript import TranscriptView
 from ui.transfers import BranchDiff
@@ -40,6 +41,7 @@ class Frame(QWidget):
         self.columns = ColumnsPanel()
         self.finder = FindBar()
         self.link = LinkBar()
+        self.cards = ToolCards()
         self.composer = Composer()
         self.inspector = Inspector()
         self.status = StatusBar()
@@ -116,6 +118,7 @@ class Frame(QWidget):
         self._foot.setContentsMargins(LEFT, 0, RIGHT, 0)
         self._foot.setSpacing(8)
         self._foot.addWidget(self.link)
+        self._foot.addWidget(self.cards)
         self._foot.addWidget(self.composer)
         middle.addLayout(self._foot)
         panels = QHBoxLayout()

@@ -15,6 +15,7 @@ from typing import Protocol
 from runtime import TokenRun
 from ui.drawing_port import ColumnsChanged, ColumnTokens, DrawingUses
 from ui.made import Made
+from ui.port_setup import SetupCommands, TextFile, ToolCard
 from ui.transfers import TransferUseCases
 
 
@@ -66,7 +67,7 @@ class TurnView:
     """One turn of the path that is shown."""
 
     node_id: int  # the turn's last node on this path: what `branch`, `regenerate` and `edit` refer to
-    role: str  # system, user, assistant
+    role: str  # system, user, assistant, tool
     run: TokenRun  # all its tokens along the path; the template's have origin TEMPLATE
     status: TurnStatus
     variants: tuple[int, ...]  # last nodes of the turn's siblings, in order; this turn's own is among them
@@ -75,6 +76,7 @@ class TurnView:
     stats: TurnStats | None = None
     can_repeat: bool = False  # how it was made is known: it can be made again exactly
     can_retry: bool = True  # False: the same again can only fail again; the note says what to do instead
+    calls: tuple[ToolCard, ...] = ()  # of tools, that nobody has answered yet
 
     @property
     def variant(self) -> int:
@@ -158,6 +160,24 @@ class BackendChoice:
     chosen: bool
 
 
+class PartKind(StrEnum):
+    """What a part of the context is."""
+
+    SYSTEM = "system"
+    FILES = "files"
+    HISTORY = "history"
+    DRAFT = "draft"
+
+
+@dataclass(frozen=True, slots=True)
+class ContextPart:
+    """A stretch of the context."""
+
+    kind: PartKind
+    tokens: int
+    warm: int  # of them, those that need not be computed
+
+
 @dataclass(frozen=True, slots=True)
 class Composition:
     """What the typed text will cost."""
@@ -166,6 +186,9 @@ class Composition:
     bits: float | None  # None until scored
     context_used: int  # tokens of path and draft together
     context_length: int | None  # None while no model is known
+    parts: tuple[ContextPart, ...] = ()  # in order; empty where they are not known
+    can_grow: bool = False  # the model has a larger context than it was loaded with
+    new_tokens: int | None = None  # to be computed before the first token of the answer
 
 
 # ---- events -------------------------------------------------------------------------------------------------------
@@ -219,7 +242,7 @@ DrawingEvent = ColumnsChanged | ColumnTokens
 Event = SessionChanged | SessionCopied | TokensArrived | TurnChanged | SessionsChanged | StatusChanged | DrawingEvent
 
 
-class Workbench(TransferUseCases, DrawingUses, Protocol):
+class Workbench(SetupCommands, TransferUseCases, DrawingUses, Protocol):
     """The use cases of the app. Every coroutine may raise `Refusal`.
 
     A command that would change the sample makes a copy of it, says `SessionCopied`, and goes on there.
@@ -287,6 +310,18 @@ class Workbench(TransferUseCases, DrawingUses, Protocol):
 
     async def compose(self, session_id: int, text: str, replaces: int | None = None) -> Composition:
         """Tokens and context of a draft, or of another version of the user's turn `replaces`; no forward."""
+
+    async def score_draft(self, session_id: int, text: str, replaces: int | None = None) -> float | None:
+        """Bits of a draft, computed behind everything else; None where that is not to be had now. May be cancelled."""
+
+    async def read_file(self, path: str) -> TextFile:
+        """A text file to go with a message; a binary one or one that is too large is refused, with numbers."""
+
+    async def grow_context(self) -> None:
+        """Loads the model with all the context it has, from the next request on."""
+
+    async def leave_out(self, session_id: int, text: str) -> int:
+        """Makes room for a message: goes on with the latest turns alone, beside the whole conversation; how many it left out."""
 
     async def models(self) -> Sequence[ModelChoice]:
         """What is on the shelf."""

@@ -44,6 +44,9 @@ class Stage(QObject):
         desk.draft_saved.connect(parts.composer.clear_sent)
         desk.copied.connect(parts.composer.carry)
         desk.composed.connect(self._show_cost)
+        desk.draft_scored.connect(parts.composer.show_bits)
+        desk.file_read.connect(parts.composer.attach)
+        desk.left_out.connect(self._show_left_out)
         desk.refused.connect(parts.composer.notice.say)
         desk.trashed.connect(parts.sidebar.sessions.offer_undo)
         desk.restored.connect(parts.sidebar.sessions.withdraw_undo)
@@ -103,6 +106,8 @@ class Stage(QObject):
         answer = shown.last_answer if shown is not None else None
         fork = shown.fork if shown is not None else None
         self._parts.composer.set_running(running)
+        turns = shown.view.turns if shown is not None else ()
+        self._parts.cards.show_turn(turns[-1] if turns and not running else None)
         acts.stop.setEnabled(running)
         acts.rename.setEnabled(own)
         acts.trash.setEnabled(own)
@@ -133,7 +138,7 @@ class Stage(QObject):
         """The context meter moves when an answer ends, and can be read only once an engine is there."""
         now = (self._desk.engine, self._desk.running)
         if self._counted_at not in (None, now):
-            self._desk.compose(self._parts.composer.draft, self._parts.composer.replaces)
+            self._desk.compose(self._parts.composer.message, self._parts.composer.replaces)
         self._counted_at = now
 
     def _show_session(self, view: SessionView) -> None:
@@ -151,7 +156,7 @@ class Stage(QObject):
             parts.link.dismiss()
         parts.inspector.show_path(view.turns, self._desk.how_made)
         self._show_pin_again()
-        self._desk.compose(parts.composer.draft, parts.composer.replaces)
+        self._desk.compose(parts.composer.message, parts.composer.replaces)
 
     def _show_turn(self, turn: TurnView) -> None:
         self._parts.transcript.update_turn(turn)
@@ -175,6 +180,10 @@ class Stage(QObject):
         self._parts.composer.show_cost(composition)
         self._counted_length = self._desk.shown.length if self._desk.shown is not None else 0
 
+    def _show_left_out(self, count: int) -> None:
+        words = self.tr("1 turn is left out") if count == 1 else self.tr("{0:,} turns are left out").format(count)
+        self._parts.composer.notice.say(self.tr("{0}; the whole conversation stands beside this. Send when you are ready").format(words))
+
     def _show_columns(self, view: Columns | None) -> None:
         panel = self._parts.columns
         opens = panel.isHidden() and view is not None
@@ -192,7 +201,7 @@ class Stage(QObject):
         self.refresh()
 
     def _show_model(self, models: Sequence[ModelChoice]) -> None:
-        self._parts.top.model.show_model(next((choice for choice in models if choice.loaded), None))
+        self._parts.top.show_model(next((choice for choice in models if choice.loaded), None))
 
     def _show_status(self, status: StatusView) -> None:
         self._parts.status.show_status(status)

@@ -29,7 +29,7 @@ class TopBar(QWidget):
 
     mode_chosen = Signal(object)  # Mode
     step_wanted = Signal(int)  # to the previous (-1) or next (+1) variant
-    models_wanted = Signal()
+    setup_wanted = Signal()
     model_chosen = Signal(str)  # source
     backend_chosen = Signal(str)  # name
 
@@ -47,7 +47,7 @@ class TopBar(QWidget):
         self.branch = BranchChip()
         self.branch.step_wanted.connect(self.step_wanted)
         self.model = ModelChip()
-        self.model.clicked.connect(self.models_wanted)
+        self.model.clicked.connect(self.setup_wanted)
         self.model.chosen.connect(self.model_chosen)
         self.model.backend_chosen.connect(self.backend_chosen)
         self.modes = ModeSwitch()
@@ -64,6 +64,11 @@ class TopBar(QWidget):
         row.addWidget(self.modes)
         row.addWidget(self.inspector_button)
         self._over_sidebar = False
+
+    def show_model(self, choice: ModelChoice | None) -> None:
+        """Names the model in use."""
+        self.model.show_model(choice)
+        self._share_room()  # a part of fixed size asks for no layout by itself
 
     def stand_over_sidebar(self, shown: bool) -> None:  # a state, not an option
         """The title stands where the sidebar ends, if there is room; without a sidebar it moves to the left."""
@@ -168,7 +173,7 @@ class BranchChip(QWidget):
 
 
 class ModelChip(QPushButton):
-    """The model's name; pressed, it opens the shelf as a menu (never blocking)."""
+    """The model's name; pressed, it opens what the session is set to. The shelf opens under it as a menu (never blocking)."""
 
     chosen = Signal(str)  # source
     backend_chosen = Signal(str)  # name

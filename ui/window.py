@@ -17,6 +17,8 @@ from ui.actions import Actions, connect, copy_focused
 from ui.desk import Desk
 from ui.frame import Frame
 from ui.port import Workbench
+from ui.port_setup import SessionSetup, TextFile
+from ui.setup import MODEL, SAMPLING, SetupDesk, SetupPopover
 from ui.shown import typed_text
 from ui.stage import Stage
 from ui.transcript import Measure, Mode
@@ -70,7 +72,10 @@ class MainWindow(QMainWindow):
         self.acts = Actions(self)
         self.stage = Stage(self, self.desk, self.parts, self.acts)
         self.transfers = Transfers(workbench, self.desk, self.parts.status, self.parts.composer.notice, self)
+        self.setup = SetupDesk(self.desk, workbench)
+        self.popover = SetupPopover(self.setup, self.parts.top.model, self.parts)
         self._wire_parts()
+        self._wire_setup()
         self._wire_actions()
         self.resize(1360, 860)
         if state.geometry:
@@ -102,9 +107,14 @@ class MainWindow(QMainWindow):
         composer.sent.connect(self._send)
         composer.stopped.connect(desk.stop)
         composer.drafted.connect(desk.compose)
+        composer.settled.connect(desk.score_draft)
+        composer.attach_wanted.connect(desk.read_file)
+        composer.leave_out_wanted.connect(desk.leave_out)
+        composer.larger_wanted.connect(desk.grow_context)
+        composer.new_wanted.connect(self._new_session)
+        composer.pin_wanted.connect(self._pin_file)
         parts.top.mode_chosen.connect(self.stage.set_mode)
         parts.top.step_wanted.connect(desk.step_variant)
-        parts.top.models_wanted.connect(desk.ask_models)
         parts.top.model_chosen.connect(desk.choose_model)
         parts.top.backend_chosen.connect(desk.choose_backend)
         view.token_pinned.connect(self.stage.show_pin)
@@ -145,6 +155,32 @@ class MainWindow(QMainWindow):
             key = QShortcut(QKeySequence(str(number)), self)
             key.activated.connect(lambda number=number: parts.inspector.token.alternatives.press(number))
 
+    def _wire_setup(self) -> None:
+        desk, popover = self.desk, self.popover
+        self.parts.top.setup_wanted.connect(popover.toggle)
+        self.parts.composer.setup_wanted.connect(lambda: popover.toggle(SAMPLING))
+        self.parts.cards.answered.connect(desk.answer_call)
+        popover.model.models_wanted.connect(desk.ask_models)
+        for news in (desk.session_shown, desk.models_listed, desk.activity_changed, desk.status_changed):
+            news.connect(self._refresh_setup)
+
+    def _pin_file(self, file: TextFile) -> None:
+        """Before every turn, beside what is pinned already."""
+
+        async def pin(workbench: Workbench, session_id: int) -> SessionSetup:
+            held = (await workbench.setup(session_id)).files
+            setup = await workbench.pin_files(session_id, [*(each for each in held if each.name != file.name), file])
+            self.parts.composer.detach(file)
+            return setup
+
+        self.parts.composer.notice.clear()
+        self.setup.change(pin, self.parts.composer.notice.say)
+
+    def _refresh_setup(self) -> None:
+        """What holds may be another thing for another session, path or model; nobody asks while nobody looks."""
+        if self.popover.isVisible():
+            self.setup.ask()
+
     def _wire_actions(self) -> None:
         acts, desk, top = self.acts, self.desk, self.parts.top
         menu = QMenu(self)
@@ -181,6 +217,8 @@ class MainWindow(QMainWindow):
         connect(acts.regenerate, self._regenerate)
         connect(acts.regenerate_exactly, self._regenerate_exactly)
         connect(acts.continue_answer, self._continue)
+        connect(acts.setup, lambda: self.popover.toggle(MODEL))
+        connect(acts.sampling, lambda: self.popover.toggle(SAMPLING))
         for count, act in acts.ways.items():
             connect(act, partial(self._find_columns, count, beams=False))
         connect(acts.beams, lambda: self._find_columns(BEAMS, beams=True))

@@ -18,13 +18,16 @@ from app.supervisor import Supervisor
 from app.workbench.answer import Answer, last_message, live_stats
 from app.workbench.ending import CUTS, Ending, stats_of
 from app.workbench.growing import EMPTY
-from app.workbench.making import made_with, refusal
-from app.workbench.pick import began
+from app.workbench.making import made_with, refusal, stack_made_with
+from app.workbench.pick import began, leading_template
 from app.workbench.prompt import check_tokens
 from app.workbench.recorder import Recorder, ended_by
 from app.workbench.refusals import BUSY
 from app.workbench.scoring import score_prompt
 from app.workbench.session import OpenSession, content_of
+from app.workbench.setup.adapters import bring
+from app.workbench.setup.setups import Asked, Setups
+from app.workbench.speaker import Speaker
 from runtime import (
     BackendUnavailableError,
     ContextOverflowError,
@@ -47,7 +50,7 @@ STATUS_SECONDS = 0.25  # between two looks at the counters while a stream runs
 STARTING = "starting the engine…"
 LONG_PROMPT = 256  # tokens still to be read that are worth a line
 
-Prepare = Callable[[LanguageModel], Awaitable[TokenRun]]  # gives the tokens a node begins with: header, picked token
+Prepare = Callable[[Speaker], Awaitable[TokenRun]]  # gives the tokens a node begins with: header, picked token
 
 
 class Answers:
@@ -56,8 +59,8 @@ class Answers:
     Args:
         store: Where nodes and tokens go.
         supervisor: Gives the model.
-        preset: How answers are drawn where `call` does not say it.
-        call: By the names of `GenerationOptions.from_mapping`; goes before the preset, which goes before the model's own.
+        setups: What sessions ask for, and their presets.
+        call: By the names of `GenerationOptions.from_mapping`; goes before the session, which goes before its preset.
         tell: Takes events for the window.
         on_progress: Called when counters changed.
         keep: Called with an answer that has ended and is written.
@@ -67,7 +70,7 @@ class Answers:
         self,
         store: SessionStore,
         supervisor: Supervisor,
-        preset: GenerationOptions,
+        setups: Setups,
         call: Mapping[str, Any],
         tell: Callable[[Event], None],
         on_progress: Callable[[], None],
@@ -75,7 +78,7 @@ class Answers:
     ) -> None:
         self._store = store
         self._supervisor = supervisor
-        self._preset = preset
+        self._setups = setups
         self._call = call
         self._tell = tell
         self._progress = on_progress
@@ -110,10 +113,20 @@ class Answers:
         """How the answer is drawn that is being written into a node; None where none is."""
         return next((answer.options for answer in self.running.values() if answer.node_id == node_id), None)
 
-    def options_for(self, model: LanguageModel) -> GenerationOptions:
-        """How this model's answers are drawn, with a seed of their own where nobody chose one."""
-        preset = replace(self._preset, seed=fresh_seed() if self._preset.seed is None else self._preset.seed)
-        return model.resolve_options(self._call, preset=preset).options
+    async def speaker(self, session: OpenSession, model: LanguageModel) -> Speaker:
+        """The model under the adapters of a session, which are brought in.
+
+        Raises:
+            RuntimeFault: One of them cannot be used.
+        """
+        return Speaker.of(model, await bring(model, self._setups.asked(session).adapters))
+
+    def options_for(self, session: OpenSession, speaker: Speaker) -> GenerationOptions:
+        """How answers are drawn there, with a seed of their own where nobody chose one."""
+        asked = self._setups.asked(session)
+        preset = replace(asked.preset, seed=fresh_seed() if asked.preset.seed is None else asked.preset.seed)
+        layer = asked.session if speaker.adapters is None else {**asked.session, "adapters": speaker.adapters}
+        return speaker.model.resolve_options(self._call, session=layer, preset=preset).options
 
     async def ended(self) -> None:
         """Returns when no answer is in work."""
@@ -164,12 +177,14 @@ class Answers:
         answer.node_id, answer.session.states[node_id] = node_id, TurnStatus.WAITING
         if self._supervisor.running is None:
             answer.session.notes[node_id] = STARTING
-        preset = self._preset
+        asked = self._setups.asked(answer.session)
+        preset = asked.preset
         answer.options = replace(preset, seed=fresh_seed() if preset.seed is None else preset.seed, stages=True)
         if answer.repeats is not None:
             answer.options = answer.repeats.options
+            asked = replace(asked, adapters=stack_made_with(answer.repeats.made))
         self._tell(SessionChanged(answer.session.view()))
-        answer.task = asyncio.create_task(self._stream(answer, prepare), name=f"answer {node_id}")
+        answer.task = asyncio.create_task(self._stream(answer, asked, prepare), name=f"answer {node_id}")
         if answer.stopping:
             answer.task.cancel()
         try:
@@ -183,7 +198,7 @@ class Answers:
 
     # ---- the stream -------------------------------------------------------------------------------------------------
 
-    async def _stream(self, answer: Answer, prepare: Prepare) -> None:
+    async def _stream(self, answer: Answer, asked: Asked, prepare: Prepare) -> None:
         session, node_id = answer.session, answer.node_id
         try:
             model = answer.model = await self._supervisor.model()
@@ -191,18 +206,19 @@ class Answers:
         finally:
             if session.notes.get(node_id) == STARTING:
                 del session.notes[node_id]
-        options = answer.options = self._settled(answer, model)
+        speaker = Speaker.of(model, await bring(model, asked.adapters))
+        options = answer.options = self._settled(answer, asked, speaker)
         self._tell(TurnChanged(session.id, session.last_turn()))
         segments = session.tree.path(node_id)
         check_tokens(model, session, segments)
-        known = await prepare(model)
+        known = await prepare(speaker)
         self._supervisor.busy(True)
         session.runs[node_id] = known
         prompt = session.path_ids(segments)
         answer.prompt = len(prompt)
-        recorder = answer.recorder = Recorder(self._store, node_id, model.info.numbers_fingerprint)
+        recorder = answer.recorder = Recorder(self._store, node_id, speaker.numbers)
         try:
-            await score_prompt(model, self._store, session, segments, prompt, partial(self._read_on, answer, 0))
+            await score_prompt(speaker, self._store, session, segments, prompt, partial(self._read_on, answer, 0))
         finally:
             recorder.add(session.runs[node_id])
         for turn in session.turn_views():
@@ -213,23 +229,26 @@ class Answers:
         if len(known) and int(known.finish[-1]) == Finish.EOS:
             answer.finish = "eos"
             return
+        if options.grammar is not None:
+            options = replace(options, grammar_prefix=own_length(session))
         read_on = partial(self._read_on, answer, answer.computed)
         async with aclosing(model.generate_runs(prompt, options, on_progress=read_on)) as runs:
             async for run in runs:
                 self._take(answer, run)
                 recorder.add(run)
 
-    def _settled(self, answer: Answer, model: LanguageModel) -> GenerationOptions:
+    def _settled(self, answer: Answer, asked: Asked, speaker: Speaker) -> GenerationOptions:
         """How an answer is made, down to the last option; it is stored with it."""
         if answer.repeats is not None:
-            why = refusal(answer.session.tree.nodes[answer.repeats.of], model)  # another one may have come meanwhile
+            why = refusal(answer.session.tree.nodes[answer.repeats.of], speaker)  # another one may have come meanwhile
             if why:
                 raise InvalidRequestError(why)
             answer.made_with = answer.repeats.made
             return answer.options
-        resolved = model.resolve_options(self._call, preset=answer.options)
-        chosen = self._preset.seed is not None or self._call.get("seed") is not None
-        answer.made_with = made_with(resolved, model, seed_was_chosen=chosen)
+        layer = asked.session if speaker.adapters is None else {**asked.session, "adapters": speaker.adapters}
+        resolved = speaker.model.resolve_options(self._call, session=layer, preset=answer.options)
+        chosen = [asked.preset.seed, asked.session.get("seed"), self._call.get("seed")] != [None] * 3
+        answer.made_with = made_with(resolved, speaker, asked.adapters, seed_was_chosen=chosen)
         return resolved.options
 
     def _read_on(self, answer: Answer, before: int, progress: PromptProgress) -> None:
@@ -323,3 +342,9 @@ class Answers:
                 await self._supervisor.died(answer.model)
             else:
                 self._supervisor.busy(len(self.running) > 1)
+
+
+def own_length(session: OpenSession) -> int:
+    """Tokens of the turn at the end of the path that are the answer's own: what its form counts from."""
+    run = session.turn_run(session.tree.turns(session.tip)[-1])
+    return len(run) - leading_template(run)

@@ -11,6 +11,7 @@ from app.workbench.prompt import check_tokens
 from app.workbench.refusals import stored
 from app.workbench.session import OpenSession
 from app.workbench.sessions import Sessions
+from app.workbench.setup.setups import Setups
 from runtime import InvalidRequestError
 from storage import NewNode, SessionStore
 from ui import Event, Refusal, SessionCopied, SessionsChanged
@@ -41,10 +42,19 @@ class Copies:
         store: Where they are saved.
         supervisor: Knows the model that will go on in them.
         sessions: The open sessions.
+        setups: What they are set to goes with them.
         tell: Takes events for the window.
     """
 
-    def __init__(self, store: SessionStore, supervisor: Supervisor, sessions: Sessions, tell: Callable[[Event], None]) -> None:
+    def __init__(
+        self,
+        store: SessionStore,
+        supervisor: Supervisor,
+        sessions: Sessions,
+        setups: Setups,
+        tell: Callable[[Event], None],
+    ) -> None:
+        self._setups = setups
         self._store = store
         self._supervisor = supervisor
         self._sessions = sessions
@@ -67,6 +77,7 @@ class Copies:
         titles = [row.title for row in await stored(self._store.sessions())]
         made = await stored(self._store.copy_session(session.id, copy_title(session.title, titles)))
         copy = await self._sessions.show(made.session_id)
+        await self._setups.carry(session, copy)
         self._tell(SessionCopied(session.id, copy.view()))
         self._tell(SessionsChanged())
         return Target(copy, made.nodes)

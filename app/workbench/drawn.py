@@ -14,6 +14,7 @@ from app.workbench.growing import EMPTY
 from app.workbench.prompt import check_tokens
 from app.workbench.refusals import GONE, stored
 from app.workbench.session import OpenSession
+from app.workbench.setup.adapters import stack_of_session
 from app.workbench.sessions import Sessions
 from app.workbench.vocabulary import Vocabulary
 from runtime import EngineDiedError, GenerationOptions, LanguageModel, RuntimeFault, SamplingOptions
@@ -57,7 +58,7 @@ class Drawn:
             return None
         node, offset = place
         model = self._supervisor.running
-        mine = None if model is None else model.info.numbers_fingerprint
+        mine = None if model is None else numbers_now(session, model)
         theirs = node.kv_fingerprint or mine  # a node that is being written is the running model's
         name = await self._name_of(theirs, model)
         seed, branch, sampling = (node.stats.get(name) for name in ("seed", "branch", "sampling"))
@@ -141,6 +142,14 @@ class Drawn:
         return settings
 
 
+def numbers_now(session: OpenSession, model: LanguageModel) -> str:
+    """What the model's numbers are filed under in a session; while its adapters are not in place, nothing is."""
+    try:
+        return model.info.numbers_under(stack_of_session(session))
+    except RuntimeFault:
+        return ""
+
+
 def ids_before(session: OpenSession, node: NodeRow, offset: int) -> list[int]:
     """The ids of the path to token `offset` of a node, without it."""
     path = session.tree.path(node.id)
@@ -158,7 +167,7 @@ async def asked(
     """
     try:
         check_tokens(model, session, session.tree.path(node.id))
-        return await model.next_token_logprobs(ids)
+        return await model.next_token_logprobs(ids, adapters=stack_of_session(session))
     except EngineDiedError as fault:
         await supervisor.died(model)
         raise Refusal(str(fault)) from fault

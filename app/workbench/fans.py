@@ -15,21 +15,23 @@ from app.supervisor import Supervisor
 from app.workbench.answer import Answer
 from app.workbench.answers import LONG_PROMPT, STARTING, Answers
 from app.workbench.copying import Copies
-from app.workbench.ending import Ending, stats_of
+from app.workbench.ending import CUTS, Ending, stats_of
 from app.workbench.fan import Endings, Fan
 from app.workbench.growing import EMPTY
 from app.workbench.points import point
 from app.workbench.prompt import check_tokens
-from app.workbench.recorder import Recorder
+from app.workbench.recorder import Recorder, ended_by
 from app.workbench.scoring import score_prompt
 from app.workbench.session import content_of
 from app.workbench.sessions import Sessions
+from app.workbench.speaker import Speaker
 from app.workbench.tokenise import Tokeniser
 from runtime import (
     BeamOptions,
     BeamStep,
     ContextOverflowError,
     EngineDiedError,
+    Finish,
     GenerationOptions,
     LanguageModel,
     Origin,
@@ -113,19 +115,20 @@ class Fans:
 
     # ---- how ----------------------------------------------------------------------------------------------------------
 
-    async def _prompt(self, fan: Fan, claimed: Answer) -> tuple[LanguageModel, list[int]]:
+    async def _prompt(self, fan: Fan, claimed: Answer) -> tuple[Speaker, list[int]]:
         """The model, and the ids before the place, all of them with their numbers."""
         model = claimed.model = await self._supervisor.model()
         fan.note, fan.began = "", time.monotonic()
         self._supervisor.busy(True)
         self._show(fan)
+        speaker = await self._answers.speaker(fan.session, model)
         segments = fan.segments()
         check_tokens(model, fan.session, segments)
         assert fan.new.parent_id is not None  # it goes on from an answer, or stands beside one
-        await self._tokeniser.before(fan.session, model, fan.new.parent_id)
+        await self._tokeniser.before(fan.session, speaker, fan.new.parent_id)
         prompt = fan.session.path_ids(segments)
-        await score_prompt(model, self._store, fan.session, segments, prompt, partial(self._read_on, fan, 0))
-        return model, prompt
+        await score_prompt(speaker, self._store, fan.session, segments, prompt, partial(self._read_on, fan, 0))
+        return speaker, prompt
 
     def _read_on(self, fan: Fan, before: int, progress: PromptProgress) -> None:
         fan.computed = before + progress.computed
@@ -137,14 +140,14 @@ class Fans:
             self._show(fan)
 
     async def _draw(self, fan: Fan, claimed: Answer) -> None:
-        model, prompt = await self._prompt(fan, claimed)
-        options = self._answers.options_for(model)
+        speaker, prompt = await self._prompt(fan, claimed)
+        model, options = speaker.model, self._answers.options_for(fan.session, speaker)
         options = replace(options, max_tokens=min(options.max_tokens or DRAWN_TOKENS, DRAWN_TOKENS))
         if options.sampling.temperature == 0.0:
             raise Refusal("the temperature is 0: all would say the same. Ask for beams, or give it some warmth")
         if options.grammar is not None:
             options = replace(options, grammar_prefix=said(fan))
-        strands = [await self._strand(fan, model, replace(options, branch=k)) for k in range(fan.wanted)]
+        strands = [await self._strand(fan, speaker, replace(options, branch=k)) for k in range(fan.wanted)]
         self._show(fan)
         read_on = partial(self._read_on, fan, fan.computed)
         async with aclosing(model.continue_many_runs(prompt, fan.wanted, options, on_progress=read_on)) as runs:
@@ -158,7 +161,8 @@ class Fans:
                     self._show(fan)
 
     async def _search(self, fan: Fan, claimed: Answer) -> None:
-        model, prompt = await self._prompt(fan, claimed)
+        speaker, prompt = await self._prompt(fan, claimed)
+        model = speaker.model
         watched: list[list[int]] = [[]]
 
         def on_step(step: BeamStep) -> None:
@@ -170,21 +174,23 @@ class Fans:
 
         options = BeamOptions(width=fan.wanted, max_tokens=SEARCHED_TOKENS)
         read_on = partial(self._read_on, fan, fan.computed)
-        found = await model.beam_generate(prompt, options, on_progress=read_on, on_step=on_step)
+        found = await model.beam_generate(
+            prompt, options, adapters=speaker.adapters, on_progress=read_on, on_step=on_step
+        )
         fan.scores = [hypothesis.score for hypothesis in found]
         for hypothesis in found:
-            strand = await self._strand(fan, model, GenerationOptions())
+            strand = await self._strand(fan, speaker, GenerationOptions())
             assert strand.recorder is not None
             fan.take(strand, hypothesis.run)
             strand.recorder.add(hypothesis.run)
             strand.logprob = hypothesis.logprob
 
-    async def _strand(self, fan: Fan, model: LanguageModel, options: GenerationOptions) -> Answer:
+    async def _strand(self, fan: Fan, speaker: Speaker, options: GenerationOptions) -> Answer:
         """One continuation, with a node of its own; the path that is shown stays."""
         node = await self._sessions.add(fan.session, fan.new, current=False)
         fan.session.runs[node.id] = EMPTY
-        strand = Answer(fan.session, node.id, options=options, began=fan.began, model=model)
-        strand.recorder = Recorder(self._store, node.id, model.info.numbers_fingerprint)
+        strand = Answer(fan.session, node.id, options=options, began=fan.began, model=speaker.model)
+        strand.recorder = Recorder(self._store, node.id, speaker.numbers)
         fan.strands.append(strand)
         return strand
 
@@ -239,14 +245,15 @@ class Fans:
         if strand.node_id not in fan.ended:
             strand.finish = finish
         strand.reused, strand.computed = fan.reused, fan.computed
-        run = fan.session.runs.get(strand.node_id, EMPTY)
+        cut = CUTS.get(strand.finish, Finish.NONE)
+        fan.session.runs[strand.node_id] = run = ended_by(fan.session.runs.get(strand.node_id, EMPTY), cut)
         stats = stats_of(strand, run)
         if fan.scores:
             place = fan.strands.index(strand)
             stats |= {"beams": fan.wanted, "score": fan.scores[place]}
         else:
             stats["branch"] = strand.options.branch
-        return Ending(strand.node_id, strand.finish, strand.incomplete, stats, content_of(run), strand.recorder)
+        return Ending(strand.node_id, strand.finish, cut, strand.incomplete, stats, content_of(run), strand.recorder)
 
     async def _drop_silent(self, fan: Fan) -> None:
         """Takes away strands that ended before they said anything."""

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
+from app.workbench.speaker import Speaker
 from runtime import GenerationOptions, InvalidRequestError, LanguageModel, TokenRun, __version__
 from storage import NodeRow
-from ui import Made, Setting
+from ui import AdapterChoice, Made, Setting
 
 if TYPE_CHECKING:
     from runtime import ResolvedOptions
@@ -25,9 +26,11 @@ NOT_KNOWN = "how this answer was made was not stored yet when it was written; re
 NOTHING_MADE = "there is nothing to repeat: the model said nothing here; regenerate the answer instead"
 
 
-def made_with(resolved: ResolvedOptions, model: LanguageModel, *, seed_was_chosen: bool) -> dict[str, Any]:
+def made_with(
+    resolved: ResolvedOptions, speaker: Speaker, stack: Sequence[AdapterChoice], *, seed_was_chosen: bool
+) -> dict[str, Any]:
     """What is stored of an answer at its beginning: every option that holds and who said so, the seed, and of which model."""
-    info = model.info
+    info = speaker.model.info
     sources: dict[str, list[str]] = {}
     for name, who in resolved.sources.items():
         if name == "seed" and not seed_was_chosen:
@@ -41,9 +44,10 @@ def made_with(resolved: ResolvedOptions, model: LanguageModel, *, seed_was_chose
         "backend": info.backend,
         "device": info.device,
         "dtype": info.dtype,
-        "fingerprint": info.numbers_fingerprint,
+        "fingerprint": speaker.numbers,
         "base": info.kv_fingerprint,
-        "adapters": [list(use) for use in info.lora_stack],
+        "adapters": [list(use) for use in (info.lora_stack if speaker.adapters is None else speaker.adapters)],
+        "stack": [[choice.folder, choice.name, choice.scale] for choice in stack if choice.on],
         "version": __version__,
     }
 
@@ -77,15 +81,29 @@ def _plain(value: Any) -> Any:
 # ---- once more --------------------------------------------------------------------------------------------------------
 
 
-def refusal(node: NodeRow, model: LanguageModel | None = None) -> str:
+def stack_made_with(made: Mapping[str, Any]) -> tuple[AdapterChoice, ...]:
+    """The adapters that a session had on its stack for an answer."""
+    stored = made.get("stack")
+    entries = stored if isinstance(stored, list) else []
+    return tuple(AdapterChoice(str(folder), str(name), float(scale)) for folder, name, scale in entries)
+
+
+def refusal(node: NodeRow, speaker: Speaker | LanguageModel | None = None) -> str:
     """Why an answer cannot be made again exactly; empty where it can."""
     made = node.stats.get(MADE)
     if not isinstance(made, Mapping):
         return NOT_KNOWN
     if not node.stats.get("generated"):
         return NOTHING_MADE
-    if model is None or model.info.numbers_fingerprint == made.get("fingerprint"):
+    if speaker is None:
         return ""
+    model = speaker.model if isinstance(speaker, Speaker) else speaker
+    numbers = speaker.numbers if isinstance(speaker, Speaker) else model.info.numbers_fingerprint
+    if numbers == made.get("fingerprint"):
+        return ""
+    if made.get("stack") and model.info.kv_fingerprint == made.get("base"):  # its adapters can be brought in
+        changed = "an adapter that this answer was made with is another one now; put the old one back, or regenerate it"
+        return changed if isinstance(speaker, Speaker) else ""
     name, engine = made.get("model"), made.get("backend")
     if model.info.kv_fingerprint == made.get("base"):
         return f"this answer was made with {_stack(made.get('adapters'))}, now it would be {_stack(model.info.lora_stack)}"

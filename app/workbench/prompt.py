@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -16,6 +17,7 @@ from app.workbench.tree import Segment
 from runtime import InvalidRequestError, LanguageModel, Origin, TokenRun, aligned, texts_of
 
 Message = Mapping[str, str]
+Tools = Sequence[Mapping[str, Any]] | None
 MARK = "\U000f8f8f"  # stands for the turn before; private use: nobody types it
 
 
@@ -28,7 +30,9 @@ class NewIds:
     header: list[int]
 
 
-async def render_turn(model: LanguageModel, held: Sequence[int], messages: Sequence[Message]) -> NewIds:
+async def render_turn(
+    model: LanguageModel, held: Sequence[int], messages: Sequence[Message], *, tools: Tools = None
+) -> NewIds:
     """The ids that the last message adds to `held`, and the header after it.
 
     Where the template does not repeat what is held (it strips or changes history, or an answer was cut inside a
@@ -39,16 +43,16 @@ async def render_turn(model: LanguageModel, held: Sequence[int], messages: Seque
         InvalidRequestError: The template takes the last message in no company, and not alone either.
     """
     try:
-        messages, full = await _as_taken(model, messages)
+        messages, full = await _as_taken(model, messages, tools)
     except InvalidRequestError:
         if not held:
             raise
-        return await _alone(model, messages)
-    closed = await model.render_chat_async(messages, add_generation_prompt=False)
+        return await _alone(model, messages, tools)
+    closed = await model.render_chat_async(messages, tools=tools, add_generation_prompt=False)
     split = len(closed) if full[: len(closed)] == closed else len(full)
     start = _aligned(model, held, full)
     if start is None or start > split:
-        return await _after_mark(model, held, messages) or await _alone(model, messages)
+        return await _after_mark(model, held, messages, tools) or await _alone(model, messages, tools)
     user, header = _close_at_eos(model, full[start:split], full[split:])
     system: list[int] = []
     if not held:
@@ -56,16 +60,16 @@ async def render_turn(model: LanguageModel, held: Sequence[int], messages: Seque
     return NewIds(system, user, header)
 
 
-async def render_header(model: LanguageModel, messages: Sequence[Message]) -> list[int]:
+async def render_header(model: LanguageModel, messages: Sequence[Message], *, tools: Tools = None) -> list[int]:
     """The header that opens an answer to the last message (with the newline after its eos)."""
-    messages, full = await _as_taken(model, messages)
-    closed = await model.render_chat_async(messages, add_generation_prompt=False)
+    messages, full = await _as_taken(model, messages, tools)
+    closed = await model.render_chat_async(messages, tools=tools, add_generation_prompt=False)
     if full[: len(closed)] != closed:
         return []
     return _close_at_eos(model, closed, full[len(closed) :])[1]
 
 
-async def _as_taken(model: LanguageModel, messages: Sequence[Message]) -> tuple[Sequence[Message], list[int]]:
+async def _as_taken(model: LanguageModel, messages: Sequence[Message], tools: Tools) -> tuple[Sequence[Message], list[int]]:
     """The messages as the template takes them, and their ids.
 
     Many templates refuse two questions in a row, which is what a failed answer leaves. An empty answer then stands between
@@ -75,12 +79,12 @@ async def _as_taken(model: LanguageModel, messages: Sequence[Message]) -> tuple[
         InvalidRequestError: It refuses them like that too.
     """
     try:
-        return messages, await model.render_chat_async(messages, add_generation_prompt=True)
+        return messages, await model.render_chat_async(messages, tools=tools, add_generation_prompt=True)
     except InvalidRequestError:
         filled = with_empty_answers(messages)
         if len(filled) == len(messages):
             raise
-        return filled, await model.render_chat_async(filled, add_generation_prompt=True)
+        return filled, await model.render_chat_async(filled, tools=tools, add_generation_prompt=True)
 
 
 def with_empty_answers(messages: Sequence[Message]) -> list[Message]:
@@ -93,13 +97,15 @@ def with_empty_answers(messages: Sequence[Message]) -> list[Message]:
     return filled
 
 
-async def _after_mark(model: LanguageModel, held: Sequence[int], messages: Sequence[Message]) -> NewIds | None:
+async def _after_mark(
+    model: LanguageModel, held: Sequence[int], messages: Sequence[Message], tools: Tools
+) -> NewIds | None:
     """What the template writes after the turn before: its end, where `held` has none, and the last message."""
     if len(messages) < 2:
         return None
     marked = [*messages[:-2], {**messages[-2], "content": MARK}, messages[-1]]
-    full = await model.render_chat_async(marked, add_generation_prompt=True)
-    closed = await model.render_chat_async(marked, add_generation_prompt=False)
+    full = await model.render_chat_async(marked, tools=tools, add_generation_prompt=True)
+    closed = await model.render_chat_async(marked, tools=tools, add_generation_prompt=False)
     split = len(closed) if full[: len(closed)] == closed else len(full)
     start = _end_of(model, full, MARK.encode())
     if start is None or start > split:
@@ -119,11 +125,11 @@ def _end_of(model: LanguageModel, ids: Sequence[int], data: bytes) -> int | None
     return int(found[0]) + 1 if at >= 0 and found.size else None
 
 
-async def _alone(model: LanguageModel, messages: Sequence[Message]) -> NewIds:
+async def _alone(model: LanguageModel, messages: Sequence[Message], tools: Tools) -> NewIds:
     """The last message's ids without its history."""
     last = [messages[-1]]
-    full = await model.render_chat_async(last, add_generation_prompt=True)
-    closed = await model.render_chat_async(last, add_generation_prompt=False)
+    full = await model.render_chat_async(last, tools=tools, add_generation_prompt=True)
+    closed = await model.render_chat_async(last, tools=tools, add_generation_prompt=False)
     split = len(closed) if full[: len(closed)] == closed else len(full)
     user, header = _close_at_eos(model, full[:split], full[split:])
     return NewIds([], _system_part(model, user)[1], header)

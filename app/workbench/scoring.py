@@ -10,15 +10,16 @@ import numpy as np
 from app.workbench.growing import EMPTY
 from app.workbench.recorder import chunk
 from app.workbench.session import OpenSession
+from app.workbench.speaker import Speaker
 from app.workbench.tree import Segment
-from runtime import LanguageModel, OnProgress, TokenRun
+from runtime import OnProgress, TokenRun
 from storage import SessionStore
 
 SCORED = ("logprob", "rank", "entropy", "top_ids", "top_logprobs", "covered_mass")
 
 
 async def score_prompt(
-    model: LanguageModel,
+    speaker: Speaker,
     store: SessionStore,
     session: OpenSession,
     segments: Sequence[Segment],
@@ -36,22 +37,22 @@ async def score_prompt(
     if not unscored.size:
         return
     first = int(unscored[0])
-    scored = await model.score_run(prompt, start=first, on_progress=on_progress)
+    scored = await speaker.model.score_run(prompt, start=first, adapters=speaker.adapters, on_progress=on_progress)
     at = 0
     for segment, run in zip(segments, runs, strict=True):
         start, at = at, at + len(run)
         if at > first:
             begin = max(first - start, 0)
             part = scored[max(start - first, 0) : at - first]
-            await _keep(model, store, session, segment.node.id, begin, part)
+            await _keep(speaker, store, session, segment.node.id, begin, part)
 
 
 async def _keep(
-    model: LanguageModel, store: SessionStore, session: OpenSession, node_id: int, begin: int, part: TokenRun
+    speaker: Speaker, store: SessionStore, session: OpenSession, node_id: int, begin: int, part: TokenRun
 ) -> None:
     run = session.runs[node_id]
     end = begin + len(part)
     fresh = replace(run[begin:end], **{name: getattr(part, name) for name in SCORED})
     session.runs[node_id] = TokenRun.concat([run[:begin], fresh, run[end:]])
     if session.tree.nodes[node_id].status != "open":  # an open node is written by its recorder
-        await store.rescore(node_id, chunk(fresh, model.info.numbers_fingerprint, begin))
+        await store.rescore(node_id, chunk(fresh, speaker.numbers, begin))

@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from app.faults import STOPPED
 from app.workbench.growing import BROKEN, EMPTY, Runs
 from app.workbench.making import refusal, repeat_note
 from app.workbench.outline import branch_name, outline
 from app.workbench.pick import began
+from app.workbench.setup.beginning import Beginning, left_out
+from app.workbench.setup.tools import cards, tools_at
 from app.workbench.tree import Segment, Tree, Turn, is_hidden
 from runtime import Finish, Origin, TokenRun, texts_of
 from storage import NodeRow, SessionTree, StoredChunk
-from ui import Refusal, SessionView, Tier, TurnStats, TurnStatus, TurnView
+from ui import Refusal, SessionView, Tier, ToolCard, TurnStats, TurnStatus, TurnView
 
 if TYPE_CHECKING:
     from app.workbench.ending import Ending
     from app.workbench.fan import Endings
+    from app.workbench.setup.values import SessionValues
+
+log = logging.getLogger(__name__)
 
 UNTITLED = "New session"
 AT_ONCE = 100  # turns of a path that are shown at first, and with each step back
@@ -54,6 +60,7 @@ class OpenSession:
         self.pruned: set[tuple[int, int]] = set()  # branches out of sight, see `pruning`
         self.has_hope = False  # the model is another one since an answer failed for good
         self.warm = 0  # tokens of the path the engine holds
+        self.values: SessionValues | None = None  # what it is set to; None until that was read
         self.earlier = 0  # turns at the beginning of the path that are not shown, and whose tokens need not have been read
         turns = len(self.tree.turns(self.tip))
         if turns > WHOLE:
@@ -63,7 +70,18 @@ class OpenSession:
     @property
     def is_unused(self) -> bool:
         """Whether nothing was ever said here; it may be cleared away, or used for something new."""
-        return not self.is_sample and self.title == UNTITLED and not any(n.role != "system" for n in self.tree.nodes.values())
+        said = any(n.role != "system" or n.text or n.stats for n in self.tree.nodes.values())
+        return not self.is_sample and self.title == UNTITLED and not said and not (self.values and self.values.is_set)
+
+    def beginning(self) -> Beginning:
+        """What stands before the turns of the path shown."""
+        path = self.tree.path(self.tip)
+        return Beginning.of(path[0].node) if path and path[0].node.role == "system" else Beginning()
+
+    def tools(self, tip: int | None = None) -> list[dict[str, Any]]:
+        """The tools that a path offers; the one shown, where no other is named."""
+        path = self.tree.path(self.tip if tip is None else tip)
+        return tools_at(path[0].node) if path else []
 
     # ---- tokens -----------------------------------------------------------------------------------------------------
 
@@ -91,7 +109,11 @@ class OpenSession:
             if node_id in self.runs or node_id in self.states:  # an answer began while the store was reading
                 continue
             whole = [c for c in stored if c.columns]
-            self.runs[node_id] = healed(TokenRun.concat([TokenRun.from_columns(c.columns) for c in whole]))
+            try:
+                self.runs[node_id] = healed(TokenRun.concat([TokenRun.from_columns(c.columns) for c in whole]))
+            except (KeyError, ValueError, TypeError, IndexError) as fault:  # columns that somebody else's file made up
+                log.warning("the tokens of node %d are none: %s", node_id, fault)
+                self.damaged.add(node_id)
             if any(c.damaged for c in stored):
                 self.damaged.add(node_id)
 
@@ -148,6 +170,8 @@ class OpenSession:
 
     def content(self, turn: Turn) -> str:
         """What was said, without the template's own tokens; a message word for word, as it was typed."""
+        if turn.role == "system":
+            return Beginning.of(turn.tip).content
         run = self.turn_run(turn)
         return content_of(run) if len(run) and turn.role == "assistant" else turn.tip.text
 
@@ -247,6 +271,7 @@ class OpenSession:
             tier=self._tier(start, len(run)),
             stats=self.stats_of(node),
             can_retry=self.has_hope or not node.stats.get(HOPELESS, False),
+            calls=self._calls(turn),
             can_repeat=node.role == "assistant" and node.id not in self.states and not refusal(node),
         )
 
@@ -274,6 +299,13 @@ class OpenSession:
         """How an answer was made, or is doing."""
         return self.stats.get(node.id) or stored_stats(node)
 
+    def _calls(self, turn: Turn) -> tuple[ToolCard, ...]:
+        """The calls in the answer that ends the path: whoever answers them goes on from there."""
+        node = turn.tip
+        if node.id != self.tip or node.role != "assistant" or node.id in self.states or not node.text:
+            return ()
+        return cards(self.content(turn), self.tools())
+
     def _tier(self, start: int, length: int) -> Tier:
         """Of `length` tokens after `start`; the last token's KV follows with the next turn."""
         if not length:
@@ -289,17 +321,27 @@ class OpenSession:
             return TurnStatus.DAMAGED
         return TurnStatus.PARTIAL if node.status == "partial" and node.role == "assistant" else TurnStatus.COMPLETE
 
+    def _not_seen(self, node: NodeRow) -> str:
+        """What is said where a path goes on without the turns before."""
+        root = self.tree.nodes.get(node.parent_id) if node.parent_id is not None else None
+        count = left_out(root.stats) if root is not None and root.role == "system" else 0
+        return f"{_turns(count)} not seen by the model; the whole conversation stands beside this" if count else ""
+
     def _note(self, node: NodeRow) -> str:
         if node.damaged or node.id in self.damaged:
             return "some of this turn's stored rows are damaged; what could be read is shown"
         if node.role != "assistant":
-            return ""
+            return self._not_seen(node)
         message = node.stats.get("message")
         if isinstance(message, str):
             return message
         cut = (node.status, node.finish_reason) == ("partial", "stop")
         ended = CUT if cut else NOTES.get(node.finish_reason or "", "")
         return " · ".join(note for note in (repeat_note(node.stats), ended) if note)
+
+
+def _turns(count: int) -> str:
+    return "1 earlier turn is" if count == 1 else f"{count:,} earlier turns are"
 
 
 def text_run(text: str) -> TokenRun:

@@ -10,8 +10,10 @@ from app.supervisor import Supervisor
 from app.workbench.pruning import load_pruned
 from app.workbench.refusals import GONE, stored
 from app.workbench.session import UNTITLED, OpenSession
+from app.workbench.setup.adapters import stack_of_session
+from app.workbench.setup.setups import Setups
 from runtime import EngineDiedError, RuntimeFault, clean_text
-from storage import NewNode, NodeRow, SessionStore, StoreError
+from storage import NewChunk, NewNode, NodeRow, SessionStore, StoreError
 from ui import Event, Refusal, SessionChanged, SessionsChanged, SessionSummary
 
 log = logging.getLogger(__name__)
@@ -25,11 +27,15 @@ class Sessions:
     Args:
         store: Where they are saved.
         supervisor: Knows what the engine holds of a path.
+        setups: Reads what a session is set to.
         tell: Takes events for the window.
     """
 
-    def __init__(self, store: SessionStore, supervisor: Supervisor, tell: Callable[[Event], None]) -> None:
+    def __init__(
+        self, store: SessionStore, supervisor: Supervisor, setups: Setups, tell: Callable[[Event], None]
+    ) -> None:
         self._store = store
+        self._setups = setups
         self._supervisor = supervisor
         self._tell = tell
         self._open: dict[int, OpenSession] = {}
@@ -63,6 +69,7 @@ class Sessions:
             session.pruned = await load_pruned(self._store, session_id)
             session = self._open.setdefault(session_id, session)  # somebody else may have opened it meanwhile
         await self._load_path(session)
+        await self._setups.load(session)
         self.shown = session
         if not session.missing(earlier=True):  # what is looked at goes first; a command reads the rest
             await self.find_warm(session)
@@ -119,9 +126,11 @@ class Sessions:
         await self._load_path(session)
         await self.find_warm(session)
 
-    async def add(self, session: OpenSession, node: NewNode, *, current: bool = True) -> NodeRow:
+    async def add(
+        self, session: OpenSession, node: NewNode, chunk: NewChunk | None = None, *, current: bool = True
+    ) -> NodeRow:
         """Adds a node on the disk and in the open tree, and (`current`) makes it the tip."""
-        node_id = await stored(self._store.add_node(node, current=current))
+        node_id = await stored(self._store.add_node(node, chunk, current=current))
         row = NodeRow(
             id=node_id,
             session_id=node.session_id,
@@ -132,11 +141,11 @@ class Sessions:
             turn_start=node.turn_start,
             text=node.text,
             status=node.status,
-            finish_reason=None,
-            token_count=0,
-            stats={},
+            finish_reason=node.finish_reason,
+            token_count=0 if chunk is None else chunk.count,
+            stats=dict(node.stats),
             seq=len(session.tree.nodes) + 1,
-            kv_fingerprint=None,
+            kv_fingerprint=None if chunk is None else chunk.kv_fingerprint,
         )
         session.tree.put(row)
         if current:
@@ -182,7 +191,8 @@ class Sessions:
         if not ids:
             return
         try:
-            match = await model.prefix_match_async(ids)
+            adapters = stack_of_session(session)
+            match = await model.prefix_match_async(ids, adapters=adapters)
             session.warm, session.stored = match.tokens if match.warm is None else match.warm, match.tokens
         except EngineDiedError:
             await self._supervisor.died(model)
@@ -202,6 +212,10 @@ class Sessions:
         missing = session.missing(earlier=earlier)
         for stop in range(len(missing), 0, -SLICE):
             session.add_tokens(await stored(self._store.load_tokens(missing[max(stop - SLICE, 0) : stop])))
+
+    def uses_adapter(self, folder: str) -> bool:
+        """Whether an open session has it on its stack."""
+        return any(c.folder == folder for s in self._open.values() if s.values is not None for c in s.values.adapters)
 
     # ---- the list -----------------------------------------------------------------------------------------------------
 

@@ -8,8 +8,9 @@ from app.workbench.pick import as_eos, without_numbers
 from app.workbench.prompt import as_run, render_header, render_turn
 from app.workbench.recorder import chunk
 from app.workbench.session import OpenSession
+from app.workbench.speaker import Speaker
 from app.workbench.vocabulary import Vocabulary
-from runtime import LanguageModel, Origin, TokenRun
+from runtime import Origin, TokenRun
 from storage import NodeRow, SessionStore, StoreError
 
 
@@ -20,48 +21,50 @@ class Tokeniser:
         self._store = store
         self._vocabulary = vocabulary
 
-    async def from_known(self, given: Given, session: OpenSession, node: NodeRow, model: LanguageModel) -> TokenRun:
+    async def from_known(self, given: Given, session: OpenSession, node: NodeRow, speaker: Speaker) -> TokenRun:
         """The node begins with tokens that are known already; turns before it may still need theirs."""
-        await self._tokenise(session, model, before=node.id)
-        known = given.run if given.fingerprint == model.info.numbers_fingerprint else without_numbers(given.run)
-        if len(known) and int(known.origin[-1]) == Origin.PICKED and model.is_eos(int(known.ids[-1])):
+        await self._tokenise(session, speaker, before=node.id)
+        known = given.run if given.fingerprint == speaker.numbers else without_numbers(given.run)
+        if len(known) and int(known.origin[-1]) == Origin.PICKED and speaker.model.is_eos(int(known.ids[-1])):
             return as_eos(known)
         return known
 
-    async def after_user(self, session: OpenSession, node: NodeRow, model: LanguageModel) -> TokenRun:
+    async def after_user(self, session: OpenSession, node: NodeRow, speaker: Speaker) -> TokenRun:
         """The node begins with the header the template puts before an answer."""
-        header = await self._tokenise(session, model, before=node.id)
+        header = await self._tokenise(session, speaker, before=node.id)
         if header is None:
             turns = session.tree.turns(node.parent_id)
-            header = await render_header(model, session.messages(turns))
-        return as_run(model, header, "")
+            header = await render_header(speaker.model, session.messages(turns), tools=session.tools(node.id) or None)
+        return as_run(speaker.model, header, "")
 
-    async def before(self, session: OpenSession, model: LanguageModel, node_id: int) -> None:
+    async def before(self, session: OpenSession, speaker: Speaker, node_id: int) -> None:
         """Turns of the path before the one that `node_id` ends get their ids, where no model has seen them yet."""
-        await self._tokenise(session, model, before=node_id)
+        await self._tokenise(session, speaker, before=node_id)
 
-    async def _tokenise(self, session: OpenSession, model: LanguageModel, before: int) -> list[int] | None:
+    async def _tokenise(self, session: OpenSession, speaker: Speaker, before: int) -> list[int] | None:
         """Gives the user turns of the path their ids, where no model has seen them yet; the last one's header."""
+        model = speaker.model
         await self._vocabulary.learn(model)
+        tools = session.tools(before) or None
         header: list[int] | None = None
         turns = [turn for turn in session.tree.turns(before) if turn.tip.id != before]
         for count, turn in enumerate(turns, 1):
-            if turn.role != "user" or len(session.runs.get(turn.tip.id, EMPTY)):
+            if turn.role not in ("user", "tool") or len(session.runs.get(turn.tip.id, EMPTY)):
                 continue
             parents = session.tree.path(turn.tip.id)[:-1]
             held = session.path_ids(parents)
-            ids = await render_turn(model, held, session.messages(turns[:count]))
+            ids = await render_turn(model, held, session.messages(turns[:count]), tools=tools)
             if ids.system and parents:
-                await self._keep(session, model, parents[0].node, as_run(model, ids.system, parents[0].node.text))
-            await self._keep(session, model, turn.tip, as_run(model, ids.user, turn.tip.text))
+                await self._keep(session, speaker, parents[0].node, as_run(model, ids.system, session.content(turns[0])))
+            await self._keep(session, speaker, turn.tip, as_run(model, ids.user, turn.tip.text))
             header = ids.header
         return header
 
-    async def _keep(self, session: OpenSession, model: LanguageModel, node: NodeRow, run: TokenRun) -> None:
+    async def _keep(self, session: OpenSession, speaker: Speaker, node: NodeRow, run: TokenRun) -> None:
         """The ids of a saved turn: on the disk before the model sees them."""
         session.runs[node.id] = run  # first: a write that was begun is carried out, also when somebody presses stop
         try:
-            await self._store.append_chunk(node.id, chunk(run, model.info.numbers_fingerprint))
+            await self._store.append_chunk(node.id, chunk(run, speaker.numbers))
         except StoreError:
             del session.runs[node.id]
             raise

@@ -16,6 +16,7 @@ from app.workbench.points import beside
 from app.workbench.refusals import BUSY, GONE
 from app.workbench.session import UNTITLED, OpenSession, content_of
 from app.workbench.sessions import Sessions
+from app.workbench.setup.beginning import Beginning, left_out
 from app.workbench.tokenise import Tokeniser
 from app.workbench.vocabulary import Vocabulary
 from runtime import Finish, InvalidRequestError, clean_text
@@ -79,6 +80,41 @@ class Turns:
                 await self._sessions.rename(session.id, " ".join(text.split())[:TITLE_LENGTH])
             self._tell(SessionsChanged())
             await self._stream(answer, node, partial(self._tokeniser.after_user, session, node))
+
+    async def answer_call(self, session_id: int, node_id: int, text: str) -> None:
+        """The result of the calls in an answer, as a tool's turn; then streams an answer to it."""
+        session = self._sessions.opened(session_id)
+        text = clean_text(text).replace("\0", "\ufffd")
+        if not text.strip():
+            raise Refusal("write the result first; a call that failed has one too, such as an error")
+        node = self._node(session, node_id)
+        if node.role != "assistant" or not any(turn.calls for turn in session.turn_views() if turn.node_id == node_id):
+            raise Refusal("nothing is called there, or it was answered already")
+        target = await self._copies.target(session)
+        session, parent = target.session, target.of(node_id)
+        with self._answers.claim(session) as answer:
+            await self._answers.settle(session)
+            result = await self._sessions.add(session, NewNode(session.id, parent, "tool", text=text))
+            reply = await self._sessions.add(session, NewNode(session.id, result.id, "assistant", status="open"))
+            self._tell(SessionsChanged())
+            await self._stream(answer, reply, partial(self._tokeniser.after_user, session, reply))
+
+    async def begin(self, session_id: int, beginning: Beginning) -> None:
+        """Another beginning; one that is there already is shown again."""
+        session = self._sessions.opened(session_id)
+        self._answers.check_idle(session_id)
+        if beginning == session.beginning():
+            return
+        session = (await self._copies.target(session)).session
+        roots = [root for root in session.tree.children(None) if root.role == "system" and not left_out(root.stats)]
+        same = next((root for root in roots if Beginning.of(root) == beginning), None)
+        if same is None:
+            new = NewNode(session.id, None, "system", text=beginning.system, stats=beginning.stats)
+            await self._sessions.add(session, new)
+        else:
+            await self._sessions.move(session, same.id)
+        self._tell(SessionChanged(session.view()))
+        self._progress()
 
     async def branch(self, session_id: int, node_id: int, index: int, token_id: int) -> None:
         """A sibling that has another token at `index`, and goes on from there."""

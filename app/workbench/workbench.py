@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from app.supervisor import Supervisor
 from app.workbench.answers import Answers
+from app.workbench.composing import Composing
 from app.workbench.copying import Copies
 from app.workbench.drawing import DrawingMembers
 from app.workbench.drawn import Drawn
@@ -20,12 +21,14 @@ from app.workbench.making import how_made
 from app.workbench.pruning import prune
 from app.workbench.refusals import BUSY
 from app.workbench.sessions import Sessions
+from app.workbench.setup.members import SetupMembers
+from app.workbench.setup.setups import Setups
 from app.workbench.status import backend_choices, detail_of, status_of
 from app.workbench.tokenise import Tokeniser
 from app.workbench.transfers import TransferMembers
 from app.workbench.turns import Turns
 from app.workbench.vocabulary import Vocabulary
-from runtime import EngineDiedError, GenerationOptions, RuntimeFault, SamplingOptions, clean_text
+from runtime import GenerationOptions, RuntimeFault, SamplingOptions
 from storage import SessionStore, StoreError
 from ui import (
     BackendChoice,
@@ -40,6 +43,7 @@ from ui import (
     SessionView,
     StatusChanged,
     StatusView,
+    TextFile,
 )
 
 if TYPE_CHECKING:
@@ -55,7 +59,7 @@ PRESET = GenerationOptions(max_tokens=1024, sampling=SamplingOptions(temperature
 EMPTY_CALL: Mapping[str, Any] = MappingProxyType({})
 
 
-class AppWorkbench(TransferMembers, DrawingMembers):
+class AppWorkbench(SetupMembers, TransferMembers, DrawingMembers):
     """Use cases over the session store and the engine process; all members belong to the window's loop.
 
     Args:
@@ -77,12 +81,16 @@ class AppWorkbench(TransferMembers, DrawingMembers):
         self.vocabulary = Vocabulary(store)
         self._listeners: list[Callable[[Event], None]] = []
         self._tasks: set[asyncio.Task[object]] = set()
-        self._sessions = Sessions(store, supervisor, self._tell)
+        self._setups = Setups(store, supervisor, preset, call)
+        self._sessions = Sessions(store, supervisor, self._setups, self._tell)
         self._keeper = Keeper(supervisor)
-        self._answers = Answers(store, supervisor, preset, call, self._tell, self._refresh_status, self._keeper.keep)
+        self._answers = Answers(
+            store, supervisor, self._setups, call, self._tell, self._refresh_status, self._keeper.keep
+        )
         tokeniser = Tokeniser(store, self.vocabulary)
-        copies = Copies(store, supervisor, self._sessions, self._tell)
+        copies = Copies(store, supervisor, self._sessions, self._setups, self._tell)
         self._turns = Turns(self._sessions, copies, self._answers, tokeniser, self.vocabulary, self._tell, self._refresh_status)
+        self._composing = Composing(self._sessions, supervisor, self._answers, copies)
         self._fans = Fans(store, supervisor, self._sessions, copies, self._answers, tokeniser, self._tell, self._refresh_status)
         self._drawn = Drawn(store, supervisor, self._sessions, self.vocabulary, self._answers.options_of)
         self.status = StatusView(EngineState.NONE)
@@ -201,6 +209,10 @@ class AppWorkbench(TransferMembers, DrawingMembers):
         """What arrived is kept."""
         self._answers.stop(session_id)
 
+    async def answer_call(self, session_id: int, node_id: int, text: str) -> None:
+        """The result of a tool's call, as a turn of its own; then streams an answer."""
+        await self._turns.answer_call(session_id, node_id, text)
+
     # ---- the model ----------------------------------------------------------------------------------------------------
 
     def warm_up(self) -> None:
@@ -244,20 +256,29 @@ class AppWorkbench(TransferMembers, DrawingMembers):
                 self._refresh_status()
 
     async def compose(self, session_id: int, text: str, replaces: int | None = None) -> Composition:
-        """Tokens and context of a draft, where it would stand; no forward. Counted once the engine runs."""
-        session = self._sessions.find(session_id)
-        used = session.length_before(replaces) if session else 0
-        model = self.supervisor.running
-        if model is None:
-            return Composition(None, None, used, None)
-        try:
-            tokens = len(await model.tokenize_async(clean_text(text))) if text else 0
-        except EngineDiedError:
-            await self.supervisor.died(model)
-            return Composition(None, None, used, None)
-        except RuntimeFault as fault:
-            raise Refusal(str(fault)) from fault
-        return Composition(tokens, None, used + tokens, model.info.context_length)
+        """Tokens and context of a draft, where it would stand; no forward."""
+        return await self._composing.compose(session_id, text, replaces)
+
+    async def score_draft(self, session_id: int, text: str, replaces: int | None = None) -> float | None:
+        """Bits of a draft, behind everything else."""
+        return await self._composing.score_draft(session_id, text, replaces)
+
+    async def read_file(self, path: str) -> TextFile:
+        """A text file to go with a message."""
+        return await self._composing.read_file(path)
+
+    async def grow_context(self) -> None:
+        """All the context that the model has."""
+        await self._change(options={"context_length": None})
+
+    async def leave_out(self, session_id: int, text: str) -> int:
+        """Makes room for a message."""
+        count = await self._composing.leave_out(session_id, text)
+        shown = self._sessions.shown
+        if shown is not None:
+            self._tell(SessionChanged(shown.view()))
+        self._refresh_status()
+        return count
 
     async def models(self) -> Sequence[ModelChoice]:
         """What is on the shelf."""
@@ -276,7 +297,7 @@ class AppWorkbench(TransferMembers, DrawingMembers):
         """From the next request on."""
         await self._change(backend=name)
 
-    async def _change(self, **changes: str) -> None:
+    async def _change(self, **changes: Any) -> None:
         if self._answers.running:
             raise Refusal(BUSY)
         await self.supervisor.change(**changes)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import threading
 from dataclasses import dataclass, replace
 
 from runtime.adapters.layout import AdapterHeader
 from runtime.adapters.routes import Routing
-from runtime.adapters.uses import Adapters, check_adapters, check_scale
+from runtime.adapters.uses import Adapters, check_adapters, check_scale, digest_of_stack
 from runtime.errors import AdapterError
 from runtime.info import AdapterInfo
 from runtime.options import nearest
@@ -161,7 +160,7 @@ class Registry:
         """SHA-256 over the digests and scales of the stack in force; empty where there is nothing on it."""
         with self._lock:
             uses = [(self._entries[qualified].digest, scale) for qualified, scale in self._stack]
-        return hashlib.sha256(repr(uses).encode()).hexdigest() if uses else ""
+        return digest_of_stack(uses)
 
     def push(self, name: str, scale: float) -> None:
         """On top of the stack.

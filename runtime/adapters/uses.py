@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Sequence
 
@@ -38,3 +39,8 @@ def check_scale(name: str, scale: object) -> float:
     if isinstance(scale, bool) or not isinstance(scale, int | float) or not math.isfinite(scale):
         raise AdapterError(f"the scale of adapter {name!r} must be a finite number (1 is as trained), not {scale!r:.40}")
     return float(scale)
+
+
+def digest_of_stack(uses: Sequence[tuple[str | None, float]]) -> str:
+    """SHA-256 over the digests and scales of adapters, in order; empty for the base alone."""
+    return hashlib.sha256(repr(list(uses)).encode()).hexdigest() if uses else ""

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from runtime import Finish, Origin, TokenRun
+from tests.ui.fake_setup import FakeSetups
 from ui import (
     BackendChoice,
     BranchDiff,
@@ -98,7 +99,7 @@ def ended(run: TokenRun, finish: Finish) -> TokenRun:
     return replace(run, finish=marks)
 
 
-class FakeWorkbench:
+class FakeWorkbench(FakeSetups):
     """Satisfies `ui.port.Workbench`.
 
     `calls` records every command. `answer` is what the next answers say, word by word; `gate` (if set) is waited for
@@ -106,8 +107,8 @@ class FakeWorkbench:
     """
 
     def __init__(self) -> None:
+        super().__init__()
         self.status = StatusView(EngineState.READY)
-        self.calls: list[tuple[object, ...]] = []
         self.answer: tuple[str, ...] = ("Because", " of", " the", " light", ".")
         self.gate: asyncio.Semaphore | None = None
         self.refusal = ""

@@ -39,6 +39,7 @@ def test_an_engine_is_chosen_from_the_menu(in_window: Play, bench: FakeWorkbench
             BackendChoice("vllm", "not yet", False),
         ]
         QTest.mouseClick(window.parts.top.model, Qt.MouseButton.LeftButton)
+        QTest.mouseClick(window.popover.model.change_button, Qt.MouseButton.LeftButton)
         await until(lambda: QApplication.activePopupWidget() is not None)
         menu = QApplication.activePopupWidget()
         assert isinstance(menu, QMenu)
@@ -61,6 +62,7 @@ def test_an_engine_is_chosen_from_the_menu(in_window: Play, bench: FakeWorkbench
 def test_a_model_is_chosen_from_the_menu(in_window: Play, bench: FakeWorkbench) -> None:
     async def scene(window: MainWindow) -> None:
         QTest.mouseClick(window.parts.top.model, Qt.MouseButton.LeftButton)
+        QTest.mouseClick(window.popover.model.change_button, Qt.MouseButton.LeftButton)
         await until(lambda: isinstance(QApplication.activePopupWidget(), QMenu))
         menu = QApplication.activePopupWidget()
         assert isinstance(menu, QMenu)

@@ -85,6 +85,30 @@ QPushButton[kind="link"] { background: transparent; border: none; border-bottom:
   color: $accent; }
 QPushButton[kind="link"]:hover, QPushButton[kind="link"]:focus { border-bottom-color: $accent; }
 
+QFrame#popover { background: $card; border: 1px solid $bar_rest; border-radius: 10px; }
+QFrame#popover QWidget#page, QFrame#popover QScrollArea, QFrame#popover QStackedWidget { background: transparent; border: none; }
+QWidget#settings, QWidget#settings QScrollArea, QWidget#settings QWidget#page { background: $window; border: none; }
+QLabel[kind="warm"] { color: $warm; }
+QFrame[kind="card"] { background: $code; border: 1px solid $hairline; border-radius: 8px; }
+QLineEdit[kind="field"], QPlainTextEdit[kind="field"], QComboBox, QAbstractSpinBox { background: $window; color: $text;
+  border: 1px solid $hairline; border-radius: 6px; padding: 3px 7px; placeholder-text-color: $faint;
+  selection-background-color: $bar_rest; selection-color: $text; }
+QLineEdit[kind="field"]:focus, QPlainTextEdit[kind="field"]:focus, QComboBox:focus, QAbstractSpinBox:focus {
+  border-color: $accent; }
+QLineEdit[kind="field"]:disabled, QPlainTextEdit[kind="field"]:disabled, QComboBox:disabled, QAbstractSpinBox:disabled {
+  color: $faint; }
+QComboBox QAbstractItemView { background: $card; color: $text; border: 1px solid $hairline; padding: 4px; outline: none;
+  selection-background-color: $selection; selection-color: $text; }
+QComboBox::drop-down { border: none; width: 18px; }
+QAbstractSpinBox::up-button, QAbstractSpinBox::down-button { width: 0; border: none; }
+QSlider::groove:horizontal { height: 4px; background: $bar_rest; border-radius: 2px; }
+QSlider::handle:horizontal { width: 14px; height: 14px; margin: -5px 0; border-radius: 7px; background: $accent; }
+QSlider::handle:horizontal:focus { background: $text; }
+QCheckBox, QRadioButton { color: $text; spacing: 7px; }
+QCheckBox:focus, QRadioButton:focus { color: $accent; }
+QPushButton[kind="quiet"]:disabled { color: $faint; }
+QPushButton[kind="link"]:disabled { color: $faint; }
+
 QFrame[kind="column"] { background: transparent; border: none; border-left: 1px solid $hairline; }
 QWidget#columns { background: $window; }
 QFrame[kind="notice"] { background: $notice; border: none; border-radius: 8px; }
@@ -119,7 +143,7 @@ def style_sheet(palette: Palette) -> str:
     weakest = palette.surprise[1]
     colours = {name: getattr(palette, name) for name in Palette.__slots__ if name not in ("dark", "surprise")}
     accent_hover = QColor(palette.accent).lighter(112).name()
-    return _SHEET.substitute(colours, accent_hover=accent_hover, notice=weakest)
+    return _SHEET.substitute(colours, accent_hover=accent_hover, notice=weakest, warm=palette.surprise[5])
 
 
 def qt_palette(palette: Palette) -> QPalette:

@@ -12,7 +12,7 @@ from ui.transcript.compose import is_hidden
 from ui.transcript.measure import Measure
 from ui.transcript.tokens import Tokens
 
-ROLES = {"user": "you", "assistant": "model", "system": "system"}
+ROLES = {"user": "you", "assistant": "model", "system": "system", "tool": "tool"}
 
 
 def has_own_words(run: TokenRun) -> bool:

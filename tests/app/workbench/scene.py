@@ -60,10 +60,16 @@ class FrailModel:
         return getattr(self.model, name)
 
     async def score_run(
-        self, ids: Sequence[int], top_k: int = 10, start: int = 0, *, on_progress: OnProgress | None = None
+        self,
+        ids: Sequence[int],
+        top_k: int = 10,
+        start: int = 0,
+        *,
+        adapters: Any = None,
+        on_progress: OnProgress | None = None,
     ) -> TokenRun:
         self._engine.on_look("score")
-        return await self.model.score_run(ids, top_k, start, on_progress=on_progress)
+        return await self.model.score_run(ids, top_k, start, adapters=adapters, on_progress=on_progress)
 
     async def generate_runs(
         self, ids: Sequence[int], options: GenerationOptions | None, *, on_progress: OnProgress | None = None

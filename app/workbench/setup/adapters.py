@@ -1,0 +1,60 @@
+"""The adapters of a session's stack in the engine: registered and loaded when an answer needs them."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from app.workbench.speaker import Stack
+from runtime import AdapterInfo, LanguageModel
+from ui import AdapterChoice, AdapterLine
+
+if TYPE_CHECKING:
+    from app.workbench.session import OpenSession
+
+
+def engine_name(choice: AdapterChoice) -> str:
+    """What the engine calls it: two folders of one name are two adapters."""
+    return f"{choice.name}-{hashlib.sha256(choice.folder.encode()).hexdigest()[:8]}"
+
+
+def stack_of(choices: Sequence[AdapterChoice]) -> Stack | None:
+    """What a request asks for; None where the session says nothing of adapters."""
+    return tuple((engine_name(c), c.scale) for c in choices if c.on) if choices else None
+
+
+def stack_of_session(session: OpenSession) -> Stack | None:
+    """What requests on behalf of a session ask for."""
+    return stack_of(session.values.adapters) if session.values is not None else None
+
+
+async def bring(model: LanguageModel, choices: Sequence[AdapterChoice]) -> Stack | None:
+    """The stack, with every adapter on it in place.
+
+    Raises:
+        RuntimeFault: One of them cannot be used; it is named.
+    """
+    known = {adapter.name: adapter for adapter in model.info.adapters}
+    for choice in choices:
+        if not choice.on:
+            continue
+        name = engine_name(choice)
+        if name not in known:
+            await model.add_adapter_async(choice.folder, name)
+        if name not in known or not known[name].loaded:
+            await model.load_adapter_async(name)
+    return stack_of(choices)
+
+
+def lines(model: LanguageModel | None, choices: Sequence[AdapterChoice]) -> list[AdapterLine]:
+    """The stack as it is shown."""
+    known = {adapter.name: adapter for adapter in model.info.adapters} if model is not None else {}
+    return [_line(choice, known.get(engine_name(choice))) for choice in choices]
+
+
+def _line(choice: AdapterChoice, info: AdapterInfo | None) -> AdapterLine:
+    if info is None:
+        return AdapterLine(choice)
+    size = f", {info.bytes / 1e6:,.1f} MB" if info.loaded else ""
+    return AdapterLine(choice, f"{info.kind}, rank {info.rank}, {info.modules} modules{size}", info.loaded)

@@ -1,0 +1,100 @@
+"""The part of the workbench that is about what a session is set to (`ui.port_setup.SetupCommands`)."""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine, Sequence
+from dataclasses import replace
+from typing import Any
+
+from app.workbench.sessions import Sessions
+from app.workbench.setup.beginning import Beginning
+from app.workbench.setup.setups import Setups, clean_prompt
+from app.workbench.turns import Turns
+from ui import AdapterChoice, AnswerFormat, Guess, SessionSetup, TextFile
+
+
+class SetupMembers:
+    """Finds the session, changes it, and says what holds now; what is done stands in `Setups` and `Turns`."""
+
+    _sessions: Sessions
+    _setups: Setups
+    _turns: Turns
+
+    def _background(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        raise NotImplementedError
+
+    async def setup(self, session_id: int) -> SessionSetup:
+        """What the session is set to."""
+        return self._setups.view(self._sessions.opened(session_id))
+
+    async def set_option(self, session_id: int, name: str, value: object) -> SessionSetup:
+        """Sets one option, or leaves it to the others."""
+        await self._setups.set_option(self._sessions.opened(session_id), name, value)
+        return await self.setup(session_id)
+
+    async def choose_preset(self, session_id: int, name: str) -> SessionSetup:
+        """Takes a preset."""
+        await self._setups.choose_preset(self._sessions.opened(session_id), name)
+        return await self.setup(session_id)
+
+    async def save_preset(self, session_id: int, name: str) -> SessionSetup:
+        """Saves a preset."""
+        await self._setups.save_preset(self._sessions.opened(session_id), name)
+        return await self.setup(session_id)
+
+    async def delete_preset(self, session_id: int, name: str) -> SessionSetup:
+        """Deletes a preset."""
+        await self._setups.delete_preset(self._sessions.opened(session_id), name)
+        return await self.setup(session_id)
+
+    async def set_system(self, session_id: int, text: str) -> SessionSetup:
+        """Another system prompt, as another beginning."""
+        held = self._sessions.opened(session_id).beginning()
+        return await self._begin(session_id, replace(held, system=clean_prompt(text)))
+
+    async def set_tools(self, session_id: int, source: str) -> SessionSetup:
+        """Other tools, as another beginning."""
+        self._setups.require_tools(source)
+        held = self._sessions.opened(session_id).beginning()
+        return await self._begin(session_id, replace(held, tools=clean_prompt(source)))
+
+    async def pin_files(self, session_id: int, files: Sequence[TextFile]) -> SessionSetup:
+        """Other pinned files, as another beginning."""
+        held = self._sessions.opened(session_id).beginning()
+        return await self._begin(session_id, replace(held, files=tuple(files)))
+
+    async def _begin(self, session_id: int, beginning: Beginning) -> SessionSetup:
+        await self._turns.begin(session_id, beginning)
+        shown = self._sessions.shown
+        return await self.setup(session_id if shown is None else shown.id)  # the sample's change goes into a copy
+
+    async def check_tools(self, source: str) -> tuple[Sequence[str], str]:
+        """What tools are defined, and what is wrong with them."""
+        return await self._setups.check_tools(source)
+
+    async def set_format(self, session_id: int, answer_format: AnswerFormat) -> SessionSetup:
+        """The form of the next answers."""
+        await self._setups.set_format(self._sessions.opened(session_id), answer_format)
+        return await self.setup(session_id)
+
+    async def check_format(self, answer_format: AnswerFormat) -> str:
+        """What is wrong with a form."""
+        return await self._setups.check_format(answer_format)
+
+    async def add_adapter(self, session_id: int, folder: str) -> SessionSetup:
+        """Another adapter on top of the stack."""
+        await self._setups.add_adapter(self._sessions.opened(session_id), folder)
+        return await self.setup(session_id)
+
+    async def set_adapters(self, session_id: int, stack: Sequence[AdapterChoice]) -> SessionSetup:
+        """Another order, other scales, some off, some gone."""
+        gone = await self._setups.set_adapters(self._sessions.opened(session_id), stack)
+        free = [choice for choice in gone if not self._sessions.uses_adapter(choice.folder)]
+        if free:
+            self._background(self._setups.forget(free), "forget adapters")
+        return await self.setup(session_id)
+
+    async def set_guess(self, session_id: int, guess: Guess) -> SessionSetup:
+        """Where guesses come from."""
+        await self._setups.set_guess(self._sessions.opened(session_id), guess)
+        return await self.setup(session_id)

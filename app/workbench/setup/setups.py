@@ -1,0 +1,299 @@
+"""What sessions are set to: read with them, changed by the window, asked for by answers."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from app.supervisor import Supervisor
+from app.workbench.refusals import stored
+from app.workbench.session import OpenSession
+from app.workbench.setup.adapters import bring, engine_name, lines, stack_of
+from app.workbench.setup.presets import Presets
+from app.workbench.setup.tools import names_of, read_tools
+from app.workbench.setup.values import MOST_ADAPTERS, OPTIONS, SessionValues, grammar_of, read_values
+from runtime import (
+    EngineDiedError,
+    GenerationOptions,
+    GrammarError,
+    LanguageModel,
+    ModelInfo,
+    ResolvedOptions,
+    RuntimeFault,
+    clean_text,
+    resolve_options,
+)
+from storage import SessionStore, StoreError
+from ui import AdapterChoice, AnswerFormat, FormatKind, Guess, ModelFacts, OptionView, Refusal, SessionSetup
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a session asks of an answer that begins now; it keeps it to its end."""
+
+    session: Mapping[str, Any]  # the session's layer, without adapters
+    preset: GenerationOptions
+    adapters: tuple[AdapterChoice, ...]
+
+
+class Setups:
+    """Settings of sessions.
+
+    Args:
+        store: Where they are saved, with their session.
+        supervisor: Knows the model that runs.
+        preset: Elsewise's own.
+        call: What somebody says for every answer, before the session.
+    """
+
+    def __init__(
+        self, store: SessionStore, supervisor: Supervisor, preset: GenerationOptions, call: Mapping[str, Any]
+    ) -> None:
+        self._store = store
+        self._supervisor = supervisor
+        self._call = call
+        self.presets = Presets(store, preset)
+        self._notes: dict[int, list[str]] = {}
+
+    # ---- reading ------------------------------------------------------------------------------------------------------
+
+    async def load(self, session: OpenSession) -> None:
+        """Reads what an open session is set to, once; what cannot be taken falls back, with a note."""
+        if session.values is not None:
+            return
+        await self.presets.load()
+        try:
+            held: object = await self._store.session_setup(session.id)
+        except StoreError as fault:
+            log.warning("session %d: its settings cannot be read: %s", session.id, fault)
+            held = f"{fault}"  # no mapping: the defaults, and a note that says so
+        values, notes = read_values(held)
+        if session.values is None:  # nobody else read it meanwhile
+            session.values, self._notes[session.id] = values, notes
+
+    def asked(self, session: OpenSession) -> Asked:
+        """What an answer that begins now is asked for."""
+        values = values_of(session)
+        return Asked(values.layer(), self.presets.options(values.preset), values.adapters)
+
+    async def carry(self, source: OpenSession, copy: OpenSession) -> None:
+        """The copy of a session is set as that one is."""
+        copy.values = source.values
+        if source.values is not None and source.values != SessionValues():
+            await stored(self._store.set_session_setup(copy.id, source.values.stored()))
+
+    def view(self, session: OpenSession) -> SessionSetup:
+        """What a session is set to, and what of it holds."""
+        values, model = values_of(session), self._supervisor.running
+        beginning = session.beginning()
+        notes = [*self._notes.get(session.id, ()), *self.presets.notes]
+        if values.preset and values.preset not in self.presets.names:
+            notes.append(f"its preset {values.preset!r:.80} is not there any more; Elsewise's own is taken")
+        return SessionSetup(
+            session_id=session.id,
+            system=beginning.system,
+            files=beginning.files,
+            tools=beginning.tools,
+            options=option_views(self._resolved(values), values),
+            preset=values.preset if values.preset in self.presets.names else "",
+            presets=self.presets.names,
+            answer_format=values.answer_format,
+            adapters=lines(model, values.adapters),
+            guess=values.guess,
+            model=None if model is None else facts_of(model.info),
+            notes=notes,
+        )
+
+    # ---- options and presets ------------------------------------------------------------------------------------------
+
+    async def set_option(self, session: OpenSession, name: str, value: object) -> None:
+        """Sets one option, or (None) leaves it to the others."""
+        values = values_of(session)
+        if name not in OPTIONS:
+            raise Refusal(f"there is no option {name!r:.40}")
+        options = {held: said for held, said in values.options.items() if held != name}
+        if value is not None:
+            options[name] = value
+        await self._set(session, replace(values, options=options))
+
+    async def choose_preset(self, session: OpenSession, name: str) -> None:
+        """Takes a preset; the session's own options are put aside."""
+        self.presets.check(name)
+        await self._set(session, replace(values_of(session), preset=name, options={}))
+
+    async def save_preset(self, session: OpenSession, name: str) -> None:
+        """Saves what preset and session say, and chooses it."""
+        values = values_of(session)
+        preset = self.presets.options(values.preset)
+        said = {n: v for n, v in preset.sampling.given().items() if n in OPTIONS}
+        said |= {n: getattr(preset, n) for n in ("max_tokens", "seed") if getattr(preset, n) is not None}
+        said |= {"stop": list(preset.stop)} if preset.stop else {}
+        kept = await self.presets.save(name, {**said, **values.options})
+        await self._set(session, replace(values, preset=kept, options={}))
+
+    async def delete_preset(self, session: OpenSession, name: str) -> None:
+        """Forgets one; the session takes Elsewise's own if it had that one."""
+        await self.presets.delete(name)
+        if values_of(session).preset == name:
+            await self._set(session, replace(values_of(session), preset=""))
+
+    # ---- the form of answers ------------------------------------------------------------------------------------------
+
+    async def set_format(self, session: OpenSession, answer_format: AnswerFormat) -> None:
+        """The form of the next answers; its grammar is compiled when one begins."""
+        if answer_format.kind is not FormatKind.FREE:
+            problem = await self.check_format(answer_format)
+            if problem:
+                raise Refusal(problem)
+        await self._set(session, replace(values_of(session), answer_format=answer_format))
+
+    async def check_format(self, answer_format: AnswerFormat) -> str:
+        """What is wrong with it, in llguidance's words; on a thread, and compiled in a process that can be killed."""
+        if answer_format.kind is FormatKind.FREE:
+            return ""
+        if not answer_format.source.strip():
+            return "nothing is written yet"
+        try:
+            await asyncio.to_thread(lambda: grammar_of(answer_format).check())
+        except GrammarError as fault:
+            return str(fault)
+        return ""
+
+    async def check_tools(self, source: str) -> tuple[Sequence[str], str]:
+        """The names of the tools, and what is wrong with their definitions."""
+        try:
+            return names_of(read_tools(source)), ""
+        except RuntimeFault as fault:
+            return (), str(fault)
+
+    def require_tools(self, source: str) -> None:
+        """Refuses definitions that are none."""
+        try:
+            read_tools(source)
+        except RuntimeFault as fault:
+            raise Refusal(str(fault)) from fault
+
+    async def set_guess(self, session: OpenSession, guess: Guess) -> None:
+        """Where guesses come from."""
+        model = self._supervisor.running
+        if guess is Guess.DRAFT and model is not None and not model.info.options.get("draft_model"):
+            raise Refusal("no draft model is loaded: choose one in the settings; it holds after a reload")
+        await self._set(session, replace(values_of(session), guess=guess))
+
+    # ---- adapters -----------------------------------------------------------------------------------------------------
+
+    async def add_adapter(self, session: OpenSession, folder: str) -> None:
+        """Puts one on top of the stack; it is loaded first, so that what is wrong with it is said now."""
+        values = values_of(session)
+        path = str(Path(folder).expanduser().absolute())
+        if any(choice.folder == path for choice in values.adapters):
+            raise Refusal(f"{Path(path).name} is on the stack already")
+        if len(values.adapters) >= MOST_ADAPTERS:
+            raise Refusal(f"a stack has at most {MOST_ADAPTERS} adapters")
+        choice = AdapterChoice(path, Path(path).name)
+        await self._bring(await self._model(), [choice])
+        values = values_of(session)  # loading took its time
+        await self._set(session, replace(values, adapters=(*values.adapters, choice)))
+
+    async def set_adapters(self, session: OpenSession, stack: Sequence[AdapterChoice]) -> list[AdapterChoice]:
+        """Another order, other scales; returns those that are gone from it."""
+        values = values_of(session)
+        folders = {choice.folder for choice in stack}
+        if len(folders) != len(stack) or not folders <= {choice.folder for choice in values.adapters}:
+            raise Refusal("the stack has changed meanwhile; open it again")
+        model = self._supervisor.running
+        switched = {choice.folder for choice in values.adapters if not choice.on}
+        if model is not None:
+            await self._bring(model, [choice for choice in stack if choice.on and choice.folder in switched])
+        await self._set(session, replace(values, adapters=tuple(stack)))
+        return [choice for choice in values.adapters if choice.folder not in folders]
+
+    async def forget(self, gone: Sequence[AdapterChoice]) -> None:
+        """Gives the memory of adapters back that no session has on its stack; running answers are waited for."""
+        model = self._supervisor.running
+        for choice in gone if model is not None else ():
+            name = engine_name(choice)
+            if any(adapter.name == name and adapter.loaded for adapter in model.info.adapters):  # type: ignore[union-attr]  # see above
+                try:
+                    await model.unload_adapter_async(name)  # type: ignore[union-attr]  # see above
+                except RuntimeFault as fault:
+                    log.info("adapter %s stays loaded: %s", name, fault)
+
+    # ---- how ----------------------------------------------------------------------------------------------------------
+
+    async def _set(self, session: OpenSession, values: SessionValues) -> None:
+        """Checks everything together, saves it, and only then takes it."""
+        try:
+            self._resolved(values)
+        except (RuntimeFault, TypeError) as fault:
+            raise Refusal(str(fault)) from fault
+        await stored(self._store.set_session_setup(session.id, values.stored()))
+        session.values = values
+        self._notes.pop(session.id, None)
+
+    def _resolved(self, values: SessionValues) -> ResolvedOptions:
+        model, preset = self._supervisor.running, self.presets.options(values.preset)
+        own = None if model is None else model.own_options
+        stack = stack_of(values.adapters)
+        layer = values.layer() if stack is None else {**values.layer(), "adapters": stack}
+        return resolve_options(self._call, session=layer, preset=preset, model=own)
+
+    async def _model(self) -> LanguageModel:
+        try:
+            return await self._supervisor.model()
+        except RuntimeFault as fault:
+            raise Refusal(str(fault)) from fault
+
+    async def _bring(self, model: LanguageModel, choices: Sequence[AdapterChoice]) -> None:
+        try:
+            await bring(model, choices)
+        except EngineDiedError as fault:
+            await self._supervisor.died(model)
+            raise Refusal(str(fault)) from fault
+        except RuntimeFault as fault:
+            raise Refusal(str(fault)) from fault
+
+
+def values_of(session: OpenSession) -> SessionValues:
+    """What a session says; nothing, where it was not read yet."""
+    return session.values or SessionValues()
+
+
+def option_views(resolved: ResolvedOptions, values: SessionValues) -> list[OptionView]:
+    """What holds of every option that a person sets, and who said so."""
+    views = []
+    for name in OPTIONS:
+        inner = hasattr(resolved.options.sampling, name)
+        value = getattr(resolved.options.sampling if inner else resolved.options, name)
+        source = resolved.sources[f"sampling.{name}" if inner else name]
+        views.append(OptionView(name, value, source, values.options.get(name)))
+    return views
+
+
+def facts_of(info: ModelInfo) -> ModelFacts:
+    """The model that is loaded, in what a person asks about it."""
+    return ModelFacts(
+        name=info.name,
+        fingerprint=info.model_fingerprint,
+        architecture=info.architecture,
+        parameters=info.parameters,
+        backend=info.backend,
+        device=info.device,
+        dtype=info.dtype,
+        context_length=info.context_length,
+        kv_bytes_per_token=info.kv_bytes_per_token,
+        draft=str(info.options.get("draft_model") or ""),
+        takes_roles=info.has_template,
+        warnings=info.warnings,
+    )
+
+
+def clean_prompt(text: str) -> str:
+    """A system prompt as the store keeps it."""
+    return clean_text(text).replace("\0", "\ufffd").strip()

@@ -1,0 +1,151 @@
+"""What a session says for itself, as it is stored with it; read back piece by piece, for any of them may be anything."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from runtime import GenerationOptions, Grammar, InvalidRequestError, RuntimeFault
+from ui import AdapterChoice, AnswerFormat, FormatKind, Guess
+
+OPTIONS = (  # what a person sets, in the order in which it is shown
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "typical_p",
+    "xtc_probability",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "dry_multiplier",
+    "max_tokens",
+    "stop",
+    "seed",
+)
+MOST_ADAPTERS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class SessionValues:
+    """Everything that is unset leaves the choice to preset, model and default."""
+
+    options: Mapping[str, Any] = field(default_factory=dict)  # by the names of `OPTIONS`
+    preset: str = ""
+    answer_format: AnswerFormat = field(default_factory=AnswerFormat)
+    adapters: tuple[AdapterChoice, ...] = ()
+    guess: Guess = Guess.OFF
+
+    @property
+    def is_set(self) -> bool:
+        """Whether it says anything at all."""
+        return self != SessionValues()
+
+    def layer(self) -> dict[str, Any]:
+        """The session's layer for `resolve_options`; adapters are named when the model is known."""
+        layer: dict[str, Any] = dict(self.options)
+        if self.answer_format.kind is not FormatKind.FREE:
+            layer["grammar"] = grammar_of(self.answer_format)
+        if self.guess is not Guess.OFF:
+            layer["speculative"] = {"method": self.guess.value}
+        return layer
+
+    def stored(self) -> dict[str, Any]:
+        """As JSON values."""
+        return {
+            "options": dict(self.options),
+            "preset": self.preset,
+            "format": [self.answer_format.kind.value, self.answer_format.source],
+            "adapters": [[a.folder, a.name, a.scale, a.on] for a in self.adapters],
+            "guess": self.guess.value,
+        }
+
+
+def grammar_of(answer_format: AnswerFormat) -> Grammar:
+    """The grammar of a form that is not free.
+
+    Raises:
+        GrammarError: Its source cannot be one; compiled it is elsewhere.
+    """
+    make = {FormatKind.JSON_SCHEMA: Grammar.json_schema, FormatKind.REGEX: Grammar.regex, FormatKind.LARK: Grammar.lark}
+    return make[answer_format.kind](answer_format.source)
+
+
+def read_values(stored: object) -> tuple[SessionValues, list[str]]:
+    """What was stored, without what cannot be taken; a line about each piece that was left out."""
+    if stored is None:
+        return SessionValues(), []
+    if not isinstance(stored, Mapping):
+        return SessionValues(), ["what this session was set to cannot be read; it takes the defaults"]
+    notes: list[str] = []
+    options = read_options(stored.get("options"), notes)
+    preset = stored.get("preset", "")
+    if not isinstance(preset, str):
+        notes.append("its preset has no name; Elsewise's own is taken")
+        preset = ""
+    return SessionValues(
+        options,
+        preset,
+        _format(stored.get("format"), notes),
+        _adapters(stored.get("adapters"), notes),
+        _guess(stored.get("guess", Guess.OFF.value), notes),
+    ), notes
+
+
+def read_options(stored: object, notes: list[str]) -> dict[str, Any]:
+    """The options among `stored` that can be taken, one by one."""
+    if stored is None:
+        return {}
+    if not isinstance(stored, Mapping):
+        notes.append("its options cannot be read; they are left out")
+        return {}
+    kept: dict[str, Any] = {}
+    for name, value in stored.items():
+        try:
+            if name not in OPTIONS:
+                raise InvalidRequestError(f"there is no option {name!r:.40}")
+            GenerationOptions.from_mapping({name: value})
+        except (RuntimeFault, TypeError, ValueError) as fault:
+            notes.append(f"{name!s:.40} was left out: {fault}")
+        else:
+            kept[name] = value
+    return kept
+
+
+def _format(stored: object, notes: list[str]) -> AnswerFormat:
+    if stored is None:
+        return AnswerFormat()
+    try:
+        kind, source = stored  # type: ignore[misc]  # whatever it is, it is caught
+        answer_format = AnswerFormat(FormatKind(kind), str(source))
+        if answer_format.kind is not FormatKind.FREE:
+            grammar_of(answer_format)
+    except (RuntimeFault, TypeError, ValueError):
+        notes.append("the form of its answers cannot be read; they are free")
+        return AnswerFormat()
+    return answer_format
+
+
+def _adapters(stored: object, notes: list[str]) -> tuple[AdapterChoice, ...]:
+    if not isinstance(stored, Sequence) or isinstance(stored, str):
+        if stored is not None:
+            notes.append("its adapters cannot be read; none is used")
+        return ()
+    kept = []
+    for entry in stored[:MOST_ADAPTERS]:
+        match entry:
+            case [str(folder), str(name), (int() | float()) as scale, bool(on)] if folder and name and math.isfinite(scale):
+                kept.append(AdapterChoice(folder, name, float(scale), on))
+            case _:
+                notes.append("an adapter of its stack cannot be read; it was left out")
+    return tuple(kept)
+
+
+def _guess(stored: object, notes: list[str]) -> Guess:
+    try:
+        return Guess(stored)
+    except ValueError:
+        notes.append("where its guesses come from cannot be read; nobody guesses")
+        return Guess.OFF

@@ -1,0 +1,165 @@
+"""Before a message is sent: what the context is made of, how surprising the draft is, files, and room."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.app.workbench.conftest import Play
+from tests.app.workbench.scene import Engine, Scene
+from ui import Composition, PartKind, Refusal, TextFile
+
+NOTES = TextFile("notes.txt", "the boat is called Ada\n")
+
+
+def parts(composition: Composition) -> dict[str, tuple[int, int]]:
+    return {part.kind.value: (part.tokens, part.warm) for part in composition.parts}
+
+
+def seen(s: Scene) -> str:
+    return bytes(token for token in s.engine.prompts[-1] if token < 256).decode(errors="replace")
+
+
+def test_what_is_said_before_send_is_what_is_computed(play: Play) -> None:
+    async def scene(s: Scene) -> None:
+        session_id = await s.new()
+        await s.workbench.supervisor.model()
+        await s.workbench.set_system(session_id, "Be short.")
+        await s.workbench.pin_files(session_id, [NOTES])
+        for text in ("hello there", "and what is it called?"):
+            # when it is counted, and then sent
+            before = await s.workbench.compose(session_id, text)
+            await s.workbench.send(session_id, text)
+            stats = (await s.last(session_id)).stats
+            # then the prompt is as long as was said, and so much of it was new
+            assert sum(part.tokens for part in before.parts) == len(s.engine.prompts[-1])
+            assert stats is not None
+            assert stats.computed == before.new_tokens
+        found = parts(before)
+        assert list(found) == ["system", "files", "history", "draft"]
+        assert all(tokens > 0 for tokens, _ in found.values())
+        assert found["system"][0] == found["system"][1]  # warm
+        assert found["draft"][1] < found["draft"][0]
+        assert seen(s).startswith("system\nBe short.\n\n[notes.txt]\nthe boat is called Ada\n[end of notes.txt]\nuser\nhello")
+
+    play(scene)
+
+
+def test_nothing_is_known_of_parts_without_an_engine(play: Play) -> None:
+    async def scene(s: Scene) -> None:
+        session_id = await s.new()
+        assert (await s.workbench.compose(session_id, "x")).parts == ()
+        assert await s.workbench.score_draft(session_id, "x") is None
+        with pytest.raises(Refusal, match="engine"):
+            await s.workbench.leave_out(session_id, "x")
+
+    play(scene)
+
+
+def test_a_draft_is_scored_as_it_will_stand(play: Play) -> None:
+    async def scene(s: Scene) -> None:
+        session_id = await s.asked("hi")
+        bits = await s.workbench.score_draft(session_id, "and now?")
+        assert await s.workbench.score_draft(session_id, "  ") is None
+        before = len((await s.view(session_id)).turns)
+        await s.workbench.send(session_id, "and now?")
+        turn = (await s.view(session_id)).turns[before]
+        typed = turn.run.logprob[turn.run.origin == 1]
+        assert bits == pytest.approx(float(-typed.sum() / 0.6931472), rel=1e-4)
+
+    play(scene)
+
+
+def test_pinned_files_are_a_beginning_of_their_own_and_are_kept(play: Play) -> None:
+    async def scene(s: Scene) -> None:
+        session_id = await s.asked("hi")
+        setup = await s.workbench.pin_files(session_id, [NOTES])
+        assert setup.files == (NOTES,)
+        await s.workbench.send(session_id, "hi")
+        assert "Ada" in seen(s)
+        assert (await s.workbench.pin_files(session_id, [])).files == ()
+        assert len((await s.view(session_id)).turns) > 2  # the conversation before
+
+    async def again(s: Scene) -> None:
+        row = (await s.workbench.sessions())[0]
+        await s.view(row.session_id)
+        assert (await s.workbench.pin_files(row.session_id, [NOTES])).files == (NOTES,)
+        assert len((await s.view(row.session_id)).turns) == 3
+
+    play(scene)
+    play(again)
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (b"\x00\x01\x02", "no text: byte 0 of 3 is 0"),
+        (b"caf\xe9", "byte 3 of 4 is 0xe9"),
+        (b"x" * ((1 << 20) + 1), "1,048,577 bytes"),
+        (b"  \n", "empty"),
+        (None, "cannot be read"),
+    ],
+)
+def test_what_is_no_text_is_refused_with_numbers(play: Play, tmp_path: Path, data: bytes | None, words: str) -> None:
+    async def scene(s: Scene) -> None:
+        file = tmp_path / "a.bin"
+        if data is not None:
+            file.write_bytes(data)
+        with pytest.raises(Refusal, match=words):
+            await s.workbench.read_file(str(file))
+
+    play(scene)
+
+
+def test_a_text_is_read_whatever_it_begins_with(play: Play, tmp_path: Path) -> None:
+    async def scene(s: Scene) -> None:
+        file = tmp_path / "日本.md"
+        file.write_bytes("\ufeff# Ré🙂sumé".encode())
+        assert await s.workbench.read_file(str(file)) == TextFile("日本.md", "# Ré🙂sumé")
+
+    play(scene)
+
+
+def test_the_oldest_turns_are_left_out_and_stay_in_the_tree(play: Play) -> None:
+    async def scene(s: Scene) -> None:
+        session_id = await s.new()
+        await s.workbench.set_system(session_id, "Be short.")
+        for number in range(4):
+            await s.workbench.send(session_id, f"question {number}")
+        whole = (await s.view(session_id)).turns
+        text = "one more that is rather long, so that there is no room"
+        # when
+        count = await s.workbench.leave_out(session_id, text)
+        # then the latest turns go on under another root of the same words, and it is said
+        view = await s.view(session_id)
+        assert count > 0
+        assert [t.role for t in view.turns[1:]] == ["user", "assistant"] * ((8 - count) // 2)
+        assert view.turns[0].run.text.startswith("Be short")
+        assert f"{count} earlier turns are not seen by the model" in view.turns[1].note
+        assert view.turns[-1].run.text == whole[-1].run.text
+        await s.workbench.send(session_id, text)
+        assert (await s.last(session_id)).note == "reached the length limit"
+        assert "question 0" not in seen(s)
+        assert seen(s).startswith("system\nBe short.\nuser\nquestion")
+        # the prompt is what the tree says, token for token, and every token has its numbers
+        assert (await s.path_ids(session_id))[: len(s.engine.prompts[-1])] == s.engine.prompts[-1]
+        # and the whole conversation is one click away
+        back = await s.workbench.select(session_id, whole[-1].node_id)
+        assert [t.node_id for t in back.turns] == [t.node_id for t in whole]
+        assert await s.store.verify() == []
+
+    play(scene, engine=Engine(options={"context_length": 256}))
+
+
+def test_a_message_that_fills_the_context_alone_is_not_helped_by_that(play: Play) -> None:
+    async def scene(s: Scene) -> None:
+        session_id = await s.asked("hi")
+        before = await s.path_ids(session_id)
+        with pytest.raises(Refusal, match="not what fills"):
+            await s.workbench.leave_out(await s.new(), "x" * 300)
+        await s.view(session_id)
+        assert await s.path_ids(session_id) == before
+        assert parts(await s.workbench.compose(session_id, "")).get(PartKind.DRAFT.value) == (0, 0)
+
+    play(scene, engine=Engine(options={"context_length": 256}))

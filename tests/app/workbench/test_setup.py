@@ -1,0 +1,303 @@
+"""What a session is set to: each layer has its say, it is stored with the session, and hostile values fall back."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from runtime import GenerationOptions, SamplingOptions
+from tests.app.workbench.conftest import Play
+from tests.app.workbench.scene import Engine, Scene, rows
+from tests.runtime.adapters.test_changes import toy_adapter
+from ui import AdapterChoice, AnswerFormat, FormatKind, Guess, OptionView, Refusal, SessionSetup
+
+PLAIN = GenerationOptions(max_tokens=12, sampling=SamplingOptions(temperature=0.8, top_p=0.9))
+DIGITS = AnswerFormat(FormatKind.REGEX, "[0-9]{4}")
+
+
+def option(setup: SessionSetup, name: str) -> OptionView:
+    return next(view for view in setup.options if view.name == name)
+
+
+def sampling_of(path: Path, node_id: int) -> str:
+    return str(rows(path, "SELECT stats FROM nodes WHERE id = ?", node_id)[0][0])
+
+
+def test_each_layer_has_its_say_and_the_source_is_named(play: Play, path: Path) -> None:
+    async def scene(s: Scene) -> None:
+        session_id = await s.new()
+        first = await s.workbench.setup(session_id)
+        assert [(option(first, n).value, option(first, n).source) for n in ("temperature", "min_p", "max_tokens")] == [
+            (0.8, "preset"), (0.0, "default"), (12, "preset"),
+        ]  # fmt: skip
+        # when the session says something itself
+        mine = option(await s.workbench.set_option(session_id, "temperature", 0.1), "temperature")
+        assert (mine.value, mine.source, mine.own) == (0.1, "session", 0.1)
+        # then an answer is drawn like that
+        await s.workbench.send(session_id, "hello")
+        assert '"temperature":0.1' in sampling_of(path, (await s.last(session_id)).node_id).replace(" ", "")
+        # and a preset puts what the session says aside
+        greedy = option(await s.workbench.choose_preset(session_id, "greedy"), "temperature")
+        assert (greedy.value, greedy.source, greedy.own) == (0.0, "preset", None)
+        own = await s.workbench.choose_preset(session_id, "model's own")
+        assert option(own, "temperature").source in ("model", "default")
+        back = option(await s.workbench.set_option(session_id, "temperature", None), "temperature")
+        assert back.own is None
+
+    play(scene, options=PLAIN)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("temperature", -1, "temperature"),
+        ("temperature", float("nan"), "temperature"),
+        ("top_p", 0.0, "top_p"),
+        ("max_tokens", 0, "max_tokens"),
+        ("stop", [""], "stop"),
+        ("tempertaure", 1, "no option"),
+        ("seed", 1 << 70, "seed"),
+    ],
+)
+def test_a_value_out_of_range_is_refused_and_nothing_changes(play: Play, name: str, value: object, words: str) -> None:
+    async def scene(s: Scene) -> None:
+        session_id = await s.new()
+        before = await s.workbench.setup(session_id)
+        with pytest.raises(Refusal, match=words):
+            await s.workbench.set_option(session_id, name, value)
+        assert await s.workbench.setup(session_id) == before
+
+    play(scene)
+
+
+def test_presets_are_saved_chosen_deleted_and_restored(play: Play) -> None:
+    held: list[int] = []
+
+    async def first(s: Scene) -> None:
+        session_id = await s.asked()
+        held.append(session_id)
+        await s.workbench.set_option(session_id, "top_k", 40)
+        saved = await s.workbench.save_preset(session_id, "  my  own ")
+        assert (saved.preset, saved.presets["my own"]) == ("my own", True)
+        assert (option(saved, "top_k").value, option(saved, "top_k").source, option(saved, "top_k").own) == (40, "preset", None)
+        assert option(saved, "temperature").value == 0.8  # Elsewise's own say went into it
+        for name in ("greedy", " ", "x" * 61):
+            with pytest.raises(Refusal):
+                await s.workbench.save_preset(session_id, name)
+        await s.workbench.set_option(session_id, "seed", 7)
+
+    async def second(s: Scene) -> None:
+        await s.view(held[0])
+        found = await s.workbench.setup(held[0])
+        assert (found.preset, option(found, "top_k").value, option(found, "seed").own) == ("my own", 40, 7)
+        # when another session deletes the preset
+        other = await s.new()
+        await s.workbench.delete_preset(other, "my own")
+        # then the first one falls back, and says so
+        left = await s.workbench.setup(held[0])
+        assert (left.preset, option(left, "top_k").source) == ("", "default")
+        assert any("my own" in note for note in left.notes)
+        with pytest.raises(Refusal):
+            await s.workbench.delete_preset(other, "greedy")
+
+    play(first, options=PLAIN)
+    play(second, options=PLAIN)
+
+
+@pytest.mark.parametrize(
+    "hostile",
+    [
+        "a text",
+        [1, 2],
+        {"options": "x", "preset": 7, "format": [1], "adapters": {"a": 1}, "guess": "sometimes"},
+        {"options": {"temperature": "hot", "order": 3, "top_k": 1e300}, "adapters": [[1, 2], ["f", "n", "x", True]]},
+        {"format": ["json_schema", "{"], "options": None, "guess": None},
+        {"format": ["regex", "x" * 100_000]},
+    ],
+)
+def test_hostile_stored_values_fall_back_with_a_note(play: Play, hostile: object) -> None:
+    async def scene(s: Scene) -> None:
+        session_id = await s.store.create_session("t")
+        await s.store.set_session_setup(session_id, hostile)
+        await s.store.set_setting("presets", {"bad": {"temperature": -3}, "worse": 7, "": {}, "greedy": {"top_k": 1}})
+        await s.view(session_id)
+        found = await s.workbench.setup(session_id)
+        assert found.notes
+        assert (found.preset, found.answer_format, found.adapters, found.guess) == ("", AnswerFormat(), [], Guess.OFF)
+        assert [view.own for view in found.options] == [None] * len(found.options)
+        await s.workbench.send(session_id, "hello")
+        assert (await s.last(session_id)).note in ("", "reached the length limit")
+
+    play(scene)
+
+
+def test_another_system_prompt_is_another_beginning(play: Play) -> None:
+    async def scene(s: Scene) -> None:
+        session_id = await s.asked("hello")
+        old = (await s.view(session_id)).turns
+        # when
+        setup = await s.workbench.set_system(session_id, " Answer like a pirate. ")
+        # then nothing was rewritten: a sibling of the old root is shown
+        assert setup.system == "Answer like a pirate."
+        view = await s.view(session_id)
+        assert [(t.role, t.run.text) for t in view.turns] == [("system", "Answer like a pirate.")]
+        assert view.turns[0].variants == (old[0].node_id, view.turns[0].node_id)
+        # and the model sees it before the next message
+        await s.workbench.send(session_id, "hello")
+        prompt = bytes(t for t in s.engine.prompts[-1] if t < 256).decode()
+        assert prompt.startswith("system\nAnswer like a pirate.\nuser\nhello")
+        # and the old one brings the old conversation back
+        await s.workbench.set_system(session_id, "")
+        assert [t.node_id for t in (await s.view(session_id)).turns] == [t.node_id for t in old]
+        # and the same words again are the same beginning
+        await s.workbench.set_system(session_id, "Answer like a pirate.")
+        assert len((await s.view(session_id)).turns) == 3
+
+    play(scene)
+
+
+def test_what_the_sample_is_set_to_goes_into_its_copy(play: Play) -> None:
+    async def scene(s: Scene) -> None:
+        sample = await s.store.create_session("sample", is_sample=True)
+        await s.view(sample)
+        await s.workbench.set_option(sample, "temperature", 0.3)
+        await s.workbench.send(sample, "hello")
+        copy = next(row.session_id for row in await s.workbench.sessions() if not row.is_sample)
+        assert option(await s.workbench.setup(copy), "temperature").own == 0.3
+
+    play(scene)
+
+
+def test_the_settings_of_a_session_go_with_it_for_good(play: Play, path: Path) -> None:
+    async def scene(s: Scene) -> None:
+        session_id = await s.asked()
+        await s.workbench.set_option(session_id, "top_k", 3)
+        await s.workbench.trash_session(session_id)
+        assert rows(path, "SELECT count(*) FROM settings WHERE key LIKE 'session/%'") == [(1,)]
+        assert await s.store.purge_trash(days=-1) == 1
+        assert rows(path, "SELECT count(*) FROM settings WHERE key LIKE 'session/%'") == [(0,)]
+
+    play(scene)
+
+
+def test_an_answer_has_the_form_asked_for_also_when_it_goes_on(play: Play) -> None:
+    async def scene(s: Scene) -> None:
+        session_id = await s.new()
+        await s.workbench.set_format(session_id, AnswerFormat(FormatKind.REGEX, "[0-9]{20}"))
+        await s.workbench.send(session_id, "a number")
+        cut = await s.last(session_id)
+        assert cut.note == "reached the length limit"  # of 12 tokens
+        await s.workbench.continue_turn(session_id, cut.node_id)
+        whole = await s.last(session_id)
+        digits = "".join(c for c in whole.run.text if c.isdigit())
+        assert (len(digits), whole.note) == (20, "")
+        # free again
+        await s.workbench.set_format(session_id, AnswerFormat())
+        assert (await s.workbench.setup(session_id)).answer_format.kind is FormatKind.FREE
+
+    play(scene)
+
+
+def test_a_form_that_cannot_be_used_is_said_in_the_librarys_words(play: Play) -> None:
+    async def scene(s: Scene) -> None:
+        session_id = await s.new()
+        bad = [
+            AnswerFormat(FormatKind.REGEX, "(a"),
+            AnswerFormat(FormatKind.JSON_SCHEMA, '{"type": "strin"}'),
+            AnswerFormat(FormatKind.LARK, "start: nothing"),
+            AnswerFormat(FormatKind.LARK, "  "),
+        ]
+        problems = await asyncio.gather(*(s.workbench.check_format(each) for each in bad))
+        assert all(problems)
+        assert "unclosed group" in problems[0]
+        with pytest.raises(Refusal, match="unclosed group"):
+            await s.workbench.set_format(session_id, bad[0])
+        assert (await s.workbench.setup(session_id)).answer_format == AnswerFormat()
+        assert await s.workbench.check_format(DIGITS) == ""
+
+    play(scene)
+
+
+def test_a_session_has_its_own_stack_of_adapters(play: Play, tmp_path: Path) -> None:
+    folders = [str(toy_adapter(tmp_path / name, seed)) for name, seed in (("a/pirate", 1), ("b/pirate", 2))]
+
+    async def scene(s: Scene) -> None:
+        plain, dressed = await s.asked("hi"), await s.new()
+        for folder in folders:
+            setup = await s.workbench.add_adapter(dressed, folder)
+        assert [(line.choice.name, line.loaded) for line in setup.adapters] == [("pirate", True), ("pirate", True)]
+        assert "rank 2" in setup.adapters[0].detail
+        # then its answers are under them, those of others are not, and each is warm where it was
+        await s.workbench.send(dressed, "hi")
+        own, other = await s.last(dressed), await s.last(plain)
+        assert own.run.text != other.run.text
+        assert own.tier == other.tier == "warm"
+        again = await s.asked("hi")
+        assert (await s.last(again)).run.text == other.run.text
+        assert (await s.last(again)).stats.computed == 0 or (await s.last(again)).stats.reused > 0  # type: ignore[union-attr]  # it has them
+        # another order and scales are another stack; off is the base alone
+        line = [AdapterChoice(f, "pirate") for f in reversed(folders)]
+        await s.workbench.set_adapters(dressed, [line[0], AdapterChoice(folders[0], "pirate", 0.5, False)])
+        await s.workbench.set_adapters(dressed, [AdapterChoice(f, "pirate", 1.0, False) for f in folders])
+        await s.workbench.regenerate(dressed, own.node_id)
+        assert (await s.last(dressed)).run.text == other.run.text
+        # one that is gone gives its memory back
+        await s.workbench.set_adapters(dressed, [AdapterChoice(folders[0], "pirate")])
+        model = s.workbench.supervisor.running
+        assert model is not None
+        for _ in range(200):
+            if sum(adapter.loaded for adapter in model.info.adapters) == 1:
+                break
+            await asyncio.sleep(0.01)
+        assert sum(adapter.loaded for adapter in model.info.adapters) == 1
+
+    play(scene)
+
+
+def test_an_adapter_that_cannot_be_used_is_refused_and_not_put_on(play: Play, tmp_path: Path) -> None:
+    async def scene(s: Scene) -> None:
+        session_id = await s.new()
+        (tmp_path / "empty").mkdir()
+        pickled = tmp_path / "pickled"
+        pickled.mkdir()
+        (pickled / "adapter_model.bin").write_bytes(b"x")
+        (pickled / "adapter_config.json").write_text("{}")
+        for folder in ("nowhere", "empty", "pickled"):
+            with pytest.raises(Refusal):
+                await s.workbench.add_adapter(session_id, str(tmp_path / folder))
+        good = str(toy_adapter(tmp_path / "good", 1))
+        await s.workbench.add_adapter(session_id, good)
+        with pytest.raises(Refusal, match="already"):
+            await s.workbench.add_adapter(session_id, good)
+        with pytest.raises(Refusal, match="finite"):
+            await s.workbench.set_adapters(session_id, [AdapterChoice(good, "good", float("inf"))])
+        assert [line.choice.scale for line in (await s.workbench.setup(session_id)).adapters] == [1.0]
+
+    play(scene)
+
+
+def test_adapters_are_brought_back_after_the_engine_was_started_anew(play: Play, tmp_path: Path) -> None:
+    folder = str(toy_adapter(tmp_path / "pirate", 1))
+    held: list[tuple[int, str]] = []
+
+    async def first(s: Scene) -> None:
+        session_id = await s.new()
+        await s.workbench.add_adapter(session_id, folder)
+        await s.workbench.send(session_id, "hi")
+        held.append((session_id, (await s.last(session_id)).run.text))
+
+    async def second(s: Scene) -> None:
+        session_id, text = held[0]
+        turns = (await s.view(session_id)).turns
+        await s.workbench.regenerate(session_id, turns[-1].node_id)
+        assert (await s.last(session_id)).run.text == text
+        await s.workbench.set_guess(session_id, Guess.PROMPT_LOOKUP)
+        await s.workbench.regenerate(session_id, turns[-1].node_id)
+        assert (await s.last(session_id)).run.text == text
+        with pytest.raises(Refusal, match="draft"):
+            await s.workbench.set_guess(session_id, Guess.DRAFT)
+
+    play(first)
+    play(second, engine=Engine())

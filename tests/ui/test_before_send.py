@@ -1,0 +1,176 @@
+"""What stands around the message field before Send: the meter, files, how surprising the draft is, and room for it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from PySide6.QtCore import Qt
+from PySide6.QtTest import QTest
+from PySide6.QtWidgets import QFileDialog
+
+from tests.ui.conftest import Scene, until
+from tests.ui.fakes import TRIP, FakeWorkbench
+from tests.ui.test_conversation import finish
+from ui import Composition, ContextPart, MainWindow, PartKind, TextFile
+
+Play = Callable[[Scene], None]
+LEFT = Qt.MouseButton.LeftButton
+PARTS = (
+    ContextPart(PartKind.SYSTEM, 20, 20),
+    ContextPart(PartKind.FILES, 0, 0),
+    ContextPart(PartKind.HISTORY, 3000, 2900),
+    ContextPart(PartKind.DRAFT, 12, 0),
+)
+
+
+def counting(bench: FakeWorkbench, composition: Composition) -> None:
+    async def compose(session_id: int, text: str, replaces: int | None = None) -> Composition:
+        bench.calls.append(("compose", session_id, text))
+        return composition
+
+    bench.compose = compose  # type: ignore[method-assign]  # the fake says what the test tells it to
+
+
+def test_the_meter_opens_to_its_parts(in_window: Play, bench: FakeWorkbench) -> None:
+    finish(bench)
+    counting(bench, Composition(12, None, 3032, 8192, parts=PARTS, new_tokens=112))
+
+    async def scene(window: MainWindow) -> None:
+        composer = window.parts.composer
+        QTest.keyClicks(composer.field, "Go on")
+        await until(lambda: composer.cost.text().startswith("12 tokens · 112 to compute"))
+        assert not composer.panel.isVisible()
+        QTest.mouseClick(composer.context, LEFT)
+        assert composer.panel.isVisible()
+        panel = composer.panel
+        assert [panel.tokens[kind].text() for kind in PartKind] == ["20", "0", "3,000", "12"]
+        assert [panel.states[kind].text() for kind in PartKind] == ["warm", "", "2,900 warm, 100 cold", "cold"]
+        assert panel.total.text() == "112 new tokens to compute"
+        # by key as well
+        composer.context.setFocus()
+        QTest.keyClick(composer.context, Qt.Key.Key_Space)
+        assert not panel.isVisible()
+
+    in_window(scene)
+
+
+def test_what_is_typed_is_scored_when_it_stands_still_and_not_after_send(in_window: Play, bench: FakeWorkbench) -> None:
+    finish(bench)
+
+    async def scene(window: MainWindow) -> None:
+        composer = window.parts.composer
+        QTest.keyClicks(composer.field, "two words")
+        await until(lambda: "6.2 bits (3.1 a token)" in composer.cost.text())
+        assert bench.asked("score_draft") == [(TRIP, "two words")]
+        # one that is under way is cancelled by sending
+        bench.slow_checks = asyncio.Event()
+        QTest.keyClicks(composer.field, " more")
+        await until(lambda: len(bench.asked("score_draft")) == 2)
+        QTest.keyClick(composer.field, Qt.Key.Key_Return)
+        await until(lambda: composer.draft == "" and not window.desk.running)
+        bench.slow_checks.set()
+        await asyncio.sleep(0.05)
+        assert "bits" not in composer.cost.text()
+        # and one that had not begun does not begin
+        bench.slow_checks = None
+        QTest.keyClicks(composer.field, "x")
+        await until(lambda: bench.asked("compose")[-1:] == [(TRIP, "x")])
+        QTest.keyClick(composer.field, Qt.Key.Key_Return)
+        await until(lambda: composer.draft == "" and not window.desk.running)
+        await asyncio.sleep(0.8)
+        assert len(bench.asked("score_draft")) == 2
+
+    in_window(scene)
+
+
+def test_a_file_goes_with_the_message_or_is_pinned(in_window: Play, bench: FakeWorkbench, tmp_path: Path) -> None:
+    finish(bench)
+    (tmp_path / "日本.txt").write_text("a boat\n")
+    (tmp_path / "b.bin").write_bytes(b"ab\0")
+    boat = TextFile("日本.txt", "a boat\n")
+
+    async def scene(window: MainWindow) -> None:
+        composer = window.parts.composer
+
+        async def choose(name: str) -> None:
+            QTest.mouseClick(composer.attach_button, LEFT)
+            dialog = window.findChild(QFileDialog)
+            assert dialog is not None
+            dialog.setDirectory(str(tmp_path))
+            dialog.selectFile(str(tmp_path / name))
+            dialog.accept()
+            await until(lambda: window.findChild(QFileDialog) is None)
+
+        # a binary one is refused inline, with numbers
+        await choose("b.bin")
+        await until(lambda: composer.notice.words == "b.bin is no text: byte 2 of 3 is 0")
+        assert composer.chips.files == ()
+        # a text stands before what is written
+        await choose("日本.txt")
+        await until(lambda: composer.chips.files == (boat,))
+        await choose("日本.txt")  # the same again is the same
+        assert composer.chips.files == (boat,)
+        QTest.keyClicks(composer.field, "Whose?")
+        QTest.keyClick(composer.field, Qt.Key.Key_Return)
+        await until(lambda: bench.asked("send") == [(TRIP, "[日本.txt]\na boat\n[end of 日本.txt]\n\nWhose?")])
+        await until(lambda: composer.chips.files == () and composer.draft == "")
+        await until(lambda: not window.desk.running)
+        # pinned, it leaves the message and stands before every turn
+        await choose("日本.txt")
+        await until(lambda: len(composer.chips.chips) == 1)
+        QTest.mouseClick(composer.chips.chips[0].pin, LEFT)
+        await until(lambda: bench.asked("pin_files") == [(TRIP, (boat,))])
+        await until(lambda: composer.chips.files == ())
+        # a file stays with its session
+        await choose("日本.txt")
+        await until(lambda: len(composer.chips.chips) == 1)
+        window.desk.open(3)
+        await until(lambda: composer.chips.files == ())
+        window.desk.open(TRIP)
+        await until(lambda: composer.chips.files == (boat,))
+        QTest.mouseClick(composer.chips.chips[0].remove, LEFT)
+        assert composer.chips.files == ()
+
+    in_window(scene)
+
+
+def test_what_does_not_fit_is_a_choice_before_send(in_window: Play, bench: FakeWorkbench) -> None:
+    finish(bench)
+    full = Composition(12, None, 8200, 8192)
+
+    async def scene(window: MainWindow) -> None:
+        composer = window.parts.composer
+        counting(bench, full)
+        QTest.keyClicks(composer.field, "Too long")
+        await until(lambda: "8 too many" in composer.context.text())
+        QTest.keyClick(composer.field, Qt.Key.Key_Return)
+        assert composer.overflow.isVisible()
+        assert "8 tokens too many for the context of 8,192" in composer.overflow.said.text()
+        assert not composer.overflow.larger.isVisible()
+        assert (bench.asked("send"), composer.draft) == ([], "Too long")
+        # leave out: by key, the button has the keyboard
+        QTest.keyClick(composer.overflow.leave_out, Qt.Key.Key_Space)
+        await until(lambda: bench.asked("leave_out") == [(TRIP, "Too long")])
+        await until(lambda: composer.notice.words.startswith("2 turns are left out"))
+        assert not composer.overflow.isVisible()
+        # a larger context, where there is one
+        counting(bench, replace(full, can_grow=True))
+        window.desk.compose(composer.message)
+        await asyncio.sleep(0.05)
+        QTest.mouseClick(composer.send_button, LEFT)
+        QTest.mouseClick(composer.overflow.larger, LEFT)
+        await until(lambda: bench.asked("grow_context") == [()])
+        # or a new session: the draft is there already
+        QTest.mouseClick(composer.send_button, LEFT)
+        QTest.mouseClick(composer.overflow.new, LEFT)
+        await until(lambda: window.parts.top.title.text() == "New session")
+        assert composer.draft == "Too long"
+        window.desk.open(TRIP)
+        await until(lambda: window.parts.top.title.text() == "A spring trip")
+        assert composer.draft == ""
+        assert bench.asked("send") == []
+
+    in_window(scene)

@@ -1,0 +1,321 @@
+"""The popover under the model's name, by mouse and keys: each field shows what holds, and asks for what is wanted."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from PySide6.QtCore import QPoint, Qt
+from PySide6.QtTest import QTest
+from PySide6.QtWidgets import QApplication, QFileDialog, QLineEdit, QPushButton, QWidget
+
+from tests.ui.conftest import Scene, frames, until
+from tests.ui.fakes import TRIP, FakeWorkbench
+from tests.ui.test_conversation import finish
+from ui import AnswerFormat, FormatKind, Guess, MainWindow, SessionChanged, ToolCard
+from ui.setup.option_rows import text_of, value_of
+from ui.setup.popover import FORM, MODEL, SAMPLING, TOOLS, SetupPopover
+
+Play = Callable[[Scene], None]
+LEFT = Qt.MouseButton.LeftButton
+
+
+async def opened(window: MainWindow, page: int = MODEL) -> SetupPopover:
+    """By a click on the model's name, and on a tab."""
+    QTest.mouseClick(window.parts.top.model, LEFT)
+    assert window.popover.isVisible()
+    QTest.mouseClick(window.popover.tabs[page], LEFT)
+    await until(lambda: window.popover.model.name.text() != "")
+    return window.popover
+
+
+def retype(field: QLineEdit, text: str) -> None:
+    field.setFocus()
+    field.selectAll()
+    QTest.keyClicks(field, text)
+    QTest.keyClick(field, Qt.Key.Key_Return)
+
+
+def test_it_opens_and_closes_by_mouse_and_keys(in_window: Play) -> None:
+    async def scene(window: MainWindow) -> None:
+        popover = await opened(window)
+        assert popover.model.facts["fingerprint"].text() == "3f2a9c51d07b"
+        assert popover.model.facts["KV per token"].text() == "46 kB"
+        assert "bfloat16" in popover.model.warnings.text()
+        # a click on the name again, Escape, and a click beside it close it
+        QTest.mouseClick(window.parts.top.model, LEFT)
+        assert not popover.isVisible()
+        QTest.keyClick(window, Qt.Key.Key_P, Qt.KeyboardModifier.ControlModifier | Qt.KeyboardModifier.ShiftModifier)
+        assert popover.isVisible()
+        assert popover.tabs[SAMPLING].isChecked()
+        QTest.keyClick(QApplication.focusWidget(), Qt.Key.Key_Escape)
+        assert not popover.isVisible()
+        assert window.parts.top.model.hasFocus()
+        QTest.mouseClick(window.parts.composer.setup_button, LEFT)
+        assert popover.isVisible()
+        QTest.mouseClick(window.parts.composer.field.viewport(), LEFT)
+        assert not popover.isVisible()
+
+    in_window(scene)
+
+
+def test_it_stays_inside_a_narrow_window(in_window: Play) -> None:
+    async def scene(window: MainWindow) -> None:
+        popover = await opened(window)
+        for size in ((900, 700), (560, 420), (1360, 860)):
+            window.resize(*size)
+            await until(lambda: window.parts.rect().contains(popover.geometry()))
+            area = popover.sampling
+            assert area.minimumSizeHint().width() <= popover.width()
+
+    in_window(scene)
+
+
+def test_every_part_can_be_reached_by_tab_and_has_a_name(in_window: Play) -> None:
+    async def scene(window: MainWindow) -> None:
+        popover = await opened(window)
+        for page in (MODEL, SAMPLING, FORM, TOOLS):
+            popover.show_page(page)
+            await frames(1)
+            popover.tabs[page].setFocus()
+            seen: list[QWidget] = []
+            for _ in range(60):
+                QTest.keyClick(QApplication.focusWidget(), Qt.Key.Key_Tab)
+                focused = QApplication.focusWidget()
+                if focused is None or not popover.isAncestorOf(focused) or focused in seen:
+                    break
+                seen.append(focused)
+            wanted = [w for w in popover.findChildren(QWidget) if w.isVisible() and w.isEnabled() and _takes_keys(w)]
+            unreached = [w for w in wanted if w not in seen and w is not popover.tabs[page]]
+            assert not unreached, unreached
+            nameless = [w for w in wanted if not (w.accessibleName() or (isinstance(w, QPushButton) and w.text()))]
+            assert not [w for w in nameless if type(w).__name__ != "QCheckBox"], nameless
+
+    in_window(scene)
+
+
+def _takes_keys(widget: QWidget) -> bool:
+    proxy = widget.focusProxy()
+    inner = widget.parentWidget() is not None and widget.parentWidget().inherits("QAbstractSpinBox")
+    return bool(widget.focusPolicy() & Qt.FocusPolicy.TabFocus) and proxy is None and not inner
+
+
+def test_an_option_is_set_refused_and_left_to_the_preset_again(in_window: Play, bench: FakeWorkbench) -> None:
+    async def scene(window: MainWindow) -> None:
+        options = (await opened(window, SAMPLING)).sampling.options
+        await until(lambda: "temperature" in options.fields)
+        field = options.fields["temperature"]
+        assert (field.text(), field.placeholderText(), options.sources["temperature"].text()) == ("", "0.8", "preset")
+        assert options.fields["seed"].placeholderText() == "fresh"
+        retype(field, "0.2")
+        await until(lambda: options.sources["temperature"].text() == "session")
+        assert bench.asked("set_option") == [(TRIP, "temperature", 0.2)]
+        # refused: said inside the popover, and the field shows what holds
+        bench.refusal = "temperature must lie within 0 and inf, not -1"
+        retype(field, "-1")
+        await until(lambda: window.popover.notice.words.startswith("temperature must"))
+        await until(lambda: field.text() == "0.2")
+        assert window.parts.composer.notice.words == ""
+        QTest.mouseClick(options.clears["temperature"], LEFT)
+        await until(lambda: options.sources["temperature"].text() == "preset")
+        assert field.text() == ""
+        # Escape takes back what is being written, and closes only then
+        QTest.keyClicks(field, "9")
+        QTest.keyClick(field, Qt.Key.Key_Escape)
+        assert (field.text(), window.popover.isVisible()) == ("", True)
+
+    in_window(scene)
+
+
+def test_values_are_read_as_they_are_written() -> None:
+    assert [value_of("temperature", t) for t in ("", "1", "0.5", "\N{MINUS SIGN}1", "hot")] == [None, 1, 0.5, -1, "hot"]
+    assert value_of("stop", '"\\n\\n", "User:"') == ["\n\n", "User:"]
+    assert value_of("stop", "END") == ["END"]
+    for stops in (["\n\n", "User:"], ['"'], ["日本", "🙂"]):
+        assert value_of("stop", text_of("stop", stops)) == stops
+
+
+def test_presets_are_chosen_saved_and_deleted(in_window: Play, bench: FakeWorkbench) -> None:
+    async def scene(window: MainWindow) -> None:
+        page = (await opened(window, SAMPLING)).sampling
+        await until(lambda: page.presets.count() == 3)
+        assert [page.presets.itemText(i) for i in range(3)] == ["Elsewise's own", "greedy", "mine"]
+        assert not page.delete_button.isEnabled()
+        page.presets.setFocus()
+        QTest.keyClick(page.presets, Qt.Key.Key_Down)
+        QTest.keyClick(page.presets, Qt.Key.Key_Down)
+        await until(lambda: bench.asked("choose_preset")[-1:] == [(TRIP, "mine")])
+        await until(page.delete_button.isEnabled)
+        assert not page.save_button.isEnabled()
+        retype(page.preset_name, "rainy days")
+        await until(lambda: page.presets.currentText() == "rainy days")
+        assert bench.asked("save_preset") == [(TRIP, "rainy days")]
+        QTest.mouseClick(page.delete_button, LEFT)
+        await until(lambda: page.presets.currentText() == "Elsewise's own")
+        assert bench.asked("delete_preset") == [(TRIP, "rainy days")]
+
+    in_window(scene)
+
+
+def test_a_system_prompt_begins_anew_and_a_draft_of_it_survives_news(in_window: Play, bench: FakeWorkbench) -> None:
+    async def scene(window: MainWindow) -> None:
+        page = (await opened(window, SAMPLING)).sampling
+        assert not page.system_button.isEnabled()
+        QTest.keyClicks(page.system, "Answer in verse")
+        bench.emit(SessionChanged(bench.views[TRIP]))
+        await frames()
+        assert page.system.toPlainText() == "Answer in verse"
+        QTest.mouseClick(page.system_button, LEFT)
+        await until(lambda: bench.asked("set_system") == [(TRIP, "Answer in verse")])
+        await until(lambda: not page.system_button.isEnabled())
+        # another session has its own
+        window.desk.open(3)
+        await until(lambda: page.system.toPlainText() == "")
+
+    in_window(scene)
+
+
+def test_a_form_is_checked_as_it_is_typed(in_window: Play, bench: FakeWorkbench) -> None:
+    async def scene(window: MainWindow) -> None:
+        page = (await opened(window, FORM)).form
+        assert not page.source.isVisible()
+        QTest.mouseClick(page.kinds.buttons[2], LEFT)
+        QTest.keyClicks(page.source, "(a")
+        assert page.state.text() == "checking…"
+        await until(lambda: "unclosed group" in page.state.text())
+        assert not page.use_button.isEnabled()
+        # the keys were many, the question was one
+        assert len(bench.asked("check_format")) == 1
+        # the window lives while somebody thinks about it, and an older answer is not taken for the new one
+        bench.slow_checks = asyncio.Event()
+        QTest.keyClicks(page.source, "x")
+        await until(lambda: len(bench.asked("check_format")) == 2)
+        QTest.keyClicks(page.source, ")")
+        assert page.state.text() == "checking…"
+        bench.slow_checks.set()
+        await until(lambda: page.state.text() == "can be used")
+        QTest.mouseClick(page.use_button, LEFT)
+        wanted = AnswerFormat(FormatKind.REGEX, "(ax)")
+        await until(lambda: bench.asked("set_format") == [(TRIP, wanted)])
+        await until(lambda: not page.use_button.isEnabled())
+        # free again is one click, and what was written is still there afterwards
+        QTest.mouseClick(page.kinds.buttons[0], LEFT)
+        await until(lambda: bench.asked("set_format")[-1] == (TRIP, AnswerFormat()))
+        QTest.mouseClick(page.kinds.buttons[2], LEFT)
+        assert page.source.toPlainText() == "(ax)"
+
+    in_window(scene)
+
+
+def test_an_adapter_is_added_from_a_folder_scaled_moved_and_taken_off(
+    in_window: Play, bench: FakeWorkbench, tmp_path: Path
+) -> None:
+    for name in ("pirate", "poet"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "adapter_config.json").write_text("{}")
+
+    async def scene(window: MainWindow) -> None:
+        page = (await opened(window)).model
+        for name in ("pirate", "poet"):
+            QTest.mouseClick(page.add_button, LEFT)
+            dialog = window.findChild(QFileDialog)
+            assert dialog is not None
+            assert dialog.isVisible()  # and nobody waits for it: this goes on
+            dialog.setDirectory(str(tmp_path))
+            dialog.selectFile(str(tmp_path / name))
+            dialog.accept()
+            await until(lambda name=name: any(r.choice.name == name for r in page.adapters.rows))  # type: ignore[misc]  # bound now
+            await until(lambda: window.findChild(QFileDialog) is None)
+        assert window.popover.isVisible()
+        first = page.adapters.rows[0]
+        first.slider.setFocus()
+        for _ in range(5):
+            QTest.keyClick(first.slider, Qt.Key.Key_PageDown)
+        await until(lambda: bool(bench.asked("set_adapters")))
+        assert len(bench.asked("set_adapters")) == 1  # when the slider stood still
+        assert [c.scale for c in bench.asked("set_adapters")[0][1]] == [0.5, 1.0]  # type: ignore[attr-defined]  # choices
+        QTest.mouseClick(page.adapters.rows[0].down, LEFT)
+        await until(lambda: [r.choice.name for r in page.adapters.rows] == ["poet", "pirate"])
+        QTest.mouseClick(page.adapters.rows[1].on, LEFT, pos=QPoint(8, page.adapters.rows[1].on.height() // 2))
+        await until(lambda: [c.on for c in bench.asked("set_adapters")[-1][1]] == [True, False])  # type: ignore[attr-defined]  # choices
+        QTest.mouseClick(page.adapters.rows[0].remove, LEFT)
+        await until(lambda: [r.choice.name for r in page.adapters.rows] == ["pirate"])
+        # a folder without one is refused inline
+        window.setup.change(lambda w, s: w.add_adapter(s, str(tmp_path)))
+        await until(lambda: "holds no adapter" in window.popover.notice.words)
+
+    in_window(scene)
+
+
+def test_guessing_ahead(in_window: Play, bench: FakeWorkbench) -> None:
+    async def scene(window: MainWindow) -> None:
+        page = (await opened(window)).model
+        assert not page.guess.buttons[2].isEnabled()
+        QTest.mouseClick(page.guess.buttons[1], LEFT)
+        await until(lambda: bench.asked("set_guess") == [(TRIP, Guess.PROMPT_LOOKUP)])
+        assert bench.loaded is not None
+        bench.loaded = replace(bench.loaded, draft="tiny")
+        window.setup.ask()
+        await until(page.guess.buttons[2].isEnabled)
+
+    in_window(scene)
+
+
+def test_without_a_model_it_says_so_and_offers_one(in_window: Play, bench: FakeWorkbench) -> None:
+    bench.loaded = None
+
+    async def scene(window: MainWindow) -> None:
+        page = (await opened(window)).model
+        assert page.name.text() == "No model is loaded"
+        assert page.change_button.isVisible()
+        assert not page.warnings.isVisible()
+
+    in_window(scene)
+
+
+def test_tools_are_checked_and_offered(in_window: Play, bench: FakeWorkbench) -> None:
+    async def scene(window: MainWindow) -> None:
+        page = (await opened(window, TOOLS)).tools
+        QTest.keyClicks(page.source, "[")
+        await until(lambda: page.state.text() == "the definitions are no JSON")
+        assert not page.offer_button.isEnabled()
+        page.source.clear()
+        QTest.keyClicks(page.source, '[{"name": "weather"}]')
+        await until(lambda: page.state.text() == "defines weather")
+        QTest.mouseClick(page.offer_button, LEFT)
+        await until(lambda: bench.asked("set_tools") == [(TRIP, '[{"name": "weather"}]')])
+
+    in_window(scene)
+
+
+def test_a_call_is_a_card_and_its_result_is_typed(in_window: Play, bench: FakeWorkbench) -> None:
+    finish(bench)
+    view = bench.views[TRIP]
+    hostile = ToolCard("<b>weather</b>", '{\n  "city": "<img src=x> \N{RIGHT-TO-LEFT OVERRIDE}Oslo"\n}')
+
+    def calling(*calls: ToolCard) -> None:
+        turns = (*view.turns[:-1], replace(view.turns[-1], calls=calls))
+        bench.views[TRIP] = replace(view, turns=turns)
+        bench.emit(SessionChanged(bench.views[TRIP]))
+
+    async def scene(window: MainWindow) -> None:
+        cards = window.parts.cards
+        assert not cards.isVisible()
+        calling(hostile, ToolCard("clock", "{}"))
+        await until(lambda: len(cards.cards) == 2 and cards.isVisible())
+        QTest.keyClicks(cards.cards[0].result, "rain")
+        assert not cards.send_button.isEnabled()
+        bench.emit(SessionChanged(bench.views[TRIP]))
+        await frames()
+        assert cards.cards[0].result.text() == "rain"  # the same calls: what was written stays
+        QTest.keyClicks(cards.cards[1].result, "noon")
+        QTest.keyClick(cards.cards[1].result, Qt.Key.Key_Return)
+        await until(lambda: bench.asked("answer_call") == [(TRIP, view.turns[-1].node_id, "rain\nnoon")])
+        # a malformed one says why and cannot be answered
+        calling(ToolCard("", "", "call 1: the answer ends before the call does"))
+        await until(lambda: len(cards.cards) == 1)
+        assert not cards.send_button.isVisible()
+
+    in_window(scene)

@@ -1,0 +1,134 @@
+"""The stack of adapters: each with its scale, in the order in which they are added to the model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from PySide6.QtCore import Qt, QTimer, Signal
+from PySide6.QtWidgets import QCheckBox, QDoubleSpinBox, QSlider, QVBoxLayout, QWidget
+
+from ui.port_setup import AdapterChoice, AdapterLine
+from ui.setup.parts import LINE_PX, row
+from ui.theme.fonts import interface_font
+from ui.transcript.visible import one_line
+from ui.widgets import ElidedLabel, IconButton, plain_tooltip
+
+SETTLE_MS = 250  # after the last move of a slider
+MOST_SCALE = 100.0
+SLIDER_STEPS = 200  # 0 to 2
+
+
+class AdapterRows(QWidget):
+    """Shows a stack and tells how somebody wants it."""
+
+    wanted = Signal(object)  # list[AdapterChoice]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._column = QVBoxLayout(self)
+        self._column.setContentsMargins(0, 0, 0, 0)
+        self._column.setSpacing(10)
+        self.rows: list[AdapterRow] = []
+        self._settle = QTimer(self, singleShot=True, interval=SETTLE_MS)
+        self._settle.timeout.connect(self._tell)
+
+    def show_stack(self, lines: Sequence[AdapterLine]) -> None:
+        """Shows what holds; rows that stay keep the keyboard, and a slider that is being moved its place."""
+        if self._settle.isActive():
+            return
+        if [each.choice.folder for each in self.rows] != [line.choice.folder for line in lines]:
+            for old in self.rows:
+                self._column.removeWidget(old)
+                old.hide()
+                old.deleteLater()
+            self.rows = [AdapterRow(line.choice) for line in lines]
+            for place, made in enumerate(self.rows):
+                self._connect(made, place)
+                self._column.addWidget(made)
+        for place, (each, line) in enumerate(zip(self.rows, lines, strict=True)):
+            each.show_line(line, first=place == 0, last=place == len(lines) - 1)
+        self.setVisible(bool(self.rows))
+
+    @property
+    def stack(self) -> list[AdapterChoice]:
+        """As the rows stand."""
+        return [each.choice for each in self.rows]
+
+    def _connect(self, made: AdapterRow, place: int) -> None:
+        made.changed.connect(self._settle.start)
+        made.up.clicked.connect(lambda: self._move(place, place - 1))
+        made.down.clicked.connect(lambda: self._move(place, place + 1))
+        made.remove.clicked.connect(lambda: self.wanted.emit([c for i, c in enumerate(self.stack) if i != place]))
+
+    def _move(self, place: int, to: int) -> None:
+        stack = self.stack
+        stack.insert(to, stack.pop(place))
+        self.wanted.emit(stack)
+
+    def _tell(self) -> None:
+        self.wanted.emit(self.stack)
+
+
+class AdapterRow(QWidget):
+    """One adapter: on or off, its scale as a slider and as a number, its place."""
+
+    changed = Signal()
+
+    def __init__(self, choice: AdapterChoice) -> None:
+        super().__init__()
+        self._choice = choice
+        name = one_line(choice.name)
+        self.on = QCheckBox(name.replace("&", "&&"))
+        self.on.setFont(interface_font(13))
+        self.on.setToolTip(plain_tooltip(choice.folder))
+        self.on.setAccessibleName(self.tr("Adapter {0}").format(name))
+        self.detail = ElidedLabel("", "faint", interface_font(11.5))
+        self.up = IconButton("chevron-up", self.tr("Before the one above"))
+        self.down = IconButton("chevron-down", self.tr("After the one below"))
+        self.remove = IconButton("x", self.tr("Take {0} off the stack").format(name))
+        self.slider = QSlider(Qt.Orientation.Horizontal)
+        self.slider.setRange(0, SLIDER_STEPS)
+        self.slider.setPageStep(10)
+        self.slider.setAccessibleName(self.tr("Scale of {0}").format(name))
+        self.scale = QDoubleSpinBox()
+        self.scale.setRange(-MOST_SCALE, MOST_SCALE)
+        self.scale.setSingleStep(0.05)
+        self.scale.setFont(interface_font(LINE_PX))
+        self.scale.setFixedWidth(76)
+        self.scale.lineEdit().setTextMargins(5, 0, 0, 0)
+        self.scale.setAccessibleName(self.tr("Scale of {0}, as a number").format(name))
+        column = QVBoxLayout(self)
+        column.setContentsMargins(0, 0, 0, 0)
+        column.setSpacing(2)
+        column.addLayout(row(self.on, 1, self.up, self.down, self.remove, spacing=2))
+        column.addLayout(row(self.slider, self.scale))
+        column.addWidget(self.detail)
+        self.on.toggled.connect(self.changed)
+        self.slider.valueChanged.connect(lambda value: self.scale.setValue(value / 100))
+        self.scale.valueChanged.connect(self._scaled)
+
+    @property
+    def choice(self) -> AdapterChoice:
+        """As it stands."""
+        return replace(self._choice, scale=self.scale.value(), on=self.on.isChecked())
+
+    def show_line(self, line: AdapterLine, *, first: bool, last: bool) -> None:
+        """Shows what holds; nothing is told."""
+        self._choice = line.choice
+        for part in (self.on, self.slider, self.scale):
+            part.blockSignals(True)
+        self.on.setChecked(line.choice.on)
+        self.slider.setValue(round(line.choice.scale * 100))
+        self.scale.setValue(line.choice.scale)
+        for part in (self.on, self.slider, self.scale):
+            part.blockSignals(False)
+        self.detail.setText(line.detail or self.tr("loads with the next answer"))
+        self.up.setEnabled(not first)
+        self.down.setEnabled(not last)
+
+    def _scaled(self, value: float) -> None:
+        self.slider.blockSignals(True)
+        self.slider.setValue(round(value * 100))
+        self.slider.blockSignals(False)
+        self.changed.emit()

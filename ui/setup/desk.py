@@ -1,0 +1,71 @@
+"""Between the workbench and the popover: one change at a time, each answered by what holds now."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+from PySide6.QtCore import QObject, Signal
+
+from ui.desk import Desk
+from ui.port import Workbench
+from ui.port_setup import AnswerFormat, SessionSetup
+
+Change = Callable[[Workbench, int], Awaitable[SessionSetup]]
+
+
+class SetupDesk(QObject):
+    """What the session shown is set to.
+
+    Args:
+        desk: Knows the session that is shown, and keeps the tasks.
+        workbench: The use cases.
+    """
+
+    changed = Signal(object)  # SessionSetup: what holds now
+    refused = Signal(str)
+    format_checked = Signal(object, str)  # the AnswerFormat asked about, and what is wrong with it
+    tools_checked = Signal(str, object, str)  # the source asked about, names, what is wrong with it
+
+    def __init__(self, desk: Desk, workbench: Workbench) -> None:
+        super().__init__(desk)
+        self._desk = desk
+        self._workbench = workbench
+
+    def ask(self) -> None:
+        """What holds now."""
+        shown = self._desk.shown
+        if shown is not None:
+            self._desk.tasks.latest("setup", self._change(lambda workbench, session: workbench.setup(session), shown.session_id), self.refused.emit)
+
+    def change(self, change: Change, refused: Callable[[str], None] | None = None) -> None:
+        """Carries out a change; what holds then, or why it was refused, is told."""
+        shown = self._desk.shown
+        if shown is not None:
+            self._desk.tasks.run(self._change(change, shown.session_id), refused or self.refused.emit)
+
+    def check_format(self, answer_format: AnswerFormat) -> None:
+        """Asks what is wrong with a form; the answer to an older question is not told."""
+        self._desk.tasks.latest("check format", self._check_format(answer_format), self.refused.emit)
+
+    def check_tools(self, source: str) -> None:
+        """Asks what tools are defined, likewise."""
+        self._desk.tasks.latest("check tools", self._check_tools(source), self.refused.emit)
+
+    async def _change(self, change: Change, session_id: int) -> None:
+        try:
+            setup = await change(self._workbench, session_id)
+        except Exception:
+            shown = self._desk.shown
+            if shown is not None and shown.session_id == session_id:  # the fields go back to what holds
+                self.changed.emit(await self._workbench.setup(session_id))
+            raise
+        shown = self._desk.shown
+        if shown is not None and setup.session_id == shown.session_id:
+            self.changed.emit(setup)
+
+    async def _check_format(self, answer_format: AnswerFormat) -> None:
+        self.format_checked.emit(answer_format, await self._workbench.check_format(answer_format))
+
+    async def _check_tools(self, source: str) -> None:
+        names, problem = await self._workbench.check_tools(source)
+        self.tools_checked.emit(source, names, problem)

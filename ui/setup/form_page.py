@@ -1,0 +1,126 @@
+"""The form of answers: free, or what a schema, a pattern or a grammar describes; checked as it is typed."""
+
+from __future__ import annotations
+
+from PySide6.QtCore import QTimer, Signal
+
+from ui.port_setup import AnswerFormat, FormatKind, SessionSetup
+from ui.setup.parts import Choice, Page, SourceField, button, row, words
+
+CHECK_DELAY_MS = 400
+KINDS = (FormatKind.FREE, FormatKind.JSON_SCHEMA, FormatKind.REGEX, FormatKind.LARK)
+EXAMPLES = {
+    FormatKind.FREE: "",
+    FormatKind.JSON_SCHEMA: '{"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}',
+    FormatKind.REGEX: r"(yes|no)(, because [^.]+)?\.",
+    FormatKind.LARK: 'start: "Answer: " NUMBER\nNUMBER: /[0-9]+/',
+}
+
+
+class FormPage(Page):
+    """Shows `SessionSetup.answer_format`."""
+
+    format_wanted = Signal(object)  # AnswerFormat
+    check_wanted = Signal(object)  # AnswerFormat
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head(self.tr("Form of the answers"))
+        self.kinds = Choice(self.tr("Form"), (self.tr("free"), self.tr("JSON schema"), self.tr("regex"), self.tr("Lark")))
+        self.kinds.show_choice(0)
+        self.kinds.chosen.connect(self._choose)
+        self.column.addLayout(row(self.kinds, 1))
+        self.source = SourceField(self.tr("Schema, pattern or grammar"), "", height=190)
+        self.source.textChanged.connect(self._typed)
+        self.column.addWidget(self.source)
+        self.state = words()
+        self.column.addWidget(self.state)
+        self.use_button = button(self.tr("Use this form"))
+        self.use_button.clicked.connect(lambda: self.format_wanted.emit(self.written))
+        self.column.addLayout(row(self.use_button, 1))
+        self.column.addStretch(1)
+        self._held = AnswerFormat()
+        self._sources: dict[FormatKind, str] = {}  # what was written, by kind
+        self._problem: str | None = ""  # of what is written; None while it is checked
+        self._delay = QTimer(self, singleShot=True, interval=CHECK_DELAY_MS)
+        self._delay.timeout.connect(lambda: self.check_wanted.emit(self.written))
+        self._refresh()
+
+    @property
+    def written(self) -> AnswerFormat:
+        """As the page stands."""
+        kind = KINDS[self.kinds.place]
+        return AnswerFormat(kind, "" if kind is FormatKind.FREE else self.source.toPlainText())
+
+    def show_setup(self, setup: SessionSetup) -> None:
+        """Shows what holds, unless something else is being written."""
+        untouched = self.written == self._held
+        self._held = setup.answer_format
+        if untouched:
+            self._show(setup.answer_format)
+        self._refresh()
+
+    def forget_draft(self) -> None:
+        """Another session: what was written here belongs to the one before."""
+        self._sources.clear()
+        self._held = self.written
+
+    def show_checked(self, asked: AnswerFormat, problem: str) -> None:
+        """What is wrong with a form; an answer about something else than what is written is let go."""
+        if asked == self.written:
+            self._problem = problem
+            self._refresh()
+
+    def _show(self, answer_format: AnswerFormat) -> None:
+        self.kinds.show_choice(KINDS.index(answer_format.kind))
+        self.source.blockSignals(True)
+        self.source.show_text(answer_format.source)
+        self.source.blockSignals(False)
+        self._delay.stop()
+        self._problem = ""
+
+    def _choose(self, place: int) -> None:
+        kind = KINDS[place]
+        if kind is FormatKind.FREE:
+            self._delay.stop()
+            self._refresh()
+            if self._held.kind is not FormatKind.FREE:
+                self.format_wanted.emit(AnswerFormat())
+            return
+        held = self._held.source if self._held.kind is kind else ""
+        self.source.setPlaceholderText(EXAMPLES[kind])
+        self.source.show_text(self._sources.get(kind, held))
+        self._typed()
+        self.source.setFocus()
+
+    def _typed(self) -> None:
+        written = self.written
+        self._sources[written.kind] = written.source
+        self._problem = None if written.source.strip() else ""
+        if written.source.strip() and written != self._held:
+            self._delay.start()
+        else:
+            self._delay.stop()
+        self._refresh()
+
+    def _refresh(self) -> None:
+        written = self.written
+        free, used = written.kind is FormatKind.FREE, written == self._held
+        self.source.setVisible(not free)
+        self.use_button.setVisible(not free)
+        self.source.setPlaceholderText(EXAMPLES[written.kind])
+        ready = not free and not used and bool(written.source.strip()) and self._problem == ""
+        self.use_button.setEnabled(ready)
+        if free:
+            said = self.tr("anything the model says")
+        elif used:
+            said = self.tr("every answer from the next one on has this form")
+        elif not written.source.strip():
+            said = self.tr("write it, or paste it; it is checked as you type")
+        elif self._problem is None:
+            said = self.tr("checking…")
+        else:
+            said = self._problem or self.tr("can be used")
+        self.state.setText(said)
+        self.state.setProperty("kind", "soft" if not self._problem else "warm")
+        self.state.style().polish(self.state)

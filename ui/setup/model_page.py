@@ -1,0 +1,111 @@
+"""The model that is loaded, its adapters, and who guesses ahead."""
+
+from __future__ import annotations
+
+from PySide6.QtCore import Qt, Signal
+from PySide6.QtWidgets import QFileDialog, QGridLayout, QWidget
+
+from ui.numbers import count
+from ui.port_setup import Guess, ModelFacts, SessionSetup
+from ui.setup.adapter_rows import AdapterRows
+from ui.setup.parts import LINE_PX, Choice, Page, button, row, words
+from ui.status import size
+from ui.theme.fonts import interface_font, mono_font
+from ui.widgets import ElidedLabel, Label
+
+FINGERPRINT_SHOWN = 12  # hexadecimal digits
+GUESSES = (Guess.OFF, Guess.PROMPT_LOOKUP, Guess.DRAFT)
+
+
+class ModelPage(Page):
+    """Shows `SessionSetup.model`, `adapters` and `guess`."""
+
+    models_wanted = Signal()
+    adapter_wanted = Signal(str)  # a folder
+    stack_wanted = Signal(object)  # list[AdapterChoice]
+    guess_wanted = Signal(object)  # Guess
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.name = ElidedLabel("", "", interface_font(15))
+        self.change_button = button(self.tr("Choose a model…"), "link")
+        self.change_button.clicked.connect(self.models_wanted)
+        self.column.addLayout(row(self.name, 1, self.change_button))
+        self.state = words()
+        self.column.addWidget(self.state)
+        self._facts = QWidget()
+        self._grid = QGridLayout(self._facts)
+        self._grid.setContentsMargins(0, 0, 0, 0)
+        self._grid.setHorizontalSpacing(12)
+        self._grid.setVerticalSpacing(3)
+        self._grid.setColumnStretch(1, 1)
+        self.facts: dict[str, Label] = {}
+        self.column.addWidget(self._facts)
+        self.warnings = words("", "soft")
+        self.column.addWidget(self.warnings)
+        self.head(self.tr("Adapters"))
+        self.no_adapters = words(self.tr("none: the model as it is"))
+        self.column.addWidget(self.no_adapters)
+        self.adapters = AdapterRows()
+        self.adapters.wanted.connect(self.stack_wanted)
+        self.column.addWidget(self.adapters)
+        self.add_button = button(self.tr("Add a folder…"))
+        self.add_button.clicked.connect(self._choose_folder)
+        self.column.addLayout(row(self.add_button, 1))
+        self.head(self.tr("Guess ahead"))
+        self.guess = Choice(self.tr("Guess ahead"), (self.tr("off"), self.tr("prompt lookup"), self.tr("draft model")))
+        self.guess.chosen.connect(lambda place: self.guess_wanted.emit(GUESSES[place]))
+        self.column.addLayout(row(self.guess, 1))
+        self.guess_words = words()
+        self.column.addWidget(self.guess_words)
+        self.column.addStretch(1)
+
+    def show_setup(self, setup: SessionSetup) -> None:
+        """Shows what holds."""
+        model = setup.model
+        self.name.setText(model.name if model is not None else self.tr("No model is loaded"))
+        self.state.setText(
+            "" if model is not None else self.tr("It loads with the next message. Choose another one at any time.")
+        )
+        self.state.setVisible(model is None)
+        self._facts.setVisible(model is not None)
+        self.warnings.setVisible(model is not None and bool(model.warnings))
+        if model is not None:
+            self._show_facts(model)
+            self.warnings.setText("\n".join(model.warnings))
+        self.adapters.show_stack(setup.adapters)
+        self.no_adapters.setVisible(not setup.adapters)
+        self.guess.show_choice(GUESSES.index(setup.guess))
+        has_draft = model is not None and bool(model.draft)
+        self.guess.buttons[2].setEnabled(has_draft or setup.guess is Guess.DRAFT)
+        self.guess_words.setText(
+            self.tr("{0} guesses; the answer stays the same").format(model.draft)
+            if model is not None and model.draft
+            else self.tr("The answer stays the same, it may come faster. A draft model is chosen in the settings.")
+        )
+
+    def _show_facts(self, model: ModelFacts) -> None:
+        shown = {
+            self.tr("fingerprint"): model.fingerprint[:FINGERPRINT_SHOWN],
+            self.tr("architecture"): model.architecture,
+            self.tr("parameters"): self.tr("{0} M").format(count(round(model.parameters / 1e6))),
+            self.tr("runs on"): f"{model.backend}, {model.device}, {model.dtype}",
+            self.tr("context"): self.tr("{0} tokens").format(count(model.context_length)),
+            self.tr("KV per token"): size(model.kv_bytes_per_token),
+        }
+        for line, (name, value) in enumerate(shown.items()):
+            if name not in self.facts:
+                self._grid.addWidget(Label(name, "soft", interface_font(LINE_PX)), line, 0)
+                mono = name == self.tr("fingerprint")
+                self.facts[name] = ElidedLabel("", "", mono_font(12) if mono else interface_font(LINE_PX))
+                self._grid.addWidget(self.facts[name], line, 1)
+            self.facts[name].setText(value)
+            self.facts[name].setAccessibleName(f"{name}: {value}")
+
+    def _choose_folder(self) -> None:
+        dialog = QFileDialog(self.window(), self.tr("Add an adapter"))
+        dialog.setFileMode(QFileDialog.FileMode.Directory)
+        dialog.setOption(QFileDialog.Option.ShowDirsOnly)
+        dialog.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+        dialog.fileSelected.connect(self.adapter_wanted)
+        dialog.open()

@@ -1,0 +1,135 @@
+"""The options of a session: what it says itself, else what holds and who said so."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from PySide6.QtCore import QEvent, QObject, Qt, Signal
+from PySide6.QtGui import QKeyEvent
+from PySide6.QtWidgets import QGridLayout, QLineEdit, QWidget
+
+from ui.port_setup import OptionView
+from ui.setup.parts import LINE_PX
+from ui.theme.fonts import interface_font
+from ui.widgets import IconButton, Label, plain_tooltip
+
+LABELS = {
+    "temperature": ("temperature", "0 always takes the likeliest token"),
+    "top_k": ("top-k", "only the k likeliest; 0 is off"),
+    "top_p": ("top-p", "the likeliest that together reach this probability; 1 is off"),
+    "min_p": ("min-p", "only those with this share of the likeliest one's probability; 0 is off"),
+    "typical_p": ("typical", "those whose surprise is nearest to the entropy; 1 is off"),
+    "xtc_probability": ("XTC", "how often all top choices but the last go; 0 is off"),
+    "repetition_penalty": ("repetition", "makes what occurred less likely; 1 is off"),
+    "presence_penalty": ("presence", "is subtracted from what occurred; 0 is off"),
+    "frequency_penalty": ("frequency", "is subtracted once for each occurrence; 0 is off"),
+    "dry_multiplier": ("DRY", "makes long repetitions less likely; 0 is off"),
+    "max_tokens": ("longest answer", "tokens"),
+    "stop": ("stop at", 'texts that end an answer, such as "\\n\\n", "User:"'),
+    "seed": ("seed", "the same seed draws the same answer; empty: a fresh one each time"),
+}
+
+
+class OptionRows(QWidget):
+    """One line for each option. A field holds what the session says; empty, it shows faintly what holds."""
+
+    wanted = Signal(str, object)  # name, value or None
+    refused = Signal(str)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._grid = QGridLayout(self)
+        self._grid.setContentsMargins(0, 0, 0, 0)
+        self._grid.setHorizontalSpacing(8)
+        self._grid.setVerticalSpacing(4)
+        self._grid.setColumnStretch(1, 1)
+        self.fields: dict[str, QLineEdit] = {}
+        self.sources: dict[str, Label] = {}
+        self.clears: dict[str, IconButton] = {}
+        self._own: dict[str, object] = {}
+
+    def show_options(self, options: Sequence[OptionView]) -> None:
+        """Shows what holds; a field that is being written keeps its text."""
+        for option in options:
+            if option.name not in self.fields:
+                self._add(option.name)
+            field, source = self.fields[option.name], self.sources[option.name]
+            self._own[option.name] = option.own
+            field.setPlaceholderText(text_of(option.name, option.value) or self.tr("fresh"))
+            if not (field.hasFocus() and field.isModified()):
+                field.setText("" if option.own is None else text_of(option.name, option.own))
+            source.setText(option.source)
+            source.setProperty("kind", "accent" if option.own is not None else "faint")
+            source.style().polish(source)
+            self.clears[option.name].setVisible(option.own is not None)
+
+    def eventFilter(self, watched: QObject, event: QEvent) -> bool:
+        if event.type() == QEvent.Type.KeyPress and isinstance(watched, QLineEdit):
+            assert isinstance(event, QKeyEvent)
+            if event.key() == Qt.Key.Key_Escape and watched.isModified():
+                name = next(name for name, field in self.fields.items() if field is watched)
+                own = self._own[name]
+                watched.setText("" if own is None else text_of(name, own))
+                return True
+        return super().eventFilter(watched, event)
+
+    def _add(self, name: str) -> None:
+        label, hint = LABELS.get(name, (name, ""))
+        line = len(self.fields)
+        caption = Label(label, "soft", interface_font(LINE_PX))
+        field = QLineEdit()
+        field.setProperty("kind", "field")
+        field.setFont(interface_font(LINE_PX))
+        field.setAccessibleName(label)
+        field.setAccessibleDescription(hint)
+        field.setToolTip(plain_tooltip(hint))
+        caption.setToolTip(plain_tooltip(hint))
+        field.editingFinished.connect(lambda: self._finished(name))
+        field.installEventFilter(self)
+        source = Label("", "faint", interface_font(11.5))
+        source.setMinimumWidth(52)
+        clear = IconButton("x", self.tr("Leave {0} to the preset").format(label))
+        clear.clicked.connect(lambda: self.wanted.emit(name, None))
+        policy = clear.sizePolicy()
+        policy.setRetainSizeWhenHidden(True)
+        clear.setSizePolicy(policy)
+        for column, part in enumerate((caption, field, source, clear)):
+            self._grid.addWidget(part, line, column)
+        self.fields[name], self.sources[name], self.clears[name] = field, source, clear
+
+    def _finished(self, name: str) -> None:
+        field = self.fields[name]
+        if not field.isModified():
+            return
+        field.setModified(False)
+        value = value_of(name, field.text())
+        if value != self._own[name]:
+            self.wanted.emit(name, value)
+
+
+def text_of(name: str, value: object) -> str:
+    """A value as it is written in a field."""
+    if value is None:
+        return ""
+    if name == "stop" and isinstance(value, Sequence):
+        return ", ".join(json.dumps(text, ensure_ascii=False) for text in ([value] if isinstance(value, str) else value))
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def value_of(name: str, text: str) -> object:
+    """What was written, as a value; what is no number stays a text, for others to refuse."""
+    text = text.strip()
+    if not text:
+        return None
+    if name == "stop":
+        try:
+            return [str(each) for each in json.loads(f"[{text}]")]
+        except ValueError:
+            return [text]
+    for kind in (int, float):
+        try:
+            return kind(text.replace("\N{MINUS SIGN}", "-"))
+        except ValueError:
+            continue
+    return text

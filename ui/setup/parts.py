@@ -1,0 +1,137 @@
+"""Small parts of the popover's pages."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from PySide6.QtCore import Qt, Signal
+from PySide6.QtGui import QFont, QPainter, QPaintEvent
+from PySide6.QtWidgets import QButtonGroup, QComboBox, QFrame, QHBoxLayout, QPlainTextEdit, QPushButton, QSizePolicy, QVBoxLayout, QWidget
+
+from ui.theme.fonts import interface_font, mono_font
+from ui.theme.icons import SIZE_PX, icon
+from ui.theme.scheme import current_theme
+from ui.widgets import Caption, Label
+
+LINE_PX = 12.5
+
+
+def words(text: str = "", kind: str = "soft") -> Label:
+    """Words that wrap, and can be selected."""
+    label = Label(text, kind, interface_font(LINE_PX))
+    label.setWordWrap(True)
+    label.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
+    label.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Minimum)
+    return label
+
+
+def button(text: str, kind: str = "quiet") -> QPushButton:
+    """A button of a page."""
+    made = QPushButton(text)
+    made.setProperty("kind", kind)
+    made.setFont(interface_font(LINE_PX, QFont.Weight.Medium))
+    made.setFocusPolicy(Qt.FocusPolicy.TabFocus)
+    return made
+
+
+def row(*parts: QWidget | int, spacing: int = 8) -> QHBoxLayout:
+    """Parts beside each other; a number is a stretch."""
+    made = QHBoxLayout()
+    made.setSpacing(spacing)
+    for part in parts:
+        if isinstance(part, int):
+            made.addStretch(part)
+        else:
+            made.addWidget(part)
+    return made
+
+
+class Page(QWidget):
+    """A column of parts under captions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.setObjectName("page")
+        self.column = QVBoxLayout(self)
+        self.column.setContentsMargins(16, 14, 16, 16)
+        self.column.setSpacing(8)
+
+    def head(self, text: str) -> None:
+        """A section begins."""
+        if self.column.count():
+            self.column.addSpacing(10)
+        self.column.addWidget(Caption(text))
+
+
+class SourceField(QPlainTextEdit):
+    """A few lines of source or prose; plain text only, Tab goes on."""
+
+    def __init__(self, name: str, hint: str, *, mono: bool = True, height: int = 120) -> None:
+        super().__init__()
+        self.setProperty("kind", "field")
+        self.setFont(mono_font(12) if mono else interface_font(13))
+        self.setAccessibleName(name)
+        self.setPlaceholderText(hint)
+        self.setTabChangesFocus(True)
+        self.setFrameShape(QFrame.Shape.NoFrame)
+        self.setFixedHeight(height)
+
+    def show_text(self, text: str) -> None:
+        """Shows what holds; what is being written is not overwritten by the same."""
+        if text != self.toPlainText():
+            self.setPlainText(text)
+
+
+class Combo(QComboBox):
+    """One of many, in a list that opens; the arrow is the house's own."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.setFont(interface_font(LINE_PX))
+        self.setAccessibleName(name)
+        self._theme = current_theme()
+
+    def paintEvent(self, event: QPaintEvent) -> None:
+        super().paintEvent(event)
+        painter = QPainter(self)
+        left, top = self.width() - SIZE_PX - 5, (self.height() - SIZE_PX) // 2
+        icon("chevron-down", self._theme.palette.soft).paint(painter, left, top, SIZE_PX, SIZE_PX)
+        painter.end()
+
+
+class Choice(QWidget):
+    """One of a few, as a row of segments."""
+
+    chosen = Signal(int)
+
+    def __init__(self, name: str, labels: Sequence[str]) -> None:
+        super().__init__()
+        self.setObjectName("segments")
+        self.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
+        self.setAccessibleName(name)
+        self._group = QButtonGroup(self)
+        self.buttons: list[QPushButton] = []
+        line = QHBoxLayout(self)
+        line.setContentsMargins(0, 0, 0, 0)
+        line.setSpacing(0)
+        for place, label in enumerate(labels):
+            part = QPushButton(label)
+            part.setCheckable(True)
+            part.setFocusPolicy(Qt.FocusPolicy.TabFocus)
+            part.setFont(interface_font(LINE_PX, QFont.Weight.Medium))
+            part.setAccessibleName(f"{name}: {label}")
+            if place in (0, len(labels) - 1):
+                part.setObjectName("segment_first" if place == 0 else "segment_last")
+            part.clicked.connect(lambda _checked, place=place: self.chosen.emit(place))
+            self._group.addButton(part, place)
+            line.addWidget(part)
+            self.buttons.append(part)
+
+    def show_choice(self, place: int) -> None:
+        """Marks one; nothing is told."""
+        self.buttons[place].setChecked(True)
+
+    @property
+    def place(self) -> int:
+        """Which one is marked."""
+        return self._group.checkedId()

@@ -1,0 +1,194 @@
+"""The popover under the model's name: four pages, closed by Escape or by a click beside it."""
+
+from __future__ import annotations
+
+from PySide6.QtCore import QEvent, QObject, QPoint, Qt
+from PySide6.QtGui import QFont, QHideEvent, QKeyEvent, QMouseEvent, QShowEvent
+from PySide6.QtWidgets import (
+    QApplication,
+    QButtonGroup,
+    QFrame,
+    QHBoxLayout,
+    QPushButton,
+    QScrollArea,
+    QStackedWidget,
+    QVBoxLayout,
+    QWidget,
+)
+
+from ui.port_setup import SessionSetup
+from ui.setup.desk import Change, SetupDesk
+from ui.setup.form_page import FormPage
+from ui.setup.model_page import ModelPage
+from ui.setup.sampling_page import SamplingPage
+from ui.setup.tools_page import ToolsPage
+from ui.theme.fonts import interface_font
+from ui.widgets import Notice
+
+WIDTH, HEIGHT = 400, 600
+EDGE = 8  # pixels that stay free around it
+MODEL, SAMPLING, FORM, TOOLS = range(4)
+
+
+class SetupPopover(QFrame):
+    """Shows a `SessionSetup` over the window and asks the desk for changes.
+
+    Args:
+        desk: What the session shown is set to.
+        anchor: The part of the bar that it hangs from; gets the keyboard back.
+        parent: The window's content.
+    """
+
+    def __init__(self, desk: SetupDesk, anchor: QWidget, parent: QWidget) -> None:
+        super().__init__(parent)
+        self.setObjectName("popover")
+        self.setAccessibleName(self.tr("Model and session"))
+        self._desk, self._anchor = desk, anchor
+        self._session_id: int | None = None
+        self.model, self.sampling, self.form, self.tools = ModelPage(), SamplingPage(), FormPage(), ToolsPage()
+        self.notice = Notice()
+        self._stack = QStackedWidget()
+        self._tabs = QButtonGroup(self)
+        self.tabs: list[QPushButton] = []
+        self._lay_out()
+        self._connect()
+        self.hide()
+
+    # ---- open and closed ----------------------------------------------------------------------------------------------
+
+    def open(self, page: int = MODEL) -> None:
+        """Opens at a page, or brings that page to the front."""
+        self._desk.ask()
+        self.notice.clear()
+        self.show_page(page)
+        self.place()
+        self.show()
+        self.raise_()
+        self.tabs[page].setFocus(Qt.FocusReason.PopupFocusReason)
+
+    def toggle(self, page: int = MODEL) -> None:
+        """Opens, or closes where that page is open."""
+        if self.isVisible() and self._stack.currentIndex() == page:
+            self.close_again()
+        else:
+            self.open(page)
+
+    def close_again(self) -> None:
+        """Closes; the keyboard goes back to where it hung from."""
+        inside = self.isAncestorOf(QApplication.focusWidget()) if QApplication.focusWidget() is not None else False
+        self.hide()
+        if inside:
+            self._anchor.setFocus(Qt.FocusReason.PopupFocusReason)
+
+    def show_page(self, page: int) -> None:
+        """Brings a page to the front."""
+        self.tabs[page].setChecked(True)
+        self._stack.setCurrentIndex(page)
+
+    def place(self) -> None:
+        """Under the anchor, inside the window."""
+        room = self.parentWidget().rect().adjusted(EDGE, EDGE, -EDGE, -EDGE)
+        under = self._anchor.mapTo(self.parentWidget(), QPoint(self._anchor.width(), self._anchor.height() + 6))
+        width = min(WIDTH, room.width())
+        height = max(min(HEIGHT, room.bottom() - under.y()), 160)
+        left = max(min(under.x() - width, room.right() - width), room.left())
+        self.setGeometry(left, under.y(), width, height)
+
+    # ---- what is shown ------------------------------------------------------------------------------------------------
+
+    def show_setup(self, setup: SessionSetup) -> None:
+        """Shows what holds."""
+        if setup.session_id != self._session_id:
+            self._session_id = setup.session_id
+            for page in (self.sampling, self.form, self.tools):
+                page.forget_draft()
+        for shown in (self.model, self.sampling, self.form, self.tools):
+            shown.show_setup(setup)
+        if setup.notes and not self.notice.words:
+            self.notice.say("\n".join(setup.notes))
+
+    # ---- events -------------------------------------------------------------------------------------------------------
+
+    def keyPressEvent(self, event: QKeyEvent) -> None:
+        if event.key() == Qt.Key.Key_Escape:
+            self.close_again()
+        else:
+            super().keyPressEvent(event)
+
+    def showEvent(self, event: QShowEvent) -> None:
+        super().showEvent(event)
+        QApplication.instance().installEventFilter(self)  # type: ignore[union-attr]  # there is one, widgets exist
+
+    def hideEvent(self, event: QHideEvent) -> None:
+        super().hideEvent(event)
+        QApplication.instance().removeEventFilter(self)  # type: ignore[union-attr]  # there is one, widgets exist
+
+    def eventFilter(self, watched: QObject, event: QEvent) -> bool:
+        if event.type() == QEvent.Type.MouseButtonPress and isinstance(watched, QWidget) and isinstance(event, QMouseEvent):
+            beside = watched.window() is self.window() and watched is not self and not self.isAncestorOf(watched)
+            if beside and watched is not self._anchor:
+                self.close_again()
+        elif watched is self.parentWidget() and event.type() == QEvent.Type.Resize:
+            self.place()
+        return False
+
+    # ---- how ----------------------------------------------------------------------------------------------------------
+
+    def _lay_out(self) -> None:
+        tabs = QWidget()
+        tabs.setObjectName("tabs")
+        line = QHBoxLayout(tabs)
+        line.setContentsMargins(16, 10, 16, 0)
+        line.setSpacing(18)
+        for place, label in enumerate((self.tr("Model"), self.tr("Sampling"), self.tr("Form"), self.tr("Tools"))):
+            tab = QPushButton(label)
+            tab.setProperty("kind", "tab")
+            tab.setCheckable(True)
+            tab.setFont(interface_font(13, QFont.Weight.Medium))
+            tab.setFocusPolicy(Qt.FocusPolicy.TabFocus)
+            tab.clicked.connect(lambda _checked, place=place: self.show_page(place))
+            self._tabs.addButton(tab, place)
+            self.tabs.append(tab)
+            line.addWidget(tab)
+        line.addStretch(1)
+        for page in (self.model, self.sampling, self.form, self.tools):
+            area = QScrollArea()
+            area.setWidgetResizable(True)
+            area.setFrameShape(QFrame.Shape.NoFrame)
+            area.setFocusPolicy(Qt.FocusPolicy.NoFocus)
+            area.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
+            area.setWidget(page)
+            self._stack.addWidget(area)
+        foot = QVBoxLayout()
+        foot.setContentsMargins(12, 0, 12, 12)
+        foot.addWidget(self.notice)
+        column = QVBoxLayout(self)
+        column.setContentsMargins(1, 1, 1, 1)
+        column.setSpacing(0)
+        column.addWidget(tabs)
+        column.addWidget(self._stack, 1)
+        column.addLayout(foot)
+
+    def _connect(self) -> None:
+        desk = self._desk
+        desk.changed.connect(self.show_setup)
+        desk.refused.connect(self.notice.say)
+        desk.format_checked.connect(self.form.show_checked)
+        desk.tools_checked.connect(self.tools.show_checked)
+        change = self._change
+        self.model.adapter_wanted.connect(lambda folder: change(lambda w, s: w.add_adapter(s, folder)))
+        self.model.stack_wanted.connect(lambda stack: change(lambda w, s: w.set_adapters(s, stack)))
+        self.model.guess_wanted.connect(lambda guess: change(lambda w, s: w.set_guess(s, guess)))
+        self.sampling.system_wanted.connect(lambda text: change(lambda w, s: w.set_system(s, text)))
+        self.sampling.option_wanted.connect(lambda name, value: change(lambda w, s: w.set_option(s, name, value)))
+        self.sampling.preset_wanted.connect(lambda name: change(lambda w, s: w.choose_preset(s, name)))
+        self.sampling.save_wanted.connect(lambda name: change(lambda w, s: w.save_preset(s, name)))
+        self.sampling.delete_wanted.connect(lambda name: change(lambda w, s: w.delete_preset(s, name)))
+        self.form.format_wanted.connect(lambda form: change(lambda w, s: w.set_format(s, form)))
+        self.form.check_wanted.connect(desk.check_format)
+        self.tools.tools_wanted.connect(lambda source: change(lambda w, s: w.set_tools(s, source)))
+        self.tools.check_wanted.connect(desk.check_tools)
+
+    def _change(self, change: Change) -> None:
+        self.notice.clear()
+        self._desk.change(change)

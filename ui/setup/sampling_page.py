@@ -1,0 +1,95 @@
+"""The system prompt of a session, and how its answers are drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from PySide6.QtCore import Signal
+from PySide6.QtWidgets import QLineEdit, QSizePolicy
+
+from ui.port_setup import SessionSetup
+from ui.setup.option_rows import OptionRows
+from ui.setup.parts import LINE_PX, Combo, Page, SourceField, button, row, words
+from ui.theme.fonts import interface_font
+from ui.transcript.visible import one_line
+
+OWN = ""  # Elsewise's own preset
+
+
+class SamplingPage(Page):
+    """Shows `SessionSetup.system`, `options` and `preset`."""
+
+    system_wanted = Signal(str)
+    option_wanted = Signal(str, object)
+    preset_wanted = Signal(str)
+    save_wanted = Signal(str)
+    delete_wanted = Signal(str)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head(self.tr("System prompt"))
+        self.system = SourceField(self.tr("System prompt"), self.tr("none: what the model's template says"), mono=False, height=84)
+        self.column.addWidget(self.system)
+        self.system_button = button(self.tr("Begin with this"))
+        self.system_button.clicked.connect(lambda: self.system_wanted.emit(self.system.toPlainText()))
+        self.system_words = words(self.tr("another beginning; the conversation so far stays beside it"), "faint")
+        self.column.addLayout(row(self.system_button, 1))
+        self.column.addWidget(self.system_words)
+        self._said = ""
+        self.system.textChanged.connect(self._offer_system)
+        self.head(self.tr("Preset"))
+        self.presets = Combo(self.tr("Preset"))
+        self.presets.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
+        self.presets.activated.connect(lambda place: self.preset_wanted.emit(self.presets.itemData(place)))
+        self.delete_button = button(self.tr("Delete"))
+        self.delete_button.clicked.connect(lambda: self.delete_wanted.emit(self.presets.currentData()))
+        self.column.addLayout(row(self.presets, self.delete_button))
+        self.preset_name = QLineEdit()
+        self.preset_name.setProperty("kind", "field")
+        self.preset_name.setFont(interface_font(LINE_PX))
+        self.preset_name.setPlaceholderText(self.tr("save as…"))
+        self.preset_name.setAccessibleName(self.tr("Name of a preset to save"))
+        self.preset_name.returnPressed.connect(self._save)
+        self.save_button = button(self.tr("Save"))
+        self.save_button.clicked.connect(self._save)
+        self.preset_name.textChanged.connect(lambda text: self.save_button.setEnabled(bool(text.strip())))
+        self.save_button.setEnabled(False)
+        self.column.addLayout(row(self.preset_name, self.save_button))
+        self.head(self.tr("Sampling"))
+        self.options = OptionRows()
+        self.options.wanted.connect(self.option_wanted)
+        self.column.addWidget(self.options)
+        self.column.addWidget(words(self.tr("now: holds from the next answer on"), "faint"))
+        self.column.addStretch(1)
+
+    def show_setup(self, setup: SessionSetup) -> None:
+        """Shows what holds."""
+        if self.system.toPlainText() == self._said or not self.isVisible():
+            self.system.show_text(setup.system)  # what is being written is not lost to news
+        self._said = setup.system
+        self._offer_system()
+        self._show_presets(setup.preset, setup.presets)
+        self.options.show_options(setup.options)
+
+    def forget_draft(self) -> None:
+        """Another session: what was written here belongs to the one before."""
+        self._said = self.system.toPlainText()
+
+    def _offer_system(self) -> None:
+        self.system_button.setEnabled(self.system.toPlainText().strip() != self._said)
+
+    def _show_presets(self, chosen: str, presets: Mapping[str, bool]) -> None:
+        self.presets.blockSignals(True)
+        self.presets.clear()
+        self.presets.addItem(self.tr("Elsewise's own"), OWN)
+        for name in presets:
+            self.presets.addItem(one_line(name), name)
+        self.presets.setCurrentIndex(max(self.presets.findData(chosen), 0))
+        self.presets.blockSignals(False)
+        self.delete_button.setEnabled(presets.get(chosen, False))
+
+    def _save(self) -> None:
+        name = self.preset_name.text().strip()
+        if name:
+            self.preset_name.clear()
+            self.save_wanted.emit(name)

@@ -1,0 +1,92 @@
+"""Tools that the model may call: definitions as JSON. What it calls is shown; nothing is executed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from PySide6.QtCore import QTimer, Signal
+
+from ui.port_setup import SessionSetup
+from ui.setup.parts import Page, SourceField, button, row, words
+from ui.transcript.visible import one_line
+
+CHECK_DELAY_MS = 300
+EXAMPLE = """[{"name": "weather",
+  "description": "the weather of a place",
+  "parameters": {"type": "object",
+    "properties": {"city": {"type": "string"}},
+    "required": ["city"]}}]"""
+
+
+class ToolsPage(Page):
+    """Shows `SessionSetup.tools`."""
+
+    tools_wanted = Signal(str)
+    check_wanted = Signal(str)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head(self.tr("Tools"))
+        self.source = SourceField(self.tr("Definitions of tools, as JSON"), EXAMPLE, height=210)
+        self.source.textChanged.connect(self._typed)
+        self.column.addWidget(self.source)
+        self.state = words()
+        self.column.addWidget(self.state)
+        self.offer_button = button(self.tr("Begin with these"))
+        self.offer_button.clicked.connect(lambda: self.tools_wanted.emit(self.source.toPlainText()))
+        self.column.addLayout(row(self.offer_button, 1))
+        self.column.addWidget(
+            words(
+                self.tr(
+                    "They stand with the system prompt, so this is another beginning. A call is shown under its answer and "
+                    "waits for the result that you type; nothing is executed."
+                ),
+                "faint",
+            )
+        )
+        self.column.addStretch(1)
+        self._held = ""
+        self._checked: tuple[Sequence[str], str] | None = ((), "")  # of what is written; None while it is checked
+        self._delay = QTimer(self, singleShot=True, interval=CHECK_DELAY_MS)
+        self._delay.timeout.connect(lambda: self.check_wanted.emit(self.source.toPlainText()))
+        self._refresh()
+
+    def show_setup(self, setup: SessionSetup) -> None:
+        """Shows what holds, unless something else is being written."""
+        untouched = self.source.toPlainText().strip() == self._held
+        self._held = setup.tools.strip()
+        if untouched:
+            self.source.show_text(setup.tools)
+        self._refresh()
+
+    def forget_draft(self) -> None:
+        """Another session: what was written here belongs to the one before."""
+        self._held = self.source.toPlainText().strip()
+
+    def show_checked(self, source: str, names: Sequence[str], problem: str) -> None:
+        """What is defined, or what is wrong."""
+        if source == self.source.toPlainText():
+            self._checked = (names, problem)
+            self._refresh()
+
+    def _typed(self) -> None:
+        self._checked = None
+        self._delay.start()
+        self._refresh()
+
+    def _refresh(self) -> None:
+        problem = self._checked[1] if self._checked is not None else ""
+        names = self._checked[0] if self._checked is not None else ()
+        changed = self.source.toPlainText().strip() != self._held
+        self.offer_button.setEnabled(changed and self._checked is not None and not problem)
+        if self._checked is None:
+            said = self.tr("checking…")
+        elif problem:
+            said = problem
+        elif names:
+            said = self.tr("defines {0}").format(", ".join(one_line(name) for name in names))
+        else:
+            said = self.tr("none")
+        self.state.setText(said)
+        self.state.setProperty("kind", "warm" if problem else "soft")
+        self.state.style().polish(self.state)
