@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,9 @@ from click.testing import CliRunner, Result
 
 from app.cli.group import cli
 from app.paths import DataFolder
-from storage import DataFolderLock, SessionStore
+from app.portable_kv import keys_of
+from runtime.blocks.store import Block
+from storage import DataFolderLock, SessionStore, open_blocks
 from tests.storage.transfer.trees import branching
 
 Ask = Callable[..., Result]
@@ -83,6 +86,7 @@ def test_a_file_that_is_there_is_not_replaced_unasked(ask: Ask, tmp_path: Path, 
         (("export", 1, "x.unknown"), "--format"),
         (("export", 1, "x.json", "--format", "csv"), "JSON lines"),
         (("export", 1, "x.json", "--format", "json", "--portable"), "choose one"),
+        (("export", 1, "x.json", "--with-kv"), "goes with --portable"),
         (("import", "not-there"), "does not exist"),
         (("diff", 1, 1), "two branches, or none"),
         (("diff", 1, 1, 99), "branches; 'sessions diff 1'"),
@@ -124,5 +128,29 @@ def test_branches_by_number(ask: Ask, session: int) -> None:
     done = ask("diff", session, *numbers)
     assert done.exit_code == 0, done.output
     assert "tokens are the same in both" in done.stdout
-    assert "nats together" in done.stdout
+    assert "after the stem" in done.stdout
     assert any(line.startswith("+ ") for line in done.stdout.splitlines())
+
+
+def test_blocks_travel_only_if_both_want_it(ask: Ask, tmp_path: Path, session: int) -> None:
+    data = DataFolder(tmp_path / "data")
+    store = SessionStore.open(data.sessions, read_only=True)
+    try:
+        keys = asyncio.run(keys_of(store, session))
+    finally:
+        store.close_sync()
+    assert len(keys) == len(set(keys)) >= 2
+    with closing(open_blocks(data.blocks, 1 << 20)) as blocks:
+        assert blocks.put([Block(keys[0], None, 4, [b"computed"])]) == 1
+    file = tmp_path / "a.elsewise"
+    assert "1 KV blocks went with it" in ask("export", session, file, "--portable", "--with-kv").stderr
+    data.blocks.unlink()
+    done = ask("import", file)
+    assert done.exit_code == 0, done.output
+    assert "which were not taken" in done.stderr
+    assert not data.blocks.exists()
+    done = ask("import", file, "--with-kv")
+    assert "1 KV blocks were taken" in done.stderr, done.output
+    with closing(open_blocks(data.blocks, 1 << 20)) as blocks:
+        assert blocks.get(keys[:1]) == [b"computed"]
+    assert ask("verify").exit_code == 0

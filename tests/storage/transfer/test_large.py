@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +64,7 @@ def tokens(number: int, first: int, count: int) -> dict[str, Any]:
     return {"node": number, "kv_fingerprint": "m", "first": first, "count": count, "columns": columns}
 
 
-def document(path: Path, nodes: Iterator[dict[str, Any]], ranges: Iterator[dict[str, Any]] = iter(())) -> Path:
+def document(path: Path, nodes: Iterator[dict[str, Any]], ranges: Iterable[dict[str, Any]] = ()) -> Path:
     with path.open("w") as file:
         file.write(HEAD % json.dumps(SESSION))
         file.write(",\n".join(json.dumps(each) for each in nodes))
@@ -83,8 +83,8 @@ async def longest_wait(store: SessionStore, work: asyncio.Task[Any]) -> list[flo
     """Processor seconds of the store's thread between two reads of somebody else, while `work` goes on."""
     waits = []
     while not work.done():
-        before = await store._database.read(lambda _db: time.thread_time())  # noqa: SLF001  # the store's own thread is meant
-        after = await store._database.read(lambda _db: time.thread_time())  # noqa: SLF001  # likewise
+        before = await store._database.read(lambda _db: time.thread_time())  # the store's own thread is meant
+        after = await store._database.read(lambda _db: time.thread_time())  # likewise
         waits.append(after - before)
         await asyncio.sleep(0.004)
     return waits
@@ -131,7 +131,7 @@ def test_1_000_000_tokens_in_little_memory(path: Path, tmp_path: Path) -> None:
     assert exported < 30 << 20, exported
     assert sql(path, "SELECT count(*), sum(count), max(first) FROM token_chunks") == [(1000, 1_000_000, 999_000)]
     assert sql(path, "SELECT token_id, logprob FROM tokens WHERE position = 777777") == [(777_777, -0.5)]
-    assert (tmp_path / "again.json").stat().st_size > 20_000_000
+    assert (tmp_path / "again.json").stat().st_size > 10_000_000
 
 
 def test_an_error_at_the_end_leaves_nothing(path: Path, tmp_path: Path) -> None:

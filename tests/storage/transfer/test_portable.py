@@ -36,8 +36,8 @@ def change(file: Path, *statements: str) -> None:
 def reseal(conn: sqlite3.Connection, table: str) -> None:
     """Right checksums for whatever stands there: an attacker can do that too."""
     listed = portable.names(table)
-    for row in conn.execute(f"SELECT rowid, {', '.join(listed)} FROM {table}").fetchall():  # noqa: S608  # our own names
-        conn.execute(f"UPDATE {table} SET sha256 = ? WHERE rowid = ?", [portable.seal(row[1:]), row[0]])  # noqa: S608  # likewise
+    for row in conn.execute(f"SELECT rowid, {', '.join(listed)} FROM {table}").fetchall():  # our own names
+        conn.execute(f"UPDATE {table} SET sha256 = ? WHERE rowid = ?", [portable.seal(row[1:]), row[0]])  # likewise
 
 
 def refused(path: Path, file: Path) -> str:
@@ -69,7 +69,8 @@ def test_every_row_has_its_checksum(path: Path, file: Path) -> None:
     whole = file.read_bytes()
     for table, column in zip(portable.TABLES, ("value", "text", "columns", "info", "tokens"), strict=True):
         file.write_bytes(whole)
-        change(file, f"UPDATE {table} SET {column} = {column} || 'x' WHERE rowid = (SELECT max(rowid) FROM {table})")  # noqa: S608  # our own names
+        last = f"(SELECT max(rowid) FROM {table})"
+        change(file, f"UPDATE {table} SET {column} = {column} || 'x' WHERE rowid = {last}")
         assert f"of {table} fails its checksum" in refused(path, file)
 
 
@@ -78,7 +79,7 @@ HOSTILE: list[tuple[list[str], str]] = [
     (["DROP TABLE tokens"], "'tokens' is missing or not defined"),
     (["DROP TABLE nodes", "CREATE VIEW nodes AS SELECT * FROM tokens"], "'nodes' is missing or not defined"),
     (["ALTER TABLE nodes ADD COLUMN evil TEXT GENERATED ALWAYS AS (hex(text)) VIRTUAL"], "'nodes'"),
-    (["DROP TABLE models", "CREATE TABLE models (kv_fingerprint TEXT PRIMARY KEY, info TEXT DEFAULT (load_extension('x')))"], "'models'"),
+    (["DROP TABLE models", "CREATE TABLE models (kv_fingerprint TEXT, info TEXT DEFAULT (load_extension('x')))"], "'models'"),
     (["DROP TABLE about", "CREATE VIRTUAL TABLE about USING fts5 (name, value, sha256)"], "'about'"),
 ]  # fmt: skip
 
