@@ -137,7 +137,7 @@ class GenerationOptions:
     eos_token_ids: tuple[int, ...] | None = None  # end the answer in place of the model's own and its format's stops
     top_k: int = 10  # alternatives recorded per token; the sampler's top-k is in `sampling`
     stages: bool = False  # each record tells what the sampler's stages did, and has at least 64 alternatives
-    seed: int | None = None  # None: a fresh one, reported in the records' session
+    seed: int | None = None  # None: a fresh one; the request's timings have it (`Metrics.request`)
     branch: int = 0  # separates streams that share a seed
     resolve: bool = True  # False: the library's defaults alone, for parity and benchmarks
     speculative: SpeculativeOptions | None = None  # several tokens a forward, guessed and checked

@@ -194,7 +194,10 @@ class TokenRun:
 
     @classmethod
     def from_columns(cls, columns: Mapping[str, npt.NDArray[np.generic]]) -> Self:
-        """The inverse of `to_columns`. Columns that somebody else's file left out, all but the ids, are as nobody scored them."""
+        """The inverse of `to_columns`.
+
+        Columns that somebody else's file left out, all but the ids, are as where nobody has scored the tokens.
+        """
         if not columns.keys() >= _NEEDED:
             columns = {**cls.unscored(columns["ids"].tolist(), *_said(columns), Origin.IMPORTED).to_columns(), **columns}
         plain = {name: columns[name] for name in _RUN_COLUMNS if name not in ("token_bytes", "texts")}

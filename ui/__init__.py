@@ -48,6 +48,7 @@ from ui.port_setup import (
     TextFile,
     ToolCard,
 )
+from ui.port_shelf import FolderView, ShelfCommands, TrashedSession
 from ui.transfers import BranchDiff, DiffPart, DiffSide, ExportKind, ImportResult, OnTransfer
 
 if TYPE_CHECKING:
@@ -80,6 +81,7 @@ __all__ = [
     "EngineState",
     "Event",
     "ExportKind",
+    "FolderView",
     "FormatKind",
     "Guess",
     "ImportResult",
@@ -104,6 +106,7 @@ __all__ = [
     "SessionsChanged",
     "Setting",
     "SetupCommands",
+    "ShelfCommands",
     "StatusChanged",
     "StatusView",
     "TextFile",
@@ -112,6 +115,7 @@ __all__ = [
     "TokensArrived",
     "ToolCard",
     "TranscriptView",
+    "TrashedSession",
     "TurnChanged",
     "TurnStats",
     "TurnStatus",

@@ -93,7 +93,11 @@ class ContextPanel(QFrame):
             return ""
         if part.warm == part.tokens:
             return self.tr("warm")
-        return self.tr("{0} warm, {1} cold").format(count(part.warm), count(part.tokens - part.warm)) if part.warm else self.tr("cold")
+        return (
+            self.tr("{0} warm, {1} cold").format(count(part.warm), count(part.tokens - part.warm))
+            if part.warm
+            else self.tr("cold")
+        )
 
     def _total(self, composition: Composition | None) -> str:
         if composition is None or composition.new_tokens is None:

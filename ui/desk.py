@@ -27,6 +27,7 @@ from ui.port import (
     TurnChanged,
     Workbench,
 )
+from ui.shelf_desk import ShelfDesk
 from ui.shown import Shown
 from ui.tasks import Tasks
 
@@ -55,7 +56,8 @@ class Desk(QObject):
     turn_changed = Signal(object)  # TurnView of the path shown
     tokens_arrived = Signal(int, object)  # node id, TokenRun, already part of `shown`
     activity_changed = Signal()  # an answer began or ended
-    listed = Signal(object)  # Sequence[SessionSummary]
+    listed = Signal(object, object)  # Sequence[SessionSummary], Sequence[FolderView]
+    trash_listed = Signal(object)  # Sequence[TrashedSession]: shown instead of the sessions
     models_listed = Signal(object)  # Sequence[ModelChoice]
     model_menu_ready = Signal(object, object)  # Sequence[ModelChoice], Sequence[BackendChoice], on request
     status_changed = Signal(object)  # StatusView
@@ -81,11 +83,13 @@ class Desk(QObject):
         super().__init__(parent)
         self._workbench = workbench
         self.tasks = Tasks(self.refused.emit)
+        self.shelf = ShelfDesk(workbench, self.tasks, self._list, self)
         self.events = EventQueue(self._deliver, self)
         self.shown: Shown | None = None
         self._sending: tuple[int, str] | None = None  # session and text, until the store has it
         self._undo: list[Undo] = []
         self._query = ""
+        self._in_trash = False
         self._going_back: asyncio.Task[None] | None = None  # on its way: more of the beginning
         self._columns: dict[int, Columns] = {}  # by session, until they are closed
 
@@ -129,7 +133,12 @@ class Desk(QObject):
 
     def search(self, query: str) -> None:
         """Lists the sessions that match."""
-        self._query = query
+        self._query, self._in_trash = query, False
+        self.tasks.latest("list", self._list())
+
+    def show_trash(self, shown: bool) -> None:  # a state, not an option
+        """Lists the trash instead of the sessions, or the sessions again."""
+        self._in_trash = shown
         self.tasks.latest("list", self._list())
 
     def open(self, session_id: int) -> None:
@@ -322,14 +331,17 @@ class Desk(QObject):
 
     async def _start(self, session_id: int | None) -> None:
         sessions = await self._workbench.sessions()
-        self.listed.emit(sessions)
+        self.listed.emit(sessions, await self._workbench.folders())
         if session_id is None and sessions:
             session_id = sessions[0].session_id
         if self.shown is None:  # someone may have pressed New session already
             await (self._new() if session_id is None else self._open(session_id))
 
     async def _list(self) -> None:
-        self.listed.emit(await self._workbench.sessions(self._query))
+        if self._in_trash:
+            self.trash_listed.emit(await self._workbench.trashed_sessions())
+        else:
+            self.listed.emit(await self._workbench.sessions(self._query), await self._workbench.folders())
 
     async def _then_list(self, work: Coroutine[Any, Any, None]) -> None:
         await work

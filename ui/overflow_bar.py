@@ -26,7 +26,11 @@ class OverflowBar(QFrame):
         self.leave_out = button(self.tr("Leave out the oldest turns"))
         self.new = button(self.tr("New session"))
         self.dismiss = IconButton("x", self.tr("Dismiss"))
-        for part, signal in ((self.larger, self.larger_wanted), (self.leave_out, self.leave_out_wanted), (self.new, self.new_wanted)):
+        for part, signal in (
+            (self.larger, self.larger_wanted),
+            (self.leave_out, self.leave_out_wanted),
+            (self.new, self.new_wanted),
+        ):
             part.clicked.connect(signal)
             part.clicked.connect(self.hide)
         self.dismiss.clicked.connect(self.hide)

@@ -16,6 +16,7 @@ from runtime import TokenRun
 from ui.drawing_port import ColumnsChanged, ColumnTokens, DrawingUses
 from ui.made import Made
 from ui.port_setup import SetupCommands, TextFile, ToolCard
+from ui.port_shelf import ShelfCommands
 from ui.transfers import TransferUseCases
 
 
@@ -110,6 +111,8 @@ class SessionSummary:
     branches: int
     pinned: bool
     is_sample: bool  # the recorded one: it stays as it is, changes go into a copy
+    folder_id: int | None = None
+    tags: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,7 +245,7 @@ DrawingEvent = ColumnsChanged | ColumnTokens
 Event = SessionChanged | SessionCopied | TokensArrived | TurnChanged | SessionsChanged | StatusChanged | DrawingEvent
 
 
-class Workbench(SetupCommands, TransferUseCases, DrawingUses, Protocol):
+class Workbench(SetupCommands, ShelfCommands, TransferUseCases, DrawingUses, Protocol):
     """The use cases of the app. Every coroutine may raise `Refusal`.
 
     A command that would change the sample makes a copy of it, says `SessionCopied`, and goes on there.

@@ -5,12 +5,15 @@ from __future__ import annotations
 import datetime
 import time
 from collections.abc import Sequence
+from functools import partial
 
 from PySide6.QtCore import QModelIndex, QPoint, Qt, QTimer, Signal
 from PySide6.QtWidgets import QLineEdit, QMenu, QSizePolicy, QVBoxLayout, QWidget
 
 from ui.port import SessionSummary
-from ui.session_rows import SUMMARY, SessionRows, SessionsView
+from ui.port_shelf import FolderView, TrashedSession
+from ui.session_list import SessionsView
+from ui.session_rows import SUMMARY, Head, SessionRows
 from ui.theme.fonts import interface_font
 from ui.transcript.visible import one_line
 from ui.widgets import Label, Notice
@@ -30,6 +33,14 @@ class SessionPanel(QWidget):
     trashed = Signal(int)
     restored = Signal(int)  # wanted back out of the trash
     searched = Signal(str)
+    tagged = Signal(int, list)
+    arranged = Signal(list)  # ids of a group in their new order
+    moved = Signal(int, object)  # a session into a folder, or (None) back to the list
+    folder_wanted = Signal(str, object)  # a new one of that name, for a session or None
+    folder_renamed = Signal(int, str)
+    folder_removed = Signal(int)
+    trash_wanted = Signal(bool)  # the trash instead of the sessions, or the sessions again
+    emptied = Signal(list)  # sessions to delete for good
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -45,6 +56,13 @@ class SessionPanel(QWidget):
         self.undo_bar = Notice("undo")
         self.undo_bar.acted.connect(self._restore)
         self._trashed: int | None = None  # the session that the bar speaks of
+        self.question = Notice("undo")
+        self.question.acted.connect(self._empty)
+        self.question.setSizePolicy(QSizePolicy.Policy.Preferred, QSizePolicy.Policy.Maximum)
+        self._doomed: list[int] = []  # what the question is about
+        self._folders: Sequence[FolderView] = ()
+        self._trash: Sequence[TrashedSession] | None = None  # while it is shown
+        self._unnamed: int | None = None  # a folder that was just made: its name is typed now
         self.nothing = Label(self.tr("nothing found"), "faint", interface_font(12.5))
         self.nothing.setContentsMargins(8, 10, 8, 4)
         self.nothing.hide()
@@ -59,6 +77,7 @@ class SessionPanel(QWidget):
         column.setSpacing(6)  # counts only while the undo bar is there
         column.addLayout(listed)
         column.addWidget(self.undo_bar)
+        column.addWidget(self.question)
 
         self._delay = QTimer(self, singleShot=True, interval=SEARCH_DELAY_MS)
         self._delay.timeout.connect(lambda: self.searched.emit(self.search.text()))
@@ -67,14 +86,41 @@ class SessionPanel(QWidget):
         self.view.activated.connect(self._choose)
         self.view.customContextMenuRequested.connect(self._menu)
         self.rows.renamed.connect(self.renamed)
+        self.rows.tagged.connect(self.tagged)
+        self.rows.arranged.connect(self.arranged)
+        self.rows.moved.connect(self.moved)
+        self.rows.folder_renamed.connect(self.folder_renamed)
+        self.view.itemDelegate().closeEditor.connect(self._edited)
         self.rows.modelReset.connect(self.view.updateGeometry)
         self.setSizePolicy(QSizePolicy.Policy.Preferred, QSizePolicy.Policy.Maximum)
 
-    def show_sessions(self, sessions: Sequence[SessionSummary], now: float | None = None) -> None:
+    def show_sessions(
+        self, sessions: Sequence[SessionSummary], now: float | None = None, folders: Sequence[FolderView] = ()
+    ) -> None:
         """Shows these; `now` (seconds since the epoch) decides what today is."""
+        self._folders, self._trash = folders, None
+        self.question.clear()
         moment = datetime.datetime.fromtimestamp(time.time() if now is None else now).astimezone()
-        self.rows.take(sessions, moment)
-        self.nothing.setVisible(not sessions and bool(self.search.text().strip()))
+        searched = bool(self.search.text().strip())
+        found = {session.folder_id for session in sessions} if searched else None
+        self.rows.take(sessions, moment, [each for each in folders if found is None or each.folder_id in found])
+        self.nothing.setText(self.tr("nothing found"))
+        self.nothing.setVisible(not sessions and searched)
+        if self._unnamed is not None and self.rows.index_of_folder(self._unnamed).isValid():
+            folder, self._unnamed = self._unnamed, None
+            self._edit(self.rows.index_of_folder(folder))
+
+    def show_trash(self, sessions: Sequence[TrashedSession]) -> None:
+        """Shows the trash instead, until the sessions are wanted again."""
+        self._trash = sessions
+        self.question.clear()
+        self.nothing.setText(self.tr("nothing in the trash"))
+        self.nothing.setVisible(not sessions)
+        self.rows.take_trash(sessions)
+
+    def name_folder(self, folder_id: int) -> None:
+        """A folder was made: once it is listed, its name is typed."""
+        self._unnamed = folder_id
 
     def show_open(self, session_id: int | None) -> None:
         """Marks the session that is open."""
@@ -82,10 +128,20 @@ class SessionPanel(QWidget):
 
     def rename(self, session_id: int) -> None:
         """Turns the row into a text field."""
-        index = self.rows.index_of(session_id)
+        self._edit(self.rows.index_of(session_id))
+
+    def edit_tags(self, session_id: int) -> None:
+        """Turns the row into a text field for its tags."""
+        self.rows.tagging = session_id
+        self._edit(self.rows.index_of(session_id))
+
+    def _edit(self, index: QModelIndex) -> None:
         if index.isValid():
             self.view.setCurrentIndex(index)
             self.view.edit(index)
+
+    def _edited(self) -> None:
+        self.rows.tagging = None
 
     def offer_undo(self, session_id: int, title: str, stopped: bool) -> None:  # a state, not an option
         """Says that a session went into the trash (and that its answer was stopped for it), and how to get it back."""
@@ -104,18 +160,70 @@ class SessionPanel(QWidget):
             self.restored.emit(self._trashed)
 
     def _choose(self, index: QModelIndex) -> None:
-        summary = index.data(SUMMARY)
-        if isinstance(summary, SessionSummary):
-            self.chosen.emit(summary.session_id)
+        row = index.data(SUMMARY)
+        if isinstance(row, SessionSummary):
+            self.chosen.emit(row.session_id)
+        elif isinstance(row, Head) and row.folder_id is not None:
+            self.rows.toggle(row.folder_id)
+        elif isinstance(row, Head) and row.opens:
+            self.trash_wanted.emit(False)
+
+    def ask_to_empty(self, session_ids: Sequence[int]) -> None:
+        """Asks, inline, before anything is deleted for good."""
+        self._doomed = list(session_ids)
+        if len(self._doomed) == 1:
+            words = self.tr("Delete this session for good? This cannot be undone.")
+        else:
+            words = self.tr("Delete {0} sessions for good? This cannot be undone.").format(len(self._doomed))
+        self.question.say(words, self.tr("Delete"))
+
+    def _empty(self) -> None:
+        self.question.clear()
+        doomed, self._doomed = self._doomed, []
+        if doomed:
+            self.emptied.emit(doomed)
+
+    # ---- menus --------------------------------------------------------------------------------------------------------
 
     def _menu(self, at: QPoint) -> None:
-        summary = self.view.indexAt(at).data(SUMMARY)
-        if not isinstance(summary, SessionSummary) or summary.is_sample:
-            return
         menu = QMenu(self)
         menu.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
-        pin = self.tr("Unpin") if summary.pinned else self.tr("Pin")
-        menu.addAction(pin, lambda: self.pinned.emit(summary.session_id, not summary.pinned))
-        menu.addAction(self.tr("Rename"), lambda: self.rename(summary.session_id))
-        menu.addAction(self.tr("Move to Trash"), lambda: self.trashed.emit(summary.session_id))
+        row = self.view.indexAt(at).data(SUMMARY)
+        if isinstance(row, SessionSummary) and not row.is_sample:
+            self._session_menu(menu, row)
+        elif isinstance(row, TrashedSession):
+            menu.addAction(self.tr("Put Back"), lambda: self.restored.emit(row.session_id))
+            menu.addAction(self.tr("Delete for Good…"), lambda: self.ask_to_empty([row.session_id]))
+        elif isinstance(row, Head) and row.folder_id is not None:
+            self._folder_menu(menu, row.folder_id)
+        if self._trash is None:
+            menu.addSeparator()
+            menu.addAction(self.tr("New Folder"), lambda: self.folder_wanted.emit(self.tr("New folder"), None))
+            menu.addAction(self.tr("Show Trash"), lambda: self.trash_wanted.emit(True))
+        else:
+            thrown = [each.session_id for each in self._trash]
+            menu.addSeparator()
+            menu.addAction(self.tr("Empty Trash…"), lambda: self.ask_to_empty(thrown)).setEnabled(bool(thrown))
+            menu.addAction(self.tr("Show All Sessions"), lambda: self.trash_wanted.emit(False))
         menu.popup(self.view.viewport().mapToGlobal(at))
+
+    def _session_menu(self, menu: QMenu, row: SessionSummary) -> None:
+        number = row.session_id
+        pin = self.tr("Unpin") if row.pinned else self.tr("Pin")
+        menu.addAction(pin, lambda: self.pinned.emit(number, not row.pinned))
+        menu.addAction(self.tr("Rename"), lambda: self.rename(number))
+        menu.addAction(self.tr("Tags…"), lambda: self.edit_tags(number))
+        into = menu.addMenu(self.tr("Move to Folder"))
+        for folder in self._folders:
+            name = one_line(folder.name).replace("&", "&&")
+            chosen = into.addAction(name, partial(self.moved.emit, number, folder.folder_id))
+            chosen.setCheckable(True)
+            chosen.setChecked(folder.folder_id == row.folder_id)
+        into.addSeparator()
+        into.addAction(self.tr("New Folder"), lambda: self.folder_wanted.emit(self.tr("New folder"), number))
+        into.addAction(self.tr("None"), lambda: self.moved.emit(number, None)).setEnabled(row.folder_id is not None)
+        menu.addAction(self.tr("Move to Trash"), lambda: self.trashed.emit(number))
+
+    def _folder_menu(self, menu: QMenu, folder_id: int) -> None:
+        menu.addAction(self.tr("Rename Folder"), lambda: self._edit(self.rows.index_of_folder(folder_id)))
+        menu.addAction(self.tr("Remove Folder, Keep Its Sessions"), lambda: self.folder_removed.emit(folder_id))

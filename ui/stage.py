@@ -13,6 +13,7 @@ from ui.desk import Desk
 from ui.drawing_port import Columns
 from ui.frame import Frame
 from ui.port import Composition, EngineState, ModelChoice, SessionSummary, SessionView, StatusView, TurnStatus, TurnView
+from ui.port_shelf import FolderView
 from ui.theme.palette import Palette
 from ui.theme.scheme import current_theme
 from ui.transcript import Measure, Mode
@@ -38,6 +39,8 @@ class Stage(QObject):
         desk.tokens_arrived.connect(self._append_tokens)
         desk.activity_changed.connect(self.refresh)
         desk.listed.connect(self._show_sessions)
+        desk.trash_listed.connect(parts.sidebar.sessions.show_trash)
+        desk.shelf.folder_made.connect(parts.sidebar.sessions.name_folder)
         desk.models_listed.connect(self._show_model)
         desk.model_menu_ready.connect(parts.top.model.open_menu)
         desk.status_changed.connect(self._show_status)
@@ -182,7 +185,9 @@ class Stage(QObject):
 
     def _show_left_out(self, count: int) -> None:
         words = self.tr("1 turn is left out") if count == 1 else self.tr("{0:,} turns are left out").format(count)
-        self._parts.composer.notice.say(self.tr("{0}; the whole conversation stands beside this. Send when you are ready").format(words))
+        self._parts.composer.notice.say(
+            self.tr("{0}; the whole conversation stands beside this. Send when you are ready").format(words)
+        )
 
     def _show_columns(self, view: Columns | None) -> None:
         panel = self._parts.columns
@@ -192,9 +197,9 @@ class Stage(QObject):
         if opens and pinned is not None:  # the place stays in sight, in what is left of the transcript
             QTimer.singleShot(0, self, lambda: self._parts.transcript.set_pinned(*pinned))
 
-    def _show_sessions(self, sessions: Sequence[SessionSummary]) -> None:
+    def _show_sessions(self, sessions: Sequence[SessionSummary], folders: Sequence[FolderView]) -> None:
         self.sessions = {session.session_id: session for session in sessions}
-        self._parts.sidebar.sessions.show_sessions(sessions)
+        self._parts.sidebar.sessions.show_sessions(sessions, folders=folders)
         summary = self.shown_summary
         if summary is not None:  # a rename reaches the title by the list
             self._parts.top.title.setText(summary.title)

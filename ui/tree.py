@@ -18,7 +18,8 @@ from PySide6.QtWidgets import (
 
 from ui.numbers import probability, signed
 from ui.port import BranchRow
-from ui.session_rows import Index, paint_row_ground
+from ui.session_list import paint_row_ground
+from ui.session_rows import Index
 from ui.theme.fonts import interface_font
 from ui.theme.scheme import current_theme
 from ui.transcript.visible import one_line

@@ -18,7 +18,7 @@ from app.supervisor import Supervisor
 from app.workbench.answer import Answer, last_message, live_stats
 from app.workbench.ending import CUTS, Ending, stats_of
 from app.workbench.growing import EMPTY
-from app.workbench.making import made_with, refusal, stack_made_with
+from app.workbench.making import made_with, plain_options, refusal, stack_made_with
 from app.workbench.pick import began, leading_template
 from app.workbench.prompt import check_tokens
 from app.workbench.recorder import Recorder, ended_by
@@ -121,12 +121,11 @@ class Answers:
         """
         return Speaker.of(model, await bring(model, self._setups.asked(session).adapters))
 
-    def options_for(self, session: OpenSession, speaker: Speaker) -> GenerationOptions:
-        """How answers are drawn there, with a seed of their own where nobody chose one."""
-        asked = self._setups.asked(session)
-        preset = replace(asked.preset, seed=fresh_seed() if asked.preset.seed is None else asked.preset.seed)
-        layer = asked.session if speaker.adapters is None else {**asked.session, "adapters": speaker.adapters}
-        return speaker.model.resolve_options(self._call, session=layer, preset=preset).options
+    def options_for(self, answer: Answer, speaker: Speaker) -> GenerationOptions:
+        """How this model draws an answer that is none of `run`'s; `made_with` says so, too."""
+        asked = self._setups.asked(answer.session)
+        answer.options = seeded(asked.preset)
+        return self._settled(answer, asked, speaker)
 
     async def ended(self) -> None:
         """Returns when no answer is in work."""
@@ -178,8 +177,7 @@ class Answers:
         if self._supervisor.running is None:
             answer.session.notes[node_id] = STARTING
         asked = self._setups.asked(answer.session)
-        preset = asked.preset
-        answer.options = replace(preset, seed=fresh_seed() if preset.seed is None else preset.seed, stages=True)
+        answer.options = seeded(asked.preset)
         if answer.repeats is not None:
             answer.options = answer.repeats.options
             asked = replace(asked, adapters=stack_made_with(answer.repeats.made))
@@ -243,7 +241,7 @@ class Answers:
             why = refusal(answer.session.tree.nodes[answer.repeats.of], speaker)  # another one may have come meanwhile
             if why:
                 raise InvalidRequestError(why)
-            answer.made_with = answer.repeats.made
+            answer.made_with = {**answer.repeats.made, "options": plain_options(answer.options)}
             return answer.options
         layer = asked.session if speaker.adapters is None else {**asked.session, "adapters": speaker.adapters}
         resolved = speaker.model.resolve_options(self._call, session=layer, preset=answer.options)
@@ -320,7 +318,7 @@ class Answers:
         cut = CUTS.get(answer.finish, Finish.NONE)
         session.runs[node_id] = run = ended_by(run, cut)
         stats = stats_of(answer, run)
-        ending = Ending(node_id, answer.finish, cut, answer.incomplete, stats, content_of(run), answer.recorder)
+        ending = Ending(node_id, answer.finish, answer.incomplete, stats, content_of(run), answer.recorder, cut)
         session.states.pop(node_id, None)
         if answer.first_token is not None:
             session.stats[node_id] = TurnStats(
@@ -348,3 +346,8 @@ def own_length(session: OpenSession) -> int:
     """Tokens of the turn at the end of the path that are the answer's own: what its form counts from."""
     run = session.turn_run(session.tree.turns(session.tip)[-1])
     return len(run) - leading_template(run)
+
+
+def seeded(preset: GenerationOptions) -> GenerationOptions:
+    """The preset, with a fresh seed where nobody chose one, and what each draw was made of."""
+    return replace(preset, seed=fresh_seed() if preset.seed is None else preset.seed, stages=True)

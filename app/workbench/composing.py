@@ -134,7 +134,12 @@ class Composing:
         for place, turn in enumerate(kept):
             run, node = without_numbers(session.turn_run(turn)), turn.tip
             new = NewNode(
-                session.id, parent.id, turn.role, text=session.content(turn), status="complete", finish_reason=node.finish_reason
+                session.id,
+                parent.id,
+                turn.role,
+                text=session.content(turn),
+                status="complete",
+                finish_reason=node.finish_reason,
             )  # type: ignore[arg-type]  # a stored role is one of them
             tokenised = place > 0 and len(session.runs.get(node.id, EMPTY))  # the first stands behind other tokens now
             parent = await self._sessions.add(session, new, chunk(run, numbers) if tokenised else None)
@@ -187,9 +192,7 @@ class Composing:
             start += length
         return replace(composition, parts=tuple(parts), new_tokens=len(ids) - warm)
 
-    async def _placed(
-        self, model: LanguageModel, session: OpenSession, text: str, replaces: int | None
-    ) -> _Placed | None:
+    async def _placed(self, model: LanguageModel, session: OpenSession, text: str, replaces: int | None) -> _Placed | None:
         """The ids before a draft and those it adds; None where it would leave another turn in its middle."""
         parent, at = session.place(replaces)
         if at is not None:
@@ -229,7 +232,9 @@ def _read_text(path: Path) -> TextFile:
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as fault:
-        raise Refusal(f"{path.name} is no UTF-8 text: byte {fault.start:,} of {len(data):,} is {data[fault.start]:#04x}") from None
+        raise Refusal(
+            f"{path.name} is no UTF-8 text: byte {fault.start:,} of {len(data):,} is {data[fault.start]:#04x}"
+        ) from None
     if not text.strip():
         raise Refusal(f"{path.name} is empty ({len(data):,} bytes)")
     return TextFile(path.name, clean_text(text))

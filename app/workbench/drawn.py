@@ -11,11 +11,12 @@ import numpy.typing as npt
 
 from app.supervisor import Supervisor
 from app.workbench.growing import EMPTY
+from app.workbench.making import MADE
 from app.workbench.prompt import check_tokens
 from app.workbench.refusals import GONE, stored
 from app.workbench.session import OpenSession
-from app.workbench.setup.adapters import stack_of_session
 from app.workbench.sessions import Sessions
+from app.workbench.setup.adapters import stack_of_session
 from app.workbench.vocabulary import Vocabulary
 from runtime import EngineDiedError, GenerationOptions, LanguageModel, RuntimeFault, SamplingOptions
 from storage import NodeRow, SessionStore
@@ -60,8 +61,10 @@ class Drawn:
         model = self._supervisor.running
         mine = None if model is None else numbers_now(session, model)
         theirs = node.kv_fingerprint or mine  # a node that is being written is the running model's
-        name = await self._name_of(theirs, model)
-        seed, branch, sampling = (node.stats.get(name) for name in ("seed", "branch", "sampling"))
+        held = node.stats.get(MADE)
+        made = held if isinstance(held, Mapping) else {}
+        said = made.get("options")
+        seed, branch, sampling = ((said or node.stats).get(name) for name in ("seed", "branch", "sampling"))
         options = self._in_work(node.id)
         if options is not None:
             seed, branch, sampling = options.seed, options.branch, options.sampling.given()
@@ -70,7 +73,7 @@ class Drawn:
             seed=seed if isinstance(seed, int) else None,
             branch=branch if isinstance(branch, int) else 0,
             history=np.array(ids_before(session, node, offset), np.int32),
-            model=name,
+            model=str(made.get("model") or await self._name_of(theirs, model)),
             stale=model.info.name if model is not None and theirs != mine else "",
             can_ask=model is not None and theirs == mine,
         )

@@ -28,11 +28,11 @@ class Ending:
 
     node_id: int
     finish: str
-    cut: Finish  # what ended it, where the model did not
     incomplete: bool
     stats: Mapping[str, Any]
     text: str
     recorder: Recorder | None
+    cut: Finish = Finish.NONE  # what ended it, where the model did not
 
     async def save(self, store: SessionStore) -> None:
         """Writes the tokens that are left, then closes the node.

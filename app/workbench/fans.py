@@ -18,6 +18,7 @@ from app.workbench.copying import Copies
 from app.workbench.ending import CUTS, Ending, stats_of
 from app.workbench.fan import Endings, Fan
 from app.workbench.growing import EMPTY
+from app.workbench.making import plain_options
 from app.workbench.points import point
 from app.workbench.prompt import check_tokens
 from app.workbench.recorder import Recorder, ended_by
@@ -141,13 +142,16 @@ class Fans:
 
     async def _draw(self, fan: Fan, claimed: Answer) -> None:
         speaker, prompt = await self._prompt(fan, claimed)
-        model, options = speaker.model, self._answers.options_for(fan.session, speaker)
+        model, options = speaker.model, self._answers.options_for(claimed, speaker)
         options = replace(options, max_tokens=min(options.max_tokens or DRAWN_TOKENS, DRAWN_TOKENS))
         if options.sampling.temperature == 0.0:
             raise Refusal("the temperature is 0: all would say the same. Ask for beams, or give it some warmth")
         if options.grammar is not None:
             options = replace(options, grammar_prefix=said(fan))
         strands = [await self._strand(fan, speaker, replace(options, branch=k)) for k in range(fan.wanted)]
+        for strand in strands:
+            strand.made_with = {**claimed.made_with, "options": plain_options(strand.options)}
+            strand.prompt = len(prompt)
         self._show(fan)
         read_on = partial(self._read_on, fan, fan.computed)
         async with aclosing(model.continue_many_runs(prompt, fan.wanted, options, on_progress=read_on)) as runs:
@@ -174,9 +178,7 @@ class Fans:
 
         options = BeamOptions(width=fan.wanted, max_tokens=SEARCHED_TOKENS)
         read_on = partial(self._read_on, fan, fan.computed)
-        found = await model.beam_generate(
-            prompt, options, adapters=speaker.adapters, on_progress=read_on, on_step=on_step
-        )
+        found = await model.beam_generate(prompt, options, adapters=speaker.adapters, on_progress=read_on, on_step=on_step)
         fan.scores = [hypothesis.score for hypothesis in found]
         for hypothesis in found:
             strand = await self._strand(fan, speaker, GenerationOptions())
@@ -246,14 +248,12 @@ class Fans:
             strand.finish = finish
         strand.reused, strand.computed = fan.reused, fan.computed
         cut = CUTS.get(strand.finish, Finish.NONE)
-        fan.session.runs[strand.node_id] = run = ended_by(fan.session.runs.get(strand.node_id, EMPTY), cut)
+        run = fan.session.runs[strand.node_id] = ended_by(fan.session.runs.get(strand.node_id, EMPTY), cut)
         stats = stats_of(strand, run)
         if fan.scores:
             place = fan.strands.index(strand)
             stats |= {"beams": fan.wanted, "score": fan.scores[place]}
-        else:
-            stats["branch"] = strand.options.branch
-        return Ending(strand.node_id, strand.finish, cut, strand.incomplete, stats, content_of(run), strand.recorder)
+        return Ending(strand.node_id, strand.finish, strand.incomplete, stats, content_of(run), strand.recorder, cut)
 
     async def _drop_silent(self, fan: Fan) -> None:
         """Takes away strands that ended before they said anything."""

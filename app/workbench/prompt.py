@@ -30,9 +30,7 @@ class NewIds:
     header: list[int]
 
 
-async def render_turn(
-    model: LanguageModel, held: Sequence[int], messages: Sequence[Message], *, tools: Tools = None
-) -> NewIds:
+async def render_turn(model: LanguageModel, held: Sequence[int], messages: Sequence[Message], *, tools: Tools = None) -> NewIds:
     """The ids that the last message adds to `held`, and the header after it.
 
     Where the template does not repeat what is held (it strips or changes history, or an answer was cut inside a
@@ -97,9 +95,7 @@ def with_empty_answers(messages: Sequence[Message]) -> list[Message]:
     return filled
 
 
-async def _after_mark(
-    model: LanguageModel, held: Sequence[int], messages: Sequence[Message], tools: Tools
-) -> NewIds | None:
+async def _after_mark(model: LanguageModel, held: Sequence[int], messages: Sequence[Message], tools: Tools) -> NewIds | None:
     """What the template writes after the turn before: its end, where `held` has none, and the last message."""
     if len(messages) < 2:
         return None

@@ -47,9 +47,7 @@ async def score_prompt(
             await _keep(speaker, store, session, segment.node.id, begin, part)
 
 
-async def _keep(
-    speaker: Speaker, store: SessionStore, session: OpenSession, node_id: int, begin: int, part: TokenRun
-) -> None:
+async def _keep(speaker: Speaker, store: SessionStore, session: OpenSession, node_id: int, begin: int, part: TokenRun) -> None:
     run = session.runs[node_id]
     end = begin + len(part)
     fresh = replace(run[begin:end], **{name: getattr(part, name) for name in SCORED})

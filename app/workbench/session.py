@@ -60,12 +60,10 @@ class OpenSession:
         self.pruned: set[tuple[int, int]] = set()  # branches out of sight, see `pruning`
         self.has_hope = False  # the model is another one since an answer failed for good
         self.warm = 0  # tokens of the path the engine holds
-        self.values: SessionValues | None = None  # what it is set to; None until that was read
-        self.earlier = 0  # turns at the beginning of the path that are not shown, and whose tokens need not have been read
-        turns = len(self.tree.turns(self.tip))
-        if turns > WHOLE:
-            self.earlier = turns - AT_ONCE
         self.stored = 0  # those that it holds or can read from the block file
+        self.values: SessionValues | None = None  # what it is set to; None until that was read
+        turns = len(self.tree.turns(self.tip))
+        self._hidden = turns - AT_ONCE if turns > WHOLE else 0  # turns of the path that was opened, see `earlier`
 
     @property
     def is_unused(self) -> bool:
@@ -94,14 +92,15 @@ class OpenSession:
         ids = (segment.node.id for turn in turns for segment in turn.segments)
         return [i for i in ids if i not in self.runs and i not in self.states]
 
+    @property
+    def earlier(self) -> int:
+        """Turns at the beginning of the path that are not shown, and whose tokens need not have been read."""
+        turns = len(self.tree.turns(self.tip)) if self._hidden else 0
+        return min(self._hidden, turns - AT_ONCE) if turns > WHOLE else 0  # another path may be a shorter one
+
     def step_back(self) -> None:
         """Shows some more of the beginning."""
-        self.earlier = max(self.earlier - AT_ONCE, 0)
-
-    def shorten(self) -> None:
-        """After another path was chosen: it is shown from where the other one was, and not less than its end."""
-        turns = len(self.tree.turns(self.tip))
-        self.earlier = min(self.earlier, max(turns - AT_ONCE, 0)) if turns > WHOLE else 0
+        self._hidden = max(self.earlier - AT_ONCE, 0)
 
     def add_tokens(self, chunks: Mapping[int, Sequence[StoredChunk]]) -> None:
         """Takes in what the store read."""
@@ -256,7 +255,8 @@ class OpenSession:
 
     def last_turn(self) -> TurnView:
         """The turn at the end of the path."""
-        return self.turn_views()[-1]
+        *before, last = self.tree.turns(self.tip)
+        return self.turn_view(last, sum(self.turn_length(turn) for turn in before))
 
     def turn_view(self, turn: Turn, start: int) -> TurnView:
         """One turn; `start` is the path's tokens before it."""

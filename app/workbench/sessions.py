@@ -31,9 +31,7 @@ class Sessions:
         tell: Takes events for the window.
     """
 
-    def __init__(
-        self, store: SessionStore, supervisor: Supervisor, setups: Setups, tell: Callable[[Event], None]
-    ) -> None:
+    def __init__(self, store: SessionStore, supervisor: Supervisor, setups: Setups, tell: Callable[[Event], None]) -> None:
         self._store = store
         self._setups = setups
         self._supervisor = supervisor
@@ -122,13 +120,10 @@ class Sessions:
         await stored(self._store.set_current(session.id, session.tip))
         if before != session.tip and not session.overflowed(before):  # whoever comes back to that question sees why
             await self.drop_failed(session, before)
-        session.shorten()
         await self._load_path(session)
         await self.find_warm(session)
 
-    async def add(
-        self, session: OpenSession, node: NewNode, chunk: NewChunk | None = None, *, current: bool = True
-    ) -> NodeRow:
+    async def add(self, session: OpenSession, node: NewNode, chunk: NewChunk | None = None, *, current: bool = True) -> NodeRow:
         """Adds a node on the disk and in the open tree, and (`current`) makes it the tip."""
         node_id = await stored(self._store.add_node(node, chunk, current=current))
         row = NodeRow(
@@ -224,9 +219,9 @@ class Sessions:
         rows = await stored(self._store.sessions(query))
         shown_id = self.shown.id if self.shown else None
         return [
-            SessionSummary(row.id, row.title, row.updated, row.branches, row.pinned, row.is_sample)
+            SessionSummary(row.id, row.title, row.updated, row.branches, row.pinned, row.is_sample, row.folder_id, row.tags)
             for row in rows
-            if row.branches or row.id == shown_id or row.title != UNTITLED
+            if row.branches or row.id == shown_id or row.title != UNTITLED or row.folder_id is not None or row.tags
         ]
 
     async def rename(self, session_id: int, title: str) -> None:

@@ -39,7 +39,6 @@ class Vocabulary:
         """Takes the model's, and saves it for later."""
         if self._of == model.info.model_fingerprint:
             return
-        await self._store.save_model(model.info.numbers_fingerprint, {"name": model.info.name})
         self._tokens = model.byte_vocab
         self._of = model.info.model_fingerprint
         lengths = ",".join(str(len(token)) for token in self._tokens)

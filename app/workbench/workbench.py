@@ -23,6 +23,7 @@ from app.workbench.refusals import BUSY
 from app.workbench.sessions import Sessions
 from app.workbench.setup.members import SetupMembers
 from app.workbench.setup.setups import Setups
+from app.workbench.shelf import ShelfMembers
 from app.workbench.status import backend_choices, detail_of, status_of
 from app.workbench.tokenise import Tokeniser
 from app.workbench.transfers import TransferMembers
@@ -59,7 +60,7 @@ PRESET = GenerationOptions(max_tokens=1024, sampling=SamplingOptions(temperature
 EMPTY_CALL: Mapping[str, Any] = MappingProxyType({})
 
 
-class AppWorkbench(SetupMembers, TransferMembers, DrawingMembers):
+class AppWorkbench(SetupMembers, ShelfMembers, TransferMembers, DrawingMembers):
     """Use cases over the session store and the engine process; all members belong to the window's loop.
 
     Args:
@@ -84,9 +85,7 @@ class AppWorkbench(SetupMembers, TransferMembers, DrawingMembers):
         self._setups = Setups(store, supervisor, preset, call)
         self._sessions = Sessions(store, supervisor, self._setups, self._tell)
         self._keeper = Keeper(supervisor)
-        self._answers = Answers(
-            store, supervisor, self._setups, call, self._tell, self._refresh_status, self._keeper.keep
-        )
+        self._answers = Answers(store, supervisor, self._setups, call, self._tell, self._refresh_status, self._keeper.keep)
         tokeniser = Tokeniser(store, self.vocabulary)
         copies = Copies(store, supervisor, self._sessions, self._setups, self._tell)
         self._turns = Turns(self._sessions, copies, self._answers, tokeniser, self.vocabulary, self._tell, self._refresh_status)
@@ -227,8 +226,9 @@ class AppWorkbench(SetupMembers, TransferMembers, DrawingMembers):
         await asyncio.sleep(TIDY_SECONDS)
         try:
             await self._sessions.tidy()
+            await self._store.back_up_daily()
         except StoreError as fault:  # the next start tries again
-            log.warning("nothing was cleared away: %s", fault)
+            log.warning("not everything was cleared away and backed up: %s", fault)
 
     def _background(self, work: Coroutine[Any, Any, None], name: str) -> None:
         if self._sessions.closing:  # nobody would wait for its end

@@ -7,7 +7,7 @@ import time
 from collections import deque
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import fields, replace
+from dataclasses import fields
 from functools import partial
 
 from runtime.adapters.uses import Adapters
@@ -26,7 +26,6 @@ from runtime.model.gathering import Gathering
 from runtime.model.generation import GenerationMembers
 from runtime.options import GenerationOptions, given
 from runtime.records import TokenRecord, TokenRun
-from runtime.sampling.draw import fresh_seed
 from runtime.scheduler.branching import BeamJob, FanJob
 from runtime.scheduler.jobs import GenerateJob, Priority, StayingJob
 
@@ -67,8 +66,7 @@ class BranchingMembers(GenerationMembers):
                 "out, or ask for n=1"
             )
         await self._compiled(options)
-        seed = fresh_seed() if options.seed is None else options.seed
-        first = self._generation(ids, replace(options, seed=seed))
+        first = self._generation(ids, options)  # its seed is that of all
         jobs = {options.branch + i: self._branch(first, options.branch + i) for i in range(1, n)}
         jobs = {options.branch: first, **jobs}
         shared = {field.name: getattr(first, field.name) for field in fields(StayingJob)}

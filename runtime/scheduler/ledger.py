@@ -109,6 +109,7 @@ class Ledger:
             first_token_seconds=first - job.submitted if first else None,
             decode_seconds=now - first if first else 0.0,
             total_seconds=now - job.submitted,
+            seed=job.sampler.seed if isinstance(job, GenerateJob) else None,
         )
         job.number = -job.number
         self._recent.append(timings)

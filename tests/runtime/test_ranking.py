@@ -19,7 +19,7 @@ def row_of(seed: int, vocab: int, digits: int) -> Float32:
 
 
 def sorted_ids(row: Float32) -> list[int]:
-    return np.lexsort((np.arange(len(row)), -row)).tolist()
+    return [int(token) for token in np.lexsort((np.arange(len(row)), -row))]
 
 
 @pytest.mark.parametrize("vocab", [5, 63, 64, 1000, 20_011])

@@ -97,7 +97,11 @@ class FakeSetups:
         self.calls.append(("check_format", answer_format))
         if self.slow_checks is not None:
             await self.slow_checks.wait()
-        return "the regex cannot be used: unclosed group" if answer_format.source.count("(") > answer_format.source.count(")") else ""
+        return (
+            "the regex cannot be used: unclosed group"
+            if answer_format.source.count("(") > answer_format.source.count(")")
+            else ""
+        )
 
     async def add_adapter(self, session_id: int, folder: str) -> SessionSetup:
         self._note("add_adapter", session_id, folder)

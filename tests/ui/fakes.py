@@ -28,6 +28,7 @@ from ui import (
     EngineState,
     Event,
     ExportKind,
+    FolderView,
     ImportResult,
     Made,
     ModelChoice,
@@ -41,6 +42,7 @@ from ui import (
     StatusView,
     Tier,
     TokensArrived,
+    TrashedSession,
     TurnChanged,
     TurnStats,
     TurnStatus,
@@ -128,6 +130,7 @@ class FakeWorkbench(FakeSetups):
         self.before: dict[int, tuple[TurnView, ...]] = {}  # what `show_earlier` brings
         self.trash: set[int] = set()
         self.made: dict[int, Made] = {}  # by node
+        self.shelf: dict[int, FolderView] = {}
         self.engines = [BackendChoice("hf", "", True), BackendChoice("vllm", "not built yet", False)]
         self.choices = [
             ModelChoice("smollm2", "SmolLM2 135M Instruct", "135M · float32 · 513 MB", loaded=True),
@@ -187,6 +190,44 @@ class FakeWorkbench(FakeSetups):
     async def open_session(self, session_id: int) -> SessionView:
         self._note("open_session", session_id)
         return self.views[session_id]
+
+    async def folders(self) -> Sequence[FolderView]:
+        return list(self.shelf.values())
+
+    async def create_folder(self, name: str) -> int:
+        self._note("create_folder", name)
+        folder = FolderView(self.new_id(), name)
+        self.shelf[folder.folder_id] = folder
+        return folder.folder_id
+
+    async def rename_folder(self, folder_id: int, name: str) -> None:
+        self._note("rename_folder", folder_id, name)
+        self.shelf[folder_id] = FolderView(folder_id, name)
+
+    async def remove_folder(self, folder_id: int) -> None:
+        self._note("remove_folder", folder_id)
+        del self.shelf[folder_id]
+
+    async def move_session(self, session_id: int, folder_id: int | None) -> None:
+        self._note("move_session", session_id, folder_id)
+        self.summaries[session_id] = replace(self.summaries[session_id], folder_id=folder_id)
+
+    async def tag_session(self, session_id: int, tags: Sequence[str]) -> None:
+        self._note("tag_session", session_id, *tags)
+        self.summaries[session_id] = replace(self.summaries[session_id], tags=tuple(tags))
+
+    async def arrange_sessions(self, session_ids: Sequence[int]) -> None:
+        self._note("arrange_sessions", *session_ids)
+
+    async def trashed_sessions(self) -> Sequence[TrashedSession]:
+        return [TrashedSession(each, self.summaries[each].title, 30) for each in sorted(self.trash)]
+
+    async def empty_trash(self, session_ids: Sequence[int]) -> int:
+        self._note("empty_trash", *session_ids)
+        for each in session_ids:
+            self.trash.discard(each)
+            del self.summaries[each]
+        return len(session_ids)
 
     async def show_earlier(self, session_id: int) -> SessionView:
         self._note("show_earlier", session_id)

@@ -22,6 +22,7 @@ from ui import (
     SessionView,
     StatusChanged,
     TokensArrived,
+    TurnChanged,
     TurnStatus,
 )
 from ui.transcript import Mode
@@ -306,6 +307,27 @@ def test_the_context_is_counted_again_when_the_engine_comes_up(in_window: Play, 
         bench.emit(StatusChanged(bench.status))  # nothing new
         await frames()
         assert len(bench.asked("compose")) == before + 1
+
+    in_window(scene)
+
+
+def test_an_answer_is_made_again_exactly_by_key_and_menu(in_window: Play, bench: FakeWorkbench) -> None:
+    finish(bench)
+    view = bench.views[TRIP]
+    answer = replace(view.turns[-1], can_repeat=True)
+    bench.views[TRIP] = replace(view, turns=(*view.turns[:-1], answer))
+
+    async def scene(window: MainWindow) -> None:
+        assert window.acts.regenerate_exactly.isEnabled()
+        QTest.keyClick(window, Qt.Key.Key_R, Qt.KeyboardModifier.ControlModifier | Qt.KeyboardModifier.ShiftModifier)
+        await until(lambda: bench.asked("regenerate_exactly") == [(TRIP, answer.node_id)])
+        # a refusal is said beside the composer
+        bench.refusal = "this answer was made by another model"
+        window.acts.regenerate_exactly.trigger()
+        await until(lambda: "another model" in window.parts.composer.notice.accessibleName())
+        # and where nobody kept how it was made, it cannot be asked for
+        bench.emit(TurnChanged(TRIP, replace(answer, can_repeat=False)))
+        await until(lambda: not window.acts.regenerate_exactly.isEnabled())
 
     in_window(scene)
 

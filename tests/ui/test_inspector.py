@@ -14,7 +14,7 @@ from pytestqt.qtbot import QtBot
 
 from runtime import Finish, Origin, TokenRun
 from tests.ui.fakes import FakeWorkbench, Vocabulary, ended, run_of
-from ui import EngineState, SessionView, StatusView, Tier
+from ui import EngineState, Made, SessionView, Setting, StatusView, Tier
 from ui.inspector import Inspector, words
 from ui.inspector.path import numbers_of
 from ui.inspector.token import alternatives_of
@@ -142,6 +142,39 @@ def test_why_an_answer_ended(inspector: Inspector, vocabulary: Vocabulary) -> No
 )
 def test_tokens_are_shown_so_that_nothing_hides(data: bytes, shown: str) -> None:
     assert words.token(data) == shown
+
+
+MADE = Made(
+    {"model": "SmolLM2", "seed": "5 (drawn)", "generated": "12 tokens", "ended by": "length"},
+    (Setting("temperature", "0.8", "preset"), Setting("grammar", "none", "default")),
+)
+
+
+def test_the_path_tab_says_how_the_last_answer_was_made(inspector: Inspector) -> None:
+    bench, asked = FakeWorkbench(), []
+    turns = (bench.turn("user", ["Why", "?"]), bench.turn("assistant", ["So"]), bench.turn("user", ["And", "?"]))
+
+    def how_made(node_id: int) -> Made | None:
+        asked.append(node_id)
+        return MADE
+
+    # nothing is asked for while the tab cannot be seen
+    inspector.show_path(turns, how_made)
+    assert asked == []
+    inspector.tabs[1].click()
+    making = inspector.path.making
+    assert asked == [turns[1].node_id]
+    assert making.facts.texts == dict(MADE.facts)
+    # the options are there for whoever wants them, by the keyboard too
+    assert not making.settings.isVisible()
+    making.more.setFocus()
+    QTest.keyClick(making.more, Qt.Key.Key_Space)
+    assert making.settings.isVisible()
+    assert making.settings.texts == {"temperature": "0.8 · preset", "grammar": "none · default"}
+    assert making.more.text() == "Hide options"
+    # an answer of which nobody kept it says nothing
+    inspector.show_path(turns, lambda _node: None)
+    assert not making.isVisible()
 
 
 def test_path_numbers_count_the_models_tokens() -> None:

@@ -35,7 +35,9 @@ class SetupDesk(QObject):
         """What holds now."""
         shown = self._desk.shown
         if shown is not None:
-            self._desk.tasks.latest("setup", self._change(lambda workbench, session: workbench.setup(session), shown.session_id), self.refused.emit)
+            self._desk.tasks.latest(
+                "setup", self._change(lambda workbench, session: workbench.setup(session), shown.session_id), self.refused.emit
+            )
 
     def change(self, change: Change, refused: Callable[[str], None] | None = None) -> None:
         """Carries out a change; what holds then, or why it was refused, is told."""

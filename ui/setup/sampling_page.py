@@ -28,7 +28,9 @@ class SamplingPage(Page):
     def __init__(self) -> None:
         super().__init__()
         self.head(self.tr("System prompt"))
-        self.system = SourceField(self.tr("System prompt"), self.tr("none: what the model's template says"), mono=False, height=84)
+        self.system = SourceField(
+            self.tr("System prompt"), self.tr("none: what the model's template says"), mono=False, height=84
+        )
         self.column.addWidget(self.system)
         self.system_button = button(self.tr("Begin with this"))
         self.system_button.clicked.connect(lambda: self.system_wanted.emit(self.system.toPlainText()))

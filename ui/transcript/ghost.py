@@ -79,7 +79,9 @@ def paint_ghost(
     layout.draw(painter, QPointF(column.left(), top))
 
 
-def _laid_out(ghost: Ghost, faces: Faces, span: QRectF, column: QRectF, *, right_to_left: bool) -> tuple[QTextLayout, float]:
+def _laid_out(
+    ghost: Ghost, ink: Ink, faces: Faces, span: QRectF, column: QRectF, *, right_to_left: bool
+) -> tuple[QTextLayout, float]:
     """Lines of the column's width, the first one beginning at the span; and their height."""
     layout = faces.layout(ghost.text, (), right_to_left=right_to_left or is_right_to_left(ghost.word), wrap=True)
     mark = QTextLayout.FormatRange()

@@ -52,9 +52,7 @@ class Setups:
         call: What somebody says for every answer, before the session.
     """
 
-    def __init__(
-        self, store: SessionStore, supervisor: Supervisor, preset: GenerationOptions, call: Mapping[str, Any]
-    ) -> None:
+    def __init__(self, store: SessionStore, supervisor: Supervisor, preset: GenerationOptions, call: Mapping[str, Any]) -> None:
         self._store = store
         self._supervisor = supervisor
         self._call = call

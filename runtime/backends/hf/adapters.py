@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -12,36 +10,18 @@ import numpy as np
 import torch
 from transformers.pytorch_utils import Conv1D
 
-from runtime.adapters.adapter import Adapter, LowRank, ModuleShape
-from runtime.adapters.matching import check_copy
-from runtime.adapters.stacks import TokenStacks, Use, uses
+from runtime.adapters.adapter import LowRank, ModuleShape
+from runtime.adapters.stacks import TokenStacks
+from runtime.backends.adapting import Change, LinearAdapters
 from runtime.backends.hf.offload import own_weight
-from runtime.backends.tree import Bool, Int64
-from runtime.errors import AdapterError, UnsupportedFeatureError
+from runtime.backends.tree import Int64
+from runtime.errors import AdapterError
+from runtime.records import Float32
 
 Weights = tuple[torch.Tensor, torch.Tensor, float]  # A (rank, in), B (out, rank), scaling
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Change:
-    """One adapter in the forward that runs.
-
-    Attributes:
-        digest: Which.
-        tokens: How many a module is given; the head may be given the wanted ones alone.
-        rows: ``(k,)`` those of them that it applies to; None for all.
-        scale: One for all, or ``(k, 1)``.
-        head: The same for a head that is given the wanted tokens alone.
-    """
-
-    digest: str
-    tokens: int
-    rows: torch.Tensor | None
-    scale: torch.Tensor | float
-    head: _Change | None = None
-
-
-class TorchAdapters:
+class TorchAdapters(LinearAdapters[torch.nn.Module, torch.Tensor]):
     """The adapters of one model. Hooks stand only on modules that a loaded adapter changes. Owner thread only.
 
     Args:
@@ -51,50 +31,15 @@ class TorchAdapters:
     """
 
     def __init__(self, model: Any, dtype: torch.dtype, device: torch.device) -> None:
-        self._modules: dict[str, torch.nn.Module] = {path: m for path, m in model.named_modules() if _shape(m) is not None}
+        super().__init__({path: m for path, m in model.named_modules() if self._shape(m) is not None})
         self._head = model.get_output_embeddings()
         self._dtype, self._device = dtype, device
-        self._loaded: dict[str, tuple[str, ...]] = {}  # digest -> the paths that it changes
-        self._weights: dict[str, dict[str, Weights]] = {}  # path -> digest -> weights
         self._hooks: dict[str, Any] = {}  # path -> handle
-        self._now: list[_Change] = []  # of the forward that runs
         self._seen: set[str] | None = None  # paths that were called, while somebody wants to know
-
-    @property
-    def targets(self) -> Mapping[str, ModuleShape]:
-        """The model's linear modules: path -> (in, out)."""
-        shapes = {path: _shape(module) for path, module in self._modules.items()}
-        return {path: shape for path, shape in shapes.items() if shape is not None}
-
-    def load(self, adapter: Adapter) -> int:
-        """Puts an adapter's products beside the modules; the bytes they hold."""
-        if adapter.digest not in self._loaded:
-            for path, pair in adapter.modules.items():
-                if pair.base is not None:
-                    own = own_weight(self._modules[path])
-                    check_copy(path, pair.base, own.T if isinstance(self._modules[path], Conv1D) else own)
-            made = {path: self._made(pair) for path, pair in adapter.modules.items()}
-            for path, weights in made.items():
-                self._weights.setdefault(path, {})[adapter.digest] = weights
-                if path not in self._hooks:
-                    self._hooks[path] = self._modules[path].register_forward_hook(partial(self._after, path))
-            self._loaded[adapter.digest] = tuple(made)
-        held = (self._weights[path][adapter.digest] for path in self._loaded[adapter.digest])
-        return sum(a.nbytes + b.nbytes for a, b, _ in held)
-
-    def unload(self, digest: str) -> None:
-        """Forgets an adapter; a module that no other one changes is without a hook again."""
-        for path in self._loaded.pop(digest, ()):
-            del self._weights[path][digest]
-            if not self._weights[path]:
-                del self._weights[path]
-                self._hooks.pop(path).remove()
 
     def close(self) -> None:
         """Leaves the model as it was found."""
-        for digest in list(self._loaded):
-            self.unload(digest)
-        self._modules.clear()
+        super().close()
         self._head = None
 
     def check_called(self, digest: str, forward: Callable[[TokenStacks], object]) -> None:
@@ -113,71 +58,51 @@ class TorchAdapters:
             self.unload(digest)
             raise AdapterError(f"this model never calls its module {missed[0]!r}, so an adapter cannot change it")
 
-    @contextmanager
-    def under(self, stacks: TokenStacks | None, want: Int64) -> Iterator[None]:
-        """The forward that runs inside is computed under these stacks; `want`: the tokens whose logits it gives."""
-        if stacks is None:
-            yield
-            return
-        self._now = [self._change(use, len(stacks.of), want) for use in uses(stacks)]
-        try:
-            yield
-        finally:
-            self._now = []
+    def _shape(self, module: torch.nn.Module) -> ModuleShape | None:
+        if isinstance(module, torch.nn.Linear):
+            return module.in_features, module.out_features
+        if isinstance(module, Conv1D):  # GPT-2's linear layer
+            return int(module.weight.shape[0]), int(module.weight.shape[1])
+        return None
 
-    def _change(self, use: Use, n: int, want: Int64) -> _Change:
-        if use.digest not in self._loaded:
-            raise AdapterError(f"the adapter {use.digest[:12]} was unloaded before its request began; load it and ask again")
-        if use.rows is None:
-            assert isinstance(use.scale, float)
-            return _Change(use.digest, n, None, use.scale)
-        at_head = np.flatnonzero(np.isin(want, use.rows))
-        head = self._limited(use, at_head, np.isin(use.rows, want), len(want))
-        return replace(self._limited(use, use.rows, np.ones(len(use.rows), bool), n), head=head)
+    def _own(self, module: torch.nn.Module) -> Float32:
+        own = own_weight(module)
+        return own.T if isinstance(module, Conv1D) else own
 
-    def _limited(self, use: Use, rows: Int64, which: Bool, tokens: int) -> _Change:
-        """For some rows alone; `which` of the use's they are."""
-        given = use.scale
-        scale = given if isinstance(given, float) else torch.from_numpy(given[which, None]).to(self._device, self._dtype)
-        return _Change(use.digest, tokens, torch.from_numpy(rows).to(self._device), scale)
+    def _extend(self, path: str) -> None:
+        self._hooks[path] = self._modules[path].register_forward_hook(partial(self._after, path))
 
-    def _after(self, path: str, module: Any, args: tuple[torch.Tensor, ...], y: torch.Tensor) -> torch.Tensor | None:
-        """What a module answers, with what the adapters of the forward that runs add to it."""
+    def _restore(self, path: str) -> None:
+        self._hooks.pop(path).remove()
+
+    def _after(self, path: str, _: Any, args: tuple[torch.Tensor, ...], y: torch.Tensor) -> torch.Tensor | None:
         if self._seen is not None:
             self._seen.add(path)
-        if not self._now:
-            return None
-        x, weights = args[0], self._weights[path]
-        for each in self._now:
-            change, pair = each, weights.get(each.digest)
-            if pair is None:
-                continue
-            if change.rows is None:
-                y = y + _product(x, pair) * (change.scale * pair[2])
-                continue
-            if module is self._head and change.head is not None and x.shape[-2] == change.head.tokens:
-                change = change.head
-            rows = change.rows
-            if rows is None or x.shape[-2] != change.tokens or ".experts." in path:
-                raise UnsupportedFeatureError(
-                    f"{path} is not given its tokens in order: it takes one stack of adapters at a time"
-                )
-            y = y.index_add(-2, rows, (_product(x.index_select(-2, rows), pair) * (change.scale * pair[2])).to(y.dtype))
-        return y
+        return self._added(path, args[0], y) if self._now else None
 
     def _made(self, pair: LowRank) -> Weights:
         a, b = (torch.from_numpy(np.ascontiguousarray(part)).to(self._device, self._dtype) for part in (pair.a, pair.b))
         return a, b, pair.scaling
 
+    def _scales(self, scales: Float32) -> torch.Tensor:
+        return torch.from_numpy(scales).to(self._device, self._dtype)
+
+    def _places(self, rows: Int64) -> torch.Tensor:
+        return torch.from_numpy(rows).to(self._device)
+
+    def _tokens(self, x: torch.Tensor) -> int:
+        return int(x.shape[-2])
+
+    def _is_head(self, path: str) -> bool:
+        return self._modules[path] is self._head
+
+    def _plus(self, x: torch.Tensor, y: torch.Tensor, pair: Weights, change: Change[torch.Tensor]) -> torch.Tensor:
+        rows, scale = change.rows, change.scale * pair[2]
+        if rows is None:
+            return y + _product(x, pair) * scale
+        return y.index_add(-2, rows, (_product(x.index_select(-2, rows), pair) * scale).to(y.dtype))
+
 
 def _product(x: torch.Tensor, pair: Weights) -> torch.Tensor:
     linear = torch.nn.functional.linear
     return linear(linear(x.to(pair[0].dtype), pair[0]), pair[1])
-
-
-def _shape(module: torch.nn.Module) -> ModuleShape | None:
-    if isinstance(module, torch.nn.Linear):
-        return module.in_features, module.out_features
-    if isinstance(module, Conv1D):  # GPT-2's linear layer
-        return int(module.weight.shape[0]), int(module.weight.shape[1])
-    return None

@@ -125,7 +125,7 @@ def check_not_offloaded(options: LoadOptions) -> None:
 def own_weight(module: Any) -> Float32:
     """A module's matrix in float32, read from disk if it is there."""
     if module.weight.is_meta:
-        from accelerate.utils import align_module_device  # installed, if a weight is on disk
+        from accelerate.utils import align_module_device  # type: ignore[import-untyped]  # it has none; installed, if on disk
 
         with align_module_device(module):
             return _plain(module.weight)

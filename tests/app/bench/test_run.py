@@ -46,7 +46,7 @@ SMALL = Sizes(
     trie_path=3_000,
     trie_branches=200,
 )
-IN_THIS_PROCESS = tuple(name for name in NAMES if name not in ("W8", "start", "speculative"))
+IN_THIS_PROCESS = tuple(name for name in NAMES if name not in ("W4", "W8", "start", "speculative"))
 SHELF = models_dir()  # before a test's own data folder takes the place of the machine's
 FEW = ("W1", "W6", "trie")
 PEERS = {"hf": {"transformers, one cache", "transformers, stateless"}, "mlx": {"mlx_lm, prompt cache"}}
@@ -210,6 +210,7 @@ def test_quick_runs_count_everywhere_and_time_once_per_backend(cases: list[Case]
         "W1": 4,
         "W2": 4,
         "W3": 4,
+        "W4": 2,
         "rows": 2,
         "W8": 2,
         "swap": 2,

@@ -80,10 +80,8 @@ def test_a_column_says_what_a_stream_of_its_own_would_say(play: Play) -> None:
         assert model is not None
         for branch, column in enumerate(last_columns(s).columns):
             (stats,) = [n.stats for n in (await s.store.load_session(session_id)).nodes if n.id == column.node_id]
-            options = GenerationOptions(
-                max_tokens=12, sampling=SamplingOptions(**stats["sampling"]), seed=stats["seed"], branch=stats["branch"]
-            )
-            assert stats["branch"] == branch
+            options = GenerationOptions.from_mapping(stats["made"]["options"])
+            assert (options.branch, options.seed) == (branch, OPTIONS.seed)
             alone = [record.token_id async for record in model.generate(prompt, options)]
             assert alone == column.run.ids.tolist()
             # and what is known of how it was drawn draws it again from a whole row

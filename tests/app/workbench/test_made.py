@@ -138,7 +138,6 @@ EVERYTHING = GenerationOptions(
     max_tokens=7,
     sampling=SamplingOptions(temperature=0.5, logit_bias={3: -2.0, 9: 4.5}, banned_tokens=(1,), dry_breakers=("a", 4)),
     stop=("x", "\u00e9"),
-    eos_token_ids=(0, 2),
     top_k=3,
     stages=True,
     seed=(1 << 64) - 1,
@@ -151,7 +150,9 @@ EVERYTHING = GenerationOptions(
 
 
 @pytest.mark.parametrize(
-    "options", [EVERYTHING, GenerationOptions(), replace(EVERYTHING, adapters=())], ids=["all", "none", "base"]
+    "options",
+    [EVERYTHING, GenerationOptions(), replace(EVERYTHING, adapters=(), grammar=None, grammar_prefix=0, eos_token_ids=(0, 2))],
+    ids=["all", "none", "base"],
 )
 def test_options_come_back_from_json(options: GenerationOptions) -> None:
     stored = json.loads(json.dumps({"options": plain_options(options)}, allow_nan=False))
@@ -227,7 +228,7 @@ def test_the_same_answer_once_more(play: Play, sampling: SamplingOptions, reopen
         assert new.node_id != old.node_id
         assert new.variants == (old.node_id, new.node_id)
         assert_same_run(new.run, old.run)
-        assert new.note == "the same, token for token · reached the length limit"
+        assert new.note == " · ".join(note for note in ("the same, token for token", old.note) if note)
         assert how(s, session_id, new).facts["repeats"] == "the same, token for token"
         assert new.run.stages is not None
 
@@ -298,10 +299,13 @@ def test_a_stopped_answer_is_repeated_as_far_as_it_was_written(play: Play) -> No
         again = await s.last(session_id)
         assert again.run.ids.tolist() == stopped.run.ids.tolist()
         assert again.note.startswith("the same, token for token")
+        await s.workbench.regenerate_exactly(session_id, again.node_id)
+        again = await s.last(session_id)
+        assert again.run.ids.tolist() == stopped.run.ids.tolist()
         # and one that is stopped itself is compared as far as it came
         s.engine.holds_after = 2
         sending = asyncio.create_task(s.workbench.regenerate_exactly(session_id, again.node_id))
-        await until(lambda: s.arrived(session_id) == 5 + 5 + 2)
+        await until(lambda: s.arrived(session_id) == 5 + 5 + 5 + 2)
         s.workbench.stop(session_id)
         await sending
         assert (await s.last(session_id)).note == "the same for 2 tokens · stopped"

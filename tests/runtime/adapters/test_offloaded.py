@@ -51,7 +51,7 @@ def test_a_copy_of_weights_on_disk_is_compared_as_in_memory(folders: dict[str, P
     assert copies
     save_file({name: array + (name in copies) for name, array in tensors.items()}, other / WEIGHTS)
     with load(tiny_path("llama"), "hf", device="cpu", offload="disk", offload_memory_bytes=1) as model:
-        with pytest.raises(AdapterError, match="weights of its own for .*lm_head.*another base"):
+        with pytest.raises(AdapterError, match=r"weights of its own for .*lm_head.*another base"):
             model.load_adapter(model.add_adapter(other, "other"))
         assert model.list_adapters() == []
         model.load_adapter(model.add_adapter(folders["A"], "A"))

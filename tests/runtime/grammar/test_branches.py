@@ -19,6 +19,7 @@ from runtime import (
     spawn,
 )
 from runtime.grammar.grammars import Grammars
+from runtime.model import LocalModel
 from tests.fakes import fake_model, settled
 from tests.runtime.grammar.judge import accepts
 
@@ -61,6 +62,24 @@ def test_every_branch_is_what_it_is_alone_and_the_state_is_made_once(monkeypatch
     texts = {b"ab" + b"".join(r.token_bytes for r in records) for records in together.values()}
     assert len(texts) > 3
     assert all(accepts(GRAMMAR, text) for text in texts)
+
+
+def test_without_a_seed_all_branches_have_the_same_fresh_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    seeds: list[tuple[int | None, int]] = []
+    sampler = LocalModel._sampler
+
+    def noted(self: LocalModel, options: GenerationOptions) -> object:
+        seeds.append((options.seed, options.branch))
+        return sampler(self, options)
+
+    monkeypatch.setattr(LocalModel, "_sampler", noted)
+    with fake_model() as model:
+        for _ in range(2):
+            asyncio.run(fan(model, 4, GenerationOptions(max_tokens=2)))
+    first, second = {seed for seed, _ in seeds[:4]}, {seed for seed, _ in seeds[4:]}
+    assert len(first) == len(second) == 1
+    assert first != second
+    assert [branch for _, branch in seeds] == [0, 1, 2, 3] * 2
 
 
 def test_what_every_branch_may_not_begin_with_is_refused() -> None:

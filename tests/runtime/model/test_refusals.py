@@ -107,7 +107,11 @@ OPTIONS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "a grammar that cannot be read": ({"grammar": Grammar.regex("(")}, GrammarError, "unclosed group"),
 }
 BAD: dict[str, Bad] = {
-    **{f"{kind}: {way}": Bad(WAYS[way](**options), *said) for kind, (options, *said) in OPTIONS.items() for way in WAYS},
+    **{
+        f"{kind}: {way}": Bad(WAYS[way](**options), error, says)
+        for kind, (options, error, says) in OPTIONS.items()
+        for way in WAYS
+    },
     "a negative temperature: sample": Bad(ids(-0.5), InvalidRequestError, "temperature"),
     "a temperature that is no number: sample": Bad(ids(math.nan), InvalidRequestError, "temperature"),
     "a stop string of length 0: beams": Bad(beams(stop=("",)), InvalidRequestError, "none of them empty"),

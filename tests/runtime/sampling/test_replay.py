@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -266,7 +267,7 @@ def test_stages_travel_and_are_stored(model: LocalModel) -> None:
 
 @pytest.mark.parametrize("bad", ["missing", "type", "shape", "edits", "shared", "wide", "name", "rows"])
 def test_damaged_stage_columns_are_refused(model: LocalModel, bad: str) -> None:
-    columns = dict(runs_of(model, SamplingOptions()).to_columns())
+    columns: dict[str, Any] = dict(runs_of(model, SamplingOptions()).to_columns())
     match bad:
         case "missing":
             del columns["stage_u"]

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from runtime import BeamOptions, GenerationOptions, Latency, Metrics, PromptProgress, load, spawn
+from runtime import BeamOptions, GenerationOptions, Latency, Metrics, PromptProgress, SamplingOptions, load, spawn
 from runtime.backends.fake import Behaviour
+from runtime.model import LocalModel
 from runtime.scheduler.ledger import RECENT, WINDOW, Window
 from tests.fakes import Gate, fake_model, settled, some_ids
 
@@ -97,6 +98,28 @@ def test_how_requests_end_is_counted() -> None:
         assert (metrics.requests_started, metrics.requests_active, metrics.requests_waiting) == (5, 0, 0)
         assert (metrics.requests_completed, metrics.requests_failed, metrics.requests_cancelled) == (1, 2, 2)
         assert sorted(t.finish for t in metrics.recent) == ["cancelled", "cancelled", "done", "error", "error"]
+
+
+def test_a_seed_that_nobody_chose_is_told_and_repeats_the_answer() -> None:
+    numbers: list[int] = []
+
+    async def said(model: LocalModel, seed: int | None) -> tuple[list[int], int | None]:
+        options = GenerationOptions(max_tokens=12, sampling=SamplingOptions(temperature=1.5), seed=seed, ignore_eos=True)
+        records = model.generate(some_ids(1, 9), options, on_progress=lambda told: numbers.append(told.request))
+        ids = [record.token_id async for record in records]
+        timings = model.metrics().request(numbers[-1])
+        assert timings is not None
+        return ids, timings.seed
+
+    with fake_model() as model:
+        ids, seed = asyncio.run(said(model, None))
+        assert seed is not None
+        assert asyncio.run(said(model, seed)) == (ids, seed)
+        other, another = asyncio.run(said(model, None))
+        assert another != seed
+        assert other != ids
+        assert asyncio.run(model.score(some_ids(1, 9)))
+        assert model.metrics().recent[-1].seed is None
 
 
 def test_the_queue_is_seen_while_a_request_waits() -> None:

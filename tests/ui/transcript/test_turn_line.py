@@ -64,6 +64,17 @@ def test_actions_ask_and_copy_gives_the_plain_text(qtbot: QtBot, either: Transcr
     assert asked == [2, 4, "Because the city is built for slow mornings"]
 
 
+def test_an_answer_whose_making_is_known_can_be_made_again_exactly(qtbot: QtBot, show: Show) -> None:
+    asked: list[int] = []
+    known = replace(drawn().turns[1], can_repeat=True)
+    transcript = show(session(known))
+    transcript.repeat_requested.connect(asked.append)
+    parts = transcript.tokens.page.boxes[0].meta.parts(hovered=True)
+    assert [part.text for part in parts][-3:] == ["copy", "regenerate", "regenerate exactly"]
+    press_action(qtbot, transcript, 0, Action.REPEAT)
+    assert asked == [known.node_id]
+
+
 def test_ones_own_turn_can_be_edited_and_copied(qtbot: QtBot, either: TranscriptView) -> None:
     asked: list[object] = []
     either.edit_requested.connect(asked.append)

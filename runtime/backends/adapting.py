@@ -1,0 +1,199 @@
+"""What the adapters of one model have in common, whatever library computes: which are loaded, and what the forward changes."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Generic, Protocol, TypeVar
+
+import numpy as np
+
+from runtime.adapters.adapter import Adapter, LowRank, ModuleShape
+from runtime.adapters.matching import check_copy
+from runtime.adapters.stacks import TokenStacks, Use, uses
+from runtime.backends.tree import Bool, Int64
+from runtime.errors import AdapterError, UnsupportedFeatureError
+from runtime.records import Float32
+
+M = TypeVar("M")  # a linear module of the library
+A = TypeVar("A", bound="Sized")  # an array of the library
+Weights = tuple[A, A, float]  # A, B, scaling
+
+
+class Sized(Protocol):
+    """An array that knows its bytes."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its numbers."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Change(Generic[A]):
+    """One adapter in the forward that runs.
+
+    Attributes:
+        digest: Which.
+        tokens: How many a module is given; the head may be given the wanted ones alone.
+        rows: ``(k,)`` those of them that it applies to; None for all.
+        scale: One for all, or ``(k, 1)``.
+        head: The same for a head that is given the wanted tokens alone.
+    """
+
+    digest: str
+    tokens: int
+    rows: A | None
+    scale: A | float
+    head: Change[A] | None = None
+
+
+class LinearAdapters(ABC, Generic[M, A]):
+    """The adapters of one model. Only modules that a loaded adapter changes are touched. Owner thread only.
+
+    Args:
+        modules: The model's linear modules by path.
+    """
+
+    def __init__(self, modules: Mapping[str, M]) -> None:
+        self._modules = dict(modules)
+        self._loaded: dict[str, tuple[str, ...]] = {}  # digest -> the paths that it changes
+        self._weights: dict[str, dict[str, Weights[A]]] = {}  # path -> digest -> A, B, scaling
+        self._now: list[Change[A]] = []  # of the forward that runs
+
+    @property
+    def targets(self) -> Mapping[str, ModuleShape]:
+        """The model's linear modules: path -> (in, out)."""
+        shapes = {path: self._shape(module) for path, module in self._modules.items()}
+        return {path: shape for path, shape in shapes.items() if shape is not None}
+
+    def load(self, adapter: Adapter) -> int:
+        """Puts an adapter's products beside the modules; the bytes they hold.
+
+        Raises:
+            AdapterError: It brings weights of its own that are not the model's, or is for what is never called.
+        """
+        if adapter.digest not in self._loaded:
+            for path, pair in adapter.modules.items():
+                self._check(path)
+                if pair.base is not None:
+                    check_copy(path, pair.base, self._own(self._modules[path]))
+            made = {path: self._made(pair) for path, pair in adapter.modules.items()}
+            self._settle(made)
+            for path, weights in made.items():
+                if path not in self._weights:
+                    self._weights[path] = {}
+                    self._extend(path)
+                self._weights[path][adapter.digest] = weights
+            self._loaded[adapter.digest] = tuple(made)
+        held = (self._weights[path][adapter.digest] for path in self._loaded[adapter.digest])
+        return sum(int(a.nbytes) + int(b.nbytes) for a, b, _ in held)
+
+    def unload(self, digest: str) -> None:
+        """Forgets an adapter; a module that no other one changes is as it was found."""
+        for path in self._loaded.pop(digest, ()):
+            del self._weights[path][digest]
+            if not self._weights[path]:
+                del self._weights[path]
+                self._restore(path)
+
+    def close(self) -> None:
+        """Leaves the model as it was found."""
+        for digest in list(self._loaded):
+            self.unload(digest)
+        self._modules.clear()
+
+    @contextmanager
+    def under(self, stacks: TokenStacks | None, want: Int64) -> Iterator[None]:
+        """The forward that runs inside is computed under these stacks; `want`: the tokens whose logits it gives."""
+        if stacks is None:
+            yield
+            return
+        self._now = [self._change(use, len(stacks.of), want) for use in uses(stacks)]
+        try:
+            yield
+        finally:
+            self._now = []
+
+    def _change(self, use: Use, n: int, want: Int64) -> Change[A]:
+        if use.digest not in self._loaded:
+            raise AdapterError(f"the adapter {use.digest[:12]} was unloaded before its request began; load it and ask again")
+        if use.rows is None:
+            assert isinstance(use.scale, float)
+            return Change(use.digest, n, None, use.scale)
+        at_head = np.flatnonzero(np.isin(want, use.rows))
+        head = self._limited(use, at_head, np.isin(use.rows, want), len(want))
+        return replace(self._limited(use, use.rows, np.ones(len(use.rows), bool), n), head=head)
+
+    def _limited(self, use: Use, rows: Int64, which: Bool, tokens: int) -> Change[A]:
+        """For some rows alone; `which` of the use's they are."""
+        given = use.scale
+        scale = given if isinstance(given, float) else self._scales(given[which, None])
+        return Change(use.digest, tokens, self._places(rows), scale)
+
+    def _added(self, path: str, x: A, y: A) -> A:
+        """What a module answers to `x`, with what the adapters of the forward that runs add to its own answer `y`."""
+        weights = self._weights[path]
+        for each in self._now:
+            change, pair = each, weights.get(each.digest)
+            if pair is None:
+                continue
+            if change.rows is not None:
+                given = self._tokens(x)
+                if change.head is not None and given == change.head.tokens and self._is_head(path):
+                    change = change.head
+                if given != change.tokens or ".experts." in path:
+                    raise UnsupportedFeatureError(
+                        f"{path} is not given its tokens in order: it takes one stack of adapters at a time"
+                    )
+            y = self._plus(x, y, pair, change)
+        return y
+
+    # ---- what each library does in its own way ---------------------------------------------------------------------
+
+    @abstractmethod
+    def _shape(self, module: M) -> ModuleShape | None:
+        """(in, out) of a linear module; None of any other."""
+
+    @abstractmethod
+    def _own(self, module: M) -> Float32 | None:
+        """A module's own matrix ``(out, in)``; None where it is quantised."""
+
+    @abstractmethod
+    def _extend(self, path: str) -> None:
+        """From now on the module's answers go through `_added`."""
+
+    @abstractmethod
+    def _restore(self, path: str) -> None:
+        """The inverse of `_extend`."""
+
+    @abstractmethod
+    def _made(self, pair: LowRank) -> Weights[A]:
+        """An adapter's matrices for one module, as `_plus` wants them."""
+
+    @abstractmethod
+    def _scales(self, scales: Float32) -> A:
+        """``(k, 1)`` as an array of the library, in the width of the products."""
+
+    @abstractmethod
+    def _places(self, rows: Int64) -> A:
+        """``(k,)`` as an array of the library."""
+
+    @abstractmethod
+    def _tokens(self, x: A) -> int:
+        """How many tokens a module is given."""
+
+    @abstractmethod
+    def _is_head(self, path: str) -> bool:
+        """Whether the module may be given the wanted tokens alone."""
+
+    @abstractmethod
+    def _plus(self, x: A, y: A, pair: Weights[A], change: Change[A]) -> A:
+        """`y` and an adapter's product of `x`, of all rows or of the change's."""
+
+    def _check(self, path: str) -> None:
+        """Raises `AdapterError` for a module that no adapter can change."""
+
+    def _settle(self, made: Mapping[str, Weights[A]]) -> None:
+        """Computes what was only written down so far."""

@@ -1,0 +1,71 @@
+"""An answer once more, exactly: in the window, by a real engine process, before and after a restart."""
+
+from __future__ import annotations
+
+import pytest
+from PySide6.QtCore import Qt
+from PySide6.QtTest import QTest
+
+from app.workbench import AppWorkbench
+from tests.end_to_end.test_window import OpenApp, answered, generated, last, new_session, say, until
+from tests.tiny_models import tiny_folder
+from ui import MainWindow, TurnStatus, TurnView
+
+SAME = "the same, token for token"
+
+
+def done(window: MainWindow) -> bool:
+    turns = window.desk.shown.view.turns if window.desk.shown else ()
+    return bool(turns) and turns[-1].role == "assistant" and not window.desk.running and bool(generated(turns[-1]))
+
+
+async def once_more(window: MainWindow, old: TurnView) -> TurnView:
+    QTest.keyClick(window, Qt.Key.Key_R, Qt.KeyboardModifier.ControlModifier | Qt.KeyboardModifier.ShiftModifier)
+    await until(lambda: last(window).node_id != old.node_id and done(window))
+    new = last(window)
+    assert new.run.ids.tolist() == old.run.ids.tolist()
+    assert SAME in new.note
+    assert old.node_id in new.variants
+    return new
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["hf", "mlx"])
+def test_regenerate_exactly_before_and_after_a_restart(open_app: OpenApp, backend: str) -> None:
+    answers: list[TurnView] = []
+
+    async def first(window: MainWindow, workbench: AppWorkbench) -> None:
+        await new_session(window)
+        say(window, "What is blue?")
+        await answered(window, 8)
+        window.desk.stop()  # the tiny model would talk to its limit
+        await until(lambda: done(window))
+        old = last(window)
+        assert old.status in (TurnStatus.PARTIAL, TurnStatus.COMPLETE)
+        answers.append(await once_more(window, old))
+        # how it was made stands in the inspector's tab of the path
+        window.parts.show_inspector(True)
+        window.parts.inspector.tabs[1].click()
+        facts = window.parts.inspector.path.making.facts.texts
+        assert facts["engine"].startswith(backend)
+        assert facts["repeats"] == SAME
+        assert facts["seed"].endswith(" (drawn)")
+        assert workbench.how_made(window.desk.shown.session_id, old.node_id) is not None  # type: ignore[union-attr]  # shown
+
+    async def second(window: MainWindow, _workbench: AppWorkbench) -> None:
+        await until(lambda: window.desk.shown is not None and window.desk.shown.view.turns)
+        listed = window.parts.sidebar.sessions
+        assert listed is not None
+        if window.desk.shown is not None and window.desk.shown.view.is_sample:
+            window.desk.open(next(s for s, row in window.stage.sessions.items() if not row.is_sample))
+            await until(lambda: not window.desk.shown.view.is_sample)  # type: ignore[union-attr]  # shown
+        old = last(window)
+        assert SAME in old.note
+        run = old.run
+        assert run.stages is not None
+        assert [run.stages.as_drawn(i) for i in generated(old)] == run.ids[generated(old)].tolist()
+        await once_more(window, old)
+
+    folder = str(tiny_folder("llama").path)
+    open_app(folder, backend, first)
+    open_app(folder, backend, second)

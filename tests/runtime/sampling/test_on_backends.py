@@ -1,0 +1,93 @@
+"""Draws of whole models, on both backends: transformers' own warpers over transformers' own logits, chi-square, and replay."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from runtime import GenerationOptions, SamplingOptions, TokenRecord, replay_draw
+from runtime.model import LocalModel, load
+from runtime.sampling.draw import uniform
+from tests.runtime.backends.reference import expected, random_ids
+from tests.runtime.sampling.test_draw import sampler_of, warped
+from tests.tiny_models import tiny_path
+
+PROMPT = [int(i) for i in random_ids(21, 12)]
+SETTINGS: list[dict[str, Any]] = [
+    {"temperature": 0.8},
+    {"temperature": 1.5, "top_k": 30},
+    {"top_p": 0.8, "min_p": 0.01},
+    {"typical_p": 0.7},
+]
+NEAR = 1e-3  # of probability: log-probabilities within 1e-4 move the borders between tokens by less
+
+
+@pytest.fixture(scope="module", params=["hf", "mlx"])
+def model(request: pytest.FixtureRequest) -> Iterator[LocalModel]:
+    with load(tiny_path("llama"), backend=request.param, threads=1) as model:
+        yield model
+
+
+def interval(probs: npt.NDArray[np.float64], token: int) -> tuple[float, float]:
+    """Between which random numbers a token is drawn: tokens by falling probability, ties by id."""
+    order = np.lexsort((np.arange(len(probs)), -probs))
+    at = int(np.flatnonzero(order == token)[0])
+    reached = np.cumsum(probs[order])
+    return float(reached[at] - probs[token]), float(reached[at])
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+def test_every_draw_is_the_one_of_transformers_warpers(model: LocalModel, settings: dict[str, Any]) -> None:
+    options = GenerationOptions(max_tokens=30, sampling=SamplingOptions(**settings), seed=77, ignore_eos=True, resolve=False)
+    ids = [record.token_id for record in model.generate_sync(PROMPT, options)]
+    rows = expected("llama", [*PROMPT, *ids])[len(PROMPT) - 1 : -1]
+    for i, (token, row) in enumerate(zip(ids, rows, strict=True)):
+        low, high = interval(warped(sampler_of(**settings), row), token)
+        assert low - NEAR <= uniform(77, len(PROMPT) + i) <= high + NEAR
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+def test_many_draws_follow_the_distribution(model: LocalModel, settings: dict[str, Any]) -> None:
+    # given the first tokens of a thousand branches
+    options = GenerationOptions(max_tokens=1, sampling=SamplingOptions(**settings), seed=5, ignore_eos=True, resolve=False)
+
+    async def main() -> list[int]:
+        return [record.token_id async for _, record in model.continue_many(PROMPT, 1000, options)]
+
+    counts = np.bincount(asyncio.run(main()), minlength=model.info.vocab_size)
+    probs = warped(sampler_of(**settings), expected("llama", PROMPT)[-1])
+    # then nothing is drawn that was cut, and those that are likely are drawn as often as they should be
+    assert not counts[probs == 0].any()
+    likely = probs * 1000 >= 5
+    wanted = np.append(probs[likely], probs[~likely].sum()) * 1000
+    got = np.append(counts[likely], counts[~likely].sum())
+    some = wanted > 0.5
+    chi_square = ((got[some] - wanted[some]) ** 2 / wanted[some]).sum()
+    freedom = int(some.sum()) - 1
+    assert chi_square < freedom + 4 * np.sqrt(2 * freedom)
+
+
+@pytest.mark.parametrize("settings", [*SETTINGS, {"repetition_penalty": 1.3, "dry_multiplier": 0.8}], ids=str)
+def test_why_replays_the_original_draw(model: LocalModel, settings: dict[str, Any]) -> None:
+    options = GenerationOptions(
+        max_tokens=25,
+        sampling=SamplingOptions(**{"temperature": 0.5} | settings),
+        seed=9,
+        ignore_eos=True,
+        resolve=False,
+        stages=True,
+    )
+    records: list[TokenRecord] = list(model.generate_sync(PROMPT, options))
+    told = [replay_draw(record).token for record in records]
+    # then it is the same token, wherever the stored head reaches as far as the draw
+    assert all(again in (None, record.token_id) for again, record in zip(told, records, strict=True))
+    assert sum(again is not None for again in told) >= 10
+    # and with other settings it says what those would have drawn
+    greedy = [replay_draw(record, SamplingOptions(temperature=0.0)).token for record in records]
+    if set(settings) <= {"temperature", "top_k", "top_p", "min_p"}:
+        assert greedy == [record.top_ids[0] for record in records]

@@ -1,0 +1,37 @@
+"""A long session is shown from its end; what is above comes when somebody scrolls there, and nothing jumps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from tests.ui.conftest import Scene, until
+from tests.ui.fakes import TRIP, FakeWorkbench
+from ui import MainWindow
+
+Play = Callable[[Scene], None]
+
+
+def test_the_beginning_comes_when_it_is_scrolled_to(in_window: Play, bench: FakeWorkbench) -> None:
+    many = [bench.turn("user" if n % 2 == 0 else "assistant", [f"turn {n} "] * 30) for n in range(120)]
+    bench.views[TRIP] = replace(bench.views[TRIP], turns=tuple(many[60:]), earlier=60)
+    bench.before[TRIP] = tuple(many[:60])
+
+    async def scene(window: MainWindow) -> None:
+        transcript = window.parts.transcript
+        await until(lambda: len(transcript.tokens.page.boxes) == 60)
+        await until(lambda: transcript.tokens.is_at_end and transcript.tokens.verticalScrollBar().maximum() > 3000)
+        assert bench.asked("show_earlier") == []  # the end is far from the beginning
+        bar = transcript.tokens.verticalScrollBar()
+        bar.setValue(300)
+        bar.setValue(290)  # asked once, however often the wheel turns
+        await until(lambda: len(transcript.tokens.page.boxes) == 120)
+        assert bench.asked("show_earlier") == [(TRIP,)]
+        held = transcript.tokens.anchor()
+        first = transcript.tokens.page.boxes[held.turn].turn.view.node_id
+        assert first in {turn.node_id for turn in many[60:66]}  # what was in sight still is
+        bar.setValue(0)
+        await until(lambda: transcript.tokens.anchor().turn == 0)
+        assert bench.asked("show_earlier") == [(TRIP,)]
+
+    in_window(scene)
