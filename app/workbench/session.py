@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from app.workbench.ending import Ending
     from app.workbench.fan import Endings
     from app.workbench.setup.values import SessionValues
+
+log = logging.getLogger(__name__)
 
 UNTITLED = "New session"
 AT_ONCE = 100  # turns of a path that are shown at first, and with each step back
@@ -104,8 +107,12 @@ class OpenSession:
         for node_id, stored in chunks.items():
             if node_id in self.runs or node_id in self.states:  # an answer began while the store was reading
                 continue
-            read = [run_of(c.columns) for c in stored if c.columns]
-            self.runs[node_id] = healed(TokenRun.concat([run for run, _ in read]))
+            try:
+                read = [run_of(c.columns) for c in stored if c.columns]
+                self.runs[node_id] = healed(TokenRun.concat([run for run, _ in read]))
+            except (KeyError, ValueError, TypeError, IndexError) as fault:  # columns that somebody else's file made up
+                log.warning("the tokens of node %d are none: %s", node_id, fault)
+                read, self.runs[node_id] = [(EMPTY, False)], EMPTY
             if any(c.damaged for c in stored) or not all(sound for _, sound in read):
                 self.damaged.add(node_id)
 
