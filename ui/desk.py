@@ -284,7 +284,12 @@ class Desk(QObject):
     def ask_preview(self, node_id: int, index: int, token_id: int) -> None:
         """Asks for the likeliest words after another token."""
         if self.shown is not None:
-            self.tasks.latest("preview", self._find_preview(self.shown.session_id, node_id, index, token_id))
+
+            def refused(words: str) -> None:
+                self.preview_found.emit(node_id, index, token_id, ())
+                self.refused.emit(words)
+
+            self.tasks.latest("preview", self._find_preview(self.shown.session_id, node_id, index, token_id), refused)
 
     def drop_preview(self) -> None:
         """Nobody waits for it any more."""
