@@ -35,6 +35,7 @@ from ui.port import (
     TurnView,
     Workbench,
 )
+from ui.port_settings import AppSettings, DataFacts, SettingsCommands, SettingsView
 from ui.port_setup import (
     AdapterChoice,
     AdapterLine,
@@ -66,6 +67,7 @@ __all__ = [
     "AdapterChoice",
     "AdapterLine",
     "AnswerFormat",
+    "AppSettings",
     "BackendChoice",
     "BranchDiff",
     "BranchRow",
@@ -76,6 +78,7 @@ __all__ = [
     "ColumnsChanged",
     "Composition",
     "ContextPart",
+    "DataFacts",
     "DiffPart",
     "DiffSide",
     "Drawing",
@@ -108,6 +111,8 @@ __all__ = [
     "SessionView",
     "SessionsChanged",
     "Setting",
+    "SettingsCommands",
+    "SettingsView",
     "SetupCommands",
     "ShelfCommands",
     "Spot",

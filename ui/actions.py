@@ -30,6 +30,7 @@ class Actions(QObject):
         self.rename = self._make(self.tr("Rename Session…"))
         self.pin = self._make(self.tr("Pin Session"))
         self.trash = self._make(self.tr("Move Session to Trash"))
+        self.settings = self._make(self.tr("Settings…"), "Ctrl+,", role=Role.PreferencesRole)
         self.close = self._make(self.tr("Close"), "Ctrl+W")
         self.quit = self._make(self.tr("Quit Elsewise"), "Ctrl+Q", role=Role.QuitRole)
         self.undo = self._make(self.tr("Undo"), "Ctrl+Z")
@@ -76,7 +77,18 @@ class Actions(QObject):
         """The menus, in their order; the caller puts them into a menu bar or a popup."""
         branching = (*self.ways.values(), self.beams, None, self.prune, self.previous, self.next)
         return [
-            self._menu(self.tr("File"), self.new_session, self.rename, self.pin, self.trash, None, self.close, self.quit),
+            self._menu(
+                self.tr("File"),
+                self.new_session,
+                self.rename,
+                self.pin,
+                self.trash,
+                None,
+                self.settings,
+                None,
+                self.close,
+                self.quit,
+            ),
             self._menu(self.tr("Edit"), self.undo, self.copy, None, *self._finding()),
             self._view_menu(),
             self._session_menu(*branching),

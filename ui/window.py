@@ -17,10 +17,13 @@ from ui.actions import Actions, connect, copy_focused
 from ui.desk import Desk
 from ui.frame import Frame
 from ui.port import Workbench
+from ui.port_settings import AppSettings
 from ui.port_setup import SessionSetup, TextFile
+from ui.settings import SettingsWindow
 from ui.setup import MODEL, SAMPLING, SetupDesk, SetupPopover
 from ui.shown import typed_text
 from ui.stage import Stage
+from ui.theme.scheme import Scheme, apply_theme
 from ui.transcript import Measure, Mode
 
 logger = logging.getLogger(__name__)
@@ -62,6 +65,7 @@ class MainWindow(QMainWindow):
         self._keep_state = keep_state
         self._ending: asyncio.Task[None] | None = None
         self._ended = False
+        self._text_percent = 100
         self.setWindowTitle("Elsewise")
         self.setMinimumSize(560, 420)
         self.desk = Desk(workbench, self)
@@ -73,6 +77,7 @@ class MainWindow(QMainWindow):
         self.setup = SetupDesk(self.desk, workbench)
         self.popover = SetupPopover(self.setup, self.parts.top.model, self.parts)
         self._wire_parts()
+        self.settings = SettingsWindow(self.desk, workbench, self)
         self._wire_setup()
         self._wire_actions()
         self.resize(1360, 860)
@@ -164,8 +169,23 @@ class MainWindow(QMainWindow):
         self.parts.composer.setup_wanted.connect(lambda: popover.toggle(SAMPLING))
         self.parts.cards.answered.connect(desk.answer_call)
         popover.model.models_wanted.connect(desk.ask_models)
+        self.settings.shown.connect(lambda view: self.apply(view.values))
+        self.settings.colours_wanted.connect(self.stage.colour_by)
         for news in (desk.session_shown, desk.models_listed, desk.activity_changed, desk.status_changed):
             news.connect(self._refresh_setup)
+
+    def apply(self, values: AppSettings) -> None:
+        """Looks as the settings say."""
+        application = QApplication.instance()
+        assert isinstance(application, QApplication)
+        apply_theme(application, Scheme(values.scheme))
+        if self._text_percent != values.text_percent:
+            self._text_percent = values.text_percent
+            self.parts.transcript.set_text_scale(values.text_percent / 100)
+
+    def _open_settings(self) -> None:
+        self.settings.show_colours(self.parts.transcript.measure)
+        self.settings.open()
 
     def _pin_file(self, file: TextFile) -> None:
         """Before every turn, beside what is pinned already."""
@@ -197,6 +217,7 @@ class MainWindow(QMainWindow):
         connect(acts.rename, self._rename)
         connect(acts.pin, self._pin_shown)
         connect(acts.trash, self._trash_shown)
+        connect(acts.settings, self._open_settings)
         connect(acts.close, self.close)
         connect(acts.quit, self.close)
         connect(acts.undo, desk.undo)
@@ -333,6 +354,7 @@ class MainWindow(QMainWindow):
             colours = parts.transcript.measure.value
             self._keep_state(WindowState(geometry, parts.wants_sidebar, parts.wants_inspector, mode, drafts, colours))
         self.setEnabled(False)
+        self.settings.close()
         try:
             await self.desk.close()
         except Exception:  # the border: a window that cannot be closed would help nobody

@@ -19,7 +19,8 @@ from app.window import run_window
 from app.workbench import AppWorkbench
 from runtime import Origin
 from storage import SessionStore
-from ui import MainWindow, Scheme, TurnView, apply_theme
+from ui import AppSettings, MainWindow, Scheme, TurnView, apply_theme
+from ui.setup.popover import FORM, SAMPLING
 
 MODEL_SECONDS = 120  # that a model may take
 
@@ -145,6 +146,50 @@ async def preview_in_place(window: MainWindow, _: AppWorkbench, folder: Path, na
     window.grab().save(str(folder / f"{name}.png"))
 
 
+async def sampling(window: MainWindow, _: AppWorkbench, folder: Path, name: str) -> None:
+    """What the session says of sampling itself, and who said the rest."""
+    window.desk.new_session()
+    await settled(window)
+    window.popover.open(SAMPLING)
+    await asyncio.sleep(0.3)
+    field = window.popover.sampling.options.fields["temperature"]
+    QTest.keyClicks(field, "0.3")
+    QTest.keyClick(field, Qt.Key.Key_Return)
+    await asyncio.sleep(0.3)
+    window.grab().save(str(folder / f"{name}.png"))
+
+
+async def form(window: MainWindow, _: AppWorkbench, folder: Path, name: str) -> None:
+    """A schema that cannot be used, said in the grammar library's own words; at 900 pixels."""
+    window.desk.new_session()
+    window.resize(900, 700)
+    await settled(window)
+    window.popover.open(FORM)
+    await asyncio.sleep(0.3)
+    QTest.mouseClick(window.popover.form.kinds.buttons[1], Qt.MouseButton.LeftButton)
+    QTest.keyClicks(window.popover.form.source, '{"type": "objekt"}')
+    for _ in range(100):
+        await asyncio.sleep(0.1)
+        if window.popover.form.state.text() not in ("checking…", ""):
+            break
+    window.grab().save(str(folder / f"{name}.png"))
+
+
+async def large_text(window: MainWindow, workbench: AppWorkbench, folder: Path, name: str) -> None:
+    """Conversations at 150 %, the context meter open."""
+    window.apply(AppSettings(scheme=Scheme.DARK.value, text_percent=150))
+    window.parts.composer.panel.show()
+    await settled(window)
+    window.grab().save(str(folder / f"{name}.png"))
+
+
+async def settings(window: MainWindow, _: AppWorkbench, folder: Path, name: str) -> None:
+    """The settings, models and device."""
+    window.acts.settings.trigger()
+    await asyncio.sleep(0.5)
+    window.settings.grab().save(str(folder / f"{name}.png"))
+
+
 def take(application: QApplication, folder: Path, name: str, scheme: Scheme, scene: Callable[..., Awaitable[None]]) -> None:
     """Opens the window on a fresh data folder with the sample, plays the scene, closes it."""
     apply_theme(application, scheme)
@@ -188,6 +233,10 @@ def main() -> None:
         take(application, folder, "preview", Scheme.LIGHT, preview_in_place)
         take(application, folder, "continuations", Scheme.LIGHT, eight_continuations)
         take(application, folder, "continuations-dark-900", Scheme.DARK, narrow_continuations)
+        take(application, folder, "sampling", Scheme.LIGHT, sampling)
+        take(application, folder, "form-dark-900", Scheme.DARK, form)
+        take(application, folder, "text-150-dark", Scheme.DARK, large_text)
+        take(application, folder, "settings", Scheme.LIGHT, settings)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from runtime import Finish, Origin, TokenRun
+from tests.ui.fake_settings import FakeSettings
 from tests.ui.fake_setup import FakeSetups
 from ui import (
     BackendChoice,
@@ -94,7 +95,7 @@ def ended(run: TokenRun, finish: Finish) -> TokenRun:
     return replace(run, finish=marks)
 
 
-class FakeWorkbench(FakeSetups):
+class FakeWorkbench(FakeSetups, FakeSettings):
     """Satisfies `ui.port.Workbench`.
 
     `calls` records every command. `answer` is what the next answers say, word by word; `gate` (if set) is waited for

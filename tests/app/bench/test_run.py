@@ -45,6 +45,10 @@ SMALL = Sizes(
     many_tokens=5,
     trie_path=3_000,
     trie_branches=200,
+    shelf_turns=450,
+    shelf_sessions=40,
+    shelf_searched=10,
+    shelf_blocks=2,
 )
 IN_THIS_PROCESS = tuple(name for name in NAMES if name not in ("W4", "W8", "start", "speculative"))
 SHELF = models_dir()  # before a test's own data folder takes the place of the machine's
@@ -132,6 +136,7 @@ def test_every_row_has_its_figures_beside_its_bars(report: Report) -> None:
         "many branches": [(1.0, False)],
         "many beams": [(1.0, False)],
         "trie": [(1.0, False), (50.0, False)],
+        "shelf": [(1.05 * 100 / 450, False), (1.5, False), (50.0, False), (200.0, False), (300.0, False)],
     }
 
 
@@ -145,6 +150,7 @@ def test_exact_bars_are_met(report: Report) -> None:
         "W6 score",
         "many tokens",
         "adapter swap",
+        "shelf",
         "trie",
     }
     assert [v for v in exact if not v.met] == []
@@ -218,6 +224,7 @@ def test_quick_runs_count_everywhere_and_time_once_per_backend(cases: list[Case]
         "grammar": 2,
         "sampler": 0,
         "trie": 0,
+        "shelf": 0,
         "view": 0,
         "start": 0,
     }
