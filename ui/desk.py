@@ -207,8 +207,6 @@ class Desk(QObject):
 
     def find_columns(self, node_id: int, index: int | None, count: int, *, beams: bool) -> None:
         """Several continuations of one place: in front of a token, or (None) of the end of an answer."""
-        if self.running:
-            return
         ask = self._workbench.beams if beams else self._workbench.continue_many
         self._with_session(lambda session: ask(session, node_id, index, count))
 
