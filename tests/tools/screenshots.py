@@ -168,7 +168,7 @@ async def form(window: MainWindow, _: AppWorkbench, folder: Path, name: str) -> 
     await asyncio.sleep(0.3)
     QTest.mouseClick(window.popover.form.kinds.buttons[1], Qt.MouseButton.LeftButton)
     QTest.keyClicks(window.popover.form.source, '{"type": "objekt"}')
-    for _ in range(100):
+    for _attempt in range(100):
         await asyncio.sleep(0.1)
         if window.popover.form.state.text() not in ("checking…", ""):
             break

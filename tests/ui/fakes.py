@@ -13,6 +13,7 @@ import numpy.typing as npt
 from runtime import Finish, Origin, TokenRun
 from tests.ui.fake_settings import FakeSettings
 from tests.ui.fake_setup import FakeSetups
+from tests.ui.fake_transfers import FakeTransfers
 from ui import (
     BackendChoice,
     BranchDiff,
@@ -102,7 +103,7 @@ def ended(run: TokenRun, finish: Finish) -> TokenRun:
     return replace(run, finish=marks)
 
 
-class FakeWorkbench(FakeSetups, FakeSettings):
+class FakeWorkbench(FakeSetups, FakeSettings, FakeTransfers):
     """Satisfies `ui.port.Workbench`.
 
     `calls` records every command. `answer` is what the next answers say, word by word; `gate` (if set) is waited for
