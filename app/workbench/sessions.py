@@ -17,6 +17,7 @@ from storage import NewChunk, NewNode, NodeRow, SessionStore, StoreError
 from ui import Event, Refusal, SessionChanged, SessionsChanged, SessionSummary
 
 log = logging.getLogger(__name__)
+TIERS_SECONDS = 1.0  # that a session waits to hear what of it is in memory and on the disk
 
 SLICE = 64  # nodes whose tokens are read at a time
 
@@ -187,12 +188,12 @@ class Sessions:
             return
         try:
             adapters = stack_of_session(session)
-            match = await model.prefix_match_async(ids, adapters=adapters)
+            match = await asyncio.wait_for(model.prefix_match_async(ids, adapters=adapters), TIERS_SECONDS)
             session.warm, session.stored = match.tokens if match.warm is None else match.warm, match.tokens
         except EngineDiedError:
             await self._supervisor.died(model)
-        except RuntimeFault as fault:
-            log.info("no warm prefix: %s", fault)
+        except (RuntimeFault, TimeoutError) as fault:
+            log.info("no warm prefix: %s", fault or "the engine takes its time")
 
     async def settle(self, write: Callable[[OpenSession], Awaitable[None]]) -> None:
         """Tries once more, before the end, to write what could not be written."""

@@ -95,8 +95,11 @@ class Blocks:
             self._savings.begin(job, future)
 
     def depth(self, job: Job, warm: int, future: Future[int]) -> None:
-        """Tells how many leading tokens of a path are held, in memory (`warm` of them) or stored."""
-        if self._thread is None or warm >= len(job.ids):
+        """Tells how many leading tokens of a path are held, in memory (`warm` of them) or stored.
+
+        The last token of an answer is in memory with the next turn alone: for its sake nobody looks on the disk.
+        """
+        if self._thread is None or warm >= len(job.ids) - 1 > 0:
             settle(future, warm)
             return
         spans, recurrent = job.spans(job.ids), self._recurrent

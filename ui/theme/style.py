@@ -65,9 +65,6 @@ QPushButton[kind="tab"] { background: transparent; border: none; border-bottom: 
 QPushButton[kind="tab"]:hover { color: $text; }
 QPushButton[kind="tab"]:checked { color: $text; border-bottom-color: $accent; }
 QPushButton[kind="tab"]:focus { color: $accent; }
-QPushButton[kind="link"] { background: transparent; border: none; padding: 2px 0; color: $soft; text-align: left; }
-QPushButton[kind="link"]:hover { color: $text; }
-QPushButton[kind="link"]:focus { color: $accent; }
 
 QTextEdit#comparison { background: transparent; border: none; color: $text; selection-background-color: $bar_rest;
   selection-color: $text; }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import subprocess
 import sys
@@ -159,7 +160,7 @@ def _save(case: Case, source: str, file: Path, sizes: Sizes, tell: Told) -> tupl
 
 
 async def _beside_a_stream(model: LanguageModel, ids: list[int], vocabulary: int) -> tuple[Any, float]:
-    """What `save_blocks` says, and by how much the longest gap of a stream grew while it ran."""
+    """What `save_blocks` says, and by how much the longest gap between tokens grew, against as many gaps just before."""
     options = GenerationOptions(max_tokens=BESIDE, sampling=SamplingOptions(temperature=0.0), ignore_eos=True, resolve=False)
     prompt = ids_of(99, 16, vocabulary)
     times: list[float] = []
@@ -179,9 +180,10 @@ async def _beside_a_stream(model: LanguageModel, ids: list[int], vocabulary: int
             saving = asyncio.create_task(save())
     assert saving is not None
     saved = await saving
-    gaps = [(b - a, b >= began and a <= ended) for a, b in zip(times, times[1:], strict=False)]
-    usual = median(gap for gap, beside in gaps if not beside)
-    return saved, max(max((gap for gap, beside in gaps if beside), default=usual) - usual, 0.0)
+    pairs = list(itertools.pairwise(times))
+    beside = [b - a for a, b in pairs if b >= began and a <= ended]
+    before = [b - a for a, b in pairs if b < began][-max(len(beside), 1) :]
+    return saved, max(max(beside, default=0.0) - max(before), 0.0)
 
 
 def _disk(case: Case, source: str, file: Path) -> Verdict:

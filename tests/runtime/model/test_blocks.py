@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from runtime.adapters.uses import Adapters
 from runtime.blocks.options import BlockOptions
 from runtime.model import load
 from tests.block_stores import SHELVES, MemoryBlocks, memory_options
@@ -86,7 +87,7 @@ def test_adapters_have_blocks_of_their_own(backend: str, options: BlockOptions, 
     act = save_adapter(tmp_path / "act", "llama", seed=3, alora_invocation_tokens=INVOCATION)
     prefix = plain(1, 100)
     invoked = [*prefix, *INVOCATION, *plain(2, 40)]
-    asked = [(prefix, ()), (prefix, [one.name]), (prefix, [(one.name, 0.5)]), (prefix, [two.name]), (invoked, ["act"])]
+    asked: list[tuple[list[int], Adapters]] = [(prefix, ()), (prefix, [one.name]), (prefix, [(one.name, 0.5)]), (prefix, [two.name]), (invoked, ["act"])]
     with load(tiny_path("llama"), backend=backend, blocks=options) as model:
         for folder in (one, two, act):
             model.load_adapter(model.add_adapter(folder))

@@ -7,6 +7,7 @@ import random
 import threading
 from concurrent.futures import Future
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -273,8 +274,8 @@ def test_a_storm_of_paths_that_come_go_and_are_saved(kind: str, store: MemoryBlo
 
     async def one(model: LocalModel) -> None:
         path = [*chance.choice(stems)[: chance.randrange(1, 400)], *some_ids(chance.randrange(30), chance.randrange(40))]
-        work = chance.choice([model.next_token_logprobs, model.save_blocks_async, model.prefix_match_async, model.score])
-        task = asyncio.ensure_future(work(path))
+        work: Any = chance.choice([model.next_token_logprobs, model.save_blocks_async, model.prefix_match_async, model.score])
+        task: asyncio.Future[Any] = asyncio.ensure_future(work(path))
         for _ in range(chance.choice([0, 1, 2, 5, 20])):
             await asyncio.sleep(0)
         if chance.random() < 0.3:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,16 @@ GREEDY = GenerationOptions(max_tokens=40, sampling=SamplingOptions(temperature=0
 
 def lengths(store: MemoryBlocks) -> list[int]:
     return sorted(tokens for _, tokens, _ in store.blocks.values())
+
+
+def held_by(gate: threading.Event, seconds: float) -> Callable[[str], None]:
+    """Nothing is written before the gate opens, or the time is over."""
+
+    def hold(name: str) -> None:
+        if name == "put":
+            gate.wait(seconds)
+
+    return hold
 
 
 def test_a_path_is_written_once_and_then_what_is_new_of_it(store: MemoryBlocks, options: BlockOptions) -> None:
@@ -106,7 +117,7 @@ def test_streams_go_on_while_a_long_path_is_written(store: MemoryBlocks, options
         alone = [record.token_id for record in model.generate_sync([5, 6, 7], GREEDY)]
         model.clear_cache()
         model.cache_kv(ids)
-        store.before = lambda name: name != "put" or gate.wait(20)
+        store.before = held_by(gate, 20)
         assert asyncio.run(play()) == alone
         audit(model)
 
@@ -176,7 +187,7 @@ def test_a_file_that_cannot_be_opened_is_a_warning() -> None:
 
 def test_closing_drops_what_was_not_cut_yet(store: MemoryBlocks, options: BlockOptions) -> None:
     gate = threading.Event()
-    store.before = lambda name: name != "put" or gate.wait(0.2)
+    store.before = held_by(gate, 0.2)
     with fake_model(blocks=options) as model:
         model.cache_kv(some_ids(1, 500))
         future = model._save(some_ids(1, 500), None)

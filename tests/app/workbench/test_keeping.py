@@ -1,0 +1,120 @@
+"""After each answer its KV goes to the disk; what is warm, on disk and cold is said of each turn."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from app.workbench import workbench as workbench_module
+from tests.app.workbench.scene import Engine, Scene, until
+from tests.block_stores import SHELVES, MemoryBlocks, memory_options
+from ui import SessionView, Tier
+
+
+@pytest.fixture
+def shelf(request: pytest.FixtureRequest) -> Iterator[MemoryBlocks]:
+    """A block store that outlives engines."""
+    name = request.node.nodeid
+    store = SHELVES[name] = MemoryBlocks()
+    yield store
+    del SHELVES[name]
+
+
+def engine(request: pytest.FixtureRequest) -> Engine:
+    made = Engine()
+    made.options["blocks"] = memory_options(request.node.nodeid)
+    return made
+
+
+def told(view: SessionView) -> set[Tier]:
+    """Of the turns that have tokens."""
+    return {turn.tier for turn in view.turns if len(turn.run)}
+
+
+def test_an_answer_is_kept_and_its_session_reopens_from_disk(
+    tmp_path: Path, request: pytest.FixtureRequest, shelf: MemoryBlocks
+) -> None:
+    async def first() -> int:
+        scene = Scene.open(tmp_path / "s.db", engine(request))
+        session_id = await scene.asked("hello, this is a message of some length, so that it is worth a look " * 3)
+        assert told(await scene.view(session_id)) == {Tier.WARM}
+        await scene.workbench.close()
+        return session_id
+
+    async def second(session_id: int) -> None:
+        scene = Scene.open(tmp_path / "s.db", engine(request))
+        assert told(await scene.view(session_id)) == {Tier.COLD}  # nobody was asked yet
+        # when the engine has started
+        scene.workbench.warm_up()
+        await until(lambda: scene.workbench.status.tiers.get(Tier.DISK))
+        view = await scene.view(session_id)
+        assert told(view) == {Tier.DISK}
+        assert scene.workbench.status.tiers[Tier.WARM] == 0
+        # and a message makes it warm, with little computed
+        await scene.workbench.send(session_id, "and?")
+        view = await scene.view(session_id)
+        assert told(view) == {Tier.WARM}
+        model = await scene.workbench.supervisor.model()
+        assert model.metrics().tokens_restored > 200
+        await scene.workbench.close()
+
+    session_id = asyncio.run(first())
+    assert shelf.blocks
+    assert shelf.closed == 1
+    asyncio.run(second(session_id))
+
+
+def test_closing_does_not_wait_for_a_disk_that_hangs(
+    tmp_path: Path, request: pytest.FixtureRequest, shelf: MemoryBlocks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = threading.Event()
+    monkeypatch.setattr(workbench_module, "KEEP_SECONDS", 0.05)
+
+    async def play() -> None:
+        scene = Scene.open(tmp_path / "s.db", engine(request))
+
+        def hang(name: str) -> None:
+            if name == "put":
+                gate.wait(20)
+
+        shelf.before = hang
+        session_id = await scene.asked()
+        closing = asyncio.create_task(scene.workbench.close())
+        await asyncio.sleep(0.2)
+        gate.set()
+        await closing
+        assert session_id
+
+    asyncio.run(play())
+    assert shelf.closed == 1
+
+
+def test_a_disk_that_fails_costs_nobody_an_answer(tmp_path: Path, request: pytest.FixtureRequest, shelf: MemoryBlocks) -> None:
+    def full(name: str) -> None:
+        if name == "put":
+            raise OSError(28, "No space left on device")
+
+    shelf.before = full
+
+    async def play() -> None:
+        scene = Scene.open(tmp_path / "s.db", engine(request))
+        session_id = await scene.asked("one")
+        await scene.workbench.send(session_id, "two")
+        assert len((await scene.view(session_id)).turns[-1].run) > 1
+        await scene.workbench.close()
+
+    asyncio.run(play())
+    assert not shelf.blocks
+
+
+def test_without_a_block_file_nothing_is_asked(tmp_path: Path) -> None:
+    async def play() -> None:
+        scene = Scene.open(tmp_path / "s.db", Engine())
+        await scene.asked()
+        await scene.workbench.close()
+
+    asyncio.run(play())
