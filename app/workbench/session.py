@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -15,7 +14,7 @@ from app.workbench.pick import began
 from app.workbench.setup.beginning import Beginning, left_out
 from app.workbench.setup.tools import cards, tools_at
 from app.workbench.tree import Segment, Tree, Turn, is_hidden
-from runtime import Finish, InvalidRequestError, Origin, TokenRun, texts_of
+from runtime import Finish, Origin, TokenRun, texts_of
 from storage import NodeRow, SessionTree, StoredChunk
 from ui import Refusal, SessionView, Tier, ToolCard, TurnStats, TurnStatus, TurnView
 
@@ -23,8 +22,6 @@ if TYPE_CHECKING:
     from app.workbench.ending import Ending
     from app.workbench.fan import Endings
     from app.workbench.setup.values import SessionValues
-
-log = logging.getLogger(__name__)
 
 UNTITLED = "New session"
 AT_ONCE = 100  # turns of a path that are shown at first, and with each step back
@@ -107,12 +104,8 @@ class OpenSession:
         for node_id, stored in chunks.items():
             if node_id in self.runs or node_id in self.states:  # an answer began while the store was reading
                 continue
-            try:
-                read = [run_of(c.columns) for c in stored if c.columns]
-                self.runs[node_id] = healed(TokenRun.concat([run for run, _ in read]))
-            except (KeyError, ValueError, TypeError, IndexError) as fault:  # columns that somebody else's file made up
-                log.warning("the tokens of node %d are none: %s", node_id, fault)
-                read, self.runs[node_id] = [(EMPTY, False)], EMPTY
+            read = [run_of(c.columns) for c in stored if c.columns]
+            self.runs[node_id] = healed(TokenRun.concat([run for run, _ in read]))
             if any(c.damaged for c in stored) or not all(sound for _, sound in read):
                 self.damaged.add(node_id)
 
@@ -359,7 +352,7 @@ def run_of(columns: Mapping[str, Any]) -> tuple[TokenRun, bool]:
     """Stored columns as a run, and whether all made sense: what a draw was made of may be another program's writing."""
     try:
         return TokenRun.from_columns(columns), True
-    except InvalidRequestError:
+    except (KeyError, ValueError, TypeError, IndexError):  # an InvalidRequestError is a ValueError
         return TokenRun.from_columns({n: c for n, c in columns.items() if not n.startswith("stage_")}), False
 
 
