@@ -74,7 +74,7 @@ class LoadOptions:
         made = cls(**options)
         if made.blocks is not None:
             made = replace(made, blocks=BlockOptions.from_given(made.blocks))
-        made._check()
+        made._check()  # noqa: SLF001  # an instance of this very class
         return made
 
     def _check(self) -> None:

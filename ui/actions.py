@@ -11,6 +11,7 @@ from PySide6.QtWidgets import QApplication, QMainWindow, QMenu
 
 from ui.legend import name_of
 from ui.transcript import Measure
+from ui.transfers import ExportKind
 
 Role = QAction.MenuRole
 _MAC = sys.platform == "darwin"
@@ -66,6 +67,14 @@ class Actions(QObject):
         self.beams = self._make(self.tr("4 Beams"), "Ctrl+Alt+B")
         self.previous = self._make(self.tr("Previous Variant"), "Ctrl+[")
         self.next = self._make(self.tr("Next Variant"), "Ctrl+]")
+        self.compare = self._make(self.tr("Compare with Another Branch"), "Ctrl+D")
+        self.import_file = self._make(self.tr("Import…"), "Ctrl+O")
+        self.exports = {
+            ExportKind.JSON: self._make(self.tr("Export as JSON…"), "Ctrl+Shift+E"),
+            ExportKind.MARKDOWN: self._make(self.tr("Export Branch as Markdown…")),
+            ExportKind.CSV: self._make(self.tr("Export Tokens as CSV…")),
+            ExportKind.PORTABLE: self._make(self.tr("Export Session File…")),
+        }
         self.about = self._make(self.tr("About Elsewise"), role=Role.AboutRole)
 
     @property
@@ -86,14 +95,19 @@ class Actions(QObject):
                 None,
                 self.settings,
                 None,
+                *self._transfers(),
+                None,
                 self.close,
                 self.quit,
             ),
             self._menu(self.tr("Edit"), self.undo, self.copy, None, *self._finding()),
             self._view_menu(),
-            self._session_menu(*branching),
+            self._session_menu(*branching, self.compare),
             self._menu(self.tr("Help"), self.about),
         ]
+
+    def _transfers(self) -> list[QAction]:
+        return [self.import_file, *self.exports.values()]
 
     def install(self, popup: QMenu) -> None:
         """Into the menu bar on macOS, into `popup` elsewhere; the shortcuts belong to the window either way."""

@@ -25,6 +25,7 @@ from ui.shown import typed_text
 from ui.stage import Stage
 from ui.theme.scheme import Scheme, apply_theme
 from ui.transcript import Measure, Mode
+from ui.transferring import Transfers
 
 logger = logging.getLogger(__name__)
 BEAMS = 4  # by the menu; the inspector has more
@@ -74,6 +75,7 @@ class MainWindow(QMainWindow):
         self.setCentralWidget(self.parts)
         self.acts = Actions(self)
         self.stage = Stage(self, self.desk, self.parts, self.acts)
+        self.transfers = Transfers(workbench, self.desk, self.parts.status, self.parts.composer.notice, self)
         self.setup = SetupDesk(self.desk, workbench)
         self.popover = SetupPopover(self.setup, self.parts.top.model, self.parts)
         self._wire_parts()
@@ -112,6 +114,9 @@ class MainWindow(QMainWindow):
         sessions.trash_wanted.connect(desk.show_trash)
         sessions.emptied.connect(desk.shelf.empty)
         parts.sidebar.tree.selected.connect(desk.select)
+        parts.sidebar.tree.compare_wanted.connect(desk.compare)
+        desk.compared.connect(parts.show_comparison)
+        desk.session_shown.connect(lambda _view: parts.compare.dismiss())
         composer.sent.connect(self._send)
         composer.stopped.connect(desk.stop)
         composer.drafted.connect(desk.compose)
@@ -248,6 +253,10 @@ class MainWindow(QMainWindow):
         connect(acts.beams, lambda: self._find_columns(BEAMS, beams=True))
         connect(acts.previous, lambda: desk.step_variant(-1))
         connect(acts.next, lambda: desk.step_variant(+1))
+        connect(acts.compare, self._compare)
+        connect(acts.import_file, self.transfers.ask_import)
+        for kind, action in acts.exports.items():
+            connect(action, partial(self.transfers.ask_export, kind))
         connect(acts.about, lambda: AboutBox(self).open())
 
     # ---- commands -----------------------------------------------------------------------------------------------
@@ -271,6 +280,11 @@ class MainWindow(QMainWindow):
     def _search(self) -> None:
         self.parts.show_sidebar(True)
         self.parts.sidebar.sessions.search.setFocus()
+
+    def _compare(self) -> None:
+        other = self.parts.sidebar.tree.other()
+        if other is not None:
+            self.desk.compare(other)
 
     def _rename(self) -> None:
         if self.desk.shown is not None:
@@ -356,6 +370,7 @@ class MainWindow(QMainWindow):
         self.setEnabled(False)
         self.settings.close()
         try:
+            await self.transfers.close()
             await self.desk.close()
         except Exception:  # the border: a window that cannot be closed would help nobody
             logger.exception("closing failed; what was saved before is kept")

@@ -8,7 +8,7 @@ import click
 
 # As app.bench.catalogue has them, without its imports.
 PARTS = (
-    *("W1", "W2", "W3", "W5", "rows", "overhead", "W6", "W7", "many", "W8"),
+    *("W1", "W2", "W3", "W4", "W5", "rows", "overhead", "W6", "W7", "many", "W8"),
     *("swap", "sampler", "grammar", "speculative", "trie", "shelf", "view", "start"),
 )
 MODELS = ("tiny", "llama", "qwen3", "smollm2")

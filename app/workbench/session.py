@@ -14,7 +14,7 @@ from app.workbench.pick import began
 from app.workbench.setup.beginning import Beginning, left_out
 from app.workbench.setup.tools import cards, tools_at
 from app.workbench.tree import Segment, Tree, Turn, is_hidden
-from runtime import Finish, InvalidRequestError, Origin, TokenRun, texts_of
+from runtime import Finish, Origin, TokenRun, texts_of
 from storage import NodeRow, SessionTree, StoredChunk
 from ui import Refusal, SessionView, Tier, ToolCard, TurnStats, TurnStatus, TurnView
 
@@ -352,7 +352,7 @@ def run_of(columns: Mapping[str, Any]) -> tuple[TokenRun, bool]:
     """Stored columns as a run, and whether all made sense: what a draw was made of may be another program's writing."""
     try:
         return TokenRun.from_columns(columns), True
-    except InvalidRequestError:
+    except (KeyError, ValueError, TypeError, IndexError):  # an InvalidRequestError is a ValueError
         return TokenRun.from_columns({n: c for n, c in columns.items() if not n.startswith("stage_")}), False
 
 

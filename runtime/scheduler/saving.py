@@ -137,9 +137,8 @@ class Savings:
         for cell in grid:
             place = cell.parent, cell.namespace
             lengths = self._tips.get(place)
-            for length in sorted(lengths or ()):
-                if length < len(cell.ids):
-                    gone.append(cell.link(length).key)  # of another path through this cell: a key that nobody has
+            shorter = (length for length in sorted(lengths or ()) if length < len(cell.ids))
+            gone.extend(cell.link(length).key for length in shorter)  # of another path through this cell: a key nobody has
         return gone
 
     def note_tip(self, link: Link) -> None:

@@ -66,6 +66,8 @@ QPushButton[kind="tab"]:hover { color: $text; }
 QPushButton[kind="tab"]:checked { color: $text; border-bottom-color: $accent; }
 QPushButton[kind="tab"]:focus { color: $accent; }
 
+QTextEdit#comparison { background: transparent; border: none; color: $text; selection-background-color: $bar_rest;
+  selection-color: $text; }
 QFrame#composer { background: $card; border: 1px solid $hairline; border-radius: 11px; }
 QFrame#composer[focused="true"] { border-color: $bar_rest; }
 QFrame#composer QPlainTextEdit { background: transparent; border: none; color: $text;

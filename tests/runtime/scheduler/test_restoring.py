@@ -7,6 +7,7 @@ import random
 import threading
 from concurrent.futures import Future
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -141,12 +142,12 @@ def test_a_block_that_is_not_what_its_name_says_is_computed(
 def test_a_store_that_cannot_read_is_a_warning(store: MemoryBlocks, options: BlockOptions) -> None:
     keep(options, STEM)
 
-    def broken(name: str) -> None:
+    def broken(failing: str, name: str) -> None:
         if name == failing:
             raise OSError(5, "Input/output error")
 
     for failing in ("leading", "get"):
-        store.before = broken
+        store.before = partial(broken, failing)
         with fake_model(blocks=options) as model:
             assert_right(model.next_token_logprobs_sync(STEM), STEM)
             assert "Input/output error" in model.info.warnings[0]
