@@ -193,7 +193,7 @@ class Sessions:
         except EngineDiedError:
             await self._supervisor.died(model)
         except (RuntimeFault, TimeoutError) as fault:
-            log.info("no warm prefix: %s", fault or "the engine takes its time")
+            log.info("no warm prefix: %s", str(fault) or "the engine takes its time")
 
     async def settle(self, write: Callable[[OpenSession], Awaitable[None]]) -> None:
         """Tries once more, before the end, to write what could not be written."""
