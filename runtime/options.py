@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, Self, get_args
 
@@ -71,10 +71,9 @@ class LoadOptions:
         for name in options:
             if name not in known:
                 raise InvalidRequestError(f"unknown load option {name!r}: {nearest(name, known)}")
-        made = cls(**options)
-        if made.blocks is not None:
-            made = replace(made, blocks=BlockOptions.from_given(made.blocks))
-        made._check()  # noqa: SLF001  # an instance of this very class
+        blocks = options.get("blocks")
+        made = cls(**options) if blocks is None else cls(**{**options, "blocks": BlockOptions.from_given(blocks)})
+        made._check()
         return made
 
     def _check(self) -> None:
