@@ -73,7 +73,7 @@ class LoadOptions:
                 raise InvalidRequestError(f"unknown load option {name!r}: {nearest(name, known)}")
         blocks = options.get("blocks")
         made = cls(**options) if blocks is None else cls(**{**options, "blocks": BlockOptions.from_given(blocks)})
-        made._check()
+        made._check()  # noqa: SLF001  # an instance of this very class
         return made
 
     def _check(self) -> None:
