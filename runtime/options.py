@@ -71,8 +71,10 @@ class LoadOptions:
         for name in options:
             if name not in known:
                 raise InvalidRequestError(f"unknown load option {name!r}: {nearest(name, known)}")
-        blocks = options.get("blocks")
-        made = cls(**options) if blocks is None else cls(**{**options, "blocks": BlockOptions.from_given(blocks)})
+        given = dict(options)
+        if given.get("blocks") is not None:
+            given["blocks"] = BlockOptions.from_given(given["blocks"])
+        made = cls(**given)
         made._check()
         return made
 
