@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import zlib
 from typing import Any
 
 import numpy as np
@@ -9,7 +11,7 @@ import numpy.typing as npt
 
 from app.workbench.recorder import chunk
 from app.workbench.session import content_of
-from runtime import TokenRun, texts_of
+from runtime import StageTable, TokenRun, texts_of
 from storage import NewNode, SessionStore
 
 FILE = "sample/session.json"
@@ -21,22 +23,23 @@ async def ensure_sample(store: SessionStore) -> int:
     for row in await store.sessions():
         if row.is_sample:
             return row.id
-    return await put_sample(store, _recorded())
+    return await put_sample(store, recorded())
 
 
-def _recorded() -> dict[str, Any]:
+def recorded() -> dict[str, Any]:
+    """The sample as it was shipped."""
     import importlib.resources  # for the first start alone: later ones find the sample in the store
     import json
 
-    recorded: dict[str, Any] = json.loads(importlib.resources.files("resources").joinpath(FILE).read_text("utf-8"))
-    return recorded
+    shipped: dict[str, Any] = json.loads(importlib.resources.files("resources").joinpath(FILE).read_text("utf-8"))
+    return shipped
 
 
-async def put_sample(store: SessionStore, recorded: dict[str, Any]) -> int:
+async def put_sample(store: SessionStore, session: dict[str, Any]) -> int:
     """Writes a recorded session into the store."""
-    session_id = await store.create_session(recorded["title"], is_sample=True)
+    session_id = await store.create_session(session["title"], is_sample=True)
     ids: list[int] = []
-    for node in recorded["nodes"]:
+    for node in session["nodes"]:
         run = run_from(node["tokens"])
         parent = node["parent"]
         new = NewNode(
@@ -50,18 +53,18 @@ async def put_sample(store: SessionStore, recorded: dict[str, Any]) -> int:
             finish_reason=node["finish_reason"],
             stats=node["stats"],
         )
-        ids.append(await store.add_node(new, chunk(run, recorded["fingerprint"])))
-    await store.set_current(session_id, ids[recorded["current"]])
-    tokens = [b""] * (1 + max(int(i) for i in recorded["vocabulary"]))
-    for token, data in recorded["vocabulary"].items():
+        ids.append(await store.add_node(new, chunk(run, session["fingerprint"])))
+    await store.set_current(session_id, ids[session["current"]])
+    tokens = [b""] * (1 + max(int(i) for i in session["vocabulary"]))
+    for token, data in session["vocabulary"].items():
         tokens[int(token)] = bytes.fromhex(data)
     if await store.setting("vocabulary") is None:
-        await store.save_vocabulary(recorded["fingerprint"], tokens)
-        await store.set_setting("vocabulary", recorded["fingerprint"])
+        await store.save_vocabulary(session["fingerprint"], tokens)
+        await store.set_setting("vocabulary", session["fingerprint"])
     return session_id
 
 
-def run_from(tokens: dict[str, list[Any]]) -> TokenRun:
+def run_from(tokens: dict[str, Any]) -> TokenRun:
     """Columns as JSON holds them, as a run."""
 
     def column(name: str, kind: npt.DTypeLike) -> npt.NDArray[Any]:
@@ -69,8 +72,12 @@ def run_from(tokens: dict[str, list[Any]]) -> TokenRun:
 
     n = len(tokens["ids"])
     token_bytes = tuple(bytes.fromhex(data) for data in tokens["bytes"])
-    top_ids = np.array(tokens["top_ids"], np.int32).reshape(n, -1)
-    top_logprobs = np.array(tokens["top_logprobs"], np.float32).reshape(n, -1)
+    stages = {name: _unpacked(column) for name, column in tokens.get("stages", {}).items()}
+    if stages:
+        top_ids, top_logprobs = stages.pop("top_ids"), stages.pop("top_logprobs")
+    else:
+        top_ids = np.array(tokens["top_ids"], np.int32).reshape(n, -1)
+        top_logprobs = np.array(tokens["top_logprobs"], np.float32).reshape(n, -1)
     return TokenRun(
         ids=column("ids", np.int32),
         token_bytes=token_bytes,
@@ -84,26 +91,41 @@ def run_from(tokens: dict[str, list[Any]]) -> TokenRun:
         origin=column("origin", np.uint8),
         finish=column("finish", np.uint8),
         draw=column("draw", np.float32),
+        stages=StageTable.from_columns(stages, top_ids, top_logprobs),
     )
 
 
-def run_to(run: TokenRun) -> dict[str, list[Any]]:
-    """The inverse of `run_from`, numbers rounded to what the window shows."""
+def run_to(run: TokenRun) -> dict[str, Any]:
+    """The inverse of `run_from`, numbers rounded to what the window shows; those that a draw is replayed from are exact."""
 
     def plain(values: npt.NDArray[Any], digits: int = 4) -> list[Any]:
         return [None if np.isnan(v) else round(float(v), digits) for v in values]
 
-    finite = np.where(np.isneginf(run.top_logprobs), -999.0, run.top_logprobs)
-    return {
+    told = {
         "ids": run.ids.tolist(),
         "bytes": [data.hex() for data in run.token_bytes],
         "logprob": plain(run.logprob),
         "rank": run.rank.tolist(),
         "entropy": plain(run.entropy),
-        "top_ids": run.top_ids.tolist(),
-        "top_logprobs": [[round(float(v), 4) for v in row] for row in finite],
         "covered_mass": plain(run.covered_mass),
         "origin": run.origin.tolist(),
         "finish": run.finish.tolist(),
         "draw": plain(run.draw, 6),
     }
+    if run.stages is None:
+        finite = np.where(np.isneginf(run.top_logprobs), -999.0, run.top_logprobs)
+        rounded = [[round(float(v), 4) for v in row] for row in finite]
+        return told | {"top_ids": run.top_ids.tolist(), "top_logprobs": rounded}
+    exact = {"top_ids": run.top_ids, "top_logprobs": run.top_logprobs, **run.stages.to_columns(run.top_ids, run.top_logprobs)}
+    return told | {"stages": {name: _packed(column) for name, column in exact.items()}}
+
+
+def _packed(column: npt.NDArray[Any]) -> list[Any]:
+    """An array as dtype, shape and its bytes, which JSON can hold."""
+    return [column.dtype.str, list(column.shape), base64.b85encode(zlib.compress(column.tobytes(), 9)).decode()]
+
+
+def _unpacked(packed: list[Any]) -> npt.NDArray[Any]:
+    """The inverse of `_packed`."""
+    dtype, shape, data = packed
+    return np.frombuffer(zlib.decompress(base64.b85decode(data)), dtype).reshape(shape)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -44,6 +44,8 @@ class Supervisor:
         self.source = source
         self.backend = backend
         self.options = options
+        self._now: frozenset[str] = frozenset()
+        self._loaded_with: tuple[str, dict[str, Any]] = (backend, {})
         self._start_engine = start
         self._model: LanguageModel | None = None
         self._starting: asyncio.Task[LanguageModel] | None = None
@@ -76,6 +78,7 @@ class Supervisor:
 
     async def _start(self) -> LanguageModel:
         self._tell(EngineState.STARTING, f"loading {Path(self.source).name}")
+        loaded_with = (self.backend, self._lasting())
         try:
             self._model = await self._start_engine(self.source, self.backend, **self.options)
         except EngineDiedError as error:
@@ -87,6 +90,7 @@ class Supervisor:
         finally:
             if self._starting is asyncio.current_task():
                 self._starting = None
+        self._loaded_with = loaded_with
         self._tell(EngineState.READY, "")
         return self._model
 
@@ -102,6 +106,26 @@ class Supervisor:
         self._model = None
         self._tell(EngineState.DIED, STOPPED)
         await model.close_async()
+
+    @property
+    def needs_reload(self) -> bool:
+        """Whether the model that runs was loaded with other options than the next one would be."""
+        return self._model is not None and self._loaded_with != (self.backend, self._lasting())
+
+    def prepare(self, *, backend: str, options: Mapping[str, Any], now: Sequence[str] = ()) -> None:
+        """What the next start takes; whatever runs goes on as it is.
+
+        Args:
+            backend: Which engine.
+            options: `LoadOptions` by name; None leaves the choice to the engine.
+            now: Options that hold in the running model too: they are no reason to load it anew.
+        """
+        wanted = {**self.options, **options}
+        self.backend, self._now = backend, frozenset(now)
+        self.options = {name: value for name, value in wanted.items() if value is not None}
+
+    def _lasting(self) -> dict[str, Any]:
+        return {name: value for name, value in self.options.items() if name not in self._now}
 
     async def change(
         self, *, source: str | None = None, backend: str | None = None, options: Mapping[str, Any] | None = None

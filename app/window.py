@@ -26,7 +26,7 @@ from app.sample import ensure_sample
 from app.supervisor import Supervisor
 from app.workbench import AppWorkbench
 from storage import DataFolderLock, SessionStore, StoreDamagedError, StoreError, request_focus
-from ui import MainWindow, Scheme, WindowState, apply_theme
+from ui import AppSettings, MainWindow, Scheme, WindowState, apply_theme
 
 log = logging.getLogger(__name__)
 LOG_BYTES = 1 << 20
@@ -105,7 +105,10 @@ async def run_window(
     workbench = AppWorkbench(store, supervisor)
     kept = await store.setting(WINDOW_SETTING)
     states: list[WindowState] = []
+    settings = await workbench.load_settings()
     window = MainWindow(workbench, state=_state(kept), keep_state=states.append)
+    if settings != AppSettings():  # else it looks as it was made
+        window.apply(settings)
     ended = asyncio.Event()
     window.closed.connect(ended.set)
     filled = asyncio.Event()

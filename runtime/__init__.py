@@ -43,6 +43,7 @@ if TYPE_CHECKING:
         unregister_backend,
     )
     from runtime.beams import BeamOptions, BeamStep, Hypothesis
+    from runtime.blocks.chain import block_keys
     from runtime.blocks.options import BlockOptions
     from runtime.blocks.store import BlockStore
     from runtime.branches import Branches
@@ -179,6 +180,7 @@ __all__ = [
     "__version__",
     "aligned",
     "available_backends",
+    "block_keys",
     "brings_text",
     "check_backend",
     "clean_text",
@@ -220,6 +222,7 @@ _NAMES = {
     ),
     "runtime.blocks.options": ("BlockOptions",),
     "runtime.blocks.store": ("BlockStore",),
+    "runtime.blocks.chain": ("block_keys",),
     "runtime.branches": ("Branches",),
     "runtime.client": (
         "EngineClient",

@@ -22,6 +22,7 @@ log = logging.getLogger(__name__)
 REPORT_SECONDS = 0.25  # the cache report is renewed this often while something runs
 LOOK_SHARE = 50  # looking through all edges takes no more than one in so many seconds
 FEW_EDGES = 64  # which are looked through after every answer
+SHORT_RESTS_SECONDS = 1.0  # that a look is put off at most, for a rest that is long enough
 REST_SECONDS = 0.01  # of idleness before a late look is made
 
 
@@ -138,10 +139,14 @@ class Engine:
         return not closing
 
     def _look_due(self, scheduler: Scheduler) -> bool:
-        """Whether every edge is looked at for the largest: always where they are few, else when there is time for it."""
+        """Whether every edge is looked at for the largest: always where they are few, else when there is time for it.
+
+        Before a rest it can wait for that; but where every rest is short, it is time at last.
+        """
         if scheduler.cache.trie.edges <= FEW_EDGES:
             return True
-        return time.monotonic() - self._looked > max(REPORT_SECONDS, LOOK_SHARE * self._look_cost)
+        least = REPORT_SECONDS if scheduler.busy else SHORT_RESTS_SECONDS
+        return time.monotonic() - self._looked > max(least, LOOK_SHARE * self._look_cost)
 
     def _renew_report(self, scheduler: Scheduler, *, whole: bool) -> None:
         started = time.monotonic()

@@ -17,10 +17,10 @@ Rules that hold for all members:
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Protocol, Self
 
 from runtime.adapters.uses import Adapters
 from runtime.completion import Completion
@@ -28,14 +28,16 @@ from runtime.info import CacheReport, Metrics, ModelInfo, OnProgress
 from runtime.members.adapters import AdapterMembers
 from runtime.members.blocks import BlockMembers
 from runtime.members.branching import BranchingMembers
+from runtime.members.caching import CacheMembers
 from runtime.members.pins import PinMembers
 from runtime.members.resolving import ResolvingMembers
 from runtime.members.sessions import SessionMembers
+from runtime.members.texts import Message, TextMembers
 from runtime.members.vectors import VectorMembers
 from runtime.options import GenerationOptions
 from runtime.records import Float32, TokenRecord, TokenRun
 
-Message = Mapping[str, Any]  # {"role": ..., "content": ...}, as chat templates take them
+__all__ = ["LanguageModel", "Message", "PrefixMatch"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +59,11 @@ class LanguageModel(
     AdapterMembers,
     BlockMembers,
     BranchingMembers,
+    CacheMembers,
     PinMembers,
     ResolvingMembers,
     SessionMembers,
+    TextMembers,
     VectorMembers,
     Protocol,
 ):
@@ -77,22 +81,6 @@ class LanguageModel(
     @property
     def info(self) -> ModelInfo:
         """What is known of the model: geometry, fingerprints, options in force, warnings."""
-
-    @property
-    def eos_token_ids(self) -> tuple[int, ...]:
-        """Ids that end a text, in the order of the model's configuration."""
-
-    @property
-    def chat_template(self) -> str | None:
-        """The source of the chat template in force; None where there are no roles."""
-
-    @property
-    def byte_vocab(self) -> list[bytes]:
-        """The exact bytes of every id, ``vocab_size`` entries; empty bytes where an id has none (padding)."""
-
-    @property
-    def str_vocab(self) -> list[str]:
-        """The text of every id, ``vocab_size`` entries; bytes that are not UTF-8 alone show as U+FFFD."""
 
     # ---- next-token log-probabilities ------------------------------------------------------------------------
 
@@ -226,95 +214,6 @@ class LanguageModel(
             GrammarError: The grammar cannot be used (before anything is computed), or it fails on the way.
             UnsupportedFeatureError: Messages, but there is no chat template (a `chat_format` at load gives one).
         """
-
-    # ---- text ------------------------------------------------------------------------------------------------
-
-    def tokenize(self, text: str) -> list[int]:
-        """The ids of `text`; special strings in it stay plain text. Blocking."""
-
-    async def tokenize_async(self, text: str) -> list[int]:
-        """`tokenize`, awaited."""
-
-    def detokenize(self, ids: Sequence[int]) -> str:
-        """The text of `ids`; bytes that are not UTF-8 become U+FFFD. Blocking."""
-
-    async def detokenize_async(self, ids: Sequence[int]) -> str:
-        """`detokenize`, awaited."""
-
-    def decode_token(self, token_id: int) -> bytes:
-        """The exact bytes of one id; never blocks."""
-
-    def is_eos(self, token_id: int) -> bool:
-        """Whether the id ends a text; never blocks."""
-
-    def render_chat(
-        self,
-        messages: Sequence[Message],
-        *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        add_generation_prompt: bool = True,
-    ) -> list[int]:
-        """The ids of a conversation by the chat template in force (`LoadOptions.chat_format`). Blocking.
-
-        Content never becomes control tokens, whatever it spells.
-
-        Args:
-            messages: Each with a role (system, user, assistant, tool) and content. An assistant's may have `tool_calls`, as
-                `ToolCalls.message` makes them; the results follow as messages of the role tool.
-            tools: Definitions: ``{"type": "function", "function": {"name": ..., "parameters": <JSON schema>}}``.
-            add_generation_prompt: Whether the header of the answer follows.
-
-        Raises:
-            UnsupportedFeatureError: There is no chat template, or tools are given and it would drop them.
-            InvalidRequestError: A message or tool of the wrong shape; the template refuses them, or took too long.
-        """
-
-    async def render_chat_async(
-        self,
-        messages: Sequence[Message],
-        *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        add_generation_prompt: bool = True,
-    ) -> list[int]:
-        """`render_chat`, awaited."""
-
-    # ---- cache -----------------------------------------------------------------------------------------------
-
-    def cache_kv(self, ids: Sequence[int], *, adapters: Adapters = None) -> None:
-        """Computes and keeps the KV of `ids`, for later calls under these adapters that begin with them. Blocking."""
-
-    async def cache_kv_async(
-        self, ids: Sequence[int], *, adapters: Adapters = None, on_progress: OnProgress | None = None
-    ) -> None:
-        """`cache_kv`, awaited; `on_progress` as in `score`, but for a path that is all there, which needs none."""
-
-    def clear_cache(self) -> None:
-        """Drops kept next-token vectors and KV; what running requests hold goes when they end. Blocking."""
-
-    async def clear_cache_async(self) -> None:
-        """`clear_cache`, awaited."""
-
-    def clear_kv_cache(self) -> None:
-        """Drops kept KV alone; next-token vectors stay. Blocking."""
-
-    async def clear_kv_cache_async(self) -> None:
-        """`clear_kv_cache`, awaited."""
-
-    def reset_async_queries(self) -> None:
-        """Drops log-probability queries that were not answered yet: their waiters get CancelledError. Blocking."""
-
-    async def reset_async_queries_async(self) -> None:
-        """`reset_async_queries`, awaited."""
-
-    def set_kv_budget(self, budget_bytes: int) -> None:
-        """Changes how many bytes of KV are kept; evicts at once if there is more. Blocking.
-
-        Raises:
-            MemoryBudgetError: Running requests hold more than that.
-        """
-
-    async def set_kv_budget_async(self, budget_bytes: int) -> None:
-        """`set_kv_budget`, awaited."""
 
     # ---- state -----------------------------------------------------------------------------------------------
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal, Self, get_args
 
@@ -71,11 +71,10 @@ class LoadOptions:
         for name in options:
             if name not in known:
                 raise InvalidRequestError(f"unknown load option {name!r}: {nearest(name, known)}")
-        given = dict(options)
-        if given.get("blocks") is not None:
-            given["blocks"] = BlockOptions.from_given(given["blocks"])
-        made = cls(**given)
-        made._check()
+        made = cls(**options)
+        if made.blocks is not None:
+            made = replace(made, blocks=BlockOptions.from_given(made.blocks))
+        made._check()  # noqa: SLF001  # an instance of this very class
         return made
 
     def _check(self) -> None:

@@ -35,13 +35,14 @@ class Ranked:
         if self.complete or not len(self.ids):
             return other
         other._kin = self
-        same = row[self.ids] == self.values
-        named = ids[row[ids] != self.row[ids]]
-        candidates = np.concatenate([self.ids[same], named])
-        candidates = candidates[row[candidates] > self.values[-1]]  # nothing that is not among them lies above that
-        order = np.lexsort((candidates, -row[candidates]))
-        other.ids = candidates[order]
-        other.values = row[other.ids]
+        border = self.values[-1]  # nothing lies above it but what does here, and what was raised
+        as_before = self.ids[(row[self.ids] == self.values) & (self.values > border)]
+        raised = ids[row[ids] > border]
+        raised = raised[~(raised[:, None] == as_before).any(axis=1)]
+        candidates = np.concatenate([as_before, raised])
+        values = row[candidates]
+        order = np.lexsort((candidates, -values))
+        other.ids, other.values = candidates[order], values[order]
         return other
 
     def reach(self, count: int) -> None:

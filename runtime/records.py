@@ -194,7 +194,12 @@ class TokenRun:
 
     @classmethod
     def from_columns(cls, columns: Mapping[str, npt.NDArray[np.generic]]) -> Self:
-        """The inverse of `to_columns`."""
+        """The inverse of `to_columns`.
+
+        Columns that somebody else's file left out, all but the ids, are as where nobody has scored the tokens.
+        """
+        if not columns.keys() >= _NEEDED:
+            columns = {**cls.unscored(columns["ids"].tolist(), *_said(columns), Origin.IMPORTED).to_columns(), **columns}
         plain = {name: columns[name] for name in _RUN_COLUMNS if name not in ("token_bytes", "texts")}
         if plain["top_ids"].dtype == np.uint16:
             narrow = plain["top_ids"].astype(np.int32)
@@ -277,7 +282,17 @@ class Scores:
 
 
 _RUN_COLUMNS = tuple(column.name for column in fields(TokenRun) if column.name != "stages")
+_NEEDED = frozenset({*_RUN_COLUMNS, "data", "lengths", "text_data", "text_lengths"}) - {"token_bytes", "texts"}
 _SCORE_COLUMNS = tuple(column.name for column in fields(Scores))
+
+
+def _said(columns: Mapping[str, npt.NDArray[np.generic]]) -> tuple[list[bytes], list[str]]:
+    """Bytes and texts of tokens, each from the other where it is missing."""
+    pieces = [b""] * len(columns["ids"])
+    for name in ("text_", ""):
+        if {f"{name}data", f"{name}lengths"} <= columns.keys():
+            pieces = list(_cut(columns[f"{name}data"].tobytes(), columns[f"{name}lengths"]))
+    return pieces, [piece.decode(errors="replace") for piece in pieces]
 
 
 def _cut(data: bytes, lengths: npt.NDArray[np.generic]) -> tuple[bytes, ...]:

@@ -127,6 +127,8 @@ class StageTable:
         scores = self.scores[i, self.rows[i, last]]
         order = np.lexsort((self.ids[i], -scores))[:HEAD]
         order = order[weights[order] > 0]  # the likeliest of all, without a gap
+        if not len(order):
+            return None
         u, below, mass = float(self.u[i]), float(self.below[i]), float(self.mass[i, last])
         if np.isnan(u):  # greedy
             return int(self.ids[i, order[0]])
@@ -219,6 +221,8 @@ class StageTable:
             )
         if int(np.max(found["names"], initial=0)) >= len(STAGE_NAMES):
             raise InvalidRequestError(f"column stage_names holds {int(found['names'].max())}, which is no stage we know")
+        if not k and found["names"].any():
+            raise InvalidRequestError("column stage_names tells of stages, and no token is shown")
         if int(np.max(found["rows"], initial=0)) > edits:
             raise InvalidRequestError(f"column stage_rows names row {int(found['rows'].max())} of {edits + 1}")
         there: npt.NDArray[np.bool_] = found["names"] > 0

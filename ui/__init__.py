@@ -35,6 +35,7 @@ from ui.port import (
     TurnView,
     Workbench,
 )
+from ui.port_settings import AppSettings, DataFacts, SettingsCommands, SettingsView
 from ui.port_setup import (
     AdapterChoice,
     AdapterLine,
@@ -52,8 +53,10 @@ from ui.port_shelf import FolderView, ShelfCommands, TrashedSession
 from ui.transfers import BranchDiff, DiffPart, DiffSide, ExportKind, ImportResult, OnTransfer
 
 if TYPE_CHECKING:
+    from ui.inspector import Inspector
     from ui.recovery import RecoveryPage
     from ui.sessions import SessionPanel
+    from ui.shown import Spot
     from ui.theme import DARK, LIGHT, Palette, Scheme, Theme, apply_theme
     from ui.transcript import Measure, TranscriptView
     from ui.window import MainWindow, WindowState
@@ -64,6 +67,7 @@ __all__ = [
     "AdapterChoice",
     "AdapterLine",
     "AnswerFormat",
+    "AppSettings",
     "BackendChoice",
     "BranchDiff",
     "BranchRow",
@@ -74,6 +78,7 @@ __all__ = [
     "ColumnsChanged",
     "Composition",
     "ContextPart",
+    "DataFacts",
     "DiffPart",
     "DiffSide",
     "Drawing",
@@ -85,6 +90,7 @@ __all__ = [
     "FormatKind",
     "Guess",
     "ImportResult",
+    "Inspector",
     "Made",
     "MainWindow",
     "Measure",
@@ -105,8 +111,11 @@ __all__ = [
     "SessionView",
     "SessionsChanged",
     "Setting",
+    "SettingsCommands",
+    "SettingsView",
     "SetupCommands",
     "ShelfCommands",
+    "Spot",
     "StatusChanged",
     "StatusView",
     "TextFile",
@@ -126,7 +135,9 @@ __all__ = [
 ]
 
 _NAMES = {
+    "ui.inspector": ("Inspector",),
     "ui.recovery": ("RecoveryPage",),
+    "ui.shown": ("Spot",),
     "ui.sessions": ("SessionPanel",),
     "ui.theme": ("DARK", "LIGHT", "Palette", "Scheme", "Theme", "apply_theme"),
     "ui.transcript": ("Measure", "TranscriptView"),

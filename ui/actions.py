@@ -11,6 +11,7 @@ from PySide6.QtWidgets import QApplication, QMainWindow, QMenu
 
 from ui.legend import name_of
 from ui.transcript import Measure
+from ui.transfers import ExportKind
 
 Role = QAction.MenuRole
 _MAC = sys.platform == "darwin"
@@ -30,6 +31,7 @@ class Actions(QObject):
         self.rename = self._make(self.tr("Rename Session…"))
         self.pin = self._make(self.tr("Pin Session"))
         self.trash = self._make(self.tr("Move Session to Trash"))
+        self.settings = self._make(self.tr("Settings…"), "Ctrl+,", role=Role.PreferencesRole)
         self.close = self._make(self.tr("Close"), "Ctrl+W")
         self.quit = self._make(self.tr("Quit Elsewise"), "Ctrl+Q", role=Role.QuitRole)
         self.undo = self._make(self.tr("Undo"), "Ctrl+Z")
@@ -65,6 +67,14 @@ class Actions(QObject):
         self.beams = self._make(self.tr("4 Beams"), "Ctrl+Alt+B")
         self.previous = self._make(self.tr("Previous Variant"), "Ctrl+[")
         self.next = self._make(self.tr("Next Variant"), "Ctrl+]")
+        self.compare = self._make(self.tr("Compare with Another Branch"), "Ctrl+D")
+        self.import_file = self._make(self.tr("Import…"), "Ctrl+O")
+        self.exports = {
+            ExportKind.JSON: self._make(self.tr("Export as JSON…"), "Ctrl+Shift+E"),
+            ExportKind.MARKDOWN: self._make(self.tr("Export Branch as Markdown…")),
+            ExportKind.CSV: self._make(self.tr("Export Tokens as CSV…")),
+            ExportKind.PORTABLE: self._make(self.tr("Export Session File…")),
+        }
         self.about = self._make(self.tr("About Elsewise"), role=Role.AboutRole)
 
     @property
@@ -76,12 +86,28 @@ class Actions(QObject):
         """The menus, in their order; the caller puts them into a menu bar or a popup."""
         branching = (*self.ways.values(), self.beams, None, self.prune, self.previous, self.next)
         return [
-            self._menu(self.tr("File"), self.new_session, self.rename, self.pin, self.trash, None, self.close, self.quit),
+            self._menu(
+                self.tr("File"),
+                self.new_session,
+                self.rename,
+                self.pin,
+                self.trash,
+                None,
+                self.settings,
+                None,
+                *self._transfers(),
+                None,
+                self.close,
+                self.quit,
+            ),
             self._menu(self.tr("Edit"), self.undo, self.copy, None, *self._finding()),
             self._view_menu(),
-            self._session_menu(*branching),
+            self._session_menu(*branching, self.compare),
             self._menu(self.tr("Help"), self.about),
         ]
+
+    def _transfers(self) -> list[QAction]:
+        return [self.import_file, *self.exports.values()]
 
     def install(self, popup: QMenu) -> None:
         """Into the menu bar on macOS, into `popup` elsewhere; the shortcuts belong to the window either way."""

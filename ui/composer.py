@@ -233,7 +233,7 @@ class Composer(QWidget):
             return ""
         words = self.tr("1 token") if cost.tokens == 1 else self.tr("{0:,} tokens").format(cost.tokens)
         if cost.bits is not None:
-            words = self.tr("{0}, {1:.1f} bits ({2:.1f} a token)").format(words, cost.bits, cost.bits / cost.tokens)
+            words = self.tr("{0}, {1:.1f} bits each").format(words, cost.bits / cost.tokens)
         return words if cost.new_tokens is None else self.tr("{0} · {1:,} to compute").format(words, cost.new_tokens)
 
     def _context_words(self, cost: Composition) -> str:

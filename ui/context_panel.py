@@ -83,7 +83,7 @@ class ContextPanel(QFrame):
         known = {part.kind: part for part in parts}
         for kind in self._names:
             part = known.get(kind, ContextPart(kind, 0, 0))
-            self.tokens[kind].setText(count(part.tokens))
+            self.tokens[kind].setText(count(part.tokens) if parts else "")
             self.states[kind].setText(self._state(part))
         self.bar.show_parts(parts, composition.context_length if composition is not None else None)
         self.total.setText(self._total(composition))

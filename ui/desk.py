@@ -64,6 +64,7 @@ class Desk(QObject):
     copied = Signal(int, int)  # what was asked of the first session goes on in the second, which is shown next
     draft_saved = Signal(int, str)  # session and message: it is in the store, the draft has done its work
     composed = Signal(object)  # Composition of the draft
+    compared = Signal(object)  # BranchDiff of the session that is shown
     draft_scored = Signal(str, object)  # the draft, its bits or None
     file_read = Signal(object)  # TextFile
     left_out = Signal(int)  # turns, to make room
@@ -206,8 +207,6 @@ class Desk(QObject):
 
     def find_columns(self, node_id: int, index: int | None, count: int, *, beams: bool) -> None:
         """Several continuations of one place: in front of a token, or (None) of the end of an answer."""
-        if self.running:
-            return
         ask = self._workbench.beams if beams else self._workbench.continue_many
         self._with_session(lambda session: ask(session, node_id, index, count))
 
@@ -229,6 +228,12 @@ class Desk(QObject):
             return
         before = shown.view.turns[-1].node_id
         self.tasks.latest("open", self._select(shown.session_id, node_id, before))
+
+    def compare(self, node_id: int) -> None:
+        """Compares the branch that is shown with the one through that node."""
+        shown = self.shown
+        if shown is not None and shown.view.turns:
+            self.tasks.latest("compare", self._compare(shown.session_id, shown.view.turns[-1].node_id, node_id))
 
     def step_variant(self, by: int) -> None:
         """To the previous (-1) or next (+1) sibling of the deepest turn that has any."""
@@ -284,7 +289,12 @@ class Desk(QObject):
     def ask_preview(self, node_id: int, index: int, token_id: int) -> None:
         """Asks for the likeliest words after another token."""
         if self.shown is not None:
-            self.tasks.latest("preview", self._find_preview(self.shown.session_id, node_id, index, token_id))
+
+            def refused(words: str) -> None:
+                self.preview_found.emit(node_id, index, token_id, ())
+                self.refused.emit(words)
+
+            self.tasks.latest("preview", self._find_preview(self.shown.session_id, node_id, index, token_id), refused)
 
     def drop_preview(self) -> None:
         """Nobody waits for it any more."""
@@ -379,6 +389,11 @@ class Desk(QObject):
         if before is not None:
             self._remember(Undo(self.tr("Branch Selection"), lambda: self._select(session_id, before, None)))
         self._show_answer(view)
+
+    async def _compare(self, session_id: int, left: int, right: int) -> None:
+        diff = await self._workbench.compare(session_id, left, right)
+        if self.shown is not None and self.shown.session_id == session_id:
+            self.compared.emit(diff)
 
     async def _prune(self, session_id: int, branch: tuple[int, int], before: int, *, pruned: bool) -> None:
         await self._workbench.prune(session_id, *branch, pruned)

@@ -8,21 +8,23 @@ from PySide6.QtCore import Signal
 from PySide6.QtWidgets import QFrame, QHBoxLayout, QVBoxLayout, QWidget
 
 from ui.numbers import count
+from ui.parts import button
 from ui.port_setup import TextFile
-from ui.setup.parts import button
 from ui.theme.fonts import interface_font
 from ui.transcript.visible import one_line
 from ui.widgets import ElidedLabel, IconButton
 
 
 class FileChips(QWidget):
-    """The files attached to the draft."""
+    """The files attached to the draft, or (`can_pin` is False) those that are pinned."""
 
     changed = Signal()
+    dropped = Signal(object)  # tuple[TextFile, ...]: those that stay, when one was taken away by hand
     pin_wanted = Signal(object)  # TextFile
 
-    def __init__(self) -> None:
+    def __init__(self, *, can_pin: bool = True) -> None:
         super().__init__()
+        self._can_pin = can_pin
         self._column = QVBoxLayout(self)
         self._column.setContentsMargins(0, 0, 0, 0)
         self._column.setSpacing(4)
@@ -43,12 +45,14 @@ class FileChips(QWidget):
         for place, chip in enumerate(self.chips):
             chip.remove.clicked.connect(lambda _checked=False, place=place: self._drop(place))
             chip.pin.clicked.connect(lambda _checked=False, file=chip.file: self.pin_wanted.emit(file))
+            chip.pin.setVisible(self._can_pin)
             self._column.addWidget(chip)
         self.setVisible(bool(self.chips))
         self.changed.emit()
 
     def _drop(self, place: int) -> None:
         self.show_files([file for at, file in enumerate(self.files) if at != place])
+        self.dropped.emit(self.files)
 
 
 class FileChip(QFrame):
@@ -58,6 +62,7 @@ class FileChip(QFrame):
         super().__init__()
         self.file = file
         self.setProperty("kind", "card")
+        self.setMinimumHeight(30)
         name = one_line(file.name)
         line = QHBoxLayout(self)
         line.setContentsMargins(10, 3, 4, 3)

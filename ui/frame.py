@@ -7,6 +7,7 @@ from PySide6.QtGui import QKeyEvent, QResizeEvent
 from PySide6.QtWidgets import QHBoxLayout, QVBoxLayout, QWidget
 
 from ui.columns import ColumnsPanel
+from ui.compare import ComparePane
 from ui.composer import Composer
 from ui.find_bar import FindBar
 from ui.inspector import Inspector
@@ -16,6 +17,7 @@ from ui.status import StatusBar
 from ui.tool_cards import ToolCards
 from ui.topbar import TopBar
 from ui.transcript import TranscriptView
+from ui.transfers import BranchDiff
 
 INSPECTOR_NEEDS = 1060  # pixels of window below which the inspector folds: the text keeps 480
 SIDEBAR_NEEDS = 728
@@ -35,6 +37,7 @@ class Frame(QWidget):
         self.top = TopBar()
         self.sidebar = Sidebar()
         self.transcript = TranscriptView()
+        self.compare = ComparePane()
         self.columns = ColumnsPanel()
         self.finder = FindBar()
         self.link = LinkBar()
@@ -47,6 +50,7 @@ class Frame(QWidget):
         self._foot = QVBoxLayout()
         self._lay_out()
         self.transcript.column_changed.connect(self._align)
+        self.compare.closed.connect(self.transcript.show)
         for first, second in (
             (self.sidebar.sessions.search, self.sidebar.sessions.view),
             (self.sidebar.sessions.view, self.sidebar.tree),
@@ -58,6 +62,12 @@ class Frame(QWidget):
             QWidget.setTabOrder(first, second)
         self._show(self.sidebar, sidebar)
         self._show(self.inspector, inspector)
+
+    def show_comparison(self, diff: BranchDiff) -> None:
+        """Two branches in the place of the conversation, until Esc."""
+        self.finder.dismiss()
+        self.transcript.hide()
+        self.compare.show_diff(diff)
 
     def show_sidebar(self, show: bool) -> None:  # a state, not an option
         """As the user wants it, whatever the room; where there is none for both, the inspector gives way."""
@@ -104,6 +114,7 @@ class Frame(QWidget):
         middle.addWidget(self.finder)
         middle.addWidget(self.transcript, 2)
         middle.addWidget(self.columns, 3)
+        middle.addWidget(self.compare, 5)
         self._foot.setContentsMargins(LEFT, 0, RIGHT, 0)
         self._foot.setSpacing(8)
         self._foot.addWidget(self.link)

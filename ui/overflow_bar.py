@@ -6,8 +6,8 @@ from PySide6.QtCore import Signal
 from PySide6.QtWidgets import QFrame, QVBoxLayout, QWidget
 
 from ui.numbers import count
+from ui.parts import button, row, words
 from ui.port import Composition
-from ui.setup.parts import button, row, words
 from ui.widgets import IconButton
 
 
@@ -49,7 +49,8 @@ class OverflowBar(QFrame):
         over = composition.context_used - composition.context_length
         self.said.setText(
             self.tr(
-                "{0} tokens too many for the context of {1}. Turns that are left out stay in the tree; the model does not see them."
+                "{0} tokens too many for the context of {1}. "
+                "Turns that are left out stay in the tree; the model does not see them."
             ).format(count(over), count(composition.context_length))
         )
         self.setAccessibleName(self.said.text())

@@ -15,6 +15,7 @@ from typing import Protocol
 from runtime import TokenRun
 from ui.drawing_port import ColumnsChanged, ColumnTokens, DrawingUses
 from ui.made import Made
+from ui.port_settings import SettingsCommands
 from ui.port_setup import SetupCommands, TextFile, ToolCard
 from ui.port_shelf import ShelfCommands
 from ui.transfers import TransferUseCases
@@ -245,7 +246,7 @@ DrawingEvent = ColumnsChanged | ColumnTokens
 Event = SessionChanged | SessionCopied | TokensArrived | TurnChanged | SessionsChanged | StatusChanged | DrawingEvent
 
 
-class Workbench(SetupCommands, ShelfCommands, TransferUseCases, DrawingUses, Protocol):
+class Workbench(SetupCommands, SettingsCommands, ShelfCommands, TransferUseCases, DrawingUses, Protocol):
     """The use cases of the app. Every coroutine may raise `Refusal`.
 
     A command that would change the sample makes a copy of it, says `SessionCopied`, and goes on there.
@@ -324,7 +325,7 @@ class Workbench(SetupCommands, ShelfCommands, TransferUseCases, DrawingUses, Pro
         """Loads the model with all the context it has, from the next request on."""
 
     async def leave_out(self, session_id: int, text: str) -> int:
-        """Makes room for a message: goes on with the latest turns alone, beside the whole conversation; how many it left out."""
+        """Makes room for a message: the latest turns alone go on, beside the whole conversation; how many are left out."""
 
     async def models(self) -> Sequence[ModelChoice]:
         """What is on the shelf."""

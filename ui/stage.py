@@ -117,6 +117,10 @@ class Stage(QObject):
         acts.pin.setEnabled(own and summary is not None)
         is_pinned = summary is not None and summary.pinned
         acts.pin.setText(self.tr("Unpin Session") if is_pinned else self.tr("Pin Session"))
+        said = shown is not None and bool(shown.view.turns)
+        for action in acts.exports.values():
+            action.setEnabled(said)
+        acts.compare.setEnabled(shown is not None and len(shown.view.branches) > 1)
         acts.regenerate.setEnabled(answer is not None and not running)
         acts.regenerate_exactly.setEnabled(answer is not None and answer.can_repeat and not running)
         partial = answer is not None and answer.status is TurnStatus.PARTIAL and has_own_words(answer.run)

@@ -11,6 +11,7 @@ from ui.numbers import rate
 from ui.port import EngineState, StatusView, Tier
 from ui.theme.fonts import interface_font
 from ui.theme.scheme import current_theme
+from ui.transfer_bar import TransferBar
 from ui.widgets import ElidedLabel, Label
 
 HEIGHT = 26
@@ -40,6 +41,8 @@ class StatusBar(QWidget):
         for fact in self.facts:
             fact.setIndent(GAP)
             row.addWidget(fact)
+        self.transfer = TransferBar()
+        row.addWidget(self.transfer)
         row.addStretch(1)
         row.addWidget(self.legend)
 

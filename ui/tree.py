@@ -78,6 +78,7 @@ class BranchTree(QListView):
     """An outline as a list with indents: 300 branches stay readable, which no drawn graph does."""
 
     selected = Signal(int)  # node id
+    compare_wanted = Signal(int)  # node id of the branch to compare with the one that is shown
     prune_wanted = Signal(int, int, bool)  # node id, its token where the branch begins, and whether to prune or to restore
 
     def __init__(self, parent: QWidget | None = None) -> None:
@@ -104,6 +105,15 @@ class BranchTree(QListView):
         if current is not None:
             self.scrollTo(self.rows.index(current))
 
+    def other(self) -> int | None:
+        """The branch to compare with the one that is shown: where the keyboard is, else the nearest; None: there is none."""
+        row = self.currentIndex().data(_ROW)
+        if isinstance(row, BranchRow) and not row.on_path:
+            return row.node_id
+        places = [i for i, each in enumerate(self.rows.rows) if not each.on_path]
+        shown = next((i for i, each in enumerate(self.rows.rows) if each.current), 0)
+        return self.rows.rows[min(places, key=lambda i: abs(i - shown))].node_id if places else None
+
     def set_pruned_visible(self, visible: bool) -> None:  # a state, not an option
         """Whether pruned branches are shown, faint."""
         self._shows_pruned = visible
@@ -125,6 +135,9 @@ class BranchTree(QListView):
             return
         menu = QMenu(self)
         menu.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+        menu.addAction(self.tr("Show"), lambda: self.selected.emit(row.node_id))
+        compare = menu.addAction(self.tr("Compare with the Shown Branch"), lambda: self.compare_wanted.emit(row.node_id))
+        compare.setEnabled(not row.current)
         words = self.tr("Restore Branch") if row.pruned else self.tr("Prune Branch")
         act = menu.addAction(words)
         act.triggered.connect(lambda _checked=False: self.prune_wanted.emit(row.node_id, row.start, not row.pruned))

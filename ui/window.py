@@ -17,11 +17,15 @@ from ui.actions import Actions, connect, copy_focused
 from ui.desk import Desk
 from ui.frame import Frame
 from ui.port import Workbench
+from ui.port_settings import AppSettings
 from ui.port_setup import SessionSetup, TextFile
+from ui.settings import SettingsWindow
 from ui.setup import MODEL, SAMPLING, SetupDesk, SetupPopover
 from ui.shown import typed_text
 from ui.stage import Stage
+from ui.theme.scheme import Scheme, apply_theme
 from ui.transcript import Measure, Mode
+from ui.transferring import Transfers
 
 logger = logging.getLogger(__name__)
 BEAMS = 4  # by the menu; the inspector has more
@@ -62,6 +66,7 @@ class MainWindow(QMainWindow):
         self._keep_state = keep_state
         self._ending: asyncio.Task[None] | None = None
         self._ended = False
+        self._text_percent = 100
         self.setWindowTitle("Elsewise")
         self.setMinimumSize(560, 420)
         self.desk = Desk(workbench, self)
@@ -70,9 +75,11 @@ class MainWindow(QMainWindow):
         self.setCentralWidget(self.parts)
         self.acts = Actions(self)
         self.stage = Stage(self, self.desk, self.parts, self.acts)
+        self.transfers = Transfers(workbench, self.desk, self.parts.status, self.parts.composer.notice, self)
         self.setup = SetupDesk(self.desk, workbench)
         self.popover = SetupPopover(self.setup, self.parts.top.model, self.parts)
         self._wire_parts()
+        self.settings = SettingsWindow(self.desk, workbench, self)
         self._wire_setup()
         self._wire_actions()
         self.resize(1360, 860)
@@ -107,6 +114,9 @@ class MainWindow(QMainWindow):
         sessions.trash_wanted.connect(desk.show_trash)
         sessions.emptied.connect(desk.shelf.empty)
         parts.sidebar.tree.selected.connect(desk.select)
+        parts.sidebar.tree.compare_wanted.connect(desk.compare)
+        desk.compared.connect(parts.show_comparison)
+        desk.session_shown.connect(lambda _view: parts.compare.dismiss())
         composer.sent.connect(self._send)
         composer.stopped.connect(desk.stop)
         composer.drafted.connect(desk.compose)
@@ -164,8 +174,23 @@ class MainWindow(QMainWindow):
         self.parts.composer.setup_wanted.connect(lambda: popover.toggle(SAMPLING))
         self.parts.cards.answered.connect(desk.answer_call)
         popover.model.models_wanted.connect(desk.ask_models)
+        self.settings.shown.connect(lambda view: self.apply(view.values))
+        self.settings.colours_wanted.connect(self.stage.colour_by)
         for news in (desk.session_shown, desk.models_listed, desk.activity_changed, desk.status_changed):
             news.connect(self._refresh_setup)
+
+    def apply(self, values: AppSettings) -> None:
+        """Looks as the settings say."""
+        application = QApplication.instance()
+        assert isinstance(application, QApplication)
+        apply_theme(application, Scheme(values.scheme))
+        if self._text_percent != values.text_percent:
+            self._text_percent = values.text_percent
+            self.parts.transcript.set_text_scale(values.text_percent / 100)
+
+    def _open_settings(self) -> None:
+        self.settings.show_colours(self.parts.transcript.measure)
+        self.settings.open()
 
     def _pin_file(self, file: TextFile) -> None:
         """Before every turn, beside what is pinned already."""
@@ -197,6 +222,7 @@ class MainWindow(QMainWindow):
         connect(acts.rename, self._rename)
         connect(acts.pin, self._pin_shown)
         connect(acts.trash, self._trash_shown)
+        connect(acts.settings, self._open_settings)
         connect(acts.close, self.close)
         connect(acts.quit, self.close)
         connect(acts.undo, desk.undo)
@@ -227,6 +253,10 @@ class MainWindow(QMainWindow):
         connect(acts.beams, lambda: self._find_columns(BEAMS, beams=True))
         connect(acts.previous, lambda: desk.step_variant(-1))
         connect(acts.next, lambda: desk.step_variant(+1))
+        connect(acts.compare, self._compare)
+        connect(acts.import_file, self.transfers.ask_import)
+        for kind, action in acts.exports.items():
+            connect(action, partial(self.transfers.ask_export, kind))
         connect(acts.about, lambda: AboutBox(self).open())
 
     # ---- commands -----------------------------------------------------------------------------------------------
@@ -250,6 +280,11 @@ class MainWindow(QMainWindow):
     def _search(self) -> None:
         self.parts.show_sidebar(True)
         self.parts.sidebar.sessions.search.setFocus()
+
+    def _compare(self) -> None:
+        other = self.parts.sidebar.tree.other()
+        if other is not None:
+            self.desk.compare(other)
 
     def _rename(self) -> None:
         if self.desk.shown is not None:
@@ -333,7 +368,9 @@ class MainWindow(QMainWindow):
             colours = parts.transcript.measure.value
             self._keep_state(WindowState(geometry, parts.wants_sidebar, parts.wants_inspector, mode, drafts, colours))
         self.setEnabled(False)
+        self.settings.close()
         try:
+            await self.transfers.close()
             await self.desk.close()
         except Exception:  # the border: a window that cannot be closed would help nobody
             logger.exception("closing failed; what was saved before is kept")

@@ -19,6 +19,7 @@ from app.bench.parts.reopen import reopen
 from app.bench.parts.rows import rows
 from app.bench.parts.sampler import sampler
 from app.bench.parts.score import score
+from app.bench.parts.shelf import shelf
 from app.bench.parts.speculative import speculative
 from app.bench.parts.swap import swap
 from app.bench.parts.trie import trie
@@ -72,6 +73,7 @@ PARTS = (
     Part("grammar", "answers under a grammar", On.BACKENDS, grammar),
     Part("speculative", "prompt lookup against plain decoding, SmolLM2", On.BACKENDS, speculative),
     Part("trie", "the token trie alone", On.ONCE, trie),
+    Part("shelf", "saved sessions: open, list, search; KV blocks", On.ONCE, shelf),
     Part("view", "the window's transcript and list", On.ONCE, view),
     Part("start", "from the process to the window", On.ONCE, start),
 )

@@ -63,6 +63,14 @@ class Gaps:
 
 
 @dataclass(frozen=True, slots=True)
+class Limit:
+    """What a figure would be at most (or least) if Elsewise added nothing, from the same run."""
+
+    figure: float
+    what: str  # whose figure it is, and why nothing could do without
+
+
+@dataclass(frozen=True, slots=True)
 class Verdict:
     """One figure against its bar."""
 
@@ -74,6 +82,7 @@ class Verdict:
     bar: float
     at_least: bool  # else: at most
     timed: bool = True  # False: an exact count, which a busy machine cannot change
+    limit: Limit | None = None  # told where the bar is missed
 
     @property
     def met(self) -> bool:

@@ -43,6 +43,10 @@ class Sizes:
     speculative_tokens: int = 64
     trie_path: int = 100_000
     trie_branches: int = 10_000
+    shelf_turns: int = 5000  # of one saved session
+    shelf_sessions: int = 10_000  # in the list
+    shelf_searched: int = 1000
+    shelf_blocks: int = 46  # 138 MB
     view_tokens: int = 100_000  # the window's transcript
     view_sessions: int = 10_000  # and its list
 
@@ -84,6 +88,10 @@ QUICK = Sizes(
     latency_seconds=1.5,
     sampler_tokens=16,
     speculative_tokens=16,
+    shelf_turns=600,
+    shelf_sessions=300,
+    shelf_searched=60,
+    shelf_blocks=6,
     view_tokens=10_000,
 )
 LARGE_MODEL = Sizes(  # SmolLM2: a token takes twenty times as long

@@ -88,6 +88,8 @@ def verdict_table(title: str, verdicts: Sequence[Verdict], later: Mapping[str, s
         verdict = MET if row.met else NOT_MET
         label = row.row if i == 0 else ""
         table.add_row(label, on, row.what, f"{row.figure:.3f}", f"{sign} {row.bar:g}", verdict, end_section=last)
+        if row.limit is not None and not row.met:
+            table.add_row("", "", f"limit: {row.limit.what}", f"{row.limit.figure:.3f}", "", "", end_section=last)
     for name, why in later.items():
         table.add_row(name, "", why, "", "", "")
     return table

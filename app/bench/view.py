@@ -1,7 +1,7 @@
 """A process of its own that drives the window's widgets without a screen, and says what each frame took, as one JSON line.
 
 `python -m app.bench.view TOKENS SESSIONS`: a stream of so many tokens, once in paragraphs and once in one; then, over all
-that text, the mouse, jumps anywhere and other colours; then a list of so many sessions.
+that text, the mouse, jumps anywhere and other colours; a slider of *Why*; then a list of so many sessions.
 """
 
 from __future__ import annotations
@@ -21,14 +21,29 @@ from PySide6.QtCore import QEvent, QPointF, Qt
 from PySide6.QtGui import QMouseEvent
 from PySide6.QtWidgets import QAbstractScrollArea, QApplication
 
-from runtime import Origin, TokenRun
-from ui import Measure, Scheme, SessionPanel, SessionSummary, SessionView, TranscriptView, TurnStatus, TurnView, apply_theme
+from app.sample import recorded, run_from
+from runtime import Origin, SamplingOptions, TokenRun
+from ui import (
+    Drawing,
+    Inspector,
+    Measure,
+    Scheme,
+    SessionPanel,
+    SessionSummary,
+    SessionView,
+    Spot,
+    TranscriptView,
+    TurnStatus,
+    TurnView,
+    apply_theme,
+)
 
 FRAME_TOKENS = 5  # that arrive between two frames: 300 a second
 TOP_K = 10
 VOCABULARY = 3000  # words
 PARAGRAPH = 120  # tokens, where there are paragraphs
 JUMPS, MOVES, SWITCHES = 300, 2000, 12
+MOVED, ROW_SIZE = 100, 50_000  # of a slider, and the vocabulary
 WIDTH, HEIGHT = 780, 690
 NODE = 1
 
@@ -58,6 +73,7 @@ def main() -> None:
             found["switch"] = switches(view)
         view.deleteLater()
         application.processEvents()
+    found["slider_head"], found["slider_row"] = sliders()
     found["list_show"], found["list_scroll"] = session_list(sessions)
     print(json.dumps(found))
 
@@ -150,6 +166,27 @@ def session_list(sessions: int) -> tuple[Frames, Frames]:
     panel.show()
     shown = frame(panel.show_sessions, rows, now)
     return [shown], scroll(panel.view, JUMPS)
+
+
+def sliders() -> tuple[Frames, Frames]:
+    """A slider of *Why* moves, and all that hangs on it is shown: over what is stored of a token, and over a whole row."""
+    answer = next(run_from(node["tokens"]) for node in recorded()["nodes"] if node["role"] == "assistant")
+    index = next(i for i, origin in enumerate(answer.origin.tolist()) if origin == Origin.SAMPLED)
+    settings = SamplingOptions(temperature=0.8, top_p=0.95, min_p=0.05)
+    inspector = Inspector()
+    inspector.resize(332, HEIGHT)
+    inspector.show()
+    inspector.tabs[-1].click()
+    inspector.show_spot(Spot(NODE, index, answer.record(index), None), lambda ids: [b"word"] * len(ids), can_choose=True)
+    drawing = Drawing(settings, 11, 0, answer.ids[:index], "bench", "", can_ask=True)
+    inspector.why.show_drawing(NODE, index, drawing)
+    places = np.random.default_rng(5).integers(100, 1000, size=MOVED).tolist()
+    slider = inspector.why.dials.rows["top_p"].slider
+    head = [frame(slider.setValue, place) for place in places]
+    row = np.random.default_rng(6).normal(size=ROW_SIZE) * 3
+    row -= np.log(np.exp(row).sum())
+    inspector.why.show_row(NODE, index, row.astype(np.float32))
+    return head, [frame(slider.setValue, place) for place in reversed(places)]
 
 
 def frame(act: Callable[..., object], *given: object) -> float:

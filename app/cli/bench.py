@@ -8,8 +8,8 @@ import click
 
 # As app.bench.catalogue has them, without its imports.
 PARTS = (
-    *("W1", "W2", "W3", "W5", "rows", "overhead", "W6", "W7", "many", "W8"),
-    *("swap", "sampler", "grammar", "speculative", "trie", "view", "start"),
+    *("W1", "W2", "W3", "W4", "W5", "rows", "overhead", "W6", "W7", "many", "W8"),
+    *("swap", "sampler", "grammar", "speculative", "trie", "shelf", "view", "start"),
 )
 MODELS = ("tiny", "llama", "qwen3", "smollm2")
 
@@ -32,7 +32,8 @@ def bench(quick: bool, only: tuple[str, ...], model: str, backends: tuple[str, .
     \b
     W1 particles, W2 chat, W3 branches, W5 decode, rows (recurrent models), overhead (per token), W6 score,
     W7 byte budget, many (branches of one prompt, beams), W8 event-loop latency, swap (of adapters), sampler,
-    grammar, speculative (decoding), trie, view (the window's text and list), start (to the window).
+    grammar, speculative (decoding), trie, shelf (saved sessions, KV blocks), view (the window's text and list),
+    start (to the window).
     Every figure is printed beside its bar.
     """
     from app.bench.run import run_bench  # the peers are imported for a benchmark alone

@@ -14,6 +14,7 @@ from rich.text import Text
 
 from app.cli.common import PIPE_WIDTH, console
 from app.cli.settings import Settings
+from app.portable_kv import carries_blocks, keys_of, put_into, take_from
 from app.workbench.comparing import compare
 from app.workbench.outline import outline
 from app.workbench.session import OpenSession
@@ -38,9 +39,12 @@ _FORMATS = ("json", "markdown", "csv", "tokens")
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
 @click.option("--format", "form", type=click.Choice(_FORMATS), help="What is written; by default the file's ending says so.")
 @click.option("--portable", is_flag=True, help="A session file to be opened elsewhere, with the whole tree.")
+@click.option("--with-kv", is_flag=True, help="With --portable: what the engine has computed too, where it is kept.")
 @click.option("--force", is_flag=True, help="Replace a file that is there.")
 @click.pass_obj
-def export_command(settings: Settings, session: str, file: Path, form: str | None, portable: bool, force: bool) -> None:
+def export_command(
+    settings: Settings, session: str, file: Path, form: str | None, portable: bool, with_kv: bool, force: bool
+) -> None:
     """Writes SESSION (its id or title) to FILE.
 
     json is the whole tree with every number; markdown is the path that is shown; csv and tokens (JSON lines) are that path,
@@ -48,6 +52,8 @@ def export_command(settings: Settings, session: str, file: Path, form: str | Non
     """
     if form is not None and portable:
         raise click.UsageError("choose one of --format and --portable")
+    if with_kv and not portable:
+        raise click.UsageError("--with-kv goes with --portable")
     kind = "portable" if portable else form or _ENDINGS.get(file.suffix.lower())
     if kind is None:
         raise click.UsageError(f"{file.name}: the ending says no format; give --format {', '.join(_FORMATS)}, or --portable")
@@ -65,24 +71,51 @@ def export_command(settings: Settings, session: str, file: Path, form: str | Non
     session_id = _with_store(settings, lambda store: _find(store, session))
     with _bar("exporting") as progress:
         write(settings.data.sessions, session_id, file, progress)
+    if with_kv:
+        with _locked(settings, "sessions export --with-kv"):
+            keys = _with_store(settings, lambda store: keys_of(store, session_id))
+            copied = put_into(file, settings.data.blocks, keys)
+        click.echo(f"note: {copied:,} KV blocks went with it", err=True)
     click.echo(f"session {session_id} is in {file} ({file.stat().st_size:,} bytes)", err=True)
 
 
 @click.command("import")
 @click.argument("file", type=click.Path(path_type=Path, exists=True, dir_okay=False))
+@click.option("--with-kv", is_flag=True, help="Take the KV blocks of a portable file too: only from people you trust.")
 @click.pass_obj
-def import_command(settings: Settings, file: Path) -> None:
+def import_command(settings: Settings, file: Path, with_kv: bool) -> None:
     """Takes in FILE: a session as JSON, a portable session file, or messages as OpenAI's API takes them.
 
     All of it is taken, or nothing.
     """
-    lock = DataFolderLock(settings.data.root, "sessions import")
+    with _locked(settings, "sessions import"):
+        store = SessionStore.open(settings.data.sessions)
+        with _bar("importing") as progress:
+            keys = asyncio.run(_import(store, file, progress))
+        if not carries_blocks(file):
+            return
+        if with_kv:
+            click.echo(f"note: {take_from(file, settings.data.blocks, keys):,} KV blocks were taken", err=True)
+        else:
+            click.echo(
+                "note: the file carries KV blocks, which were not taken: nobody can check what somebody else computed; "
+                "it is computed again, or import with --with-kv if you trust where it comes from",
+                err=True,
+            )
+
+
+@contextmanager
+def _locked(settings: Settings, what: str) -> Iterator[None]:
+    """Holds the data folder, so that no engine and no window has it.
+
+    Raises:
+        click.ClickException: Somebody has.
+    """
+    lock = DataFolderLock(settings.data.root, what)
     if not lock.acquire():
         raise click.ClickException(f"{settings.data.root} is in use by {lock.held_by or 'another process'}; close it first")
     try:
-        store = SessionStore.open(settings.data.sessions)
-        with _bar("importing") as progress:
-            asyncio.run(_import(store, file, progress))
+        yield
     finally:
         lock.release()
 
@@ -125,7 +158,8 @@ def console_out(text: Text) -> None:
     out.print(text, soft_wrap=True)
 
 
-async def _import(store: SessionStore, file: Path, progress: OnTransfer) -> None:
+async def _import(store: SessionStore, file: Path, progress: OnTransfer) -> list[bytes]:
+    """Imports and says so; the names of the KV blocks of what was imported."""
     try:
         await store.drop_unfinished_imports()
         imported = await store.import_file(file, progress)
@@ -136,6 +170,9 @@ async def _import(store: SessionStore, file: Path, progress: OnTransfer) -> None
                 click.echo(f"note: {note}", err=True)
         for note in imported.notes:
             click.echo(f"note: {note}", err=True)
+        if not carries_blocks(file):
+            return []
+        return [key for session_id in imported.sessions for key in await keys_of(store, session_id)]
     finally:
         await store.close()
 

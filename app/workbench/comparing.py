@@ -14,7 +14,7 @@ from app.workbench.aligning import Match, matches
 from app.workbench.outline import outline
 from app.workbench.refusals import GONE, stored
 from app.workbench.session import OpenSession
-from runtime import Origin, TokenRun, texts_of
+from runtime import Finish, Origin, TokenRun, texts_of
 from storage import SessionStore
 from ui import BranchDiff, DiffPart, DiffSide, Refusal
 
@@ -28,7 +28,7 @@ class Line:
     Attributes:
         name: What it is called.
         pieces: Bytes.
-        template: ``(n,)`` whether they are the template's.
+        template: ``(n,)`` whether they are the template's, or an eos: not shown.
         logprob: ``(n,)`` nats; not-a-number where nobody has scored them.
         turns: ``(n,)`` whether a turn begins.
     """
@@ -67,8 +67,11 @@ async def compare(store: SessionStore, session: OpenSession, left: int, right: i
     missing = [node for node in nodes if node not in session.runs and node not in session.states]
     if missing:
         session.add_tokens(await stored(store.load_tokens(missing)))
-    names = {row.node_id: row.name for row in outline(tree, session.tip)}
-    a, b = (line(session, tip, names.get(node, "")) for node, tip in zip((left, right), tips, strict=True))
+    rows = outline(tree, session.tip)
+    names = {row.node_id: row.name for row in rows}
+    current = next((row.name for row in rows if row.current), "")
+    named = [current if tip == session.tip else names.get(node, "") for node, tip in zip((left, right), tips, strict=True)]
+    a, b = (line(session, tip, name) for tip, name in zip(tips, named, strict=True))
     return await asyncio.to_thread(difference, a, b)
 
 
@@ -82,7 +85,7 @@ def line(session: OpenSession, tip: int, name: str) -> Line:
         runs.append(run)
         starts += [segment.node.turn_start and at == 0 for at in range(len(run))]
     whole = TokenRun.concat(runs)
-    template = whole.origin == int(Origin.TEMPLATE)
+    template = (whole.origin == int(Origin.TEMPLATE)) | (whole.finish == int(Finish.EOS))
     logprob = np.where(whole.rank > 0, whole.logprob, np.nan).astype(np.float32)
     return Line(name, whole.token_bytes, template, logprob, np.array(starts, np.bool_))
 

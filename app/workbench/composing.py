@@ -6,6 +6,7 @@ import asyncio
 import math
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -126,6 +127,8 @@ class Composing:
         if len(kept) == len(said):
             raise Refusal("the conversation is not what fills the context; shorten the message, or leave out a file")
         session = (await self._copies.target(session)).session
+        turns = session.tree.turns(session.tip)  # of the copy, where the sample was to be changed
+        root, kept = (turns[0] if root is not None else None), turns[len(turns) - len(kept) :]
         before = left_out(root.tip.stats) if root is not None else 0
         beginning = Beginning.of(root.tip) if root is not None else Beginning()
         stats = {**beginning.stats, LEFT_OUT: before + len(said) - len(kept)}
@@ -133,14 +136,8 @@ class Composing:
         numbers = model.info.numbers_fingerprint
         for place, turn in enumerate(kept):
             run, node = without_numbers(session.turn_run(turn)), turn.tip
-            new = NewNode(
-                session.id,
-                parent.id,
-                turn.role,
-                text=session.content(turn),
-                status="complete",
-                finish_reason=node.finish_reason,
-            )  # type: ignore[arg-type]  # a stored role is one of them
+            role: Any = turn.role  # of a stored node, so one that the store knows
+            new = NewNode(session.id, parent.id, role, text=session.content(turn), finish_reason=node.finish_reason)
             tokenised = place > 0 and len(session.runs.get(node.id, EMPTY))  # the first stands behind other tokens now
             parent = await self._sessions.add(session, new, chunk(run, numbers) if tokenised else None)
             if tokenised:

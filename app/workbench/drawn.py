@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
@@ -35,6 +35,7 @@ class Drawn:
         sessions: The open sessions.
         vocabulary: Knows the bytes of tokens.
         in_work: The options of the answer that is being written into a node.
+        model: Gives the model, started where it does not run.
     """
 
     def __init__(
@@ -44,16 +45,19 @@ class Drawn:
         sessions: Sessions,
         vocabulary: Vocabulary,
         in_work: Callable[[int], GenerationOptions | None],
+        model: Callable[[], Awaitable[LanguageModel]],
     ) -> None:
         self._store = store
         self._supervisor = supervisor
         self._sessions = sessions
         self._vocabulary = vocabulary
         self._in_work = in_work
+        self._model = model
 
     async def drawing(self, session_id: int, node_id: int, index: int) -> Drawing | None:
         """How token `index` of the turn was drawn; asks no model."""
         session = self._sessions.opened(session_id)
+        await self._sessions.read_whole(session_id)
         place = session.locate(node_id, index)
         if place is None:
             return None
@@ -85,6 +89,7 @@ class Drawn:
             Refusal: None runs, or it cannot.
         """
         session = self._sessions.opened(session_id)
+        await self._sessions.read_whole(session_id)
         place = session.locate(node_id, index)
         if place is None:
             raise Refusal(GONE)
@@ -100,15 +105,14 @@ class Drawn:
         """The likeliest tokens after another token at a place, by queries: they go after all who chat. Nothing is saved.
 
         Raises:
-            Refusal: No model runs, or it cannot.
+            Refusal: There is no model, or it cannot.
         """
         session = self._sessions.opened(session_id)
+        await self._sessions.read_whole(session_id)
         place = session.locate(node_id, index)
         if place is None:
             raise Refusal(GONE)
-        model = self._supervisor.running
-        if model is None:
-            raise Refusal(NO_MODEL)
+        model = await self._model()
         ids = [*ids_before(session, *place), token_id]
         words: list[bytes] = []
         while len(words) < most and not model.is_eos(ids[-1]) and len(ids) < model.info.context_length:

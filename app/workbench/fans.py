@@ -92,6 +92,7 @@ class Fans:
         if not 2 <= wanted <= MOST_COLUMNS:
             raise Refusal(f"{wanted} continuations: ask for 2 to {MOST_COLUMNS}")
         session = self._sessions.opened(session_id)
+        await self._sessions.read_whole(session_id)
         self._answers.check_idle(session_id)
         new = point(session, node_id, index)
         target = await self._copies.target(session)

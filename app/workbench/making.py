@@ -85,7 +85,12 @@ def stack_made_with(made: Mapping[str, Any]) -> tuple[AdapterChoice, ...]:
     """The adapters that a session had on its stack for an answer."""
     stored = made.get("stack")
     entries = stored if isinstance(stored, list) else []
-    return tuple(AdapterChoice(str(folder), str(name), float(scale)) for folder, name, scale in entries)
+    found = []
+    for entry in entries:
+        match entry:
+            case [str(folder), str(name), (int() | float()) as scale]:
+                found.append(AdapterChoice(folder, name, float(scale)))
+    return tuple(found)
 
 
 def refusal(node: NodeRow, speaker: Speaker | LanguageModel | None = None) -> str:

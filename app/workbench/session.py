@@ -104,9 +104,9 @@ class OpenSession:
         for node_id, stored in chunks.items():
             if node_id in self.runs or node_id in self.states:  # an answer began while the store was reading
                 continue
-            whole = [c for c in stored if c.columns]
-            self.runs[node_id] = healed(TokenRun.concat([TokenRun.from_columns(c.columns) for c in whole]))
-            if any(c.damaged for c in stored):
+            read = [run_of(c.columns) for c in stored if c.columns]
+            self.runs[node_id] = healed(TokenRun.concat([run for run, _ in read]))
+            if any(c.damaged for c in stored) or not all(sound for _, sound in read):
                 self.damaged.add(node_id)
 
     def segment_run(self, segment: Segment) -> TokenRun:
@@ -346,6 +346,14 @@ def content_of(run: TokenRun) -> str:
     """The text of a run without the template's tokens and the closing eos."""
     kept = (run.origin != int(Origin.TEMPLATE)) & (run.finish != int(Finish.EOS))
     return "".join(text for text, keep in zip(run.texts, kept.tolist(), strict=True) if keep)
+
+
+def run_of(columns: Mapping[str, Any]) -> tuple[TokenRun, bool]:
+    """Stored columns as a run, and whether all made sense: what a draw was made of may be another program's writing."""
+    try:
+        return TokenRun.from_columns(columns), True
+    except (KeyError, ValueError, TypeError, IndexError):  # an InvalidRequestError is a ValueError
+        return TokenRun.from_columns({n: c for n, c in columns.items() if not n.startswith("stage_")}), False
 
 
 def healed(run: TokenRun) -> TokenRun:

@@ -182,7 +182,11 @@ class Sessions:
         model, session.warm, session.stored = (None if self.closing else self._supervisor.running), 0, 0
         if model is None or session.path_length() > model.info.context_length:
             return
-        await self._load_path(session, earlier=True)
+        try:
+            await self._load_path(session, earlier=True)
+        except Refusal as refusal:  # whoever asks the model to go on is told
+            log.info("no warm prefix: %s", refusal)
+            return
         ids = session.path_ids(session.tree.path(session.tip))
         if not ids:
             return

@@ -6,11 +6,13 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from app.supervisor import Supervisor
 from app.workbench.answers import Answers
+from app.workbench.app_settings import SettingsKeeper
 from app.workbench.composing import Composing
 from app.workbench.copying import Copies
 from app.workbench.drawing import DrawingMembers
@@ -19,7 +21,7 @@ from app.workbench.fans import Fans
 from app.workbench.keeping import Keeper
 from app.workbench.making import how_made
 from app.workbench.pruning import prune
-from app.workbench.refusals import BUSY
+from app.workbench.refusals import BUSY, stored
 from app.workbench.sessions import Sessions
 from app.workbench.setup.members import SetupMembers
 from app.workbench.setup.setups import Setups
@@ -32,6 +34,7 @@ from app.workbench.vocabulary import Vocabulary
 from runtime import GenerationOptions, RuntimeFault, SamplingOptions
 from storage import SessionStore, StoreError
 from ui import (
+    AppSettings,
     BackendChoice,
     Composition,
     EngineState,
@@ -42,6 +45,7 @@ from ui import (
     SessionChanged,
     SessionSummary,
     SessionView,
+    SettingsView,
     StatusChanged,
     StatusView,
     TextFile,
@@ -89,9 +93,10 @@ class AppWorkbench(SetupMembers, ShelfMembers, TransferMembers, DrawingMembers):
         tokeniser = Tokeniser(store, self.vocabulary)
         copies = Copies(store, supervisor, self._sessions, self._setups, self._tell)
         self._turns = Turns(self._sessions, copies, self._answers, tokeniser, self.vocabulary, self._tell, self._refresh_status)
+        self._settings = SettingsKeeper(store, supervisor, self._setups.presets)
         self._composing = Composing(self._sessions, supervisor, self._answers, copies)
         self._fans = Fans(store, supervisor, self._sessions, copies, self._answers, tokeniser, self._tell, self._refresh_status)
-        self._drawn = Drawn(store, supervisor, self._sessions, self.vocabulary, self._answers.options_of)
+        self._drawn = Drawn(store, supervisor, self._sessions, self.vocabulary, self._answers.options_of, self._answers.model)
         self.status = StatusView(EngineState.NONE)
         supervisor.subscribe(self._refresh_status)
 
@@ -191,6 +196,7 @@ class AppWorkbench(SetupMembers, ShelfMembers, TransferMembers, DrawingMembers):
 
     async def regenerate_exactly(self, session_id: int, node_id: int) -> None:
         """The same answer once more, with what it was made with."""
+        await self._sessions.read_whole(session_id)
         await self._turns.regenerate_exactly(session_id, node_id)
 
     def how_made(self, session_id: int, node_id: int) -> Made | None:
@@ -210,6 +216,7 @@ class AppWorkbench(SetupMembers, ShelfMembers, TransferMembers, DrawingMembers):
 
     async def answer_call(self, session_id: int, node_id: int, text: str) -> None:
         """The result of a tool's call, as a turn of its own; then streams an answer."""
+        await self._sessions.read_whole(session_id)
         await self._turns.answer_call(session_id, node_id, text)
 
     # ---- the model ----------------------------------------------------------------------------------------------------
@@ -261,6 +268,7 @@ class AppWorkbench(SetupMembers, ShelfMembers, TransferMembers, DrawingMembers):
 
     async def score_draft(self, session_id: int, text: str, replaces: int | None = None) -> float | None:
         """Bits of a draft, behind everything else."""
+        await self._sessions.read_whole(session_id)
         return await self._composing.score_draft(session_id, text, replaces)
 
     async def read_file(self, path: str) -> TextFile:
@@ -269,10 +277,40 @@ class AppWorkbench(SetupMembers, ShelfMembers, TransferMembers, DrawingMembers):
 
     async def grow_context(self) -> None:
         """All the context that the model has."""
+        await self._settings.change("context_length", None)
         await self._change(options={"context_length": None})
+
+    # ---- settings -----------------------------------------------------------------------------------------------------
+
+    async def load_settings(self) -> AppSettings:
+        """Before anything is shown or loaded."""
+        return await self._settings.load()
+
+    async def settings(self) -> SettingsView:
+        """What is set."""
+        await self._settings.load()
+        models = [choice.source for choice in await self.models()]
+        backends = [choice.name for choice in self.backends() if not choice.problem]
+        return replace(self._settings.view(models, backends), data=await self._settings.facts())
+
+    async def change_setting(self, name: str, value: object) -> SettingsView:
+        """Changes one row."""
+        await self._settings.change(name, value)
+        return await self.settings()
+
+    async def reload_model(self) -> SettingsView:
+        """Loads the model anew with what is set."""
+        await self._change()
+        return await self.settings()
+
+    async def verify_data(self) -> Sequence[str]:
+        """Reads every stored row."""
+        damage = await stored(self._store.verify())
+        return [row.detail for row in damage]
 
     async def leave_out(self, session_id: int, text: str) -> int:
         """Makes room for a message."""
+        await self._sessions.read_whole(session_id)
         count = await self._composing.leave_out(session_id, text)
         shown = self._sessions.shown
         if shown is not None:

@@ -13,6 +13,8 @@ import json
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from runtime.adapters.stacks import stack_of
 from runtime.records import Int32
 from runtime.trie import Namespace, Span
@@ -66,6 +68,17 @@ def cells(spans: Sequence[Span]) -> list[Cell]:
             parent = cell.link().key
         at += len(ids)
     return found
+
+
+def block_keys(kv_fingerprint: str, ids: Sequence[int]) -> list[bytes]:
+    """The names that the blocks of a path of the base model can have, in order: on the grid, and its checkpoints there.
+
+    Args:
+        kv_fingerprint: Of the model (`ModelInfo.kv_fingerprint`).
+        ids: The path.
+    """
+    found = cells([(kv_fingerprint, np.asarray(ids, np.int32))])
+    return [cell.link(state=state).key for cell in found for state in (False, True)]
 
 
 def _named(namespace: Hashable, state: bool) -> bytes:

@@ -46,6 +46,15 @@ def plain_adapters(adapters: Adapters) -> list[tuple[str, float]] | None:
     return None if adapters is None else list(check_adapters(adapters))
 
 
+def plain_query(ids: Sequence[int], adapters: Adapters) -> dict[str, Any]:
+    """One token sequence, and the adapters it is asked under.
+
+    Raises:
+        InvalidRequestError, AdapterError: As of the two above.
+    """
+    return {"ids": plain_ids(ids), "adapters": plain_adapters(adapters)}
+
+
 def plain_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
     """Messages or tools as dictionaries of plain values.
 

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import weakref
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing, closing
 from types import TracebackType
 from typing import Any, Self, cast
 
 from runtime.adapters.uses import Adapters
 from runtime.client.adapters import AdapterCalls
-from runtime.client.arguments import plain_adapters, plain_ids, plain_messages
+from runtime.client.arguments import plain_adapters, plain_ids, plain_messages, plain_query
 from runtime.client.blocks import BlockCalls
 from runtime.client.branching import BranchingMembers
+from runtime.client.caching import CacheCalls
 from runtime.client.calls import Calls
 from runtime.client.link import EngineLink
 from runtime.client.pins import PinCalls
+from runtime.client.texts import TextCalls
 from runtime.client.vectors import VectorCalls
 from runtime.completion import Completion
-from runtime.errors import InvalidRequestError, RuntimeFault
+from runtime.errors import RuntimeFault
 from runtime.info import CacheReport, Metrics, ModelInfo, OnProgress
 from runtime.language_model import Message, PrefixMatch
 from runtime.members.resolving import ResolvingMembers
@@ -28,23 +30,20 @@ from runtime.records import Float32, TokenRecord, TokenRun
 from runtime.resolution import AnswerEnds
 from runtime.session.opening import OpensSessions
 from runtime.text.utf8 import clean_text
-from runtime.wire.arrays import unpack_pieces
 from runtime.wire.messages import Loaded
 
 
-class EngineClient(AdapterCalls, BlockCalls, BranchingMembers, VectorCalls, PinCalls, OpensSessions, ResolvingMembers):
+class EngineClient(
+    TextCalls, CacheCalls, AdapterCalls, BlockCalls, BranchingMembers, VectorCalls, PinCalls, OpensSessions, ResolvingMembers
+):
     """A model in an engine process, made by `spawn`. Every member is described by `LanguageModel`.
 
     Once the process has ended, whoever waits and whoever asks gets `EngineDiedError`; `spawn` makes another one.
     """
 
     def __init__(self, link: EngineLink, loaded: Loaded) -> None:
+        super().__init__(Calls(link), loaded)
         self._link = link
-        self._calls = Calls(link)
-        self._first = loaded
-        self._eos = frozenset(loaded.eos_token_ids)
-        self._byte_vocab = unpack_pieces(loaded.byte_vocab)
-        self._str_vocab = [text.decode("utf-8", "surrogatepass") for text in unpack_pieces(loaded.str_vocab)]
         finaliser = weakref.finalize(self, link.close_soon, grace=0.0)  # forgotten without close: no engine stays behind
         finaliser.atexit = False  # at exit the pipe closes, which is enough
 
@@ -59,28 +58,12 @@ class EngineClient(AdapterCalls, BlockCalls, BranchingMembers, VectorCalls, PinC
         return self._state.info
 
     @property
-    def eos_token_ids(self) -> tuple[int, ...]:
-        return self._first.eos_token_ids
-
-    @property
-    def chat_template(self) -> str | None:
-        return self._first.chat_template
-
-    @property
     def own_options(self) -> GenerationOptions:
         return self._first.own_options
 
     @property
     def own_ends(self) -> AnswerEnds:
         return self._first.own_ends
-
-    @property
-    def byte_vocab(self) -> list[bytes]:
-        return list(self._byte_vocab)
-
-    @property
-    def str_vocab(self) -> list[str]:
-        return list(self._str_vocab)
 
     @property
     def pid(self) -> int:
@@ -102,28 +85,28 @@ class EngineClient(AdapterCalls, BlockCalls, BranchingMembers, VectorCalls, PinC
     # ---- next-token log-probabilities ------------------------------------------------------------------------
 
     async def next_token_logprobs(self, ids: Sequence[int], *, adapters: Adapters = None) -> Float32:
-        return cast("Float32", await self._calls.call("next_token_logprobs", **_query(ids, adapters)))
+        return cast("Float32", await self._calls.call("next_token_logprobs", **plain_query(ids, adapters)))
 
     async def batch_next_token_logprobs(self, batch: Sequence[Sequence[int]], *, adapters: Adapters = None) -> Float32:
         return cast("Float32", await self._calls.call("batch_next_token_logprobs", **_queries(batch, adapters)))
 
     def next_token_logprobs_sync(self, ids: Sequence[int], *, adapters: Adapters = None) -> Float32:
-        return cast("Float32", self._calls.call_sync("next_token_logprobs", **_query(ids, adapters)))
+        return cast("Float32", self._calls.call_sync("next_token_logprobs", **plain_query(ids, adapters)))
 
     def batch_next_token_logprobs_sync(self, batch: Sequence[Sequence[int]], *, adapters: Adapters = None) -> Float32:
         return cast("Float32", self._calls.call_sync("batch_next_token_logprobs", **_queries(batch, adapters)))
 
     def next_token_logprobs_uncached(self, ids: Sequence[int], *, adapters: Adapters = None) -> Float32:
-        return cast("Float32", self._calls.call_sync("next_token_logprobs_uncached_async", **_query(ids, adapters)))
+        return cast("Float32", self._calls.call_sync("next_token_logprobs_uncached_async", **plain_query(ids, adapters)))
 
     async def next_token_logprobs_uncached_async(self, ids: Sequence[int], *, adapters: Adapters = None) -> Float32:
-        return cast("Float32", await self._calls.call("next_token_logprobs_uncached_async", **_query(ids, adapters)))
+        return cast("Float32", await self._calls.call("next_token_logprobs_uncached_async", **plain_query(ids, adapters)))
 
     def prefix_match(self, ids: Sequence[int], *, adapters: Adapters = None) -> PrefixMatch:
-        return cast("PrefixMatch", self._calls.call_sync("prefix_match_async", **_query(ids, adapters)))
+        return cast("PrefixMatch", self._calls.call_sync("prefix_match_async", **plain_query(ids, adapters)))
 
     async def prefix_match_async(self, ids: Sequence[int], *, adapters: Adapters = None) -> PrefixMatch:
-        return cast("PrefixMatch", await self._calls.call("prefix_match_async", **_query(ids, adapters)))
+        return cast("PrefixMatch", await self._calls.call("prefix_match_async", **plain_query(ids, adapters)))
 
     # ---- scores ----------------------------------------------------------------------------------------------
 
@@ -147,7 +130,7 @@ class EngineClient(AdapterCalls, BlockCalls, BranchingMembers, VectorCalls, PinC
         adapters: Adapters = None,
         on_progress: OnProgress | None = None,
     ) -> TokenRun:
-        call = self._calls.call("score_run", on_progress=on_progress, top_k=top_k, start=start, **_query(ids, adapters))
+        call = self._calls.call("score_run", on_progress=on_progress, top_k=top_k, start=start, **plain_query(ids, adapters))
         return cast("TokenRun", await call)
 
     # ---- generation ------------------------------------------------------------------------------------------
@@ -226,80 +209,6 @@ class EngineClient(AdapterCalls, BlockCalls, BranchingMembers, VectorCalls, PinC
         plain = clean_text(prompt) if isinstance(prompt, str) else plain_messages(prompt)
         return cast("Completion", await self._calls.call("complete", prompt=plain, options=options and given(options)))
 
-    # ---- text ------------------------------------------------------------------------------------------------
-
-    def tokenize(self, text: str) -> list[int]:
-        return cast("list[int]", self._calls.call_sync("tokenize_async", text=clean_text(text)))
-
-    async def tokenize_async(self, text: str) -> list[int]:
-        return cast("list[int]", await self._calls.call("tokenize_async", text=clean_text(text)))
-
-    def detokenize(self, ids: Sequence[int]) -> str:
-        return cast("str", self._calls.call_sync("detokenize_async", ids=plain_ids(ids)))
-
-    async def detokenize_async(self, ids: Sequence[int]) -> str:
-        return cast("str", await self._calls.call("detokenize_async", ids=plain_ids(ids)))
-
-    def decode_token(self, token_id: int) -> bytes:
-        if not 0 <= token_id < len(self._byte_vocab):
-            raise InvalidRequestError(f"token id {token_id} is outside the vocabulary of {len(self._byte_vocab):,}")
-        return self._byte_vocab[token_id]
-
-    def is_eos(self, token_id: int) -> bool:
-        return token_id in self._eos
-
-    def render_chat(
-        self,
-        messages: Sequence[Message],
-        *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        add_generation_prompt: bool = True,
-    ) -> list[int]:
-        return cast("list[int]", self._calls.call_sync("render_chat_async", **_chat(messages, tools, add_generation_prompt)))
-
-    async def render_chat_async(
-        self,
-        messages: Sequence[Message],
-        *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        add_generation_prompt: bool = True,
-    ) -> list[int]:
-        return cast("list[int]", await self._calls.call("render_chat_async", **_chat(messages, tools, add_generation_prompt)))
-
-    # ---- cache -----------------------------------------------------------------------------------------------
-
-    def cache_kv(self, ids: Sequence[int], *, adapters: Adapters = None) -> None:
-        self._calls.call_sync("cache_kv_async", **_query(ids, adapters))
-
-    async def cache_kv_async(
-        self, ids: Sequence[int], *, adapters: Adapters = None, on_progress: OnProgress | None = None
-    ) -> None:
-        await self._calls.call("cache_kv_async", on_progress=on_progress, **_query(ids, adapters))
-
-    def clear_cache(self) -> None:
-        self._calls.call_sync("clear_cache_async")
-
-    async def clear_cache_async(self) -> None:
-        await self._calls.call("clear_cache_async")
-
-    def clear_kv_cache(self) -> None:
-        self._calls.call_sync("clear_kv_cache_async")
-
-    async def clear_kv_cache_async(self) -> None:
-        await self._calls.call("clear_kv_cache_async")
-
-    def reset_async_queries(self) -> None:
-        self._calls.call_sync("reset_async_queries_async")
-
-    async def reset_async_queries_async(self) -> None:
-        await self._calls.call("reset_async_queries_async")
-
-    def set_kv_budget(self, budget_bytes: int) -> None:
-        self._calls.call_sync("set_kv_budget_async", budget_bytes=budget_bytes)
-
-    async def set_kv_budget_async(self, budget_bytes: int) -> None:
-        await self._calls.call("set_kv_budget_async", budget_bytes=budget_bytes)
-
     # ---- end -------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
@@ -330,19 +239,5 @@ async def end_link(link: EngineLink, *, grace: float | None = None) -> None:
     link.join()  # at once: the thread has nothing left to do
 
 
-def _query(ids: Sequence[int], adapters: Adapters) -> dict[str, Any]:
-    return {"ids": plain_ids(ids), "adapters": plain_adapters(adapters)}
-
-
 def _queries(batch: Sequence[Sequence[int]], adapters: Adapters) -> dict[str, Any]:
     return {"batch": [plain_ids(ids) for ids in batch], "adapters": plain_adapters(adapters)}
-
-
-def _chat(
-    messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None, add_generation_prompt: bool
-) -> dict[str, Any]:
-    return {
-        "messages": plain_messages(messages),
-        "tools": None if tools is None else plain_messages(tools),
-        "add_generation_prompt": add_generation_prompt,
-    }

@@ -18,7 +18,8 @@ from runtime.info import ModelInfo
 from runtime.model.text import TextSide
 from runtime.options import LoadOptions
 from runtime.records import Int32
-from runtime.scheduler.jobs import GenerateJob, Job, check_ids
+from runtime.scheduler.ids import check_ids
+from runtime.scheduler.jobs import GenerateJob, Job
 
 T = TypeVar("T")
 Held = tuple[asyncio.AbstractEventLoop, deque[GenerateJob]]  # requests that begin when others of their batch have ended

@@ -15,7 +15,8 @@ from runtime.model.texts import TextMembers
 from runtime.pooling import Pooling, check_pooling, checked_texts
 from runtime.records import Float32, Int32
 from runtime.scheduler.embedding import EmbedJob
-from runtime.scheduler.jobs import Priority, check_ids
+from runtime.scheduler.ids import check_ids
+from runtime.scheduler.jobs import Priority
 
 
 class VectorMembers(TextMembers):

@@ -111,10 +111,13 @@ class Falling:
             if i >= len(self.ids):  # the target is the whole mass, but for rounding
                 i = int(np.flatnonzero(self.weights)[-1])
             return self.at_rank(i)
-        guesses: tuple[np.float32, ...] = ()
+        guesses: list[np.float32] = []
         for stripes in (STRIPES, STRIPES // _DEEP):
-            guesses = self._guesses(target, stripes)
-            deep = self._down_to(guesses[-1]) if guesses else None
+            high, low = self._guesses(target, stripes)
+            guesses = [guess for guess in (high, low) if guess is not None]
+            if low is None:  # it lies beyond what the sample reaches
+                continue
+            deep = self._down_to(low)
             if deep is None:
                 break
             i = int(deep.edges.searchsorted(target, side="left" if left else "right"))
@@ -142,8 +145,8 @@ class Falling:
         token = equals[i - int(np.searchsorted(-deep.scores, -own))] if len(equals) > 1 else equals[0]
         return Place(i, int(token), float(deep.edges[i - 1]) if i else 0.0, float(deep.weights[i]))
 
-    def _guesses(self, target: float, stripes: int) -> tuple[np.float32, ...]:
-        """Scores between which the place of a mass probably lies, falling.
+    def _guesses(self, target: float, stripes: int) -> tuple[np.float32 | None, np.float32 | None]:
+        """A higher and a lower score between which the place of a mass probably lies; None where the sample has none.
 
         The largest entries of many small parts of the row are a sample that is dense where the mass is: an entry of rank r is
         the largest of its part with the probability exp(-r / parts). Fewer stripes are more parts, a sample that goes deeper.
@@ -159,7 +162,8 @@ class Falling:
         peaks, edges = self._samples[stripes]
         at = int(edges.searchsorted(target))
         spread = 6 + at // 12
-        return tuple(peaks[i] for i in (at - spread, at + spread) if 0 <= i < len(peaks))
+        high = peaks[at - spread] if 0 <= at - spread < len(peaks) else None
+        return high, peaks[at + spread] if at + spread < len(peaks) else None
 
     def at_rank(self, rank: int) -> Place:
         """The entry that so many stand before; the last one where there are fewer."""

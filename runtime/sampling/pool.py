@@ -160,10 +160,12 @@ class Pool:
 
     def _change(self, ids: npt.NDArray[np.int64], scores: npt.NDArray[np.floating]) -> None:
         if self._mass is not None:
-            before = float(np.exp(self.row[ids], dtype=np.float64).sum())
-            after = float(np.exp(np.minimum(scores, 300.0), dtype=np.float64).sum())
+            before = float(np.exp(self.row[ids]).sum(dtype=np.float64))
+            with np.errstate(over="ignore"):
+                after = float(np.exp(scores).sum(dtype=np.float64))
             rest = self._mass - before
-            self._mass = rest + after if rest > self._mass / 2 else None  # what is left of less has lost its digits
+            sound = rest > self._mass / 2 and np.isfinite(after)  # what is left of less has lost its digits
+            self._mass = rest + after if sound else None
         self.row[ids] = scores
         if self._edited is not None:
             self._edited.append(ids)

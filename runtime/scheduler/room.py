@@ -24,6 +24,7 @@ STEP = 64  # slots that a pack grows by where memory is short
 QUARTER_STEP = 256  # slots that it grows by at least where it is not
 SPARE_SHARE = 16  # room that no slot fills yet takes no more than this fraction of the budget
 VECTOR_SHARE = 32  # full vectors get this fraction of the budget
+VECTOR_BYTES = 32 << 20  # and no more: what is written to the same memory again and again stays in the processor's cache
 
 
 class NoRoomError(MemoryBudgetError):
@@ -49,7 +50,7 @@ class Room:
         self.peak = 0
         self.live: set[Prefill] = set()
         self.trie = Trie(backend, budget, self.make)
-        self.vectors = VectorCache(budget // VECTOR_SHARE if enabled else 0, self.make)
+        self.vectors = VectorCache(_for_vectors(budget) if enabled else 0, self.make)
         self.pins = Pins(self.trie, self.vectors, budget, self.make)
         self.workspaces = Workspaces(backend, self)
         self.drafter: Drafter | None = None
@@ -161,7 +162,7 @@ class Room:
             raise MemoryBudgetError(
                 f"running requests hold {held:,} bytes of KV; a budget of {budget:,} must wait for them, or cancel some"
             )
-        self.vectors.set_budget(budget // VECTOR_SHARE if enabled else 0)
+        self.vectors.set_budget(_for_vectors(budget) if enabled else 0)
         if not self.make(0):
             self.vectors.clear()
             self.make(0)
@@ -256,3 +257,7 @@ class Room:
             f"running requests ({len(self.live)} in all); the budget is {self.budget:,}: raise kv_cache_bytes "
             "(set_kv_budget), end another request or shorten the text"
         )
+
+
+def _for_vectors(budget: int) -> int:
+    return min(budget // VECTOR_SHARE, VECTOR_BYTES)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from runtime.errors import InvalidRequestError
 from runtime.language_model import LanguageModel
-from runtime.scheduler.jobs import check_ids
+from runtime.scheduler.ids import check_ids
 
 WINDOW = 64  # tokens before a seam that are looked at
 TextOrIds = str | Sequence[int]

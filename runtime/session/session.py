@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import TracebackType
 from typing import Self
 
+from runtime.blocks.chain import block_keys
 from runtime.errors import InvalidRequestError
 from runtime.info import OnProgress
 from runtime.session.blocking import blocking
@@ -72,7 +73,14 @@ class Session(Filling, Stepping):
             limit=self.config.limit,
             options=self.config.options,
             generation=standing.generation,
+            blocks=self._block_names(path.ids),
         )
+
+    def _block_names(self, ids: list[int]) -> tuple[str, ...]:
+        """Names of the path's KV blocks, where the engine keeps some: of the base model's paths."""
+        if self.manifest.adapters or not self.model.info.options.get("blocks"):
+            return ()
+        return tuple(key.hex() for key in block_keys(self.manifest.model, ids))
 
     # ---- back and aside -----------------------------------------------------------------------------------------------
 

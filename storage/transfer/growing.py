@@ -10,6 +10,7 @@ from storage import columns
 from storage.errors import InvalidRowError, StoreError
 from storage.records import MAX_TOKENS
 from storage.rows import Columns, Role, Status
+from storage.transfer.known import check_known
 from storage.transfer.parts import EndPart, NodePart, TokensPart
 
 MOST_NODES: Final = 1 << 24
@@ -91,6 +92,7 @@ class GrowingTree:
             raise fault("the column 'ids' is missing")
         try:
             columns.check(found, count)
+            check_known(found)
             packed, summary = columns.encode(found), columns.summary(found, count)
         except (InvalidRowError, ValueError, IndexError, OverflowError, MemoryError) as wrong:
             raise fault(str(wrong)) from wrong

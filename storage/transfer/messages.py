@@ -10,7 +10,7 @@ from storage.text import clean
 from storage.transfer.fields import Fields
 from storage.transfer.parts import EndPart, NodePart, Part, SessionPart
 
-_ROLES: Final = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
+_ROLES: Final = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 TITLE_CHARACTERS: Final = 60
 
 

@@ -173,6 +173,7 @@ def open_foreign(path: Path) -> sqlite3.Connection:
     """A connection to a SQLite file that is not trusted: read-only, nothing beside it is read or made."""
     conn = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro&immutable=1", uri=True, isolation_level=None)
     try:
+        conn.text_factory = lambda raw: raw.decode("utf-8", "replace")  # damaged text must reach the checksum
         conn.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, 4 * LIMIT)  # bytes of one value
         conn.setlimit(sqlite3.SQLITE_LIMIT_ATTACHED, 0)
         for pragma in ("trusted_schema = OFF", "cell_size_check = ON", "query_only = ON", "mmap_size = 0"):

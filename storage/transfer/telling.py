@@ -20,7 +20,7 @@ from storage.transfer.drafts import written
 from storage.transfer.reading import StoredSession, stored_session
 
 OnProgress = Callable[[int, int], None]  # nodes of the path done and in all; raising in it cancels
-_SPEAKERS: Final = {"system": "System", "user": "You", "assistant": "Model"}
+_SPEAKERS: Final = {"system": "System", "user": "You", "assistant": "Model", "tool": "Tool"}
 _ORIGINS: Final = ("template", "typed", "sampled", "picked", "grammar", "imported")
 _LN2: Final = math.log(2)
 

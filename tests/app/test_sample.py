@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from app.sample import FILE, ensure_sample, run_from, run_to
+from runtime import Origin, SamplingOptions, TokenRun, replay_draw
 from storage import SessionStore
 
 
@@ -19,6 +20,28 @@ def test_a_recorded_run_comes_back_as_it_was_written() -> None:
         run = run_from(node["tokens"])
         assert run_to(run) == node["tokens"]
         assert (np.isneginf(run.top_logprobs) == (run.top_ids < 0)).all()
+
+
+def test_every_token_the_model_drew_is_drawn_again_from_what_the_sample_holds(tmp_path: Path) -> None:
+    store = SessionStore.open(tmp_path / "sessions.db")
+
+    async def runs() -> list[TokenRun]:
+        tree = await store.load_session(await ensure_sample(store))
+        chunks = await store.load_tokens([node.id for node in tree.nodes])
+        return [TokenRun.from_columns(chunk.columns) for tiles in chunks.values() for chunk in tiles]
+
+    try:
+        records = [record for run in asyncio.run(runs()) for record in run if record.origin is Origin.SAMPLED]
+    finally:
+        store.close_sync()
+    assert len(records) > 90
+    for record in records:
+        assert record.redrawn == record.token_id
+        assert len(record.top_ids) >= 64
+        assert record.stages is not None
+        assert [stage.name for stage in record.stages] == ["raw", "temperature", "top_p", "min_p", "draw"]
+        again = replay_draw(record, SamplingOptions(temperature=0.8, top_p=0.95, min_p=0.05))
+        assert again.token == record.token_id
 
 
 def test_the_sample_is_put_once_and_stays_when_it_is_there(tmp_path: Path) -> None:
@@ -45,7 +68,7 @@ def test_alternatives_of_the_sample_can_be_read_without_a_model(tmp_path: Path) 
         tree = await store.load_session(sample)
         for chunks in (await store.load_tokens([node.id for node in tree.nodes])).values():
             for chunk in chunks:
-                ids = np.unique(chunk.columns["top_ids"]).astype(int).tolist()
+                ids = np.unique(TokenRun.from_columns(chunk.columns).top_ids).tolist()
                 assert all(tokens[i] for i in ids if i >= 0)
 
     try:

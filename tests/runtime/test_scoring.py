@@ -7,7 +7,7 @@ import numpy.typing as npt
 import pytest
 
 from runtime.records import NO_TOKEN, Float32
-from runtime.scoring import empty_scores, log_softmax, normalised, score_logits, summarise, top_k
+from runtime.scoring import empty_scores, log_softmax, normalised, normalisers, score_logits, summarise, top_k
 
 VOCABULARIES = (7, 1000, 49_152, 256_000)
 
@@ -164,3 +164,20 @@ def test_the_same_pass_tells_rows_that_are_no_numbers() -> None:
     got = normalised(logits, finite=finite)
     assert finite.tolist() == [True, False, False, False, True]
     np.testing.assert_array_equal(got[[0, 4]], log_softmax(logits[[0, 4]]))
+
+
+def test_normalisers_make_the_same_log_probabilities_to_the_bit() -> None:
+    # given rows of many sizes of logits, more than fit one block, when only what normalises them is worked out
+    rng = np.random.default_rng(4)
+    logits = (rng.standard_normal((13, 49_152)) * rng.uniform(0.1, 200, (13, 1))).astype(np.float32)
+    tops, log_totals, finite = normalisers(logits)
+    # then it makes of every row what normalising all of them makes
+    assert finite.all()
+    assert np.array_equal((logits - tops[:, None]) - log_totals[:, None], normalised(logits))
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_normalisers_find_the_rows_that_are_no_numbers(bad: float) -> None:
+    logits = np.zeros((3, 700), np.float32)
+    logits[1, 321] = bad
+    assert normalisers(logits)[2].tolist() == [True, False, True]

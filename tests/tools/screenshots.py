@@ -19,7 +19,10 @@ from app.window import run_window
 from app.workbench import AppWorkbench
 from runtime import Origin
 from storage import SessionStore
-from ui import MainWindow, Scheme, TurnView, apply_theme
+from ui import AppSettings, MainWindow, Scheme, TurnView, apply_theme
+from ui.setup.popover import FORM, SAMPLING
+
+MODEL_SECONDS = 120  # that a model may take
 
 Scene = Callable[[MainWindow, AppWorkbench, Path], Awaitable[None]]
 
@@ -95,6 +98,98 @@ async def branch_with_tree(window: MainWindow, bench: AppWorkbench, folder: Path
     window.grab().save(str(folder / f"{name}.png"))
 
 
+async def why_with_sliders(window: MainWindow, _: AppWorkbench, folder: Path, name: str) -> None:
+    """Why the sample's most surprising token was drawn, and what top-p .5 would have drawn instead."""
+    turn = answers(window)[0]
+    pin(window, turn.node_id, surprising(turn))
+    QTest.mouseClick(window.parts.inspector.tabs[3], Qt.MouseButton.LeftButton)
+    await settled(window)
+    window.parts.inspector.why.dials.rows["top_p"].slider.setValue(500)
+    await settled(window)
+    window.grab().save(str(folder / f"{name}.png"))
+
+
+async def eight_continuations(window: MainWindow, _: AppWorkbench, folder: Path, name: str) -> None:
+    """Eight ways on from the most surprising token, drawn by the real model."""
+    turn = answers(window)[0]
+    pin(window, turn.node_id, surprising(turn))
+    QTest.mouseClick(window.parts.inspector.token.draws.buttons[8], Qt.MouseButton.LeftButton)
+    for _second in range(MODEL_SECONDS):
+        await asyncio.sleep(1)
+        if len(window.parts.columns.cards) == 8 and not window.desk.running:
+            break
+    await settled(window)
+    window.grab().save(str(folder / f"{name}.png"))
+
+
+async def narrow_continuations(window: MainWindow, bench: AppWorkbench, folder: Path, name: str) -> None:
+    """The same in a small window."""
+    window.resize(900, 700)
+    window.parts.show_inspector(True)
+    await eight_continuations(window, bench, folder, name)
+
+
+async def preview_in_place(window: MainWindow, _: AppWorkbench, folder: Path, name: str) -> None:
+    """What an alternative of the most surprising token would lead to, in grey."""
+    turn = answers(window)[0]
+    pin(window, turn.node_id, surprising(turn))
+    tokens = window.parts.transcript.tokens
+    for _second in range(MODEL_SECONDS):  # the engine may still be starting
+        QTest.keyClick(tokens, Qt.Key.Key_Escape)
+        pin(window, turn.node_id, surprising(turn))
+        QTest.keyClick(tokens, Qt.Key.Key_Space)
+        await asyncio.sleep(1)
+        if tokens.ghost is not None and tokens.ghost.tail:
+            break
+    window.parts.composer.notice.clear()
+    await asyncio.sleep(0.2)
+    window.grab().save(str(folder / f"{name}.png"))
+
+
+async def sampling(window: MainWindow, _: AppWorkbench, folder: Path, name: str) -> None:
+    """What the session says of sampling itself, and who said the rest."""
+    window.desk.new_session()
+    await settled(window)
+    window.popover.open(SAMPLING)
+    await asyncio.sleep(0.3)
+    field = window.popover.sampling.options.fields["temperature"]
+    QTest.keyClicks(field, "0.3")
+    QTest.keyClick(field, Qt.Key.Key_Return)
+    await asyncio.sleep(0.3)
+    window.grab().save(str(folder / f"{name}.png"))
+
+
+async def form(window: MainWindow, _: AppWorkbench, folder: Path, name: str) -> None:
+    """A schema that cannot be used, said in the grammar library's own words; at 900 pixels."""
+    window.desk.new_session()
+    window.resize(900, 700)
+    await settled(window)
+    window.popover.open(FORM)
+    await asyncio.sleep(0.3)
+    QTest.mouseClick(window.popover.form.kinds.buttons[1], Qt.MouseButton.LeftButton)
+    QTest.keyClicks(window.popover.form.source, '{"type": "objekt"}')
+    for _attempt in range(100):
+        await asyncio.sleep(0.1)
+        if window.popover.form.state.text() not in ("checking…", ""):
+            break
+    window.grab().save(str(folder / f"{name}.png"))
+
+
+async def large_text(window: MainWindow, workbench: AppWorkbench, folder: Path, name: str) -> None:
+    """Conversations at 150 %, the context meter open."""
+    window.apply(AppSettings(scheme=Scheme.DARK.value, text_percent=150))
+    window.parts.composer.panel.show()
+    await settled(window)
+    window.grab().save(str(folder / f"{name}.png"))
+
+
+async def settings(window: MainWindow, _: AppWorkbench, folder: Path, name: str) -> None:
+    """The settings, models and device."""
+    window.acts.settings.trigger()
+    await asyncio.sleep(0.5)
+    window.settings.grab().save(str(folder / f"{name}.png"))
+
+
 def take(application: QApplication, folder: Path, name: str, scheme: Scheme, scene: Callable[..., Awaitable[None]]) -> None:
     """Opens the window on a fresh data folder with the sample, plays the scene, closes it."""
     apply_theme(application, scheme)
@@ -132,6 +227,16 @@ def main() -> None:
     take(application, folder, "tokens", Scheme.LIGHT, tokens_with_card)
     take(application, folder, "branch", Scheme.LIGHT, branch_with_tree)
     take(application, folder, "tokens-dark", Scheme.DARK, tokens_with_card)
+    if "--all" in sys.argv:  # the first three are those of the README
+        take(application, folder, "why", Scheme.LIGHT, why_with_sliders)
+        take(application, folder, "why-dark", Scheme.DARK, why_with_sliders)
+        take(application, folder, "preview", Scheme.LIGHT, preview_in_place)
+        take(application, folder, "continuations", Scheme.LIGHT, eight_continuations)
+        take(application, folder, "continuations-dark-900", Scheme.DARK, narrow_continuations)
+        take(application, folder, "sampling", Scheme.LIGHT, sampling)
+        take(application, folder, "form-dark-900", Scheme.DARK, form)
+        take(application, folder, "text-150-dark", Scheme.DARK, large_text)
+        take(application, folder, "settings", Scheme.LIGHT, settings)
 
 
 if __name__ == "__main__":

@@ -39,6 +39,7 @@ class FakeSetups:
     """Keeps what sessions are set to in memory; `slow_checks` (if set) is waited for before a form is judged."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.calls: list[tuple[object, ...]] = []
         self.setups: dict[int, SessionSetup] = {}
         self.loaded: ModelFacts | None = MODEL
@@ -105,7 +106,7 @@ class FakeSetups:
 
     async def add_adapter(self, session_id: int, folder: str) -> SessionSetup:
         self._note("add_adapter", session_id, folder)
-        if not Path(folder, "adapter_config.json").exists():
+        if not Path(folder, "adapter_config.json").exists():  # noqa: ASYNC240  # a test may wait for it
             raise Refusal(f"{folder} holds no adapter")
         line = AdapterLine(AdapterChoice(folder, Path(folder).name), "lora, rank 8, 12 modules, 3.1 MB", loaded=True)
         return self._keep(session_id, adapters=[*self._held(session_id).adapters, line])
@@ -131,7 +132,7 @@ class FakeSetups:
 
     async def read_file(self, path: str) -> TextFile:
         self._note("read_file", path)
-        data = Path(path).read_bytes()
+        data = Path(path).read_bytes()  # noqa: ASYNC240  # a test may wait for it
         if b"\0" in data:
             raise Refusal(f"{Path(path).name} is no text: byte {data.index(0)} of {len(data)} is 0")
         return TextFile(Path(path).name, data.decode())

@@ -5,14 +5,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
 from runtime import Finish, Origin, TokenRun
+from tests.ui.fake_settings import FakeSettings
 from tests.ui.fake_setup import FakeSetups
+from tests.ui.fake_transfers import FakeTransfers
 from ui import (
     BackendChoice,
+    BranchDiff,
     BranchRow,
     Column,
     ColumnKind,
@@ -20,12 +24,17 @@ from ui import (
     ColumnsChanged,
     ColumnTokens,
     Composition,
+    DiffPart,
+    DiffSide,
     Drawing,
     EngineState,
     Event,
+    ExportKind,
     FolderView,
+    ImportResult,
     Made,
     ModelChoice,
+    OnTransfer,
     Refusal,
     SessionChanged,
     SessionsChanged,
@@ -94,7 +103,7 @@ def ended(run: TokenRun, finish: Finish) -> TokenRun:
     return replace(run, finish=marks)
 
 
-class FakeWorkbench(FakeSetups):
+class FakeWorkbench(FakeSetups, FakeSettings, FakeTransfers):
     """Satisfies `ui.port.Workbench`.
 
     `calls` records every command. `answer` is what the next answers say, word by word; `gate` (if set) is waited for
@@ -131,6 +140,16 @@ class FakeWorkbench(FakeSetups):
         ]
         self._listener: Callable[[Event], None] = lambda _event: None
         self._stopped: set[int] = set()
+        same, more = DiffSide(" in the rain", 3, -1.5), DiffSide(" of 上海 🌧 עברית", 6, None)
+        parts = (
+            DiffPart(False, DiffSide(" Lisbon", 1, -3.25), DiffSide(" Paris", 1, -0.8)),
+            DiffPart(True, same, same),
+            DiffPart(False, DiffSide("", 0, None), more),
+        )
+        stem = DiffSide("Where should we go?\nWe could visit", 12, -20.0)
+        self.diff = BranchDiff(
+            "Lisbon <b>when</b> it rains", "Paris", stem, parts, DiffSide("", 4, -4.75), DiffSide("", 10, -2.3)
+        )
         self._next = 100
 
     # ---- set-up ---------------------------------------------------------------------------------------------------
@@ -335,6 +354,25 @@ class FakeWorkbench(FakeSetups):
 
     def token_text(self, session_id: int, token_ids: Sequence[int]) -> Sequence[bytes]:
         return self.vocabulary.bytes_of(token_ids)
+
+    async def export_session(self, session_id: int, kind: ExportKind, path: Path, progress: OnTransfer) -> None:
+        self._note("export_session", session_id, kind, path)
+        await self._transferred(progress)
+
+    async def import_file(self, path: Path, progress: OnTransfer) -> ImportResult:
+        self._note("import_file", path)
+        await self._transferred(progress)
+        return ImportResult((TRIP,), ("2 things were left out",))
+
+    async def _transferred(self, progress: OnTransfer) -> None:
+        for done in range(3):
+            if self.gate is not None:
+                await self.gate.acquire()
+            progress(done + 1, 3)
+
+    async def compare(self, session_id: int, left: int, right: int) -> BranchDiff:
+        self._note("compare", session_id, left, right)
+        return self.diff
 
     async def close(self) -> None:
         self.calls.append(("close",))

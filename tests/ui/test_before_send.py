@@ -63,7 +63,7 @@ def test_what_is_typed_is_scored_when_it_stands_still_and_not_after_send(in_wind
     async def scene(window: MainWindow) -> None:
         composer = window.parts.composer
         QTest.keyClicks(composer.field, "two words")
-        await until(lambda: "6.2 bits (3.1 a token)" in composer.cost.text())
+        await until(lambda: "2 tokens, 3.1 bits each" in composer.cost.text())
         assert bench.asked("score_draft") == [(TRIP, "two words")]
         # one that is under way is cancelled by sending
         bench.slow_checks = asyncio.Event()
@@ -107,7 +107,7 @@ def test_a_file_goes_with_the_message_or_is_pinned(in_window: Play, bench: FakeW
         # a binary one is refused inline, with numbers
         await choose("b.bin")
         await until(lambda: composer.notice.words == "b.bin is no text: byte 2 of 3 is 0")
-        assert composer.chips.files == ()
+        assert not composer.chips.files
         # a text stands before what is written
         await choose("日本.txt")
         await until(lambda: composer.chips.files == (boat,))
@@ -124,6 +124,13 @@ def test_a_file_goes_with_the_message_or_is_pinned(in_window: Play, bench: FakeW
         QTest.mouseClick(composer.chips.chips[0].pin, LEFT)
         await until(lambda: bench.asked("pin_files") == [(TRIP, (boat,))])
         await until(lambda: composer.chips.files == ())
+        # where it can be taken away again
+        QTest.mouseClick(composer.setup_button, LEFT)
+        pinned = window.popover.sampling.pinned
+        await until(lambda: pinned.files == (boat,))
+        QTest.mouseClick(pinned.chips[0].remove, LEFT)
+        await until(lambda: bench.asked("pin_files")[-1] == (TRIP, ()))
+        window.popover.close_again()
         # a file stays with its session
         await choose("日本.txt")
         await until(lambda: len(composer.chips.chips) == 1)
@@ -132,7 +139,7 @@ def test_a_file_goes_with_the_message_or_is_pinned(in_window: Play, bench: FakeW
         window.desk.open(TRIP)
         await until(lambda: composer.chips.files == (boat,))
         QTest.mouseClick(composer.chips.chips[0].remove, LEFT)
-        assert composer.chips.files == ()
+        assert not composer.chips.files
 
     in_window(scene)
 

@@ -79,7 +79,7 @@ def test_every_action_has_a_place_and_no_two_share_a_shortcut(in_window: Play) -
     async def scene(window: MainWindow) -> None:
         listed = {action for menu in window.acts.menus() for action in entries(menu)}
         made = {value for value in vars(window.acts).values() if type(value).__name__ == "QAction"}
-        made |= set(window.acts.colours.values())
+        made |= {*window.acts.colours.values(), *window.acts.exports.values()}
         assert made == listed
         keys = [action.shortcut().toString() for action in made if not action.shortcut().isEmpty()]
         assert len(keys) == len(set(keys))

@@ -109,6 +109,9 @@ def test_a_refused_preview_says_why_and_leaves_the_word(in_window: Play, idle: F
         idle.refusal = "no model runs"
         QTest.keyClick(window.parts.transcript.tokens, Qt.Key.Key_Space)
         await until(lambda: window.parts.composer.notice.words == "no model runs")
+        ghost = window.parts.transcript.tokens.ghost
+        assert ghost is not None
+        assert ghost.text == " Paris"  # nothing is waited for any more
 
     in_window(scene)
 

@@ -22,6 +22,12 @@ Play = Callable[[Scene], None]
 LEFT = Qt.MouseButton.LeftButton
 
 
+def focused() -> QWidget:
+    widget = QApplication.focusWidget()
+    assert widget is not None
+    return widget
+
+
 async def opened(window: MainWindow, page: int = MODEL) -> SetupPopover:
     """By a click on the model's name, and on a tab."""
     QTest.mouseClick(window.parts.top.model, LEFT)
@@ -50,7 +56,7 @@ def test_it_opens_and_closes_by_mouse_and_keys(in_window: Play) -> None:
         QTest.keyClick(window, Qt.Key.Key_P, Qt.KeyboardModifier.ControlModifier | Qt.KeyboardModifier.ShiftModifier)
         assert popover.isVisible()
         assert popover.tabs[SAMPLING].isChecked()
-        QTest.keyClick(QApplication.focusWidget(), Qt.Key.Key_Escape)
+        QTest.keyClick(focused(), Qt.Key.Key_Escape)
         assert not popover.isVisible()
         assert window.parts.top.model.hasFocus()
         QTest.mouseClick(window.parts.composer.setup_button, LEFT)
@@ -82,11 +88,11 @@ def test_every_part_can_be_reached_by_tab_and_has_a_name(in_window: Play) -> Non
             popover.tabs[page].setFocus()
             seen: list[QWidget] = []
             for _ in range(60):
-                QTest.keyClick(QApplication.focusWidget(), Qt.Key.Key_Tab)
-                focused = QApplication.focusWidget()
-                if focused is None or not popover.isAncestorOf(focused) or focused in seen:
+                QTest.keyClick(focused(), Qt.Key.Key_Tab)
+                now = focused()
+                if not popover.isAncestorOf(now) or now in seen:
                     break
-                seen.append(focused)
+                seen.append(now)
             wanted = [w for w in popover.findChildren(QWidget) if w.isVisible() and w.isEnabled() and _takes_keys(w)]
             unreached = [w for w in wanted if w not in seen and w is not popover.tabs[page]]
             assert not unreached, unreached
@@ -98,7 +104,8 @@ def test_every_part_can_be_reached_by_tab_and_has_a_name(in_window: Play) -> Non
 
 def _takes_keys(widget: QWidget) -> bool:
     proxy = widget.focusProxy()
-    inner = widget.parentWidget() is not None and widget.parentWidget().inherits("QAbstractSpinBox")
+    parent = widget.parentWidget()
+    inner = parent is not None and parent.inherits("QAbstractSpinBox")
     return bool(widget.focusPolicy() & Qt.FocusPolicy.TabFocus) and proxy is None and not inner
 
 

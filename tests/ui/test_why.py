@@ -93,7 +93,7 @@ def test_as_drawn_the_stages_stand_as_they_were_stored(inspector: Inspector, voc
     assert "drew" in tab.verdict.text()
     assert tab.reset.isHidden()
     assert tab.note.isHidden()
-    assert tab.source.text() == f"numbers of {MODEL}"
+    assert tab.source.text() == f"numbers of {MODEL} · seed 7, position 3"
 
 
 def test_a_slider_draws_again_with_the_same_number(inspector: Inspector, vocabulary: Vocabulary) -> None:

@@ -18,6 +18,7 @@ from ui.inspector.replaying import Outcome, Row, candidates, replayed
 from ui.inspector.settings_rows import SettingsRows
 from ui.inspector.token import Vocabulary
 from ui.inspector.why import WhyFacts
+from ui.numbers import count
 from ui.shown import Spot
 from ui.theme.fonts import interface_font, mono_font
 from ui.widgets import Caption, ElidedLabel, Label, Notice
@@ -56,7 +57,7 @@ class WhyTab(QWidget):
         self.table = Candidates()
         for label in (self.empty, self.source, self.missing, self.verdict, self.note):
             label.setWordWrap(True)
-        self._stages, self._among = Caption(self.tr("Stages")), Caption(self.tr("Candidates"))
+        self._stages, self._among = Caption(self.tr("Stages")), Caption(self.tr("Candidates · line: mass so far"))
         self._lay_out()
         self._show()
 
@@ -77,7 +78,7 @@ class WhyTab(QWidget):
         links.addWidget(self.ask)
         links.addStretch(1)
         for part, after in (
-            (self.empty, 0), (self.large, 2), (self.source, 8), (self.stale, 8), (self.why, 4), (self.missing, 6),
+            (self.empty, 0), (self.large, 2), (self.source, 8), (self.stale, 8), (self.why, 10), (self.missing, 6),
             (self._stages, 4), (self.dials, 6), (self.line, 2), (self.verdict, 3), (self.note, 3),
         ):  # fmt: skip
             column.addWidget(part)
@@ -149,7 +150,10 @@ class WhyTab(QWidget):
             self.large.setText(words.token(spot.record.token_bytes))
             self.why.show_spot(spot)
         if drawing is not None:
-            self.source.setText(self.tr("numbers of {0}").format(drawing.model))
+            said = [self.tr("numbers of {0}").format(drawing.model)]
+            if drawing.seed is not None:
+                said.append(self.tr("seed {0}, position {1}").format(drawing.seed, count(drawing.position)))
+            self.source.setText(" · ".join(said))
         if drawing is not None and drawing.stale:
             self.stale.say(self.tr("stale: {0} is in use now and would say something else").format(drawing.stale))
         self._replay()

@@ -6,9 +6,9 @@ from PySide6.QtCore import Qt, Signal
 from PySide6.QtWidgets import QFileDialog, QGridLayout, QWidget
 
 from ui.numbers import count
+from ui.parts import LINE_PX, Choice, Page, button, row, words
 from ui.port_setup import Guess, ModelFacts, SessionSetup
 from ui.setup.adapter_rows import AdapterRows
-from ui.setup.parts import LINE_PX, Choice, Page, button, row, words
 from ui.status import size
 from ui.theme.fonts import interface_font, mono_font
 from ui.widgets import ElidedLabel, Label

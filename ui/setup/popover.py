@@ -43,7 +43,7 @@ class SetupPopover(QFrame):
         super().__init__(parent)
         self.setObjectName("popover")
         self.setAccessibleName(self.tr("Model and session"))
-        self._desk, self._anchor = desk, anchor
+        self._desk, self._anchor, self._parent = desk, anchor, parent
         self._session_id: int | None = None
         self.model, self.sampling, self.form, self.tools = ModelPage(), SamplingPage(), FormPage(), ToolsPage()
         self.notice = Notice()
@@ -75,7 +75,8 @@ class SetupPopover(QFrame):
 
     def close_again(self) -> None:
         """Closes; the keyboard goes back to where it hung from."""
-        inside = self.isAncestorOf(QApplication.focusWidget()) if QApplication.focusWidget() is not None else False
+        focused = QApplication.focusWidget()
+        inside = focused is not None and self.isAncestorOf(focused)
         self.hide()
         if inside:
             self._anchor.setFocus(Qt.FocusReason.PopupFocusReason)
@@ -87,8 +88,8 @@ class SetupPopover(QFrame):
 
     def place(self) -> None:
         """Under the anchor, inside the window."""
-        room = self.parentWidget().rect().adjusted(EDGE, EDGE, -EDGE, -EDGE)
-        under = self._anchor.mapTo(self.parentWidget(), QPoint(self._anchor.width(), self._anchor.height() + 6))
+        room = self._parent.rect().adjusted(EDGE, EDGE, -EDGE, -EDGE)
+        under = self._anchor.mapTo(self._parent, QPoint(self._anchor.width(), self._anchor.height() + 6))
         width = min(WIDTH, room.width())
         height = max(min(HEIGHT, room.bottom() - under.y()), 160)
         left = max(min(under.x() - width, room.right() - width), room.left())
@@ -128,7 +129,7 @@ class SetupPopover(QFrame):
             beside = watched.window() is self.window() and watched is not self and not self.isAncestorOf(watched)
             if beside and watched is not self._anchor:
                 self.close_again()
-        elif watched is self.parentWidget() and event.type() == QEvent.Type.Resize:
+        elif watched is self._parent and event.type() == QEvent.Type.Resize:
             self.place()
         return False
 
@@ -180,6 +181,7 @@ class SetupPopover(QFrame):
         self.model.stack_wanted.connect(lambda stack: change(lambda w, s: w.set_adapters(s, stack)))
         self.model.guess_wanted.connect(lambda guess: change(lambda w, s: w.set_guess(s, guess)))
         self.sampling.system_wanted.connect(lambda text: change(lambda w, s: w.set_system(s, text)))
+        self.sampling.files_wanted.connect(lambda files: change(lambda w, s: w.pin_files(s, files)))
         self.sampling.option_wanted.connect(lambda name, value: change(lambda w, s: w.set_option(s, name, value)))
         self.sampling.preset_wanted.connect(lambda name: change(lambda w, s: w.choose_preset(s, name)))
         self.sampling.save_wanted.connect(lambda name: change(lambda w, s: w.save_preset(s, name)))

@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from PySide6.QtCore import Signal
 from PySide6.QtWidgets import QLineEdit, QSizePolicy
 
+from ui.file_chips import FileChips
+from ui.parts import LINE_PX, Combo, Page, SourceField, button, row, words
 from ui.port_setup import SessionSetup
 from ui.setup.option_rows import OptionRows
-from ui.setup.parts import LINE_PX, Combo, Page, SourceField, button, row, words
 from ui.theme.fonts import interface_font
 from ui.transcript.visible import one_line
 
@@ -20,6 +21,7 @@ class SamplingPage(Page):
     """Shows `SessionSetup.system`, `options` and `preset`."""
 
     system_wanted = Signal(str)
+    files_wanted = Signal(object)  # tuple[TextFile, ...]
     option_wanted = Signal(str, object)
     preset_wanted = Signal(str)
     save_wanted = Signal(str)
@@ -37,6 +39,11 @@ class SamplingPage(Page):
         self.system_words = words(self.tr("another beginning; the conversation so far stays beside it"), "faint")
         self.column.addLayout(row(self.system_button, 1))
         self.column.addWidget(self.system_words)
+        self.pinned_words = words(self.tr("pinned files stand behind it:"), "faint")
+        self.pinned = FileChips(can_pin=False)
+        self.pinned.dropped.connect(self.files_wanted)
+        self.column.addWidget(self.pinned_words)
+        self.column.addWidget(self.pinned)
         self._said = ""
         self.system.textChanged.connect(self._offer_system)
         self.head(self.tr("Preset"))
@@ -70,6 +77,8 @@ class SamplingPage(Page):
             self.system.show_text(setup.system)  # what is being written is not lost to news
         self._said = setup.system
         self._offer_system()
+        self.pinned.show_files(setup.files)
+        self.pinned_words.setVisible(bool(setup.files))
         self._show_presets(setup.preset, setup.presets)
         self.options.show_options(setup.options)
 

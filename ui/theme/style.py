@@ -65,10 +65,9 @@ QPushButton[kind="tab"] { background: transparent; border: none; border-bottom: 
 QPushButton[kind="tab"]:hover { color: $text; }
 QPushButton[kind="tab"]:checked { color: $text; border-bottom-color: $accent; }
 QPushButton[kind="tab"]:focus { color: $accent; }
-QPushButton[kind="link"] { background: transparent; border: none; padding: 2px 0; color: $soft; text-align: left; }
-QPushButton[kind="link"]:hover { color: $text; }
-QPushButton[kind="link"]:focus { color: $accent; }
 
+QTextEdit#comparison { background: transparent; border: none; color: $text; selection-background-color: $bar_rest;
+  selection-color: $text; }
 QFrame#composer { background: $card; border: 1px solid $hairline; border-radius: 11px; }
 QFrame#composer[focused="true"] { border-color: $bar_rest; }
 QFrame#composer QPlainTextEdit { background: transparent; border: none; color: $text;
@@ -87,7 +86,8 @@ QPushButton[kind="link"] { background: transparent; border: none; border-bottom:
 QPushButton[kind="link"]:hover, QPushButton[kind="link"]:focus { border-bottom-color: $accent; }
 
 QFrame#popover { background: $card; border: 1px solid $bar_rest; border-radius: 10px; }
-QFrame#popover QWidget#page, QFrame#popover QScrollArea, QFrame#popover QStackedWidget { background: transparent; border: none; }
+QFrame#popover QWidget#page, QFrame#popover QScrollArea, QFrame#popover QStackedWidget { background: transparent;
+  border: none; }
 QWidget#settings, QWidget#settings QScrollArea, QWidget#settings QWidget#page { background: $window; border: none; }
 QLabel[kind="warm"] { color: $warm; }
 QFrame[kind="card"] { background: $code; border: 1px solid $hairline; border-radius: 8px; }

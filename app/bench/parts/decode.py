@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from app.bench.clock import Lap, Told, speed, take_turns, wall
-from app.bench.findings import Case, Findings, Verdict, timing
+from app.bench.findings import Case, Findings, Limit, Verdict, timing
 from app.bench.our_streams import OurStreams
 from app.bench.sizes import Sizes
 
@@ -20,6 +20,7 @@ OURS, OURS_BARE = "elsewise", "elsewise, top_k=0"
 GENERATE, GENERATE_RECORDS = "transformers.generate", "transformers.generate, records"
 STREAM, STREAM_RECORDS = "mlx_lm.stream_generate", "mlx_lm.stream_generate, records"
 LOOP, LOOP_RECORDS = "bare loop", "bare loop, records"
+LIMIT = "the bare loop: one forward and the same records per token, told to nobody"
 
 Run = Callable[[], Lap]
 Laps = Mapping[str, list[Lap]]
@@ -74,7 +75,16 @@ def _one(case: Case, laps: Laps) -> list[Verdict]:
     else:
         bars = [(OURS, LOOP, 0.97), (OURS, GENERATE, 1.0)]
     return [
-        Verdict(ONE, case.backend, case.model, _what(who, peer), speed(laps[who], laps[peer], wall), bar, at_least=True)
+        Verdict(
+            ONE,
+            case.backend,
+            case.model,
+            _what(who, peer),
+            speed(laps[who], laps[peer], wall),
+            bar,
+            at_least=True,
+            limit=Limit(speed(laps[LOOP_RECORDS if who == OURS else LOOP], laps[peer], wall), LIMIT),
+        )
         for who, peer, bar in bars
     ]
 

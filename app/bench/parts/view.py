@@ -52,6 +52,8 @@ def verdicts(case: Case, found: dict[str, list[float]], sizes: Sizes) -> tuple[V
             ("ms: the mouse moves, mean", fmean(found["move"]), 0.1),
             (f"ms: scroll anywhere in {long}, p99", _share(found["scroll"], 99), 16.0),
             ("ms: other colours, longest", max(found["switch"]), 50.0),
+            ("ms: a slider of Why over the stored head, median", _share(found["slider_head"], 50), 10.0),
+            ("ms: a slider of Why over a row of 50,000, median", _share(found["slider_row"], 50), 10.0),
             (f"ms: scroll anywhere in {sizes.view_sessions:,} sessions, p99", _share(found["list_scroll"], 99), 16.0),
         )
     )

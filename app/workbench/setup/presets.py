@@ -31,6 +31,7 @@ class Presets:
         self.own = own
         self._saved: dict[str, dict[str, Any]] | None = None
         self.notes: list[str] = []
+        self.default = ""  # of sessions that chose none
 
     async def load(self) -> None:
         """Reads them once; what cannot be taken is left out, with a note."""
@@ -55,6 +56,7 @@ class Presets:
 
     def options(self, name: str) -> GenerationOptions:
         """What a preset says; Elsewise's own for a name that nobody has (any more)."""
+        name = name or self.default
         said = BUILT_IN.get(name, (self._saved or {}).get(name))
         return self.own if said is None else GenerationOptions.from_mapping(said)
 

@@ -189,7 +189,7 @@ class Setups:
     async def add_adapter(self, session: OpenSession, folder: str) -> None:
         """Puts one on top of the stack; it is loaded first, so that what is wrong with it is said now."""
         values = values_of(session)
-        path = str(Path(folder).expanduser().absolute())
+        path = str(Path(folder).expanduser().absolute())  # noqa: ASYNC240  # looks at no file
         if any(choice.folder == path for choice in values.adapters):
             raise Refusal(f"{Path(path).name} is on the stack already")
         if len(values.adapters) >= MOST_ADAPTERS:

@@ -31,7 +31,7 @@ def read_tools(source: str) -> list[dict[str, Any]]:
         raise InvalidRequestError(f"the definitions are no JSON: {fault}") from fault
     tools = [read] if isinstance(read, Mapping) else read
     ToolCallReader(tools=tools)  # which looks at their shape
-    return [tool if "function" in tool else {"type": "function", "function": tool} for tool in tools]
+    return [dict(tool) if "function" in tool else {"type": "function", "function": tool} for tool in tools]
 
 
 def names_of(tools: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -118,8 +118,9 @@ def _format(stored: object, notes: list[str]) -> AnswerFormat:
     if stored is None:
         return AnswerFormat()
     try:
-        kind, source = stored  # type: ignore[misc]  # whatever it is, it is caught
-        answer_format = AnswerFormat(FormatKind(kind), str(source))
+        if not isinstance(stored, list) or len(stored) != 2:
+            raise TypeError(f"a kind and a source, not {stored!r:.60}")
+        answer_format = AnswerFormat(FormatKind(stored[0]), str(stored[1]))
         if answer_format.kind is not FormatKind.FREE:
             grammar_of(answer_format)
     except (RuntimeFault, TypeError, ValueError):
@@ -145,7 +146,7 @@ def _adapters(stored: object, notes: list[str]) -> tuple[AdapterChoice, ...]:
 
 def _guess(stored: object, notes: list[str]) -> Guess:
     try:
-        return Guess(stored)
+        return Guess(str(stored))
     except ValueError:
         notes.append("where its guesses come from cannot be read; nobody guesses")
         return Guess.OFF

@@ -57,8 +57,12 @@ def take(pack: TorchPack, slots: Int64, state: Tensors | None, codec: Codec, dev
 def take_many(pack: TorchPack, chains: Sequence[Int64], codec: Codec, device: torch.device) -> list[TorchPayload]:
     """Copies of several chains without recurrent state: gathered together, then cut apart."""
     whole = take(pack, np.concatenate(chains), None, codec, device)
-    ends = np.cumsum([len(slots) for slots in chains]).tolist()
-    return [_part(whole, slice(end - len(slots), end), None) for slots, end in zip(chains, ends, strict=True)]
+    lengths = [len(slots) for slots in chains]
+    keys, values = (zip(*(t.split(lengths, 2) for t in tensors), strict=True) for tensors in (whole.keys, whole.values))
+    return [
+        TorchPayload(n, tuple(part.clone() for part in key), tuple(part.clone() for part in value), None)
+        for n, key, value in zip(lengths, keys, values, strict=True)
+    ]
 
 
 def put(pack: TorchPack, payload: TorchPayload, start: int, skip: int, codec: Codec) -> None:

@@ -163,3 +163,20 @@ def test_a_message_that_fills_the_context_alone_is_not_helped_by_that(play: Play
         assert parts(await s.workbench.compose(session_id, "")).get(PartKind.DRAFT.value) == (0, 0)
 
     play(scene, engine=Engine(options={"context_length": 256}))
+
+
+def test_room_in_the_sample_is_made_in_a_copy(play: Play) -> None:
+    async def scene(s: Scene) -> None:
+        made = await s.new()
+        for number in range(4):
+            await s.workbench.send(made, f"question {number}")
+        whole = (await s.view(made)).turns
+        session = s.workbench._sessions.opened(made)  # nothing else makes a sample of it
+        session.is_sample = True
+        await s.workbench.leave_out(made, "one more that is rather long, so that there is no room")
+        copy = next(row.session_id for row in await s.workbench.sessions() if "(copy)" in row.title)
+        turns = (await s.view(copy)).turns
+        assert turns[-1].run.text == whole[-1].run.text
+        assert [turn.node_id for turn in (await s.view(made)).turns] == [turn.node_id for turn in whole]
+
+    play(scene, engine=Engine(options={"context_length": 256}))

@@ -7,7 +7,7 @@ import asyncio
 import numpy as np
 import pytest
 
-from runtime import BeamOptions, Finish, GenerationOptions, SamplingOptions, replay_draw
+from runtime import BeamOptions, Finish, GenerationOptions, ModelLoadError, SamplingOptions, replay_draw
 from tests.app.workbench.conftest import Play
 from tests.app.workbench.scene import OPTIONS, Engine, Scene, own_tokens, rows, until
 from ui import ColumnKind, Columns, ColumnsChanged, ColumnTokens, Refusal, TurnStatus, TurnView
@@ -294,7 +294,7 @@ def test_a_preview_is_what_greedy_would_say_and_leaves_no_trace(play: Play) -> N
     play(scene)
 
 
-def test_without_a_model_a_preview_and_a_row_say_what_to_do(play: Play) -> None:
+def test_without_a_model_what_is_stored_is_told_and_the_rest_says_what_to_do(play: Play) -> None:
     async def first(s: Scene) -> None:
         await answered(s)
 
@@ -302,12 +302,8 @@ def test_without_a_model_a_preview_and_a_row_say_what_to_do(play: Play) -> None:
         session_id = (await s.store.sessions())[0].id
         turn = await s.last(session_id)
         at = own_tokens(turn)[2]
-        for work in (
-            s.workbench.whole_row(session_id, turn.node_id, at),
-            s.workbench.preview(session_id, turn.node_id, at, 5, 3),
-        ):
-            with pytest.raises(Refusal, match="no model runs"):
-                await work
+        with pytest.raises(Refusal, match="no model runs"):
+            await s.workbench.whole_row(session_id, turn.node_id, at)
         # but how it was drawn is known, and whose numbers they are
         drawing = await s.workbench.drawing(session_id, turn.node_id, at)
         assert drawing is not None
@@ -318,6 +314,12 @@ def test_without_a_model_a_preview_and_a_row_say_what_to_do(play: Play) -> None:
         assert drawing.sampling.temperature == 0.8
         assert drawing.history.tolist() == (await s.path_ids(session_id))[: drawing.position]
         assert s.engine.starts == 1
+        # a preview starts the engine, or says why it cannot
+        s.engine.refuses.append(ModelLoadError("the folder is gone"))
+        with pytest.raises(Refusal, match="the folder is gone"):
+            await s.workbench.preview(session_id, turn.node_id, at, 5, 3)
+        assert len(await s.workbench.preview(session_id, turn.node_id, at, 5, 3)) <= 3
+        assert s.engine.starts == 3
 
     engine = Engine()
     play(first, engine=engine)

@@ -7,6 +7,7 @@ import json
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from app.workbench.growing import GrowingRun
@@ -24,7 +25,7 @@ from runtime import (
 from runtime.backends.fake import Behaviour
 from tests.app.workbench.conftest import Play
 from tests.app.workbench.scene import OPTIONS, Engine, Scene, alternative, assert_same_run, own_tokens, until
-from ui import Made, Refusal, TurnView
+from ui import ColumnsChanged, Made, Refusal, TurnStatus, TurnView
 
 WAYS = [
     SamplingOptions(temperature=0.8, top_p=0.95, min_p=0.05),
@@ -91,6 +92,30 @@ def test_an_answer_without_stages_opens_as_before(play: Play, monkeypatch: pytes
         assert joined.record(sampled(joined)[-1]).redrawn == joined.ids[sampled(joined)[-1]]
 
     play(first, engine=Engine())
+    play(second)
+
+
+def test_stages_that_make_no_sense_leave_the_tokens(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+    # given columns that another program wrote
+    columns = TokenRun.to_columns
+
+    def strange(run: TokenRun, **how: bool) -> dict[str, Any]:
+        return {**columns(run, **how), "stage_names": np.full((len(run), 2), 200, np.uint8)}
+
+    monkeypatch.setattr("app.workbench.recorder.TokenRun.to_columns", strange)
+    texts: list[str] = []
+
+    async def first(s: Scene) -> None:
+        texts.append((await s.last(await s.asked())).run.text)
+
+    async def second(s: Scene) -> None:
+        turn = await s.last((await s.workbench.sessions())[0].session_id)
+        assert turn.run.text == texts[0]
+        assert turn.run.stages is None
+        assert turn.status is TurnStatus.DAMAGED
+
+    play(first)
+    monkeypatch.undo()
     play(second)
 
 
@@ -284,6 +309,24 @@ def test_a_branch_and_what_goes_on_are_repeated_from_where_they_begin(play: Play
         assert_same_run((await s.last(session_id)).run, longer.run)
 
     play(scene)
+
+
+def test_one_of_several_continuations_is_repeated_by_itself(play: Play) -> None:
+    async def scene(s: Scene) -> None:
+        session_id = await s.asked()
+        old = await s.last(session_id)
+        await s.workbench.continue_many(session_id, old.node_id, own_tokens(old)[3], 3)
+        columns = [event.view for event in s.events if isinstance(event, ColumnsChanged) and event.view is not None][-1].columns
+        await s.workbench.select(session_id, columns[2].node_id)
+        chosen = await s.last(session_id)
+        assert chosen.can_repeat
+        await s.workbench.regenerate_exactly(session_id, chosen.node_id)
+        again = await s.last(session_id)
+        assert again.node_id != chosen.node_id
+        assert_same_run(again.run, chosen.run)
+        assert again.note.startswith("the same, token for token")
+
+    play(scene, options=replace(OPTIONS, seed=None))
 
 
 def test_a_stopped_answer_is_repeated_as_far_as_it_was_written(play: Play) -> None:

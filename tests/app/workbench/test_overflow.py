@@ -6,7 +6,7 @@ import pytest
 
 from tests.app.workbench.conftest import Play
 from tests.app.workbench.scene import Engine, Scene, own_tokens, rows
-from ui import EngineState, SessionView, TurnStatus
+from ui import AnswerFormat, EngineState, FormatKind, SessionView, TurnStatus
 
 SMALL = 96  # tokens of context
 LONG = "word " * 40
@@ -124,5 +124,21 @@ def test_the_draft_is_counted_where_it_would_stand(play: Play) -> None:
         # after a message that was too long: in its place
         await refused(s, session_id)
         assert (await s.workbench.compose(session_id, "12345")).context_used == whole + 5
+
+    play(scene, engine=small())
+
+
+def test_an_answer_that_reaches_the_limit_ends_there_and_is_kept(play: Play) -> None:
+    async def scene(s: Scene) -> None:
+        session_id = await s.new()
+        await s.workbench.set_option(session_id, "max_tokens", 500)
+        await s.workbench.set_format(
+            session_id, AnswerFormat(FormatKind.REGEX, "[a-z]{400}")
+        )  # so that it does not end by itself
+        await s.workbench.send(session_id, "hi")
+        turn = await s.last(session_id)
+        assert turn.note == "the context is full"
+        assert own_tokens(turn)
+        assert rows(s.path, "SELECT finish_reason, status FROM nodes WHERE id = ?", turn.node_id) == [("context", "partial")]
 
     play(scene, engine=small())

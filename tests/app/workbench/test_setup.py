@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from pathlib import Path
 
 import pytest
@@ -236,7 +237,7 @@ def test_a_session_has_its_own_stack_of_adapters(play: Play, tmp_path: Path) -> 
         assert own.tier == other.tier == "warm"
         again = await s.asked("hi")
         assert (await s.last(again)).run.text == other.run.text
-        assert (await s.last(again)).stats.computed == 0 or (await s.last(again)).stats.reused > 0  # type: ignore[union-attr]  # it has them
+        assert await s.path_ids(again) == await s.path_ids(plain)
         # another order and scales are another stack; off is the base alone
         line = [AdapterChoice(f, "pirate") for f in reversed(folders)]
         await s.workbench.set_adapters(dressed, [line[0], AdapterChoice(folders[0], "pirate", 0.5, False)])
@@ -301,3 +302,44 @@ def test_adapters_are_brought_back_after_the_engine_was_started_anew(play: Play,
 
     play(first)
     play(second, engine=Engine())
+
+
+def test_an_answer_is_made_exactly_again_under_the_adapters_it_was_made_with(play: Play, tmp_path: Path) -> None:
+    folder = toy_adapter(tmp_path / "pirate", 1)
+    held: list[tuple[int, int, str]] = []
+
+    async def first(s: Scene) -> None:
+        session_id = await s.new()
+        await s.workbench.add_adapter(session_id, str(folder))
+        await s.workbench.send(session_id, "hi")
+        turn = await s.last(session_id)
+        held.append((session_id, turn.node_id, turn.run.text))
+        # when they are off the stack by now
+        await s.workbench.set_adapters(session_id, [])
+        await s.workbench.regenerate_exactly(session_id, turn.node_id)
+        again = await s.last(session_id)
+        assert again.run.text == turn.run.text
+        assert "the same, token for token" in again.note
+
+    async def second(s: Scene) -> None:
+        session_id, node_id, text = held[0]
+        await s.view(session_id)
+        await s.workbench.select(session_id, node_id)
+        # and where the engine is another one, and does not know them yet
+        await s.workbench.regenerate_exactly(session_id, node_id)
+        assert (await s.last(session_id)).run.text == text
+
+    async def third(s: Scene) -> None:
+        # but not where they are others now
+        session_id, node_id, text = held[0]
+        shutil.rmtree(folder)
+        toy_adapter(folder, 2)
+        await s.view(session_id)
+        await s.workbench.select(session_id, node_id)
+        await s.workbench.regenerate_exactly(session_id, node_id)
+        turn = await s.last(session_id)
+        assert "another one now" in turn.note
+        assert turn.run.text != text
+
+    for scene in (first, second, third):
+        play(scene)

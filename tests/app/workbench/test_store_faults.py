@@ -10,7 +10,7 @@ import pytest
 from storage import SessionStore, StoreFullError
 from tests.app.workbench.conftest import Play
 from tests.app.workbench.scene import Engine, Scene, assert_same_view, own_tokens, rows, until
-from ui import Refusal, SessionView, TurnStatus
+from ui import ColumnsChanged, ColumnTokens, Refusal, SessionView, TurnStatus
 
 
 async def fill(store: SessionStore, *, full: bool) -> None:
@@ -164,3 +164,37 @@ def refuse(store: SessionStore, *members: str) -> None:
 def allow(store: SessionStore) -> None:
     for name in ("append_chunk", "finish_node"):
         store.__dict__.pop(name, None)
+
+
+def test_columns_that_cannot_be_written_are_kept_and_written_later(play: Play) -> None:
+    kept: dict[str, list[int]] = {}
+
+    async def scene(s: Scene) -> None:
+        session_id = await s.asked()
+        old = await s.last(session_id)
+        s.engine.holds_after = 9
+        work = asyncio.create_task(s.workbench.continue_many(session_id, old.node_id, own_tokens(old)[2], 3))
+        await until(lambda: sum(len(e.run) for e in s.events if isinstance(e, ColumnTokens)) == 9)
+        refuse(s.store, "append_chunk", "finish_node")
+        s.workbench.stop(session_id)
+        await work
+        columns = [e.view for e in s.events if isinstance(e, ColumnsChanged)][-1]
+        assert columns is not None
+        assert "not saved yet" in columns.note
+        assert sum(len(column.run) for column in columns.columns) == 9
+        # nothing else is written here before they are
+        with pytest.raises(Refusal, match="not saved yet; make room"):
+            await s.workbench.send(session_id, "two")
+        allow(s.store)
+        s.engine.holds_after = None
+        await s.workbench.send(session_id, "two")
+        kept.update({str(column.node_id): column.run.ids.tolist() for column in columns.columns})
+
+    async def later(s: Scene) -> None:
+        stored = await s.store.load_tokens([int(node) for node in kept])
+        for node, ids in kept.items():
+            assert [int(i) for chunk in stored[int(node)] for i in chunk.columns["ids"]] == ids
+        assert rows(s.path, "select count(*) from nodes where status = 'open'") == [(0,)]
+
+    play(scene, engine=Engine())
+    play(later)

@@ -114,6 +114,19 @@ def test_what_is_no_chain_is_refused(slots: list[int]) -> None:
         tree.check_chain(np.array(slots, np.int64))
 
 
+def test_several_chains_are_checked_at_once() -> None:
+    # given a stem of three and two branches of two
+    tree = SlotTree()
+    tree.append(np.array([ROOT, 0, 1, 2, 3, 2, 5]))
+    # then chains that touch one another only in the list are right, and a broken one is named
+    tree.check_chains([np.array([3, 4]), np.array([6]), np.array([0, 1, 2, 5])])
+    for wrong in ([4, 5], [7], [-1]):
+        with pytest.raises(InvalidRequestError, match="chain"):
+            tree.check_chains([np.array([0, 1]), np.array(wrong), np.array([6])])
+    with pytest.raises(InvalidRequestError, match="chain"):
+        tree.check_chains([np.array([0, 1]), np.array([], np.int64)])
+
+
 def test_a_long_path_and_many_branches() -> None:
     # given a stem of 100,000 slots and 2,000 branches off it, then a tip's path is the stem up to its fork
     tree = SlotTree()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -202,3 +203,60 @@ def test_without_a_cache_every_number_is_uncached(kind: str) -> None:
         report = settled(model)[1]
         assert (report.edges, report.bytes) == (0, 0)
         assert model.metrics().kv_bytes == 0
+
+
+def test_one_answer_cannot_change_what_is_remembered() -> None:
+    # given rows of one batch, which lie in one array of logits, when a caller writes into its answer
+    batch = [some_ids(seed, 12) for seed in range(5)]
+    with fake_model() as model:
+        first = model.batch_next_token_logprobs_sync(batch)
+        kept = first.copy()
+        first[:] = 0
+        # then what is remembered is as it was, to the bit, alone or in a batch, without a forward
+        forwards = model.metrics().forward_calls
+        assert np.array_equal(model.batch_next_token_logprobs_sync(batch[::-1])[::-1], kept)
+        for ids, row in zip(batch, kept, strict=True):
+            assert np.array_equal(model.next_token_logprobs_sync(ids), row)
+        assert model.metrics().forward_calls == forwards
+        assert model.metrics().full_vector_hits == 10
+
+
+def test_a_lone_answer_goes_on_in_a_pack_that_is_one_chain() -> None:
+    # given an answer, and its like that goes another way
+    prompt = some_ids(1, 40)
+    options = GenerationOptions(max_tokens=12, ignore_eos=True, sampling=SamplingOptions(temperature=1.0), resolve=False)
+    with fake_model() as model:
+        answers = [[r.token_id for r in model.generate_sync(prompt, replace(options, seed=seed))] for seed in (1, 2)]
+        assert answers[0] != answers[1]
+        # then the pack holds the later one's path alone, and everything of the first is in the trie
+        [workspace] = model._engine.scheduler.cache.workspaces.open
+        assert workspace.pack.tree.linear
+        assert workspace.held == len(prompt) + 11
+        assert model.prefix_match([*prompt, *answers[0]]).tokens == len(prompt) + 11
+        # and coming back to the first computes its last token alone
+        before = model.metrics().tokens_computed
+        assert_right(model.next_token_logprobs_sync([*prompt, *answers[0]]), [*prompt, *answers[0]])
+        assert model.metrics().tokens_computed == before + 1
+
+
+def test_an_answer_beside_others_leaves_their_places_alone() -> None:
+    # given two prompts that share a beginning, when their answers run together
+    stem = some_ids(1, 30)
+    prompts = [[*stem, *some_ids(seed, 6)] for seed in (2, 3)]
+    options = GenerationOptions(
+        max_tokens=20, ignore_eos=True, sampling=SamplingOptions(temperature=1.0), seed=5, resolve=False
+    )
+    with fake_model() as model:
+        alone = [[r.token_id for r in model.generate_sync(prompt, options)] for prompt in prompts]
+        model.clear_cache()
+
+        async def collect(prompt: list[int]) -> list[int]:
+            return [record.token_id async for record in model.generate(prompt, options)]
+
+        async def main() -> list[list[int]]:
+            return await asyncio.gather(*map(collect, prompts))
+
+        # then each is as it was alone, and nothing was computed twice
+        before = model.metrics().tokens_computed
+        assert asyncio.run(main()) == alone
+        assert model.metrics().tokens_computed - before == 30 + 2 * (6 + 19)

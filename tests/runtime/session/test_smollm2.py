@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
-from runtime import GenerationOptions, SamplingOptions, load
+from runtime import GenerationOptions, Grammar, SamplingOptions, Snapshot, load
 
 pytestmark = pytest.mark.slow
 GREEDY = GenerationOptions(max_tokens=12, sampling=SamplingOptions(temperature=0.0))
@@ -27,3 +29,33 @@ def test_a_conversation_costs_each_token_once(backend: str) -> None:
         model.clear_cache()
         assert [r.token_id for r in model.generate_sync(prompt, GREEDY)] == [r.token_id for r in records]
         assert model.detokenize(session.ids).count("<|im_start|>assistant") == 3
+
+
+@pytest.mark.parametrize("backend", ["hf", "mlx"])
+def test_a_json_answer_cut_at_each_token_goes_on_the_same(backend: str) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"city": {"type": "string", "maxLength": 4}, "warm": {"type": "boolean"}},
+        "required": ["city", "warm"],
+        "additionalProperties": False,
+    }
+    grammar = Grammar.json_schema(schema)
+    options = GenerationOptions(max_tokens=24, sampling=SamplingOptions(temperature=0.9), grammar=grammar, seed=11)
+    with load("smollm2", backend, threads=2) as model:
+        with model.open_session() as session:
+            session.ensure_messages_sync([{"role": "user", "content": "Name a city, as JSON."}])
+            prompt = len(session)
+            whole = list(session.decode_sync(options))
+            ids = session.ids
+        json.loads(b"".join(record.token_bytes for record in whole if record.finish_reason != "eos"))
+        for cut in range(1, len(whole)):
+            with model.open_session() as session:
+                session.ensure_prefix_sync(ids[:prompt])
+                stream = session.decode_sync(options)
+                first = [next(stream) for _ in range(cut)]
+                stream.close()  # type: ignore[attr-defined]  # a generator
+                stored = json.dumps(session.snapshot().to_mapping())
+            with model.resume(Snapshot.from_mapping(json.loads(stored))) as again:
+                rest = list(again.go_on_sync())
+                assert again.ids == ids
+                assert "".join(record.text for record in (*first, *rest)) == "".join(record.text for record in whole)

@@ -86,6 +86,9 @@ SPOILED: list[tuple[Callable[[dict[str, Any]], None], str]] = [
     (spoil("tokens", "columns", {"ids": {"dtype": "<i4", "shape": [4], "base64": "!!"}}, 0), "column 'ids'"),
     (spoil("tokens", "columns", {"ids": {"dtype": "|b1", "shape": [4], "base64": "AgICAg=="}}, 0), "truth values"),
     (spoil("tokens", "columns", {"ids": COLUMN, "data": COLUMN, "lengths": {**COLUMN, "values": [9, 9, 9, 9]}}, 0), "lengths"),
+    (spoil("tokens", "columns", {"ids": {**COLUMN, "values": [-1, 2, 3, 4]}}, 0), "should lie within 0 and"),
+    (spoil("tokens", "columns", {"ids": {**COLUMN, "dtype": "<f4"}}, 0), "column 'ids' should have"),
+    (spoil("tokens", "columns", {"ids": COLUMN, "logprob": COLUMN}, 0), "column 'logprob' should have"),
     (spoil("tokens", "columns", 5, 0), "columns should be an object"),
     (lambda made: made.pop("session"), "is not expected here"),
     (lambda made: made.update(version="1"), "its version, a number"),
@@ -135,7 +138,7 @@ TEXTS: list[tuple[bytes, str]] = [
     (b'[{"role": "user", "content": 12}]', "message 1: its content should be a text"),
     (b'[{"role": "user", "content": "a"},\n{"role": "robot", "content": "b"}]', "line 2, message 2: role 'robot'"),
     (b'[{"role": "user", "content": "a"}, 5]', "message 2: it should be an object"),
-    (b'[{"role": "tool", "content": "a"}]', "role 'tool' cannot be kept"),
+    (b'[{"role": "function", "content": "a"}]', "role 'function' cannot be kept"),
     (b'[{"role": "assistant", "content": "a", "tool_calls": [{}]}]', "tool calls cannot be kept"),
     (b'[{"role": "user", "content": [{"type": "image_url"}]}]', "no text but 'image_url'"),
     (b'{"messages": []}', "there is no message in it"),
@@ -171,6 +174,7 @@ def test_a_file_that_cannot_be_read_is_named(path: Path, tmp_path: Path) -> None
         taken(path, tmp_path / "not-there.json")
 
 
+@pytest.mark.slow
 def test_every_truncation_is_named(path: Path, tmp_path: Path, good: dict[str, Any]) -> None:
     whole = json.dumps(good).encode()
     for length in range(1, len(whole), len(whole) // 25):
@@ -192,6 +196,7 @@ class Endless:
         return block
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "start", [b'[{"role": "user", "content": "', b'[{"role": "user", "content": [1', b'{"x', b"[1", b'[{"a":['], ids=repr
 )

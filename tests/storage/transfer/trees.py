@@ -19,8 +19,8 @@ from storage import (
 )
 from tests.storage.helpers import chunk, sql, with_store
 
-FIELDS = ("at_token", "at_byte", "role", "turn_start", "text", "status", "finish_reason", "token_count", "seq", "kv_fingerprint",
-          "damaged")  # fmt: skip
+FIELDS = ("at_token", "at_byte", "role", "turn_start", "text", "status", "finish_reason", "token_count", "seq",
+          "kv_fingerprint", "damaged")  # fmt: skip
 Export = Callable[[Path, int, Path], None]
 
 

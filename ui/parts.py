@@ -1,4 +1,4 @@
-"""Small parts of the popover's pages."""
+"""Parts that pages of settings are made of."""
 
 from __future__ import annotations
 

@@ -1,0 +1,164 @@
+"""The settings of the app: read from the data folder field by field, changed one at a time, given to the engine."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, fields, replace
+from typing import Any
+
+from app.supervisor import Supervisor
+from app.workbench.refusals import stored
+from app.workbench.setup.presets import Presets
+from runtime import EngineDiedError, LoadOptions, RuntimeFault
+from storage import SessionStore, StoreError
+from ui import AppSettings, DataFacts, Refusal, SettingsView
+
+log = logging.getLogger(__name__)
+SETTING = "settings"
+LOADED_WITH = ("device", "dtype", "context_length", "threads", "draft_model", "kv_cache_bytes")  # fields of LoadOptions
+AFTER_RELOAD = ("backend", "device", "dtype", "context_length", "threads", "draft_model")
+SCHEMES = ("system", "light", "dark")
+LEAST_TEXT, MOST_TEXT = 100, 200  # percent
+LEAST_KV = 1 << 20
+
+
+class SettingsKeeper:
+    """What holds for the whole app. All members belong to the window's loop.
+
+    Args:
+        store: Where settings are saved.
+        supervisor: Loads the model with them.
+        presets: Knows the presets' names.
+    """
+
+    def __init__(self, store: SessionStore, supervisor: Supervisor, presets: Presets) -> None:
+        self._store = store
+        self._supervisor = supervisor
+        self._presets = presets
+        self._first_backend = supervisor.backend  # as it was asked for at the start
+        self._blocks: Mapping[str, Any] | None = supervisor.options.get("blocks")
+        self.values = AppSettings()
+        self._notes: list[str] = []
+        self._loaded = False
+
+    async def load(self) -> AppSettings:
+        """Reads them, once; what cannot be taken falls back to its default, with a note."""
+        if not self._loaded:
+            await self._presets.load()
+            try:
+                held = await self._store.setting(SETTING)
+            except StoreError as fault:
+                held, self._notes = None, [f"the settings cannot be read: {fault}; the defaults hold"]
+            self.values, notes = read_settings(held)
+            self._notes += notes
+            self._loaded = True
+            self._pass_on()
+        return self.values
+
+    def view(self, models: Sequence[str], backends: Sequence[str]) -> SettingsView:
+        """What is set, and what could be."""
+        return SettingsView(
+            values=self.values,
+            needs_reload=self._supervisor.needs_reload,
+            choices={
+                "backend": ["auto", *backends],
+                "device": ["auto", "cpu", "cuda", "mps"],
+                "dtype": ["auto", "float32", "float16", "bfloat16"],
+                "draft_model": ["", *models],
+                "preset": ["", *self._presets.names],
+            },
+            notes=list(self._notes),
+        )
+
+    async def change(self, name: str, value: object) -> None:
+        """Checks one field, saves it, and lets it hold now where it can."""
+        await self.load()
+        if name not in {f.name for f in fields(AppSettings)}:
+            raise Refusal(f"there is no setting {name!r:.40}")
+        problem = problem_of(name, value)
+        if problem:
+            raise Refusal(problem)
+        if name == "preset":
+            self._presets.check(str(value))
+        if name == "kv_cache_bytes":
+            await self._set_budget(value)
+        values = replace(self.values, **{name: value})  # type: ignore[arg-type]  # a field by name, checked above
+        await stored(self._store.set_setting(SETTING, asdict(values)))
+        self.values, self._notes = values, []
+        self._pass_on()
+
+    async def facts(self) -> DataFacts:
+        """Where the data is, read on a thread."""
+        return await asyncio.to_thread(self._facts)
+
+    def _facts(self) -> DataFacts:
+        path = self._store.path
+        backups = [file for file in (path.parent / "backups").glob("*") if file.is_file() and file.suffix != ".partial"]
+        backups.sort(key=lambda file: file.stat().st_mtime, reverse=True)
+        return DataFacts(str(path.parent), path.stat().st_size, [file.name for file in backups])
+
+    async def _set_budget(self, value: object) -> None:
+        """How much KV is kept holds at once; what the engine chose itself it chooses again when the model is loaded."""
+        model = self._supervisor.running
+        if model is None or not isinstance(value, int):
+            return
+        try:
+            await model.set_kv_budget_async(value)
+        except EngineDiedError:
+            await self._supervisor.died(model)
+        except RuntimeFault as fault:
+            raise Refusal(str(fault)) from fault
+
+    def _pass_on(self) -> None:
+        """To the engine that is loaded next, and to sessions that chose no preset."""
+        values = self.values
+        self._presets.default = values.preset
+        options = {name: getattr(values, name) for name in LOADED_WITH}
+        options = {name: None if value in ("auto", "") else value for name, value in options.items()}
+        if self._blocks is not None:
+            options["blocks"] = {**self._blocks, "budget": values.disk_bytes or self._blocks["budget"]}
+        backend = values.backend if values.backend != "auto" else self._first_backend
+        self._supervisor.prepare(backend=backend, options=options, now=("kv_cache_bytes",))
+
+
+def read_settings(held: object) -> tuple[AppSettings, list[str]]:
+    """What was stored, without what cannot be taken; a line about each field that fell back."""
+    if held is None:
+        return AppSettings(), []
+    if not isinstance(held, Mapping):
+        return AppSettings(), ["the settings cannot be read; the defaults hold"]
+    taken: dict[str, Any] = {}
+    notes = []
+    for name in (f.name for f in fields(AppSettings)):
+        if name not in held:
+            continue
+        problem = problem_of(name, held[name])
+        if problem:
+            notes.append(f"{problem}; the default holds")
+        else:
+            taken[name] = held[name]
+    return AppSettings(**taken), notes
+
+
+def problem_of(name: str, value: object) -> str:
+    """What is wrong with a value of a setting; "" where nothing is."""
+    if name in ("backend", "draft_model", "preset"):
+        return "" if isinstance(value, str) and len(value) <= 500 else f"{name} is a name, not {value!r:.60}"
+    if name == "scheme":
+        return "" if value in SCHEMES else f"the colours are one of {', '.join(SCHEMES)}, not {value!r:.60}"
+    if name == "text_percent":
+        whole = isinstance(value, int) and not isinstance(value, bool)
+        fits = whole and LEAST_TEXT <= value <= MOST_TEXT  # type: ignore[operator]  # it is whole
+        return "" if fits else f"the text size lies within {LEAST_TEXT} and {MOST_TEXT} %, not {value!r:.60}"
+    if name == "disk_bytes":
+        whole = value is None or (isinstance(value, int) and not isinstance(value, bool) and value >= LEAST_KV)
+        return "" if whole else f"the disk budget is at least {LEAST_KV:,} bytes, not {value!r:.60}"
+    if name == "kv_cache_bytes" and isinstance(value, int) and not isinstance(value, bool) and value < LEAST_KV:
+        return f"the KV budget is at least {LEAST_KV:,} bytes, not {value:,}"
+    try:
+        LoadOptions.from_mapping({name: value})
+    except (RuntimeFault, TypeError, ValueError) as fault:
+        return str(fault)
+    return ""

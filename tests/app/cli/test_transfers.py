@@ -1,0 +1,156 @@
+"""`sessions export`, `import` and `diff`, as somebody types them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from app.cli.group import cli
+from app.paths import DataFolder
+from app.portable_kv import keys_of
+from runtime.blocks.store import Block
+from storage import DataFolderLock, SessionStore, open_blocks
+from tests.storage.transfer.trees import branching
+
+Ask = Callable[..., Result]
+
+
+@pytest.fixture
+def ask(tmp_path: Path) -> Ask:
+    """Runs a command on a data folder of its own."""
+
+    def run(*words: object) -> Result:
+        return CliRunner().invoke(cli, ["--data-dir", str(tmp_path / "data"), "sessions", *map(str, words)])
+
+    return run
+
+
+@pytest.fixture
+def session(tmp_path: Path) -> int:
+    """A session with branches in that folder."""
+    data = DataFolder(tmp_path / "data")
+    data.make()
+    store = SessionStore.open(data.sessions)
+    try:
+        return asyncio.run(branching(store))
+    finally:
+        store.close_sync()
+
+
+@pytest.mark.parametrize("words", [("a.json",), ("a.elsewise", "--portable"), ("a.txt", "--format", "json")])
+def test_out_and_in_again(ask: Ask, tmp_path: Path, session: int, words: tuple[str, ...]) -> None:
+    name, *options = words
+    file = tmp_path / name
+    done = ask("export", session, file, *options)
+    assert done.exit_code == 0, done.output
+    assert done.stdout == ""
+    assert f"{file.stat().st_size:,} bytes" in done.stderr
+    done = ask("import", file)
+    assert done.exit_code == 0, done.output
+    assert done.stdout.startswith(f"{session + 1}\tÜnïcode")
+    assert "the model 'A', which is not on this machine" in done.stderr
+    assert "a model that the file does not name (model-b)" not in done.stderr, "no node is that model's own"
+    assert ask("verify").exit_code == 0
+
+
+def test_a_path_to_read_and_a_table(ask: Ask, tmp_path: Path, session: int) -> None:
+    assert ask("export", session, tmp_path / "a.md").exit_code == 0
+    text = (tmp_path / "a.md").read_text()
+    assert text.startswith("# Ünïcode 漢字 🌧 לילה\n\n## System\n\nBe brief.\n\n## You\n\nWhere to? 🌧\n\n## Model\n\n")
+    assert text.endswith("w0 w1rainy\n")
+    for name, count in (("a.csv", 1 + 4 + 3 + 2), ("a.jsonl", 4 + 3 + 2)):
+        assert ask("export", session, tmp_path / name).exit_code == 0
+        assert len((tmp_path / name).read_text().splitlines()) == count
+
+
+def test_a_file_that_is_there_is_not_replaced_unasked(ask: Ask, tmp_path: Path, session: int) -> None:
+    (tmp_path / "a.json").write_text("mine")
+    done = ask("export", session, tmp_path / "a.json")
+    assert done.exit_code == 1
+    assert "--force" in done.output
+    assert (tmp_path / "a.json").read_text() == "mine"
+    assert ask("export", session, tmp_path / "a.json", "--force").exit_code == 0
+    assert json.loads((tmp_path / "a.json").read_text())["version"] == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("export", 99, "x.json"), "there is no session '99'"),
+        (("export", 1, "x.unknown"), "--format"),
+        (("export", 1, "x.json", "--format", "csv"), "JSON lines"),
+        (("export", 1, "x.json", "--format", "json", "--portable"), "choose one"),
+        (("export", 1, "x.json", "--with-kv"), "goes with --portable"),
+        (("import", "not-there"), "does not exist"),
+        (("diff", 1, 1), "two branches, or none"),
+        (("diff", 1, 1, 99), "branches; 'sessions diff 1'"),
+    ],
+)
+def test_bad_use_is_told(ask: Ask, session: int, words: tuple[object, ...], said: str) -> None:
+    done = ask(*words)
+    assert done.exit_code in (1, 2)
+    assert said in done.output
+
+
+def test_a_bad_file_is_named_and_nothing_stays(ask: Ask, tmp_path: Path, session: int) -> None:
+    (tmp_path / "bad.json").write_text('[{"role": "user", "content": "a"},\n {"role": "nobody", "content": "b"}]')
+    done = ask("import", tmp_path / "bad.json")
+    assert done.exit_code == 1
+    assert "bad.json, line 2, message 2: role 'nobody'" in str(done.exception)
+    assert ask("list").stdout.count("Ünïcode") == 1
+
+
+def test_while_the_window_is_open_nothing_is_imported(ask: Ask, tmp_path: Path, session: int) -> None:
+    (tmp_path / "m.json").write_text('[{"role": "user", "content": "a"}]')
+    lock = DataFolderLock(tmp_path / "data", "window")
+    assert lock.acquire()
+    try:
+        done = ask("import", tmp_path / "m.json")
+        assert done.exit_code == 1
+        assert "in use by" in done.output
+        assert ask("export", session, tmp_path / "a.json").exit_code == 0, "exports only read"
+    finally:
+        lock.release()
+
+
+def test_branches_by_number(ask: Ask, session: int) -> None:
+    listed = ask("diff", session).stdout.splitlines()
+    assert len(listed) > 2
+    assert sum(line.startswith("*") for line in listed) == 1
+    numbers = [n for n, line in enumerate(listed, 1) if "rainy" in line or "another" in line]
+    assert len(numbers) == 2
+    done = ask("diff", session, *numbers)
+    assert done.exit_code == 0, done.output
+    assert "tokens are the same in both" in done.stdout
+    assert "after the stem" in done.stdout
+    assert any(line.startswith("+ ") for line in done.stdout.splitlines())
+
+
+def test_blocks_travel_only_if_both_want_it(ask: Ask, tmp_path: Path, session: int) -> None:
+    data = DataFolder(tmp_path / "data")
+    store = SessionStore.open(data.sessions, read_only=True)
+    try:
+        keys = asyncio.run(keys_of(store, session))
+    finally:
+        store.close_sync()
+    assert len(keys) == len(set(keys)) >= 2
+    with closing(open_blocks(data.blocks, 1 << 20)) as blocks:
+        assert blocks.put([Block(keys[0], None, 4, [b"computed"])]) == 1
+    file = tmp_path / "a.elsewise"
+    assert "1 KV blocks went with it" in ask("export", session, file, "--portable", "--with-kv").stderr
+    data.blocks.unlink()
+    done = ask("import", file)
+    assert done.exit_code == 0, done.output
+    assert "which were not taken" in done.stderr
+    assert not data.blocks.exists()
+    done = ask("import", file, "--with-kv")
+    assert "1 KV blocks were taken" in done.stderr, done.output
+    with closing(open_blocks(data.blocks, 1 << 20)) as blocks:
+        assert blocks.get(keys[:1]) == [b"computed"]
+    assert ask("verify").exit_code == 0

@@ -1,0 +1,113 @@
+"""The settings of the app: stored field by field, given to the engine, hostile values fall back."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from app.workbench.app_settings import read_settings
+from runtime import GenerationOptions, SamplingOptions
+from tests.app.workbench.conftest import Play
+from tests.app.workbench.scene import Engine, Scene
+from ui import AppSettings, Refusal
+
+PLAIN = GenerationOptions(max_tokens=12, sampling=SamplingOptions(temperature=0.8))
+
+
+def test_they_are_stored_and_given_to_the_next_engine(play: Play) -> None:
+    given: list[dict[str, object]] = []
+
+    class Asked(Engine):
+        async def __call__(self, source: str, backend: str, **options: object):  # type: ignore[no-untyped-def]  # as its parent
+            given.append({"backend": backend, **options})
+            return await super().__call__(source, backend)
+
+    async def first(s: Scene) -> None:
+        await s.workbench.supervisor.model()
+        view = await s.workbench.change_setting("context_length", 4096)
+        assert view.needs_reload
+        await s.workbench.change_setting("threads", 2)
+        assert (await s.workbench.change_setting("kv_cache_bytes", 64 << 20)).needs_reload
+        model = s.workbench.supervisor.running
+        assert model is not None
+        assert model.metrics().kv_budget == 64 << 20  # now
+        # when it is reloaded
+        assert not (await s.workbench.reload_model()).needs_reload
+        await s.workbench.supervisor.model()
+        assert given[0] == {"backend": "auto"}
+        assert given[-1] == {"backend": "auto", "context_length": 4096, "threads": 2, "kv_cache_bytes": 64 << 20}
+        # and a budget alone asks for no reload
+        assert not (await s.workbench.change_setting("kv_cache_bytes", 32 << 20)).needs_reload
+        assert not (await s.workbench.change_setting("text_percent", 150)).needs_reload
+
+    async def second(s: Scene) -> None:
+        values = await s.workbench.load_settings()
+        assert (values.context_length, values.threads, values.text_percent) == (4096, 2, 150)
+        await s.workbench.supervisor.model()
+        assert given[-1]["context_length"] == 4096
+        await s.workbench.change_setting("context_length", None)
+        assert "context_length" not in s.workbench.supervisor.options
+
+    play(first, engine=Asked())
+    play(second, engine=Asked())
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("context_length", 0), ("context_length", "many"), ("threads", -1), ("threads", True), ("dtype", "float8"),
+        ("scheme", "pink"), ("text_percent", 99), ("text_percent", 1e9), ("kv_cache_bytes", 5), ("disk_bytes", -1),
+        ("preset", "nobody's"), ("nothing", 1), ("backend", None),
+    ],
+)  # fmt: skip
+def test_a_value_that_cannot_be_is_refused_and_nothing_changes(play: Play, name: str, value: object) -> None:
+    async def scene(s: Scene) -> None:
+        with pytest.raises(Refusal):
+            await s.workbench.change_setting(name, value)
+        assert (await s.workbench.settings()).values == AppSettings()
+        assert await s.store.setting("settings") is None
+
+    play(scene)
+
+
+@pytest.mark.parametrize(
+    "hostile",
+    [
+        "x",
+        7,
+        [],
+        {"scheme": {"a": 1}, "threads": "2", "text_percent": -5, "kv_cache_bytes": 1e400, "dtype": None, "backend": 3},
+    ],
+)
+def test_hostile_stored_settings_fall_back_with_a_note(hostile: object) -> None:
+    values, notes = read_settings(hostile)
+    assert values == AppSettings()
+    assert notes
+    good, none = read_settings({"scheme": "dark", "unheard of": 1, "text_percent": 150})
+    assert (good.scheme, good.text_percent, none) == ("dark", 150, [])
+
+
+def test_sessions_that_chose_no_preset_take_that_of_the_settings(play: Play) -> None:
+    async def scene(s: Scene) -> None:
+        session_id = await s.new()
+        await s.workbench.change_setting("preset", "greedy")
+        setup = await s.workbench.setup(session_id)
+        temperature = next(option for option in setup.options if option.name == "temperature")
+        assert (temperature.value, temperature.source, setup.preset) == (0.0, "preset", "")
+
+    play(scene, options=PLAIN)
+
+
+def test_the_data_is_named_and_verified(play: Play, path: Path) -> None:
+    async def scene(s: Scene) -> None:
+        await s.asked()
+        data = (await s.workbench.settings()).data
+        assert data is not None
+        assert (data.folder, data.backups) == (str(path.parent), [])
+        assert data.sessions_bytes > 0
+        assert await s.workbench.verify_data() == []
+        await asyncio.sleep(0)
+
+    play(scene)

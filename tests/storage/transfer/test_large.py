@@ -1,0 +1,283 @@
+"""Imports of 100,000 nodes and 1,000,000 tokens: others are not held up, memory stays small, and it is all or nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from storage import InvalidFileError, SessionStore, export_json, export_markdown, export_tokens
+from storage.transfer import filling
+from tests.storage.helpers import chat, sql, with_store
+from tests.storage.transfer.trees import leftovers, taken
+
+HEAD = '{"format": "elsewise.session", "version": 1,\n"session": %s,\n"models": [],\n"nodes": ['
+SESSION = {"title": "large", "created": 1.0, "updated": 2.0, "pinned": False, "current": None, "more": {}}
+WRITER = """
+import asyncio, sys
+from pathlib import Path
+from storage import SessionStore
+store = SessionStore.open(Path(sys.argv[1]))
+asyncio.run(store.import_file(Path(sys.argv[2]), lambda done, total: print(done, total, flush=True)))
+"""
+
+MEASURED = """
+import asyncio, resource, sys
+from pathlib import Path
+from storage import SessionStore, export_json
+def grown():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+store = SessionStore.open(Path(sys.argv[1]))
+small = Path(sys.argv[2]).with_name("small.json")
+small.write_text('[{"role": "user", "content": "hi"}]')
+asyncio.run(store.import_file(small))  # what is loaded only once
+before = grown()
+session = asyncio.run(store.import_file(Path(sys.argv[2]))).sessions[0]
+middle = grown()
+export_json(Path(sys.argv[1]), session, Path(sys.argv[3]), lambda done, total: None)
+print(middle - before, grown() - middle)
+store.close_sync()
+"""
+
+
+def node(number: int, parent: int | None, tokens: int = 0) -> dict[str, Any]:
+    return {"id": number, "parent": parent, "role": "user" if number % 2 else "assistant", "turn_start": True,
+            "text": f"node {number}", "status": "complete", "token_count": tokens, "created": 1.0,
+            "kv_fingerprint": "m" if tokens else None}  # fmt: skip
+
+
+def tokens(number: int, first: int, count: int) -> dict[str, Any]:
+    columns = {
+        "ids": {"dtype": "<i4", "shape": [count], "values": list(range(first, first + count))},
+        "logprob": {"dtype": "<f4", "shape": [count], "values": [-0.5] * count},
+        "rank": {"dtype": "<i4", "shape": [count], "values": [1] * count},
+    }
+    return {"node": number, "kv_fingerprint": "m", "first": first, "count": count, "columns": columns}
+
+
+def document(path: Path, nodes: Iterator[dict[str, Any]], ranges: Iterable[dict[str, Any]] = ()) -> Path:
+    with path.open("w") as file:
+        file.write(HEAD % json.dumps(SESSION))
+        file.write(",\n".join(json.dumps(each) for each in nodes))
+        file.write('],\n"tokens": [')
+        for index, each in enumerate(ranges):
+            file.write(",\n" * bool(index) + json.dumps(each))
+        file.write("]}")
+    return path
+
+
+def chain(count: int) -> Iterator[dict[str, Any]]:
+    return (node(n, n - 1 if n else None) for n in range(count))
+
+
+async def longest_wait(store: SessionStore, work: asyncio.Task[Any]) -> list[float]:
+    """Processor seconds of the store's thread between two reads of somebody else, while `work` goes on."""
+    waits = []
+    while not work.done():
+        before = await store._database.read(lambda _db: time.thread_time())  # the store's own thread is meant
+        after = await store._database.read(lambda _db: time.thread_time())  # likewise
+        waits.append(after - before)
+        await asyncio.sleep(0.004)
+    return waits
+
+
+@pytest.mark.slow
+def test_100_000_nodes(path: Path, tmp_path: Path) -> None:
+    file = document(tmp_path / "deep.json", chain(100_000))
+    heard: list[tuple[int, int]] = []
+
+    async def play(store: SessionStore) -> list[float]:
+        work = asyncio.ensure_future(store.import_file(file, lambda done, total: heard.append((done, total))))
+        waits = await longest_wait(store, work)
+        assert len(work.result().sessions) == 1
+        return waits
+
+    waits = with_store(path, play)
+    assert max(waits) < 0.05, sorted(waits)[-5:]
+    assert len(heard) > 10
+    assert heard == sorted(heard)
+    assert heard[-1] == (file.stat().st_size,) * 2
+    assert sql(path, "SELECT count(*), max(seq) FROM turns") == [(100_000, 100_000)]
+    [row] = with_store(path, lambda store: store.sessions())
+    assert (row.title, row.branches) == ("large", 1)
+    # and out again, by its deepest path too
+    export_json(path, row.id, tmp_path / "again.json", lambda _d, _t: None)
+    export_markdown(path, row.id, tmp_path / "path.md", lambda _d, _t: None, tip=_last(path))
+    assert (tmp_path / "path.md").read_text().count("\n## ") == 100_000
+
+
+def _last(path: Path) -> int:
+    return int(sql(path, "SELECT max(id) FROM nodes")[0][0])
+
+
+@pytest.mark.slow
+def test_1_000_000_tokens_in_little_memory(path: Path, tmp_path: Path) -> None:
+    ranges = (tokens(0, first, 1000) for first in range(0, 1_000_000, 1000))
+    file = document(tmp_path / "long.json", iter([node(0, None, 1_000_000)]), ranges)
+    environment = {**os.environ, "PYTHONPATH": str(Path.cwd())}
+    command = [sys.executable, "-c", MEASURED, str(path), str(file), str(tmp_path / "again.json")]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)
+    imported, exported = (int(line) for line in done.stdout.split())
+    assert imported < 60 << 20, imported
+    assert exported < 30 << 20, exported
+    assert sql(path, "SELECT count(*), sum(count), max(first) FROM token_chunks") == [(1000, 1_000_000, 999_000)]
+    assert sql(path, "SELECT token_id, logprob FROM tokens WHERE position = 777777") == [(777_777, -0.5)]
+    assert (tmp_path / "again.json").stat().st_size > 10_000_000
+
+
+def test_an_error_at_the_end_leaves_nothing(path: Path, tmp_path: Path) -> None:
+    with_store(path, chat)
+    before = leftovers(path)
+    nodes = list(chain(3000))
+    nodes[-1]["parent"] = 5000
+    file = document(tmp_path / "bad.json", iter(nodes))
+    with pytest.raises(InvalidFileError, match=r"line 3,003, node 2999"):
+        taken(path, file)
+    assert leftovers(path) == before
+
+
+@pytest.mark.parametrize("after", [0, 1, 3])
+def test_cancelled_it_leaves_nothing(path: Path, tmp_path: Path, after: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(filling, "SLICE_SECONDS", 0.001)
+    file = document(tmp_path / "deep.json", chain(2000))
+
+    async def play(store: SessionStore) -> None:
+        await chat(store)
+        heard = asyncio.Event()
+        count = 0
+
+        def progress(_done: int, _total: int) -> None:
+            nonlocal count
+            count += 1
+            if count >= after:
+                heard.set()
+
+        work = asyncio.ensure_future(store.import_file(file, progress))
+        if after:
+            await heard.wait()
+        else:
+            await asyncio.sleep(0.01)
+        assert [row.title for row in await store.sessions()] == ["Paris"], "nobody sees it yet"
+        work.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await work
+
+    with_store(path, play)
+    assert leftovers(path)[:3] == [1, 2, 2]
+    assert with_store(path, lambda store: store.verify()) == []
+
+
+def test_who_listens_may_end_it(path: Path, tmp_path: Path) -> None:
+    file = document(tmp_path / "deep.json", chain(50))
+
+    def progress(_done: int, _total: int) -> None:
+        raise KeyError("enough")
+
+    with pytest.raises(KeyError):
+        with_store(path, lambda store: store.import_file(file, progress))
+    assert leftovers(path)[:3] == [0, 0, 0]
+
+
+def test_what_a_killed_import_left_is_hidden_and_cleared_at_the_next_start(path: Path, tmp_path: Path) -> None:
+    with_store(path, chat)
+    before = leftovers(path)
+    file = document(tmp_path / "deep.json", chain(30_000))
+    environment = {**os.environ, "PYTHONPATH": str(Path.cwd())}
+    with subprocess.Popen(
+        [sys.executable, "-c", WRITER, str(path), str(file)], stdout=subprocess.PIPE, text=True, env=environment
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        process.send_signal(signal.SIGKILL)
+    assert leftovers(path)[1] > before[1], "it was in the middle of it"
+
+    async def play(store: SessionStore) -> None:
+        assert [row.title for row in await store.sessions()] == ["Paris"]
+        assert await store.sessions("node") == []
+        assert await store.verify() == []
+        assert await store.drop_unfinished_imports() == 1
+        assert await store.drop_unfinished_imports() == 0
+
+    assert sql(path, "SELECT count(*) FROM turns") == [(2,)]
+    with_store(path, play)
+    assert leftovers(path) == before
+
+
+def test_an_import_that_goes_on_is_not_cleared(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(filling, "SLICE_SECONDS", 0.001)
+    file = document(tmp_path / "deep.json", chain(2000))
+
+    async def play(store: SessionStore) -> None:
+        begun = asyncio.Event()
+        work = asyncio.ensure_future(store.import_file(file, lambda _done, _total: begun.set()))
+        await begun.wait()
+        assert await store.drop_unfinished_imports() == 0
+        await work
+
+    with_store(path, play)
+    assert sql(path, "SELECT count(*) FROM turns") == [(2000,)]
+
+
+def test_many_conversations_come_together(path: Path, tmp_path: Path) -> None:
+    lines = [json.dumps({"messages": [{"role": "user", "content": f"question {n}"}]}) for n in range(40)]
+    (tmp_path / "many.jsonl").write_text("\n".join(lines) + "\n")
+    imported = taken(path, tmp_path / "many.jsonl")
+    rows = with_store(path, lambda store: store.sessions())
+    assert [row.id for row in rows] == list(imported.sessions)
+    assert [row.title for row in rows] == [f"question {n}" for n in range(40)]
+    (tmp_path / "many.jsonl").write_text("\n".join([*lines, '{"messages": [7]}']))
+    before = leftovers(path)
+    with pytest.raises(InvalidFileError, match="line 41, message 1"):
+        taken(path, tmp_path / "many.jsonl")
+    assert leftovers(path) == before
+
+
+def test_messages_become_a_path(path: Path, tmp_path: Path) -> None:
+    messages = [
+        {"role": "developer", "content": "Be brief."},
+        {"role": "user", "content": [{"type": "text", "text": "Where "}, {"type": "input_text", "text": "to?"}], "name": "x"},
+        {"role": "assistant", "content": "Lisbon \ud83c\udf27\n", "tool_calls": []},
+    ]
+    shapes = {
+        "list": json.dumps(messages),
+        "object": json.dumps({"model": "gpt", "tools": [{"a": [1]}], "messages": messages, "temperature": 0.5}),
+        "titled": json.dumps({"title": "My trip", "messages": messages}),
+        "lines": "\n".join(json.dumps(each) for each in messages),
+        "bom": "\ufeff" + json.dumps(messages, indent=2),
+    }
+    for name, text in shapes.items():
+        (tmp_path / name).write_text(text)
+        [session] = taken(path, tmp_path / name).sessions
+        tree = with_store(path, lambda store, session=session: store.load_session(session))  # type: ignore[misc]  # bound now
+        assert tree.session.title == ("My trip" if name == "titled" else "Where to?")
+        assert [(n.role, n.text) for n in tree.nodes] == [
+            ("system", "Be brief."), ("user", "Where to?"), ("assistant", "Lisbon \U0001f327\n"),
+        ]  # fmt: skip
+        assert [n.parent_id for n in tree.nodes] == [None, tree.nodes[0].id, tree.nodes[1].id]
+        assert tree.session.current_node == tree.nodes[2].id
+        assert tree.session.branches == 1
+    assert with_store(path, lambda store: store.verify()) == []
+
+
+def test_a_path_as_a_table(path: Path, tmp_path: Path) -> None:
+    session, _, _ = with_store(path, chat)
+    export_tokens(path, session, tmp_path / "t.csv", lambda _d, _t: None)
+    export_tokens(path, session, tmp_path / "t.jsonl", lambda _d, _t: None)
+    lines = (tmp_path / "t.csv").read_text().splitlines()
+    assert lines[0].startswith("position,turn,role,node,offset,model,id,text,origin,logprob,")
+    assert len(lines) == 1 + 4 + 6
+    records = [json.loads(line) for line in (tmp_path / "t.jsonl").read_text().splitlines()]
+    assert [(r["position"], r["turn"], r["id"], r["text"]) for r in records[3:6]] == [
+        (3, 1, 3, "w3 "), (4, 2, 0, "w0 "), (5, 2, 1, "w1 "),
+    ]  # fmt: skip
+    assert records[0]["logprob"] == -1.25
+    assert records[0]["surprisal_bits"] == pytest.approx(1.803, abs=1e-3)

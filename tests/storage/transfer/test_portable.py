@@ -1,0 +1,207 @@
+"""Portable files that somebody else made: nothing of them is believed, nothing of them is changed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from storage import InvalidFileError, PortableFile, SessionStore, StoreNewerError, export_portable
+from storage.transfer import portable
+from tests.storage.helpers import with_store
+from tests.storage.transfer.trees import as_portable, branching, leftovers, taken, unheard
+
+Change = Callable[[sqlite3.Connection], None]
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    source = tmp_path / "source" / "sessions.sqlite3"
+    as_portable(source, with_store(source, branching), tmp_path / "trip.elsewise")
+    return tmp_path / "trip.elsewise"
+
+
+def change(file: Path, *statements: str) -> None:
+    with closing(sqlite3.connect(file, isolation_level=None)) as conn:
+        for statement in statements:
+            conn.execute(statement)
+
+
+def reseal(conn: sqlite3.Connection, table: str) -> None:
+    """Right checksums for whatever stands there: an attacker can do that too."""
+    listed = portable.names(table)
+    for row in conn.execute(f"SELECT rowid, {', '.join(listed)} FROM {table}").fetchall():  # our own names
+        conn.execute(f"UPDATE {table} SET sha256 = ? WHERE rowid = ?", [portable.seal(row[1:]), row[0]])  # likewise
+
+
+def refused(path: Path, file: Path) -> str:
+    """What is said; neither the store nor the file is another one afterwards."""
+    SessionStore.open(path).close_sync()
+    before, held = leftovers(path), hashlib.sha256(file.read_bytes()).digest()
+    with pytest.raises((InvalidFileError, StoreNewerError)) as caught:
+        taken(path, file)
+    assert leftovers(path) == before
+    assert hashlib.sha256(file.read_bytes()).digest() == held
+    assert not list(file.parent.glob(f"{file.name}-*")), "nothing is made beside it"
+    return str(caught.value)
+
+
+def test_an_import_changes_nothing_of_the_file(path: Path, file: Path) -> None:
+    held, stat = file.read_bytes(), file.stat()
+    file.chmod(0o400)
+    taken(path, file)
+    assert file.read_bytes() == held
+    assert file.stat().st_mtime_ns == stat.st_mtime_ns
+
+
+def test_a_newer_version_is_refused_and_untouched(path: Path, file: Path) -> None:
+    change(file, "PRAGMA user_version = 2")
+    assert "newer version" in refused(path, file)
+
+
+def test_every_row_has_its_checksum(path: Path, file: Path) -> None:
+    whole = file.read_bytes()
+    for table, column in zip(portable.TABLES, ("value", "text", "columns", "info", "tokens"), strict=True):
+        file.write_bytes(whole)
+        last = f"(SELECT max(rowid) FROM {table})"
+        change(file, f"UPDATE {table} SET {column} = {column} || 'x' WHERE rowid = {last}")
+        assert f"of {table} fails its checksum" in refused(path, file)
+
+
+HOSTILE: list[tuple[list[str], str]] = [
+    (["PRAGMA application_id = 7"], "no portable session file"),
+    (["DROP TABLE tokens"], "'tokens' is missing or not defined"),
+    (["DROP TABLE nodes", "CREATE VIEW nodes AS SELECT * FROM tokens"], "'nodes' is missing or not defined"),
+    (["ALTER TABLE nodes ADD COLUMN evil TEXT GENERATED ALWAYS AS (hex(text)) VIRTUAL"], "'nodes'"),
+    (["DROP TABLE models", "CREATE TABLE models (kv_fingerprint TEXT, info TEXT DEFAULT (load_extension('x')))"], "'models'"),
+    (["DROP TABLE about", "CREATE VIRTUAL TABLE about USING fts5 (name, value, sha256)"], "'about'"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("statements", "words"), HOSTILE, ids=[words for _, words in HOSTILE])
+def test_a_schema_of_its_own_is_refused(path: Path, file: Path, statements: list[str], words: str) -> None:
+    change(file, *statements)
+    assert words in refused(path, file)
+
+
+def test_triggers_and_views_beside_ours_are_never_used(path: Path, file: Path) -> None:
+    change(
+        file,
+        "CREATE TRIGGER evil AFTER INSERT ON nodes BEGIN DELETE FROM nodes; END",
+        "CREATE VIEW sessions AS WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT * FROM n",
+        "CREATE INDEX slow ON nodes (length(text))",
+    )
+    held = file.read_bytes()
+    assert len(taken(path, file).sessions) == 1
+    assert file.read_bytes() == held
+    with closing(sqlite3.connect(path)) as conn:
+        names = {row[0] for row in conn.execute("SELECT name FROM sqlite_schema")}
+    assert not names & {"evil", "slow"}
+    assert with_store(path, lambda store: store.verify()) == []
+
+
+ROWS: list[tuple[str, str, str]] = [
+    ("UPDATE nodes SET parent = 4 WHERE id = 3", "nodes", "its parent 4 is not among the nodes before it"),
+    ("UPDATE nodes SET parent = 3 WHERE id = 3", "nodes", "its parent 3 is not among"),
+    ("UPDATE nodes SET parent = 'x' WHERE id = 3", "nodes", "parent should be a whole number"),
+    ("UPDATE nodes SET text = x'00ff' WHERE id = 3", "nodes", "text should be a text, not bytes"),
+    ("UPDATE nodes SET turn_start = 2 WHERE id = 3", "nodes", "turn_start should be true or false"),
+    ("UPDATE nodes SET stats = '{\"a\": NaN}' WHERE id = 3", "nodes", "NaN is no JSON number"),
+    ("UPDATE nodes SET stats = '[' WHERE id = 3", "nodes", "node 3: this is no JSON"),
+    ("UPDATE nodes SET stats = 5 WHERE id = 3", "nodes", "node 3"),
+    ("UPDATE nodes SET token_count = 1 << 50 WHERE id = 3", "nodes", "token_count should lie within"),
+    ("UPDATE nodes SET created = 9e999 WHERE id = 3", "nodes", "created is too large"),
+    ("UPDATE nodes SET role = zeroblob(1000) WHERE id = 3", "nodes", "role should be a text, not bytes"),
+    ("UPDATE tokens SET node = 77 WHERE id = 1", "tokens", "node 77 is not among"),
+    ("UPDATE tokens SET count = 1000000 WHERE id = 1", "tokens", "tokens 1"),
+    ("UPDATE tokens SET columns = 'text' WHERE id = 1", "tokens", "its columns cannot be read"),
+    ("UPDATE tokens SET columns = x'80' WHERE id = 1", "tokens", "the column 'ids' is missing"),
+    ("UPDATE tokens SET columns = zeroblob(20000000) WHERE id = 1", "tokens", "its columns cannot be read"),
+    ("UPDATE tokens SET columns = zeroblob(70000000) WHERE id = 1", "tokens", "cannot be read"),
+    ("UPDATE about SET value = '[]' WHERE name = 'session'", "about", "the session: it should be an object"),
+    ("DELETE FROM about", "about", "the session: it should be an object, not null"),
+    ("UPDATE vocabularies SET tokens = x'c1'", "vocabularies", "a vocabulary cannot be read"),
+    ('UPDATE models SET info = \'{"a": 1, "a": 2}\'', "models", "'a' stands there twice"),
+    ("DELETE FROM tokens WHERE id = 2", "tokens", "are missing"),
+]
+
+
+@pytest.mark.parametrize(("statement", "table", "words"), ROWS, ids=[words for _, _, words in ROWS])
+def test_rows_that_lie_are_refused_by_name(path: Path, file: Path, statement: str, table: str, words: str) -> None:
+    with closing(sqlite3.connect(file, isolation_level=None)) as conn:
+        conn.execute(statement)
+        reseal(conn, table)
+    assert words in refused(path, file)
+
+
+@pytest.mark.slow
+def test_damage_is_named_and_leaves_nothing(path: Path, file: Path) -> None:
+    whole = bytearray(file.read_bytes())
+    for length in (20, 100, 4096, len(whole) // 2, len(whole) - 1):
+        file.write_bytes(whole[:length])
+        refused(path, file)
+    for place in range(100, len(whole), len(whole) // 24):
+        bent = bytearray(whole)
+        bent[place] ^= 0xFF
+        file.write_bytes(bent)
+        SessionStore.open(path).close_sync()
+        before = leftovers(path)
+        try:
+            taken(path, file)  # a byte that nothing stands on
+        except (InvalidFileError, StoreNewerError):
+            assert leftovers(path) == before
+        else:
+            assert with_store(path, lambda store: store.verify()) == []
+
+
+def test_a_table_that_is_endless_by_a_loop_in_its_pages_ends(path: Path, file: Path) -> None:
+    """The tree of a table whose page names itself: SQLite calls it damaged."""
+    with closing(sqlite3.connect(file)) as conn:
+        [(root,)] = conn.execute("SELECT rootpage FROM sqlite_schema WHERE name = 'tokens'").fetchall()
+        page = int(conn.execute("PRAGMA page_size").fetchone()[0])
+    raw = bytearray(file.read_bytes())
+    start = (root - 1) * page
+    raw[start : start + 12] = bytes([5, 0, 0, 0, 0, 0, 0, 0]) + int(root).to_bytes(4, "big")  # an inner page: its right child
+    file.write_bytes(raw)
+    refused(path, file)
+
+
+def test_the_snapshot_travels_along(path: Path, tmp_path: Path) -> None:
+    session = with_store(path, branching)
+    snapshot = {"version": 1, "ids": [1, 2], "deep": {"grammar": "a+"}}
+    export_portable(path, session, tmp_path / "a.elsewise", unheard, snapshot)
+    found = PortableFile(tmp_path / "a.elsewise")
+    try:
+        assert found.snapshot() == snapshot
+    finally:
+        found.close()
+
+
+def test_the_tables_are_as_documented(file: Path) -> None:
+    with closing(sqlite3.connect(file)) as conn:
+        [text] = [row[0] for row in conn.execute("SELECT value FROM about WHERE name = 'session'")]
+        assert json.loads(text)["title"].startswith("Ünïcode")
+        [[raw]] = conn.execute("SELECT columns FROM tokens WHERE node = 2 LIMIT 1")
+        assert msgspec.msgpack.decode(raw)["ids"][:2] == ["<i4", [4]]
+        assert conn.execute("PRAGMA user_version").fetchone() == (1,)
+        assert conn.execute("PRAGMA journal_mode").fetchone() == ("delete",)
+
+
+def test_a_file_that_is_there_is_kept_when_the_export_fails(path: Path, tmp_path: Path) -> None:
+    session = with_store(path, branching)
+    (tmp_path / "a.elsewise").write_bytes(b"mine")
+
+    def stop(done: int, _total: int) -> None:
+        if done == 3:
+            raise KeyError("enough")
+
+    with pytest.raises(KeyError):
+        export_portable(path, session, tmp_path / "a.elsewise", stop)
+    assert (tmp_path / "a.elsewise").read_bytes() == b"mine"
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a.elsewise", "data"]

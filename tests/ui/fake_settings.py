@@ -1,0 +1,50 @@
+"""The part of the fake workbench that is about the settings of the app."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import fields, replace
+
+from ui import AppSettings, DataFacts, SettingsView
+
+NOW = ("kv_cache_bytes", "preset", "scheme", "text_percent")
+
+
+class FakeSettings:
+    """Keeps the settings in memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.held = SettingsView(
+            choices={
+                "backend": ["auto", "hf", "mlx"],
+                "device": ["auto", "cpu"],
+                "dtype": ["auto", "float32"],
+                "draft_model": ["", "tiny"],
+                "preset": ["", "greedy"],
+            },
+            data=DataFacts("/data/elsewise", 12_000_000, ["sessions.2026-11-21.db"]),
+        )
+        self.damage: Sequence[str] = ()
+
+    def _note(self, *call: object) -> None:
+        raise NotImplementedError
+
+    async def settings(self) -> SettingsView:
+        return self.held
+
+    async def change_setting(self, name: str, value: object) -> SettingsView:
+        self._note("change_setting", name, value)
+        assert name in {f.name for f in fields(AppSettings)}
+        values = replace(self.held.values, **{name: value})  # type: ignore[arg-type]  # a field by name
+        self.held = replace(self.held, values=values, needs_reload=self.held.needs_reload or name not in NOW)
+        return self.held
+
+    async def reload_model(self) -> SettingsView:
+        self._note("reload_model")
+        self.held = replace(self.held, needs_reload=False)
+        return self.held
+
+    async def verify_data(self) -> Sequence[str]:
+        self._note("verify_data")
+        return self.damage

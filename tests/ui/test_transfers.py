@@ -1,0 +1,181 @@
+"""Files in and out of the window, and two branches side by side: real menus, dialogs and keys."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from PySide6.QtCore import Qt
+from PySide6.QtGui import QContextMenuEvent
+from PySide6.QtTest import QTest
+from PySide6.QtWidgets import QApplication, QFileDialog, QMenu
+
+from tests.ui.conftest import Scene, until
+from tests.ui.fakes import TRIP, FakeWorkbench
+from ui import ExportKind, MainWindow
+from ui.port import BranchRow, SessionChanged
+from ui.transferring import file_name
+
+Play = Callable[[Scene], None]
+
+
+def dialog_of(window: MainWindow) -> QFileDialog | None:
+    shown = [each for each in window.findChildren(QFileDialog) if each.isVisible()]
+    return shown[0] if shown else None
+
+
+def _says(window: MainWindow, words: str) -> bool:
+    return words in window.parts.composer.notice.words
+
+
+async def asked(window: MainWindow) -> QFileDialog:
+    await until(lambda: dialog_of(window) is not None)
+    dialog = dialog_of(window)
+    assert dialog is not None
+    return dialog
+
+
+def test_an_export_asks_for_a_file_and_says_where_it_is(in_window: Play, bench: FakeWorkbench, tmp_path: Path) -> None:
+    async def scene(window: MainWindow) -> None:
+        for kind, action in window.acts.exports.items():
+            action.trigger()
+            dialog = await asked(window)
+            assert dialog.acceptMode() is QFileDialog.AcceptMode.AcceptSave
+            target = tmp_path / f"trip.{kind.value}"
+            dialog.selectFile(str(target))
+            dialog.accept()
+            await until(partial(bench.calls.__contains__, ("export_session", TRIP, kind, target)))
+            await until(partial(_says, window, str(target)))
+            assert not window.parts.status.transfer.isVisible()
+            await until(lambda: dialog_of(window) is None)
+
+    in_window(scene)
+
+
+def test_an_import_is_shown_when_it_is_there(in_window: Play, bench: FakeWorkbench, tmp_path: Path) -> None:
+    (tmp_path / "in.json").write_text("[]")
+
+    async def scene(window: MainWindow) -> None:
+        QTest.keyClick(window, Qt.Key.Key_O, Qt.KeyboardModifier.ControlModifier)
+        dialog = await asked(window)
+        dialog.selectFile(str(tmp_path / "in.json"))
+        dialog.accept()
+        await until(lambda: bench.asked("import_file") == [(tmp_path / "in.json",)])
+        await until(lambda: window.parts.composer.notice.words == "imported in.json; 2 things were left out")
+        assert window.desk.shown is not None
+        assert window.desk.shown.session_id == TRIP
+
+    in_window(scene)
+
+
+def test_what_is_refused_is_said_in_the_window(in_window: Play, bench: FakeWorkbench, tmp_path: Path) -> None:
+    async def scene(window: MainWindow) -> None:
+        bench.refusal = "in.json, line 3, node 7: its parent 9 <b>is</b> not there"
+        window.transfers.take(tmp_path / "in.json")
+        await until(lambda: "node 7" in window.parts.composer.notice.words)
+        assert "<b>" in window.parts.composer.notice.words
+        assert not window.parts.status.transfer.isVisible()
+
+    in_window(scene)
+
+
+def test_progress_is_shown_and_can_be_stopped(in_window: Play, bench: FakeWorkbench, tmp_path: Path) -> None:
+    async def scene(window: MainWindow) -> None:
+        bench.gate = asyncio.Semaphore(2)
+        bar = window.parts.status.transfer
+        window.transfers.export(TRIP, ExportKind.JSON, tmp_path / "a.json")
+        await until(lambda: bar.label.text() == "exporting 66 %")
+        # a second one is refused meanwhile
+        window.transfers.take(tmp_path / "in.json")
+        assert "another file" in window.parts.composer.notice.words
+        assert bench.asked("import_file") == []
+        bar.stop_button.setFocus()
+        QTest.keyClick(bar.stop_button, Qt.Key.Key_Space)
+        await until(lambda: not bar.isVisible())
+        assert window.parts.composer.notice.words == "stopped; nothing of it was kept"
+        # and the next one can begin
+        bench.gate = None
+        window.transfers.export(TRIP, ExportKind.CSV, tmp_path / "a.csv")
+        await until(lambda: "exported to" in window.parts.composer.notice.words)
+
+    in_window(scene)
+
+
+def test_a_window_that_closes_stops_the_transfer_first(in_window: Play, bench: FakeWorkbench, tmp_path: Path) -> None:
+    async def scene(window: MainWindow) -> None:
+        bench.gate = asyncio.Semaphore(1)
+        window.transfers.take(tmp_path / "in.json")
+        await until(lambda: bool(bench.asked("import_file")))
+
+    in_window(scene)
+
+
+def test_titles_as_names_of_files() -> None:
+    assert file_name('a/b\\c:*?"<>|\n d. ') == "a b c  d"
+    assert file_name("..") == ""
+    assert file_name("漢字 🌧") == "漢字 🌧"
+    assert len(file_name("x" * 500)) == 60
+
+
+# ---- comparison ---------------------------------------------------------------------------------------------------------
+
+
+def branches(window: MainWindow, bench: FakeWorkbench) -> None:
+    """Three branches, the second of which is shown."""
+    rows = (
+        BranchRow(11, 0, "", "Where to?", -3.0, on_path=True, current=False),
+        BranchRow(12, 1, "… visit", "Lisbon", -4.75, on_path=True, current=True),
+        BranchRow(13, 1, "… visit", "Paris", -2.3, on_path=False, current=False),
+    )
+    view = bench.views[TRIP].__class__(TRIP, "Trip", bench.views[TRIP].turns, rows)
+    bench.views[TRIP] = view
+    bench.emit(SessionChanged(view))
+
+
+def test_two_branches_are_compared_from_the_keyboard_and_closed_by_esc(in_window: Play, bench: FakeWorkbench) -> None:
+    async def scene(window: MainWindow) -> None:
+        pane, tree = window.parts.compare, window.parts.sidebar.tree
+        branches(window, bench)
+        await until(lambda: len(tree.rows.rows) == 3)
+        await until(window.acts.compare.isEnabled)
+        QTest.keyClick(window, Qt.Key.Key_D, Qt.KeyboardModifier.ControlModifier)
+        await until(pane.isVisible)
+        tip = bench.views[TRIP].turns[-1].node_id
+        assert bench.asked("compare") == [(TRIP, tip, 13)]
+        assert not window.parts.transcript.isVisible()
+        assert pane.heads[0].text() == "A Lisbon <b>when</b> it rains"
+        assert pane.totals[1].text() == "10 tokens after the stem, −2.3 nats together"
+        text = pane.text.toPlainText()
+        for words in ("We could visit", "A  Lisbon  −3.2", "B  Paris  −0.8", "in the rain", "上海 🌧 עברית"):
+            assert words in text, text
+        await until(pane.text.hasFocus)
+        QTest.keyClick(pane.text, Qt.Key.Key_Escape)
+        await until(lambda: not pane.isVisible())
+        assert window.parts.transcript.isVisible()
+
+    in_window(scene)
+
+
+def test_the_outline_offers_a_comparison(in_window: Play, bench: FakeWorkbench) -> None:
+    async def scene(window: MainWindow) -> None:
+        tree = window.parts.sidebar.tree
+        branches(window, bench)
+        await until(lambda: len(tree.rows.rows) == 3)
+        at = tree.visualRect(tree.rows.index(2)).center()
+        QApplication.postEvent(
+            tree.viewport(),
+            QContextMenuEvent(QContextMenuEvent.Reason.Mouse, at, tree.viewport().mapToGlobal(at)),
+        )
+        await until(lambda: isinstance(QApplication.activePopupWidget(), QMenu))
+        menu = QApplication.activePopupWidget()
+        assert isinstance(menu, QMenu)
+        entry = next(action for action in menu.actions() if "Compare" in action.text())
+        QTest.mouseClick(menu, Qt.MouseButton.LeftButton, pos=menu.actionGeometry(entry).center())
+        await until(window.parts.compare.isVisible)
+        # another session, or another path, ends it
+        window.desk.new_session()
+        await until(lambda: not window.parts.compare.isVisible())
+
+    in_window(scene)

@@ -1,0 +1,60 @@
+"""What holds for the whole app: models and device, memory, generation, appearance, data. Part of the port, see `ui.port`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class AppSettings:
+    """Each field is one row. None and "auto" leave the choice to the engine."""
+
+    backend: str = "auto"
+    device: str = "auto"
+    dtype: str = "auto"
+    context_length: int | None = None  # tokens
+    threads: int | None = None
+    draft_model: str = ""  # a model on the shelf that guesses ahead; "" is none
+    kv_cache_bytes: int | None = None
+    disk_bytes: int | None = None  # of KV blocks
+    preset: str = ""  # of sessions that chose none; "" is Elsewise's own
+    scheme: str = "system"  # system, light, dark
+    text_percent: int = 100  # 100 to 200
+
+
+@dataclass(frozen=True, slots=True)
+class DataFacts:
+    """Where everything is."""
+
+    folder: str
+    sessions_bytes: int = 0
+    backups: Sequence[str] = ()  # names, the latest first
+
+
+@dataclass(frozen=True, slots=True)
+class SettingsView:
+    """What is set, and what could be."""
+
+    values: AppSettings = field(default_factory=AppSettings)
+    needs_reload: bool = False  # the model that runs was loaded with other settings
+    choices: Mapping[str, Sequence[str]] = field(default_factory=dict)  # by row: backend, device, dtype, draft_model, preset
+    data: DataFacts | None = None
+    notes: Sequence[str] = ()  # what was stored and could not be taken
+
+
+class SettingsCommands(Protocol):
+    """The settings window. Every coroutine may raise `Refusal`; nothing was changed then."""
+
+    async def settings(self) -> SettingsView:
+        """What is set."""
+
+    async def change_setting(self, name: str, value: object) -> SettingsView:
+        """Changes one row, a field of `AppSettings`; it is stored before this returns."""
+
+    async def reload_model(self) -> SettingsView:
+        """Loads the model anew with what is set."""
+
+    async def verify_data(self) -> Sequence[str]:
+        """Reads every stored row; what is damaged, each with its session and turn."""

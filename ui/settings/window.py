@@ -1,0 +1,255 @@
+"""The settings window: non-modal, one page for each subject, every row stored when it is changed."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from PySide6.QtCore import Qt, QUrl, Signal
+from PySide6.QtGui import QDesktopServices, QFont, QKeyEvent
+from PySide6.QtWidgets import QButtonGroup, QFrame, QHBoxLayout, QPushButton, QScrollArea, QStackedWidget, QVBoxLayout, QWidget
+
+from ui.desk import Desk
+from ui.legend import name_of
+from ui.parts import Page, button, row, words
+from ui.port import Workbench
+from ui.port_settings import SettingsView
+from ui.settings.rows import Rows
+from ui.status import size
+from ui.theme.fonts import interface_font
+from ui.transcript.measure import Measure
+from ui.widgets import Notice
+
+MEGABYTE = 1_000_000
+MOST_CONTEXT, MOST_THREADS, MOST_KV = 10_000_000, 1024, 10_000_000
+BACKUPS_SHOWN = 8
+
+
+class SettingsWindow(QWidget):
+    """Shows a `SettingsView` and asks for changes.
+
+    Args:
+        desk: Keeps the tasks.
+        workbench: The use cases.
+        parent: The window it belongs to.
+    """
+
+    shown = Signal(object)  # SettingsView: what holds now, for whoever looks like it
+    colours_wanted = Signal(object)  # Measure
+
+    def __init__(self, desk: Desk, workbench: Workbench, parent: QWidget) -> None:
+        super().__init__(parent, Qt.WindowType.Window)
+        self.setObjectName("settings")
+        self.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
+        self.setWindowTitle(self.tr("Settings"))
+        self.resize(620, 520)
+        self.setMinimumSize(420, 320)
+        self._desk, self._workbench = desk, workbench
+        self.notice = Notice()
+        self.reload = Notice()
+        self.reload.acted.connect(lambda: self._run(self._reload()))
+        self.models, self.memory, self.generation = self._models(), self._memory(), self._generation()
+        self.appearance = self._appearance()
+        self.folder, self.backups, self.verified = words("", ""), words(), words()
+        self.reveal_button, self.verify_button = button(self.tr("Show in file manager")), button(self.tr("Verify"))
+        self._stack = QStackedWidget()
+        self._tabs = QButtonGroup(self)
+        self.tabs: list[QPushButton] = []
+        self._lay_out()
+
+    def open(self) -> None:
+        """Opens, or comes to the front."""
+        self.notice.clear()
+        self._run(self._show(None))
+        self.show()
+        self.raise_()
+        self.activateWindow()
+        self.tabs[self._stack.currentIndex()].setFocus()
+
+    def show_page(self, page: int) -> None:
+        """Brings a page to the front."""
+        self.tabs[page].setChecked(True)
+        self._stack.setCurrentIndex(page)
+
+    def show_settings(self, view: SettingsView) -> None:
+        """Shows what holds."""
+        values, choices = view.values, view.choices
+        for name in ("backend", "device", "dtype", "draft_model"):
+            self.models.show_choice(name, choices.get(name, ()), getattr(values, name), self._title)
+        self.models.show_number("context_length", values.context_length or 0)
+        self.models.show_number("threads", values.threads or 0)
+        self.memory.show_number("kv_cache_bytes", round((values.kv_cache_bytes or 0) / MEGABYTE))
+        self.memory.show_number("disk_bytes", round((values.disk_bytes or 0) / MEGABYTE))
+        self.generation.show_choice(
+            "preset", choices.get("preset", ()), values.preset, lambda name: name or self.tr("Elsewise's own")
+        )
+        names = {"system": self.tr("as the system"), "light": self.tr("light"), "dark": self.tr("dark")}
+        self.appearance.show_choice("scheme", tuple(names), values.scheme, lambda name: names.get(name, name))
+        self.appearance.show_number("text_percent", values.text_percent)
+        if view.data is not None:
+            self.folder.setText(view.data.folder)
+            kept = ", ".join(view.data.backups[:BACKUPS_SHOWN]) or self.tr("none yet")
+            self.backups.setText(self.tr("sessions: {0} · backups: {1}").format(size(view.data.sessions_bytes), kept))
+        if view.needs_reload:
+            self.reload.say(self.tr("The model that runs was loaded with other settings."), self.tr("Reload now"))
+        else:
+            self.reload.clear()
+        if view.notes:
+            self.notice.say("\n".join(view.notes))
+
+    def show_colours(self, measure: Measure) -> None:
+        """What the colours of tokens show."""
+        self.appearance.show_choice("colours", [m.value for m in Measure], measure.value, lambda m: name_of(Measure(m)))
+
+    def keyPressEvent(self, event: QKeyEvent) -> None:
+        if event.key() == Qt.Key.Key_Escape:
+            self.close()
+        else:
+            super().keyPressEvent(event)
+
+    # ---- pages --------------------------------------------------------------------------------------------------------
+
+    def _rows(self) -> Rows:
+        return Rows(self._change, self.tr("now"), self.tr("after reload"))
+
+    def _models(self) -> Rows:
+        rows = self._rows()
+        rows.add_choice("backend", self.tr("Engine"), now=False)
+        rows.add_choice("device", self.tr("Device"), now=False)
+        rows.add_choice("dtype", self.tr("Precision"), now=False)
+        own, auto = self.tr("the model's own"), self.tr("automatic")
+        rows.add_number(
+            "context_length", self.tr("Context"), most=MOST_CONTEXT, auto=own, unit=self.tr("tokens"), now=False, step=1024
+        )
+        rows.add_number("threads", self.tr("Threads"), most=MOST_THREADS, auto=auto, now=False)
+        hint = self.tr("Guesses ahead where a session asks for it; it needs the same vocabulary.")
+        rows.add_choice("draft_model", self.tr("Draft model"), now=False, hint=hint)
+        return rows
+
+    def _memory(self) -> Rows:
+        rows = self._rows()
+        rows.add_number(
+            "kv_cache_bytes", self.tr("KV in memory"), most=MOST_KV, auto=self.tr("automatic"), unit="MB", now=True, step=256,
+            hint=self.tr("What was read stays warm within this. Less drops what was used least at once."),
+        )  # fmt: skip
+        rows.add_number(
+            "disk_bytes", self.tr("KV on disk"), most=MOST_KV, auto=self.tr("automatic"), unit="MB", now=False, step=256,
+            hint=self.tr("What lets a session reopen warm. What was used least goes first; conversations are never touched."),
+        )  # fmt: skip
+        return rows
+
+    def _generation(self) -> Rows:
+        rows = self._rows()
+        hint = self.tr("For sessions that chose none. Presets are saved where a session's sampling is set.")
+        rows.add_choice("preset", self.tr("Preset"), now=True, hint=hint)
+        return rows
+
+    def _appearance(self) -> Rows:
+        rows = self._rows()
+        rows.add_choice("scheme", self.tr("Colours"), now=True)
+        rows.add_number("text_percent", self.tr("Text of conversations"), least=100, most=200, unit="%", now=True, step=10)
+        rows.add_choice("colours", self.tr("Colour tokens by"), now=True)
+        return rows
+
+    def _data(self) -> Page:
+        page = Page()
+        page.head(self.tr("Folder"))
+        page.column.addWidget(self.folder)
+        page.column.addWidget(self.backups)
+        self.reveal_button.clicked.connect(self._reveal)
+        self.verify_button.clicked.connect(lambda: self._run(self._verify()))
+        page.column.addLayout(row(self.reveal_button, self.verify_button, 1))
+        page.column.addWidget(self.verified)
+        page.column.addStretch(1)
+        return page
+
+    def _page(self, title: str, rows: Rows) -> Page:
+        page = Page()
+        page.head(title)
+        page.column.addWidget(rows)
+        page.column.addStretch(1)
+        return page
+
+    def _lay_out(self) -> None:
+        tabs = QWidget()
+        tabs.setObjectName("tabs")
+        line = QHBoxLayout(tabs)
+        line.setContentsMargins(16, 12, 16, 0)
+        line.setSpacing(18)
+        pages = (
+            (self.tr("Models"), self._page(self.tr("Models and device"), self.models)),
+            (self.tr("Memory"), self._page(self.tr("Memory"), self.memory)),
+            (self.tr("Generation"), self._page(self.tr("Generation"), self.generation)),
+            (self.tr("Appearance"), self._page(self.tr("Appearance"), self.appearance)),
+            (self.tr("Data"), self._data()),
+        )
+        for place, (title, page) in enumerate(pages):
+            tab = QPushButton(title)
+            tab.setProperty("kind", "tab")
+            tab.setCheckable(True)
+            tab.setFont(interface_font(13, QFont.Weight.Medium))
+            tab.setFocusPolicy(Qt.FocusPolicy.TabFocus)
+            tab.clicked.connect(partial(self.show_page, place))
+            self._tabs.addButton(tab, place)
+            self.tabs.append(tab)
+            line.addWidget(tab)
+            area = QScrollArea()
+            area.setWidgetResizable(True)
+            area.setFrameShape(QFrame.Shape.NoFrame)
+            area.setFocusPolicy(Qt.FocusPolicy.NoFocus)
+            area.setWidget(page)
+            self._stack.addWidget(area)
+        line.addStretch(1)
+        foot = QVBoxLayout()
+        foot.setContentsMargins(12, 0, 12, 12)
+        foot.addWidget(self.reload)
+        foot.addWidget(self.notice)
+        column = QVBoxLayout(self)
+        column.setContentsMargins(0, 0, 0, 0)
+        column.setSpacing(0)
+        column.addWidget(tabs)
+        column.addWidget(self._stack, 1)
+        column.addLayout(foot)
+        self.tabs[0].setChecked(True)
+
+    # ---- what is asked ------------------------------------------------------------------------------------------------
+
+    def _title(self, choice: str) -> str:
+        return {"": self.tr("none"), "auto": self.tr("automatic")}.get(choice, choice)
+
+    def _change(self, name: str, value: object) -> None:
+        if name == "colours":
+            self.colours_wanted.emit(Measure(str(value)))
+            return
+        if name in ("context_length", "threads", "kv_cache_bytes", "disk_bytes"):
+            value = None if not value else int(str(value)) * (MEGABYTE if name.endswith("bytes") else 1)
+        self.notice.clear()
+        self._run(self._show((name, value)))
+
+    def _run(self, work: object) -> None:
+        self._desk.tasks.run(work, self.notice.say)  # type: ignore[arg-type]  # the coroutines below
+
+    async def _show(self, change: tuple[str, object] | None) -> None:
+        try:
+            view = await (self._workbench.settings() if change is None else self._workbench.change_setting(*change))
+        except Exception:
+            self.show_settings(await self._workbench.settings())  # the fields go back to what holds
+            raise
+        self.show_settings(view)
+        self.shown.emit(view)
+
+    async def _reload(self) -> None:
+        self.show_settings(await self._workbench.reload_model())
+
+    async def _verify(self) -> None:
+        self.verified.setText(self.tr("reading everything…"))
+        self.verify_button.setEnabled(False)
+        try:
+            damage = await self._workbench.verify_data()
+        finally:
+            self.verify_button.setEnabled(True)
+            self.verified.setText("")
+        self.verified.setText("\n".join(damage) if damage else self.tr("every row is as it was written"))
+
+    def _reveal(self) -> None:
+        if not QDesktopServices.openUrl(QUrl.fromLocalFile(self.folder.text())):
+            self.notice.say(self.tr("no program here shows folders; it is {0}").format(self.folder.text()))

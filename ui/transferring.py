@@ -1,0 +1,135 @@
+"""Exports and imports of the window: asks for a file, says how far it is, and what came of it. Nothing waits for it."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any
+
+from PySide6.QtCore import QObject, Qt
+from PySide6.QtWidgets import QFileDialog, QWidget
+
+from ui.desk import Desk
+from ui.port import Workbench
+from ui.status import StatusBar
+from ui.transfers import ExportKind, ImportResult
+from ui.widgets import Notice
+
+_UNSAFE = re.compile(r'[\x00-\x1f/\\:*?"<>|]+')
+LONGEST_NAME = 60  # characters
+
+
+class Transfers(QObject):
+    """One transfer at a time; a second one waits for the first to be stopped or done.
+
+    Args:
+        workbench: The use cases.
+        desk: Runs what is asked, and opens what was imported.
+        status: Shows how far it is.
+        notice: Says what came of it.
+        window: Owns the dialogs.
+    """
+
+    def __init__(self, workbench: Workbench, desk: Desk, status: StatusBar, notice: Notice, window: QWidget) -> None:
+        super().__init__(window)
+        self._workbench = workbench
+        self._desk = desk
+        self._status = status
+        self._notice = notice
+        self._window = window
+        self._task: asyncio.Task[None] | None = None
+        self._closing = False
+        status.transfer.stopped.connect(self.stop)
+
+    def ask_export(self, kind: ExportKind) -> None:
+        """Asks where the shown session goes, then writes it there."""
+        shown = self._desk.shown
+        if shown is None:
+            return
+        dialog = self._dialog(self.tr("Export Session"), kind)
+        dialog.setAcceptMode(QFileDialog.AcceptMode.AcceptSave)
+        dialog.setDefaultSuffix(kind.value)
+        dialog.selectFile(f"{file_name(shown.view.title) or self.tr('session')}.{kind.value}")
+        session_id = shown.session_id
+        dialog.fileSelected.connect(lambda name: self.export(session_id, kind, Path(name)))
+        dialog.open()
+
+    def ask_import(self) -> None:
+        """Asks for a file, then takes it in."""
+        dialog = self._dialog(self.tr("Import Sessions"), None)
+        dialog.setFileMode(QFileDialog.FileMode.ExistingFile)
+        dialog.fileSelected.connect(lambda name: self.take(Path(name)))
+        dialog.open()
+
+    def export(self, session_id: int, kind: ExportKind, path: Path) -> None:
+        """Writes a session to a file."""
+        self._begin(self.tr("exporting"), self._export(session_id, kind, path))
+
+    def take(self, path: Path) -> None:
+        """Imports a file and shows its first session."""
+        self._begin(self.tr("importing"), self._import(path))
+
+    def stop(self) -> None:
+        """Ends what is under way; nothing of it stays."""
+        if self._task is not None:
+            self._task.cancel()
+
+    async def close(self) -> None:
+        """Ends what is under way and waits until it has ended: before the store is closed."""
+        self._closing = True
+        task = self._task
+        if task is not None:
+            task.cancel()
+            await asyncio.wait([task])
+
+    def _begin(self, words: str, work: Coroutine[Any, Any, None]) -> None:
+        if self._task is not None:
+            work.close()
+            self._notice.say(self.tr("another file is still being written or read; stop it, or wait for its end"))
+            return
+        self._notice.clear()
+        self._status.transfer.begin(words)
+        self._task = self._desk.tasks.run(work, self._notice.say)
+        self._task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._task = None
+        self._status.transfer.end()
+        if task.cancelled() and not self._closing:
+            self._notice.say(self.tr("stopped; nothing of it was kept"))
+
+    async def _export(self, session_id: int, kind: ExportKind, path: Path) -> None:
+        await self._workbench.export_session(session_id, kind, path, self._status.transfer.show_progress)
+        self._notice.say(self.tr("exported to {0}").format(path))
+
+    async def _import(self, path: Path) -> None:
+        result = await self._workbench.import_file(path, self._status.transfer.show_progress)
+        self._notice.say(self._told(result, path))
+        self._desk.search("")
+        if result.sessions:
+            self._desk.open(result.sessions[0])
+
+    def _told(self, result: ImportResult, path: Path) -> str:
+        count = len(result.sessions)
+        words = self.tr("imported {0}") if count == 1 else self.tr("imported {1:,} sessions from {0}")
+        return "; ".join((words.format(path.name, count), *result.notes))
+
+    def _dialog(self, title: str, kind: ExportKind | None) -> QFileDialog:
+        dialog = QFileDialog(self._window, title)
+        dialog.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+        known = {
+            ExportKind.JSON: self.tr("JSON (*.json)"),
+            ExportKind.MARKDOWN: self.tr("Markdown (*.md)"),
+            ExportKind.CSV: self.tr("Comma-separated values (*.csv)"),
+            ExportKind.PORTABLE: self.tr("Elsewise session file (*.elsewise)"),
+        }
+        everything = self.tr("Sessions and messages (*.json *.jsonl *.elsewise);;All files (*)")
+        dialog.setNameFilter(everything if kind is None else known[kind])
+        return dialog
+
+
+def file_name(title: str) -> str:
+    """A title as the name of a file, without what some system forbids there."""
+    return _UNSAFE.sub(" ", title).strip(" .")[:LONGEST_NAME].strip(" .")
