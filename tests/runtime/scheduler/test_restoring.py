@@ -7,7 +7,6 @@ import random
 import threading
 from concurrent.futures import Future
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -142,7 +141,7 @@ def test_a_block_that_is_not_what_its_name_says_is_computed(
 def test_a_store_that_cannot_read_is_a_warning(store: MemoryBlocks, options: BlockOptions) -> None:
     keep(options, STEM)
 
-    def broken(failing: str, name: str) -> None:
+    def broken(name: str) -> None:
         if name == failing:
             raise OSError(5, "Input/output error")
 
