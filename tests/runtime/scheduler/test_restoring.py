@@ -138,20 +138,20 @@ def test_a_block_that_is_not_what_its_name_says_is_computed(
         audit(model)
 
 
-def test_a_store_that_cannot_read_is_a_warning(store: MemoryBlocks, options: BlockOptions) -> None:
+@pytest.mark.parametrize("failing", ["leading", "get"])
+def test_a_store_that_cannot_read_is_a_warning(failing: str, store: MemoryBlocks, options: BlockOptions) -> None:
     keep(options, STEM)
 
     def broken(name: str) -> None:
         if name == failing:
             raise OSError(5, "Input/output error")
 
-    for failing in ("leading", "get"):
-        store.before = partial(broken, failing)
-        with fake_model(blocks=options) as model:
-            assert_right(model.next_token_logprobs_sync(STEM), STEM)
-            assert "Input/output error" in model.info.warnings[0]
-            assert model.metrics().tokens_restored == 0
-            audit(model)
+    store.before = broken
+    with fake_model(blocks=options) as model:
+        assert_right(model.next_token_logprobs_sync(STEM), STEM)
+        assert "Input/output error" in model.info.warnings[0]
+        assert model.metrics().tokens_restored == 0
+        audit(model)
 
 
 def test_another_model_finds_nothing(store: MemoryBlocks, options: BlockOptions) -> None:
