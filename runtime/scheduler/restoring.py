@@ -24,6 +24,7 @@ from runtime.errors import MemoryBudgetError, SnapshotFormatError
 from runtime.records import Scores
 from runtime.scheduler.cache import Cache
 from runtime.scheduler.counters import Counters
+from runtime.scheduler.faults import typed
 from runtime.scheduler.jobs import Job
 from runtime.scheduler.prefill import Prefill
 from runtime.trie import Namespace
@@ -111,7 +112,7 @@ class Restores:
         def look(store: BlockStore) -> list[Link]:
             return reach(store, spans, recurrent=self._recurrent, beyond=beyond)
 
-        self._ask(Urgency.READ, look, partial(self._found, restore))
+        self._ask(Urgency.READ, look, lambda done: self._guard(restore, partial(self._found, restore, done)))
 
     def drop(self, prefill: Prefill) -> None:
         """Nobody waits for the job any more; its cursor is the caller's to leave."""
@@ -128,6 +129,19 @@ class Restores:
         if self._lost_leader:
             self._lost_leader = False
             self._release_behind()
+
+    def _hear(self, restore: Restore, arrived: Callable[[Future[list[Read]]], None], done: Future[list[Read]]) -> None:
+        self._guard(restore, partial(arrived, done))
+
+    def _guard(self, restore: Restore, act: Callable[[], None]) -> None:
+        """A restore that fails takes nobody with it: what is not in place yet is computed."""
+        try:
+            act()
+        except BaseException as error:  # noqa: BLE001  # the border to a model's library (a native panic is no Exception)
+            restore.ended = True
+            self._failed(typed(error))
+            if not restore.over and not restore.asked:
+                self._end(restore)
 
     # ---- reading ----------------------------------------------------------------------------------------------------
 
@@ -180,7 +194,8 @@ class Restores:
                 break
             room.afloat += size
             restore.asked += 1
-            self._ask(Urgency.READ, partial(_read, batch), partial(self._arrived, restore, size, len(batch)))
+            arrived = partial(self._arrived, restore, size, len(batch))
+            self._ask(Urgency.READ, partial(_read, batch), partial(self._hear, restore, arrived))
         if restore.asked == 0:
             self._end(restore)
 
@@ -208,6 +223,7 @@ class Restores:
         """Hangs what was read into the trie and stands it in the workspace; False: there is no room for more."""
         prefill = restore.prefill
         for namespace, group in groupby(blocks, key=lambda read: read[0].namespace):
+            before, length = prefill.lease.node, prefill.lease.length
             if not self._hang(prefill, namespace, list(group)):
                 return False
             missing = prefill.lease.length - prefill.at
@@ -215,7 +231,13 @@ class Restores:
                 prefill.workspace.reserve(missing, prefill.slot)
                 if prefill.lease.length <= prefill.at:  # making room took the lease
                     return False
-                prefill.slot, prefill.at = prefill.workspace.load(prefill.lease, prefill.slot, prefill.at)
+                try:
+                    prefill.slot, prefill.at = prefill.workspace.load(prefill.lease, prefill.slot, prefill.at)
+                except BaseException:  # whoever comes next would fail with it again
+                    bad = prefill.lease.node
+                    prefill.lease.move(before, length)
+                    self._cache.trie.drop(bad)
+                    raise
                 prefill.reused = prefill.at
                 prefill.tell()
         return True

@@ -15,10 +15,12 @@ from runtime.blocks.packing import pack
 from runtime.blocks.scores import as_arrays
 from runtime.blocks.store import Block, BlockStore
 from runtime.blocks.thread import Urgency
+from runtime.errors import MemoryBudgetError
 from runtime.members.blocks import BlocksSaved
 from runtime.records import Scores
 from runtime.scheduler.cache import Cache
 from runtime.scheduler.counters import Counters
+from runtime.scheduler.faults import typed
 from runtime.scheduler.jobs import Job, settle
 from runtime.trie import Node, Span
 
@@ -27,6 +29,7 @@ AFLOAT = 2  # batches that were cut and are not written yet
 TIPS = 4096  # ends of paths that are remembered
 
 Parts = tuple[Link, list[Stored], list[Scores | None]]
+Written = tuple[int, int, int]  # blocks, bytes, leading tokens of the path that are held
 
 
 @dataclass(slots=True, eq=False)
@@ -38,13 +41,24 @@ class Saving:
     links: list[Link]
     superseded: list[bytes]
     todo: deque[Link] = field(default_factory=deque)
-    afloat: int = 0  # batches
+    afloat: deque[Link] = field(default_factory=deque)  # the first of each batch that is cut and not written yet
+    blocked: bool = False  # no room for the next block's copy before one of those is written
     looked: bool = False
     written: int = 0
     bytes: int = 0
     lost: int | None = None  # where the path ends in the block file, if it could not be written to its end
     started: float = field(default_factory=time.monotonic)
     engine_seconds: float = 0.0
+
+    @property
+    def due(self) -> bool:
+        """Whether a block can be cut now."""
+        return bool(self.todo) and not self.blocked and len(self.afloat) < AFLOAT
+
+    def lose(self, at: int) -> None:
+        """No more is written; of the path no more than `at` tokens are known to be in the block file."""
+        self.todo.clear()
+        self.lost = at if self.lost is None else min(at, self.lost)
 
 
 class Savings:
@@ -74,7 +88,7 @@ class Savings:
     @property
     def due(self) -> bool:
         """Whether anything can be cut now."""
-        return any(saving.todo and saving.afloat < AFLOAT for saving in self._running)
+        return any(saving.due for saving in self._running)
 
     def begin(self, job: Job, future: Future[BlocksSaved]) -> None:
         """Saves what is in memory of a path."""
@@ -98,14 +112,14 @@ class Savings:
             there = {link.key for link in plain[: store.leading([link.key for link in plain])]}
             return [link for link in links if link.key not in there and not (link.state and store.leading([link.key]))]
 
-        self._ask(Urgency.WRITE, missing, partial(self._looked, saving))
+        self._ask(Urgency.WRITE, missing, lambda done: self._guard(saving, partial(self._looked, saving, done)))
 
     def step(self, until: float) -> None:
         """Cuts blocks until the clock says `until`; one at least."""
         for saving in list(self._running):
-            while saving.todo and saving.afloat < AFLOAT:
+            while saving.due:
                 started = time.monotonic()
-                self._cut_batch(saving, until)
+                self._guard(saving, partial(self._cut_batch, saving, until))
                 now = time.monotonic()
                 saving.engine_seconds += now - started
                 if now >= until:
@@ -114,7 +128,10 @@ class Savings:
     def fail_all(self) -> None:
         """The model is being closed: what was cut is still written, and nobody waits for more."""
         for saving in list(self._running):
-            saving.todo.clear()
+            if not saving.looked:
+                saving.lose(0)
+            elif left := [*saving.afloat, *saving.todo]:
+                saving.lose(left[0].start)
             self._finish(saving)
 
     def _links(self, grid: Sequence[Cell], nodes: Sequence[tuple[Node, int]]) -> list[Link]:
@@ -153,7 +170,7 @@ class Savings:
         saving.looked = True
         if error := _fault(done):
             self._failed(error)
-            saving.lost = 0
+            saving.lose(0)
         else:
             saving.todo.extend(done.result())
         self._end(saving)
@@ -161,8 +178,7 @@ class Savings:
     def _cut_batch(self, saving: Saving, until: float) -> None:
         """Hands the block thread the next blocks, as many as belong into one batch and as there is time for."""
         if saving.future.cancelled():
-            saving.lost = saving.todo[0].start
-            saving.todo.clear()
+            saving.lose(saving.todo[0].start)
             self._end(saving)
             return
         batch: list[Parts] = []
@@ -171,19 +187,20 @@ class Savings:
             link = saving.todo[0]
             parts = self._cut(saving, link, size)
             if parts is None:  # it is not in memory any more, or there is no room for a copy of it
-                if not batch and saving.afloat:
-                    return  # perhaps when what is being written is gone
-                saving.lost = link.start
-                saving.todo.clear()
+                saving.blocked = bool(batch or saving.afloat)  # perhaps when what is being written is gone
+                if not saving.blocked:
+                    saving.lose(link.start)
                 break
             batch.append(parts)
             size += sum(nbytes(part) for part in parts[1])
             saving.todo.popleft()
         if batch:
             self._cache.room.afloat += size
-            saving.afloat += 1
+            saving.afloat.append(batch[0][0])
             superseded = [] if saving.todo or saving.lost is not None else saving.superseded
-            self._ask(Urgency.WRITE, partial(_write, batch, superseded), partial(self._wrote, saving, size, batch[0][0]))
+            wrote = partial(self._wrote, saving, size, batch[-1][0])
+            write = partial(_write, batch, superseded, saving.links)
+            self._ask(Urgency.WRITE, write, lambda done: self._guard(saving, partial(wrote, done)))
         else:
             self._end(saving)
 
@@ -199,7 +216,10 @@ class Savings:
         for node, count in self._cache.trie.walk(saving.spans):
             first, last = max(link.start - at, 0), min(link.stop - at, count)
             if first < last:
-                arrays.append(backend.export(node.payload, first, last))
+                try:
+                    arrays.append(backend.export(node.payload, first, last))
+                except MemoryBudgetError:  # the device itself is full
+                    return None
                 scores.append(None if node.scores is None else node.scores[first:last])
             at += count
             if at >= link.stop:
@@ -210,20 +230,32 @@ class Savings:
             arrays = [{name: array for name, array in part.items() if not name.startswith("state")} for part in arrays]
         return link, arrays, scores
 
-    def _wrote(self, saving: Saving, size: int, first: Link, done: Future[tuple[int, int]]) -> None:
+    def _wrote(self, saving: Saving, size: int, last: Link, done: Future[Written]) -> None:
         self._cache.room.afloat -= size
-        saving.afloat -= 1
+        first = saving.afloat.popleft()
+        saving.blocked = False
         if error := _fault(done):
             self._failed(error)
-            saving.todo.clear()
-            saving.lost = first.start if saving.lost is None else min(first.start, saving.lost)
+            saving.lose(first.start)
         else:
-            written, nbytes_written = done.result()
+            written, nbytes_written, held = done.result()
+            if held < last.stop:
+                saving.lose(held)
             saving.written += written
             saving.bytes += nbytes_written
             self._counters.blocks_saved += written
             self._counters.block_bytes_saved += nbytes_written
         self._end(saving)
+
+    def _guard(self, saving: Saving, act: Callable[[], None]) -> None:
+        """A save that fails takes nobody with it: what was cut of it is written, the rest is not."""
+        at = saving.todo[0].start if saving.todo else 0
+        try:
+            act()
+        except BaseException as error:  # noqa: BLE001  # the border to a model's library (a native panic is no Exception)
+            saving.lose(at)
+            self._failed(typed(error))
+            self._end(saving)
 
     def _end(self, saving: Saving) -> None:
         if saving.looked and not saving.todo and not saving.afloat and saving in self._running:
@@ -242,18 +274,28 @@ class Savings:
         )
 
 
-def _write(batch: Sequence[Parts], superseded: Sequence[bytes], store: BlockStore) -> tuple[int, int]:
-    """On the block thread: how many blocks and bytes were written."""
+def _write(batch: Sequence[Parts], superseded: Sequence[bytes], links: Sequence[Link], store: BlockStore) -> Written:
+    """On the block thread: how many blocks and bytes were written, and how many tokens of the path are held now."""
     blocks: list[Block] = []
     for link, parts, scores in batch:
         arrays = {**(concatenated(parts) if len(parts) > 1 else parts[0]), **as_arrays(scores)}
         blocks.append(Block(link.key, link.parent, link.tokens, pack(arrays, {"key": link.key.hex()})))
     written = store.put(blocks, superseded=superseded)
     total = sum(len(part) for block in blocks for part in block.data)
-    return written, total * written // max(len(blocks), 1)
+    held = batch[-1][0].stop if written == len(blocks) else _held(links, store)
+    return written, total * written // max(len(blocks), 1), held
 
 
-def _fault(done: Future[object] | Future[list[Link]] | Future[tuple[int, int]]) -> BaseException | None:
+def _held(links: Sequence[Link], store: BlockStore) -> int:
+    """On the block thread: how many leading tokens of a path are stored, where a block was not kept."""
+    plain = [link for link in links if not link.state]
+    there = store.leading([link.key for link in plain])
+    held = plain[there - 1].stop if there else 0
+    ends = (link.stop for link in links if link.state and link.start <= held < link.stop and store.leading([link.key]))
+    return max(ends, default=held)
+
+
+def _fault(done: Future[object] | Future[list[Link]] | Future[Written]) -> BaseException | None:
     if done.cancelled():
         return OSError("the model was closed")
     return done.exception()

@@ -61,8 +61,14 @@ class Shelf:
             freed += node.nbytes
             self.evicted_bytes += node.nbytes
             self.evictions += 1
-            self._remove(node)
+            self._remove(node, Lost.EVICTED)
         return freed
+
+    def drop(self, node: Node) -> None:
+        """Lets an edge go that is no good, where nobody holds it and nothing hangs under it."""
+        if node.attached and node.parent is not None and not node.children and not node.pins:
+            self.cleared_bytes += node.nbytes
+            self._remove(node, Lost.CLEARED)
 
     def set_budget(self, budget: int) -> None:
         """Another budget, in bytes; evicts down to it as far as leases allow."""
@@ -117,10 +123,10 @@ class Shelf:
             self.leased_bytes += size - node.nbytes
         node.nbytes = size
 
-    def _remove(self, node: Node) -> None:
+    def _remove(self, node: Node, reason: Lost) -> None:
         parent = node.parent
         assert parent is not None
-        self.forgotten.note(parent, node.namespace, node.tokens, Lost.EVICTED)
+        self.forgotten.note(parent, node.namespace, node.tokens, reason)
         del parent.children[node.namespace, int(node.tokens[0])]
         self.edges -= 1
         self.tokens -= len(node.tokens)

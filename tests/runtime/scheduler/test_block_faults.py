@@ -1,0 +1,206 @@
+"""A model's library that fails while KV is saved or restored: that one save or restore ends, nobody else notices."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from runtime.blocks.options import BlockOptions
+from runtime.errors import MemoryBudgetError
+from runtime.members.blocks import BlocksSaved
+from runtime.model import LocalModel, load
+from runtime.options import GenerationOptions, SamplingOptions
+from runtime.scheduler import saving
+from tests.block_stores import MemoryBlocks
+from tests.fakes import assert_right, fake_model, settled, some_ids
+from tests.runtime.model.trouble import audit
+
+GREEDY = GenerationOptions(max_tokens=60, sampling=SamplingOptions(temperature=0.0), ignore_eos=True, top_k=0)
+STEM = some_ids(1, 300)
+KV = 2 * 16 * 8  # bytes of a token of the fake's
+
+
+class Panic(BaseException):
+    """What a native library raises when it panics is no Exception."""
+
+
+def bend(monkeypatch: pytest.MonkeyPatch, model: LocalModel, member: str, error: BaseException, after: int = 0) -> None:
+    """A member of the backend fails, but for its first `after` calls."""
+    backend, calls = model._engine.backend, itertools.count()
+    real = getattr(backend, member)
+
+    def act(*args: Any, **kwargs: Any) -> Any:
+        if next(calls) >= after:
+            raise error
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(backend, member, act)
+
+
+async def beside(model: LocalModel, act: Callable[[], Any]) -> Any:
+    """Does something while a chat streams, which must be as if it were alone."""
+    alone = [record.token_id async for record in model.generate([5, 6, 7], GREEDY)]
+    said, got = [], None
+    async for record in model.generate([5, 6, 7], GREEDY):
+        said.append(record.token_id)
+        if len(said) == 3:
+            got = await act()
+    assert said == alone
+    return got
+
+
+@pytest.mark.parametrize("error", [RuntimeError("the device is lost"), Panic("native")])
+def test_a_fault_in_export_ends_that_save_alone(
+    error: BaseException, store: MemoryBlocks, options: BlockOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with fake_model(blocks=options) as model:
+        model.cache_kv(STEM)
+        monkeypatch.setattr(saving, "BATCH_BYTES", 1)
+        with monkeypatch.context() as patch:
+            bend(patch, model, "export", error, after=2)
+            saved: BlocksSaved = asyncio.run(beside(model, lambda: model.save_blocks_async(STEM)))
+        # what was cut before it is kept, and that is what is said
+        assert (saved.written, saved.tokens, len(store.blocks)) == (2, 128, 2)
+        (warning,) = model.info.warnings
+        assert str(error) in warning
+        assert_right(model.next_token_logprobs_sync([*STEM, 1]), [*STEM, 1])
+        assert model.save_blocks(STEM).tokens == 300
+        assert model._engine.scheduler.cache.room.afloat == 0
+        audit(model)
+
+
+def test_a_full_device_ends_a_save_without_a_warning(
+    store: MemoryBlocks, options: BlockOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with fake_model(blocks=options) as model:
+        model.cache_kv(STEM)
+        with monkeypatch.context() as patch:
+            bend(patch, model, "export", MemoryBudgetError("the device is full"))
+            assert model.save_blocks(STEM).tokens == 0
+        assert model.info.warnings == ()
+        assert not store.blocks
+        assert model.save_blocks(STEM).tokens == 300
+        audit(model)
+
+
+@pytest.mark.parametrize("error", [RuntimeError("the device is lost"), Panic("native")])
+@pytest.mark.parametrize("member", ["restore", "load"])
+@pytest.mark.parametrize("after", [0, 1])
+def test_a_fault_while_restoring_is_computed_instead(
+    member: str, after: int, error: BaseException, options: BlockOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with fake_model(blocks=options) as model:
+        model.cache_kv(STEM)
+        model.save_blocks(STEM)
+    path = [*STEM, 9]
+    with fake_model(blocks=options) as model:
+        monkeypatch.setattr("runtime.scheduler.restoring.BATCH_BYTES", 1)
+        with monkeypatch.context() as patch:
+            bend(patch, model, member, error, after)
+            row = asyncio.run(beside(model, lambda: model.next_token_logprobs(path)))
+        assert_right(row, path)
+        (warning,) = model.info.warnings
+        assert str(error) in warning
+        assert_right(model.next_token_logprobs_sync([*STEM, 8]), [*STEM, 8])
+        assert model._engine.scheduler.cache.room.afloat == 0
+        assert settled(model)[1].leased_bytes == 0
+        audit(model)
+
+
+def test_who_waits_for_a_restore_that_fails_goes_on(options: BlockOptions, monkeypatch: pytest.MonkeyPatch) -> None:
+    with fake_model(blocks=options) as model:
+        model.cache_kv(STEM)
+        model.save_blocks(STEM)
+    with fake_model(blocks=options) as model:
+        paths = [[*STEM, *some_ids(seed, 30)] for seed in range(4)]
+        with monkeypatch.context() as patch:
+            bend(patch, model, "restore", RuntimeError("the device is lost"))
+            rows = model.batch_next_token_logprobs_sync(paths)
+        for row, path in zip(rows, paths, strict=True):
+            assert_right(row, path)
+        audit(model)
+
+
+def test_a_save_without_room_waits_and_does_not_spin(
+    store: MemoryBlocks, options: BlockOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate, reached = threading.Event(), threading.Event()
+
+    def hold(name: str) -> None:
+        if name == "put":
+            reached.set()
+            assert gate.wait(20)
+
+    async def play(model: LocalModel) -> BlocksSaved:
+        task = asyncio.create_task(model.save_blocks_async(ids))
+        await asyncio.to_thread(reached.wait, 20)
+        scheduler = model._engine.scheduler
+        begun = model._engine.call(lambda: scheduler.steps).result()
+        for _ in range(3):
+            await asyncio.sleep(0.05)
+        busy, steps = model._engine.call(lambda: (scheduler.blocks.busy, scheduler.steps)).result()
+        assert not busy
+        assert steps - begun <= 3  # those calls, and what was under way
+        gate.set()
+        return await task
+
+    monkeypatch.setattr(saving, "BATCH_BYTES", 64 * KV)
+    ids = some_ids(1, 1000)
+    with fake_model(blocks=options, kv_cache_bytes=KV * 6000) as model:
+        model.cache_kv(ids)
+        trie, workspaces = model._engine.scheduler.cache.trie, model._engine.scheduler.cache.workspaces
+        model._engine.call(workspaces.drop_idle).result()
+        job = model._whole_path(ids, None)
+        held = model._engine.call(lambda: trie.lookup(job.spans(job.ids))).result()
+        model.set_kv_budget(trie.leased_bytes + KV * 64 * 3 // 2)  # room for one block's copy
+        store.before = hold
+        assert asyncio.run(play(model)).tokens == 1000
+        model._engine.call(held.release).result()
+        audit(model)
+
+
+def test_what_a_store_does_not_keep_is_not_said_to_be_stored(
+    store: MemoryBlocks, options: BlockOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = MemoryBlocks.put
+
+    def full(self: MemoryBlocks, blocks: Any, **kwargs: Any) -> int:
+        return real(self, blocks[: max(3 - len(self.blocks), 0)], **kwargs)
+
+    monkeypatch.setattr(MemoryBlocks, "put", full)
+    with fake_model(blocks=options) as model:
+        model.cache_kv(STEM)
+        saved = model.save_blocks(STEM)
+        assert (saved.blocks, saved.written, saved.tokens) == (5, 3, 192)
+    with fake_model(blocks=options) as model:
+        assert model.prefix_match(STEM).tokens == 192
+
+
+@pytest.mark.parametrize("where", ["leading", "put"])
+def test_a_save_that_the_end_of_the_model_cuts_off_says_how_far_it_came(
+    where: str, store: MemoryBlocks, options: BlockOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate, reached = threading.Event(), threading.Event()
+
+    def hold(name: str) -> None:
+        if name == where and (where == "leading" or len(store.blocks) >= 2):
+            reached.set()
+            gate.wait(20)
+
+    monkeypatch.setattr(saving, "BATCH_BYTES", 1)
+    monkeypatch.setattr("runtime.scheduler.blocks.CLOSE_SECONDS", 0.01)
+    with load("anything", backend="fake", blocks=options) as model:
+        model.cache_kv(STEM)
+        store.before = hold
+        future = model._save(STEM, None)
+        assert reached.wait(20)
+        opener = threading.Timer(0.3, gate.set)
+        opener.start()
+        model.close()
+        opener.join()
+    assert future.result(5).tokens == (0 if where == "leading" else 128)
