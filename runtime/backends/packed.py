@@ -25,7 +25,7 @@ from runtime.adapters.adapter import Adapter, ModuleShape
 from runtime.adapters.stacks import TokenStacks
 from runtime.backends.base import Payload
 from runtime.backends.buckets import Bucket, Row, aligned, alike, levels, pieces
-from runtime.backends.sized import P, SizedBackend, State, WorkingPack, state_size
+from runtime.backends.sized import P, SizedBackend, State, WorkingPack, shapes_of, state_size
 from runtime.backends.tree import ROOT, Bool, Int64, count_chains, segments
 from runtime.errors import ContextOverflowError, InvalidRequestError, UnsupportedFeatureError
 
@@ -249,6 +249,7 @@ class PackedBackend(SizedBackend[P]):
             if self.recurrent:
                 pack.states.update((int(step.slots[row.chain[-1]]), row.state) for row in rows)
                 self.state_bytes = self.state_bytes or state_size([rows[0].state])
+                self.state_shapes = self.state_shapes or shapes_of(rows[0].state)
                 extended.update(row.parent for row in rows)
         for slot in extended - pack.kept:
             pack.states.pop(slot, None)

@@ -41,6 +41,7 @@ class SizedBackend(ABC, Generic[P]):
         slot_bytes: Of a pack's buffers, per slot.
         widest_bytes: Of the largest single buffer among them, per slot.
         state_bytes: Of one recurrent state.
+        state_shapes: Of its parts, once known; None for a part that is not there.
         lent: Bytes that the copies of one forward may take: paths and states of the chains that share it.
     """
 
@@ -48,6 +49,7 @@ class SizedBackend(ABC, Generic[P]):
     slot_bytes: int = 0
     widest_bytes: int = 0
     state_bytes: int = 0
+    state_shapes: tuple[tuple[int, ...] | None, ...] | None = None
     lent: int = UNBOUNDED
     _freed: int = 0
 
@@ -114,6 +116,12 @@ class SizedBackend(ABC, Generic[P]):
 
     def reclaim(self) -> None:  # most devices hold nothing back
         """Gives free memory back to the device."""
+
+
+def shapes_of(state: State) -> tuple[tuple[int, ...] | None, ...]:
+    """The shapes of a recurrent state's parts."""
+    parts = state if isinstance(state, tuple) else (state,)
+    return tuple(None if part is None else tuple(part.shape) for part in parts)
 
 
 def state_size(states: Iterable[State]) -> int:

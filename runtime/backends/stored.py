@@ -11,7 +11,10 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from runtime.errors import SnapshotFormatError
+
 Stored = dict[str, npt.NDArray[np.generic]]
+StateShapes = tuple[tuple[int, ...] | None, ...]  # None: a part that the state does not have
 
 _TOKEN_AXES = {"keys": 2, "values": 2, "kv": 0, "tokens": 0}  # by the name up to its first dot
 
@@ -43,6 +46,12 @@ def count(arrays: Stored) -> int:
         if axis is not None:
             found.add(int(array.shape[axis]) if array.ndim > axis else -1)
     return found.pop() if len(found) == 1 else -1
+
+
+def check_shapes(what: str, found: Sequence[tuple[int, ...] | None], expected: Sequence[tuple[int, ...] | None]) -> None:
+    """Raises `SnapshotFormatError` where stored arrays have not the model's shapes."""
+    if list(found) != list(expected):
+        raise SnapshotFormatError(f"stored {what} of shapes {list(found)}, where the model's are {list(expected)}")
 
 
 def nbytes(arrays: Stored) -> int:

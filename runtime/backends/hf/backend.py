@@ -182,7 +182,7 @@ class HfBackend(PackedBackend[TorchPack]):
 
     def restore(self, tensors: Stored) -> TorchPayload:
         with _computing():
-            return payloads.restore(tensors, self._codec, self._dtype, self._device)
+            return payloads.restore(tensors, self._codec, self._shapes, self.state_shapes, self._dtype, self._device)
 
     def logits_uncached(self, ids: Sequence[int], stacks: TokenStacks | None = None) -> Float32:
         with _computing(), self._adapters.under(stacks, np.array([len(ids) - 1])):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +13,7 @@ import torch
 
 from runtime.backends.hf.cache import Shape, SlotLayer, Tensors, TorchPack, to_index
 from runtime.backends.hf.codec import Codec
-from runtime.backends.stored import Stored
+from runtime.backends.stored import StateShapes, Stored, check_shapes
 from runtime.backends.tree import Int64
 from runtime.errors import SnapshotFormatError
 
@@ -99,11 +100,26 @@ def export(payload: TorchPayload, start: int, stop: int) -> Stored:
     return arrays
 
 
-def restore(arrays: Stored, codec: Codec, state_dtype: torch.dtype, device: torch.device) -> TorchPayload:
+def restore(
+    arrays: Stored,
+    codec: Codec,
+    shapes: Sequence[Shape],
+    state_shapes: StateShapes | None,
+    state_dtype: torch.dtype,
+    device: torch.device,
+) -> TorchPayload:
     """The inverse of `export`.
 
+    Args:
+        arrays: What was exported, or claims to be.
+        codec: In which keys and values rest.
+        shapes: Of the model's attention layers.
+        state_shapes: Of its recurrent state; None where that is not known.
+        state_dtype: Of most of its arrays.
+        device: Where to.
+
     Raises:
-        SnapshotFormatError: Arrays that are missing or of another shape or dtype.
+        SnapshotFormatError: Arrays that are missing, of another shape or dtype, or not finite.
     """
     try:
         n = int(arrays["n"])
@@ -119,7 +135,31 @@ def restore(arrays: Stored, codec: Codec, state_dtype: torch.dtype, device: torc
         raise SnapshotFormatError(f"stored KV is not what this backend writes: {error}") from error
     if count % len(codec.dtypes) or any(t.ndim != 4 or t.shape[2] != n for t in (*keys, *values)):
         raise SnapshotFormatError(f"stored KV says {n} tokens, but its arrays have other shapes")
-    return TorchPayload(n, keys, values, state)
+    payload = TorchPayload(n, keys, values, state)
+    _check(payload, codec, shapes, state_shapes)
+    return payload
+
+
+def _check(payload: TorchPayload, codec: Codec, shapes: Sequence[Shape], state_shapes: StateShapes | None) -> None:
+    """Layers, heads and widths are the model's, and every number is one."""
+    for at, (what, tensors) in enumerate((("keys", payload.keys), ("values", payload.values))):
+        expected = [
+            (layers, shape[0], payload.n, part.shape[-1])
+            for shape, layers in Counter(shapes).items()
+            for part in codec.encode(torch.zeros(1, 1, shape[1 + at]))
+        ]
+        check_shapes(what, [tuple(t.shape) for t in tensors], expected)
+    if payload.state is not None and state_shapes is not None:
+        check_shapes("state", [None if t is None else tuple(t.shape) for t in payload.state], state_shapes)
+    if not all(_finite(t) for t in (*payload.keys, *payload.values, *(payload.state or ())) if t is not None):
+        raise SnapshotFormatError("stored KV holds numbers that are not finite")
+
+
+def _finite(tensor: torch.Tensor) -> bool:
+    """By the sum first, which takes no memory; a sum may be too large where no number is."""
+    if not tensor.dtype.is_floating_point:
+        return True
+    return bool(torch.isfinite(tensor.sum(dtype=torch.float32))) or bool(torch.isfinite(tensor).all())
 
 
 def _stacked(buffers: list[torch.Tensor], index: slice | torch.Tensor, codec: Codec) -> list[torch.Tensor]:

@@ -216,7 +216,7 @@ class MlxBackend(PackedBackend[MlxPack]):
 
     def restore(self, tensors: Stored) -> MlxPayload:
         with _memory():
-            return payloads.restore(tensors, self._codec, self._loaded.dtype)
+            return payloads.restore(tensors, self._codec, self._shapes, self.state_shapes, self._loaded.dtype)
 
     def logits_uncached(self, ids: Sequence[int], stacks: TokenStacks | None = None) -> Float32:
         with _memory():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +13,7 @@ import numpy.typing as npt
 
 from runtime.backends.mlx.cache import Arrays, MlxPack, Shape, SlotCache
 from runtime.backends.mlx.codec import Codec
-from runtime.backends.stored import Stored
+from runtime.backends.stored import StateShapes, Stored, check_shapes
 from runtime.backends.tree import Int64
 from runtime.errors import SnapshotFormatError
 
@@ -115,11 +116,20 @@ def export(payload: MlxPayload, start: int, stop: int) -> Stored:
     return arrays
 
 
-def restore(arrays: Stored, codec: Codec, state_dtype: mx.Dtype) -> MlxPayload:
+def restore(
+    arrays: Stored, codec: Codec, shapes: Sequence[Shape], state_shapes: StateShapes | None, state_dtype: mx.Dtype
+) -> MlxPayload:
     """The inverse of `export`.
 
+    Args:
+        arrays: What was exported, or claims to be.
+        codec: In which keys and values rest.
+        shapes: Of the model's attention layers.
+        state_shapes: Of its recurrent state; None where that is not known.
+        state_dtype: Of most of its arrays.
+
     Raises:
-        SnapshotFormatError: Arrays that are missing or of another shape or dtype.
+        SnapshotFormatError: Arrays that are missing, of another shape or dtype, or not finite.
     """
     try:
         n = int(arrays["n"])
@@ -135,8 +145,28 @@ def restore(arrays: Stored, codec: Codec, state_dtype: mx.Dtype) -> MlxPayload:
         raise SnapshotFormatError(f"stored KV is not what this backend writes: {error}") from error
     if count % len(codec.dtypes) or any(a.ndim != 4 or a.shape[2] != n for a in (*keys, *values)):
         raise SnapshotFormatError(f"stored KV says {n} tokens, but its arrays have other shapes")
-    mx.eval(keys, values, [a for a in state or () if a is not None])
-    return MlxPayload(n, keys, values, state)
+    payload = MlxPayload(n, keys, values, state)
+    _check(payload, codec, shapes, state_shapes)
+    return payload
+
+
+def _check(payload: MlxPayload, codec: Codec, shapes: Sequence[Shape], state_shapes: StateShapes | None) -> None:
+    """Layers, heads and widths are the model's, and every number is one; evaluates the arrays."""
+    for at, (what, found) in enumerate((("keys", payload.keys), ("values", payload.values))):
+        expected = [
+            (layers, shape[0], payload.n, part.shape[-1])
+            for shape, layers in Counter(shapes).items()
+            for part in codec.encode(mx.zeros((1, 1, shape[1 + at])))
+        ]
+        check_shapes(what, [a.shape for a in found], expected)
+    if payload.state is not None and state_shapes is not None:
+        check_shapes("state", [None if a is None else a.shape for a in payload.state], state_shapes)
+    arrays = [a for a in (*payload.keys, *payload.values, *(payload.state or ())) if a is not None]
+    floating = [a for a in arrays if mx.issubdtype(a.dtype, mx.floating)]
+    sums = [mx.isfinite(a.astype(mx.float32).sum()) for a in floating]  # takes no memory, but may be too large itself
+    mx.eval(arrays, sums)
+    if not all(whole.item() or mx.isfinite(a).all().item() for a, whole in zip(floating, sums, strict=True)):
+        raise SnapshotFormatError("stored KV holds numbers that are not finite")
 
 
 def _stacked(buffers: list[Any], index: slice | mx.array, codec: Codec) -> list[mx.array]:
