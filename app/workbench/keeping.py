@@ -22,7 +22,8 @@ class Keeper:
     def __init__(self, supervisor: Supervisor) -> None:
         self._supervisor = supervisor
         self._saving: dict[int, asyncio.Task[None]] = {}  # by session
-        self._next: dict[int, Answer] = {}  # that ended while an earlier one of their session was saved
+        self._next: dict[int, list[Answer]] = {}  # that ended while an earlier one of their session was saved
+        self._ends: dict[int, dict[int, int]] = {}  # tokens of the paths that were saved, by session and last node
 
     def keep(self, answer: Answer) -> None:
         """Saves the path of an answer that has ended; never waits."""
@@ -31,7 +32,7 @@ class Keeper:
             return
         session_id = answer.session.id
         if session_id in self._saving:
-            self._next[session_id] = answer
+            self._next.setdefault(session_id, []).append(answer)
             return
         task = asyncio.create_task(self._save(model, answer), name=f"keep session {session_id}")
         self._saving[session_id] = task
@@ -50,8 +51,7 @@ class Keeper:
 
     def _ended(self, session_id: int) -> None:
         del self._saving[session_id]
-        answer = self._next.pop(session_id, None)
-        if answer is not None:
+        for answer in self._next.pop(session_id, []):  # one is saved, the others wait again
             self.keep(answer)
 
     async def _save(self, model: LanguageModel, answer: Answer) -> None:
@@ -60,10 +60,25 @@ class Keeper:
         if not ids or len(ids) > model.info.context_length:
             return
         try:
-            saved = await model.save_blocks_async(ids, adapters=answer.options.adapters)
+            replaces = self._replaced(answer)
+            saved = await model.save_blocks_async(ids, adapters=answer.options.adapters, replaces=replaces)
         except EngineDiedError:
             await self._supervisor.died(model)
         except RuntimeFault as fault:
             log.info("session %d was not kept: %s", session.id, fault)
         else:
+            self._ends.setdefault(session.id, {})[answer.node_id] = len(ids)
             log.debug("session %d: %s", session.id, saved)
+
+    def _replaced(self, answer: Answer) -> int | None:
+        """Where an earlier save of this session ended on the answer's path: nobody goes on from there but through it.
+
+        What other sessions have saved stays: they may end there.
+        """
+        ends, session = self._ends.get(answer.session.id, {}), answer.session
+        path = session.tree.path(answer.node_id)
+        for at in range(len(path) - 1, 0, -1):
+            end = ends.get(path[at - 1].node.id)
+            if end is not None and end == len(session.path_ids(path[:at])):
+                return end
+        return None

@@ -40,16 +40,25 @@ class BlockMembers(Protocol):
     `Metrics.tokens_restored`. A block file that fails is named in `ModelInfo.warnings`, and the model goes on without.
     """
 
-    def save_blocks(self, ids: Sequence[int], *, adapters: Adapters = None) -> BlocksSaved:
+    def save_blocks(self, ids: Sequence[int], *, adapters: Adapters = None, replaces: int | None = None) -> BlocksSaved:
         """Writes what is in memory of a path's KV into the block file, as far as it is not there yet. Blocking.
 
-        Others go on meanwhile. A shorter last block that the path has outgrown is removed.
+        Others go on meanwhile.
+
+        Args:
+            ids: The path.
+            adapters: What it is under.
+            replaces: Where it ended when it was saved before, in tokens: that end's short block is removed, unless it is
+                pinned. None: all stays, since another conversation may end there.
 
         Raises:
+            InvalidRequestError: `replaces` is no place on the path.
             UnsupportedFeatureError: The model was loaded without `blocks`, or without a cache.
         """
 
-    async def save_blocks_async(self, ids: Sequence[int], *, adapters: Adapters = None) -> BlocksSaved:
+    async def save_blocks_async(
+        self, ids: Sequence[int], *, adapters: Adapters = None, replaces: int | None = None
+    ) -> BlocksSaved:
         """`save_blocks`, awaited; cancelled, it ends after what is being written."""
 
     def kv_snapshot(self, ids: Sequence[int], path: str | Path, *, adapters: Adapters = None) -> int:

@@ -21,13 +21,15 @@ from runtime.scheduler.jobs import Job, settle
 class BlockMembers(QueryMembers):
     """`save_blocks`, `kv_snapshot`, `kv_restore` and their twins."""
 
-    def save_blocks(self, ids: Sequence[int], *, adapters: Adapters = None) -> BlocksSaved:
+    def save_blocks(self, ids: Sequence[int], *, adapters: Adapters = None, replaces: int | None = None) -> BlocksSaved:
         """Blocking."""
-        return self._save(ids, adapters).result()
+        return self._save(ids, adapters, replaces).result()
 
-    async def save_blocks_async(self, ids: Sequence[int], *, adapters: Adapters = None) -> BlocksSaved:
+    async def save_blocks_async(
+        self, ids: Sequence[int], *, adapters: Adapters = None, replaces: int | None = None
+    ) -> BlocksSaved:
         """Awaited."""
-        return await asyncio.wrap_future(self._save(ids, adapters))
+        return await asyncio.wrap_future(self._save(ids, adapters, replaces))
 
     def kv_snapshot(self, ids: Sequence[int], path: str | Path, *, adapters: Adapters = None) -> int:
         """Blocking."""
@@ -82,15 +84,17 @@ class BlockMembers(QueryMembers):
         namespace, before = self._route(checked, adapters)
         return Job(checked, namespace, before=before)
 
-    def _save(self, ids: Sequence[int], adapters: Adapters) -> Future[BlocksSaved]:
+    def _save(self, ids: Sequence[int], adapters: Adapters, replaces: int | None = None) -> Future[BlocksSaved]:
         job = self._whole_path(ids, adapters)
+        if replaces is not None and not (whole(replaces, 1) and replaces <= len(job.ids)):
+            raise InvalidRequestError(f"replaces counts leading tokens of the path, 1 to {len(job.ids):,}, not {replaces!r}")
         if self._options.blocks is None or not self._options.cache:
             what = "blocks" if self._options.blocks is None else "a cache"
             raise UnsupportedFeatureError(f"the model was loaded without {what}: there is no block file to save to")
         answer: Future[BlocksSaved] = Future()
 
         def begin() -> None:
-            self._engine.scheduler.blocks.save(job, answer)
+            self._engine.scheduler.blocks.save(job, answer, replaces)
 
         def told(done: Future[None]) -> None:
             error = None if done.cancelled() else done.exception()

@@ -55,7 +55,6 @@ class Blocks:
         self._recurrent = recurrent
         self.restores = Restores(cache, counters, self.ask, self.failed, restored, recurrent=recurrent)
         self._savings = Savings(cache, counters, self.ask, self.failed, recurrent=recurrent)
-        self.restores.on_tip = self._savings.note_tip
 
     @property
     def there(self) -> bool:
@@ -87,12 +86,12 @@ class Blocks:
                 return
         self._savings.step(until)
 
-    def save(self, job: Job, future: Future[BlocksSaved]) -> None:
-        """Begins to save a path; the future is settled when it is written."""
+    def save(self, job: Job, future: Future[BlocksSaved], replaces: int | None = None) -> None:
+        """Begins to save a path, in place of its first `replaces` tokens; the future is settled when it is written."""
         if self._thread is None:  # it could not be opened, as `ModelInfo.warnings` says
             settle(future, BlocksSaved(0, 0, 0, 0, 0.0, 0.0))
         else:
-            self._savings.begin(job, future)
+            self._savings.begin(job, future, replaces)
 
     def depth(self, job: Job, warm: int, future: Future[int]) -> None:
         """Tells how many leading tokens of a path are held, in memory (`warm` of them) or stored.

@@ -48,7 +48,6 @@ class Restore:
     asked: int = 0  # batches
     ended: bool = False  # nothing more is asked for
     over: bool = False  # the job goes on, or is gone
-    last: Link | None = None
 
 
 class Restores:
@@ -78,7 +77,6 @@ class Restores:
         self._running: list[Restore] = []
         self._behind: list[Prefill] = []  # others of paths that are being restored
         self._lost_leader = False  # one of those was dropped
-        self.on_tip: Callable[[Link], None] = lambda _: None  # where a path ends in the block file
 
     @property
     def due(self) -> bool:
@@ -158,7 +156,6 @@ class Restores:
             self._end(restore)
             return
         start = restore.prefill.lease.length
-        restore.last = links[-1]
         restore.links.extend(link for link in links if link.stop > start)
         self._read_on(restore)
 
@@ -264,8 +261,6 @@ class Restores:
     def _end(self, restore: Restore) -> None:
         restore.over = restore.ended = True
         self._running.remove(restore)
-        if restore.last is not None and restore.prefill.at >= restore.last.stop:
-            self.on_tip(restore.last)
         self._counters.publish(self._cache)
         self._done(restore.prefill)
         self._release_behind()

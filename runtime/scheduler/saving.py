@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -26,7 +26,6 @@ from runtime.trie import Node, Span
 
 BATCH_BYTES = 12 << 20  # in one transaction; one block at least
 AFLOAT = 2  # batches that were cut and are not written yet
-TIPS = 4096  # ends of paths that are remembered
 
 Parts = tuple[Link, list[Stored], list[Scores | None]]
 Written = tuple[int, int, int]  # blocks, bytes, leading tokens of the path that are held
@@ -83,15 +82,14 @@ class Savings:
     ) -> None:
         self._cache, self._counters, self._ask, self._failed, self._recurrent = cache, counters, ask, failed, recurrent
         self._running: list[Saving] = []
-        self._tips: OrderedDict[tuple[bytes | None, object], set[int]] = OrderedDict()  # lengths of short blocks, by cell
 
     @property
     def due(self) -> bool:
         """Whether anything can be cut now."""
         return any(saving.due for saving in self._running)
 
-    def begin(self, job: Job, future: Future[BlocksSaved]) -> None:
-        """Saves what is in memory of a path."""
+    def begin(self, job: Job, future: Future[BlocksSaved], replaces: int | None = None) -> None:
+        """Saves what is in memory of a path; where its first `replaces` tokens were saved before, their short block goes."""
         started = time.monotonic()
         nodes = self._cache.trie.walk(job.spans(job.ids))
         held = sum(count for _, count in nodes)
@@ -101,8 +99,9 @@ class Savings:
         if not saving.links:
             settle(future, BlocksSaved(0, 0, 0, 0, 0.0, 0.0))
             return
-        if not self._recurrent:
-            saving.superseded = self._outgrown(grid)
+        if replaces is not None and not self._recurrent:
+            ended = (cell for cell in grid if cell.start < replaces < cell.start + len(cell.ids))
+            saving.superseded = [cell.link(replaces - cell.start).key for cell in ended]
         self._running.append(saving)
         saving.engine_seconds += time.monotonic() - started
         links = saving.links
@@ -147,24 +146,6 @@ class Savings:
         for cell in grid:
             links += [cell.link(end - cell.start, state=True) for end in sorted(ends) if 0 < end - cell.start <= len(cell.ids)]
         return sorted(links, key=lambda link: (link.start, link.state, link.stop))
-
-    def _outgrown(self, grid: Sequence[Cell]) -> list[bytes]:
-        """Shorter blocks that this process wrote or read where the path has longer ones now."""
-        gone: list[bytes] = []
-        for cell in grid:
-            place = cell.parent, cell.namespace
-            lengths = self._tips.get(place)
-            shorter = (length for length in sorted(lengths or ()) if length < len(cell.ids))
-            gone.extend(cell.link(length).key for length in shorter)  # of another path through this cell: a key nobody has
-        return gone
-
-    def note_tip(self, link: Link) -> None:
-        """A path ends here in the block file: when it grows, this block is outgrown."""
-        if link.tokens < BLOCK_TOKENS and not link.state:
-            self._tips.setdefault((link.parent, link.namespace), set()).add(link.tokens)
-            self._tips.move_to_end((link.parent, link.namespace))
-            if len(self._tips) > TIPS:
-                self._tips.popitem(last=False)
 
     def _looked(self, saving: Saving, done: Future[list[Link]]) -> None:
         saving.looked = True
@@ -259,8 +240,6 @@ class Savings:
 
     def _end(self, saving: Saving) -> None:
         if saving.looked and not saving.todo and not saving.afloat and saving in self._running:
-            if saving.lost is None:
-                self.note_tip(saving.links[-1])
             self._counters.publish(self._cache)
             self._finish(saving)
 

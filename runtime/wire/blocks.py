@@ -5,6 +5,14 @@ from __future__ import annotations
 import msgspec
 
 
+class SaveBlocks(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Arguments of `save_blocks_async`."""
+
+    ids: list[int]
+    adapters: list[tuple[str, float]] | None = None  # (name, scale)
+    replaces: int | None = None
+
+
 class KvSnapshot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Arguments of `kv_snapshot_async`."""
 

@@ -12,11 +12,13 @@ from runtime.adapters.uses import Adapters
 class FakeBlocks:
     """Writes nothing, and says how much that would have been."""
 
-    def save_blocks(self, ids: Sequence[int], *, adapters: Adapters = None) -> BlocksSaved:
-        return BlocksSaved(len(ids), 1, len(ids), len(adapters or ()), 0.5, 0.25)
+    def save_blocks(self, ids: Sequence[int], *, adapters: Adapters = None, replaces: int | None = None) -> BlocksSaved:
+        return BlocksSaved(len(ids), 1 + (replaces or 0), len(ids), len(adapters or ()), 0.5, 0.25)
 
-    async def save_blocks_async(self, ids: Sequence[int], *, adapters: Adapters = None) -> BlocksSaved:
-        return self.save_blocks(ids, adapters=adapters)
+    async def save_blocks_async(
+        self, ids: Sequence[int], *, adapters: Adapters = None, replaces: int | None = None
+    ) -> BlocksSaved:
+        return self.save_blocks(ids, adapters=adapters, replaces=replaces)
 
     def kv_snapshot(self, ids: Sequence[int], path: str | Path, *, adapters: Adapters = None) -> int:
         return len(ids) + len(Path(path).name) + len(adapters or ())

@@ -100,6 +100,8 @@ def test_the_arguments_cross_as_they_were_given(client: EngineClient) -> None:
         saved = BlocksSaved(3, 1, 3, 1, 0.5, 0.25)
         assert await client.save_blocks_async([1, 2, 3], adapters=["a"]) == saved
         assert client.save_blocks([1, 2, 3], adapters=["a"]) == saved
+        assert client.save_blocks([1, 2, 3], replaces=2).written == 3
+        assert (await client.save_blocks_async([1, 2, 3], replaces=1)).written == 2
         assert await client.kv_snapshot_async([1, 2], "abc") == client.kv_snapshot([1, 2], Path("abc")) == 5
         assert await client.kv_restore_async("abc") == client.kv_restore(Path("abc")) == 3
         assert await client.kv_restore_async("abc", 7) == client.kv_restore("abc", upto=7) == 7

@@ -45,10 +45,10 @@ def test_a_path_is_written_once_and_then_what_is_new_of_it(store: MemoryBlocks, 
         assert (first.blocks, first.written, first.tokens) == (2, 2, 100)
         assert first.bytes == store.nbytes
         assert model.save_blocks(ids[:100]).written == 0
-        # when the path grows, the short block at its old end goes
+        # when the path grows in place of the shorter one, the short block at its old end goes
         model.cache_kv(ids)
         assert lengths(store) == [36, 64]
-        second = model.save_blocks(ids)
+        second = model.save_blocks(ids, replaces=100)
         assert (second.blocks, second.written, second.tokens) == (4, 3, 200)
         assert lengths(store) == [8, 64, 64, 64]
         metrics = model.metrics()
@@ -56,6 +56,22 @@ def test_a_path_is_written_once_and_then_what_is_new_of_it(store: MemoryBlocks, 
         assert metrics.block_bytes_saved == first.bytes + second.bytes
     assert store.threads == {"elsewise-blocks"}
     assert store.closed == 1
+
+
+def test_an_end_that_is_not_replaced_stays_for_who_ends_there(store: MemoryBlocks, options: BlockOptions) -> None:
+    ids = some_ids(1, 200)
+    with fake_model(blocks=options) as model:
+        for end in (70, 100):
+            model.cache_kv(ids[:end])
+            model.save_blocks(ids[:end])
+        model.cache_kv(ids)
+        model.save_blocks(ids, replaces=70)
+    assert lengths(store) == [8, 36, 64, 64, 64]
+    with fake_model(blocks=options) as model:
+        assert model.prefix_match(ids[:100]).tokens == 100
+        for wrong in (0, 201, -1, 1.5, True):
+            with pytest.raises(InvalidRequestError, match="replaces counts leading tokens"):
+                model.save_blocks(ids, replaces=wrong)  # type: ignore[arg-type]  # what a caller may get wrong
 
 
 def test_only_what_is_in_memory_is_written(store: MemoryBlocks, options: BlockOptions) -> None:
