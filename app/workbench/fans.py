@@ -61,6 +61,7 @@ class Fans:
         tokeniser: Turns what was typed into ids.
         tell: Takes events for the window.
         on_progress: Called when counters changed.
+        keep: Takes continuations that have ended: their KV may be saved now.
     """
 
     def __init__(
@@ -73,6 +74,7 @@ class Fans:
         tokeniser: Tokeniser,
         tell: Callable[[Event], None],
         on_progress: Callable[[], None],
+        keep: Callable[[Answer], None],
     ) -> None:
         self._store = store
         self._supervisor = supervisor
@@ -82,6 +84,7 @@ class Fans:
         self._tokeniser = tokeniser
         self._tell = tell
         self._progress = on_progress
+        self._keep = keep
 
     async def run(self, session_id: int, node_id: int, index: int | None, kind: ColumnKind, wanted: int) -> None:
         """Finds `wanted` continuations in front of token `index` of a turn, or of its end.
@@ -182,7 +185,7 @@ class Fans:
         found = await model.beam_generate(prompt, options, adapters=speaker.adapters, on_progress=read_on, on_step=on_step)
         fan.scores = [hypothesis.score for hypothesis in found]
         for hypothesis in found:
-            strand = await self._strand(fan, speaker, GenerationOptions())
+            strand = await self._strand(fan, speaker, GenerationOptions(adapters=speaker.adapters))
             assert strand.recorder is not None
             fan.take(strand, hypothesis.run)
             strand.recorder.add(hypothesis.run)
@@ -213,6 +216,8 @@ class Fans:
             for ending in unsaved.left:
                 fan.session.notes[ending.node_id] = fan.note
         await self._drop_silent(fan)
+        for strand in fan.strands:
+            self._keep(strand)
         if finish == "engine_died" and claimed.model is not None:
             await self._supervisor.died(claimed.model)
         else:

@@ -95,7 +95,10 @@ class AppWorkbench(SetupMembers, ShelfMembers, TransferMembers, DrawingMembers):
         self._turns = Turns(self._sessions, copies, self._answers, tokeniser, self.vocabulary, self._tell, self._refresh_status)
         self._settings = SettingsKeeper(store, supervisor, self._setups.presets)
         self._composing = Composing(self._sessions, supervisor, self._answers, copies)
-        self._fans = Fans(store, supervisor, self._sessions, copies, self._answers, tokeniser, self._tell, self._refresh_status)
+        tell, refresh = self._tell, self._refresh_status
+        self._fans = Fans(
+            store, supervisor, self._sessions, copies, self._answers, tokeniser, tell, refresh, self._keeper.keep
+        )
         self._drawn = Drawn(store, supervisor, self._sessions, self.vocabulary, self._answers.options_of, self._answers.model)
         self.status = StatusView(EngineState.NONE)
         supervisor.subscribe(self._refresh_status)

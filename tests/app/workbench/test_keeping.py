@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from app.workbench import workbench as workbench_module
+from runtime import Origin
 from tests.app.workbench.scene import Engine, Scene, until
 from tests.block_stores import SHELVES, MemoryBlocks, memory_options
 from ui import SessionView, Tier
@@ -118,3 +119,46 @@ def test_without_a_block_file_nothing_is_asked(tmp_path: Path) -> None:
         await scene.workbench.close()
 
     asyncio.run(play())
+
+
+def test_continuations_and_beams_are_kept_like_answers(
+    tmp_path: Path, request: pytest.FixtureRequest, shelf: MemoryBlocks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved: list[tuple[list[int], int | None]] = []
+
+    async def play() -> None:
+        scene = Scene.open(tmp_path / "s.db", engine(request))
+        session_id = await scene.asked("hello, this is a message of some length, so that it is worth a look " * 3)
+        model = await scene.workbench.supervisor.model()
+        real = model.save_blocks_async
+
+        async def save(ids: list[int], *, adapters: object = None, replaces: int | None = None) -> object:
+            saved.append((list(ids), replaces))
+            return await real(ids, adapters=adapters, replaces=replaces)  # type: ignore[arg-type]  # as they were given
+
+        monkeypatch.setattr(model, "save_blocks_async", save)
+        turn = (await scene.view(session_id)).turns[-1]
+        at = int((turn.run.origin == int(Origin.SAMPLED)).nonzero()[0][1])
+        for work in (scene.workbench.continue_many, scene.workbench.beams):
+            saved.clear()
+            await work(session_id, turn.node_id, at, 3)
+            await until(lambda: len(saved) == 3)
+            assert len({tuple(ids) for ids, _ in saved}) == 3
+            # beside the answer, whose end stays
+            assert [replaces for _, replaces in saved] == [None] * 3
+        # an answer that goes on from another one takes the place of its end
+        saved.clear()
+        before = len(await path_of(scene, session_id))
+        await scene.workbench.send(session_id, "and?")
+        await until(lambda: len(saved) == 1)
+        assert saved[0][1] == before
+        await scene.workbench.close()
+
+    asyncio.run(play())
+    assert shelf.blocks
+
+
+async def path_of(scene: Scene, session_id: int) -> list[int]:
+    """The ids of the path that is shown."""
+    session = scene.workbench._sessions.opened(session_id)
+    return list(session.path_ids(session.tree.path((await scene.view(session_id)).turns[-1].node_id)))
