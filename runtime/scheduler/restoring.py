@@ -89,8 +89,11 @@ class Restores:
         return [*(restore.prefill for restore in self._running), *self._behind]
 
     def worth(self, job: Job) -> bool:
-        """Whether enough of a path is missing for a look into the block file."""
-        return not job.looked and len(job.ids) - 1 - self._cache.match(job) >= LEAST
+        """Whether enough of a path is missing for a look into the block file: what one cannot go on from is missing too."""
+        last = len(job.ids) - 1
+        if job.looked or last < LEAST:
+            return False
+        return last - (self._cache.going_on(job, last) if self._recurrent else self._cache.match(job)) >= LEAST
 
     def begin(self, prefill: Prefill) -> None:
         """Looks for the path's next tokens; the job goes on when they are in place.

@@ -114,6 +114,22 @@ def test_a_session_counts_what_was_restored_as_reused(options: BlockOptions) -> 
         session.close()
 
 
+def test_a_checkpoint_on_disk_serves_where_memory_holds_no_place_to_go_on_from(options: BlockOptions) -> None:
+    long, asked = some_ids(1, 600), [*some_ids(1, 600)[:500], *some_ids(7, 3)]
+    keep(options, long[:500], kind="recurrent")
+    with fake_model(behaviour("recurrent"), blocks=options, prefill_chunk_tokens=1024) as model:
+        scheduler = model._engine.scheduler
+        thread, scheduler.blocks._thread = scheduler.blocks._thread, None  # computed as if nothing were stored
+        model.cache_kv(long)
+        scheduler.blocks._thread = thread
+        model._engine.call(scheduler.cache.workspaces.drop_idle).result()
+        before = model.metrics()
+        assert_right(model.next_token_logprobs_sync(asked), asked, "recurrent")
+        assert model.metrics().tokens_computed - before.tokens_computed == 3
+        assert model.metrics().tokens_restored - before.tokens_restored <= 500
+        audit(model)
+
+
 # ---- what must never be fed to the model --------------------------------------------------------------------------------
 
 
