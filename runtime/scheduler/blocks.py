@@ -112,7 +112,7 @@ class Blocks:
 
     def failed(self, error: BaseException) -> None:
         """The store could not do what was asked: said once, and the model goes on without."""
-        if isinstance(error, CancelledError):
+        if isinstance(error, CancelledError) or self._thread is None:  # that it cannot be opened is said already
             return
         text = f"the block file: {error}; conversations reopen by computing them again"
         if text in self._told:

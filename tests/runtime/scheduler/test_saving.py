@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -199,6 +200,20 @@ def test_a_file_that_cannot_be_opened_is_a_warning() -> None:
             assert model.save_blocks(ids).written == 0
             assert model.prefix_match([*ids, 1]).tier == "warm"
             assert "block file" in model.info.warnings[0]
+
+
+def open_late(path: str, budget: int = 0) -> MemoryBlocks:
+    """A factory that fails when the model has asked for something already."""
+    time.sleep(0.3)
+    raise OSError(5, "Input/output error", path, None, budget and None)
+
+
+def test_what_was_asked_of_a_file_before_it_failed_to_open_adds_no_warning() -> None:
+    with fake_model(blocks=BlockOptions(f"{__name__}:open_late", "x")) as model:
+        ids = some_ids(1, 100)
+        assert_right(model.next_token_logprobs_sync(ids), ids)
+        (warning,) = model.info.warnings
+        assert "Input/output error" in warning
 
 
 def test_closing_drops_what_was_not_cut_yet(store: MemoryBlocks, options: BlockOptions) -> None:
