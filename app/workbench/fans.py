@@ -144,7 +144,8 @@ class Fans:
     async def _draw(self, fan: Fan, claimed: Answer) -> None:
         speaker, prompt = await self._prompt(fan, claimed)
         model, options = speaker.model, self._answers.options_for(claimed, speaker)
-        options = replace(options, max_tokens=min(options.max_tokens or DRAWN_TOKENS, DRAWN_TOKENS))
+        # one forward serves all: nothing is left to guess ahead
+        options = replace(options, max_tokens=min(options.max_tokens or DRAWN_TOKENS, DRAWN_TOKENS), speculative=None)
         if options.sampling.temperature == 0.0:
             raise Refusal("the temperature is 0: all would say the same. Ask for beams, or give it some warmth")
         if options.grammar is not None:

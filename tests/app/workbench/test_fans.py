@@ -10,7 +10,18 @@ import pytest
 from runtime import BeamOptions, Finish, GenerationOptions, ModelLoadError, SamplingOptions, replay_draw
 from tests.app.workbench.conftest import Play
 from tests.app.workbench.scene import OPTIONS, Engine, Scene, own_tokens, rows, until
-from ui import ColumnKind, Columns, ColumnsChanged, ColumnTokens, Refusal, TurnStatus, TurnView
+from ui import (
+    AnswerFormat,
+    ColumnKind,
+    Columns,
+    ColumnsChanged,
+    ColumnTokens,
+    FormatKind,
+    Guess,
+    Refusal,
+    TurnStatus,
+    TurnView,
+)
 
 
 def last_columns(s: Scene) -> Columns:
@@ -111,6 +122,24 @@ def test_from_the_end_of_an_answer_the_shown_path_stays_one_of_the_variants(play
         shown = await s.workbench.select(session_id, columns.columns[0].node_id)
         assert shown.turns[-1].variants == tuple(c.node_id for c in columns.columns)
         assert shown.turns[-1].run.ids[: len(old.run)].tolist() == old.run.ids.tolist()
+
+    play(scene)
+
+
+def test_a_session_that_guesses_ahead_has_continuations_too(play: Play) -> None:
+    async def scene(s: Scene) -> None:
+        session_id, old = await answered(s)
+        await s.workbench.set_guess(session_id, Guess.PROMPT_LOOKUP)
+        await s.workbench.continue_many(session_id, old.node_id, own_tokens(old)[4], 2)
+        columns = last_columns(s)
+        assert [len(column.run) for column in columns.columns] == [12, 12]
+        # and what is stored of each says that nobody guessed for it: made again exactly it is the same
+        for column in columns.columns:
+            (stats,) = [n.stats for n in (await s.store.load_session(session_id)).nodes if n.id == column.node_id]
+            assert stats["made"]["options"]["speculative"] is None
+        await s.workbench.select(session_id, columns.columns[1].node_id)
+        await s.workbench.regenerate_exactly(session_id, columns.columns[1].node_id)
+        assert "the same, token for token" in (await s.last(session_id)).note
 
     play(scene)
 
