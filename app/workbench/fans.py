@@ -178,7 +178,7 @@ class Fans:
                 fan.beams = tuple(Column(-1 - i, spelt(model, ids), p) for i, (ids, p) in enumerate(beams))
                 self._show(fan)
 
-        options = BeamOptions(width=fan.wanted, max_tokens=SEARCHED_TOKENS)
+        options = beams_as(self._answers.options_for(claimed, speaker), fan)
         read_on = partial(self._read_on, fan, fan.computed)
         found = await model.beam_generate(prompt, options, adapters=speaker.adapters, on_progress=read_on, on_step=on_step)
         fan.scores = [hypothesis.score for hypothesis in found]
@@ -269,6 +269,19 @@ class Fans:
             else:
                 fan.session.forget(strand.node_id)
             fan.strands.remove(strand)
+
+
+def beams_as(asked: GenerationOptions, fan: Fan) -> BeamOptions:
+    """The search for what may stand there: in the form of the session's answers, ended by what ends those."""
+    return BeamOptions(
+        width=fan.wanted,
+        max_tokens=SEARCHED_TOKENS,
+        eos_token_ids=asked.eos_token_ids,  # those of the chat format among them; None beside a form
+        ignore_eos=asked.ignore_eos,
+        stop=asked.stop,
+        grammar=asked.grammar,
+        grammar_prefix=0 if asked.grammar is None else said(fan),
+    )
 
 
 def said(fan: Fan) -> int:

@@ -246,6 +246,55 @@ def test_beams_are_the_runtimes_own_best_first(play: Play) -> None:
     play(scene)
 
 
+def test_beams_have_the_form_of_the_sessions_answers_and_go_on(play: Play) -> None:
+    async def scene(s: Scene) -> None:
+        session_id = await s.new()
+        await s.workbench.set_format(session_id, AnswerFormat(FormatKind.REGEX, "[0-9]{40}"))
+        await s.workbench.send(session_id, "a number")
+        old = await s.last(session_id)
+        at = own_tokens(old)[3]
+        # when beams leave it after three digits
+        await s.workbench.beams(session_id, old.node_id, at, 3)
+        columns = last_columns(s)
+        texts = [column.run.text for column in columns.columns]
+        assert [(text.isdigit(), len(text)) for text in texts] == [(True, 32)] * 3
+        # then the one that is kept goes on to the end of that form
+        await s.workbench.select(session_id, columns.columns[1].node_id)
+        await s.workbench.continue_turn(session_id, columns.columns[1].node_id)
+        whole = await s.last(session_id)
+        digits = "".join(whole.run.texts[i] for i in own_tokens(whole))
+        assert (len(digits), digits.isdigit(), whole.note) == (40, True, "")
+
+    play(scene)
+
+
+def test_beams_end_where_the_sessions_answers_end(play: Play) -> None:
+    async def scene(s: Scene) -> None:
+        session_id, old = await answered(s)
+        at = own_tokens(old)[4]
+        await s.workbench.beams(session_id, old.node_id, at, 3)
+        free = last_columns(s).columns[0].run.text
+        stop = free[5:7]
+        # when the session stops at what stood in the best beam
+        await s.workbench.set_option(session_id, "stop", [stop])
+        await s.workbench.beams(session_id, old.node_id, at, 3)
+        columns = last_columns(s).columns
+        assert all(stop not in column.run.text for column in columns)
+        assert Finish.STOP in {Finish(int(column.run.finish[-1])) for column in columns}
+        # and where the call says that another token ends an answer, it ends a beam
+        model = s.workbench.supervisor.running
+        assert model is not None
+        prompt = (await s.path_ids(session_id))[: -len(old.run) + at]
+        expected = await model.beam_generate(
+            prompt, BeamOptions(width=3, max_tokens=32, stop=(stop,), eos_token_ids=(ord("e"),))
+        )
+        s.workbench._answers._call = {"eos_token_ids": [ord("e")]}
+        await s.workbench.beams(session_id, old.node_id, at, 3)
+        assert [c.run.ids.tolist() for c in last_columns(s).columns] == [h.ids for h in expected]
+
+    play(scene)
+
+
 @pytest.mark.parametrize("n", [0, 1, 17])
 def test_numbers_that_make_no_sense_are_refused(play: Play, n: int) -> None:
     async def scene(s: Scene) -> None:
