@@ -28,6 +28,7 @@ class Drawing:
         model: Whose numbers they are; "" where that is not known.
         stale: Another model is in use now; its name.
         can_ask: The model of these numbers runs: it can be asked for the whole row.
+        beams: Nothing was drawn: a search of so many beams found it; 0 where none did.
     """
 
     sampling: SamplingOptions | None
@@ -37,6 +38,7 @@ class Drawing:
     model: str
     stale: str
     can_ask: bool
+    beams: int = 0
 
     @property
     def position(self) -> int:

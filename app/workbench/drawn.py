@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from app.supervisor import Supervisor
 from app.workbench.growing import EMPTY
-from app.workbench.making import MADE
+from app.workbench.making import MADE, beams_of
 from app.workbench.prompt import check_tokens
 from app.workbench.refusals import GONE, stored
 from app.workbench.session import OpenSession
@@ -80,6 +80,7 @@ class Drawn:
             model=str(made.get("model") or await self._name_of(theirs, model)),
             stale=model.info.name if model is not None and theirs != mine else "",
             can_ask=model is not None and theirs == mine,
+            beams=beams_of(node),
         )
 
     async def whole_row(self, session_id: int, node_id: int, index: int) -> npt.NDArray[np.float32]:

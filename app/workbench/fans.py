@@ -18,7 +18,7 @@ from app.workbench.copying import Copies
 from app.workbench.ending import CUTS, Ending, stats_of
 from app.workbench.fan import Endings, Fan
 from app.workbench.growing import EMPTY
-from app.workbench.making import plain_options
+from app.workbench.making import found_with, plain_options
 from app.workbench.points import point
 from app.workbench.prompt import check_tokens
 from app.workbench.recorder import Recorder, ended_by
@@ -185,6 +185,7 @@ class Fans:
         for hypothesis in found:
             strand = await self._strand(fan, speaker, GenerationOptions())
             assert strand.recorder is not None
+            strand.made_with, strand.prompt = found_with(options, claimed.made_with), len(prompt)
             fan.take(strand, hypothesis.run)
             strand.recorder.add(hypothesis.run)
             strand.logprob = hypothesis.logprob
@@ -255,6 +256,7 @@ class Fans:
         if fan.scores:
             place = fan.strands.index(strand)
             stats |= {"beams": fan.wanted, "score": fan.scores[place]}
+            del stats["seed"], stats["sampling"]  # nothing was drawn
         return Ending(strand.node_id, strand.finish, strand.incomplete, stats, content_of(run), strand.recorder, cut)
 
     async def _drop_silent(self, fan: Fan) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from app.workbench.speaker import Speaker
-from runtime import GenerationOptions, InvalidRequestError, LanguageModel, TokenRun, __version__
+from runtime import BeamOptions, GenerationOptions, InvalidRequestError, LanguageModel, TokenRun, __version__
 from storage import NodeRow
 from ui import AdapterChoice, Made, Setting
 
@@ -23,6 +23,8 @@ REPEATED = "repeated"  # there too: which answer it repeats, and where it parts 
 CUT_SHORT = frozenset({"cancelled", "engine_died", "error", "app_ended"})  # ends that the model did not come to by itself
 
 NOT_KNOWN = "how this answer was made was not stored yet when it was written; regenerate it instead"
+SEARCHED = "beams"  # the kind of what a beam search found
+FOUND = "this answer was found by a beam search, nothing was drawn; ask for beams at its place, and it is found again"
 NOTHING_MADE = "there is nothing to repeat: the model said nothing here; regenerate the answer instead"
 
 
@@ -50,6 +52,27 @@ def made_with(
         "stack": [[choice.folder, choice.name, choice.scale] for choice in stack if choice.on],
         "version": __version__,
     }
+
+
+def found_with(options: BeamOptions, made: Mapping[str, Any]) -> dict[str, Any]:
+    """What is stored of what a beam search found.
+
+    Args:
+        options: The search's.
+        made: What `made_with` says of the session's answers; of its options only those hold that a search has.
+    """
+    plain = {f.name: _plain(getattr(options, f.name)) for f in fields(options)}
+    plain["grammar"] = None if options.grammar is None else asdict(options.grammar)
+    taken = ("stop", "eos_token_ids", "ignore_eos", "grammar")
+    sources = {who: kept for who, names in made["sources"].items() if (kept := [name for name in names if name in taken])}
+    sources["call"] = ["width", *sources.get("call", ())]
+    return {**made, "kind": SEARCHED, "options": plain, "sources": sources}
+
+
+def beams_of(node: NodeRow) -> int:
+    """How many beams the search had that found an answer; 0 where none did."""
+    width = node.stats.get("beams")
+    return width if isinstance(width, int) else 0
 
 
 def plain_options(options: GenerationOptions) -> dict[str, Any]:
@@ -95,6 +118,8 @@ def stack_made_with(made: Mapping[str, Any]) -> tuple[AdapterChoice, ...]:
 
 def refusal(node: NodeRow, speaker: Speaker | LanguageModel | None = None) -> str:
     """Why an answer cannot be made again exactly; empty where it can."""
+    if beams_of(node):
+        return FOUND
     made = node.stats.get(MADE)
     if not isinstance(made, Mapping):
         return NOT_KNOWN
@@ -206,7 +231,9 @@ def how_made(node: NodeRow) -> Made | None:
         "engine": " · ".join(str(made[name]) for name in ("backend", "device", "dtype") if made.get(name)),
         "fingerprint": str(made.get("fingerprint"))[:12],
         "adapters": _stack(made.get("adapters")) if made.get("adapters") else "",
-        "seed": f"{options.get('seed')}" + ("" if "seed" in said_by else " (drawn)"),
+        "found by": f"a beam search of {beams_of(node)} beams" if beams_of(node) else "",
+        "score": f"{stats['score']:.4f}" if isinstance(stats.get("score"), float) else "",
+        "seed": "" if beams_of(node) else f"{options.get('seed')}" + ("" if "seed" in said_by else " (drawn)"),
         "prompt": _tokens(stats.get("prompt")),
         "generated": _tokens(stats.get("generated")),
         "reused": _tokens(stats.get("reused")),

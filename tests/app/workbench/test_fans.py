@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from runtime import BeamOptions, Finish, GenerationOptions, ModelLoadError, SamplingOptions, replay_draw
 from tests.app.workbench.conftest import Play
 from tests.app.workbench.scene import OPTIONS, Engine, Scene, own_tokens, rows, until
+from tests.runtime.adapters.test_changes import toy_adapter
 from ui import (
     AnswerFormat,
     ColumnKind,
@@ -244,6 +246,54 @@ def test_beams_are_the_runtimes_own_best_first(play: Play) -> None:
             assert stats["beams"] == 3
 
     play(scene)
+
+
+def test_what_a_search_found_says_so(play: Play, tmp_path: Path) -> None:
+    folder = str(toy_adapter(tmp_path / "pirate", 1))
+    held: list[tuple[int, int]] = []
+
+    async def first(s: Scene) -> None:
+        session_id = await s.new()
+        await s.workbench.add_adapter(session_id, folder)
+        await s.workbench.set_option(session_id, "stop", ["zq"])
+        await s.workbench.send(session_id, "where to?")
+        old = await s.last(session_id)
+        await s.workbench.beams(session_id, old.node_id, own_tokens(old)[4], 3)
+        node_id = last_columns(s).columns[1].node_id
+        await s.workbench.select(session_id, node_id)
+        held.append((session_id, node_id))
+        await check(s)
+
+    async def check(s: Scene) -> None:
+        session_id, node_id = held[0]
+        turn = await s.last(session_id)
+        # then how it was made is known: the search, its options and who said them, the adapters; and no seed
+        made = s.workbench.how_made(session_id, node_id)
+        assert made is not None
+        assert made.facts["found by"] == "a beam search of 3 beams"
+        assert "seed" not in made.facts
+        assert made.facts["adapters"].startswith("the adapters pirate")
+        assert float(made.facts["score"]) < 0
+        settings = {setting.name: (setting.value, setting.source) for setting in made.settings}
+        assert settings["width"] == ("3", "call")
+        assert settings["stop"] == ("zq", "session")
+        assert (settings["length_penalty"], settings["max_tokens"]) == (("1", "default"), ("32", "default"))
+        assert "temperature" not in settings
+        # and the Why tab says that nothing was drawn
+        drawing = await s.workbench.drawing(session_id, node_id, len(turn.run) - 1)
+        assert drawing is not None
+        assert (drawing.beams, drawing.sampling, drawing.seed) == (3, None, None)
+        # nor can it be drawn again
+        assert not turn.can_repeat
+        with pytest.raises(Refusal, match="found by a beam search"):
+            await s.workbench.regenerate_exactly(session_id, node_id)
+
+    async def second(s: Scene) -> None:
+        await s.view(held[0][0])
+        await check(s)
+
+    play(first)
+    play(second)
 
 
 def test_beams_have_the_form_of_the_sessions_answers_and_go_on(play: Play) -> None:
