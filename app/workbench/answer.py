@@ -39,6 +39,8 @@ class Answer:
     finish: str = "cancelled"
     incomplete: bool = False  # the model ended it before it had its form
     message: str = ""
+    back: int | None = None  # where the session goes back to if its form lets nothing begin here; None: it stays, failed
+    refused: str = ""  # that it did, in words
     overflow: bool = False  # the prompt did not fit into the context
     hopeless: bool = False  # the same again can only fail again
     model: LanguageModel | None = None

@@ -22,7 +22,7 @@ from app.workbench.making import made_with, plain_options, refusal, stack_made_w
 from app.workbench.pick import began, leading_template
 from app.workbench.prompt import check_tokens
 from app.workbench.recorder import Recorder, ended_by
-from app.workbench.refusals import BUSY
+from app.workbench.refusals import BUSY, form_refused
 from app.workbench.scoring import score_prompt
 from app.workbench.session import OpenSession, content_of
 from app.workbench.setup.adapters import bring
@@ -34,6 +34,7 @@ from runtime import (
     EngineDiedError,
     Finish,
     GenerationOptions,
+    GrammarError,
     InvalidRequestError,
     LanguageModel,
     PromptProgress,
@@ -192,7 +193,8 @@ class Answers:
             await asyncio.wait([answer.task])
             self._judge(answer)
             await self._finish(answer)
-            self._keep(answer)
+            if not answer.refused:
+                self._keep(answer)
 
     # ---- the stream -------------------------------------------------------------------------------------------------
 
@@ -296,6 +298,8 @@ class Answers:
             answer.finish = "engine_died"
             log.warning("the engine died: %s", error)
             answer.message = "" if answer.model is not None else not_loaded(error)
+        elif isinstance(error, GrammarError) and answer.back is not None and not answer.made:
+            answer.message = answer.refused = form_refused(error)
         elif isinstance(error, UnknownBackendError | BackendUnavailableError):
             answer.message, answer.hopeless = not_loaded(error), True
         elif isinstance(error, ContextOverflowError):
@@ -318,7 +322,8 @@ class Answers:
         cut = CUTS.get(answer.finish, Finish.NONE)
         session.runs[node_id] = run = ended_by(run, cut)
         stats = stats_of(answer, run)
-        ending = Ending(node_id, answer.finish, answer.incomplete, stats, content_of(run), answer.recorder, cut)
+        text = "" if answer.refused else content_of(run)  # or it could not be taken back
+        ending = Ending(node_id, answer.finish, answer.incomplete, stats, text, answer.recorder, cut)
         session.states.pop(node_id, None)
         if answer.first_token is not None:
             session.stats[node_id] = TurnStats(

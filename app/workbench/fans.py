@@ -22,6 +22,7 @@ from app.workbench.making import found_with, plain_options
 from app.workbench.points import point
 from app.workbench.prompt import check_tokens
 from app.workbench.recorder import Recorder, ended_by
+from app.workbench.refusals import form_refused
 from app.workbench.scoring import score_prompt
 from app.workbench.session import content_of
 from app.workbench.sessions import Sessions
@@ -34,6 +35,7 @@ from runtime import (
     EngineDiedError,
     Finish,
     GenerationOptions,
+    GrammarError,
     LanguageModel,
     Origin,
     PromptProgress,
@@ -239,6 +241,8 @@ class Fans:
             return "engine_died", STOPPED if claimed.model is not None else not_loaded(error)
         if isinstance(error, ContextOverflowError):
             return "error", too_long(error, 0)
+        if isinstance(error, GrammarError):
+            return "error", form_refused(error)
         if claimed.model is None and isinstance(error, RuntimeFault):
             return "error", not_loaded(error)
         if not isinstance(error, RuntimeFault | StoreError | Refusal):

@@ -150,8 +150,11 @@ class Sessions:
 
     async def drop_failed(self, session: OpenSession, node_id: int | None) -> None:
         """Takes away an answer that failed before it said anything: what failed was said, and another one has its place."""
-        if node_id is None or not session.failed_to_begin(node_id):
-            return
+        if node_id is not None and session.failed_to_begin(node_id):
+            await self.take_back(session, node_id)
+
+    async def take_back(self, session: OpenSession, node_id: int) -> None:
+        """Takes away an answer that was written without a word."""
         try:
             await self._store.discard_node(node_id)
         except StoreError as fault:  # it stays where it is, empty

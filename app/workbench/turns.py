@@ -197,6 +197,7 @@ class Turns:
     async def _go_on(self, answer: Answer, new: NewNode, given: Given, *, instead_of: int | None = None) -> None:
         """An answer that begins with tokens which are known already."""
         session = answer.session
+        answer.back = session.tip if instead_of is None else None
         node = await self._sessions.add(session, new)
         await self._sessions.drop_failed(session, instead_of)
         session.runs[node.id] = given.run
@@ -208,6 +209,10 @@ class Turns:
         session = answer.session
         try:
             await self._answers.run(answer, node.id, prepare)
+            if answer.refused and answer.back is not None:
+                await self._sessions.take_back(session, node.id)
+                await self._sessions.move(session, answer.back)
+                raise Refusal(answer.refused)
         except StoreError as fault:
             raise Refusal(
                 f"{fault}. What the model wrote stays on the screen, and is saved before your next message is"
