@@ -194,11 +194,20 @@ class Fans:
 
     async def _strand(self, fan: Fan, speaker: Speaker, options: GenerationOptions) -> Answer:
         """One continuation, with a node of its own; the path that is shown stays."""
-        node = await self._sessions.add(fan.session, fan.new, current=False)
+        adding = asyncio.create_task(self._sessions.add(fan.session, fan.new, current=False), name="add a continuation")
+        stopped = False
+        while not adding.done():  # the store ends what it has begun: a node that is added is one of the fan's
+            try:
+                await asyncio.wait([adding])
+            except asyncio.CancelledError:
+                stopped = True
+        node = adding.result()
         fan.session.runs[node.id] = EMPTY
         strand = Answer(fan.session, node.id, options=options, began=fan.began, model=speaker.model)
         strand.recorder = Recorder(self._store, node.id, speaker.numbers)
         fan.strands.append(strand)
+        if stopped:
+            raise asyncio.CancelledError
         return strand
 
     # ---- the end ------------------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -172,6 +173,38 @@ def test_stop_stops_all_and_keeps_what_was_said(play: Play) -> None:
         await s.workbench.send(session_id, "and?")
 
     play(scene, engine=engine)
+
+
+@pytest.mark.parametrize("stops", [1, 3])
+def test_stop_while_nodes_are_added_leaves_none_behind(play: Play, monkeypatch: pytest.MonkeyPatch, stops: int) -> None:
+    async def scene(s: Scene) -> None:
+        session_id, old = await answered(s)
+        add, waits, goes_on = s.store.add_node, asyncio.Event(), asyncio.Event()
+
+        async def slow(*what: Any, **how: Any) -> int:
+            node_id = await add(*what, **how)  # it stands on the disk
+            waits.set()
+            await goes_on.wait()
+            return node_id
+
+        monkeypatch.setattr(s.store, "add_node", slow)
+        work = asyncio.create_task(s.workbench.continue_many(session_id, old.node_id, own_tokens(old)[2], 3))
+        await waits.wait()
+        for _ in range(stops):
+            s.workbench.stop(session_id)
+            await asyncio.sleep(0.01)
+        goes_on.set()
+        await work
+        assert (await s.last(session_id)).variants == (old.node_id,)
+        assert rows(s.path, "select max(id) from nodes") == [(old.node_id,)]
+        assert [event.view for event in s.events if isinstance(event, ColumnsChanged)][-1] is None
+
+    async def later(s: Scene) -> None:
+        session_id = (await s.workbench.sessions())[0].session_id
+        assert len((await s.last(session_id)).variants) == 1
+
+    play(scene)
+    play(later)
 
 
 def test_the_engine_dies_and_the_text_stays(play: Play) -> None:
