@@ -49,6 +49,7 @@ class Answer:
     computed: int = 0  # tokens of the prompt pushed through the model
     prompt: int = 0  # its tokens
     made_with: Mapping[str, Any] = field(default_factory=dict)  # see `making`; empty where no model was asked
+    strands: list[Answer] = field(default_factory=list)  # drawn side by side in its stead
     repeats: Repeat | None = None  # the answer that this one is to be again
     first_token: float | None = None
     last_token: float = 0.0

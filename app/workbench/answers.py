@@ -112,7 +112,8 @@ class Answers:
 
     def options_of(self, node_id: int) -> GenerationOptions | None:
         """How the answer is drawn that is being written into a node; None where none is."""
-        return next((answer.options for answer in self.running.values() if answer.node_id == node_id), None)
+        at_work = (one for answer in self.running.values() for one in (answer, *answer.strands))
+        return next((one.options for one in at_work if one.node_id == node_id), None)
 
     async def speaker(self, session: OpenSession, model: LanguageModel) -> Speaker:
         """The model under the adapters of a session, which are brought in.

@@ -152,6 +152,7 @@ class Fans:
             raise Refusal("the temperature is 0: all would say the same. Ask for beams, or give it some warmth")
         if options.grammar is not None:
             options = replace(options, grammar_prefix=said(fan))
+        claimed.strands = fan.strands
         strands = [await self._strand(fan, speaker, replace(options, branch=k)) for k in range(fan.wanted)]
         for strand in strands:
             strand.made_with = {**claimed.made_with, "options": plain_options(strand.options)}

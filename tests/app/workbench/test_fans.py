@@ -175,6 +175,31 @@ def test_stop_stops_all_and_keeps_what_was_said(play: Play) -> None:
     play(scene, engine=engine)
 
 
+def test_while_columns_stream_it_is_known_how_they_are_drawn(play: Play) -> None:
+    engine = Engine()
+
+    async def scene(s: Scene) -> None:
+        session_id, old = await answered(s)
+        engine.holds_after, at = 9, own_tokens(old)[2]
+        work = asyncio.create_task(s.workbench.continue_many(session_id, old.node_id, at, 3))
+        await until(lambda: arrived(s) >= 9)
+        columns = last_columns(s).columns
+        live = [await s.workbench.drawing(session_id, column.node_id, at + 1) for column in columns]
+        s.workbench.stop(session_id)
+        await work
+        ended = [await s.workbench.drawing(session_id, column.node_id, at + 1) for column in columns]
+        for one, other in zip(live, ended, strict=True):
+            assert one is not None
+            assert other is not None
+            assert one.seed is not None
+            assert one.sampling is not None
+            assert one.sampling.temperature == 0.8
+            assert (one.seed, one.branch, one.sampling) == (other.seed, other.branch, other.sampling)
+        assert len({one.branch for one in live if one is not None}) == 3
+
+    play(scene, engine=engine)
+
+
 @pytest.mark.parametrize("stops", [1, 3])
 def test_stop_while_nodes_are_added_leaves_none_behind(play: Play, monkeypatch: pytest.MonkeyPatch, stops: int) -> None:
     async def scene(s: Scene) -> None:
