@@ -26,7 +26,7 @@ class Drawing:
         branch: Of the stream, among those with that seed.
         history: ``(position,) int32``, the ids before the token from the first of the path on.
         model: Whose numbers they are; "" where that is not known.
-        stale: Another model is in use now; its name.
+        stale: Another model is in use now, its name; or the same one with other adapters, which are named with it.
         can_ask: The model of these numbers runs: it can be asked for the whole row.
         beams: Nothing was drawn: a search of so many beams found it; 0 where none did.
     """

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from app.supervisor import Supervisor
 from app.workbench.growing import EMPTY
-from app.workbench.making import MADE, beams_of
+from app.workbench.making import MADE, beams_of, stack_words
 from app.workbench.prompt import check_tokens
 from app.workbench.refusals import GONE, stored
 from app.workbench.session import OpenSession
@@ -78,7 +78,7 @@ class Drawn:
             branch=branch if isinstance(branch, int) else 0,
             history=np.array(ids_before(session, node, offset), np.int32),
             model=str(made.get("model") or await self._name_of(theirs, model)),
-            stale=model.info.name if model is not None and theirs != mine else "",
+            stale=in_use(session, model, made) if model is not None and theirs != mine else "",
             can_ask=model is not None and theirs == mine,
             beams=beams_of(node),
         )
@@ -156,6 +156,15 @@ def numbers_now(session: OpenSession, model: LanguageModel) -> str:
         return model.info.numbers_under(stack_of_session(session))
     except RuntimeFault:
         return ""
+
+
+def in_use(session: OpenSession, model: LanguageModel, made: Mapping[str, Any]) -> str:
+    """Who would answer now, where that is not who made an answer: the model, and its adapters where only they differ."""
+    if made.get("base") != model.info.kv_fingerprint:
+        return model.info.name
+    choices = session.values.adapters if session.values is not None else ()
+    uses = [(choice.name, choice.scale) for choice in choices if choice.on] if choices else model.info.lora_stack
+    return f"{model.info.name} with {stack_words(uses)}"
 
 
 def ids_before(session: OpenSession, node: NodeRow, offset: int) -> list[int]:

@@ -136,7 +136,7 @@ def refusal(node: NodeRow, speaker: Speaker | LanguageModel | None = None) -> st
         return changed if isinstance(speaker, Speaker) else ""
     name, engine = made.get("model"), made.get("backend")
     if model.info.kv_fingerprint == made.get("base"):
-        return f"this answer was made with {_stack(made.get('adapters'))}, now it would be {_stack(model.info.lora_stack)}"
+        return f"this answer was made with {stack_words(made.get('adapters'))}, now it would be {stack_words(model.info.lora_stack)}"
     if (name, engine) == (model.info.name, model.info.backend):
         return f"this answer was made by {name} with other weights or another precision than it has now"
     return (
@@ -144,7 +144,8 @@ def refusal(node: NodeRow, speaker: Speaker | LanguageModel | None = None) -> st
     )
 
 
-def _stack(adapters: Any) -> str:
+def stack_words(adapters: Any) -> str:
+    """The adapters that were in force, each a name and a scale."""
     uses = [f"{name} × {scale:g}" for name, scale in adapters or ()]
     return f"the adapters {', '.join(uses)}" if uses else "no adapters"
 
@@ -230,7 +231,7 @@ def how_made(node: NodeRow) -> Made | None:
         "model": str(made.get("model")),
         "engine": " · ".join(str(made[name]) for name in ("backend", "device", "dtype") if made.get(name)),
         "fingerprint": str(made.get("fingerprint"))[:12],
-        "adapters": _stack(made.get("adapters")) if made.get("adapters") else "",
+        "adapters": stack_words(made.get("adapters")) if made.get("adapters") else "",
         "found by": f"a beam search of {beams_of(node)} beams" if beams_of(node) else "",
         "score": f"{stats['score']:.4f}" if isinstance(stats.get("score"), float) else "",
         "seed": "" if beams_of(node) else f"{options.get('seed')}" + ("" if "seed" in said_by else " (drawn)"),

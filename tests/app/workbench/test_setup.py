@@ -292,6 +292,36 @@ def test_a_session_has_its_own_stack_of_adapters(play: Play, tmp_path: Path) -> 
     play(scene)
 
 
+def test_numbers_under_another_stack_name_the_stack_in_use(play: Play, tmp_path: Path) -> None:
+    folder = str(toy_adapter(tmp_path / "pirate", 1))
+
+    async def scene(s: Scene) -> None:
+        session_id = await s.asked("hi")
+        turn, model = await s.last(session_id), s.workbench.supervisor.running
+        assert model is not None
+        at = own_tokens(turn)[2]
+
+        async def stale() -> str:
+            drawing = await s.workbench.drawing(session_id, turn.node_id, at)
+            assert drawing is not None
+            assert drawing.can_ask == (drawing.stale == "")
+            return drawing.stale
+
+        # given an answer of the base: when the session gets an adapter
+        await s.workbench.add_adapter(session_id, folder)
+        assert await stale() == f"{model.info.name} with the adapters pirate × 1"
+        await s.workbench.set_adapters(session_id, [AdapterChoice(folder, "pirate", 0.25)])
+        assert await stale() == f"{model.info.name} with the adapters pirate × 0.25"
+        # then an answer under it is stale when it is off
+        await s.workbench.regenerate(session_id, turn.node_id)
+        turn = await s.last(session_id)
+        assert await stale() == ""
+        await s.workbench.set_adapters(session_id, [AdapterChoice(folder, "pirate", 0.25, False)])
+        assert await stale() == f"{model.info.name} with no adapters"
+
+    play(scene)
+
+
 def test_an_adapter_that_cannot_be_used_is_refused_and_not_put_on(play: Play, tmp_path: Path) -> None:
     async def scene(s: Scene) -> None:
         session_id = await s.new()
