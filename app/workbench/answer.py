@@ -35,6 +35,7 @@ class Answer:
     given: Given = field(default_factory=lambda: Given(EMPTY, None))
     options: GenerationOptions = field(default_factory=GenerationOptions)  # how it is drawn, the model's own say included
     began: float = field(default_factory=time.monotonic)  # when there was a model to ask
+    seed: int | None = None  # drawn for it alone, where the chosen one would say the same again
     stopping: bool = False
     finish: str = "cancelled"
     incomplete: bool = False  # the model ended it before it had its form

@@ -247,8 +247,9 @@ class Answers:
             answer.made_with = {**answer.repeats.made, "options": plain_options(answer.options)}
             return answer.options
         layer = asked.session if speaker.adapters is None else {**asked.session, "adapters": speaker.adapters}
-        resolved = speaker.model.resolve_options(self._call, session=layer, preset=answer.options)
-        chosen = [asked.preset.seed, asked.session.get("seed"), self._call.get("seed")] != [None] * 3
+        call = self._call if answer.seed is None else {**self._call, "seed": answer.seed}
+        resolved = speaker.model.resolve_options(call, session=layer, preset=answer.options)
+        chosen = answer.seed is None and [asked.preset.seed, asked.session.get("seed"), self._call.get("seed")] != [None] * 3
         answer.made_with = made_with(resolved, speaker, asked.adapters, seed_was_chosen=chosen)
         return resolved.options
 

@@ -18,7 +18,7 @@ from app.workbench.copying import Copies
 from app.workbench.ending import CUTS, Ending, stats_of
 from app.workbench.fan import Endings, Fan
 from app.workbench.growing import EMPTY
-from app.workbench.making import found_with, plain_options
+from app.workbench.making import found_with, next_branch, plain_options
 from app.workbench.points import point
 from app.workbench.prompt import check_tokens
 from app.workbench.recorder import Recorder, ended_by
@@ -152,8 +152,10 @@ class Fans:
             raise Refusal("the temperature is 0: all would say the same. Ask for beams, or give it some warmth")
         if options.grammar is not None:
             options = replace(options, grammar_prefix=said(fan))
+        first = max(options.branch, next_branch(fan.session.tree.nodes.values(), options.seed))
+        options = replace(options, branch=first)
         claimed.strands = fan.strands
-        strands = [await self._strand(fan, speaker, replace(options, branch=k)) for k in range(fan.wanted)]
+        strands = [await self._strand(fan, speaker, replace(options, branch=first + k)) for k in range(fan.wanted)]
         for strand in strands:
             strand.made_with = {**claimed.made_with, "options": plain_options(strand.options)}
             strand.prompt = len(prompt)

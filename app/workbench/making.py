@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
@@ -101,6 +101,20 @@ def _plain(value: Any) -> Any:
     return value
 
 
+def next_branch(nodes: Iterable[NodeRow], seed: int | None) -> int:
+    """The first number of a branch that no stored answer was drawn with under a seed: its draws are none of theirs."""
+    taken = (_branch_under(node, seed) for node in nodes)
+    return max((branch + 1 for branch in taken if branch is not None), default=0)
+
+
+def _branch_under(node: NodeRow, seed: int | None) -> int | None:
+    made = node.stats.get(MADE)
+    options = made.get("options") if isinstance(made, Mapping) else None
+    said = options if isinstance(options, Mapping) else node.stats
+    branch = said.get("branch", 0)
+    return branch if seed is not None and said.get("seed") == seed and isinstance(branch, int) else None
+
+
 # ---- once more --------------------------------------------------------------------------------------------------------
 
 
@@ -136,7 +150,8 @@ def refusal(node: NodeRow, speaker: Speaker | LanguageModel | None = None) -> st
         return changed if isinstance(speaker, Speaker) else ""
     name, engine = made.get("model"), made.get("backend")
     if model.info.kv_fingerprint == made.get("base"):
-        return f"this answer was made with {stack_words(made.get('adapters'))}, now it would be {stack_words(model.info.lora_stack)}"
+        was, now = stack_words(made.get("adapters")), stack_words(model.info.lora_stack)
+        return f"this answer was made with {was}, now it would be {now}"
     if (name, engine) == (model.info.name, model.info.backend):
         return f"this answer was made by {name} with other weights or another precision than it has now"
     return (

@@ -19,7 +19,7 @@ from app.workbench.sessions import Sessions
 from app.workbench.setup.beginning import Beginning, left_out
 from app.workbench.tokenise import Tokeniser
 from app.workbench.vocabulary import Vocabulary
-from runtime import Finish, InvalidRequestError, clean_text
+from runtime import Finish, InvalidRequestError, clean_text, fresh_seed
 from storage import NewNode, NodeRow, StoreError
 from ui import Event, Refusal, SessionChanged, SessionsChanged
 
@@ -131,7 +131,7 @@ class Turns:
             await self._go_on(answer, target.place(new), Given(picked, node.kv_fingerprint))
 
     async def regenerate(self, session_id: int, node_id: int) -> None:
-        """Another answer beside the model's turn."""
+        """Another answer beside the model's turn; with a seed of its own, also where one was chosen for the session."""
         session = self._sessions.opened(session_id)
         opening = session.tree.opening(self._node(session, node_id))
         if opening.role != "assistant":
@@ -143,6 +143,7 @@ class Turns:
         session, failed = target.session, target.of(node_id)
         with self._answers.claim(session) as answer:
             await self._answers.settle(session)
+            answer.seed = fresh_seed()
             if len(header):
                 await self._go_on(answer, new, Given(header, opening.kv_fingerprint), instead_of=failed)
             else:

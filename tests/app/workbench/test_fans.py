@@ -95,7 +95,7 @@ def test_a_column_says_what_a_stream_of_its_own_would_say(play: Play) -> None:
         for branch, column in enumerate(last_columns(s).columns):
             (stats,) = [n.stats for n in (await s.store.load_session(session_id)).nodes if n.id == column.node_id]
             options = GenerationOptions.from_mapping(stats["made"]["options"])
-            assert (options.branch, options.seed) == (branch, OPTIONS.seed)
+            assert (options.branch, options.seed) == (1 + branch, OPTIONS.seed)  # the answer itself is branch 0
             alone = [record.token_id async for record in model.generate(prompt, options)]
             assert alone == column.run.ids.tolist()
             # and what is known of how it was drawn draws it again from a whole row
@@ -188,16 +188,37 @@ def test_while_columns_stream_it_is_known_how_they_are_drawn(play: Play) -> None
         s.workbench.stop(session_id)
         await work
         ended = [await s.workbench.drawing(session_id, column.node_id, at + 1) for column in columns]
-        for one, other in zip(live, ended, strict=True):
-            assert one is not None
-            assert other is not None
+        known = [(one, other) for one, other in zip(live, ended, strict=True) if one is not None and other is not None]
+        assert len(known) >= 2  # one may not have said so much yet
+        for one, other in known:
             assert one.seed is not None
             assert one.sampling is not None
             assert one.sampling.temperature == 0.8
             assert (one.seed, one.branch, one.sampling) == (other.seed, other.branch, other.sampling)
-        assert len({one.branch for one in live if one is not None}) == 3
+        assert len({one.branch for one, _ in known}) == len(known)
 
     play(scene, engine=engine)
+
+
+@pytest.mark.parametrize("place", [0, 4])
+def test_under_a_chosen_seed_continuations_are_no_copies(play: Play, place: int) -> None:
+    async def scene(s: Scene) -> None:
+        session_id = await s.new()
+        await s.workbench.set_option(session_id, "seed", 7)
+        await s.workbench.send(session_id, "where to?")
+        old = await s.last(session_id)
+        at = own_tokens(old)[place]
+        said = [old.run.ids[at:].tolist()]
+        for _ in range(2):  # the second time as the first
+            await s.workbench.continue_many(session_id, old.node_id, at, 2)
+            said += [column.run.ids.tolist() for column in last_columns(s).columns]
+        # then none says what another one says, although all share the seed
+        beginnings = {tuple(ids[: 12 - place]) for ids in said}
+        assert len(beginnings) == len(said) == 5
+        made = [n.stats["made"]["options"] for n in (await s.store.load_session(session_id)).nodes if "made" in n.stats]
+        assert [(options["seed"], options["branch"]) for options in made] == [(7, branch) for branch in range(5)]
+
+    play(scene, options=GenerationOptions(max_tokens=12, sampling=SamplingOptions(temperature=1.5)))
 
 
 @pytest.mark.parametrize("stops", [1, 3])
