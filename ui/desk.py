@@ -12,12 +12,14 @@ from typing import Any
 
 from PySide6.QtCore import QObject, Signal
 
-from ui.drawing_port import Columns, ColumnsChanged, ColumnTokens
 from ui.events import EventQueue
-from ui.made import Made
 from ui.port import (
+    Columns,
+    ColumnsChanged,
+    ColumnTokens,
     EngineState,
     Event,
+    Made,
     SessionChanged,
     SessionCopied,
     SessionsChanged,

@@ -10,10 +10,19 @@ from PySide6.QtWidgets import QMainWindow
 from runtime import Origin, TokenRun
 from ui.actions import Actions
 from ui.desk import Desk
-from ui.drawing_port import Columns
 from ui.frame import Frame
-from ui.port import Composition, EngineState, ModelChoice, SessionSummary, SessionView, StatusView, TurnStatus, TurnView
-from ui.port_shelf import FolderView
+from ui.port import (
+    Columns,
+    Composition,
+    EngineState,
+    FolderView,
+    ModelChoice,
+    SessionSummary,
+    SessionView,
+    StatusView,
+    TurnStatus,
+    TurnView,
+)
 from ui.theme.palette import Palette
 from ui.theme.scheme import current_theme
 from ui.transcript import Measure, Mode

@@ -12,9 +12,8 @@ from PySide6.QtCore import QObject, Qt
 from PySide6.QtWidgets import QFileDialog, QWidget
 
 from ui.desk import Desk
-from ui.port import Workbench
+from ui.port import ExportKind, ImportResult, Workbench
 from ui.status import StatusBar
-from ui.transfers import ExportKind, ImportResult
 from ui.widgets import Notice
 
 _UNSAFE = re.compile(r'[\x00-\x1f/\\:*?"<>|]+')

@@ -16,9 +16,7 @@ from ui.about import AboutBox
 from ui.actions import Actions, connect, copy_focused
 from ui.desk import Desk
 from ui.frame import Frame
-from ui.port import Workbench
-from ui.port_settings import AppSettings
-from ui.port_setup import SessionSetup, TextFile
+from ui.port import AppSettings, SessionSetup, TextFile, Workbench
 from ui.settings import SettingsWindow
 from ui.setup import MODEL, SAMPLING, SetupDesk, SetupPopover
 from ui.shown import typed_text
