@@ -106,7 +106,7 @@ class Transfers(QObject):
     async def _import(self, path: Path) -> None:
         result = await self._workbench.import_file(path, self._status.transfer.show_progress)
         self._notice.say(self._told(result, path))
-        self._desk.search("")
+        self._desk.sessions.search("")
         if result.sessions:
             self._desk.open(result.sessions[0])
 
