@@ -186,10 +186,10 @@ class Stage(QObject):
     def _move_meter(self) -> None:
         """By lengths alone; the engine is asked once the answer has ended."""
         if self._desk.shown is not None and self._desk.running:
-            self._parts.composer.show_growth(self._desk.shown.length - self._counted_length)
+            self._parts.composer.meter.show_growth(self._desk.shown.length - self._counted_length)
 
     def _show_cost(self, composition: Composition) -> None:
-        self._parts.composer.show_cost(composition)
+        self._parts.composer.meter.show_cost(composition)
         self._counted_length = self._desk.shown.length if self._desk.shown is not None else 0
 
     def _show_left_out(self, count: int) -> None:

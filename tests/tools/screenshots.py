@@ -178,7 +178,7 @@ async def form(window: MainWindow, _: AppWorkbench, folder: Path, name: str) -> 
 async def large_text(window: MainWindow, workbench: AppWorkbench, folder: Path, name: str) -> None:
     """Conversations at 150 %, the context meter open."""
     window.apply(AppSettings(scheme=Scheme.DARK.value, text_percent=150))
-    window.parts.composer.panel.show()
+    window.parts.composer.meter.panel.show()
     await settled(window)
     window.grab().save(str(folder / f"{name}.png"))
 
