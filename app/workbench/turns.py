@@ -77,7 +77,7 @@ class Turns:
             node = await self._sessions.add(session, NewNode(session.id, user.id, "assistant", status="open"))
             await self._sessions.drop_failed(session, failed)
             if session.title == UNTITLED:
-                await self._sessions.rename(session.id, " ".join(text.split())[:TITLE_LENGTH])
+                await self._sessions.rename(session.id, title_of(text))
             self._tell(SessionsChanged())
             await self._stream(answer, node, partial(self._tokeniser.after_user, session, node))
 
@@ -223,3 +223,13 @@ class Turns:
         if node is None:
             raise Refusal(GONE)
         return node
+
+
+def title_of(text: str) -> str:
+    """A session's title from its first words: one line, ended between words where there are any."""
+    words = " ".join(text.split())
+    if len(words) <= TITLE_LENGTH:
+        return words
+    cut = words[: TITLE_LENGTH - 1]
+    between = cut.rfind(" ")
+    return (cut[:between] if between > TITLE_LENGTH // 2 else cut).rstrip() + "…"

@@ -7,6 +7,7 @@ import asyncio
 import numpy as np
 import pytest
 
+from app.workbench.turns import title_of
 from runtime import Finish, GenerationOptions, Origin, SamplingOptions, TokenRun, load
 from tests.app.workbench.conftest import Play
 from tests.app.workbench.scene import Engine, Scene, own_tokens, rows, words
@@ -137,7 +138,7 @@ def eos_soon() -> GenerationOptions:
 def test_the_title_is_the_first_message_unless_somebody_named_the_session(play: Play) -> None:
     async def scene(s: Scene) -> None:
         session_id = await s.asked("  where  to\ngo, " + "x" * 100)
-        assert (await s.view(session_id)).title == ("where to go, " + "x" * 100)[:60]
+        assert (await s.view(session_id)).title == ("where to go, " + "x" * 100)[:59] + "…"
         named = await s.new()
         await s.workbench.rename_session(named, "Trip")
         await s.workbench.send(named, "hello")
@@ -271,3 +272,19 @@ def test_a_draft_is_counted_once_the_engine_runs(play: Play) -> None:
         assert counted.context_used == len(await s.path_ids(session_id)) + len("draft ") + 3
 
     play(scene)
+
+
+@pytest.mark.parametrize(
+    ("text", "title"),
+    [
+        ("Rain?", "Rain?"),
+        ("two\n\nlines", "two lines"),
+        (
+            "Tell me in three sentences why rain smells good. Then list five",
+            "Tell me in three sentences why rain smells good. Then list…",
+        ),
+        ("下" * 80, "下" * 59 + "…"),
+    ],
+)
+def test_a_title_ends_between_words(text: str, title: str) -> None:
+    assert title_of(text) == title
