@@ -19,12 +19,13 @@ from app.workbench.answer import Answer, last_message, live_stats
 from app.workbench.ending import CUTS, Ending, stats_of
 from app.workbench.growing import EMPTY
 from app.workbench.making import made_with, plain_options, refusal, stack_made_with
+from app.workbench.path_tokens import content_of
 from app.workbench.pick import began, leading_template
 from app.workbench.prompt import check_tokens
 from app.workbench.recorder import Recorder, ended_by
 from app.workbench.refusals import BUSY
 from app.workbench.scoring import score_prompt
-from app.workbench.session import OpenSession, content_of
+from app.workbench.session import OpenSession
 from app.workbench.setup.adapters import bring
 from app.workbench.setup.setups import Asked, Setups
 from app.workbench.speaker import Speaker

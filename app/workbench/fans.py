@@ -19,11 +19,11 @@ from app.workbench.ending import CUTS, Ending, stats_of
 from app.workbench.fan import Endings, Fan
 from app.workbench.growing import EMPTY
 from app.workbench.making import plain_options
+from app.workbench.path_tokens import content_of
 from app.workbench.points import point
 from app.workbench.prompt import check_tokens
 from app.workbench.recorder import Recorder, ended_by
 from app.workbench.scoring import score_prompt
-from app.workbench.session import content_of
 from app.workbench.sessions import Sessions
 from app.workbench.speaker import Speaker
 from app.workbench.tokenise import Tokeniser

@@ -7,7 +7,6 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 
 from app.supervisor import Supervisor
-from app.workbench.pruning import load_pruned
 from app.workbench.refusals import GONE, stored
 from app.workbench.session import UNTITLED, OpenSession
 from app.workbench.setup.adapters import stack_of_session
@@ -65,7 +64,6 @@ class Sessions:
         session = self._open.get(session_id)
         if session is None:
             session = OpenSession(await stored(self._store.load_session(session_id)))
-            session.pruned = await load_pruned(self._store, session_id)
             session = self._open.setdefault(session_id, session)  # somebody else may have opened it meanwhile
         await self._load_path(session)
         await self._setups.load(session)

@@ -11,10 +11,11 @@ from app.workbench.answers import Answers, Prepare
 from app.workbench.copying import Copies
 from app.workbench.growing import EMPTY
 from app.workbench.making import Repeat, refusal
+from app.workbench.path_tokens import content_of
 from app.workbench.pick import began, leading_template, pick
 from app.workbench.points import beside
 from app.workbench.refusals import BUSY, GONE
-from app.workbench.session import UNTITLED, OpenSession, content_of
+from app.workbench.session import UNTITLED, OpenSession
 from app.workbench.sessions import Sessions
 from app.workbench.setup.beginning import Beginning, left_out
 from app.workbench.tokenise import Tokeniser

@@ -173,7 +173,7 @@ class AppWorkbench(SetupMembers, ShelfMembers, TransferMembers, DrawingMembers):
         """Hides a branch in the outline and among the variants, or shows it again."""
         session = self._sessions.opened(session_id)
         self._answers.check_idle(session_id)
-        await prune(self._store, session, (node_id, start), self._sessions.move, pruned=pruned)
+        await prune(self._setups, session, (node_id, start), self._sessions.move, pruned=pruned)
         self._tell(SessionChanged(session.view()))
         self._refresh_status()
 
