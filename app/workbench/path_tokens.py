@@ -32,7 +32,7 @@ class PathTokens:
 
     def unread(self, segments: Iterable[Segment]) -> list[int]:
         """Nodes whose tokens were not read yet, in order; one that is being written has them here, not on the disk."""
-        ids = (segment.node.id for segment in segments)
+        ids = dict.fromkeys(segment.node.id for segment in segments)
         return [i for i in ids if i not in self.runs and i not in self.states]
 
     def add_tokens(self, chunks: Mapping[int, Sequence[StoredChunk]]) -> None:

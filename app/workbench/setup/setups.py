@@ -228,6 +228,9 @@ class Setups:
             if any(adapter.name == name and adapter.loaded for adapter in model.info.adapters):  # type: ignore[union-attr]  # see above
                 try:
                     await model.unload_adapter_async(name)  # type: ignore[union-attr]  # see above
+                except EngineDiedError:  # and every adapter with it
+                    await self._supervisor.died(model)  # type: ignore[arg-type]  # see above
+                    return
                 except RuntimeFault as fault:
                     log.info("adapter %s stays loaded: %s", name, fault)
 

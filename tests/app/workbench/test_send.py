@@ -137,7 +137,7 @@ def eos_soon() -> GenerationOptions:
 def test_the_title_is_the_first_message_unless_somebody_named_the_session(play: Play) -> None:
     async def scene(s: Scene) -> None:
         session_id = await s.asked("  where  to\ngo, " + "x" * 100)
-        assert (await s.view(session_id)).title == ("where to go, " + "x" * 100)[:60]
+        assert (await s.view(session_id)).title == ("where to go, " + "x" * 100)[:59] + "…"
         named = await s.new()
         await s.workbench.rename_session(named, "Trip")
         await s.workbench.send(named, "hello")
