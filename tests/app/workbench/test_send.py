@@ -271,3 +271,12 @@ def test_a_draft_is_counted_once_the_engine_runs(play: Play) -> None:
         assert counted.context_used == len(await s.path_ids(session_id)) + len("draft ") + 3
 
     play(scene)
+
+
+def test_a_long_first_message_gives_a_title_of_whole_words(play: Play) -> None:
+    async def scene(s: Scene) -> None:
+        session_id = await s.asked("tell me in three sentences why rain smells good, then list five words")
+        title = (await s.view(session_id)).title
+        assert title == "tell me in three sentences why rain smells good, then list…"
+
+    play(scene)
