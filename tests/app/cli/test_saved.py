@@ -120,7 +120,7 @@ def test_a_locked_data_folder_does_not_stop_a_plain_ask_or_reading(elsewise: Els
 
 
 def test_an_answer_that_fails_keeps_the_message_and_exits_1(elsewise: Elsewise, monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing(*_: object) -> None:
+    def missing(*_: object, **__: object) -> None:
         raise ModelLoadError("no model; fetch it with: elsewise models get smollm2")
 
     monkeypatch.setattr(saved, "load_model", missing)
