@@ -7,7 +7,6 @@ import asyncio
 import numpy as np
 import pytest
 
-from app.workbench.turns import title_of
 from runtime import Finish, GenerationOptions, Origin, SamplingOptions, TokenRun, load
 from tests.app.workbench.conftest import Play
 from tests.app.workbench.scene import Engine, Scene, own_tokens, rows, words
@@ -274,17 +273,10 @@ def test_a_draft_is_counted_once_the_engine_runs(play: Play) -> None:
     play(scene)
 
 
-@pytest.mark.parametrize(
-    ("text", "title"),
-    [
-        ("Rain?", "Rain?"),
-        ("two\n\nlines", "two lines"),
-        (
-            "Tell me in three sentences why rain smells good. Then list five",
-            "Tell me in three sentences why rain smells good. Then list…",
-        ),
-        ("下" * 80, "下" * 59 + "…"),
-    ],
-)
-def test_a_title_ends_between_words(text: str, title: str) -> None:
-    assert title_of(text) == title
+def test_a_long_first_message_gives_a_title_of_whole_words(play: Play) -> None:
+    async def scene(s: Scene) -> None:
+        session_id = await s.asked("tell me in three sentences why rain smells good, then list five words")
+        title = (await s.view(session_id)).title
+        assert title == "tell me in three sentences why rain smells good, then list…"
+
+    play(scene)
