@@ -149,7 +149,7 @@ class Restores:
         self._read_on(restore)
 
     def _fitting(self, restore: Restore, links: Sequence[Link]) -> list[Link]:
-        """The blocks for which there is room beside the whole path in its workspace; up to a checkpoint, all or none."""
+        """The blocks for which there is room beside the path in its workspace; a checkpoint with all before it, or none."""
         prefill, backend, room = restore.prefill, self._cache.backend, self._cache.room
         pack = prefill.workspace.pack
         slots = prefill.workspace.held + prefill.total - prefill.at

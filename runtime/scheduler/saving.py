@@ -135,9 +135,10 @@ class Savings:
         """Shorter blocks that this process wrote or read where the path has longer ones now."""
         gone: list[bytes] = []
         for cell in grid:
-            lengths = sorted(self._tips.get((cell.parent, cell.namespace), ()))
-            # where that was another path through this cell, it is a name that nobody has
-            gone += [cell.link(length).key for length in lengths if length < len(cell.ids)]
+            place = cell.parent, cell.namespace
+            lengths = self._tips.get(place)
+            shorter = (length for length in sorted(lengths or ()) if length < len(cell.ids))
+            gone.extend(cell.link(length).key for length in shorter)  # of another path through this cell: a key nobody has
         return gone
 
     def note_tip(self, link: Link) -> None:

@@ -87,8 +87,13 @@ def test_adapters_have_blocks_of_their_own(backend: str, options: BlockOptions, 
     act = save_adapter(tmp_path / "act", "llama", seed=3, alora_invocation_tokens=INVOCATION)
     prefix = plain(1, 100)
     invoked = [*prefix, *INVOCATION, *plain(2, 40)]
-    asked: list[tuple[list[int], Adapters]] = [(prefix, stack) for stack in ((), [one.name], [(one.name, 0.5)], [two.name])]
-    asked.append((invoked, ["act"]))
+    asked: list[tuple[list[int], Adapters]] = [
+        (prefix, ()),
+        (prefix, [one.name]),
+        (prefix, [(one.name, 0.5)]),
+        (prefix, [two.name]),
+        (invoked, ["act"]),
+    ]
     with load(tiny_path("llama"), backend=backend, blocks=options) as model:
         for folder in (one, two, act):
             model.load_adapter(model.add_adapter(folder))
