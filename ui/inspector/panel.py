@@ -58,11 +58,6 @@ class Inspector(QWidget):
         self._path_turns, self._how_made = turns, how_made
         self._refresh_path()
 
-    @property
-    def shows_path(self) -> bool:
-        """The path's numbers can be seen."""
-        return self.isVisible() and self._stack.currentIndex() == 1
-
     def show_status(self, status: StatusView) -> None:
         """Shows the cache's numbers."""
         self.cache.show_status(status)
