@@ -16,8 +16,7 @@ from ui.drafts import NEW, Draft, Drafts
 from ui.file_chips import FileChips
 from ui.file_text import with_files
 from ui.overflow_bar import OverflowBar
-from ui.port import Composition
-from ui.port_setup import TextFile
+from ui.port import Composition, TextFile
 from ui.theme.fonts import interface_font
 from ui.transcript.visible import one_line, utf16_length
 from ui.widgets import ElidedLabel, IconButton, Notice

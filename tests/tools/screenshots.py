@@ -89,7 +89,7 @@ async def branch_with_tree(window: MainWindow, bench: AppWorkbench, folder: Path
     """Another branch of the sample, chosen in the outline."""
     assert window.desk.shown is not None
     other = next(row for row in window.desk.shown.view.branches if row.depth and not row.on_path)
-    window.desk.select(other.node_id)
+    window.desk.tree.select(other.node_id)
     await settled(window)
     turn = answers(window)[0]
     picked = next(i for i in range(len(turn.run)) if int(turn.run.origin[i]) == Origin.PICKED)

@@ -10,8 +10,8 @@ from PySide6.QtWidgets import QFrame, QHBoxLayout, QPushButton, QVBoxLayout, QWi
 
 from runtime import TokenRun
 from ui.columns.text import ColumnText
-from ui.drawing_port import Column
 from ui.numbers import UNKNOWN, nats, signed
+from ui.port import Column
 from ui.theme.fonts import interface_font
 from ui.transcript.measure import Measure
 from ui.widgets import ElidedLabel, Label

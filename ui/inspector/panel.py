@@ -12,8 +12,7 @@ from ui.inspector.cache import CacheTab
 from ui.inspector.path import PathTab
 from ui.inspector.token import TokenTab, Vocabulary
 from ui.inspector.why_tab import WhyTab
-from ui.made import Made
-from ui.port import StatusView, TurnView
+from ui.port import Made, StatusView, TurnView
 from ui.shown import Spot
 from ui.theme.fonts import interface_font
 

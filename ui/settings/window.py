@@ -11,8 +11,7 @@ from PySide6.QtWidgets import QButtonGroup, QFrame, QHBoxLayout, QPushButton, QS
 from ui.desk import Desk
 from ui.legend import name_of
 from ui.parts import Page, button, row, words
-from ui.port import Workbench
-from ui.port_settings import SettingsView
+from ui.port import SettingsView, Workbench
 from ui.settings.rows import Rows
 from ui.status import size
 from ui.theme.fonts import interface_font

@@ -16,7 +16,7 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from ui.port_setup import SessionSetup
+from ui.port import SessionSetup
 from ui.setup.desk import Change, SetupDesk
 from ui.setup.form_page import FormPage
 from ui.setup.model_page import ModelPage

@@ -1,4 +1,4 @@
-"""The part of the workbench that is about what a session is set to (`ui.port_setup.SetupCommands`)."""
+"""The part of the workbench that is about what a session is set to (`ui.SetupCommands`)."""
 
 from __future__ import annotations
 
