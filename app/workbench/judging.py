@@ -35,4 +35,4 @@ def judge(answer: Answer) -> None:
         answer.overflow = answer.hopeless = True
     elif not isinstance(error, RuntimeFault | StoreError | Refusal):
         log.error("an answer failed", exc_info=error)
-        answer.message = f"something went wrong ({error}); what was said is kept. The details are in the log"
+        answer.message = f"something went wrong ({error}); your text is kept. The details are in the log"
