@@ -25,7 +25,6 @@ from app.workbench.recorder import Recorder, ended_by
 from app.workbench.refusals import BUSY
 from app.workbench.scoring import score_prompt
 from app.workbench.session import OpenSession, content_of
-from app.workbench.setup.adapters import bring
 from app.workbench.setup.setups import Asked, Setups
 from app.workbench.speaker import Speaker
 from runtime import (
@@ -103,6 +102,11 @@ class Answers:
             del self.running[session.id]
             if not self.running:
                 self._idle.set()
+            self._setups.free(answer.stack)
+
+    def use_adapter(self, folder: str) -> bool:
+        """Whether one of them has it on its stack."""
+        return any(choice.folder == folder for answer in self.running.values() for choice in answer.stack)
 
     def check_idle(self, session_id: int) -> None:
         """Refuses where an answer is in work."""
@@ -113,17 +117,18 @@ class Answers:
         """How the answer is drawn that is being written into a node; None where none is."""
         return next((answer.options for answer in self.running.values() if answer.node_id == node_id), None)
 
-    async def speaker(self, session: OpenSession, model: LanguageModel) -> Speaker:
-        """The model under the adapters of a session, which are brought in.
+    async def speaker(self, answer: Answer, model: LanguageModel) -> Speaker:
+        """The model under the adapters of a session, which are brought in, and stay to the answer's end.
 
         Raises:
             RuntimeFault: One of them cannot be used.
         """
-        return Speaker.of(model, await bring(model, self._setups.asked(session).adapters))
+        answer.stack = self._setups.asked(answer.session).adapters
+        return Speaker.of(model, await self._setups.bring(model, answer.stack))
 
     def options_for(self, answer: Answer, speaker: Speaker) -> GenerationOptions:
         """How this model draws an answer that is none of `run`'s; `made_with` says so, too."""
-        asked = self._setups.asked(answer.session)
+        asked = replace(self._setups.asked(answer.session), adapters=answer.stack)
         answer.options = seeded(asked.preset)
         return self._settled(answer, asked, speaker)
 
@@ -181,6 +186,7 @@ class Answers:
         if answer.repeats is not None:
             answer.options = answer.repeats.options
             asked = replace(asked, adapters=stack_made_with(answer.repeats.made))
+        answer.stack = asked.adapters
         self._tell(SessionChanged(answer.session.view()))
         answer.task = asyncio.create_task(self._stream(answer, asked, prepare), name=f"answer {node_id}")
         if answer.stopping:
@@ -204,7 +210,7 @@ class Answers:
         finally:
             if session.notes.get(node_id) == STARTING:
                 del session.notes[node_id]
-        speaker = Speaker.of(model, await bring(model, asked.adapters))
+        speaker = Speaker.of(model, await self._setups.bring(model, asked.adapters))
         options = answer.options = self._settled(answer, asked, speaker)
         self._tell(TurnChanged(session.id, session.last_turn()))
         segments = session.tree.path(node_id)

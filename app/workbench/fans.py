@@ -123,7 +123,7 @@ class Fans:
         fan.note, fan.began = "", time.monotonic()
         self._supervisor.busy(True)
         self._show(fan)
-        speaker = await self._answers.speaker(fan.session, model)
+        speaker = await self._answers.speaker(claimed, model)
         segments = fan.segments()
         check_tokens(model, fan.session, segments)
         assert fan.new.parent_id is not None  # it goes on from an answer, or stands beside one

@@ -86,7 +86,7 @@ class AppWorkbench(SetupMembers, ShelfMembers, TransferMembers, DrawingMembers):
         self.vocabulary = Vocabulary(store)
         self._listeners: list[Callable[[Event], None]] = []
         self._tasks: set[asyncio.Task[object]] = set()
-        self._setups = Setups(store, supervisor, preset, call)
+        self._setups = Setups(store, supervisor, preset, call, self._free_adapters)
         self._sessions = Sessions(store, supervisor, self._setups, self._tell)
         self._keeper = Keeper(supervisor)
         self._answers = Answers(store, supervisor, self._setups, call, self._tell, self._refresh_status, self._keeper.keep)

@@ -1,0 +1,139 @@
+"""Adapters of sessions while answers run under them: nobody loses one that is in use, and nobody keeps one for nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from app.workbench.setup.adapters import engine_name
+from runtime import LanguageModel
+from runtime.backends.fake import Behaviour
+from tests.app.workbench.conftest import Play
+from tests.app.workbench.scene import Engine, Scene, until, words
+from tests.fakes import Gate
+from tests.runtime.adapters.test_changes import toy_adapter
+from ui import AdapterChoice, ColumnTokens, TurnStatus
+
+
+def running(s: Scene) -> LanguageModel:
+    model = s.workbench.supervisor.running
+    assert model is not None
+    return model
+
+
+def loaded(s: Scene) -> int:
+    return sum(adapter.loaded for adapter in running(s).info.adapters)
+
+
+async def settle() -> None:
+    """As long as an unload takes that somebody has asked for."""
+    for _ in range(20):
+        await asyncio.sleep(0.005)
+
+
+async def dressed(s: Scene, folder: str) -> int:
+    session_id = await s.new()
+    await s.workbench.add_adapter(session_id, folder)
+    return session_id
+
+
+def test_an_answer_keeps_an_adapter_that_is_taken_off_the_stack(play: Play, tmp_path: Path) -> None:
+    folder = str(toy_adapter(tmp_path / "pirate", 1))
+
+    async def scene(s: Scene) -> None:
+        first = await dressed(s, folder)
+        await s.workbench.send(first, "hi")
+        expected = (await s.last(first)).run.text
+        # given an answer that is about to be asked for, its prompt being read
+        taken = asyncio.Event()
+
+        def look(what: str) -> None:
+            if what == "score" and not taken.is_set():
+                taken.set()
+
+        s.engine.on_look = look
+        session_id = await dressed(s, folder)
+        await s.workbench.set_adapters(first, [])
+        sending = asyncio.create_task(s.workbench.send(session_id, "hi"))
+        await taken.wait()
+        # when it is taken off the stack
+        await s.workbench.set_adapters(session_id, [])
+        await sending
+        # then the answer is under it to its end, and afterwards its memory is free
+        turn = await s.last(session_id)
+        assert (turn.run.text, turn.note) == (expected, "reached the length limit")
+        await until(lambda: loaded(s) == 0)
+        # and the next answer is the base's
+        await s.workbench.regenerate(session_id, turn.node_id)
+        assert (await s.last(session_id)).run.text != expected
+
+    play(scene)
+
+
+def test_columns_keep_theirs_too(play: Play, tmp_path: Path) -> None:
+    folder = str(toy_adapter(tmp_path / "pirate", 1))
+
+    async def scene(s: Scene) -> None:
+        session_id = await dressed(s, folder)
+        await s.workbench.send(session_id, "hi")
+        last = await s.last(session_id)
+        s.engine.holds_after = 4
+        drawing = asyncio.create_task(s.workbench.continue_many(session_id, last.node_id, None, 2))
+        await until(lambda: any(isinstance(event, ColumnTokens) for event in s.events))
+        await s.workbench.set_adapters(session_id, [])
+        await settle()
+        assert loaded(s) == 1
+        s.workbench.stop(session_id)
+        await drawing
+        await until(lambda: loaded(s) == 0)
+
+    play(scene)
+
+
+def test_an_adapter_that_another_session_gives_up_meanwhile_is_there(play: Play, tmp_path: Path) -> None:
+    folder = str(toy_adapter(tmp_path / "pirate", 1))
+    gate = Gate()
+
+    async def scene(s: Scene) -> None:
+        first = await dressed(s, folder)
+        await s.workbench.send(first, "hi")
+        expected = (await s.last(first)).run.text
+        # given somebody who is no answer still uses it while it is given up
+        use = engine_name(AdapterChoice(folder, "pirate"))
+        gate.shut()
+        query = asyncio.create_task(running(s).next_token_logprobs(words("query"), adapters=((use, 1.0),)))
+        await until(gate.reached.is_set)
+        await s.workbench.set_adapters(first, [])
+        await settle()
+        # when another session takes it
+        second = await s.new()
+        taking = asyncio.create_task(s.workbench.add_adapter(second, folder))
+        await settle()
+        gate.open()
+        await query
+        await taking
+        await s.workbench.send(second, "hi")
+        # then its answers are under it
+        turn = await s.last(second)
+        assert (turn.run.text, turn.status) == (expected, TurnStatus.PARTIAL)
+        assert loaded(s) == 1
+
+    play(scene, engine=Engine(source=(Behaviour(before_forward=gate), None)))
+
+
+def test_an_adapter_brought_in_for_one_answer_goes_with_it(play: Play, tmp_path: Path) -> None:
+    folder = str(toy_adapter(tmp_path / "pirate", 1))
+
+    async def scene(s: Scene) -> None:
+        session_id = await dressed(s, folder)
+        await s.workbench.send(session_id, "hi")
+        turn = await s.last(session_id)
+        await s.workbench.set_adapters(session_id, [])
+        await until(lambda: loaded(s) == 0)
+        # when the answer is made exactly again
+        await s.workbench.regenerate_exactly(session_id, turn.node_id)
+        assert (await s.last(session_id)).run.text == turn.run.text
+        # then what it needed is free again
+        await until(lambda: loaded(s) == 0)
+
+    play(scene)
