@@ -96,7 +96,15 @@ class AppWorkbench(SetupMembers, ShelfMembers, TransferMembers, DrawingMembers):
         self._settings = SettingsKeeper(store, supervisor, self._setups.presets)
         self._composing = Composing(self._sessions, supervisor, self._answers, copies)
         self._fans = Fans(store, supervisor, self._sessions, copies, self._answers, tokeniser, self._tell, self._refresh_status)
-        self._drawn = Drawn(store, supervisor, self._sessions, self.vocabulary, self._answers.options_of, self._answers.model)
+        self._drawn = Drawn(
+            store,
+            supervisor,
+            self._sessions,
+            self.vocabulary,
+            self._answers.options_of,
+            self._answers.model,
+            self._setups.speaker,
+        )
         self.status = StatusView(EngineState.NONE)
         supervisor.subscribe(self._refresh_status)
 

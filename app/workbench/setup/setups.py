@@ -16,7 +16,7 @@ from app.workbench.setup.adapters import bring, engine_name, lines, stack_of
 from app.workbench.setup.presets import Presets
 from app.workbench.setup.tools import names_of, read_tools
 from app.workbench.setup.values import MOST_ADAPTERS, OPTIONS, SessionValues, grammar_of, read_values
-from app.workbench.speaker import Stack
+from app.workbench.speaker import Speaker, Stack
 from runtime import (
     EngineDiedError,
     GenerationOptions,
@@ -233,6 +233,14 @@ class Setups:
             return stack_of(choices)
         async with self._moving:
             return await bring(model, choices)
+
+    async def speaker(self, session: OpenSession, model: LanguageModel) -> Speaker:
+        """The model under the adapters of a session, for a query.
+
+        Raises:
+            RuntimeFault: One of them cannot be used.
+        """
+        return Speaker.of(model, await self.bring(model, values_of(session).adapters))
 
     async def require(self, model: LanguageModel, choices: Sequence[AdapterChoice]) -> None:
         """Brings adapters in before anything is changed.

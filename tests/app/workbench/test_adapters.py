@@ -9,7 +9,7 @@ from app.workbench.setup.adapters import engine_name
 from runtime import LanguageModel
 from runtime.backends.fake import Behaviour
 from tests.app.workbench.conftest import Play
-from tests.app.workbench.scene import Engine, Scene, until, words
+from tests.app.workbench.scene import Engine, Scene, alternative, own_tokens, until, words
 from tests.fakes import Gate
 from tests.runtime.adapters.test_changes import toy_adapter
 from ui import AdapterChoice, ColumnTokens, TurnStatus
@@ -107,12 +107,16 @@ def test_an_adapter_that_another_session_gives_up_meanwhile_is_there(play: Play,
         await settle()
         # when another session takes it
         second = await s.new()
-        taking = asyncio.create_task(s.workbench.add_adapter(second, folder))
+
+        async def take() -> None:
+            await s.workbench.add_adapter(second, folder)
+            await s.workbench.send(second, "hi")
+
+        taking = asyncio.create_task(take())
         await settle()
         gate.open()
         await query
         await taking
-        await s.workbench.send(second, "hi")
         # then its answers are under it
         turn = await s.last(second)
         assert (turn.run.text, turn.status) == (expected, TurnStatus.PARTIAL)
@@ -137,3 +141,33 @@ def test_an_adapter_brought_in_for_one_answer_goes_with_it(play: Play, tmp_path:
         await until(lambda: loaded(s) == 0)
 
     play(scene)
+
+
+def test_what_is_asked_of_a_token_is_asked_under_its_adapters_also_after_a_restart(play: Play, tmp_path: Path) -> None:
+    folder = str(toy_adapter(tmp_path / "pirate", 1))
+
+    async def look(s: Scene, session_id: int) -> tuple[object, ...]:
+        turn = await s.last(session_id)
+        place = own_tokens(turn)[3]
+        drawing = await s.workbench.drawing(session_id, turn.node_id, place)
+        assert drawing is not None
+        row = await s.workbench.whole_row(session_id, turn.node_id, place)
+        words = await s.workbench.preview(session_id, turn.node_id, place, alternative(turn, place), 3)
+        return drawing.stale, drawing.can_ask, row.tolist(), words
+
+    held: list[tuple[int, tuple[object, ...]]] = []
+
+    async def first(s: Scene) -> None:
+        session_id = await dressed(s, folder)
+        await s.workbench.send(session_id, "hi")
+        held.append((session_id, await look(s, session_id)))
+        assert held[0][1][:2] == ("", True)
+
+    async def second(s: Scene) -> None:
+        session_id, before = held[0]
+        await s.view(session_id)
+        await s.workbench.supervisor.model()  # it was started anew, and knows no adapter yet
+        assert await look(s, session_id) == before
+
+    play(first)
+    play(second, engine=Engine())
