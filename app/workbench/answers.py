@@ -102,11 +102,11 @@ class Answers:
             del self.running[session.id]
             if not self.running:
                 self._idle.set()
-            self._setups.free(answer.stack)
+            self._setups.free(answer.stack or ())
 
     def use_adapter(self, folder: str) -> bool:
         """Whether one of them has it on its stack."""
-        return any(choice.folder == folder for answer in self.running.values() for choice in answer.stack)
+        return any(choice.folder == folder for answer in self.running.values() for choice in answer.stack or ())
 
     def check_idle(self, session_id: int) -> None:
         """Refuses where an answer is in work."""
@@ -171,6 +171,14 @@ class Answers:
             return await self._supervisor.model()
         except RuntimeFault as fault:
             raise Refusal(not_loaded(fault)) from fault
+
+    async def require(self, made: Mapping[str, Any]) -> None:
+        """Brings in what an answer was made under, before anything is changed.
+
+        Raises:
+            Refusal: There is no model, or one of its adapters cannot be used.
+        """
+        await self._setups.require(await self.model(), stack_made_with(made) or ())
 
     async def run(self, answer: Answer, node_id: int, prepare: Prepare) -> None:
         """Streams the answer of an open node; returns when it has ended, however it did.

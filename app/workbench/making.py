@@ -27,7 +27,7 @@ NOTHING_MADE = "there is nothing to repeat: the model said nothing here; regener
 
 
 def made_with(
-    resolved: ResolvedOptions, speaker: Speaker, stack: Sequence[AdapterChoice], *, seed_was_chosen: bool
+    resolved: ResolvedOptions, speaker: Speaker, stack: Sequence[AdapterChoice] | None, *, seed_was_chosen: bool
 ) -> dict[str, Any]:
     """What is stored of an answer at its beginning: every option that holds and who said so, the seed, and of which model."""
     info = speaker.model.info
@@ -47,7 +47,7 @@ def made_with(
         "fingerprint": speaker.numbers,
         "base": info.kv_fingerprint,
         "adapters": [list(use) for use in (info.lora_stack if speaker.adapters is None else speaker.adapters)],
-        "stack": [[choice.folder, choice.name, choice.scale] for choice in stack if choice.on],
+        "stack": None if stack is None else [[choice.folder, choice.name, choice.scale] for choice in stack if choice.on],
         "version": __version__,
     }
 
@@ -81,12 +81,13 @@ def _plain(value: Any) -> Any:
 # ---- once more --------------------------------------------------------------------------------------------------------
 
 
-def stack_made_with(made: Mapping[str, Any]) -> tuple[AdapterChoice, ...]:
-    """The adapters that a session had on its stack for an answer."""
+def stack_made_with(made: Mapping[str, Any]) -> tuple[AdapterChoice, ...] | None:
+    """The adapters that a session had on its stack for an answer, none at all too; None: it left that to the model."""
     stored = made.get("stack")
-    entries = stored if isinstance(stored, list) else []
+    if not isinstance(stored, list) or (not stored and made.get("adapters")):  # earlier versions stored both as []
+        return None
     found = []
-    for entry in entries:
+    for entry in stored:
         match entry:
             case [str(folder), str(name), (int() | float()) as scale]:
                 found.append(AdapterChoice(folder, name, float(scale)))
@@ -106,7 +107,7 @@ def refusal(node: NodeRow, speaker: Speaker | LanguageModel | None = None) -> st
     numbers = speaker.numbers if isinstance(speaker, Speaker) else model.info.numbers_fingerprint
     if numbers == made.get("fingerprint"):
         return ""
-    if made.get("stack") and model.info.kv_fingerprint == made.get("base"):  # its adapters can be brought in
+    if stack_made_with(made) is not None and model.info.kv_fingerprint == made.get("base"):  # its adapters can be brought in
         changed = "an adapter that this answer was made with is another one now; put the old one back, or regenerate it"
         return changed if isinstance(speaker, Speaker) else ""
     name, engine = made.get("model"), made.get("backend")

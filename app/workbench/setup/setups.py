@@ -40,7 +40,7 @@ class Asked:
 
     session: Mapping[str, Any]  # the session's layer, without adapters
     preset: GenerationOptions
-    adapters: tuple[AdapterChoice, ...]
+    adapters: tuple[AdapterChoice, ...] | None  # None: it says nothing of them
 
 
 class Setups:
@@ -89,7 +89,7 @@ class Setups:
     def asked(self, session: OpenSession) -> Asked:
         """What an answer that begins now is asked for."""
         values = values_of(session)
-        return Asked(values.layer(), self.presets.options(values.preset), values.adapters)
+        return Asked(values.layer(), self.presets.options(values.preset), values.adapters or None)
 
     async def carry(self, source: OpenSession, copy: OpenSession) -> None:
         """The copy of a session is set as that one is."""
@@ -223,7 +223,7 @@ class Setups:
         await self._set(session, replace(values, adapters=tuple(stack)))
         self.free([choice for choice in values.adapters if choice.folder not in folders])
 
-    async def bring(self, model: LanguageModel, choices: Sequence[AdapterChoice]) -> Stack | None:
+    async def bring(self, model: LanguageModel, choices: Sequence[AdapterChoice] | None) -> Stack | None:
         """The stack, with every adapter on it in place; one that is on its way out is waited for, and brought back.
 
         Raises:
@@ -240,7 +240,7 @@ class Setups:
         Raises:
             RuntimeFault: One of them cannot be used.
         """
-        return Speaker.of(model, await self.bring(model, values_of(session).adapters))
+        return Speaker.of(model, await self.bring(model, values_of(session).adapters or None))
 
     async def require(self, model: LanguageModel, choices: Sequence[AdapterChoice]) -> None:
         """Brings adapters in before anything is changed.
@@ -287,7 +287,7 @@ class Setups:
     def _resolved(self, values: SessionValues) -> ResolvedOptions:
         model, preset = self._supervisor.running, self.presets.options(values.preset)
         own = None if model is None else model.own_options
-        stack = stack_of(values.adapters)
+        stack = stack_of(values.adapters or None)
         layer = values.layer() if stack is None else {**values.layer(), "adapters": stack}
         return resolve_options(self._call, session=layer, preset=preset, model=own)
 

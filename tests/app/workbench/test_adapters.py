@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from pathlib import Path
+
+import pytest
 
 from app.workbench.setup.adapters import engine_name
 from runtime import LanguageModel
@@ -12,7 +15,7 @@ from tests.app.workbench.conftest import Play
 from tests.app.workbench.scene import Engine, Scene, alternative, own_tokens, until, words
 from tests.fakes import Gate
 from tests.runtime.adapters.test_changes import toy_adapter
-from ui import AdapterChoice, ColumnTokens, TurnStatus
+from ui import AdapterChoice, ColumnTokens, Refusal, TurnStatus
 
 
 def running(s: Scene) -> LanguageModel:
@@ -171,3 +174,54 @@ def test_what_is_asked_of_a_token_is_asked_under_its_adapters_also_after_a_resta
 
     play(first)
     play(second, engine=Engine())
+
+
+def test_nothing_is_begun_where_the_adapters_of_an_answer_are_gone(play: Play, tmp_path: Path) -> None:
+    kept, gone = (toy_adapter(tmp_path / name, seed) for name, seed in (("kept", 1), ("gone", 2)))
+    held: list[int] = []
+
+    async def first(s: Scene) -> None:
+        session_id = await dressed(s, str(kept))
+        await s.workbench.add_adapter(session_id, str(gone))
+        await s.workbench.send(session_id, "hi")
+        await s.workbench.set_adapters(session_id, [])
+        held.append(session_id)
+
+    async def second(s: Scene) -> None:
+        shutil.rmtree(gone)
+        before = await s.view(held[0])
+        # when it is to be made exactly again
+        with pytest.raises(Refusal, match="gone"):
+            await s.workbench.regenerate_exactly(held[0], before.turns[-1].node_id)
+        # then there is no sibling, and the adapter that could be loaded is not kept
+        after = await s.view(held[0])
+        assert [(t.node_id, t.variants) for t in after.turns] == [(t.node_id, t.variants) for t in before.turns]
+        await until(lambda: loaded(s) == 0)
+
+    play(first)
+    play(second, engine=Engine())
+
+
+def test_every_adapter_off_is_the_base_also_when_the_answer_is_made_again(play: Play, tmp_path: Path) -> None:
+    off, own = (str(toy_adapter(tmp_path / name, seed)) for name, seed in (("off", 1), ("own", 2)))
+
+    async def scene(s: Scene) -> None:
+        session_id = await dressed(s, off)
+        await s.workbench.set_adapters(session_id, [AdapterChoice(off, "off", 1.0, False)])
+        await s.workbench.send(session_id, "hi")
+        turn = await s.last(session_id)
+        # given the model has a stack of its own by now
+        await running(s).push_lora_async(own)
+        await s.workbench.regenerate_exactly(session_id, turn.node_id)
+        again = await s.last(session_id)
+        assert again.run.text == turn.run.text
+        assert "the same, token for token" in again.note
+        # and an answer that left it to the model is under the model's stack
+        free = await s.new()
+        await s.workbench.send(free, "hi")
+        other = await s.last(free)
+        assert other.run.text != turn.run.text
+        await s.workbench.regenerate_exactly(free, other.node_id)
+        assert "the same, token for token" in (await s.last(free)).note
+
+    play(scene)
