@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from app.workbench.setup.adapters import engine_name
 from app.workbench.speaker import Speaker
 from runtime import GenerationOptions, InvalidRequestError, LanguageModel, TokenRun, __version__
 from storage import NodeRow
 from ui import AdapterChoice, Made, Setting
 
 if TYPE_CHECKING:
-    from runtime import ResolvedOptions
+    from runtime import ModelInfo, ResolvedOptions
 
 Int32 = npt.NDArray[np.int32]
 MADE = "made"  # in a stored answer's stats
@@ -47,9 +48,14 @@ def made_with(
         "fingerprint": speaker.numbers,
         "base": info.kv_fingerprint,
         "adapters": [list(use) for use in (info.lora_stack if speaker.adapters is None else speaker.adapters)],
-        "stack": None if stack is None else [[choice.folder, choice.name, choice.scale] for choice in stack if choice.on],
+        "stack": None if stack is None else [_kept(choice, info) for choice in stack if choice.on],
         "version": __version__,
     }
+
+
+def _kept(choice: AdapterChoice, info: ModelInfo) -> list[Any]:
+    digest = next((held.digest for held in info.adapters if held.name == engine_name(choice)), None)
+    return [choice.folder, choice.name, choice.scale, digest]
 
 
 def plain_options(options: GenerationOptions) -> dict[str, Any]:
@@ -89,7 +95,7 @@ def stack_made_with(made: Mapping[str, Any]) -> tuple[AdapterChoice, ...] | None
     found = []
     for entry in stored:
         match entry:
-            case [str(folder), str(name), (int() | float()) as scale]:
+            case [str(folder), str(name), (int() | float()) as scale, *_]:
                 found.append(AdapterChoice(folder, name, float(scale)))
     return tuple(found)
 
@@ -101,6 +107,9 @@ def refusal(node: NodeRow, speaker: Speaker | LanguageModel | None = None) -> st
         return NOT_KNOWN
     if not node.stats.get("generated"):
         return NOTHING_MADE
+    strange = [use[1] for use in made.get("stack") or () if isinstance(use, list) and len(use) > 1 and use[0] is None]
+    if strange:
+        return f"this answer came from elsewhere, and was made with {strange[0]!s:.80}: put that adapter on, and regenerate it"
     if speaker is None:
         return ""
     model = speaker.model if isinstance(speaker, Speaker) else speaker

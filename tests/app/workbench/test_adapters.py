@@ -15,7 +15,7 @@ from tests.app.workbench.conftest import Play
 from tests.app.workbench.scene import Engine, Scene, alternative, own_tokens, until, words
 from tests.fakes import Gate
 from tests.runtime.adapters.test_changes import toy_adapter
-from ui import AdapterChoice, ColumnTokens, Refusal, TurnStatus
+from ui import AdapterChoice, ColumnTokens, ExportKind, Refusal, TurnStatus
 
 
 def running(s: Scene) -> LanguageModel:
@@ -223,5 +223,33 @@ def test_every_adapter_off_is_the_base_also_when_the_answer_is_made_again(play: 
         assert other.run.text != turn.run.text
         await s.workbench.regenerate_exactly(free, other.node_id)
         assert "the same, token for token" in (await s.last(free)).note
+
+    play(scene)
+
+
+@pytest.mark.parametrize("kind", [ExportKind.JSON, ExportKind.PORTABLE])
+def test_an_exported_session_names_its_adapters_and_no_folder(play: Play, tmp_path: Path, kind: ExportKind) -> None:
+    folder = str(toy_adapter(tmp_path / "secret place" / "pirate", 1))
+    file = tmp_path / "out.file"
+
+    async def scene(s: Scene) -> None:
+        session_id = await dressed(s, folder)
+        await s.workbench.send(session_id, "hi")
+        turn = await s.last(session_id)
+        digest = running(s).info.adapters[0].digest
+        assert digest is not None
+        # when it is exported
+        await s.workbench.export_session(session_id, kind, file, lambda _done, _total: None)
+        # then the adapter's name and digest travel, its folder does not; here nothing has changed
+        whole = file.read_bytes()
+        assert b"secret place" not in whole
+        assert digest.encode() in whole
+        await s.workbench.regenerate_exactly(session_id, turn.node_id)
+        assert (await s.last(session_id)).run.text == turn.run.text
+        # and who takes it in is told what is missing
+        (taken,) = (await s.workbench.import_file(file, lambda _done, _total: None)).sessions
+        view = await s.view(taken)
+        with pytest.raises(Refusal, match="made with pirate: put that adapter on"):
+            await s.workbench.regenerate_exactly(taken, view.turns[-1].node_id)
 
     play(scene)
