@@ -132,7 +132,7 @@ class Asked:
     Attributes:
         model: What to load, on `backend`, with `load` (of `LoadOptions`).
         call: How answers are drawn, as far as the command line says it, by the names of `GenerationOptions.from_mapping`;
-            the seed is set.
+            the seed is set, but for a session's answer that nobody gave one.
     """
 
     model: str
@@ -152,8 +152,9 @@ class Asked:
             click.UsageError: A value out of range, or two that contradict each other.
         """
         _check_company(flags)
-        seed = fresh_seed() if flags["seed"] is None else flags["seed"]
-        recorded = max(flags["alternatives"], 10) if flags["session"] is not None else flags["alternatives"]
+        in_session = flags["session"] is not None  # which may have a seed of its own
+        seed = fresh_seed() if flags["seed"] is None and not in_session else flags["seed"]
+        recorded = max(flags["alternatives"], 10) if in_session else flags["alternatives"]
         call: dict[str, Any] = {
             "max_tokens": flags["max_tokens"],
             "temperature": flags["temperature"],
@@ -182,7 +183,7 @@ class Asked:
 
     @property
     def seed(self) -> int:
-        """Of the one answer."""
+        """Of the one answer, outside a session."""
         seed: int = self.call["seed"]
         return seed
 

@@ -12,7 +12,7 @@ from app.workbench.growing import EMPTY
 from app.workbench.recorder import Recorder
 from app.workbench.session import OpenSession
 from runtime import GenerationOptions, LanguageModel, TokenRun
-from ui import TurnStats
+from ui import AdapterChoice, TurnStats
 
 if TYPE_CHECKING:
     from app.workbench.making import Repeat
@@ -51,6 +51,7 @@ class Answer:
     prompt: int = 0  # its tokens
     made_with: Mapping[str, Any] = field(default_factory=dict)  # see `making`; empty where no model was asked
     strands: list[Answer] = field(default_factory=list)  # drawn side by side in its stead
+    stack: tuple[AdapterChoice, ...] | None = None  # it keeps these adapters to its end
     repeats: Repeat | None = None  # the answer that this one is to be again
     first_token: float | None = None
     last_token: float = 0.0

@@ -27,7 +27,6 @@ from app.workbench.prompt import check_tokens
 from app.workbench.recorder import Recorder, ended_by
 from app.workbench.scoring import score_prompt
 from app.workbench.session import OpenSession
-from app.workbench.setup.adapters import bring
 from app.workbench.setup.setups import Asked, Setups
 from app.workbench.speaker import Speaker
 from runtime import Finish, GenerationOptions, LanguageModel, PromptProgress, RuntimeFault, TokenRun
@@ -64,7 +63,7 @@ class Answers(Claims):
         on_progress: Callable[[], None],
         keep: Callable[[Answer], None],
     ) -> None:
-        super().__init__(store)
+        super().__init__(store, lambda answer: setups.free(answer.stack or ()))
         self._supervisor = supervisor
         self._setups = setups
         self._call = call
@@ -75,6 +74,14 @@ class Answers(Claims):
     def asked(self, session: OpenSession) -> Asked:
         """What a session asks of what begins now; it is kept to the end, whatever is set meanwhile."""
         return self._setups.asked(session)
+
+    async def speaker(self, answer: Answer, model: LanguageModel) -> Speaker:
+        """The model under the adapters of an answer, which are brought in, and stay to its end.
+
+        Raises:
+            RuntimeFault: One of them cannot be used.
+        """
+        return Speaker.of(model, await self._setups.bring(model, answer.stack))
 
     def settle_options(self, answer: Answer, asked: Asked, speaker: Speaker) -> GenerationOptions:
         """How an answer is drawn (see `asking.settled`)."""
@@ -91,6 +98,14 @@ class Answers(Claims):
         except RuntimeFault as fault:
             raise Refusal(not_loaded(fault)) from fault
 
+    async def require(self, made: Mapping[str, Any]) -> None:
+        """Brings in what an answer was made under, before anything is changed.
+
+        Raises:
+            Refusal: There is no model, or one of its adapters cannot be used.
+        """
+        await self._setups.require(await self.model(), stack_made_with(made) or ())
+
     async def run(self, answer: Answer, node_id: int, prepare: Prepare) -> None:
         """Streams the answer of an open node; returns when it has ended, however it did.
 
@@ -105,6 +120,7 @@ class Answers(Claims):
         if answer.repeats is not None:
             answer.options = answer.repeats.options
             asked = replace(asked, adapters=stack_made_with(answer.repeats.made))
+        answer.stack = asked.adapters
         self._tell(SessionChanged(answer.session.view()))
         answer.task = asyncio.create_task(self._stream(answer, asked, prepare), name=f"answer {node_id}")
         if answer.stopping:
@@ -129,7 +145,7 @@ class Answers(Claims):
         finally:
             if session.notes.get(node_id) == STARTING:
                 del session.notes[node_id]
-        speaker = Speaker.of(model, await bring(model, asked.adapters))
+        speaker = await self.speaker(answer, model)
         options = settled(answer, asked, speaker, self._call)
         self._tell(TurnChanged(session.id, session.last_turn()))
         segments = session.tree.path(node_id)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from app.workbench.answer import Answer
@@ -19,10 +19,12 @@ class Claims:
 
     Args:
         store: Where they are written.
+        on_end: Hears of an answer that needs nothing more.
     """
 
-    def __init__(self, store: SessionStore) -> None:
+    def __init__(self, store: SessionStore, on_end: Callable[[Answer], None]) -> None:
         self._store = store
+        self._on_end = on_end
         self.running: dict[int, Answer] = {}  # by session
         self._idle = asyncio.Event()
         self._idle.set()
@@ -43,6 +45,11 @@ class Claims:
             del self.running[session.id]
             if not self.running:
                 self._idle.set()
+            self._on_end(answer)
+
+    def use_adapter(self, folder: str) -> bool:
+        """Whether one of them has it on its stack."""
+        return any(choice.folder == folder for answer in self.running.values() for choice in answer.stack or ())
 
     def check_idle(self, session_id: int) -> None:
         """Refuses where an answer is in work."""

@@ -27,7 +27,6 @@ from app.workbench.prompt import check_tokens
 from app.workbench.recorder import Recorder, ended_by
 from app.workbench.scoring import score_prompt
 from app.workbench.sessions import Sessions
-from app.workbench.setup.adapters import bring
 from app.workbench.setup.setups import Asked
 from app.workbench.speaker import Speaker
 from app.workbench.tokenise import Tokeniser
@@ -102,7 +101,7 @@ class Fans:
             fan.note = STARTING if self._supervisor.running is None else ""
             self._show(fan)
             asked = self._answers.asked(target.session)  # now: it may be set anew while a model is loaded
-            claimed.options, claimed.back = seeded(asked.preset), fan.new.parent_id
+            claimed.options, claimed.stack, claimed.back = seeded(asked.preset), asked.adapters, fan.new.parent_id
             work = self._draw(fan, claimed, asked) if kind is ColumnKind.DRAWS else self._search(fan, claimed, asked)
             claimed.task = asyncio.create_task(work, name=f"{kind} of session {session_id}")
             if claimed.stopping:
@@ -119,13 +118,13 @@ class Fans:
 
     # ---- how ----------------------------------------------------------------------------------------------------------
 
-    async def _prompt(self, fan: Fan, claimed: Answer, asked: Asked) -> tuple[Speaker, list[int]]:
+    async def _prompt(self, fan: Fan, claimed: Answer) -> tuple[Speaker, list[int]]:
         """The model, and the ids before the place, all of them with their numbers."""
         model = claimed.model = await self._supervisor.model()
         fan.note, fan.began = "", time.monotonic()
         self._supervisor.busy(True)
         self._show(fan)
-        speaker = Speaker.of(model, await bring(model, asked.adapters))
+        speaker = await self._answers.speaker(claimed, model)
         segments = fan.segments()
         check_tokens(model, fan.session, segments)
         assert fan.new.parent_id is not None  # it goes on from an answer, or stands beside one
@@ -144,7 +143,7 @@ class Fans:
             self._show(fan)
 
     async def _draw(self, fan: Fan, claimed: Answer, asked: Asked) -> None:
-        speaker, prompt = await self._prompt(fan, claimed, asked)
+        speaker, prompt = await self._prompt(fan, claimed)
         model, options = speaker.model, self._answers.settle_options(claimed, asked, speaker)
         most = min(options.max_tokens or DRAWN_TOKENS, DRAWN_TOKENS)
         options = replace(options, max_tokens=most, speculative=None)  # several are one forward a step already
@@ -172,7 +171,7 @@ class Fans:
                     self._show(fan)
 
     async def _search(self, fan: Fan, claimed: Answer, asked: Asked) -> None:
-        speaker, prompt = await self._prompt(fan, claimed, asked)
+        speaker, prompt = await self._prompt(fan, claimed)
         model = speaker.model
         watched: list[list[int]] = [[]]
 

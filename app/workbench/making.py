@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from app.workbench.setup.adapters import engine_name
 from app.workbench.speaker import Speaker
 from runtime import BeamOptions, GenerationOptions, InvalidRequestError, LanguageModel, TokenRun, __version__
 from storage import NodeRow
 from ui import AdapterChoice, Made, Setting
 
 if TYPE_CHECKING:
-    from runtime import ResolvedOptions
+    from runtime import ModelInfo, ResolvedOptions
 
 Int32 = npt.NDArray[np.int32]
 MADE = "made"  # in a stored answer's stats
@@ -29,7 +30,7 @@ NOTHING_MADE = "there is nothing to repeat: the model said nothing here; regener
 
 
 def made_with(
-    resolved: ResolvedOptions, speaker: Speaker, stack: Sequence[AdapterChoice], *, seed_was_chosen: bool
+    resolved: ResolvedOptions, speaker: Speaker, stack: Sequence[AdapterChoice] | None, *, seed_was_chosen: bool
 ) -> dict[str, Any]:
     """What is stored of an answer at its beginning: every option that holds and who said so, the seed, and of which model."""
     info = speaker.model.info
@@ -49,7 +50,7 @@ def made_with(
         "fingerprint": speaker.numbers,
         "base": info.kv_fingerprint,
         "adapters": [list(use) for use in (info.lora_stack if speaker.adapters is None else speaker.adapters)],
-        "stack": [[choice.folder, choice.name, choice.scale] for choice in stack if choice.on],
+        "stack": None if stack is None else [_kept(choice, info) for choice in stack if choice.on],
         "version": __version__,
     }
 
@@ -73,6 +74,11 @@ def beams_of(node: NodeRow) -> int:
     """How many beams the search had that found an answer; 0 where none did."""
     width = node.stats.get("beams")
     return width if isinstance(width, int) else 0
+
+
+def _kept(choice: AdapterChoice, info: ModelInfo) -> list[Any]:
+    digest = next((held.digest for held in info.adapters if held.name == engine_name(choice)), None)
+    return [choice.folder, choice.name, choice.scale, digest]
 
 
 def plain_options(options: GenerationOptions) -> dict[str, Any]:
@@ -118,14 +124,15 @@ def _branch_under(node: NodeRow, seed: int | None) -> int | None:
 # ---- once more --------------------------------------------------------------------------------------------------------
 
 
-def stack_made_with(made: Mapping[str, Any]) -> tuple[AdapterChoice, ...]:
-    """The adapters that a session had on its stack for an answer."""
+def stack_made_with(made: Mapping[str, Any]) -> tuple[AdapterChoice, ...] | None:
+    """The adapters that a session had on its stack for an answer, none at all too; None: it left that to the model."""
     stored = made.get("stack")
-    entries = stored if isinstance(stored, list) else []
+    if not isinstance(stored, list) or (not stored and made.get("adapters")):  # earlier versions stored both as []
+        return None
     found = []
-    for entry in entries:
+    for entry in stored:
         match entry:
-            case [str(folder), str(name), (int() | float()) as scale]:
+            case [str(folder), str(name), (int() | float()) as scale, *_]:
                 found.append(AdapterChoice(folder, name, float(scale)))
     return tuple(found)
 
@@ -139,13 +146,16 @@ def refusal(node: NodeRow, speaker: Speaker | LanguageModel | None = None) -> st
         return NOT_KNOWN
     if not node.stats.get("generated"):
         return NOTHING_MADE
+    strange = [use[1] for use in made.get("stack") or () if isinstance(use, list) and len(use) > 1 and use[0] is None]
+    if strange:
+        return f"this answer came from elsewhere, and was made with {strange[0]!s:.80}: put that adapter on, and regenerate it"
     if speaker is None:
         return ""
     model = speaker.model if isinstance(speaker, Speaker) else speaker
     numbers = speaker.numbers if isinstance(speaker, Speaker) else model.info.numbers_fingerprint
     if numbers == made.get("fingerprint"):
         return ""
-    if made.get("stack") and model.info.kv_fingerprint == made.get("base"):  # its adapters can be brought in
+    if stack_made_with(made) is not None and model.info.kv_fingerprint == made.get("base"):  # its adapters can be brought in
         changed = "an adapter that this answer was made with is another one now; put the old one back, or regenerate it"
         return changed if isinstance(speaker, Speaker) else ""
     name, engine = made.get("model"), made.get("backend")

@@ -173,6 +173,7 @@ class Turns:
             repeat = Repeat.read(node, run)
         except InvalidRequestError as fault:
             raise Refusal(str(fault)) from fault
+        await self._answers.require(repeat.made)
         known = run[: len(run) - len(repeat.ids)]  # the header, or a token that was picked
         new = NewNode(
             session.id, node.parent_id, "assistant", at_token=node.at_token, at_byte=node.at_byte, turn_start=node.turn_start,

@@ -67,7 +67,7 @@ class AppWorkbench(SayingMembers, LoadingMembers, SetupMembers, ShelfMembers, Tr
         self.vocabulary = Vocabulary(store)
         self._listeners: list[Callable[[Event], None]] = []
         self._chores = Chores()
-        self._setups = Setups(store, supervisor, preset, call)
+        self._setups = Setups(store, supervisor, preset, call, self._free_adapters)
         self._sessions = Sessions(store, supervisor, self._setups, self._tell)
         self._keeper = Keeper(supervisor)
         self._answers = Answers(store, supervisor, self._setups, call, self._tell, self._refresh_status, self._keeper.keep)
@@ -77,7 +77,15 @@ class AppWorkbench(SayingMembers, LoadingMembers, SetupMembers, ShelfMembers, Tr
         self._settings = SettingsKeeper(store, supervisor, self._setups.presets)
         self._composing = Composing(self._sessions, supervisor, self._answers, copies)
         self._fans = Fans(store, supervisor, self._sessions, copies, self._answers, tokeniser, self._tell, self._refresh_status)
-        self._drawn = Drawn(store, supervisor, self._sessions, self.vocabulary, self._answers.options_of, self._answers.model)
+        self._drawn = Drawn(
+            store,
+            supervisor,
+            self._sessions,
+            self.vocabulary,
+            self._answers.options_of,
+            self._answers.model,
+            self._setups.speaker,
+        )
         self.status = StatusView(EngineState.NONE)
         supervisor.subscribe(self._refresh_status)
 

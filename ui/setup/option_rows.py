@@ -64,6 +64,11 @@ class OptionRows(QWidget):
             source.style().polish(source)
             self.clears[option.name].setVisible(option.own is not None)
 
+    def forget_drafts(self) -> None:
+        """What is being written belongs to another session: the next news replaces it."""
+        for field in self.fields.values():
+            field.setModified(False)
+
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:
         if event.type() == QEvent.Type.KeyPress and isinstance(watched, QLineEdit):
             assert isinstance(event, QKeyEvent)

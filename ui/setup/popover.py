@@ -100,6 +100,7 @@ class SetupPopover(QFrame):
     def show_setup(self, setup: SessionSetup) -> None:
         """Shows what holds."""
         if setup.session_id != self._session_id:
+            self.model.adapters.flush()  # what was moved there belongs to the one before
             self._session_id = setup.session_id
             for page in (self.sampling, self.form, self.tools):
                 page.forget_draft()
@@ -189,4 +190,4 @@ class SetupPopover(QFrame):
 
     def _change(self, change: Change) -> None:
         self.notice.clear()
-        self._desk.change(change)
+        self._desk.change(change, session_id=self._session_id)  # whose fields these are, whichever is shown by now

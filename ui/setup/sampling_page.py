@@ -85,6 +85,7 @@ class SamplingPage(Page):
     def forget_draft(self) -> None:
         """Another session: what was written here belongs to the one before."""
         self._said = self.system.toPlainText()
+        self.options.forget_drafts()
 
     def _offer_system(self) -> None:
         self.system_button.setEnabled(self.system.toPlainText().strip() != self._said)

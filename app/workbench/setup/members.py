@@ -17,10 +17,10 @@ from ui import AdapterChoice, AnswerFormat, Guess, SessionSetup, TextFile
 class SetupMembers:
     """Finds the session, changes it, and says what holds now; what is done stands in `Setups` and `Turns`."""
 
+    _answers: Answers
     _sessions: Sessions
     _setups: Setups
     _turns: Turns
-    _answers: Answers
     _chores: Chores
 
     async def setup(self, session_id: int) -> SessionSetup:
@@ -86,15 +86,17 @@ class SetupMembers:
 
     async def set_adapters(self, session_id: int, stack: Sequence[AdapterChoice]) -> SessionSetup:
         """Another order, other scales, some off, some gone."""
-        gone = await self._setups.set_adapters(self._sessions.opened(session_id), stack)
-        if gone:
-            self._chores.start(self._forget(gone), "forget adapters")
+        await self._setups.set_adapters(self._sessions.opened(session_id), stack)
         return await self.setup(session_id)
 
-    async def _forget(self, gone: Sequence[AdapterChoice]) -> None:
-        """When nobody answers under them any more; an answer that was asked for with them may not have brought them in yet."""
-        await self._answers.ended()
-        await self._setups.forget([choice for choice in gone if not self._sessions.uses_adapter(choice.folder)])
+    def _free_adapters(self, choices: Sequence[AdapterChoice]) -> None:
+        """Gives the memory of those back that neither a session nor a running answer has on its stack."""
+        free = [choice for choice in choices if not self._uses_adapter(choice.folder)]
+        if free:
+            self._chores.start(self._setups.forget(free, self._uses_adapter), "forget adapters")
+
+    def _uses_adapter(self, folder: str) -> bool:
+        return self._sessions.uses_adapter(folder) or self._answers.use_adapter(folder)
 
     async def set_guess(self, session_id: int, guess: Guess) -> SessionSetup:
         """Where guesses come from."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from app.workbench.setup.adapters import bring, engine_name, lines, stack_of
 from app.workbench.setup.presets import Presets
 from app.workbench.setup.tools import names_of, read_tools
 from app.workbench.setup.values import MOST_ADAPTERS, OPTIONS, Branch, SessionValues, grammar_of, read_values
+from app.workbench.speaker import Speaker, Stack
 from runtime import (
     EngineDiedError,
     GenerationOptions,
@@ -39,7 +40,7 @@ class Asked:
 
     session: Mapping[str, Any]  # the session's layer, without adapters
     preset: GenerationOptions
-    adapters: tuple[AdapterChoice, ...]
+    adapters: tuple[AdapterChoice, ...] | None  # None: it says nothing of them
 
 
 class Setups:
@@ -50,12 +51,22 @@ class Setups:
         supervisor: Knows the model that runs.
         preset: Elsewise's own.
         call: What somebody says for every answer, before the session.
+        on_free: Hears of adapters that an answer or a session needs no more; others may.
     """
 
-    def __init__(self, store: SessionStore, supervisor: Supervisor, preset: GenerationOptions, call: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        store: SessionStore,
+        supervisor: Supervisor,
+        preset: GenerationOptions,
+        call: Mapping[str, Any],
+        on_free: Callable[[Sequence[AdapterChoice]], None],
+    ) -> None:
         self._store = store
         self._supervisor = supervisor
         self._call = call
+        self.free = on_free
+        self._moving = asyncio.Lock()  # one change of what is loaded at a time: nothing is brought in while it leaves
         self.presets = Presets(store, preset)
         self._notes: dict[int, list[str]] = {}
 
@@ -78,7 +89,7 @@ class Setups:
     def asked(self, session: OpenSession) -> Asked:
         """What an answer that begins now is asked for."""
         values = values_of(session)
-        return Asked(values.layer(), self.presets.options(values.preset), values.adapters)
+        return Asked(values.layer(), self.presets.options(values.preset), values.adapters or None)
 
     async def carry(self, source: OpenSession, copy: OpenSession, nodes: Mapping[int, int]) -> None:
         """The copy of a session is set as that one is; `nodes` are its numbers for the nodes of that one."""
@@ -203,12 +214,12 @@ class Setups:
         if len(values.adapters) >= MOST_ADAPTERS:
             raise Refusal(f"a stack has at most {MOST_ADAPTERS} adapters")
         choice = AdapterChoice(path, Path(path).name)
-        await self._bring(await self._model(), [choice])
+        await self.require(await self._model(), [choice])
         values = values_of(session)  # loading took its time
         await self._set(session, replace(values, adapters=(*values.adapters, choice)))
 
-    async def set_adapters(self, session: OpenSession, stack: Sequence[AdapterChoice]) -> list[AdapterChoice]:
-        """Another order, other scales; returns those that are gone from it."""
+    async def set_adapters(self, session: OpenSession, stack: Sequence[AdapterChoice]) -> None:
+        """Another order, other scales; those that are gone from it are free."""
         values = values_of(session)
         folders = {choice.folder for choice in stack}
         if len(folders) != len(stack) or not folders <= {choice.folder for choice in values.adapters}:
@@ -216,20 +227,58 @@ class Setups:
         model = self._supervisor.running
         switched = {choice.folder for choice in values.adapters if not choice.on}
         if model is not None:
-            await self._bring(model, [choice for choice in stack if choice.on and choice.folder in switched])
+            await self.require(model, [choice for choice in stack if choice.on and choice.folder in switched])
         await self._set(session, replace(values, adapters=tuple(stack)))
-        return [choice for choice in values.adapters if choice.folder not in folders]
+        self.free([choice for choice in values.adapters if choice.folder not in folders])
 
-    async def forget(self, gone: Sequence[AdapterChoice]) -> None:
-        """Gives the memory of adapters back that no session has on its stack; running answers are waited for."""
+    async def bring(self, model: LanguageModel, choices: Sequence[AdapterChoice] | None) -> Stack | None:
+        """The stack, with every adapter on it in place; one that is on its way out is waited for, and brought back.
+
+        Raises:
+            RuntimeFault: One of them cannot be used; it is named.
+        """
+        if not choices:
+            return stack_of(choices)
+        async with self._moving:
+            return await bring(model, choices)
+
+    async def speaker(self, session: OpenSession, model: LanguageModel) -> Speaker:
+        """The model under the adapters of a session, for a query.
+
+        Raises:
+            RuntimeFault: One of them cannot be used.
+        """
+        return Speaker.of(model, await self.bring(model, values_of(session).adapters or None))
+
+    async def require(self, model: LanguageModel, choices: Sequence[AdapterChoice]) -> None:
+        """Brings adapters in before anything is changed.
+
+        Raises:
+            Refusal: One of them cannot be used; none of them stays for that.
+        """
+        try:
+            await self.bring(model, choices)
+        except EngineDiedError as fault:
+            await self._supervisor.died(model)
+            raise Refusal(str(fault)) from fault
+        except RuntimeFault as fault:
+            self.free(choices)
+            raise Refusal(str(fault)) from fault
+
+    async def forget(self, gone: Sequence[AdapterChoice], used: Callable[[str], bool]) -> None:
+        """Gives the memory of adapters back, unless their folder is `used` by then; queries under them are waited for."""
         model = self._supervisor.running
-        for choice in gone if model is not None else ():
+        if model is None:
+            return
+        for choice in gone:
             name = engine_name(choice)
-            if any(adapter.name == name and adapter.loaded for adapter in model.info.adapters):  # type: ignore[union-attr]  # see above
+            async with self._moving:
+                if used(choice.folder) or not any(held.name == name and held.loaded for held in model.info.adapters):
+                    continue
                 try:
-                    await model.unload_adapter_async(name)  # type: ignore[union-attr]  # see above
+                    await model.unload_adapter_async(name)
                 except EngineDiedError:  # and every adapter with it
-                    await self._supervisor.died(model)  # type: ignore[arg-type]  # see above
+                    await self._supervisor.died(model)
                     return
                 except RuntimeFault as fault:
                     log.info("adapter %s stays loaded: %s", name, fault)
@@ -249,22 +298,13 @@ class Setups:
     def _resolved(self, values: SessionValues) -> ResolvedOptions:
         model, preset = self._supervisor.running, self.presets.options(values.preset)
         own = None if model is None else model.own_options
-        stack = stack_of(values.adapters)
+        stack = stack_of(values.adapters or None)
         layer = values.layer() if stack is None else {**values.layer(), "adapters": stack}
         return resolve_options(self._call, session=layer, preset=preset, model=own)
 
     async def _model(self) -> LanguageModel:
         try:
             return await self._supervisor.model()
-        except RuntimeFault as fault:
-            raise Refusal(str(fault)) from fault
-
-    async def _bring(self, model: LanguageModel, choices: Sequence[AdapterChoice]) -> None:
-        try:
-            await bring(model, choices)
-        except EngineDiedError as fault:
-            await self._supervisor.died(model)
-            raise Refusal(str(fault)) from fault
         except RuntimeFault as fault:
             raise Refusal(str(fault)) from fault
 
