@@ -26,6 +26,7 @@ from app.workbench.refusals import BUSY
 from app.workbench.scoring import score_prompt
 from app.workbench.session import OpenSession, content_of
 from app.workbench.setup.adapters import bring
+from app.workbench.setup.guessing import guessed_by
 from app.workbench.setup.setups import Asked, Setups
 from app.workbench.speaker import Speaker
 from runtime import (
@@ -243,7 +244,8 @@ class Answers:
                 raise InvalidRequestError(why)
             answer.made_with = {**answer.repeats.made, "options": plain_options(answer.options)}
             return answer.options
-        layer = asked.session if speaker.adapters is None else {**asked.session, "adapters": speaker.adapters}
+        said = guessed_by(asked.session, speaker.model.info)
+        layer = said if speaker.adapters is None else {**said, "adapters": speaker.adapters}
         resolved = speaker.model.resolve_options(self._call, session=layer, preset=answer.options)
         chosen = [asked.preset.seed, asked.session.get("seed"), self._call.get("seed")] != [None] * 3
         answer.made_with = made_with(resolved, speaker, asked.adapters, seed_was_chosen=chosen)

@@ -13,6 +13,7 @@ from app.supervisor import Supervisor
 from app.workbench.refusals import stored
 from app.workbench.session import OpenSession
 from app.workbench.setup.adapters import bring, engine_name, lines, stack_of
+from app.workbench.setup.guessing import guess_problem
 from app.workbench.setup.presets import Presets
 from app.workbench.setup.tools import names_of, read_tools
 from app.workbench.setup.values import MOST_ADAPTERS, OPTIONS, SessionValues, grammar_of, read_values
@@ -93,6 +94,9 @@ class Setups:
         notes = [*self._notes.get(session.id, ()), *self.presets.notes]
         if values.preset and values.preset not in self.presets.names:
             notes.append(f"its preset {values.preset!r:.80} is not there any more; Elsewise's own is taken")
+        problem = "" if model is None else guess_problem(values.guess, model.info)
+        if problem:
+            notes.append(f"{problem}; its answers come without guesses")
         return SessionSetup(
             session_id=session.id,
             system=beginning.system,
@@ -180,8 +184,9 @@ class Setups:
     async def set_guess(self, session: OpenSession, guess: Guess) -> None:
         """Where guesses come from."""
         model = self._supervisor.running
-        if guess is Guess.DRAFT and model is not None and not model.info.options.get("draft_model"):
-            raise Refusal("no draft model is loaded: choose one in the settings; it holds after a reload")
+        problem = "" if model is None else guess_problem(guess, model.info)
+        if problem:
+            raise Refusal(problem)
         await self._set(session, replace(values_of(session), guess=guess))
 
     # ---- adapters -----------------------------------------------------------------------------------------------------
