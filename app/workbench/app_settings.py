@@ -10,7 +10,7 @@ from typing import Any
 
 from app.supervisor import Supervisor
 from app.workbench.refusals import stored
-from app.workbench.setup.presets import Presets
+from app.workbench.setup.presets import OWN, Presets
 from runtime import EngineDiedError, LoadOptions, RuntimeFault
 from storage import SessionStore, StoreError
 from ui import AppSettings, DataFacts, Refusal, SettingsView
@@ -67,7 +67,7 @@ class SettingsKeeper:
                 "device": ["auto", "cpu", "cuda", "mps"],
                 "dtype": ["auto", "float32", "float16", "bfloat16"],
                 "draft_model": ["", *models],
-                "preset": ["", *self._presets.names],
+                "preset": ["", *(name for name in self._presets.names if name != OWN)],  # "" is that one
             },
             notes=list(self._notes),
         )
@@ -114,7 +114,7 @@ class SettingsKeeper:
     def _pass_on(self) -> None:
         """To the engine that is loaded next, and to sessions that chose no preset."""
         values = self.values
-        self._presets.default = values.preset
+        self._presets.chosen = values.preset
         options = {name: getattr(values, name) for name in LOADED_WITH}
         options = {name: None if value in ("auto", "") else value for name, value in options.items()}
         if self._blocks is not None:

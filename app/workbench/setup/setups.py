@@ -93,7 +93,7 @@ class Setups:
         beginning = session.beginning()
         notes = [*self._notes.get(session.id, ()), *self.presets.notes]
         if values.preset and values.preset not in self.presets.names:
-            notes.append(f"its preset {values.preset!r:.80} is not there any more; Elsewise's own is taken")
+            notes.append(f"its preset {values.preset!r:.80} is not there any more; the default is taken")
         problem = "" if model is None else guess_problem(values.guess, model.info)
         if problem:
             notes.append(f"{problem}; its answers come without guesses")
@@ -105,6 +105,7 @@ class Setups:
             options=option_views(self._resolved(values), values),
             preset=values.preset if values.preset in self.presets.names else "",
             presets=self.presets.names,
+            default_preset=self.presets.default,
             answer_format=values.answer_format,
             adapters=lines(model, values.adapters),
             guess=values.guess,
@@ -140,7 +141,7 @@ class Setups:
         await self._set(session, replace(values, preset=kept, options={}))
 
     async def delete_preset(self, session: OpenSession, name: str) -> None:
-        """Forgets one; the session takes Elsewise's own if it had that one."""
+        """Forgets one; the session takes the default if it had that one."""
         await self.presets.delete(name)
         if values_of(session).preset == name:
             await self._set(session, replace(values_of(session), preset=""))

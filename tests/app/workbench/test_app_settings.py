@@ -96,6 +96,13 @@ def test_sessions_that_chose_no_preset_take_that_of_the_settings(play: Play) -> 
         setup = await s.workbench.setup(session_id)
         temperature = next(option for option in setup.options if option.name == "temperature")
         assert (temperature.value, temperature.source, setup.preset) == (0.0, "preset", "")
+        # which is shown as what it is, and Elsewise's own can be chosen beside it
+        assert setup.default_preset == "greedy"
+        own = await s.workbench.choose_preset(session_id, "Elsewise's own")
+        temperature = next(option for option in own.options if option.name == "temperature")
+        assert (temperature.value, temperature.source, own.preset) == (0.8, "preset", "Elsewise's own")
+        assert await s.workbench.choose_preset(session_id, "") == setup
+        assert (await s.workbench.settings()).choices["preset"] == ["", "model's own", "greedy"]
 
     play(scene, options=PLAIN)
 
