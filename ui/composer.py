@@ -16,6 +16,7 @@ from ui.drafts import NEW, Draft, Drafts
 from ui.file_chips import FileChips
 from ui.file_text import with_files
 from ui.overflow_bar import OverflowBar
+from ui.parts import button
 from ui.port import Composition
 from ui.port_setup import TextFile
 from ui.theme.fonts import interface_font
@@ -40,6 +41,7 @@ class Composer(QWidget):
     leave_out_wanted = Signal(str)  # room for this message
     new_wanted = Signal()  # a session that has room; the draft is there already
     larger_wanted = Signal()
+    format_wanted = Signal()  # a chat format for a model without one
     settled = Signal(str, object)  # the draft stood still for a while, as `drafted`
     drafted = Signal(str, object)  # the draft, a moment after the last key; what it is another version of, as in `sent`
 
@@ -66,6 +68,10 @@ class Composer(QWidget):
         self.chips.pin_wanted.connect(self.pin_wanted)
         self.attach_button = IconButton("plus", self.tr("Attach a text file"))
         self.attach_button.clicked.connect(self._choose_file)
+        self.roles = button(self.tr("continued as text: choose a chat format…"), "link")
+        self.roles.setToolTip(self.tr("This model knows no roles. With a chat format it takes questions and answers."))
+        self.roles.clicked.connect(self.format_wanted)
+        self.roles.hide()
         self.send_button = QPushButton(self.tr("Send"))
         self.send_button.setObjectName("send")
         self.send_button.setFont(interface_font(12.5, QFont.Weight.DemiBold))
@@ -180,6 +186,7 @@ class Composer(QWidget):
         self._cost = composition
         self.panel.show_composition(composition)
         self.cost.setText("" if composition is None else self._cost_words(composition))
+        self.roles.setVisible(composition is not None and not composition.takes_roles)
         self.cost.setVisible(bool(self.cost.text()))
         self.context.setText("" if composition is None else self._context_words(composition))
 
@@ -222,6 +229,7 @@ class Composer(QWidget):
         tools.addWidget(self.attach_button)
         tools.addWidget(self.setup_button)
         row.addLayout(tools)
+        row.addWidget(self.roles)
         row.addWidget(self.cost)
         row.addWidget(self.context, 1)
         row.addWidget(self.busy, 1)

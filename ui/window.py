@@ -171,6 +171,7 @@ class MainWindow(QMainWindow):
     def _wire_setup(self) -> None:
         desk, popover = self.desk, self.popover
         self.parts.top.setup_wanted.connect(popover.toggle)
+        self.parts.composer.format_wanted.connect(self._open_settings)
         self.parts.composer.setup_wanted.connect(lambda: popover.toggle(SAMPLING))
         self.parts.cards.answered.connect(desk.answer_call)
         popover.model.models_wanted.connect(desk.ask_models)

@@ -89,6 +89,23 @@ def test_hostile_stored_settings_fall_back_with_a_note(hostile: object) -> None:
     assert (good.scheme, good.text_percent, none) == ("dark", 150, [])
 
 
+def test_a_chat_format_and_a_place_for_the_weights_are_given_to_the_next_engine(play: Play) -> None:
+    async def scene(s: Scene) -> None:
+        for name, wrong in (("chat_format", "esperanto"), ("offload", "tape")):
+            with pytest.raises(Refusal, match=name):
+                await s.workbench.change_setting(name, wrong)
+        view = await s.workbench.change_setting("chat_format", "chatml")
+        assert set(view.choices["chat_format"]) > {"auto", "none", "chatml", "plain"}
+        await s.workbench.change_setting("offload", "disk")
+        assert s.workbench.supervisor.options == {"chat_format": "chatml", "offload": "disk"}
+        # text without roles is a choice of its own, weights in memory are none
+        await s.workbench.change_setting("chat_format", "none")
+        await s.workbench.change_setting("offload", "none")
+        assert s.workbench.supervisor.options == {"chat_format": "none"}
+
+    play(scene)
+
+
 def test_sessions_that_chose_no_preset_take_that_of_the_settings(play: Play) -> None:
     async def scene(s: Scene) -> None:
         session_id = await s.new()
