@@ -44,7 +44,7 @@ from runtime import (
     fresh_seed,
 )
 from storage import SessionStore, StoreError
-from ui import Event, Refusal, SessionChanged, TokensArrived, TurnChanged, TurnStats, TurnStatus
+from ui import EngineState, Event, Refusal, SessionChanged, TokensArrived, TurnChanged, TurnStats, TurnStatus
 
 log = logging.getLogger(__name__)
 STATUS_SECONDS = 0.25  # between two looks at the counters while a stream runs
@@ -87,6 +87,7 @@ class Answers:
         self.running: dict[int, Answer] = {}  # by session
         self._idle = asyncio.Event()
         self._idle.set()
+        supervisor.subscribe(self._tell_start)
 
     @contextmanager
     def claim(self, session: OpenSession) -> Iterator[Answer]:
@@ -203,7 +204,7 @@ class Answers:
             model = answer.model = await self._supervisor.model()
             answer.began = time.monotonic()
         finally:
-            if session.notes.get(node_id) == STARTING:
+            if session.notes.get(node_id, "").startswith(STARTING):
                 del session.notes[node_id]
         speaker = Speaker.of(model, await bring(model, asked.adapters))
         options = answer.options = self._settled(answer, asked, speaker)
@@ -235,6 +236,16 @@ class Answers:
             async for run in runs:
                 self._take(answer, run)
                 recorder.add(run)
+
+    def _tell_start(self) -> None:
+        """Answers that wait for the engine say how far it is."""
+        if self._supervisor.state is not EngineState.STARTING:
+            return
+        for answer in self.running.values():
+            session = answer.session
+            if session.notes.get(answer.node_id, "").startswith(STARTING):
+                session.notes[answer.node_id] = f"{STARTING} {self._supervisor.reason}"
+                self._tell(TurnChanged(session.id, session.last_turn()))
 
     def _settled(self, answer: Answer, asked: Asked, speaker: Speaker) -> GenerationOptions:
         """How an answer is made, down to the last option; it is stored with it."""
