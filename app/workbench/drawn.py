@@ -57,7 +57,6 @@ class Drawn:
     async def drawing(self, session_id: int, node_id: int, index: int) -> Drawing | None:
         """How token `index` of the turn was drawn; asks no model."""
         session = self._sessions.opened(session_id)
-        await self._sessions.read_whole(session_id)
         place = session.locate(node_id, index)
         if place is None:
             return None
@@ -89,7 +88,6 @@ class Drawn:
             Refusal: None runs, or it cannot.
         """
         session = self._sessions.opened(session_id)
-        await self._sessions.read_whole(session_id)
         place = session.locate(node_id, index)
         if place is None:
             raise Refusal(GONE)
@@ -108,7 +106,6 @@ class Drawn:
             Refusal: There is no model, or it cannot.
         """
         session = self._sessions.opened(session_id)
-        await self._sessions.read_whole(session_id)
         place = session.locate(node_id, index)
         if place is None:
             raise Refusal(GONE)

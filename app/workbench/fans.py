@@ -10,34 +10,35 @@ from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
 
-from app.faults import STOPPED, not_loaded, too_long
+from app.faults import STOPPED
 from app.supervisor import Supervisor
 from app.workbench.answer import Answer
 from app.workbench.answers import LONG_PROMPT, STARTING, Answers
+from app.workbench.asking import seeded
 from app.workbench.copying import Copies
 from app.workbench.ending import CUTS, Ending, stats_of
 from app.workbench.fan import Endings, Fan
 from app.workbench.growing import EMPTY
+from app.workbench.judging import judge
 from app.workbench.making import plain_options
+from app.workbench.path_tokens import content_of
 from app.workbench.points import point
 from app.workbench.prompt import check_tokens
 from app.workbench.recorder import Recorder, ended_by
 from app.workbench.scoring import score_prompt
-from app.workbench.session import content_of
 from app.workbench.sessions import Sessions
+from app.workbench.setup.adapters import bring
+from app.workbench.setup.setups import Asked
 from app.workbench.speaker import Speaker
 from app.workbench.tokenise import Tokeniser
 from runtime import (
     BeamOptions,
     BeamStep,
-    ContextOverflowError,
-    EngineDiedError,
     Finish,
     GenerationOptions,
     LanguageModel,
     Origin,
     PromptProgress,
-    RuntimeFault,
     TokenRun,
     texts_of,
 )
@@ -92,7 +93,6 @@ class Fans:
         if not 2 <= wanted <= MOST_COLUMNS:
             raise Refusal(f"{wanted} continuations: ask for 2 to {MOST_COLUMNS}")
         session = self._sessions.opened(session_id)
-        await self._sessions.read_whole(session_id)
         self._answers.check_idle(session_id)
         new = point(session, node_id, index)
         target = await self._copies.target(session)
@@ -101,7 +101,9 @@ class Fans:
             fan = Fan(target.session, target.place(new), kind, wanted)
             fan.note = STARTING if self._supervisor.running is None else ""
             self._show(fan)
-            work = self._draw(fan, claimed) if kind is ColumnKind.DRAWS else self._search(fan, claimed)
+            asked = self._answers.asked(target.session)  # now: it may be set anew while a model is loaded
+            claimed.options = seeded(asked.preset)
+            work = self._draw(fan, claimed, asked) if kind is ColumnKind.DRAWS else self._search(fan, claimed, asked)
             claimed.task = asyncio.create_task(work, name=f"{kind} of session {session_id}")
             if claimed.stopping:
                 claimed.task.cancel()
@@ -117,13 +119,13 @@ class Fans:
 
     # ---- how ----------------------------------------------------------------------------------------------------------
 
-    async def _prompt(self, fan: Fan, claimed: Answer) -> tuple[Speaker, list[int]]:
+    async def _prompt(self, fan: Fan, claimed: Answer, asked: Asked) -> tuple[Speaker, list[int]]:
         """The model, and the ids before the place, all of them with their numbers."""
         model = claimed.model = await self._supervisor.model()
         fan.note, fan.began = "", time.monotonic()
         self._supervisor.busy(True)
         self._show(fan)
-        speaker = await self._answers.speaker(fan.session, model)
+        speaker = Speaker.of(model, await bring(model, asked.adapters))
         segments = fan.segments()
         check_tokens(model, fan.session, segments)
         assert fan.new.parent_id is not None  # it goes on from an answer, or stands beside one
@@ -141,10 +143,11 @@ class Fans:
             fan.note = note
             self._show(fan)
 
-    async def _draw(self, fan: Fan, claimed: Answer) -> None:
-        speaker, prompt = await self._prompt(fan, claimed)
-        model, options = speaker.model, self._answers.options_for(claimed, speaker)
-        options = replace(options, max_tokens=min(options.max_tokens or DRAWN_TOKENS, DRAWN_TOKENS))
+    async def _draw(self, fan: Fan, claimed: Answer, asked: Asked) -> None:
+        speaker, prompt = await self._prompt(fan, claimed, asked)
+        model, options = speaker.model, self._answers.settle_options(claimed, asked, speaker)
+        most = min(options.max_tokens or DRAWN_TOKENS, DRAWN_TOKENS)
+        options = replace(options, max_tokens=most, speculative=None)  # several are one forward a step already
         if options.sampling.temperature == 0.0:
             raise Refusal("the temperature is 0: all would say the same. Ask for beams, or give it some warmth")
         if options.grammar is not None:
@@ -165,8 +168,8 @@ class Fans:
                 if ended:
                     self._show(fan)
 
-    async def _search(self, fan: Fan, claimed: Answer) -> None:
-        speaker, prompt = await self._prompt(fan, claimed)
+    async def _search(self, fan: Fan, claimed: Answer, asked: Asked) -> None:
+        speaker, prompt = await self._prompt(fan, claimed, asked)
         model = speaker.model
         watched: list[list[int]] = [[]]
 
@@ -177,7 +180,11 @@ class Fans:
                 fan.beams = tuple(Column(-1 - i, spelt(model, ids), p) for i, (ids, p) in enumerate(beams))
                 self._show(fan)
 
-        options = BeamOptions(width=fan.wanted, max_tokens=SEARCHED_TOKENS)
+        said_by_session = self._answers.settle_options(claimed, asked, speaker)
+        options = BeamOptions(
+            width=fan.wanted, max_tokens=SEARCHED_TOKENS, stop=said_by_session.stop, grammar=said_by_session.grammar,
+            grammar_prefix=said(fan) if said_by_session.grammar is not None else 0,
+        )  # fmt: skip
         read_on = partial(self._read_on, fan, fan.computed)
         found = await model.beam_generate(prompt, options, adapters=speaker.adapters, on_progress=read_on, on_step=on_step)
         fan.scores = [hypothesis.score for hypothesis in found]
@@ -201,7 +208,10 @@ class Fans:
 
     async def _end(self, fan: Fan, claimed: Answer) -> None:
         """Everything that was said is written; what said nothing is taken away again."""
-        finish, message = self._judge(claimed)
+        judge(claimed)
+        finish, message = claimed.finish, claimed.message
+        if finish == "engine_died":
+            message = message or STOPPED
         fan.running, fan.note, fan.beams = False, message, ()
         endings = [self._ending(fan, strand, finish) for strand in fan.strands]
         unsaved = Endings(endings, fan.session)
@@ -224,25 +234,6 @@ class Fans:
         self._progress()
         if message and not fan.strands:
             raise Refusal(message)
-
-    def _judge(self, claimed: Answer) -> tuple[str, str]:
-        """How what had not ended by itself ended, and what to say of it."""
-        task = claimed.task
-        assert task is not None
-        error = None if task.cancelled() else task.exception()
-        if error is None:
-            return "cancelled", ""
-        if isinstance(error, EngineDiedError):
-            log.warning("the engine died: %s", error)
-            return "engine_died", STOPPED if claimed.model is not None else not_loaded(error)
-        if isinstance(error, ContextOverflowError):
-            return "error", too_long(error, 0)
-        if claimed.model is None and isinstance(error, RuntimeFault):
-            return "error", not_loaded(error)
-        if not isinstance(error, RuntimeFault | StoreError | Refusal):
-            log.error("continuations failed", exc_info=error)
-            return "error", f"something went wrong ({error}); what was said is kept. The details are in the log"
-        return "error", str(error)
 
     def _ending(self, fan: Fan, strand: Answer, finish: str) -> Ending:
         if strand.node_id not in fan.ended:

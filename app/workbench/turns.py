@@ -11,10 +11,11 @@ from app.workbench.answers import Answers, Prepare
 from app.workbench.copying import Copies
 from app.workbench.growing import EMPTY
 from app.workbench.making import Repeat, refusal
+from app.workbench.path_tokens import content_of
 from app.workbench.pick import began, leading_template, pick
 from app.workbench.points import beside
-from app.workbench.refusals import BUSY, GONE
-from app.workbench.session import UNTITLED, OpenSession, content_of
+from app.workbench.refusals import GONE
+from app.workbench.session import UNTITLED, OpenSession
 from app.workbench.sessions import Sessions
 from app.workbench.setup.beginning import Beginning, left_out
 from app.workbench.tokenise import Tokeniser
@@ -77,7 +78,7 @@ class Turns:
             node = await self._sessions.add(session, NewNode(session.id, user.id, "assistant", status="open"))
             await self._sessions.drop_failed(session, failed)
             if session.title == UNTITLED:
-                await self._sessions.rename(session.id, " ".join(text.split())[:TITLE_LENGTH])
+                await self._sessions.rename(session.id, title_of(text))
             self._tell(SessionsChanged())
             await self._stream(answer, node, partial(self._tokeniser.after_user, session, node))
 
@@ -99,13 +100,20 @@ class Turns:
             self._tell(SessionsChanged())
             await self._stream(answer, reply, partial(self._tokeniser.after_user, session, reply))
 
-    async def begin(self, session_id: int, beginning: Beginning) -> None:
-        """Another beginning; one that is there already is shown again."""
+    async def begin(self, session_id: int, beginning: Beginning) -> OpenSession:
+        """Another beginning; one that is there already is shown again. Returns the session, or the copy of the sample."""
         session = self._sessions.opened(session_id)
         self._answers.check_idle(session_id)
         if beginning == session.beginning():
-            return
+            return session
         session = (await self._copies.target(session)).session
+        with self._answers.claim(session):
+            await self._begin(session, beginning)
+        self._tell(SessionChanged(session.view()))
+        self._progress()
+        return session
+
+    async def _begin(self, session: OpenSession, beginning: Beginning) -> None:
         roots = [root for root in session.tree.children(None) if root.role == "system" and not left_out(root.stats)]
         same = next((root for root in roots if Beginning.of(root) == beginning), None)
         if same is None:
@@ -113,8 +121,6 @@ class Turns:
             await self._sessions.add(session, new)
         else:
             await self._sessions.move(session, same.id)
-        self._tell(SessionChanged(session.view()))
-        self._progress()
 
     async def branch(self, session_id: int, node_id: int, index: int, token_id: int) -> None:
         """A sibling that has another token at `index`, and goes on from there."""
@@ -156,8 +162,9 @@ class Turns:
         node = self._node(session, node_id)
         if node.role != "assistant":
             raise Refusal("only the model's turns can be regenerated; edit your own")
-        if session_id in self._answers.running or (why := refusal(node)):
-            raise Refusal(BUSY if session_id in self._answers.running else why)
+        self._answers.check_idle(session_id)
+        if why := refusal(node):
+            raise Refusal(why)
         if why := refusal(node, await self._answers.model()):
             raise Refusal(why)
         run = session.runs.get(node_id, EMPTY)
@@ -223,3 +230,12 @@ class Turns:
         if node is None:
             raise Refusal(GONE)
         return node
+
+
+def title_of(text: str) -> str:
+    """The first words of a message, not cut inside a word where there is a place between two."""
+    words = " ".join(text.split())
+    if len(words) <= TITLE_LENGTH:
+        return words
+    head, _, _ = words[:TITLE_LENGTH].rpartition(" ")
+    return (head if len(head) > TITLE_LENGTH // 2 else words[: TITLE_LENGTH - 1]) + "…"

@@ -9,7 +9,6 @@ from PySide6.QtGui import QFont, QShowEvent
 from PySide6.QtWidgets import QHBoxLayout, QPushButton, QVBoxLayout, QWidget
 
 from runtime import Origin, SamplingOptions
-from ui.drawing_port import Drawing
 from ui.inspector import words
 from ui.inspector.candidates import Candidates, Line
 from ui.inspector.draw_line import DrawLine
@@ -19,6 +18,7 @@ from ui.inspector.settings_rows import SettingsRows
 from ui.inspector.token import Vocabulary
 from ui.inspector.why import WhyFacts
 from ui.numbers import count
+from ui.port import Drawing
 from ui.shown import Spot
 from ui.theme.fonts import interface_font, mono_font
 from ui.widgets import Caption, ElidedLabel, Label, Notice

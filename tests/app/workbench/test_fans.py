@@ -7,10 +7,11 @@ import asyncio
 import numpy as np
 import pytest
 
+from app.workbench.answers import STARTING
 from runtime import BeamOptions, Finish, GenerationOptions, ModelLoadError, SamplingOptions, replay_draw
 from tests.app.workbench.conftest import Play
 from tests.app.workbench.scene import OPTIONS, Engine, Scene, own_tokens, rows, until
-from ui import ColumnKind, Columns, ColumnsChanged, ColumnTokens, Refusal, TurnStatus, TurnView
+from ui import AnswerFormat, ColumnKind, Columns, ColumnsChanged, ColumnTokens, FormatKind, Guess, Refusal, TurnStatus, TurnView
 
 
 def last_columns(s: Scene) -> Columns:
@@ -324,3 +325,37 @@ def test_without_a_model_what_is_stored_is_told_and_the_rest_says_what_to_do(pla
     engine = Engine()
     play(first, engine=engine)
     play(second, engine=engine)
+
+
+def test_continuations_and_beams_have_the_form_that_the_session_asks_for(play: Play) -> None:
+    async def scene(s: Scene) -> None:
+        session_id, old = await answered(s)
+        at = own_tokens(old)[0]
+        await s.workbench.set_format(session_id, AnswerFormat(FormatKind.REGEX, "[0-9]{3}"))
+        await s.workbench.set_guess(session_id, Guess.PROMPT_LOOKUP)  # for one stream; several go without
+        for work in (s.workbench.continue_many, s.workbench.beams):
+            await work(session_id, old.node_id, at, 2)
+            columns = last_columns(s)
+            assert [column.note for column in columns.columns] == ["", ""]
+            for column in columns.columns:
+                assert column.run.text[:3].isdigit(), column.run.text
+                assert len(column.run.text) == 3
+
+    play(scene)
+
+
+def test_what_is_set_while_a_model_is_loaded_is_for_the_next_ones(play: Play) -> None:
+    async def scene(s: Scene) -> None:
+        session_id, old = await answered(s)
+        model = s.workbench.supervisor.running
+        assert model is not None
+        gate = s.engine.loading = asyncio.Event()
+        await s.workbench.supervisor.died(model)
+        work = asyncio.create_task(s.workbench.continue_many(session_id, old.node_id, own_tokens(old)[3], 2))
+        await until(lambda: any(isinstance(e, ColumnsChanged) and e.view and e.view.note == STARTING for e in s.events))
+        await s.workbench.set_format(session_id, AnswerFormat(FormatKind.REGEX, "[0-9]{3}"))
+        gate.set()
+        await work
+        assert all(not column.run.text[:3].isdigit() for column in last_columns(s).columns)
+
+    play(scene)

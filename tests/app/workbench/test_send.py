@@ -137,7 +137,7 @@ def eos_soon() -> GenerationOptions:
 def test_the_title_is_the_first_message_unless_somebody_named_the_session(play: Play) -> None:
     async def scene(s: Scene) -> None:
         session_id = await s.asked("  where  to\ngo, " + "x" * 100)
-        assert (await s.view(session_id)).title == ("where to go, " + "x" * 100)[:60]
+        assert (await s.view(session_id)).title == ("where to go, " + "x" * 100)[:59] + "…"
         named = await s.new()
         await s.workbench.rename_session(named, "Trip")
         await s.workbench.send(named, "hello")
@@ -297,3 +297,12 @@ def test_a_model_without_roles_continues_what_is_written(play: Play) -> None:
         assert bytes(s.engine.prompts[-1]) == b"A tale.\n\nOnce upon a"
 
     play(scene, engine=Engine(options={"chat_format": "none"}))
+
+
+def test_a_long_first_message_gives_a_title_of_whole_words(play: Play) -> None:
+    async def scene(s: Scene) -> None:
+        session_id = await s.asked("tell me in three sentences why rain smells good, then list five words")
+        title = (await s.view(session_id)).title
+        assert title == "tell me in three sentences why rain smells good, then list…"
+
+    play(scene)

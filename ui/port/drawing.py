@@ -1,7 +1,4 @@
-"""What the window asks about draws: how a token was drawn, how one place could go on, and what follows an alternative.
-
-Part of `ui.port`; all members are called on the window's thread, inside the running event loop.
-"""
+"""Draws: how a token was drawn, how one place could go on, and what follows an alternative."""
 
 from __future__ import annotations
 
@@ -95,26 +92,8 @@ class Columns:
     note: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class ColumnsChanged:
-    """The columns of a session are other ones, have ended or failed: show `view`; None takes them away."""
-
-    session_id: int
-    view: Columns | None
-
-
-@dataclass(frozen=True, slots=True)
-class ColumnTokens:
-    """Tokens to append to one column; `logprob` is the sum over all its tokens, nats."""
-
-    session_id: int
-    node_id: int
-    run: TokenRun
-    logprob: float
-
-
 class DrawingUses(Protocol):
-    """Use cases of `ui.port.Workbench`. Every coroutine may raise `Refusal`."""
+    """Draws, and what else might have been drawn. Every coroutine may raise `Refusal`."""
 
     async def drawing(self, session_id: int, node_id: int, index: int) -> Drawing | None:
         """How token `index` of the turn was drawn; None where there is no such token. Asks no model."""
