@@ -16,6 +16,7 @@ from ui.drafts import NEW, Draft, Drafts
 from ui.file_chips import FileChips
 from ui.file_text import with_files
 from ui.overflow_bar import OverflowBar
+from ui.parts import button
 from ui.port import TextFile
 from ui.theme.fonts import interface_font
 from ui.transcript.visible import one_line, utf16_length
@@ -39,6 +40,7 @@ class Composer(QWidget):
     leave_out_wanted = Signal(str)  # room for this message
     new_wanted = Signal()  # a session that has room; the draft is there already
     larger_wanted = Signal()
+    format_wanted = Signal()  # a chat format for a model without one
     settled = Signal(str, object)  # the draft stood still for a while, as `drafted`
     drafted = Signal(str, object)  # the draft, a moment after the last key; what it is another version of, as in `sent`
 
@@ -61,6 +63,10 @@ class Composer(QWidget):
         self.chips.pin_wanted.connect(self.pin_wanted)
         self.attach_button = IconButton("plus", self.tr("Attach a text file"))
         self.attach_button.clicked.connect(self._choose_file)
+        self.roles = button(self.tr("continued as text: choose a chat format…"), "link")
+        self.roles.setToolTip(self.tr("This model knows no roles. With a chat format it takes questions and answers."))
+        self.roles.clicked.connect(self.format_wanted)
+        self.roles.hide()
         self.send_button = QPushButton(self.tr("Send"))
         self.send_button.setObjectName("send")
         self.send_button.setFont(interface_font(12.5, QFont.Weight.DemiBold))
@@ -201,6 +207,7 @@ class Composer(QWidget):
         tools.addWidget(self.attach_button)
         tools.addWidget(self.setup_button)
         row.addLayout(tools)
+        row.addWidget(self.roles)
         row.addWidget(self.meter.cost)
         row.addWidget(self.meter.context, 1)
         row.addWidget(self.meter.busy, 1)

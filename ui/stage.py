@@ -190,6 +190,7 @@ class Stage(QObject):
 
     def _show_cost(self, composition: Composition) -> None:
         self._parts.composer.meter.show_cost(composition)
+        self._parts.composer.roles.setVisible(not composition.takes_roles)
         self._counted_length = self._desk.shown.length if self._desk.shown is not None else 0
 
     def _show_left_out(self, count: int) -> None:

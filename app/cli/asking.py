@@ -35,6 +35,7 @@ class Flags(TypedDict):
     backend: str | None
     template: str | None
     adapters: tuple[str, ...]
+    offload: str | None
     system: str | None
     raw: bool
     session: str | None
@@ -66,6 +67,11 @@ OPTIONS = (
         metavar="NAME|FILE",
         help=f"How a chat becomes text, in place of the model's own template: {', '.join(TEMPLATES[1:])}, or a file with a "
         "jinja2 template. Example: --format chatml",
+    ),
+    click.option(
+        "--offload",
+        type=click.Choice(("none", "disk")),
+        help="disk: weights that do not fit into memory are read from disk for every token (slow; hf only).",
     ),
     click.option(
         "--adapter",
@@ -173,7 +179,7 @@ class Asked:
         return cls(
             model=flags["model"] or settings.model,
             backend=flags["backend"] or settings.backend,
-            load=_format(flags["template"]) | adapter_options(flags["adapters"]),
+            load=_format(flags["template"]) | adapter_options(flags["adapters"]) | _offload(flags["offload"]),
             call={name: value for name, value in call.items() if value is not None},
             system=flags["system"] or None,
             raw=flags["raw"],
@@ -253,6 +259,10 @@ def _format(given: str | None) -> dict[str, Any]:
     if Path(given).is_file():
         return {"chat_template_file": given}
     raise click.UsageError(f"--format {given}: neither one of {', '.join(TEMPLATES)} nor a file")
+
+
+def _offload(given: str | None) -> dict[str, Any]:
+    return {} if given in (None, "none") else {"offload": given}
 
 
 def adapter_options(given: tuple[str, ...]) -> dict[str, Any]:

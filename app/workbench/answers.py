@@ -31,7 +31,7 @@ from app.workbench.setup.setups import Asked, Setups
 from app.workbench.speaker import Speaker
 from runtime import Finish, GenerationOptions, LanguageModel, PromptProgress, RuntimeFault, TokenRun
 from storage import SessionStore, StoreError
-from ui import Event, Refusal, SessionChanged, TokensArrived, TurnChanged, TurnStats, TurnStatus
+from ui import EngineState, Event, Refusal, SessionChanged, TokensArrived, TurnChanged, TurnStats, TurnStatus
 
 STATUS_SECONDS = 0.25  # between two looks at the counters while a stream runs
 STARTING = "starting the engine…"
@@ -70,6 +70,7 @@ class Answers(Claims):
         self._tell = tell
         self._progress = on_progress
         self._keep = keep
+        supervisor.subscribe(self._tell_start)
 
     def asked(self, session: OpenSession) -> Asked:
         """What a session asks of what begins now; it is kept to the end, whatever is set meanwhile."""
@@ -143,7 +144,7 @@ class Answers(Claims):
             model = answer.model = await self._supervisor.model()
             answer.began = time.monotonic()
         finally:
-            if session.notes.get(node_id) == STARTING:
+            if session.notes.get(node_id, "").startswith(STARTING):
                 del session.notes[node_id]
         speaker = await self.speaker(answer, model)
         options = settled(answer, asked, speaker, self._call)
@@ -175,6 +176,16 @@ class Answers(Claims):
             async for run in runs:
                 self._take(answer, run)
                 recorder.add(run)
+
+    def _tell_start(self) -> None:
+        """Answers that wait for the engine say how far it is."""
+        if self._supervisor.state is not EngineState.STARTING:
+            return
+        for answer in self.running.values():
+            session = answer.session
+            if session.notes.get(answer.node_id, "").startswith(STARTING):
+                session.notes[answer.node_id] = f"{STARTING} {self._supervisor.reason}"
+                self._tell(TurnChanged(session.id, session.last_turn()))
 
     def _read_on(self, answer: Answer, before: int, progress: PromptProgress) -> None:
         """Counts what the prompt costs, on top of what was computed `before`; a long one says how far it is."""

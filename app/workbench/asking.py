@@ -8,6 +8,7 @@ from typing import Any
 
 from app.workbench.answer import Answer
 from app.workbench.making import made_with, plain_options, refusal
+from app.workbench.setup.guessing import guessed_by
 from app.workbench.setup.setups import Asked
 from app.workbench.speaker import Speaker
 from runtime import GenerationOptions, InvalidRequestError, fresh_seed
@@ -31,7 +32,8 @@ def settled(answer: Answer, asked: Asked, speaker: Speaker, call: Mapping[str, A
             raise InvalidRequestError(why)
         answer.made_with = {**answer.repeats.made, "options": plain_options(answer.options)}
         return answer.options
-    layer = asked.session if speaker.adapters is None else {**asked.session, "adapters": speaker.adapters}
+    guessed = guessed_by(asked.session, speaker.model.info)
+    layer = guessed if speaker.adapters is None else {**guessed, "adapters": speaker.adapters}
     said = call if answer.seed is None else {**call, "seed": answer.seed}
     resolved = speaker.model.resolve_options(said, session=layer, preset=answer.options)
     chosen = answer.seed is None and [asked.preset.seed, asked.session.get("seed"), call.get("seed")] != [None] * 3

@@ -65,7 +65,10 @@ class Composing:
         try:
             tokens = len(await model.tokenize_async(clean_text(text))) if text else 0
             can_grow = model.info.options.get("context_length") is not None
-            composition = Composition(tokens, None, used + tokens, model.info.context_length, can_grow=can_grow)
+            composition = Composition(
+                tokens, None, used + tokens, model.info.context_length,
+                can_grow=can_grow, takes_roles=model.info.has_template,
+            )  # fmt: skip
             return composition if session is None else await self._with_parts(composition, model, session, text, replaces)
         except EngineDiedError:
             await self._supervisor.died(model)

@@ -181,3 +181,22 @@ def test_what_does_not_fit_is_a_choice_before_send(in_window: Play, bench: FakeW
         assert bench.asked("send") == []
 
     in_window(scene)
+
+
+def test_a_model_without_roles_says_so_where_the_message_is_written(in_window: Play, bench: FakeWorkbench) -> None:
+    counting(bench, Composition(3, None, 3, 8192, takes_roles=False))
+
+    async def scene(window: MainWindow) -> None:
+        composer = window.parts.composer
+        QTest.keyClicks(composer.field, "Once upon a")
+        await until(lambda: composer.roles.isVisible())
+        # when
+        composer.roles.setFocus()
+        QTest.keyClick(composer.roles, Qt.Key.Key_Space)
+        # then the row that changes it is there
+        await until(lambda: window.settings.isVisible() and window.settings.models.combos["chat_format"].count() == 3)
+        counting(bench, Composition(3, None, 3, 8192))
+        QTest.keyClicks(composer.field, " time")
+        await until(lambda: composer.roles.isHidden())
+
+    in_window(scene)

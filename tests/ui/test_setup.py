@@ -148,10 +148,12 @@ def test_values_are_read_as_they_are_written() -> None:
 def test_presets_are_chosen_saved_and_deleted(in_window: Play, bench: FakeWorkbench) -> None:
     async def scene(window: MainWindow) -> None:
         page = (await opened(window, SAMPLING)).sampling
-        await until(lambda: page.presets.count() == 3)
-        assert [page.presets.itemText(i) for i in range(3)] == ["Elsewise's own", "greedy", "mine"]
+        await until(lambda: page.presets.count() == 4)
+        assert [page.presets.itemText(i) for i in range(4)] == ["default (greedy)", "Elsewise's own", "greedy", "mine"]
         assert not page.delete_button.isEnabled()
         page.presets.setFocus()
+        QTest.keyClick(page.presets, Qt.Key.Key_Down)
+        await until(lambda: bench.asked("choose_preset") == [(TRIP, "Elsewise's own")])
         QTest.keyClick(page.presets, Qt.Key.Key_Down)
         QTest.keyClick(page.presets, Qt.Key.Key_Down)
         await until(lambda: bench.asked("choose_preset")[-1:] == [(TRIP, "mine")])
@@ -161,7 +163,7 @@ def test_presets_are_chosen_saved_and_deleted(in_window: Play, bench: FakeWorkbe
         await until(lambda: page.presets.currentText() == "rainy days")
         assert bench.asked("save_preset") == [(TRIP, "rainy days")]
         QTest.mouseClick(page.delete_button, LEFT)
-        await until(lambda: page.presets.currentText() == "Elsewise's own")
+        await until(lambda: page.presets.currentText() == "default (greedy)")
         assert bench.asked("delete_preset") == [(TRIP, "rainy days")]
 
     in_window(scene)

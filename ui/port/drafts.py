@@ -38,6 +38,7 @@ class Composition:
     parts: tuple[ContextPart, ...] = ()  # in order; empty where they are not known
     can_grow: bool = False  # the model has a larger context than it was loaded with
     new_tokens: int | None = None  # to be computed before the first token of the answer
+    takes_roles: bool = True  # False: the model has no chat format, and continues the text as it stands
 
 
 class DraftCommands(Protocol):

@@ -98,6 +98,7 @@ class MainWindow(QMainWindow):
     def _wire_setup(self) -> None:
         desk, popover = self.desk, self.popover
         self.parts.top.setup_wanted.connect(popover.toggle)
+        self.parts.composer.format_wanted.connect(self._open_settings)
         self.parts.composer.setup_wanted.connect(lambda: popover.toggle(SAMPLING))
         popover.model.models_wanted.connect(desk.models.ask_menu)
         self.settings.shown.connect(lambda view: self.apply(view.values))

@@ -13,6 +13,7 @@ from app.supervisor import Supervisor
 from app.workbench.refusals import stored
 from app.workbench.session import OpenSession
 from app.workbench.setup.adapters import bring, engine_name, lines, stack_of
+from app.workbench.setup.guessing import guess_problem
 from app.workbench.setup.presets import Presets
 from app.workbench.setup.tools import names_of, read_tools
 from app.workbench.setup.values import MOST_ADAPTERS, OPTIONS, Branch, SessionValues, grammar_of, read_values
@@ -111,7 +112,10 @@ class Setups:
         beginning = session.beginning()
         notes = [*self._notes.get(session.id, ()), *self.presets.notes]
         if values.preset and values.preset not in self.presets.names:
-            notes.append(f"its preset {values.preset!r:.80} is not there any more; Elsewise's own is taken")
+            notes.append(f"its preset {values.preset!r:.80} is not there any more; the default is taken")
+        problem = "" if model is None else guess_problem(values.guess, model.info)
+        if problem:
+            notes.append(f"{problem}; its answers come without guesses")
         return SessionSetup(
             session_id=session.id,
             system=beginning.system,
@@ -120,6 +124,7 @@ class Setups:
             options=option_views(self._resolved(values), values),
             preset=values.preset if values.preset in self.presets.names else "",
             presets=self.presets.names,
+            default_preset=self.presets.default,
             answer_format=values.answer_format,
             adapters=lines(model, values.adapters),
             guess=values.guess,
@@ -155,7 +160,7 @@ class Setups:
         await self._set(session, replace(values, preset=kept, options={}))
 
     async def delete_preset(self, session: OpenSession, name: str) -> None:
-        """Forgets one; the session takes Elsewise's own if it had that one."""
+        """Forgets one; the session takes the default if it had that one."""
         await self.presets.delete(name)
         if values_of(session).preset == name:
             await self._set(session, replace(values_of(session), preset=""))
@@ -199,8 +204,9 @@ class Setups:
     async def set_guess(self, session: OpenSession, guess: Guess) -> None:
         """Where guesses come from."""
         model = self._supervisor.running
-        if guess is Guess.DRAFT and model is not None and not model.info.options.get("draft_model"):
-            raise Refusal("no draft model is loaded: choose one in the settings; it holds after a reload")
+        problem = "" if model is None else guess_problem(guess, model.info)
+        if problem:
+            raise Refusal(problem)
         await self._set(session, replace(values_of(session), guess=guess))
 
     # ---- adapters -----------------------------------------------------------------------------------------------------

@@ -87,7 +87,7 @@ def read_values(stored: object) -> tuple[SessionValues, list[str]]:
     options = read_options(stored.get("options"), notes)
     preset = stored.get("preset", "")
     if not isinstance(preset, str):
-        notes.append("its preset has no name; Elsewise's own is taken")
+        notes.append("its preset has no name; the default is taken")
         preset = ""
     return SessionValues(
         options,

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from runtime import GenerationOptions, SamplingOptions
+from runtime.backends.fake import Behaviour
 from tests.app.workbench.conftest import Play
 from tests.app.workbench.scene import Engine, Scene, own_tokens, rows
 from tests.runtime.adapters.test_changes import toy_adapter
@@ -368,6 +369,35 @@ def test_adapters_are_brought_back_after_the_engine_was_started_anew(play: Play,
 
     play(first, options=GREEDY)
     play(second, engine=Engine(), options=GREEDY)
+
+
+@pytest.mark.parametrize(
+    ("guess", "engine", "why"),
+    [
+        (Guess.DRAFT, Engine(), "no draft model is loaded"),
+        (Guess.PROMPT_LOOKUP, Engine(source=(Behaviour(recurrent=True), None)), "recurrent state"),
+    ],
+)
+def test_guesses_that_nobody_can_make_are_left_out_with_a_note(play: Play, guess: Guess, engine: Engine, why: str) -> None:
+    async def scene(s: Scene) -> None:
+        # given a session that was set to them when another model was loaded
+        session_id = await s.new()
+        assert (await s.workbench.set_guess(session_id, guess)).notes == []  # no model yet
+        # then it is answered all the same
+        await s.workbench.send(session_id, "hello")
+        last = await s.last(session_id)
+        assert last.note in ("", "reached the length limit")
+        assert len(own_tokens(last))
+        made = await s.store.load_session(session_id)
+        assert made.nodes[-1].stats["made"]["options"]["speculative"] is None
+        # and who looks is told why, and cannot choose it once more
+        (note,) = (await s.workbench.setup(session_id)).notes
+        assert why in note
+        with pytest.raises(Refusal, match=why):
+            await s.workbench.set_guess(session_id, guess)
+        assert (await s.workbench.set_guess(session_id, Guess.OFF)).notes == []
+
+    play(scene, engine=engine)
 
 
 def test_an_answer_is_made_exactly_again_under_the_adapters_it_was_made_with(play: Play, tmp_path: Path) -> None:
