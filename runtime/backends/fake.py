@@ -162,7 +162,8 @@ class FakeBackend(PackedBackend[FakePack]):
         return int(pack.kv.nbytes) + state_size(pack.states.values())
 
     def finite_slots(self, pack: FakePack) -> Bool:
-        return np.logical_and.reduce(np.isfinite(pack.kv[: pack.tree.size]), axis=1)
+        finite: Bool = np.isfinite(pack.kv[: pack.tree.size]).all(axis=1)
+        return finite
 
     def capacity(self, pack: FakePack) -> int:
         return len(pack.kv)
