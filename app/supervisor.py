@@ -6,22 +6,26 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from app.faults import STOPPED, not_loaded
 from runtime import EngineDiedError, LanguageModel
 from ui import EngineState
 
+if TYPE_CHECKING:
+    from runtime import LoadProgress
+
 log = logging.getLogger(__name__)
-Starter = Callable[..., Awaitable[LanguageModel]]  # (source, backend, **options)
+Starter = Callable[..., Awaitable[LanguageModel]]  # (source, backend, on_progress=..., **options)
 
 
 async def spawn_engine(source: str, backend: str, **options: Any) -> LanguageModel:
     """`runtime.spawn`; what it needs is loaded on a thread, for the window is on the screen by now and must not stall."""
     with ThreadPoolExecutor(1, thread_name_prefix="load-client") as thread:
         spawn = await asyncio.wrap_future(thread.submit(_spawn))
-    return await spawn(source, backend, **options)
+    return await spawn(source, backend, on_progress=..., **options)
 
 
 def _spawn() -> Starter:
@@ -77,10 +81,12 @@ class Supervisor:
         return await asyncio.shield(self._starting)
 
     async def _start(self) -> LanguageModel:
-        self._tell(EngineState.STARTING, f"loading {Path(self.source).name}")
+        loading = f"loading {Path(self.source).name}"
+        self._tell(EngineState.STARTING, loading)
+        told = partial(self._loading, asyncio.current_task(), loading)
         loaded_with = (self.backend, self._lasting())
         try:
-            self._model = await self._start_engine(self.source, self.backend, **self.options)
+            self._model = await self._start_engine(self.source, self.backend, on_progress=told, **self.options)
         except EngineDiedError as error:
             self._tell(EngineState.DIED, not_loaded(error))
             raise
@@ -93,6 +99,10 @@ class Supervisor:
         self._loaded_with = loaded_with
         self._tell(EngineState.READY, "")
         return self._model
+
+    def _loading(self, start: asyncio.Task[Any] | None, words: str, progress: LoadProgress) -> None:
+        if self._starting is start:  # else another one has begun meanwhile
+            self._tell(EngineState.STARTING, f"{words}: {progress.done:,} of {progress.total:,} tensors")
 
     def busy(self, busy: bool) -> None:
         """The engine works for somebody, or does not any more."""

@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from runtime.loading.progress import Progress
     from runtime.loading.shelf import ShelfEntry, list_models
     from runtime.loading.smollm2 import fetch_embedded
+    from runtime.loading.telling import LoadProgress
     from runtime.loading.verify import verify_model
     from runtime.members.blocks import BlocksSaved
     from runtime.members.pins import Pinned
@@ -129,6 +130,7 @@ __all__ = [
     "LanguageModel",
     "Latency",
     "LoadOptions",
+    "LoadProgress",
     "Manifest",
     "ManifestMismatchError",
     "MemoryBudgetError",
@@ -253,6 +255,7 @@ _NAMES = {
         "list_models",
     ),
     "runtime.loading.smollm2": ("fetch_embedded",),
+    "runtime.loading.telling": ("LoadProgress",),
     "runtime.loading.verify": ("verify_model",),
     "runtime.members.blocks": ("BlocksSaved",),
     "runtime.members.pins": ("Pinned",),

@@ -6,7 +6,7 @@ from typing import Any
 
 import sqlite_utils
 
-from storage import sealed, search, sessions
+from storage import places, sealed, search, sessions
 from storage.database import fetch
 from storage.errors import StoreDamagedError
 from storage.rows import SessionCopy
@@ -16,7 +16,7 @@ _OWN = ("id", "sha256")  # what a copy has for itself
 
 
 def copy(db: sqlite_utils.Database, session_id: int, title: str) -> SessionCopy:
-    """Copies a session; one transaction."""
+    """Copies a session, into the same folder and with the same tags; one transaction."""
     source = sessions.require(db, session_id)
     rows = fetch(db, "SELECT * FROM nodes WHERE session_id = ? ORDER BY seq", [session_id])
     if not sealed.intact("sessions", source) or len(rows) != source["node_count"]:
@@ -35,6 +35,9 @@ def copy(db: sqlite_utils.Database, session_id: int, title: str) -> SessionCopy:
     sealed.update(
         db, "sessions", made, {"current_node": current, "branches": source["branches"], "node_count": source["node_count"]}
     )
+    for place in fetch(db, "SELECT * FROM places WHERE id = ?", [session_id]):
+        if sealed.intact("places", place):  # a damaged one counts as none, as everywhere
+            places.change(db, target, folder_id=place["folder_id"], tags=place["tags"])
     return SessionCopy(target, numbers)
 
 

@@ -45,11 +45,12 @@ def ask(settings: Settings, text: str | None, **flags: Unpack[Flags]) -> None:
         raise click.UsageError("TEXT is empty; write a message")
     printer = Printer(asked.alternatives, asked.as_json, formed=asked.formed)
     if flags["session"] is not None:
-        asyncio.run(ask_saved(settings.data, flags["session"], text, asked, printer.run))
+        seed = asyncio.run(ask_saved(settings.data, flags["session"], text, asked, printer.run))
     else:
+        seed = asked.seed
         with load_model(asked.model, asked.backend, **asked.load) as model:
             asyncio.run(_stream(model, text, asked, printer))
-    printer.end(asked.seed)
+    printer.end(seed)
     if printer.broken:
         raise click.exceptions.Exit(1)
 

@@ -35,6 +35,7 @@ class Flags(TypedDict):
     backend: str | None
     template: str | None
     adapters: tuple[str, ...]
+    offload: str | None
     system: str | None
     raw: bool
     session: str | None
@@ -66,6 +67,11 @@ OPTIONS = (
         metavar="NAME|FILE",
         help=f"How a chat becomes text, in place of the model's own template: {', '.join(TEMPLATES[1:])}, or a file with a "
         "jinja2 template. Example: --format chatml",
+    ),
+    click.option(
+        "--offload",
+        type=click.Choice(("none", "disk")),
+        help="disk: weights that do not fit into memory are read from disk for every token (slow; hf only).",
     ),
     click.option(
         "--adapter",
@@ -132,7 +138,7 @@ class Asked:
     Attributes:
         model: What to load, on `backend`, with `load` (of `LoadOptions`).
         call: How answers are drawn, as far as the command line says it, by the names of `GenerationOptions.from_mapping`;
-            the seed is set.
+            the seed is set, but for a session's answer that nobody gave one.
     """
 
     model: str
@@ -152,8 +158,9 @@ class Asked:
             click.UsageError: A value out of range, or two that contradict each other.
         """
         _check_company(flags)
-        seed = fresh_seed() if flags["seed"] is None else flags["seed"]
-        recorded = max(flags["alternatives"], 10) if flags["session"] is not None else flags["alternatives"]
+        in_session = flags["session"] is not None  # which may have a seed of its own
+        seed = fresh_seed() if flags["seed"] is None and not in_session else flags["seed"]
+        recorded = max(flags["alternatives"], 10) if in_session else flags["alternatives"]
         call: dict[str, Any] = {
             "max_tokens": flags["max_tokens"],
             "temperature": flags["temperature"],
@@ -172,7 +179,7 @@ class Asked:
         return cls(
             model=flags["model"] or settings.model,
             backend=flags["backend"] or settings.backend,
-            load=_format(flags["template"]) | adapter_options(flags["adapters"]),
+            load=_format(flags["template"]) | adapter_options(flags["adapters"]) | _offload(flags["offload"]),
             call={name: value for name, value in call.items() if value is not None},
             system=flags["system"] or None,
             raw=flags["raw"],
@@ -182,7 +189,7 @@ class Asked:
 
     @property
     def seed(self) -> int:
-        """Of the one answer."""
+        """Of the one answer, outside a session."""
         seed: int = self.call["seed"]
         return seed
 
@@ -252,6 +259,10 @@ def _format(given: str | None) -> dict[str, Any]:
     if Path(given).is_file():
         return {"chat_template_file": given}
     raise click.UsageError(f"--format {given}: neither one of {', '.join(TEMPLATES)} nor a file")
+
+
+def _offload(given: str | None) -> dict[str, Any]:
+    return {} if given in (None, "none") else {"offload": given}
 
 
 def adapter_options(given: tuple[str, ...]) -> dict[str, Any]:

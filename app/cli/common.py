@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 
-from runtime import LanguageModel, OnProgress, PromptProgress, load
+from runtime import LanguageModel, LoadProgress, OnProgress, PromptProgress, load
 
 console = Console(stderr=True)
 PIPE_WIDTH = 10_000  # characters; wider than any row
@@ -25,8 +25,12 @@ def load_model(model: str, backend: str, **options: Any) -> LanguageModel:
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     os.environ.pop("MLX_LM_TRUST_REMOTE_CODE", None)
-    with console.status(f"loading {model}"):
-        loaded = load(model, backend, **options)
+    with console.status(f"loading {model}") as status:
+
+        def show(progress: LoadProgress) -> None:
+            status.update(f"loading {model}: {progress.done:,} of {progress.total:,} tensors")
+
+        loaded = load(model, backend, on_progress=show, **options)
     asked = set(options) - {"blocks"}  # which nobody asks for
     for warning in loaded.info.warnings if asked else ():  # those of the options that were asked for
         click.echo(f"note: {warning}", err=True)

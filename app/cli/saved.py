@@ -16,7 +16,7 @@ from app.supervisor import Supervisor
 from app.workbench import AppWorkbench
 from runtime import Finish, GenerationOptions, LanguageModel, TokenRun, clean_text
 from storage import DataFolderLock, SessionStore
-from ui import Event, Refusal, TokensArrived
+from ui import Event, Refusal, SessionSetup, TokensArrived
 
 Decode = Callable[[int], bytes]
 
@@ -27,11 +27,15 @@ async def ask_saved(
     text: str,
     asked: Asked,
     on_run: Callable[[TokenRun, Decode], None],
-) -> None:
+) -> int:
     """Sends `text` in the session called `title` (made if there is none) and streams the answer to `on_run`.
+
+    Returns:
+        The seed that the answer was drawn with: the command's, else the session's, else a fresh one.
 
     Raises:
         click.ClickException: Another process writes into the data folder, or the answer failed.
+        click.UsageError: Adapters for a session that has a stack of its own.
     """
     title = clean_text(title).strip()
     if not title:
@@ -45,7 +49,7 @@ async def ask_saved(
         supervisor = Supervisor(asked.model, asked.backend, start=_in_process, **asked.load, blocks=blocks_in(data))
         workbench = AppWorkbench(store, supervisor, GenerationOptions.from_mapping(PRESET), asked.call)
         try:
-            await _send(workbench, store, title, text, on_run)
+            return await _send(workbench, store, title, text, asked, on_run)
         finally:
             await workbench.close()
     finally:
@@ -53,8 +57,13 @@ async def ask_saved(
 
 
 async def _send(
-    workbench: AppWorkbench, store: SessionStore, title: str, text: str, on_run: Callable[[TokenRun, Decode], None]
-) -> None:
+    workbench: AppWorkbench,
+    store: SessionStore,
+    title: str,
+    text: str,
+    asked: Asked,
+    on_run: Callable[[TokenRun, Decode], None],
+) -> int:
     rows = [row for row in await store.sessions() if row.title == title and not row.is_sample]
     session_id = rows[0].id if rows else await store.create_session(title)
 
@@ -67,14 +76,29 @@ async def _send(
             on_run(event.run, workbench.vocabulary.bytes_of)
 
     await workbench.open_session(session_id)
+    if "adapters" in asked.load:
+        _check_stack(title, await workbench.setup(session_id))
     workbench.subscribe(listen)
     try:
         await workbench.send(session_id, text)
     except Refusal as refusal:
         raise click.ClickException(str(refusal)) from refusal
+    last = (await workbench.open_session(session_id)).turns[-1]
     if finish is Finish.NONE:
-        last = (await workbench.open_session(session_id)).turns[-1]
         raise click.ClickException(last.note or "the answer did not end")
+    nodes = (await store.load_session(session_id)).nodes
+    seed: int = next(node.stats["seed"] for node in nodes if node.id == last.node_id)
+    return seed
+
+
+def _check_stack(title: str, setup: SessionSetup) -> None:
+    """Adapters of the command would not be used where the session says which ones are."""
+    if setup.adapters:
+        uses = ", ".join(f"{line.choice.name} × {line.choice.scale:g}" for line in setup.adapters)
+        raise click.UsageError(
+            f"--adapter: the session {title!r} has a stack of its own ({uses}); leave out --adapter, "
+            "take them off in the window, or ask in another session"
+        )
 
 
 async def _in_process(source: str, backend: str, **options: Any) -> LanguageModel:

@@ -10,15 +10,17 @@ from typing import Any
 
 from app.supervisor import Supervisor
 from app.workbench.refusals import stored
-from app.workbench.setup.presets import Presets
+from app.workbench.setup.presets import OWN, Presets
 from runtime import EngineDiedError, LoadOptions, RuntimeFault
 from storage import SessionStore, StoreError
 from ui import AppSettings, DataFacts, Refusal, SettingsView
 
 log = logging.getLogger(__name__)
 SETTING = "settings"
-LOADED_WITH = ("device", "dtype", "context_length", "threads", "draft_model", "kv_cache_bytes")  # fields of LoadOptions
-AFTER_RELOAD = ("backend", "device", "dtype", "context_length", "threads", "draft_model")
+LOADED_WITH = (  # fields of LoadOptions
+    "device", "dtype", "context_length", "threads", "draft_model", "chat_format", "offload", "kv_cache_bytes",
+)  # fmt: skip
+PLAIN = {"offload": "none"}  # what leaves it to the engine, where "auto", "" and None do not
 SCHEMES = ("system", "light", "dark")
 LEAST_TEXT, MOST_TEXT = 100, 200  # percent
 LEAST_KV = 1 << 20
@@ -59,6 +61,8 @@ class SettingsKeeper:
 
     def view(self, models: Sequence[str], backends: Sequence[str]) -> SettingsView:
         """What is set, and what could be."""
+        from runtime import CHAT_FORMATS  # read when somebody looks: the window's start needs none of it
+
         return SettingsView(
             values=self.values,
             needs_reload=self._supervisor.needs_reload,
@@ -66,8 +70,10 @@ class SettingsKeeper:
                 "backend": ["auto", *backends],
                 "device": ["auto", "cpu", "cuda", "mps"],
                 "dtype": ["auto", "float32", "float16", "bfloat16"],
+                "chat_format": ["auto", "none", *CHAT_FORMATS],
+                "offload": ["none", "disk"],
                 "draft_model": ["", *models],
-                "preset": ["", *self._presets.names],
+                "preset": ["", *(name for name in self._presets.names if name != OWN)],  # "" is that one
             },
             notes=list(self._notes),
         )
@@ -114,9 +120,9 @@ class SettingsKeeper:
     def _pass_on(self) -> None:
         """To the engine that is loaded next, and to sessions that chose no preset."""
         values = self.values
-        self._presets.default = values.preset
+        self._presets.chosen = values.preset
         options = {name: getattr(values, name) for name in LOADED_WITH}
-        options = {name: None if value in ("auto", "") else value for name, value in options.items()}
+        options = {name: None if value in ("auto", "", PLAIN.get(name)) else value for name, value in options.items()}
         if self._blocks is not None:
             options["blocks"] = {**self._blocks, "budget": values.disk_bytes or self._blocks["budget"]}
         backend = values.backend if values.backend != "auto" else self._first_backend

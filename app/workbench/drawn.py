@@ -11,12 +11,12 @@ import numpy.typing as npt
 
 from app.supervisor import Supervisor
 from app.workbench.growing import EMPTY
-from app.workbench.making import MADE
+from app.workbench.making import MADE, beams_of, stack_words
 from app.workbench.prompt import check_tokens
 from app.workbench.refusals import GONE, stored
 from app.workbench.session import OpenSession
 from app.workbench.sessions import Sessions
-from app.workbench.setup.adapters import stack_of_session
+from app.workbench.speaker import Speaker
 from app.workbench.vocabulary import Vocabulary
 from runtime import EngineDiedError, GenerationOptions, LanguageModel, RuntimeFault, SamplingOptions
 from storage import NodeRow, SessionStore
@@ -36,6 +36,7 @@ class Drawn:
         vocabulary: Knows the bytes of tokens.
         in_work: The options of the answer that is being written into a node.
         model: Gives the model, started where it does not run.
+        speaker: The model under the adapters of a session, which are brought in.
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class Drawn:
         vocabulary: Vocabulary,
         in_work: Callable[[int], GenerationOptions | None],
         model: Callable[[], Awaitable[LanguageModel]],
+        speaker: Callable[[OpenSession, LanguageModel], Awaitable[Speaker]],
     ) -> None:
         self._store = store
         self._supervisor = supervisor
@@ -53,17 +55,17 @@ class Drawn:
         self._vocabulary = vocabulary
         self._in_work = in_work
         self._model = model
+        self._speaker = speaker
 
     async def drawing(self, session_id: int, node_id: int, index: int) -> Drawing | None:
         """How token `index` of the turn was drawn; asks no model."""
         session = self._sessions.opened(session_id)
-        await self._sessions.read_whole(session_id)
         place = session.locate(node_id, index)
         if place is None:
             return None
         node, offset = place
         model = self._supervisor.running
-        mine = None if model is None else numbers_now(session, model)
+        mine = None if model is None else await self._numbers_now(session, model)
         theirs = node.kv_fingerprint or mine  # a node that is being written is the running model's
         held = node.stats.get(MADE)
         made = held if isinstance(held, Mapping) else {}
@@ -78,8 +80,9 @@ class Drawn:
             branch=branch if isinstance(branch, int) else 0,
             history=np.array(ids_before(session, node, offset), np.int32),
             model=str(made.get("model") or await self._name_of(theirs, model)),
-            stale=model.info.name if model is not None and theirs != mine else "",
+            stale=in_use(session, model, made) if model is not None and theirs != mine else "",
             can_ask=model is not None and theirs == mine,
+            beams=beams_of(node),
         )
 
     async def whole_row(self, session_id: int, node_id: int, index: int) -> npt.NDArray[np.float32]:
@@ -89,7 +92,6 @@ class Drawn:
             Refusal: None runs, or it cannot.
         """
         session = self._sessions.opened(session_id)
-        await self._sessions.read_whole(session_id)
         place = session.locate(node_id, index)
         if place is None:
             raise Refusal(GONE)
@@ -99,7 +101,7 @@ class Drawn:
         model = self._supervisor.running
         if model is None:
             raise Refusal(NO_MODEL)
-        return await asked(self._supervisor, model, session, place[0], ids)
+        return await self._asked(model, session, place[0], ids)
 
     async def preview(self, session_id: int, node_id: int, index: int, token_id: int, most: int) -> Sequence[bytes]:
         """The likeliest tokens after another token at a place, by queries: they go after all who chat. Nothing is saved.
@@ -108,7 +110,6 @@ class Drawn:
             Refusal: There is no model, or it cannot.
         """
         session = self._sessions.opened(session_id)
-        await self._sessions.read_whole(session_id)
         place = session.locate(node_id, index)
         if place is None:
             raise Refusal(GONE)
@@ -116,7 +117,7 @@ class Drawn:
         ids = [*ids_before(session, *place), token_id]
         words: list[bytes] = []
         while len(words) < most and not model.is_eos(ids[-1]) and len(ids) < model.info.context_length:
-            row = await asked(self._supervisor, model, session, place[0], ids)
+            row = await self._asked(model, session, place[0], ids)
             ids.append(int(row.argmax()))
             words.append(b"" if model.is_eos(ids[-1]) else model.decode_token(ids[-1]))
         return [word for word in words if word]
@@ -129,6 +130,31 @@ class Drawn:
         known = await stored(self._store.model(fingerprint))
         name = (known or {}).get("name")
         return name if isinstance(name, str) else ""
+
+    async def _numbers_now(self, session: OpenSession, model: LanguageModel) -> str:
+        """What the model's numbers are filed under in a session; where its adapters cannot be used, nothing is."""
+        try:
+            return (await self._speaker(session, model)).numbers
+        except RuntimeFault:
+            return ""
+
+    async def _asked(
+        self, model: LanguageModel, session: OpenSession, node: NodeRow, ids: list[int]
+    ) -> npt.NDArray[np.float32]:
+        """``(vocab,)`` after `ids`.
+
+        Raises:
+            Refusal: The path was written with another tokenizer, or the model or an adapter cannot be used.
+        """
+        try:
+            check_tokens(model, session, session.tree.path(node.id))
+            speaker = await self._speaker(session, model)
+            return await model.next_token_logprobs(ids, adapters=speaker.adapters)
+        except EngineDiedError as fault:
+            await self._supervisor.died(model)
+            raise Refusal(str(fault)) from fault
+        except RuntimeFault as fault:
+            raise Refusal(str(fault)) from fault
 
     def _settings(self, held: object) -> SamplingOptions | None:
         """Stored settings; what a newer version wrote beside them is passed over."""
@@ -149,12 +175,13 @@ class Drawn:
         return settings
 
 
-def numbers_now(session: OpenSession, model: LanguageModel) -> str:
-    """What the model's numbers are filed under in a session; while its adapters are not in place, nothing is."""
-    try:
-        return model.info.numbers_under(stack_of_session(session))
-    except RuntimeFault:
-        return ""
+def in_use(session: OpenSession, model: LanguageModel, made: Mapping[str, Any]) -> str:
+    """Who would answer now, where that is not who made an answer: the model, and its adapters where only they differ."""
+    if made.get("base") != model.info.kv_fingerprint:
+        return model.info.name
+    choices = session.values.adapters if session.values is not None else ()
+    uses = [(choice.name, choice.scale) for choice in choices if choice.on] if choices else model.info.lora_stack
+    return f"{model.info.name} with {stack_words(uses)}"
 
 
 def ids_before(session: OpenSession, node: NodeRow, offset: int) -> list[int]:
@@ -162,21 +189,3 @@ def ids_before(session: OpenSession, node: NodeRow, offset: int) -> list[int]:
     path = session.tree.path(node.id)
     own: list[int] = session.runs.get(node.id, EMPTY).ids.tolist()
     return session.path_ids(path[:-1]) + own[:offset]
-
-
-async def asked(
-    supervisor: Supervisor, model: LanguageModel, session: OpenSession, node: NodeRow, ids: list[int]
-) -> npt.NDArray[np.float32]:
-    """``(vocab,)`` after `ids`.
-
-    Raises:
-        Refusal: The path was written with another tokenizer, or the model cannot answer.
-    """
-    try:
-        check_tokens(model, session, session.tree.path(node.id))
-        return await model.next_token_logprobs(ids, adapters=stack_of_session(session))
-    except EngineDiedError as fault:
-        await supervisor.died(model)
-        raise Refusal(str(fault)) from fault
-    except RuntimeFault as fault:
-        raise Refusal(str(fault)) from fault

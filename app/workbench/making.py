@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
+from app.workbench.setup.adapters import engine_name
 from app.workbench.speaker import Speaker
-from runtime import GenerationOptions, InvalidRequestError, LanguageModel, TokenRun, __version__
+from runtime import BeamOptions, GenerationOptions, InvalidRequestError, LanguageModel, TokenRun, __version__
 from storage import NodeRow
 from ui import AdapterChoice, Made, Setting
 
 if TYPE_CHECKING:
-    from runtime import ResolvedOptions
+    from runtime import ModelInfo, ResolvedOptions
 
 Int32 = npt.NDArray[np.int32]
 MADE = "made"  # in a stored answer's stats
@@ -23,11 +24,13 @@ REPEATED = "repeated"  # there too: which answer it repeats, and where it parts 
 CUT_SHORT = frozenset({"cancelled", "engine_died", "error", "app_ended"})  # ends that the model did not come to by itself
 
 NOT_KNOWN = "how this answer was made was not stored yet when it was written; regenerate it instead"
+SEARCHED = "beams"  # the kind of what a beam search found
+FOUND = "this answer was found by a beam search, nothing was drawn; ask for beams at its place, and it is found again"
 NOTHING_MADE = "there is nothing to repeat: the model said nothing here; regenerate the answer instead"
 
 
 def made_with(
-    resolved: ResolvedOptions, speaker: Speaker, stack: Sequence[AdapterChoice], *, seed_was_chosen: bool
+    resolved: ResolvedOptions, speaker: Speaker, stack: Sequence[AdapterChoice] | None, *, seed_was_chosen: bool
 ) -> dict[str, Any]:
     """What is stored of an answer at its beginning: every option that holds and who said so, the seed, and of which model."""
     info = speaker.model.info
@@ -47,9 +50,35 @@ def made_with(
         "fingerprint": speaker.numbers,
         "base": info.kv_fingerprint,
         "adapters": [list(use) for use in (info.lora_stack if speaker.adapters is None else speaker.adapters)],
-        "stack": [[choice.folder, choice.name, choice.scale] for choice in stack if choice.on],
+        "stack": None if stack is None else [_kept(choice, info) for choice in stack if choice.on],
         "version": __version__,
     }
+
+
+def found_with(options: BeamOptions, made: Mapping[str, Any]) -> dict[str, Any]:
+    """What is stored of what a beam search found.
+
+    Args:
+        options: The search's.
+        made: What `made_with` says of the session's answers; of its options only those hold that a search has.
+    """
+    plain = {f.name: _plain(getattr(options, f.name)) for f in fields(options)}
+    plain["grammar"] = None if options.grammar is None else asdict(options.grammar)
+    taken = ("stop", "eos_token_ids", "ignore_eos", "grammar")
+    sources = {who: kept for who, names in made["sources"].items() if (kept := [name for name in names if name in taken])}
+    sources["call"] = ["width", *sources.get("call", ())]
+    return {**made, "kind": SEARCHED, "options": plain, "sources": sources}
+
+
+def beams_of(node: NodeRow) -> int:
+    """How many beams the search had that found an answer; 0 where none did."""
+    width = node.stats.get("beams")
+    return width if isinstance(width, int) else 0
+
+
+def _kept(choice: AdapterChoice, info: ModelInfo) -> list[Any]:
+    digest = next((held.digest for held in info.adapters if held.name == engine_name(choice)), None)
+    return [choice.folder, choice.name, choice.scale, digest]
 
 
 def plain_options(options: GenerationOptions) -> dict[str, Any]:
@@ -78,40 +107,61 @@ def _plain(value: Any) -> Any:
     return value
 
 
+def next_branch(nodes: Iterable[NodeRow], seed: int | None) -> int:
+    """The first number of a branch that no stored answer was drawn with under a seed: its draws are none of theirs."""
+    taken = (_branch_under(node, seed) for node in nodes)
+    return max((branch + 1 for branch in taken if branch is not None), default=0)
+
+
+def _branch_under(node: NodeRow, seed: int | None) -> int | None:
+    made = node.stats.get(MADE)
+    options = made.get("options") if isinstance(made, Mapping) else None
+    said = options if isinstance(options, Mapping) else node.stats
+    branch = said.get("branch", 0)
+    return branch if seed is not None and said.get("seed") == seed and isinstance(branch, int) else None
+
+
 # ---- once more --------------------------------------------------------------------------------------------------------
 
 
-def stack_made_with(made: Mapping[str, Any]) -> tuple[AdapterChoice, ...]:
-    """The adapters that a session had on its stack for an answer."""
+def stack_made_with(made: Mapping[str, Any]) -> tuple[AdapterChoice, ...] | None:
+    """The adapters that a session had on its stack for an answer, none at all too; None: it left that to the model."""
     stored = made.get("stack")
-    entries = stored if isinstance(stored, list) else []
+    if not isinstance(stored, list) or (not stored and made.get("adapters")):  # earlier versions stored both as []
+        return None
     found = []
-    for entry in entries:
+    for entry in stored:
         match entry:
-            case [str(folder), str(name), (int() | float()) as scale]:
+            case [str(folder), str(name), (int() | float()) as scale, *_]:
                 found.append(AdapterChoice(folder, name, float(scale)))
     return tuple(found)
 
 
 def refusal(node: NodeRow, speaker: Speaker | LanguageModel | None = None) -> str:
     """Why an answer cannot be made again exactly; empty where it can."""
+    if beams_of(node):
+        return FOUND
     made = node.stats.get(MADE)
     if not isinstance(made, Mapping):
         return NOT_KNOWN
     if not node.stats.get("generated"):
         return NOTHING_MADE
+    strange = [use[1] for use in made.get("stack") or () if isinstance(use, list) and len(use) > 1 and use[0] is None]
+    if strange:
+        return f"this answer came from elsewhere, and was made with {strange[0]!s:.80}: put that adapter on, and regenerate it"
     if speaker is None:
         return ""
     model = speaker.model if isinstance(speaker, Speaker) else speaker
     numbers = speaker.numbers if isinstance(speaker, Speaker) else model.info.numbers_fingerprint
     if numbers == made.get("fingerprint"):
         return ""
-    if made.get("stack") and model.info.kv_fingerprint == made.get("base"):  # its adapters can be brought in
+    if stack_made_with(made) is not None and model.info.kv_fingerprint == made.get("base"):  # its adapters can be brought in
         changed = "an adapter that this answer was made with is another one now; put the old one back, or regenerate it"
         return changed if isinstance(speaker, Speaker) else ""
     name, engine = made.get("model"), made.get("backend")
     if model.info.kv_fingerprint == made.get("base"):
-        return f"this answer was made with {_stack(made.get('adapters'))}, now it would be {_stack(model.info.lora_stack)}"
+        was, now = stack_words(made.get("adapters")), stack_words(model.info.lora_stack)
+        return f"this answer was made with {was}, now it would be {now}"
     if (name, engine) == (model.info.name, model.info.backend):
         return f"this answer was made by {name} with other weights or another precision than it has now"
     return (
@@ -119,7 +169,8 @@ def refusal(node: NodeRow, speaker: Speaker | LanguageModel | None = None) -> st
     )
 
 
-def _stack(adapters: Any) -> str:
+def stack_words(adapters: Any) -> str:
+    """The adapters that were in force, each a name and a scale."""
     uses = [f"{name} × {scale:g}" for name, scale in adapters or ()]
     return f"the adapters {', '.join(uses)}" if uses else "no adapters"
 
@@ -205,8 +256,10 @@ def how_made(node: NodeRow) -> Made | None:
         "model": str(made.get("model")),
         "engine": " · ".join(str(made[name]) for name in ("backend", "device", "dtype") if made.get(name)),
         "fingerprint": str(made.get("fingerprint"))[:12],
-        "adapters": _stack(made.get("adapters")) if made.get("adapters") else "",
-        "seed": f"{options.get('seed')}" + ("" if "seed" in said_by else " (drawn)"),
+        "adapters": stack_words(made.get("adapters")) if made.get("adapters") else "",
+        "found by": f"a beam search of {beams_of(node)} beams" if beams_of(node) else "",
+        "score": f"{stats['score']:.4f}" if isinstance(stats.get("score"), float) else "",
+        "seed": "" if beams_of(node) else f"{options.get('seed')}" + ("" if "seed" in said_by else " (drawn)"),
         "prompt": _tokens(stats.get("prompt")),
         "generated": _tokens(stats.get("generated")),
         "reused": _tokens(stats.get("reused")),

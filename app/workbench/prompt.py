@@ -40,6 +40,8 @@ async def render_turn(model: LanguageModel, held: Sequence[int], messages: Seque
     Raises:
         InvalidRequestError: The template takes the last message in no company, and not alone either.
     """
+    if not model.info.has_template:
+        return await _as_text(model, held, messages)
     try:
         messages, full = await _as_taken(model, messages, tools)
     except InvalidRequestError:
@@ -60,11 +62,26 @@ async def render_turn(model: LanguageModel, held: Sequence[int], messages: Seque
 
 async def render_header(model: LanguageModel, messages: Sequence[Message], *, tools: Tools = None) -> list[int]:
     """The header that opens an answer to the last message (with the newline after its eos)."""
+    if not model.info.has_template:
+        return []
     messages, full = await _as_taken(model, messages, tools)
     closed = await model.render_chat_async(messages, tools=tools, add_generation_prompt=False)
     if full[: len(closed)] != closed:
         return []
     return _close_at_eos(model, closed, full[len(closed) :])[1]
+
+
+async def _as_text(model: LanguageModel, held: Sequence[int], messages: Sequence[Message]) -> NewIds:
+    """What a model that knows no roles goes on with: the text as it was typed, behind all that is held."""
+    begin = await model.tokenize_async("")
+    ids = await model.tokenize_async(messages[-1]["content"])
+    if held:
+        return NewIds([], ids[len(begin) :] if ids[: len(begin)] == begin else ids, [])
+    first = messages[0]["content"] if messages[0]["role"] == "system" else ""
+    if not first.strip():
+        return NewIds([], ids, [])
+    system = await model.tokenize_async(f"{first}\n\n")
+    return NewIds(system, ids[len(begin) :] if ids[: len(begin)] == begin else ids, [])
 
 
 async def _as_taken(model: LanguageModel, messages: Sequence[Message], tools: Tools) -> tuple[Sequence[Message], list[int]]:

@@ -23,7 +23,7 @@ class _StoppedError(Exception):
 
 
 class TransferMembers:
-    """`ui.transfers.TransferUseCases`, for the workbench."""
+    """`ui.port.TransferCommands`, for the workbench."""
 
     _store: SessionStore
     _sessions: Sessions

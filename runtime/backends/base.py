@@ -132,6 +132,9 @@ class Backend(Protocol):
     def size(self, pack: Pack) -> int:
         """Slots in use."""
 
+    def sound(self, pack: Pack) -> npt.NDArray[np.bool_]:
+        """``(size,)`` the slots whose keys, values and recurrent state are numbers; reads all of them."""
+
     def truncate(self, pack: Pack, size: int) -> None:
         """Drops the newest slots, at no cost: the first `size` stay, the buffers keep their capacity."""
 

@@ -34,7 +34,7 @@ from runtime.backends.packed import (
 )
 from runtime.backends.sized import state_size
 from runtime.backends.stored import Stored
-from runtime.backends.tree import ROOT, Int64
+from runtime.backends.tree import ROOT, Bool, Int64
 from runtime.errors import AdapterError, SnapshotFormatError
 from runtime.loading.folder import ModelFolder
 from runtime.options import LoadOptions
@@ -160,6 +160,10 @@ class FakeBackend(PackedBackend[FakePack]):
 
     def pack_bytes(self, pack: FakePack) -> int:
         return int(pack.kv.nbytes) + state_size(pack.states.values())
+
+    def finite_slots(self, pack: FakePack) -> Bool:
+        finite: Bool = np.isfinite(pack.kv[: pack.tree.size]).all(axis=1)
+        return finite
 
     def capacity(self, pack: FakePack) -> int:
         return len(pack.kv)

@@ -15,7 +15,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -138,6 +138,22 @@ class PackedBackend(SizedBackend[P]):
     def size(self, pack: P) -> int:
         """Slots in use."""
         return pack.tree.size
+
+    def finite_slots(self, pack: P) -> Bool:
+        """``(size,)`` the slots whose keys and values are numbers; libraries whose packs hold some look there."""
+        return np.ones(pack.tree.size, np.bool_)
+
+    def finite(self, array: Any) -> bool:
+        """Whether a library's array holds numbers only."""
+        return bool(np.isfinite(array).all())
+
+    def sound(self, pack: P) -> Bool:
+        """See `runtime.backends.base.Backend.sound`."""
+        sound = self.finite_slots(pack)
+        for slot, state in pack.states.items():
+            parts = state if isinstance(state, tuple) else (state,)
+            sound[slot] &= all(self.finite(part) for part in parts if part is not None)
+        return sound
 
     @property
     def chained(self) -> bool:

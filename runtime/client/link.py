@@ -19,6 +19,7 @@ from runtime.client.child import EngineProcess
 from runtime.client.limits import EngineLimits, Vigil
 from runtime.client.waiters import Ticket, Waiter
 from runtime.errors import EngineDiedError, RuntimeFault, SessionClosedError
+from runtime.loading.telling import OnLoad
 from runtime.wire.arrays import unpack_run
 from runtime.wire.connection import Connection
 from runtime.wire.faults import unpack_fault
@@ -32,6 +33,7 @@ from runtime.wire.messages import (
     Failure,
     Load,
     Loaded,
+    Loading,
     Progress,
     Push,
     Reply,
@@ -57,13 +59,21 @@ class EngineLink:
         threads: Of the engine's numeric libraries; None leaves the choice to them.
         log_path: Where the process's standard error goes; None shares ours.
         limits: When it counts as hung.
+        on_load: Called on the I/O thread with how far the model is, before `loaded` hears.
     """
 
     def __init__(
-        self, make_load: Callable[[], Load], loaded: Waiter, *, threads: int | None, log_path: Path | None, limits: EngineLimits
+        self,
+        make_load: Callable[[], Load],
+        loaded: Waiter,
+        *,
+        threads: int | None,
+        log_path: Path | None,
+        limits: EngineLimits,
+        on_load: OnLoad | None = None,
     ) -> None:
         self.state: Loaded | None = None  # the latest snapshots; replaced as a whole, read by any thread
-        self._make_load = make_load
+        self._make_load, self._on_load = make_load, on_load
         self._loaded: Waiter | None = loaded
         self._threads, self._log_path, self._limits = threads, log_path, limits
         self._numbers = itertools.count(LOAD_ID + 1)
@@ -232,6 +242,9 @@ class EngineLink:
                 vigil.beat(reply.steps, reply.phase)
             case Push():
                 self._on_push(reply)
+            case Loading():
+                if self._on_load is not None and self._loaded is not None:
+                    self._on_load(reply.progress)
             case Loaded():
                 self.state = reply
                 vigil.beat(0, "idle")

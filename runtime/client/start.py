@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from runtime.client.limits import EngineLimits, patient
 from runtime.client.link import EngineLink
 from runtime.client.waiters import LoopCall
 from runtime.errors import InvalidRequestError
+from runtime.loading.telling import LoadProgress, OnLoad
 from runtime.wire.messages import Load, Loaded
 
 DEFAULT_LOADER = "runtime.model:load"
@@ -25,6 +27,7 @@ async def spawn(
     log_path: Path | None = None,
     limits: EngineLimits | None = None,
     loader: str = DEFAULT_LOADER,
+    on_progress: OnLoad | None = None,
     **options: Any,
 ) -> EngineClient:
     """Loads a model into an engine process of its own and returns when it is ready. Cancelled, it ends the process.
@@ -36,6 +39,7 @@ async def spawn(
             standard error.
         limits: When the engine counts as hung.
         loader: "package.module:callable" that makes the model in the engine process.
+        on_progress: Hears how far the weights are, on the caller's loop, before this returns; of the hf backend.
         options: See `LoadOptions`.
 
     Raises:
@@ -53,14 +57,32 @@ async def spawn(
     def make_load() -> Load:
         return Load(str(source), name, options, loader, _backends_to_tell(name), limits.beat_seconds)
 
-    loaded = LoopCall(Mailbox(asyncio.get_running_loop()))
-    link = EngineLink(make_load, loaded, threads=options.get("threads"), log_path=log_path, limits=limits)
+    mailbox = Mailbox(asyncio.get_running_loop())
+    loaded = LoopCall(mailbox)
+
+    def tell(progress: LoadProgress) -> None:
+        if on_progress is not None:
+            mailbox.post(partial(_tell, on_progress, progress, loaded))
+
+    link = EngineLink(
+        make_load,
+        loaded,
+        threads=options.get("threads"),
+        log_path=log_path,
+        limits=limits,
+        on_load=tell,
+    )
     try:
         answer: Loaded = await loaded.future
         return EngineClient(link, answer)
     except BaseException:  # cancelled too
         await end_link(link, grace=0.0)
         raise
+
+
+def _tell(on_progress: OnLoad, progress: LoadProgress, loaded: LoopCall) -> None:
+    if not loaded.future.done():  # whoever has the model, or gave up, hears no more
+        on_progress(progress)
 
 
 def _backends_to_tell(chosen: str) -> dict[str, str]:

@@ -5,16 +5,18 @@ from __future__ import annotations
 from runtime.backends.registry import register_backend
 from runtime.dotted import resolve
 from runtime.language_model import LanguageModel
+from runtime.loading.telling import OnLoad, listening
 from runtime.wire.arrays import pack_pieces
 from runtime.wire.messages import Load, Loaded
 
 
-def make_model(request: Load) -> LanguageModel:
-    """Loads the model (seconds to minutes; runs on a worker thread)."""
+def make_model(request: Load, on_progress: OnLoad | None = None) -> LanguageModel:
+    """Loads the model (seconds to minutes; runs on a worker thread). `on_progress` is called on another one."""
     for name, dotted in request.backends.items():
         register_backend(name, dotted)
     options = {name: tuple(value) if isinstance(value, list) else value for name, value in request.options.items()}
-    model: LanguageModel = resolve(request.loader)(request.source, request.backend, **options)
+    with listening(on_progress):  # a loader of somebody's own need not know of it
+        model: LanguageModel = resolve(request.loader)(request.source, request.backend, **options)
     return model
 
 

@@ -21,6 +21,7 @@ from runtime.branches import Branches
 from runtime.errors import InvalidRequestError, RuntimeFault
 from runtime.host.loading import describe, make_model
 from runtime.language_model import LanguageModel
+from runtime.loading.telling import LoadProgress
 from runtime.options import nearest
 from runtime.records import TokenRun
 from runtime.wire.arrays import pack_run
@@ -38,6 +39,7 @@ from runtime.wire.messages import (
     End,
     Failure,
     Load,
+    Loading,
     MessageError,
     Progress,
     Push,
@@ -138,8 +140,13 @@ class Server:
     # ---- work ------------------------------------------------------------------------------------------------
 
     async def _load(self, request: Load) -> None:
+        loop = asyncio.get_running_loop()
+
+        def tell(progress: LoadProgress) -> None:
+            loop.call_soon_threadsafe(self._post, encode(Loading(progress)))
+
         try:
-            model = await asyncio.to_thread(make_model, request)
+            model = await asyncio.to_thread(make_model, request, tell)
             loaded = encode(await asyncio.to_thread(describe, model))
         except BaseException as error:  # noqa: BLE001  # the border: a Rust panic is a BaseException; the caller gets it all
             if not isinstance(error, RuntimeFault):  # those say all there is to say, to the caller

@@ -15,6 +15,7 @@ from runtime.engine import Engine
 from runtime.errors import InvalidRequestError, UnsupportedFeatureError
 from runtime.loading.folder import ModelFolder
 from runtime.loading.source import resolve
+from runtime.loading.telling import OnLoad, listener, listening
 from runtime.model.local import LocalModel
 from runtime.model.text import TextSide
 from runtime.options import LoadOptions
@@ -26,12 +27,15 @@ Pair = tuple[Any, Any]  # a transformers (model, tokenizer)
 GENLM_NAMES = {"batch_size": "max_batch_rows", "prefill_step_size": "prefill_chunk_tokens"}
 
 
-def load(source: str | Path | Pair, backend: str | None = "auto", **options: Any) -> LocalModel:
+def load(
+    source: str | Path | Pair, backend: str | None = "auto", *, on_progress: OnLoad | None = None, **options: Any
+) -> LocalModel:
     """Loads a model into this process and returns when it is ready.
 
     Args:
         source: A model folder, a GGUF file, an id on the shelf, "smollm2", or a ready (model, tokenizer) pair.
         backend: "auto" (mlx on Apple silicon, hf elsewhere), "hf", "mlx", "mock", or a registered one.
+        on_progress: Hears how far the weights are, on another thread, while it waits; of the hf backend.
         options: See `LoadOptions`.
 
     Raises:
@@ -53,8 +57,11 @@ def load(source: str | Path | Pair, backend: str | None = "auto", **options: Any
     drafting = None if checked.draft_model is None else draft_source(checked.draft_model, name)
     text = text.with_format(checked)
 
+    told = on_progress or listener()
+
     def make() -> tuple[Backend, Scheduler]:
-        made = resolve_backend(name)(model, checked)
+        with listening(told):
+            made = resolve_backend(name)(model, checked)
         token_bytes = text.tokenizer.byte_vocab(made.info.vocab_size)
         draft = None if drafting is None else load_draft(drafting, name, checked, made, token_bytes)
         budget = facts.kv_budget(checked, made.free_bytes())

@@ -169,14 +169,15 @@ class Beams:
         try:
             for slot, token in zip(slots, tokens, strict=True):
                 workspace.append(slot, token)
-            logits = workspace.forward(tokens, slots, range(len(tokens)))
+            after = normalise(workspace.forward(tokens, slots, range(len(tokens))), entropy=True)
+            if not after.finite.all() and workspace.broken(base):
+                raise non_finite(len(one.job.ids) + one.search.steps - 1)
         except BaseException:
             workspace.rollback(base)
             raise
         for i, place in enumerate(one.places):
             place.slot = base + i
         self._counters.tokens_computed += len(links)
-        after = normalise(logits, entropy=True)
         if not after.finite.all():
             raise non_finite(len(one.job.ids) + one.search.steps - 1)
         self._choose(one, after.logprobs, after.entropy)

@@ -14,12 +14,12 @@ from functools import partial
 from runtime.aio import together
 from runtime.errors import MemoryBudgetError
 from runtime.options import LoadOptions
-from runtime.records import Finish, Float32
+from runtime.records import Finish
 from runtime.scheduler.cache import Cache
 from runtime.scheduler.counters import Counters
 from runtime.scheduler.faults import bisect, typed
 from runtime.scheduler.finish import Finisher
-from runtime.scheduler.logits import Distribution, Distributions, normalise
+from runtime.scheduler.logits import Distribution, Distributions, non_finite, normalise
 from runtime.scheduler.prefill import Prefill
 from runtime.scheduler.room import NoRoomError
 from runtime.scheduler.rows import Drawn, Guesses, Row, draw, draw_along
@@ -164,7 +164,9 @@ class Decoding:
         share = Share.of(rows)
         try:
             _reserve(workspace, share)
-            logits = workspace.forward(share.tokens, share.parents, range(len(share.tokens)))
+            after = normalise(workspace.forward(share.tokens, share.parents, range(len(share.tokens))), entropy=True)
+            if not after.finite.all() and workspace.broken(base):
+                raise non_finite(rows[0].stream.position)
         except BaseException as error:  # noqa: BLE001  # bisected: only the guilty row fails
             workspace.rollback(base)
             if isinstance(error, NoRoomError) and self._make_way():
@@ -173,7 +175,7 @@ class Decoding:
             bisect(rows, error, partial(self._push, drawn), self.end)
             return
         self._counters.tokens_computed += len(share.tokens)
-        drawn.append(_moved(share, base, logits))
+        drawn.append(_moved(share, base, after))
 
     def _push_guessed(self, drawn: list[Drawn], row: Row) -> bool:
         """One forward of a row's pending token and of what may follow it; whether it came to that.
@@ -193,12 +195,14 @@ class Decoding:
         try:
             for slot, token in zip(parents, tokens, strict=True):
                 workspace.append(slot, token)
-            logits = workspace.forward(tokens, parents, range(len(tokens)))
+            after = normalise(workspace.forward(tokens, parents, range(len(tokens))), entropy=True)
+            if not after.finite.all() and workspace.broken(base):
+                raise non_finite(row.stream.position)
         except BaseException:  # noqa: BLE001  # without guesses it may go, or fails for whoever is guilty
             workspace.rollback(base)
             return False
         self._counters.tokens_computed += len(tokens)
-        part = draw_along(row, guesses, normalise(logits, entropy=True))
+        part = draw_along(row, guesses, after)
         right = max(len(part.rows) - 1, 0)
         self._counters.tokens_drafted += len(guesses)
         self._counters.tokens_accepted += right
@@ -232,9 +236,14 @@ class Decoding:
         logits = workspace.collect() if share is not None else None
         if share is None or logits is None:
             return []
+        after = normalise(logits, entropy=True)
+        newest = workspace.size == base + len(share.tokens)  # else it was settled, and looked at, before others' were pushed
+        if not after.finite.all() and newest and workspace.broken(base):
+            workspace.rollback(base)
+            return []  # pushed again, and bisected
         running = [i for i, row in enumerate(share.rows) if row in self.rows]
         rows, at = [share.rows[i] for i in running], [share.at[i] for i in running]
-        return [_moved(Share(rows, share.tokens, share.parents, at), base, logits)] if rows else []
+        return [_moved(Share(rows, share.tokens, share.parents, at), base, after)] if rows else []
 
     def _standing(self, rows: list[Row]) -> list[Row]:
         """The rows, each where a token can be appended now; one that cannot be brought back has ended.
@@ -319,9 +328,9 @@ def _reserve(workspace: Workspace, share: Share) -> None:
         workspace.append(slot, token)
 
 
-def _moved(share: Share, base: int, logits: Float32) -> Drawn:
+def _moved(share: Share, base: int, after: Distributions) -> Drawn:
     """Each row stands on its new slot, and has drawn what follows."""
     for row, i in zip(share.rows, share.at, strict=True):
         row.slot = base + i
         row.pushed += 1
-    return draw(share.rows, normalise(logits, entropy=True), share.at)
+    return draw(share.rows, after, share.at)

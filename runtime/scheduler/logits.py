@@ -77,12 +77,18 @@ class ChunkLogits:
 
     Args:
         raw: ``(n, vocab)``, read-only from here on.
-        ends: Rows after which a path is complete.
+        ends: Rows after which a path is complete, or this forward's part of it.
     """
 
     raw: Float32
     ends: Sequence[int]
     _after: dict[int, Distribution | None] | None = None  # None: no numbers
+
+    def bad_end(self) -> int | None:
+        """The first of `ends` whose logits are no numbers."""
+        if self._after is None:
+            self._after = self._distributions()
+        return next((row for row, found in self._after.items() if found is None), None)
 
     def end(self, row: int, position: int) -> Distribution:
         """What follows one of `ends`, token `position` of its path.

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from runtime.info import PromptProgress
 from runtime.scheduler.jobs import Job, nothing
-from runtime.scheduler.logits import ChunkLogits
+from runtime.scheduler.logits import ChunkLogits, non_finite
 from runtime.scheduler.slot_paths import NOTHING
 from runtime.scheduler.workspace import Workspace
 from runtime.trie import Lease
@@ -95,6 +95,7 @@ class Batch:
     tokens: list[int] = field(default_factory=list)
     parents: list[int] = field(default_factory=list)
     wanted: dict[int, list[tuple[Prefill, int]]] = field(default_factory=dict)  # row -> who wants it, for which token
+    last: dict[int, int] = field(default_factory=dict)  # the last row of each job -> for which token
     _fresh: dict[tuple[int, int], int] = field(default_factory=dict)  # (parent, token) -> slot of this batch, twins too
 
     def advance(self, prefill: Prefill, quota: int) -> int:
@@ -124,17 +125,27 @@ class Batch:
             if wanted:
                 self.wanted.setdefault(prefill.slot - self.base, []).append((prefill, prefill.at))
             prefill.at += 1
+        if prefill.slot >= self.base:
+            self.last[prefill.slot - self.base] = prefill.at - 1
         return added
 
     def run(self) -> None:
-        """Pushes the rows through the model and hands each job its logits."""
+        """Pushes the rows through the model and hands each job its logits.
+
+        Each job's last row is looked at, wanted or not: it has seen all that was computed for the job.
+
+        Raises:
+            NonFiniteLogitsError: What was computed for somebody is no numbers, and may have spoilt others'.
+        """
         if not self.tokens:
             return
-        want = sorted(self.wanted)
+        want = sorted({*self.wanted, *self.last})
         logits = self.workspace.forward(self.tokens, self.parents, want)
-        ends = [i for i, row in enumerate(want) if any(index + 1 == p.total for p, index in self.wanted[row])]
-        chunk = ChunkLogits(logits, ends)
+        chunk = ChunkLogits(logits, [i for i, row in enumerate(want) if row in self.last])
+        bad = chunk.bad_end()
+        if bad is not None and self.workspace.broken(self.base):
+            raise non_finite(self.last[want[bad]])
         for i, row in enumerate(want):
-            for prefill, index in self.wanted[row]:
+            for prefill, index in self.wanted.get(row, ()):
                 prefill.chunk = chunk
                 prefill.rows.append((index, i))

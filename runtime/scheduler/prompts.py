@@ -128,6 +128,7 @@ class Prompts:
             prefill.tell()
         self._cache.publisher.take_ahead(moved)
         complete = [(prefill, last) for prefill in moved if (last := self._settle_chunk(prefill)) is not None]
+        self._cache.publisher.forget_ahead()
         self._counters.publish(self._cache)  # before the answers, so that who has one sees its numbers
         with together():
             for prefill, last in complete:

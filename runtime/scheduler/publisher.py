@@ -38,7 +38,7 @@ class Publisher:
 
     def take_ahead(self, prefills: Sequence[Prefill]) -> None:
         """Copies the short new tails of several jobs of one workspace in one go, for their `publish` to find."""
-        self._forget_ahead()
+        self.forget_ahead()
         workspace = prefills[0].workspace if prefills else None
         if workspace is None or not self._enabled or workspace.recurrent:
             return
@@ -56,7 +56,8 @@ class Publisher:
         self._ahead = {(workspace, slot, count): payload for (slot, count), payload in zip(tails, payloads, strict=True)}
         self._room.pending = sum(self._backend.payload_bytes(payload) for payload in payloads)
 
-    def _forget_ahead(self) -> None:
+    def forget_ahead(self) -> None:
+        """What was copied ahead and not published, for its job has failed, is let go."""
         self._ahead.clear()
         self._room.pending = 0
 

@@ -131,9 +131,21 @@ class Workspace:
         return self._paths.add(slot, token)
 
     def rollback(self, size: int) -> None:
-        """Forgets reserved slots beyond `size`."""
+        """Forgets the slots numbered `size` and above, on which nobody stands: reserved ones, and those of a bad forward."""
         self._settle()
-        self._paths.cut(size)
+        if size < self._computed:
+            self.truncate(size)
+        else:
+            self._paths.cut(size)
+
+    def broken(self, base: int) -> bool:
+        """Whether slot `base` or a newer one holds keys, values or a state that are no numbers.
+
+        Attention gives what a token does not see the weight 0, and 0 times NaN is NaN: such a slot spoils whatever else is
+        computed in its pack. So whoever finds bad logits looks, and rolls the forward back where it is so.
+        """
+        self._settle()
+        return not self._backend.sound(self.pack)[self.held - (self._computed - base) :].all()
 
     def truncate(self, size: int) -> None:
         """Drops the newest slots, on which nobody stands: those numbered below `size` stay."""
@@ -144,6 +156,8 @@ class Workspace:
         if self._where is not None:
             del self._where[size:]
         self._paths.cut(size)
+        if self.recurrent:
+            self.weigh()
 
     def chain(self, slot: int, count: int) -> Slots:
         """The pack's own numbers of the last `count` slots of the path that ends at `slot`, in order."""
@@ -216,8 +230,11 @@ class Workspace:
         return (ids, own, want) if stacks is None else (ids, own, want, stacks)
 
     def collect(self) -> npt.NDArray[np.float32] | None:
-        """The logits ``(n, vocab)`` of what was begun; None where it failed, and its slots are gone."""
-        self._settle()
+        """The logits ``(n, vocab)`` of what was begun; None where it failed, and its slots are gone.
+
+        They were not looked at, unless somebody else has settled it before.
+        """
+        self._settle(looked_at=True)
         begun, self._begun = self._begun, None
         return None if begun is None else begun.logits
 
@@ -277,8 +294,11 @@ class Workspace:
         if self.recurrent:
             self.weigh()
 
-    def _settle(self) -> None:
-        """Waits for what was begun: from here on its slots stand in the pack, or are gone."""
+    def _settle(self, *, looked_at: bool = False) -> None:
+        """Waits for what was begun: from here on its slots stand in the pack, or are gone.
+
+        Gone, too, where its logits show that they are no numbers; `looked_at`: the caller sees to that.
+        """
         begun = self._begun
         if begun is None or begun.fetch is None:
             return
@@ -289,6 +309,9 @@ class Workspace:
             self.rollback(begun.base)
             return
         self._filled(self.held - begun.count, begun.count)
+        if not looked_at and not np.isfinite(begun.logits).all() and self.broken(begun.base):
+            begun.logits = None
+            self.rollback(begun.base)
 
     def _borrow(self, own: Slots, states: int) -> None:
         """Memory for the copies of chains that go side by side, beside that for the states that will be kept."""

@@ -12,6 +12,7 @@ import numpy as np
 from runtime.beams import BeamStep
 from runtime.errors import InvalidRequestError, RuntimeFault
 from runtime.info import CacheReport, Metrics, ModelInfo, PromptProgress
+from runtime.loading.telling import LoadProgress
 from runtime.options import GenerationOptions
 from runtime.resolution import AnswerEnds
 from runtime.wire.arrays import Array, Pieces
@@ -59,6 +60,12 @@ class Drop(msgspec.Struct, tag="drop", frozen=True):
 
 class Shutdown(msgspec.Struct, tag="shutdown", frozen=True):
     """Close the model and end."""
+
+
+class Loading(msgspec.Struct, tag="loading", frozen=True):
+    """How far the model is; any number of them before Loaded."""
+
+    progress: LoadProgress
 
 
 class Loaded(msgspec.Struct, tag="loaded", frozen=True):
@@ -133,7 +140,7 @@ class Beat(msgspec.Struct, tag="beat", frozen=True):
 
 
 Request = Load | Call | Cancel | Drop | Shutdown
-Reply = Loaded | Result | Chunk | Progress | Step | End | Failure | Push | Beat
+Reply = Loading | Loaded | Result | Chunk | Progress | Step | End | Failure | Push | Beat
 
 _requests: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)
 _replies: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)

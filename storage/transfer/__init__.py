@@ -16,5 +16,6 @@ A session as JSON is one object whose members stand in this order::
 A node is a run of tokens: it leaves its parent after `at_token` tokens (null: at its end) and stands behind it in the file.
 `tokens` are ranges of a node's tokens, the newest last: where two of one model overlap, the later one counts. `values` are
 the numbers of a column in row order, null for not-a-number; `base64` its little-endian bytes. Numbers keep every bit.
-`more` holds what newer versions of the store know beside these.
+`more` holds what newer versions of the store know beside these. Adapters an answer was made under travel as name, scale and
+digest, without their folder; what the session is set to, its stack of adapters too, stays here.
 """

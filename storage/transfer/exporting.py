@@ -10,6 +10,7 @@ import msgspec
 
 from storage.text import from_json
 from storage.transfer.drafts import written
+from storage.transfer.folders import without_folders
 from storage.transfer.numbers import to_json
 from storage.transfer.parts import FORMAT, NODE_MORE, SESSION_MORE, VERSION
 from storage.transfer.reading import Row, StoredSession, stored_session
@@ -74,7 +75,7 @@ def node_record(row: Row) -> dict[str, Any]:
         "finish_reason": row["finish_reason"],
         "token_count": row["token_count"],
         "kv_fingerprint": row["kv_fingerprint"] if row["token_count"] else None,
-        "stats": from_json(row["stats"]),
+        "stats": without_folders(from_json(row["stats"])),
         "created": row["created"],
         "more": {name: row[name] for name in sorted(NODE_MORE)},
     }

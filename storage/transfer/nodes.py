@@ -8,6 +8,7 @@ from storage.records import MAX_TOKENS
 from storage.text import clean
 from storage.text import to_json as text_of_json
 from storage.transfer.fields import Fields
+from storage.transfer.folders import without_folders
 from storage.transfer.growing import GrowingTree
 from storage.transfer.parts import NODE_MORE, SESSION_MORE, NodePart, SessionPart
 
@@ -43,7 +44,7 @@ def node_part(fields: Fields, tree: GrowingTree) -> NodePart:
         finish_reason=_cleaned(fields.maybe_text("finish_reason")),
         token_count=fields.whole("token_count", 0, MAX_TOKENS),
         kv_fingerprint=_cleaned(fields.maybe_text("kv_fingerprint")),
-        stats=text_of_json(fields.mapping("stats")),
+        stats=text_of_json(without_folders(fields.mapping("stats"))),  # nor does another machine name folders of this one
         created=fields.real("created"),
         more=_more(fields, NODE_MORE),
     )

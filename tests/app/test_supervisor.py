@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -82,7 +83,7 @@ def test_another_model_is_loaded_by_the_next_request() -> None:
     asked: list[tuple[str, str]] = []
     engine = Engine()
 
-    async def start(source: str, backend: str, **options: object) -> LanguageModel:
+    async def start(source: str, backend: str, **options: Any) -> LanguageModel:
         asked.append((source, backend))
         return await engine(source, backend, **options)
 

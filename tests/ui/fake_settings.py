@@ -20,6 +20,8 @@ class FakeSettings:
                 "backend": ["auto", "hf", "mlx"],
                 "device": ["auto", "cpu"],
                 "dtype": ["auto", "float32"],
+                "chat_format": ["auto", "none", "chatml"],
+                "offload": ["none", "disk"],
                 "draft_model": ["", "tiny"],
                 "preset": ["", "greedy"],
             },

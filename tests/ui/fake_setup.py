@@ -50,7 +50,8 @@ class FakeSetups:
 
     def _held(self, session_id: int) -> SessionSetup:
         options = [OptionView(name, value, source) for name, (value, source) in DEFAULTS.items()]
-        fresh = SessionSetup(session_id, options=options, presets={"greedy": False, "mine": True})
+        fresh = SessionSetup(session_id, options=options, presets={"Elsewise's own": False, "greedy": False, "mine": True})
+        fresh = replace(fresh, default_preset="greedy")
         return replace(self.setups.get(session_id, fresh), model=self.loaded)
 
     def _keep(self, session_id: int, **changes: object) -> SessionSetup:

@@ -38,7 +38,17 @@ def test_it_is_non_modal_and_each_row_says_when_it_holds(in_window: Play) -> Non
         assert not settings.isModal()
         said = {name: when.text() for rows in (settings.models, settings.memory, settings.generation, settings.appearance)
                 for name, when in rows.when.items()}  # fmt: skip
-        later = {"backend", "device", "dtype", "context_length", "threads", "draft_model", "disk_bytes"}
+        later = {
+            "backend",
+            "device",
+            "dtype",
+            "context_length",
+            "threads",
+            "draft_model",
+            "disk_bytes",
+            "chat_format",
+            "offload",
+        }
         assert {name for name, when in said.items() if when == "after reload"} == later
         assert {name for name, when in said.items() if when == "now"} == {
             "kv_cache_bytes", "preset", "scheme", "text_percent", "colours",

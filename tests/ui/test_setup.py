@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 from PySide6.QtCore import QPoint, Qt
 from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QApplication, QFileDialog, QLineEdit, QPushButton, QWidget
@@ -14,7 +15,7 @@ from PySide6.QtWidgets import QApplication, QFileDialog, QLineEdit, QPushButton,
 from tests.ui.conftest import Scene, frames, until
 from tests.ui.fakes import TRIP, FakeWorkbench
 from tests.ui.test_conversation import finish
-from ui import AnswerFormat, FormatKind, Guess, MainWindow, SessionChanged, ToolCard
+from ui import AdapterChoice, AdapterLine, AnswerFormat, FormatKind, Guess, MainWindow, SessionChanged, ToolCard
 from ui.setup.option_rows import text_of, value_of
 from ui.setup.popover import FORM, MODEL, SAMPLING, TOOLS, SetupPopover
 
@@ -147,10 +148,12 @@ def test_values_are_read_as_they_are_written() -> None:
 def test_presets_are_chosen_saved_and_deleted(in_window: Play, bench: FakeWorkbench) -> None:
     async def scene(window: MainWindow) -> None:
         page = (await opened(window, SAMPLING)).sampling
-        await until(lambda: page.presets.count() == 3)
-        assert [page.presets.itemText(i) for i in range(3)] == ["Elsewise's own", "greedy", "mine"]
+        await until(lambda: page.presets.count() == 4)
+        assert [page.presets.itemText(i) for i in range(4)] == ["default (greedy)", "Elsewise's own", "greedy", "mine"]
         assert not page.delete_button.isEnabled()
         page.presets.setFocus()
+        QTest.keyClick(page.presets, Qt.Key.Key_Down)
+        await until(lambda: bench.asked("choose_preset") == [(TRIP, "Elsewise's own")])
         QTest.keyClick(page.presets, Qt.Key.Key_Down)
         QTest.keyClick(page.presets, Qt.Key.Key_Down)
         await until(lambda: bench.asked("choose_preset")[-1:] == [(TRIP, "mine")])
@@ -160,7 +163,7 @@ def test_presets_are_chosen_saved_and_deleted(in_window: Play, bench: FakeWorkbe
         await until(lambda: page.presets.currentText() == "rainy days")
         assert bench.asked("save_preset") == [(TRIP, "rainy days")]
         QTest.mouseClick(page.delete_button, LEFT)
-        await until(lambda: page.presets.currentText() == "Elsewise's own")
+        await until(lambda: page.presets.currentText() == "default (greedy)")
         assert bench.asked("delete_preset") == [(TRIP, "rainy days")]
 
     in_window(scene)
@@ -252,6 +255,62 @@ def test_an_adapter_is_added_from_a_folder_scaled_moved_and_taken_off(
         # a folder without one is refused inline
         window.setup.change(lambda w, s: w.add_adapter(s, str(tmp_path)))
         await until(lambda: "holds no adapter" in window.popover.notice.words)
+
+    in_window(scene)
+
+
+def stacked(bench: FakeWorkbench, session_id: int, scale: float) -> None:
+    line = AdapterLine(AdapterChoice("/adapters/pirate", "pirate", scale), "lora", loaded=True)
+    bench._keep(session_id, adapters=[line])  # the fake's own
+
+
+@pytest.mark.parametrize(("scale", "shown"), [(0.1234, "0.1234"), (1 / 3, "0.3333"), (1.0, "1.00"), (0.125, "0.125")])
+def test_a_scale_keeps_its_digits_until_it_is_moved(in_window: Play, bench: FakeWorkbench, scale: float, shown: str) -> None:
+    stacked(bench, TRIP, scale)
+
+    async def scene(window: MainWindow) -> None:
+        page = (await opened(window)).model
+        row = page.adapters.rows[0]
+        assert row.scale.text().replace(",", ".") == shown
+        # when something else of it is changed
+        QTest.mouseClick(row.on, LEFT, pos=QPoint(8, row.on.height() // 2))
+        await until(lambda: bool(bench.asked("set_adapters")))
+        assert bench.asked("set_adapters")[0][1] == (AdapterChoice("/adapters/pirate", "pirate", scale, False),)
+        # and when a number is written
+        row.scale.setFocus()
+        row.scale.selectAll()
+        QTest.keyClicks(row.scale, "0.0625")
+        QTest.keyClick(row.scale, Qt.Key.Key_Return)
+        await until(lambda: len(bench.asked("set_adapters")) == 2)
+        assert bench.asked("set_adapters")[1][1][0].scale == 0.0625  # type: ignore[index]  # choices
+
+    in_window(scene)
+
+
+def test_what_is_changed_as_another_session_comes_stays_in_its_own(in_window: Play, bench: FakeWorkbench) -> None:
+    stacked(bench, TRIP, 1.0)
+    stacked(bench, 3, 1.5)
+
+    async def scene(window: MainWindow) -> None:
+        popover = await opened(window)
+        popover.show_page(SAMPLING)
+        field = popover.sampling.options.fields["temperature"]
+        field.setFocus()
+        field.selectAll()
+        QTest.keyClicks(field, "0.3")
+        slider = popover.model.adapters.rows[0].slider
+        slider.setValue(40)
+        # when another session is shown before either was told
+        window.desk.open(3)
+        await until(lambda: popover.model.adapters.rows[0].scale.value() == 1.5)
+        QTest.keyClick(field, Qt.Key.Key_Return)
+        popover.model.setFocus()
+        await until(lambda: bool(bench.asked("set_adapters")))
+        await frames(2)
+        # then what was moved is the old one's, and what was being written is nobody's
+        assert [(call[0], call[1][0].scale) for call in bench.asked("set_adapters")] == [(TRIP, 0.4)]  # type: ignore[index]  # choices
+        assert field.text() == ""
+        assert not bench.asked("set_option")
 
     in_window(scene)
 

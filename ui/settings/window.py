@@ -5,17 +5,15 @@ from __future__ import annotations
 from functools import partial
 
 from PySide6.QtCore import Qt, QUrl, Signal
-from PySide6.QtGui import QDesktopServices, QFont, QKeyEvent
+from PySide6.QtGui import QDesktopServices, QKeyEvent
 from PySide6.QtWidgets import QButtonGroup, QFrame, QHBoxLayout, QPushButton, QScrollArea, QStackedWidget, QVBoxLayout, QWidget
 
 from ui.desk import Desk
 from ui.legend import name_of
-from ui.parts import Page, button, row, words
-from ui.port import Workbench
-from ui.port_settings import SettingsView
+from ui.parts import Page, button, row, tab, words
+from ui.port import SettingsView, Workbench
 from ui.settings.rows import Rows
 from ui.status import size
-from ui.theme.fonts import interface_font
 from ui.transcript.measure import Measure
 from ui.widgets import Notice
 
@@ -75,6 +73,12 @@ class SettingsWindow(QWidget):
         values, choices = view.values, view.choices
         for name in ("backend", "device", "dtype", "draft_model"):
             self.models.show_choice(name, choices.get(name, ()), getattr(values, name), self._title)
+        formats = {"auto": self.tr("the model's own"), "none": self.tr("none: continue text")}
+        self.models.show_choice(
+            "chat_format", choices.get("chat_format", ()), values.chat_format, lambda name: formats.get(name, name)
+        )
+        places = {"none": self.tr("in memory"), "disk": self.tr("on disk, where they do not fit")}
+        self.models.show_choice("offload", choices.get("offload", ()), values.offload, lambda name: places.get(name, name))
         self.models.show_number("context_length", values.context_length or 0)
         self.models.show_number("threads", values.threads or 0)
         self.memory.show_number("kv_cache_bytes", round((values.kv_cache_bytes or 0) / MEGABYTE))
@@ -116,6 +120,10 @@ class SettingsWindow(QWidget):
         rows.add_choice("backend", self.tr("Engine"), now=False)
         rows.add_choice("device", self.tr("Device"), now=False)
         rows.add_choice("dtype", self.tr("Precision"), now=False)
+        hint = self.tr("For models that came without one, or in place of it.")
+        rows.add_choice("chat_format", self.tr("Chat format"), now=False, hint=hint)
+        hint = self.tr("Layers on disk are read again for every token: slow, for models larger than memory (hf).")
+        rows.add_choice("offload", self.tr("Weights"), now=False, hint=hint)
         own, auto = self.tr("the model's own"), self.tr("automatic")
         rows.add_number(
             "context_length", self.tr("Context"), most=MOST_CONTEXT, auto=own, unit=self.tr("tokens"), now=False, step=1024
@@ -183,15 +191,11 @@ class SettingsWindow(QWidget):
             (self.tr("Data"), self._data()),
         )
         for place, (title, page) in enumerate(pages):
-            tab = QPushButton(title)
-            tab.setProperty("kind", "tab")
-            tab.setCheckable(True)
-            tab.setFont(interface_font(13, QFont.Weight.Medium))
-            tab.setFocusPolicy(Qt.FocusPolicy.TabFocus)
-            tab.clicked.connect(partial(self.show_page, place))
-            self._tabs.addButton(tab, place)
-            self.tabs.append(tab)
-            line.addWidget(tab)
+            head = tab(title)
+            head.clicked.connect(partial(self.show_page, place))
+            self._tabs.addButton(head, place)
+            self.tabs.append(head)
+            line.addWidget(head)
             area = QScrollArea()
             area.setWidgetResizable(True)
             area.setFrameShape(QFrame.Shape.NoFrame)

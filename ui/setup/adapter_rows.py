@@ -9,7 +9,7 @@ from PySide6.QtCore import Qt, QTimer, Signal
 from PySide6.QtWidgets import QCheckBox, QDoubleSpinBox, QSlider, QVBoxLayout, QWidget
 
 from ui.parts import LINE_PX, row
-from ui.port_setup import AdapterChoice, AdapterLine
+from ui.port import AdapterChoice, AdapterLine
 from ui.theme.fonts import interface_font
 from ui.transcript.visible import one_line
 from ui.widgets import ElidedLabel, IconButton, plain_tooltip
@@ -17,6 +17,7 @@ from ui.widgets import ElidedLabel, IconButton, plain_tooltip
 SETTLE_MS = 250  # after the last move of a slider
 MOST_SCALE = 100.0
 SLIDER_STEPS = 200  # 0 to 2
+DECIMALS = 4  # that can be written
 
 
 class AdapterRows(QWidget):
@@ -66,8 +67,22 @@ class AdapterRows(QWidget):
         stack.insert(to, stack.pop(place))
         self.wanted.emit(stack)
 
+    def flush(self) -> None:
+        """Tells now what a slider that is being moved waits with."""
+        if self._settle.isActive():
+            self._settle.stop()
+            self._tell()
+
     def _tell(self) -> None:
         self.wanted.emit(self.stack)
+
+
+class ScaleBox(QDoubleSpinBox):
+    """A scale with as many decimals as it has, two at least."""
+
+    def textFromValue(self, value: float) -> str:
+        places = next((n for n in (2, 3) if round(value, n) == round(value, DECIMALS)), DECIMALS)
+        return self.locale().toString(float(value), "f", places)
 
 
 class AdapterRow(QWidget):
@@ -77,7 +92,7 @@ class AdapterRow(QWidget):
 
     def __init__(self, choice: AdapterChoice) -> None:
         super().__init__()
-        self._choice = choice
+        self._choice, self._moved = choice, False
         name = one_line(choice.name)
         self.on = QCheckBox(name.replace("&", "&&"))
         self.on.setFont(interface_font(13))
@@ -91,7 +106,8 @@ class AdapterRow(QWidget):
         self.slider.setRange(0, SLIDER_STEPS)
         self.slider.setPageStep(10)
         self.slider.setAccessibleName(self.tr("Scale of {0}").format(name))
-        self.scale = QDoubleSpinBox()
+        self.scale = ScaleBox()
+        self.scale.setDecimals(DECIMALS)
         self.scale.setRange(-MOST_SCALE, MOST_SCALE)
         self.scale.setSingleStep(0.05)
         self.scale.setFont(interface_font(LINE_PX))
@@ -111,11 +127,12 @@ class AdapterRow(QWidget):
     @property
     def choice(self) -> AdapterChoice:
         """As it stands."""
-        return replace(self._choice, scale=self.scale.value(), on=self.on.isChecked())
+        scale = self.scale.value() if self._moved else self._choice.scale  # which may have more digits than are shown
+        return replace(self._choice, scale=scale, on=self.on.isChecked())
 
     def show_line(self, line: AdapterLine, *, first: bool, last: bool) -> None:
         """Shows what holds; nothing is told."""
-        self._choice = line.choice
+        self._choice, self._moved = line.choice, False
         for part in (self.on, self.slider, self.scale):
             part.blockSignals(True)
         self.on.setChecked(line.choice.on)
@@ -128,6 +145,7 @@ class AdapterRow(QWidget):
         self.down.setEnabled(not last)
 
     def _scaled(self, value: float) -> None:
+        self._moved = True
         self.slider.blockSignals(True)
         self.slider.setValue(round(value * 100))
         self.slider.blockSignals(False)

@@ -7,8 +7,7 @@ from collections.abc import Awaitable, Callable
 from PySide6.QtCore import QObject, Signal
 
 from ui.desk import Desk
-from ui.port import Workbench
-from ui.port_setup import AnswerFormat, SessionSetup
+from ui.port import AnswerFormat, SessionSetup, Workbench
 
 Change = Callable[[Workbench, int], Awaitable[SessionSetup]]
 
@@ -39,11 +38,19 @@ class SetupDesk(QObject):
                 "setup", self._change(lambda workbench, session: workbench.setup(session), shown.session_id), self.refused.emit
             )
 
-    def change(self, change: Change, refused: Callable[[str], None] | None = None) -> None:
-        """Carries out a change; what holds then, or why it was refused, is told."""
+    def change(self, change: Change, refused: Callable[[str], None] | None = None, *, session_id: int | None = None) -> None:
+        """Carries out a change; what holds then, or why it was refused, is told.
+
+        Args:
+            change: What is wanted.
+            refused: Hears why not, in place of everybody.
+            session_id: Whose; None: of the session shown.
+        """
         shown = self._desk.shown
-        if shown is not None:
-            self._desk.tasks.run(self._change(change, shown.session_id), refused or self.refused.emit)
+        if session_id is None and shown is not None:
+            session_id = shown.session_id
+        if session_id is not None:
+            self._desk.tasks.run(self._change(change, session_id), refused or self.refused.emit)
 
     def check_format(self, answer_format: AnswerFormat) -> None:
         """Asks what is wrong with a form; the answer to an older question is not told."""

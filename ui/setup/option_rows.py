@@ -10,7 +10,7 @@ from PySide6.QtGui import QKeyEvent
 from PySide6.QtWidgets import QGridLayout, QLineEdit, QWidget
 
 from ui.parts import LINE_PX
-from ui.port_setup import OptionView
+from ui.port import OptionView
 from ui.theme.fonts import interface_font
 from ui.widgets import IconButton, Label, plain_tooltip
 
@@ -63,6 +63,11 @@ class OptionRows(QWidget):
             source.setProperty("kind", "accent" if option.own is not None else "faint")
             source.style().polish(source)
             self.clears[option.name].setVisible(option.own is not None)
+
+    def forget_drafts(self) -> None:
+        """What is being written belongs to another session: the next news replaces it."""
+        for field in self.fields.values():
+            field.setModified(False)
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:
         if event.type() == QEvent.Type.KeyPress and isinstance(watched, QLineEdit):

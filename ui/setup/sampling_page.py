@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from PySide6.QtCore import Signal
 from PySide6.QtWidgets import QLineEdit, QSizePolicy
 
 from ui.file_chips import FileChips
 from ui.parts import LINE_PX, Combo, Page, SourceField, button, row, words
-from ui.port_setup import SessionSetup
+from ui.port import SessionSetup
 from ui.setup.option_rows import OptionRows
 from ui.theme.fonts import interface_font
 from ui.transcript.visible import one_line
 
-OWN = ""  # Elsewise's own preset
+DEFAULT = ""  # the preset that the settings choose
 
 
 class SamplingPage(Page):
@@ -79,25 +77,26 @@ class SamplingPage(Page):
         self._offer_system()
         self.pinned.show_files(setup.files)
         self.pinned_words.setVisible(bool(setup.files))
-        self._show_presets(setup.preset, setup.presets)
+        self._show_presets(setup)
         self.options.show_options(setup.options)
 
     def forget_draft(self) -> None:
         """Another session: what was written here belongs to the one before."""
         self._said = self.system.toPlainText()
+        self.options.forget_drafts()
 
     def _offer_system(self) -> None:
         self.system_button.setEnabled(self.system.toPlainText().strip() != self._said)
 
-    def _show_presets(self, chosen: str, presets: Mapping[str, bool]) -> None:
+    def _show_presets(self, setup: SessionSetup) -> None:
         self.presets.blockSignals(True)
         self.presets.clear()
-        self.presets.addItem(self.tr("Elsewise's own"), OWN)
-        for name in presets:
+        self.presets.addItem(one_line(self.tr("default ({0})").format(setup.default_preset)), DEFAULT)
+        for name in setup.presets:
             self.presets.addItem(one_line(name), name)
-        self.presets.setCurrentIndex(max(self.presets.findData(chosen), 0))
+        self.presets.setCurrentIndex(max(self.presets.findData(setup.preset), 0))
         self.presets.blockSignals(False)
-        self.delete_button.setEnabled(presets.get(chosen, False))
+        self.delete_button.setEnabled(setup.presets.get(setup.preset, False))
 
     def _save(self) -> None:
         name = self.preset_name.text().strip()

@@ -19,24 +19,24 @@ def engine_name(choice: AdapterChoice) -> str:
     return f"{choice.name}-{hashlib.sha256(choice.folder.encode()).hexdigest()[:8]}"
 
 
-def stack_of(choices: Sequence[AdapterChoice]) -> Stack | None:
-    """What a request asks for; None where the session says nothing of adapters."""
-    return tuple((engine_name(c), c.scale) for c in choices if c.on) if choices else None
+def stack_of(choices: Sequence[AdapterChoice] | None) -> Stack | None:
+    """What a request asks for, () for the base alone; None where the session says nothing of adapters."""
+    return None if choices is None else tuple((engine_name(c), c.scale) for c in choices if c.on)
 
 
 def stack_of_session(session: OpenSession) -> Stack | None:
     """What requests on behalf of a session ask for."""
-    return stack_of(session.values.adapters) if session.values is not None else None
+    return stack_of(session.values.adapters or None) if session.values is not None else None
 
 
-async def bring(model: LanguageModel, choices: Sequence[AdapterChoice]) -> Stack | None:
+async def bring(model: LanguageModel, choices: Sequence[AdapterChoice] | None) -> Stack | None:
     """The stack, with every adapter on it in place.
 
     Raises:
         RuntimeFault: One of them cannot be used; it is named.
     """
     known = {adapter.name: adapter for adapter in model.info.adapters}
-    for choice in choices:
+    for choice in choices or ():
         if not choice.on:
             continue
         name = engine_name(choice)

@@ -1,11 +1,12 @@
-"""The part of the workbench that is about what a session is set to (`ui.port_setup.SetupCommands`)."""
+"""The part of the workbench that is about what a session is set to (`ui.SetupCommands`)."""
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
+from app.workbench.answers import Answers
+from app.workbench.chores import Chores
 from app.workbench.sessions import Sessions
 from app.workbench.setup.beginning import Beginning
 from app.workbench.setup.setups import Setups, clean_prompt
@@ -16,12 +17,11 @@ from ui import AdapterChoice, AnswerFormat, Guess, SessionSetup, TextFile
 class SetupMembers:
     """Finds the session, changes it, and says what holds now; what is done stands in `Setups` and `Turns`."""
 
+    _answers: Answers
     _sessions: Sessions
     _setups: Setups
     _turns: Turns
-
-    def _background(self, work: Coroutine[Any, Any, None], name: str) -> None:
-        raise NotImplementedError
+    _chores: Chores
 
     async def setup(self, session_id: int) -> SessionSetup:
         """What the session is set to."""
@@ -64,9 +64,7 @@ class SetupMembers:
         return await self._begin(session_id, replace(held, files=tuple(files)))
 
     async def _begin(self, session_id: int, beginning: Beginning) -> SessionSetup:
-        await self._turns.begin(session_id, beginning)
-        shown = self._sessions.shown
-        return await self.setup(session_id if shown is None else shown.id)  # the sample's change goes into a copy
+        return self._setups.view(await self._turns.begin(session_id, beginning))  # the sample's change goes into a copy
 
     async def check_tools(self, source: str) -> tuple[Sequence[str], str]:
         """What tools are defined, and what is wrong with them."""
@@ -88,11 +86,17 @@ class SetupMembers:
 
     async def set_adapters(self, session_id: int, stack: Sequence[AdapterChoice]) -> SessionSetup:
         """Another order, other scales, some off, some gone."""
-        gone = await self._setups.set_adapters(self._sessions.opened(session_id), stack)
-        free = [choice for choice in gone if not self._sessions.uses_adapter(choice.folder)]
-        if free:
-            self._background(self._setups.forget(free), "forget adapters")
+        await self._setups.set_adapters(self._sessions.opened(session_id), stack)
         return await self.setup(session_id)
+
+    def _free_adapters(self, choices: Sequence[AdapterChoice]) -> None:
+        """Gives the memory of those back that neither a session nor a running answer has on its stack."""
+        free = [choice for choice in choices if not self._uses_adapter(choice.folder)]
+        if free:
+            self._chores.start(self._setups.forget(free, self._uses_adapter), "forget adapters")
+
+    def _uses_adapter(self, folder: str) -> bool:
+        return self._sessions.uses_adapter(folder) or self._answers.use_adapter(folder)
 
     async def set_guess(self, session_id: int, guess: Guess) -> SessionSetup:
         """Where guesses come from."""

@@ -13,17 +13,17 @@ from storage import SessionStore, StoreError
 from ui import Refusal
 
 SETTING = "presets"
-MODELS_OWN, GREEDY = "model's own", "greedy"
-BUILT_IN: Mapping[str, Mapping[str, Any]] = MappingProxyType({MODELS_OWN: {}, GREEDY: {"temperature": 0.0}})
+OWN, MODELS_OWN, GREEDY = "Elsewise's own", "model's own", "greedy"
+BUILT_IN: Mapping[str, Mapping[str, Any]] = MappingProxyType({MODELS_OWN: {}, GREEDY: {"temperature": 0.0}})  # beside OWN
 LONGEST_NAME = 60  # characters
 
 
 class Presets:
-    """Those that were saved and those that came with Elsewise, of which "" is what holds where nobody chose.
+    """Those that were saved and those that came with Elsewise; "" is the settings' choice for whoever chose none.
 
     Args:
         store: Where they are saved.
-        own: Elsewise's own.
+        own: Elsewise's own, which holds where the settings choose none.
     """
 
     def __init__(self, store: SessionStore, own: GenerationOptions) -> None:
@@ -31,7 +31,7 @@ class Presets:
         self.own = own
         self._saved: dict[str, dict[str, Any]] | None = None
         self.notes: list[str] = []
-        self.default = ""  # of sessions that chose none
+        self.chosen = ""  # by the settings, for sessions that chose none
 
     async def load(self) -> None:
         """Reads them once; what cannot be taken is left out, with a note."""
@@ -44,21 +44,30 @@ class Presets:
         saved: dict[str, dict[str, Any]] = {}
         for name, options in held.items() if isinstance(held, Mapping) else ():
             notes: list[str] = []
-            if isinstance(name, str) and name.strip() and name not in BUILT_IN:
+            if name in (OWN, *BUILT_IN):
+                notes.append("it was left out, for one of that name comes with Elsewise")
+            elif isinstance(name, str) and name.strip():
                 saved[name] = read_options(options, notes)
             self.notes += [f"preset {name!s:.40}: {note}" for note in notes]
         self._saved = saved
 
     @property
     def names(self) -> dict[str, bool]:
-        """Every preset but Elsewise's own; whether it can be deleted."""
-        return {**dict.fromkeys(BUILT_IN, False), **dict.fromkeys(sorted(self._saved or {}), True)}
+        """Every preset; whether it can be deleted."""
+        return {**dict.fromkeys((OWN, *BUILT_IN), False), **dict.fromkeys(sorted(self._saved or {}), True)}
+
+    @property
+    def default(self) -> str:
+        """The one that holds where a session chose none, or one that nobody has (any more)."""
+        return self.chosen if self.chosen in self.names else OWN
 
     def options(self, name: str) -> GenerationOptions:
-        """What a preset says; Elsewise's own for a name that nobody has (any more)."""
-        name = name or self.default
+        """What a preset says; the default one for a name that nobody has (any more)."""
+        name = name if name in self.names else self.default
+        if name == OWN:
+            return self.own
         said = BUILT_IN.get(name, (self._saved or {}).get(name))
-        return self.own if said is None else GenerationOptions.from_mapping(said)
+        return GenerationOptions.from_mapping(said or {})
 
     def check(self, name: str) -> None:
         """Refuses a name that nobody has."""
@@ -70,14 +79,14 @@ class Presets:
         name = " ".join(clean_text(name).split())
         if not name or len(name) > LONGEST_NAME:
             raise Refusal(f"a preset's name has 1 to {LONGEST_NAME} characters, not {len(name)}")
-        if name in BUILT_IN:
+        if name in (OWN, *BUILT_IN):
             raise Refusal(f"{name!r} comes with Elsewise; choose another name")
         await self._write({**(self._saved or {}), name: dict(options)})
         return name
 
     async def delete(self, name: str) -> None:
         """Forgets one that was saved."""
-        if name in BUILT_IN or not name:
+        if name in ("", OWN, *BUILT_IN):
             raise Refusal("that one comes with Elsewise; only saved presets can be deleted")
         self.check(name)
         await self._write({held: options for held, options in (self._saved or {}).items() if held != name})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,9 +13,11 @@ from app.supervisor import Supervisor
 from app.workbench.refusals import stored
 from app.workbench.session import OpenSession
 from app.workbench.setup.adapters import bring, engine_name, lines, stack_of
+from app.workbench.setup.guessing import guess_problem
 from app.workbench.setup.presets import Presets
 from app.workbench.setup.tools import names_of, read_tools
-from app.workbench.setup.values import MOST_ADAPTERS, OPTIONS, SessionValues, grammar_of, read_values
+from app.workbench.setup.values import MOST_ADAPTERS, OPTIONS, Branch, SessionValues, grammar_of, read_values
+from app.workbench.speaker import Speaker, Stack
 from runtime import (
     EngineDiedError,
     GenerationOptions,
@@ -39,7 +41,7 @@ class Asked:
 
     session: Mapping[str, Any]  # the session's layer, without adapters
     preset: GenerationOptions
-    adapters: tuple[AdapterChoice, ...]
+    adapters: tuple[AdapterChoice, ...] | None  # None: it says nothing of them
 
 
 class Setups:
@@ -50,12 +52,22 @@ class Setups:
         supervisor: Knows the model that runs.
         preset: Elsewise's own.
         call: What somebody says for every answer, before the session.
+        on_free: Hears of adapters that an answer or a session needs no more; others may.
     """
 
-    def __init__(self, store: SessionStore, supervisor: Supervisor, preset: GenerationOptions, call: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        store: SessionStore,
+        supervisor: Supervisor,
+        preset: GenerationOptions,
+        call: Mapping[str, Any],
+        on_free: Callable[[Sequence[AdapterChoice]], None],
+    ) -> None:
         self._store = store
         self._supervisor = supervisor
         self._call = call
+        self.free = on_free
+        self._moving = asyncio.Lock()  # one change of what is loaded at a time: nothing is brought in while it leaves
         self.presets = Presets(store, preset)
         self._notes: dict[int, list[str]] = {}
 
@@ -78,13 +90,21 @@ class Setups:
     def asked(self, session: OpenSession) -> Asked:
         """What an answer that begins now is asked for."""
         values = values_of(session)
-        return Asked(values.layer(), self.presets.options(values.preset), values.adapters)
+        return Asked(values.layer(), self.presets.options(values.preset), values.adapters or None)
 
-    async def carry(self, source: OpenSession, copy: OpenSession) -> None:
-        """The copy of a session is set as that one is."""
-        copy.values = source.values
-        if source.values is not None and source.values != SessionValues():
-            await stored(self._store.set_session_setup(copy.id, source.values.stored()))
+    async def carry(self, source: OpenSession, copy: OpenSession, nodes: Mapping[int, int]) -> None:
+        """The copy of a session is set as that one is; `nodes` are its numbers for the nodes of that one."""
+        values = values_of(source)
+        pruned = frozenset((nodes[node], start) for node, start in values.pruned if node in nodes)
+        copy.values = replace(values, pruned=pruned)
+        if copy.values.is_set:
+            await stored(self._store.set_session_setup(copy.id, copy.values.stored()))
+
+    async def set_pruned(self, session: OpenSession, pruned: frozenset[Branch]) -> None:
+        """Other branches are out of sight."""
+        values = replace(values_of(session), pruned=pruned)
+        await stored(self._store.set_session_setup(session.id, values.stored()))
+        session.values = values
 
     def view(self, session: OpenSession) -> SessionSetup:
         """What a session is set to, and what of it holds."""
@@ -92,7 +112,10 @@ class Setups:
         beginning = session.beginning()
         notes = [*self._notes.get(session.id, ()), *self.presets.notes]
         if values.preset and values.preset not in self.presets.names:
-            notes.append(f"its preset {values.preset!r:.80} is not there any more; Elsewise's own is taken")
+            notes.append(f"its preset {values.preset!r:.80} is not there any more; the default is taken")
+        problem = "" if model is None else guess_problem(values.guess, model.info)
+        if problem:
+            notes.append(f"{problem}; its answers come without guesses")
         return SessionSetup(
             session_id=session.id,
             system=beginning.system,
@@ -101,6 +124,7 @@ class Setups:
             options=option_views(self._resolved(values), values),
             preset=values.preset if values.preset in self.presets.names else "",
             presets=self.presets.names,
+            default_preset=self.presets.default,
             answer_format=values.answer_format,
             adapters=lines(model, values.adapters),
             guess=values.guess,
@@ -136,7 +160,7 @@ class Setups:
         await self._set(session, replace(values, preset=kept, options={}))
 
     async def delete_preset(self, session: OpenSession, name: str) -> None:
-        """Forgets one; the session takes Elsewise's own if it had that one."""
+        """Forgets one; the session takes the default if it had that one."""
         await self.presets.delete(name)
         if values_of(session).preset == name:
             await self._set(session, replace(values_of(session), preset=""))
@@ -180,8 +204,9 @@ class Setups:
     async def set_guess(self, session: OpenSession, guess: Guess) -> None:
         """Where guesses come from."""
         model = self._supervisor.running
-        if guess is Guess.DRAFT and model is not None and not model.info.options.get("draft_model"):
-            raise Refusal("no draft model is loaded: choose one in the settings; it holds after a reload")
+        problem = "" if model is None else guess_problem(guess, model.info)
+        if problem:
+            raise Refusal(problem)
         await self._set(session, replace(values_of(session), guess=guess))
 
     # ---- adapters -----------------------------------------------------------------------------------------------------
@@ -195,12 +220,12 @@ class Setups:
         if len(values.adapters) >= MOST_ADAPTERS:
             raise Refusal(f"a stack has at most {MOST_ADAPTERS} adapters")
         choice = AdapterChoice(path, Path(path).name)
-        await self._bring(await self._model(), [choice])
+        await self.require(await self._model(), [choice])
         values = values_of(session)  # loading took its time
         await self._set(session, replace(values, adapters=(*values.adapters, choice)))
 
-    async def set_adapters(self, session: OpenSession, stack: Sequence[AdapterChoice]) -> list[AdapterChoice]:
-        """Another order, other scales; returns those that are gone from it."""
+    async def set_adapters(self, session: OpenSession, stack: Sequence[AdapterChoice]) -> None:
+        """Another order, other scales; those that are gone from it are free."""
         values = values_of(session)
         folders = {choice.folder for choice in stack}
         if len(folders) != len(stack) or not folders <= {choice.folder for choice in values.adapters}:
@@ -208,18 +233,59 @@ class Setups:
         model = self._supervisor.running
         switched = {choice.folder for choice in values.adapters if not choice.on}
         if model is not None:
-            await self._bring(model, [choice for choice in stack if choice.on and choice.folder in switched])
+            await self.require(model, [choice for choice in stack if choice.on and choice.folder in switched])
         await self._set(session, replace(values, adapters=tuple(stack)))
-        return [choice for choice in values.adapters if choice.folder not in folders]
+        self.free([choice for choice in values.adapters if choice.folder not in folders])
 
-    async def forget(self, gone: Sequence[AdapterChoice]) -> None:
-        """Gives the memory of adapters back that no session has on its stack; running answers are waited for."""
+    async def bring(self, model: LanguageModel, choices: Sequence[AdapterChoice] | None) -> Stack | None:
+        """The stack, with every adapter on it in place; one that is on its way out is waited for, and brought back.
+
+        Raises:
+            RuntimeFault: One of them cannot be used; it is named.
+        """
+        if not choices:
+            return stack_of(choices)
+        async with self._moving:
+            return await bring(model, choices)
+
+    async def speaker(self, session: OpenSession, model: LanguageModel) -> Speaker:
+        """The model under the adapters of a session, for a query.
+
+        Raises:
+            RuntimeFault: One of them cannot be used.
+        """
+        return Speaker.of(model, await self.bring(model, values_of(session).adapters or None))
+
+    async def require(self, model: LanguageModel, choices: Sequence[AdapterChoice]) -> None:
+        """Brings adapters in before anything is changed.
+
+        Raises:
+            Refusal: One of them cannot be used; none of them stays for that.
+        """
+        try:
+            await self.bring(model, choices)
+        except EngineDiedError as fault:
+            await self._supervisor.died(model)
+            raise Refusal(str(fault)) from fault
+        except RuntimeFault as fault:
+            self.free(choices)
+            raise Refusal(str(fault)) from fault
+
+    async def forget(self, gone: Sequence[AdapterChoice], used: Callable[[str], bool]) -> None:
+        """Gives the memory of adapters back, unless their folder is `used` by then; queries under them are waited for."""
         model = self._supervisor.running
-        for choice in gone if model is not None else ():
+        if model is None:
+            return
+        for choice in gone:
             name = engine_name(choice)
-            if any(adapter.name == name and adapter.loaded for adapter in model.info.adapters):  # type: ignore[union-attr]  # see above
+            async with self._moving:
+                if used(choice.folder) or not any(held.name == name and held.loaded for held in model.info.adapters):
+                    continue
                 try:
-                    await model.unload_adapter_async(name)  # type: ignore[union-attr]  # see above
+                    await model.unload_adapter_async(name)
+                except EngineDiedError:  # and every adapter with it
+                    await self._supervisor.died(model)
+                    return
                 except RuntimeFault as fault:
                     log.info("adapter %s stays loaded: %s", name, fault)
 
@@ -238,22 +304,13 @@ class Setups:
     def _resolved(self, values: SessionValues) -> ResolvedOptions:
         model, preset = self._supervisor.running, self.presets.options(values.preset)
         own = None if model is None else model.own_options
-        stack = stack_of(values.adapters)
+        stack = stack_of(values.adapters or None)
         layer = values.layer() if stack is None else {**values.layer(), "adapters": stack}
         return resolve_options(self._call, session=layer, preset=preset, model=own)
 
     async def _model(self) -> LanguageModel:
         try:
             return await self._supervisor.model()
-        except RuntimeFault as fault:
-            raise Refusal(str(fault)) from fault
-
-    async def _bring(self, model: LanguageModel, choices: Sequence[AdapterChoice]) -> None:
-        try:
-            await bring(model, choices)
-        except EngineDiedError as fault:
-            await self._supervisor.died(model)
-            raise Refusal(str(fault)) from fault
         except RuntimeFault as fault:
             raise Refusal(str(fault)) from fault
 

@@ -160,6 +160,14 @@ class HfBackend(PackedBackend[TorchPack]):
     def pack_bytes(self, pack: TorchPack) -> int:
         return sum(layer.nbytes for layer in pack.attention) + state_size(pack.states.values())
 
+    def finite_slots(self, pack: TorchPack) -> Bool:
+        with _computing():
+            finite: Bool = pack.finite().cpu().numpy()
+            return finite
+
+    def finite(self, array: torch.Tensor) -> bool:
+        return bool(torch.isfinite(array).all())
+
     def capacity(self, pack: TorchPack) -> int:
         return pack.capacity
 

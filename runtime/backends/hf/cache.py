@@ -187,6 +187,16 @@ class TorchPack(WorkingPack):
             if layer.is_initialized:
                 layer.resize(capacity)
 
+    def finite(self) -> torch.Tensor:
+        """``(size,)`` the slots in use whose keys and values are numbers."""
+        size = self.tree.size
+        found = torch.ones(size, dtype=torch.bool)
+        for layer in self.attention:
+            if layer.is_initialized:
+                for buffer in (layer.keys, layer.values):
+                    found = found.to(buffer.device) & torch.isfinite(buffer[0, :, :size]).all(-1).all(0)
+        return found
+
     def gather(self, slots: torch.Tensor) -> None:
         """Moves rows to the front, through one scratch buffer: only its allocation can fail, before anything moved."""
         buffers = [buffer for layer in self.attention if layer.is_initialized for buffer in (layer.keys, layer.values)]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +19,7 @@ from runtime.backends import facts
 from runtime.backends.hf.offload import Offload, check_not_offloaded, offloading
 from runtime.errors import ModelLoadError
 from runtime.loading.folder import ModelFolder
+from runtime.loading.telling import listener, told
 from runtime.options import LoadOptions
 
 GROUPED = "elsewise_grouped_sdpa"  # the name our attention function is registered under
@@ -53,15 +56,16 @@ def load_model(source: ModelFolder | tuple[Any, Any], options: LoadOptions) -> L
     logging.disable_progress_bar()  # loading has a progress event of its own
     with offloading(options, device, source.name) as offload:
         try:
-            model = AutoModelForCausalLM.from_pretrained(
-                source.path,
-                dtype=_dtype(options.dtype, device),
-                attn_implementation=None if options.attention == "auto" else options.attention,
-                use_safetensors=True,
-                local_files_only=True,
-                generation_config=GenerationConfig(),  # the model's own is read by us, a poor one must not stop it
-                **({} if offload is None else offload.arguments),
-            )
+            with _weights_told():
+                model = AutoModelForCausalLM.from_pretrained(
+                    source.path,
+                    dtype=_dtype(options.dtype, device),
+                    attn_implementation=None if options.attention == "auto" else options.attention,
+                    use_safetensors=True,
+                    local_files_only=True,
+                    generation_config=GenerationConfig(),  # the model's own is read by us, a poor one must not stop it
+                    **({} if offload is None else offload.arguments),
+                )
         except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
             raise ModelLoadError(f"transformers cannot load {source.name}: {error}") from error
         model = model.eval()
@@ -81,6 +85,24 @@ def load_model(source: ModelFolder | tuple[Any, Any], options: LoadOptions) -> L
         device=device,
         offload=offload,
     )
+
+
+@contextmanager
+def _weights_told() -> Iterator[None]:
+    """What transformers reads inside is told tensor by tensor, by the hook that it has for its own bar."""
+    if listener() is None or not hasattr(logging, "set_tqdm_hook"):  # an older transformers has none
+        yield
+        return
+    before = logging.set_tqdm_hook(_bar)
+    try:
+        yield
+    finally:
+        logging.set_tqdm_hook(before)
+
+
+def _bar(make: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The bar of a loop of transformers'; the one over weights is ours."""
+    return told(args[0]) if args and kwargs.get("desc") == "Loading weights" else make(*args, **kwargs)
 
 
 def pick_device(wanted: str) -> torch.device:

@@ -29,7 +29,7 @@ from runtime.backends.packed import Float32, PackedBackend, State, Step, as_ids,
 from runtime.backends.selftest import kv_warning, self_test
 from runtime.backends.sized import state_size
 from runtime.backends.stored import Stored
-from runtime.backends.tree import Int64
+from runtime.backends.tree import Bool, Int64
 from runtime.errors import MemoryBudgetError, UnsupportedFeatureError
 from runtime.info import ModelInfo
 from runtime.loading.folder import ModelFolder
@@ -191,6 +191,13 @@ class MlxBackend(PackedBackend[MlxPack]):
 
     def pack_bytes(self, pack: MlxPack) -> int:
         return sum(cache.nbytes for cache in pack.attention) + state_size(pack.states.values())
+
+    def finite_slots(self, pack: MlxPack) -> Bool:
+        with _memory():
+            return np.array(pack.finite())
+
+    def finite(self, array: mx.array) -> bool:
+        return bool(mx.isfinite(array).all().item())
 
     def capacity(self, pack: MlxPack) -> int:
         return pack.capacity

@@ -234,6 +234,14 @@ class MlxPack(WorkingPack):
         for cache, shape in zip(self.attention, shapes, strict=True):
             cache.resize(capacity, shape, dtype)
 
+    def finite(self) -> mx.array:
+        """``(size,)`` the slots in use whose keys and values are numbers."""
+        size = self.tree.size
+        found = mx.ones(size, mx.bool_)
+        for buffer in self.arrays():
+            found = found & mx.isfinite(buffer[0, :, :size]).all(axis=(0, 2))
+        return found
+
     def gather(self, slots: mx.array) -> None:
         """Moves rows to the front of every buffer."""
         n = slots.shape[0]

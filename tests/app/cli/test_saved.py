@@ -8,15 +8,19 @@ import os
 import sqlite3
 import stat
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from app.cli import common, saved
+from app.workbench.setup.values import SessionValues
 from runtime import GenerationOptions, ModelLoadError, SamplingOptions
 from runtime.model import LocalModel
 from storage import DataFolderLock, NewNode, SessionStore
 from tests.app.cli.conftest import Elsewise
 from tests.app.workbench.scene import rows
+from tests.runtime.adapters.test_changes import toy_adapter
+from ui import AdapterChoice
 
 ASK = ("--backend", "fake", "--max-tokens", "6", "--seed", "1")
 
@@ -224,3 +228,75 @@ def test_reading_does_not_disturb_who_writes(elsewise: Elsewise, data: Path) -> 
     assert [node.status for node in tree.nodes if node.id == answer] == ["open"]  # not taken for a crash's
     assert [node.text for node in tree.nodes][-1] == "after"
     store.close_sync()
+
+
+def set_up(data: Path, title: str, values: dict[str, object]) -> None:
+    """As the window sets a session."""
+
+    async def run() -> None:
+        store = SessionStore.open(data / "sessions.db")
+        session_id = next(row.id for row in await store.sessions() if row.title == title)
+        await store.set_session_setup(session_id, values)
+        await store.close()
+
+    asyncio.run(run())
+
+
+def stats_of_answers(data: Path) -> list[dict[str, Any]]:
+    told = rows(data / "sessions.db", "SELECT stats FROM nodes WHERE role = 'assistant' ORDER BY id")
+    return [json.loads(str(stats)) for (stats,) in told]
+
+
+def test_a_sessions_own_seed_holds_where_the_command_gives_none(elsewise: Elsewise, data: Path) -> None:
+    plain = ("--backend", "fake", "--max-tokens", "3", "--json")
+    first = elsewise("ask", "one", "--session", "A", *plain)
+    set_up(data, "A", SessionValues(options={"seed": 77}).stored())
+    second = elsewise("ask", "two", "--session", "A", *plain)
+    third = elsewise("ask", "three", "--session", "A", *plain, "--seed", "5")
+    # then what was drawn with is told, and who chose it is stored
+    told = [json.loads(done.out.splitlines()[-1])["seed"] for done in (first, second, third)]
+    answers = stats_of_answers(data)
+    assert told == [stats["seed"] for stats in answers]
+    assert told[1:] == [77, 5]
+    chosen = [[who for who, names in stats["made"]["sources"].items() if "seed" in names] for stats in answers]
+    assert chosen == [[], ["session"], ["call"]]
+
+
+def test_adapters_for_a_session_with_its_own_are_refused(
+    elsewise: Elsewise, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = str(toy_adapter(tmp_path / "pirate", 1))
+    assert elsewise("ask", "one", "--session", "A", *ASK, "--adapter", folder).code == 0  # it has none yet
+    set_up(data, "A", SessionValues(adapters=(AdapterChoice(folder, "pirate", 0.5),)).stored())
+    assert elsewise("ask", "two", "--session", "A", *ASK).code == 0
+
+    def never(*_: object, **__: object) -> None:
+        raise AssertionError("a model was loaded")
+
+    monkeypatch.setattr(saved, "load_model", never)
+    done = elsewise("ask", "three", "--session", "A", *ASK, "--adapter", f"{folder}:0.8")
+    assert (done.code, done.out) == (2, "")
+    assert "has a stack of its own (pirate × 0.5); leave out --adapter" in done.err
+    assert len(stats_of_answers(data)) == 2
+
+
+def test_the_list_says_in_which_folder_a_session_stands_and_its_tags(elsewise: Elsewise, data: Path) -> None:
+    elsewise("ask", "where to?", "--session", "Trip", *ASK)
+    elsewise("ask", "what to cook?", "--session", "Soup", *ASK)
+    assert "folder" not in elsewise("sessions", "list").out
+
+    async def place() -> None:
+        store = SessionStore.open(data / "sessions.db")
+        try:
+            folder = await store.places.create_folder("Far away")
+            await store.places.move(1, folder)
+            await store.places.set_tags(1, ["sea", "2026"])
+        finally:
+            await store.close()
+
+    asyncio.run(place())
+    for listed in (elsewise("sessions", "list").out, elsewise("sessions", "search", "where").out):
+        assert listed.splitlines()[0].split()[-2:] == ["folder", "tags"]
+        [trip] = [line for line in listed.splitlines() if "Trip" in line]
+        assert trip.rstrip().endswith("sea, 2026")
+        assert "Far away" in trip

@@ -16,7 +16,7 @@ import numpy as np
 from app.supervisor import Supervisor
 from app.workbench import AppWorkbench
 from app.workbench.session import UNTITLED
-from runtime import EngineDiedError, GenerationOptions, LanguageModel, OnProgress, SamplingOptions, TokenRun, load
+from runtime import EngineDiedError, GenerationOptions, LanguageModel, LoadProgress, OnProgress, SamplingOptions, TokenRun, load
 from storage import SessionStore
 from ui import Event, SessionView, TokensArrived, TurnView
 
@@ -37,10 +37,14 @@ class Engine:
     holds_after: int | None = None  # tokens of an answer that begins now; waits until it is cancelled
     on_look: Callable[[str], None] = lambda _what: None  # called before the model sees anything
     starts: int = 0
+    tell: Callable[[LoadProgress], None] | None = None  # how far the last start is
     prompts: list[list[int]] = field(default_factory=list)
 
-    async def __call__(self, source: str, backend: str, **_: Any) -> LanguageModel:
+    async def __call__(
+        self, source: str, backend: str, *, on_progress: Callable[[LoadProgress], None] | None = None, **_: Any
+    ) -> LanguageModel:
         self.starts += 1
+        self.tell = on_progress
         self.on_look("start")
         if self.loading is not None:
             await self.loading.wait()

@@ -21,6 +21,7 @@ def test_they_are_stored_and_given_to_the_next_engine(play: Play) -> None:
 
     class Asked(Engine):
         async def __call__(self, source: str, backend: str, **options: object):  # type: ignore[no-untyped-def]  # as its parent
+            options.pop("on_progress")
             given.append({"backend": backend, **options})
             return await super().__call__(source, backend)
 
@@ -89,6 +90,23 @@ def test_hostile_stored_settings_fall_back_with_a_note(hostile: object) -> None:
     assert (good.scheme, good.text_percent, none) == ("dark", 150, [])
 
 
+def test_a_chat_format_and_a_place_for_the_weights_are_given_to_the_next_engine(play: Play) -> None:
+    async def scene(s: Scene) -> None:
+        for name, wrong in (("chat_format", "esperanto"), ("offload", "tape")):
+            with pytest.raises(Refusal, match=name):
+                await s.workbench.change_setting(name, wrong)
+        view = await s.workbench.change_setting("chat_format", "chatml")
+        assert set(view.choices["chat_format"]) > {"auto", "none", "chatml", "plain"}
+        await s.workbench.change_setting("offload", "disk")
+        assert s.workbench.supervisor.options == {"chat_format": "chatml", "offload": "disk"}
+        # text without roles is a choice of its own, weights in memory are none
+        await s.workbench.change_setting("chat_format", "none")
+        await s.workbench.change_setting("offload", "none")
+        assert s.workbench.supervisor.options == {"chat_format": "none"}
+
+    play(scene)
+
+
 def test_sessions_that_chose_no_preset_take_that_of_the_settings(play: Play) -> None:
     async def scene(s: Scene) -> None:
         session_id = await s.new()
@@ -96,6 +114,13 @@ def test_sessions_that_chose_no_preset_take_that_of_the_settings(play: Play) -> 
         setup = await s.workbench.setup(session_id)
         temperature = next(option for option in setup.options if option.name == "temperature")
         assert (temperature.value, temperature.source, setup.preset) == (0.0, "preset", "")
+        # which is shown as what it is, and Elsewise's own can be chosen beside it
+        assert setup.default_preset == "greedy"
+        own = await s.workbench.choose_preset(session_id, "Elsewise's own")
+        temperature = next(option for option in own.options if option.name == "temperature")
+        assert (temperature.value, temperature.source, own.preset) == (0.8, "preset", "Elsewise's own")
+        assert await s.workbench.choose_preset(session_id, "") == setup
+        assert (await s.workbench.settings()).choices["preset"] == ["", "model's own", "greedy"]
 
     play(scene, options=PLAIN)
 

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from runtime import (
     BackendUnavailableError,
     EngineDiedError,
+    LoadProgress,
     MemoryBudgetError,
     ModelLoadError,
     RuntimeFault,
     UnknownBackendError,
 )
 from tests.app.workbench.conftest import Play
-from tests.app.workbench.scene import Scene, alternative, own_tokens, rows, until
+from tests.app.workbench.scene import Engine, Scene, alternative, own_tokens, rows, until
 from ui import EngineState, SessionChanged, TurnStatus
 
 OBITUARY = (
@@ -201,3 +204,23 @@ def test_a_pick_is_kept_when_no_engine_comes_to_go_on_with_it(play: Play) -> Non
     play(first)
     play(second)
     play(third)
+
+
+def test_a_turn_and_the_status_say_how_far_the_model_is(play: Play) -> None:
+    async def scene(s: Scene) -> None:
+        session_id = await s.new()
+        sending = asyncio.create_task(s.workbench.send(session_id, "hello"))
+        await until(lambda: s.engine.tell is not None)
+        assert s.engine.tell is not None
+        s.engine.tell(LoadProgress(1200, 4000))
+        assert (await s.last(session_id)).note == "starting the engine… loading x: 1,200 of 4,000 tensors"
+        assert s.workbench.supervisor.reason == "loading x: 1,200 of 4,000 tensors"
+        assert s.engine.loading is not None
+        s.engine.loading.set()
+        await sending
+        # then it is over, also for a word that was on its way
+        s.engine.tell(LoadProgress(4000, 4000))
+        assert s.workbench.supervisor.state is EngineState.READY
+        assert "engine" not in (await s.last(session_id)).note
+
+    play(scene, engine=Engine(loading=asyncio.Event()))

@@ -137,7 +137,7 @@ def eos_soon() -> GenerationOptions:
 def test_the_title_is_the_first_message_unless_somebody_named_the_session(play: Play) -> None:
     async def scene(s: Scene) -> None:
         session_id = await s.asked("  where  to\ngo, " + "x" * 100)
-        assert (await s.view(session_id)).title == ("where to go, " + "x" * 100)[:60]
+        assert (await s.view(session_id)).title == ("where to go, " + "x" * 100)[:59] + "…"
         named = await s.new()
         await s.workbench.rename_session(named, "Trip")
         await s.workbench.send(named, "hello")
@@ -269,5 +269,40 @@ def test_a_draft_is_counted_once_the_engine_runs(play: Play) -> None:
         counted = await s.workbench.compose(session_id, "draft \ud800")
         assert counted.tokens == len("draft ") + 3
         assert counted.context_used == len(await s.path_ids(session_id)) + len("draft ") + 3
+
+    play(scene)
+
+
+def test_a_model_without_roles_continues_what_is_written(play: Play) -> None:
+    async def scene(s: Scene) -> None:
+        # given a base model: nothing says how messages become text
+        session_id = await s.new()
+        await s.workbench.set_system(session_id, "A tale.")
+        await s.workbench.send(session_id, "Once upon a")
+        first = (await s.view(session_id)).turns
+        assert [turn.role for turn in first] == ["system", "user", "assistant"]
+        assert (first[0].run.text, first[1].run.text) == ("A tale.\n\n", "Once upon a")
+        assert all(origin != Origin.TEMPLATE for origin in first[1].run.origin.tolist())
+        # then the answer goes on right behind it, and the next text behind that
+        await s.workbench.send(session_id, " and then")
+        prompt = s.engine.prompts[-1]
+        assert bytes(prompt) == b"A tale.\n\nOnce upon a" + b"".join(first[2].run.token_bytes) + b" and then"
+        composition = await s.workbench.compose(session_id, "more")
+        assert not composition.takes_roles
+        facts = (await s.workbench.setup(session_id)).model
+        assert facts is not None
+        assert not facts.takes_roles
+        # and once more is another end of the same text
+        await s.workbench.regenerate(session_id, first[2].node_id)
+        assert bytes(s.engine.prompts[-1]) == b"A tale.\n\nOnce upon a"
+
+    play(scene, engine=Engine(options={"chat_format": "none"}))
+
+
+def test_a_long_first_message_gives_a_title_of_whole_words(play: Play) -> None:
+    async def scene(s: Scene) -> None:
+        session_id = await s.asked("tell me in three sentences why rain smells good, then list five words")
+        title = (await s.view(session_id)).title
+        assert title == "tell me in three sentences why rain smells good, then list…"
 
     play(scene)

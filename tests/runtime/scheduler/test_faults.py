@@ -227,3 +227,22 @@ def test_answers_are_finite_and_sum_to_one_after_everything() -> None:
         asyncio.run(outcomes(model, [[GUILTY], [1, GUILTY, 3], [2]]))
         row = model.next_token_logprobs_sync([1, GUILTY, 3])  # asked for after the NaN row, not at it
         assert float(np.exp(row.astype(np.float64)).sum()) == pytest.approx(1.0, abs=1e-6)
+
+
+def test_a_bad_row_leaves_nothing_pending() -> None:
+    # given eight texts that share a stem, whose tails are copied for the trie in one go, and one of them is bad
+    stem = some_ids(1, 4)
+    with fake_model(Behaviour(nan_on=frozenset({GUILTY}))) as model:
+        model.next_token_logprobs_sync(stem)
+
+        async def main() -> list[object]:
+            texts = [[*stem, GUILTY if i == 3 else i + 60] for i in range(8)]
+            return list(await asyncio.gather(*map(model.next_token_logprobs, texts), return_exceptions=True))
+
+        # when they are asked for at once
+        got = asyncio.run(main())
+        assert [isinstance(one, NonFiniteLogitsError) for one in got] == [i == 3 for i in range(8)]
+        # then the copy of the bad one does not stay behind
+        cache = model._engine.scheduler.cache
+        settled(model)
+        assert model._engine.call(lambda: (cache.room.pending, cache.publisher._ahead)).result() == (0, {})

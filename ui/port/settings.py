@@ -1,4 +1,4 @@
-"""What holds for the whole app: models and device, memory, generation, appearance, data. Part of the port, see `ui.port`."""
+"""What holds for the whole app: models and device, memory, generation, appearance, data."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ class AppSettings:
     backend: str = "auto"
     device: str = "auto"
     dtype: str = "auto"
+    chat_format: str = "auto"  # how messages become text: the model's own, "none" for text without roles, or a family's
+    offload: str = "none"  # "disk": weights that do not fit into memory are read at every forward
     context_length: int | None = None  # tokens
     threads: int | None = None
     draft_model: str = ""  # a model on the shelf that guesses ahead; "" is none
@@ -39,7 +41,7 @@ class SettingsView:
 
     values: AppSettings = field(default_factory=AppSettings)
     needs_reload: bool = False  # the model that runs was loaded with other settings
-    choices: Mapping[str, Sequence[str]] = field(default_factory=dict)  # by row: backend, device, dtype, draft_model, preset
+    choices: Mapping[str, Sequence[str]] = field(default_factory=dict)  # by row, where there are some
     data: DataFacts | None = None
     notes: Sequence[str] = ()  # what was stored and could not be taken
 

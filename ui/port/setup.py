@@ -1,4 +1,4 @@
-"""What a session is set to: how it is answered, in which form, by which adapters. Part of the port, see `ui.port`."""
+"""What a session is set to: how it is answered, in which form, by which adapters."""
 
 from __future__ import annotations
 
@@ -97,8 +97,9 @@ class SessionSetup:
     files: Sequence[TextFile] = ()  # pinned: they stand behind the system prompt, before every turn
     tools: str = ""  # definitions offered on the path shown, as JSON
     options: Sequence[OptionView] = ()
-    preset: str = ""  # "" is Elsewise's own
+    preset: str = ""  # "" is the default one
     presets: Mapping[str, bool] = field(default_factory=dict)  # by name; whether it can be deleted
+    default_preset: str = ""  # the name of that one, which the settings choose
     answer_format: AnswerFormat = field(default_factory=AnswerFormat)
     adapters: Sequence[AdapterLine] = ()
     guess: Guess = Guess.OFF
@@ -134,7 +135,7 @@ class SetupCommands(Protocol):
         """Saves what preset and session say as a preset of that name, and chooses it."""
 
     async def delete_preset(self, session_id: int, name: str) -> SessionSetup:
-        """Deletes a preset that was saved; sessions that had it take Elsewise's own."""
+        """Deletes a preset that was saved; sessions that had it take the default one."""
 
     async def set_system(self, session_id: int, text: str) -> SessionSetup:
         """Another system prompt: a new beginning beside the old one, which stays as it is (`SessionChanged` shows it)."""

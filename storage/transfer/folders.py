@@ -1,0 +1,16 @@
+"""Folders of this machine in what is stored of an answer: they do not travel with a session."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+
+def without_folders(stats: Any) -> Any:
+    """The stats of a node, the adapters of its ``made.stack`` as ``[null, name, scale, digest]`` without their folder."""
+    made = stats.get("made") if isinstance(stats, Mapping) else None
+    stack = made.get("stack") if isinstance(made, Mapping) else None
+    if not isinstance(stack, list) or not stack:
+        return stats
+    kept = [[None, *use[1:]] if isinstance(use, list) and use else use for use in stack]
+    return {**stats, "made": {**made, "stack": kept}}  # type: ignore[dict-item]  # looked at above

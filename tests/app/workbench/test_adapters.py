@@ -1,0 +1,255 @@
+"""Adapters of sessions while answers run under them: nobody loses one that is in use, and nobody keeps one for nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from pathlib import Path
+
+import pytest
+
+from app.workbench.setup.adapters import engine_name
+from runtime import LanguageModel
+from runtime.backends.fake import Behaviour
+from tests.app.workbench.conftest import Play
+from tests.app.workbench.scene import Engine, Scene, alternative, own_tokens, until, words
+from tests.fakes import Gate
+from tests.runtime.adapters.test_changes import toy_adapter
+from ui import AdapterChoice, ColumnTokens, ExportKind, Refusal, TurnStatus
+
+
+def running(s: Scene) -> LanguageModel:
+    model = s.workbench.supervisor.running
+    assert model is not None
+    return model
+
+
+def loaded(s: Scene) -> int:
+    return sum(adapter.loaded for adapter in running(s).info.adapters)
+
+
+async def settle() -> None:
+    """As long as an unload takes that somebody has asked for."""
+    for _ in range(20):
+        await asyncio.sleep(0.005)
+
+
+async def dressed(s: Scene, folder: str) -> int:
+    session_id = await s.new()
+    await s.workbench.add_adapter(session_id, folder)
+    return session_id
+
+
+def test_an_answer_keeps_an_adapter_that_is_taken_off_the_stack(play: Play, tmp_path: Path) -> None:
+    folder = str(toy_adapter(tmp_path / "pirate", 1))
+
+    async def scene(s: Scene) -> None:
+        first = await dressed(s, folder)
+        await s.workbench.send(first, "hi")
+        expected = (await s.last(first)).run.text
+        # given an answer that is about to be asked for, its prompt being read
+        taken = asyncio.Event()
+
+        def look(what: str) -> None:
+            if what == "score" and not taken.is_set():
+                taken.set()
+
+        s.engine.on_look = look
+        session_id = await dressed(s, folder)
+        await s.workbench.set_adapters(first, [])
+        sending = asyncio.create_task(s.workbench.send(session_id, "hi"))
+        await taken.wait()
+        # when it is taken off the stack
+        await s.workbench.set_adapters(session_id, [])
+        await sending
+        # then the answer is under it to its end, and afterwards its memory is free
+        turn = await s.last(session_id)
+        assert (turn.run.text, turn.note) == (expected, "reached the length limit")
+        await until(lambda: loaded(s) == 0)
+        # and the next answer is the base's
+        await s.workbench.regenerate(session_id, turn.node_id)
+        assert (await s.last(session_id)).run.text != expected
+
+    play(scene)
+
+
+def test_columns_keep_theirs_too(play: Play, tmp_path: Path) -> None:
+    folder = str(toy_adapter(tmp_path / "pirate", 1))
+
+    async def scene(s: Scene) -> None:
+        session_id = await dressed(s, folder)
+        await s.workbench.send(session_id, "hi")
+        last = await s.last(session_id)
+        s.engine.holds_after = 4
+        drawing = asyncio.create_task(s.workbench.continue_many(session_id, last.node_id, None, 2))
+        await until(lambda: any(isinstance(event, ColumnTokens) for event in s.events))
+        await s.workbench.set_adapters(session_id, [])
+        await settle()
+        assert loaded(s) == 1
+        s.workbench.stop(session_id)
+        await drawing
+        await until(lambda: loaded(s) == 0)
+
+    play(scene)
+
+
+def test_an_adapter_that_another_session_gives_up_meanwhile_is_there(play: Play, tmp_path: Path) -> None:
+    folder = str(toy_adapter(tmp_path / "pirate", 1))
+    gate = Gate()
+
+    async def scene(s: Scene) -> None:
+        first = await dressed(s, folder)
+        await s.workbench.send(first, "hi")
+        expected = (await s.last(first)).run.text
+        # given somebody who is no answer still uses it while it is given up
+        use = engine_name(AdapterChoice(folder, "pirate"))
+        gate.shut()
+        query = asyncio.create_task(running(s).next_token_logprobs(words("query"), adapters=((use, 1.0),)))
+        await until(gate.reached.is_set)
+        await s.workbench.set_adapters(first, [])
+        await settle()
+        # when another session takes it
+        second = await s.new()
+
+        async def take() -> None:
+            await s.workbench.add_adapter(second, folder)
+            await s.workbench.send(second, "hi")
+
+        taking = asyncio.create_task(take())
+        await settle()
+        gate.open()
+        await query
+        await taking
+        # then its answers are under it
+        turn = await s.last(second)
+        assert (turn.run.text, turn.status) == (expected, TurnStatus.PARTIAL)
+        assert loaded(s) == 1
+
+    play(scene, engine=Engine(source=(Behaviour(before_forward=gate), None)))
+
+
+def test_an_adapter_brought_in_for_one_answer_goes_with_it(play: Play, tmp_path: Path) -> None:
+    folder = str(toy_adapter(tmp_path / "pirate", 1))
+
+    async def scene(s: Scene) -> None:
+        session_id = await dressed(s, folder)
+        await s.workbench.send(session_id, "hi")
+        turn = await s.last(session_id)
+        await s.workbench.set_adapters(session_id, [])
+        await until(lambda: loaded(s) == 0)
+        # when the answer is made exactly again
+        await s.workbench.regenerate_exactly(session_id, turn.node_id)
+        assert (await s.last(session_id)).run.text == turn.run.text
+        # then what it needed is free again
+        await until(lambda: loaded(s) == 0)
+
+    play(scene)
+
+
+def test_what_is_asked_of_a_token_is_asked_under_its_adapters_also_after_a_restart(play: Play, tmp_path: Path) -> None:
+    folder = str(toy_adapter(tmp_path / "pirate", 1))
+
+    async def look(s: Scene, session_id: int) -> tuple[object, ...]:
+        turn = await s.last(session_id)
+        place = own_tokens(turn)[3]
+        drawing = await s.workbench.drawing(session_id, turn.node_id, place)
+        assert drawing is not None
+        row = await s.workbench.whole_row(session_id, turn.node_id, place)
+        words = await s.workbench.preview(session_id, turn.node_id, place, alternative(turn, place), 3)
+        return drawing.stale, drawing.can_ask, row.tolist(), words
+
+    held: list[tuple[int, tuple[object, ...]]] = []
+
+    async def first(s: Scene) -> None:
+        session_id = await dressed(s, folder)
+        await s.workbench.send(session_id, "hi")
+        held.append((session_id, await look(s, session_id)))
+        assert held[0][1][:2] == ("", True)
+
+    async def second(s: Scene) -> None:
+        session_id, before = held[0]
+        await s.view(session_id)
+        await s.workbench.supervisor.model()  # it was started anew, and knows no adapter yet
+        assert await look(s, session_id) == before
+
+    play(first)
+    play(second, engine=Engine())
+
+
+def test_nothing_is_begun_where_the_adapters_of_an_answer_are_gone(play: Play, tmp_path: Path) -> None:
+    kept, gone = (toy_adapter(tmp_path / name, seed) for name, seed in (("kept", 1), ("gone", 2)))
+    held: list[int] = []
+
+    async def first(s: Scene) -> None:
+        session_id = await dressed(s, str(kept))
+        await s.workbench.add_adapter(session_id, str(gone))
+        await s.workbench.send(session_id, "hi")
+        await s.workbench.set_adapters(session_id, [])
+        held.append(session_id)
+
+    async def second(s: Scene) -> None:
+        shutil.rmtree(gone)
+        before = await s.view(held[0])
+        # when it is to be made exactly again
+        with pytest.raises(Refusal, match="gone"):
+            await s.workbench.regenerate_exactly(held[0], before.turns[-1].node_id)
+        # then there is no sibling, and the adapter that could be loaded is not kept
+        after = await s.view(held[0])
+        assert [(t.node_id, t.variants) for t in after.turns] == [(t.node_id, t.variants) for t in before.turns]
+        await until(lambda: loaded(s) == 0)
+
+    play(first)
+    play(second, engine=Engine())
+
+
+def test_every_adapter_off_is_the_base_also_when_the_answer_is_made_again(play: Play, tmp_path: Path) -> None:
+    off, own = (str(toy_adapter(tmp_path / name, seed)) for name, seed in (("off", 1), ("own", 2)))
+
+    async def scene(s: Scene) -> None:
+        session_id = await dressed(s, off)
+        await s.workbench.set_adapters(session_id, [AdapterChoice(off, "off", 1.0, False)])
+        await s.workbench.send(session_id, "hi")
+        turn = await s.last(session_id)
+        # given the model has a stack of its own by now
+        await running(s).push_lora_async(own)
+        await s.workbench.regenerate_exactly(session_id, turn.node_id)
+        again = await s.last(session_id)
+        assert again.run.text == turn.run.text
+        assert "the same, token for token" in again.note
+        # and an answer that left it to the model is under the model's stack
+        free = await s.new()
+        await s.workbench.send(free, "hi")
+        other = await s.last(free)
+        assert other.run.text != turn.run.text
+        await s.workbench.regenerate_exactly(free, other.node_id)
+        assert "the same, token for token" in (await s.last(free)).note
+
+    play(scene)
+
+
+@pytest.mark.parametrize("kind", [ExportKind.JSON, ExportKind.PORTABLE])
+def test_an_exported_session_names_its_adapters_and_no_folder(play: Play, tmp_path: Path, kind: ExportKind) -> None:
+    folder = str(toy_adapter(tmp_path / "secret place" / "pirate", 1))
+    file = tmp_path / "out.file"
+
+    async def scene(s: Scene) -> None:
+        session_id = await dressed(s, folder)
+        await s.workbench.send(session_id, "hi")
+        turn = await s.last(session_id)
+        digest = running(s).info.adapters[0].digest
+        assert digest is not None
+        # when it is exported
+        await s.workbench.export_session(session_id, kind, file, lambda _done, _total: None)
+        # then the adapter's name and digest travel, its folder does not; here nothing has changed
+        whole = file.read_bytes()
+        assert b"secret place" not in whole
+        assert digest.encode() in whole
+        await s.workbench.regenerate_exactly(session_id, turn.node_id)
+        assert (await s.last(session_id)).run.text == turn.run.text
+        # and who takes it in is told what is missing
+        (taken,) = (await s.workbench.import_file(file, lambda _done, _total: None)).sessions
+        view = await s.view(taken)
+        with pytest.raises(Refusal, match="made with pirate: put that adapter on"):
+            await s.workbench.regenerate_exactly(taken, view.turns[-1].node_id)
+
+    play(scene)
