@@ -18,14 +18,14 @@ class BlockCalls:
     _calls: Calls
 
     def save_blocks(self, ids: Sequence[int], *, adapters: Adapters = None, replaces: int | None = None) -> BlocksSaved:
-        given = {"ids": plain_ids(ids), "adapters": plain_adapters(adapters), "replaces": replaces}
+        given: dict[str, Any] = {"ids": plain_ids(ids), "adapters": plain_adapters(adapters), "replaces": replaces}
         answer = self._calls.call_sync("save_blocks_async", **given)
         return cast("BlocksSaved", answer)
 
     async def save_blocks_async(
         self, ids: Sequence[int], *, adapters: Adapters = None, replaces: int | None = None
     ) -> BlocksSaved:
-        given = {"ids": plain_ids(ids), "adapters": plain_adapters(adapters), "replaces": replaces}
+        given: dict[str, Any] = {"ids": plain_ids(ids), "adapters": plain_adapters(adapters), "replaces": replaces}
         answer = await self._calls.call("save_blocks_async", **given)
         return cast("BlocksSaved", answer)
 

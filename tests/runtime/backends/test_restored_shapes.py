@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -76,7 +77,7 @@ def test_it_is_refused_and_computed(name: str, harm: str, backend: str, request:
                     bent += 1
                     store.blocks[key] = parent, tokens, b"".join(pack(changed, metadata))
                     with pytest.raises(SnapshotFormatError, match=r"stored (KV|keys|values|state)"):
-                        model._engine.call(lambda kv=changed: model._engine.backend.restore(kv)).result()
+                        model._engine.call(partial(model._engine.backend.restore, changed)).result()
             assert bent
         with load(tiny_path(name), backend=backend, blocks=options) as model:
             got = model.next_token_logprobs_sync([*IDS, 5])
