@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from storage import copies, integrity, keep, nodes, places, records, recovery, sessions, upkeep
+from storage import integrity, keep, nodes, places, records, recovery, sessions, upkeep
 from storage.backup import back_up_daily
 from storage.database import Database, transaction
 from storage.errors import StoreDamagedError
@@ -130,17 +130,19 @@ class SessionStore:
     async def drop_empty_sessions(self, title: str, keep: Collection[int] = ()) -> int:
         """Deletes sessions still called `title` in which nothing was ever said, but those in `keep`; returns how many.
 
-        Pinned ones, the sample and damaged ones stay.
+        Those that something was set for, pinned ones, the sample and damaged ones stay.
         """
         return await self._database.write(lambda db: upkeep.drop_empty(db, title, keep))
 
     async def copy_session(self, session_id: int, title: str) -> SessionCopy:
         """A session of its own with the same tree, tokens and shown path; neither pinned nor a sample.
 
+        It is read as it stands at one moment, and written in short transactions; an answer that is being written ends there.
+
         Raises:
             StoreDamagedError: Part of it is damaged; nothing was copied.
         """
-        return await self._database.write(lambda db: copies.copy(db, session_id, title))
+        return await self._importer().copy(session_id, title)
 
     async def set_current(self, session_id: int, node_id: int | None) -> None:
         """Makes `node_id` the tip of the path that is shown."""
@@ -278,7 +280,7 @@ class SessionStore:
         return await self._importer().take(path, progress)
 
     async def drop_unfinished_imports(self) -> int:
-        """Deletes what an import that was killed has left behind, in short transactions; returns how many sessions."""
+        """Deletes what an import, a copy or an emptying of the trash that was killed has left behind, in short transactions; returns how many sessions."""
         return await self._importer().drop_unfinished()
 
     def _importer(self) -> Importer:

@@ -79,6 +79,18 @@ class StoredSession:
                 stop = min(start + PIECE, chunk["count"])
                 yield chunk["kv_fingerprint"], chunk["first"] + start, stop - start, columns.cut(found, start, stop)
 
+    def chunks(self, node_id: int) -> Iterator[Row]:
+        """Everything that is stored of a node's tokens, the newest last, as it is stored.
+
+        Raises:
+            StoreDamagedError: Some of it fails its checksum.
+        """
+        for row in self._db.execute("SELECT id FROM token_chunks WHERE node_id = ? ORDER BY id", [node_id]).fetchall():
+            [chunk] = fetch(self._db, "SELECT * FROM token_chunks WHERE id = ?", [row[0]])
+            if not sealed.intact("token_chunks", chunk):
+                raise StoreDamagedError(_damaged(f"the tokens of node {node_id} from {chunk['first']}"))
+            yield chunk
+
     def models(self) -> Iterator[Row]:
         """What is known of the models that its tokens are of."""
         sql = """SELECT * FROM models WHERE kv_fingerprint IN (
@@ -139,4 +151,4 @@ def stored_session(store: Path, session_id: int) -> Iterator[StoredSession]:
 
 
 def _damaged(what: str) -> str:
-    return f"{what} is damaged, nothing was exported; `elsewise sessions verify` says what is, Markdown and CSV take the rest"
+    return f"{what} is damaged, nothing was written; `elsewise sessions verify` says what is, exports as Markdown and CSV take the rest"
