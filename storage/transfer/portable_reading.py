@@ -15,6 +15,7 @@ import msgspec
 
 from storage import columns
 from storage.errors import InvalidFileError, StoreDamagedError, StoreNewerError
+from storage.keep import vocabulary_digest
 from storage.records import MAX_TOKENS
 from storage.text import clean
 from storage.text import to_json as text_of_json
@@ -40,10 +41,9 @@ class PortableFile:
         StoreNewerError: A newer version wrote it.
     """
 
-    notes: tuple[str, ...] = ()
-
     def __init__(self, path: Path) -> None:
         self._name = path.name
+        self.notes: tuple[str, ...] = ()  # what could not be taken, in plain words
         self.done = 0  # rows
         try:
             self._conn = open_foreign(path)
@@ -84,7 +84,7 @@ class PortableFile:
             if isinstance(info, dict) and isinstance(row["kv_fingerprint"], str):
                 yield ModelPart(clean(row["kv_fingerprint"]), text_of_json(info))
         for row in self._rows("vocabularies"):
-            yield self._vocabulary(row)
+            yield from self._vocabulary(row)
         for row in self._rows("nodes"):
             place = f"node {row['id']!r:.20}"
             plain = {**row, "stats": self._json(row["stats"], place), "more": self._json(row["more"], place)}
@@ -107,12 +107,16 @@ class PortableFile:
         first, count = fields.whole("first", 0, MAX_TOKENS), fields.whole("count", 1, MAX_TOKENS)
         return tree.tokens(node, clean(fields.text("kv_fingerprint")), first, count, found, fields.fault)
 
-    def _vocabulary(self, row: dict[str, Any]) -> VocabularyPart:
+    def _vocabulary(self, row: dict[str, Any]) -> Iterator[VocabularyPart]:
+        """A vocabulary that is what its name says: one planted under another's would be believed from then on."""
         try:
             tokens = _vocabulary.decode(row["tokens"])
-            return VocabularyPart(clean(row["digest"]), msgspec.msgpack.encode(tokens))
         except (msgspec.DecodeError, TypeError) as wrong:
             raise self._fault(f"a vocabulary cannot be read: {wrong}") from wrong
+        if row["digest"] == vocabulary_digest(tokens):
+            yield VocabularyPart(row["digest"], msgspec.msgpack.encode(tokens))
+        else:
+            self.notes += (f"the vocabulary {row['digest']!r:.20} is not what its name says; it was left out",)
 
     # ---- rows ---------------------------------------------------------------------------------------------------------
 
