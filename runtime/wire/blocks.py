@@ -5,6 +5,13 @@ from __future__ import annotations
 import msgspec
 
 
+class CopyBlocks(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Arguments of `copy_blocks_async`."""
+
+    keys: list[bytes]
+    path: str
+
+
 class KvSnapshot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Arguments of `kv_snapshot_async`."""
 

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import sqlite_utils
 
-from storage import sealed, search, sessions
+from storage import keep, sealed, search, sessions
 from storage.database import fetch
 from storage.transfer.parts import (
     EndPart,
@@ -18,6 +18,7 @@ from storage.transfer.parts import (
     NodePart,
     Part,
     SessionPart,
+    SetupPart,
     TokensPart,
     VocabularyPart,
 )
@@ -88,6 +89,8 @@ def _write(db: sqlite_utils.Database, filled: Filled, part: Part) -> Filled:
             _put_new(db, "models", {"kv_fingerprint": part.kv_fingerprint, "info": part.info})
         case VocabularyPart():
             _put_new(db, "vocabularies", {"digest": part.digest, "tokens": part.tokens})
+        case SetupPart():
+            sealed.put(db, "settings", {"key": keep.session_key(filled.sessions[-1]), "value": part.value})
         case EndPart():
             current = None if part.current is None else filled.nodes[part.current]
             changes = {"current_node": current, "branches": part.branches, "node_count": filled.count}

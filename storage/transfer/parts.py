@@ -83,6 +83,13 @@ class VocabularyPart:
 
 
 @dataclass(frozen=True, slots=True)
+class SetupPart:
+    """What the session is set to, as JSON."""
+
+    value: str
+
+
+@dataclass(frozen=True, slots=True)
 class EndPart:
     """The session is whole."""
 
@@ -90,4 +97,4 @@ class EndPart:
     branches: int
 
 
-Part = SessionPart | NodePart | TokensPart | ModelPart | VocabularyPart | EndPart
+Part = SessionPart | NodePart | TokensPart | ModelPart | VocabularyPart | SetupPart | EndPart

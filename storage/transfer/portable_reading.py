@@ -22,8 +22,8 @@ from storage.text import to_json as text_of_json
 from storage.transfer.fields import Fields
 from storage.transfer.growing import GrowingTree
 from storage.transfer.nodes import node_part, session_part
-from storage.transfer.parts import ModelPart, Part, TokensPart, VocabularyPart
-from storage.transfer.portable import APPLICATION_ID, PORTABLE_VERSION, TABLES, definition, names, seal
+from storage.transfer.parts import ModelPart, Part, SetupPart, TokensPart, VocabularyPart
+from storage.transfer.portable import APPLICATION_ID, PORTABLE_VERSION, TABLES, definition, names, seal, travelling
 from storage.transfer.scanner import LIMIT, strict
 
 MAGIC: Final = b"SQLite format 3\0"
@@ -76,9 +76,12 @@ class PortableFile:
             raise self._fault(f"it cannot be read ({fault}): it is damaged or was not made by Elsewise") from fault
 
     def _parts(self) -> Iterator[Part]:
-        fields = Fields(self._about().get("session"), self._name, None, "the session")
+        about = self._about()
+        fields = Fields(about.get("session"), self._name, None, "the session")
         tree, current = GrowingTree(), fields.maybe_whole("current")
         yield session_part(fields)
+        if setup := travelling(about.get("setup")):  # whoever uses it takes what makes sense, piece by piece
+            yield SetupPart(text_of_json(setup))
         for row in self._rows("models"):
             info = self._json(row["info"], f"the model {row['kv_fingerprint']!r:.40}")
             if isinstance(info, dict) and isinstance(row["kv_fingerprint"], str):

@@ -12,7 +12,7 @@ from typing import Any
 
 import sqlite_utils
 
-from storage import columns, nodes, records, sealed, sessions
+from storage import columns, keep, nodes, records, sealed, sessions
 from storage.database import fetch, scalar
 from storage.errors import StoreDamagedError, UnknownRowError, typed_errors
 from storage.recovery import text_of
@@ -107,6 +107,13 @@ class StoredSession:
             for row in fetch(self._db, "SELECT * FROM vocabularies WHERE digest = ?", [digest]):
                 if sealed.intact("vocabularies", row):
                     yield row
+
+    def setup(self) -> object:
+        """What the session is set to, as JSON; None where nothing, or where it fails its checksum."""
+        for row in fetch(self._db, "SELECT * FROM settings WHERE key = ?", [keep.session_key(self.id)]):
+            if sealed.intact("settings", row):
+                return from_json(row["value"])
+        return None
 
     def path(self, tip: int | None) -> list[tuple[NodeRow, int | None, int | None]]:
         """From the root to the end of a node: each node, and how many of its tokens and bytes it gives (None: all).

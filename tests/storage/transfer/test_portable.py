@@ -191,6 +191,35 @@ def test_a_vocabulary_that_is_not_what_its_name_says_is_left_out(path: Path, fil
     assert len(imported.sessions) == 1
 
 
+def test_what_a_session_is_set_to_travels_without_the_folders_of_this_machine(path: Path, tmp_path: Path) -> None:
+    setup = {"options": {"temperature": 0.3}, "preset": "", "format": ["regex", "a+"], "guess": "off"}
+
+    async def fill(store: SessionStore) -> int:
+        session = await branching(store)
+        await store.set_session_setup(session, {**setup, "adapters": [["/home/me/adapter", "a", 1.0, True]]})
+        return session
+
+    as_portable(path, with_store(path, fill), tmp_path / "a.elsewise")
+    assert b"/home/me" not in (tmp_path / "a.elsewise").read_bytes()
+    other = tmp_path / "other" / "sessions.sqlite3"
+    with closing(sqlite3.connect(tmp_path / "a.elsewise", isolation_level=None)) as conn:  # nor does one come from elsewhere
+        [[held]] = conn.execute("SELECT value FROM about WHERE name = 'setup'")
+        planted = json.dumps({**json.loads(held), "adapters": [["//elsewhere/x", "x", 1.0, True]]})
+        conn.execute("UPDATE about SET value = ? WHERE name = 'setup'", [planted])
+        reseal(conn, "about")
+    [copy] = taken(other, tmp_path / "a.elsewise").sessions
+    assert with_store(other, lambda store: store.session_setup(copy)) == setup
+    assert with_store(other, lambda store: store.verify()) == []
+
+
+def test_a_setup_that_makes_no_sense_is_not_taken(path: Path, file: Path) -> None:
+    with closing(sqlite3.connect(file, isolation_level=None)) as conn:
+        conn.execute("INSERT INTO about VALUES ('setup', '[1, 2]', x'00')")
+        reseal(conn, "about")
+    [copy] = taken(path, file).sessions
+    assert with_store(path, lambda store: store.session_setup(copy)) is None
+
+
 def test_the_snapshot_travels_along(path: Path, tmp_path: Path) -> None:
     session = with_store(path, branching)
     snapshot = {"version": 1, "ids": [1, 2], "deep": {"grammar": "a+"}}
