@@ -18,6 +18,12 @@ class FakeBlocks:
     async def save_blocks_async(self, ids: Sequence[int], *, adapters: Adapters = None) -> BlocksSaved:
         return self.save_blocks(ids, adapters=adapters)
 
+    def copy_blocks(self, keys: Sequence[bytes], path: str | Path) -> int:
+        return len(keys) + len(Path(path).name)
+
+    async def copy_blocks_async(self, keys: Sequence[bytes], path: str | Path) -> int:
+        return self.copy_blocks(keys, path)
+
     def kv_snapshot(self, ids: Sequence[int], path: str | Path, *, adapters: Adapters = None) -> int:
         return len(ids) + len(Path(path).name) + len(adapters or ())
 
