@@ -36,9 +36,7 @@ async def keys_of(store: SessionStore, session_id: int) -> list[bytes]:
     return list(keys)
 
 
-async def export_with_kv(
-    store: SessionStore, supervisor: Supervisor, session_id: int, path: Path, progress: OnTransfer
-) -> int:
+async def export_with_kv(store: SessionStore, supervisor: Supervisor, session_id: int, path: Path, progress: OnTransfer) -> int:
     """Writes a portable file with the blocks that are held of the session; how many. All of it is there then, or nothing.
 
     Raises:

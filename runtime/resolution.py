@@ -65,10 +65,11 @@ def resolve_options(
         ends: What ends its answers anyway; likewise.
 
     A layer is a mapping (see `GenerationOptions.from_mapping`), in which a field is set if it is there, or options, in which
-    a field is set if it differs from its default.
+    a field is set if it differs from its default. In a mapping `grammar` and `speculative` may be False: switched off,
+    whatever the layers below say. Of two settings of different layers that contradict each other the lower one is dropped.
 
     Raises:
-        InvalidRequestError: An unknown name, a value out of range, or settings that contradict each other.
+        InvalidRequestError: An unknown name, a value out of range, or settings of one layer that contradict each other.
     """
     layers = {"call": _given(call), "session": _given(session), "preset": _given(preset), "model": _given(model)}
     if layers["call"].get("resolve") is False:
@@ -79,13 +80,39 @@ def resolve_options(
         values[name], sources[name] = next(
             ((layer[name], who) for who, layer in layers.items() if name in layer), (default, "default")
         )
+    order = _PREFIX + "order"
+    values[order], sources[order] = _order(layers, values, sources)
+    _drop_what_a_grammar_excludes(values, sources, list(layers))
     sampling = {name.removeprefix(_PREFIX): values.pop(name) for name in list(values) if name.startswith(_PREFIX)}
-    if sampling["order"] is not None:
-        sampling["order"] = tuple(sampling["order"])
-    if values["grammar"] is not None and sources["eos_token_ids"] != sources["grammar"]:
-        values["eos_token_ids"], sources["eos_token_ids"] = None, sources["grammar"]  # it says where an answer may end
     made = replace(_PLAIN, **values, sampling=_without_what_is_off(SamplingOptions(**sampling), sources)).check()
     return ResolvedOptions(made if ends is None else _with_ends(made, ends, sources), sources)
+
+
+def _order(layers: Mapping[str, dict[str, Any]], values: dict[str, Any], sources: dict[str, str]) -> tuple[Any, str]:
+    """The first layer's order that leaves out no stage which a layer above it has set, and whose it is."""
+    set_above: set[str] = set()  # stages
+    for who, layer in layers.items():
+        order = layer.get(_PREFIX + "order")
+        if order is not None and set_above.issubset(order):
+            return tuple(order), who
+        set_above |= {
+            stage
+            for name, stage in STAGE_OF.items()
+            if sources[_PREFIX + name] == who and values[_PREFIX + name] not in (None, DEFAULTS[name])
+        }
+    return DEFAULTS["order"], "default"
+
+
+def _drop_what_a_grammar_excludes(values: dict[str, Any], sources: dict[str, str], layers: list[str]) -> None:
+    """A grammar says by itself where an answer may end: of it and what says so too, the lower layer's is dropped."""
+    rank = {who: place for place, who in enumerate([*layers, "default"])}
+    for name, plain in (("ignore_eos", False), ("eos_token_ids", None)):
+        if values["grammar"] is None or values[name] == plain or sources[name] == sources["grammar"]:
+            continue
+        lower, other = (name, "grammar") if rank[sources["grammar"]] < rank[sources[name]] else ("grammar", name)
+        values[lower], sources[lower] = plain if lower == name else None, sources[other]
+    if values["grammar_prefix"] and rank[sources["grammar"]] < rank[sources["grammar_prefix"]]:
+        values["grammar_prefix"], sources["grammar_prefix"] = 0, sources["grammar"]  # the beginning of another one's answer
 
 
 def _with_ends(options: GenerationOptions, ends: AnswerEnds, sources: dict[str, str]) -> GenerationOptions:

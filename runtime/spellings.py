@@ -35,6 +35,7 @@ _SPELLINGS = {
     "samplers": "order",
 }
 _SAMPLING = frozenset(f.name for f in fields(SamplingOptions))
+_CAN_BE_OFF = ("grammar", "speculative")
 _GENERATION = frozenset(f.name for f in fields(GenerationOptions)) - {"sampling", "top_k"}
 OPTION_NAMES = frozenset({*_SAMPLING, *_GENERATION, *_SPELLINGS, "alternatives", "do_sample", "sampling"})
 
@@ -45,7 +46,8 @@ def read_options(options: Mapping[str, Any]) -> dict[str, Any]:
     A value of None is as good as not given. In a flat mapping `top_k` is the sampler's, as everywhere else, and
     `alternatives` (or `top_logprobs`) says how many are recorded; beside a nested `sampling` it is `GenerationOptions.top_k`.
     A `response_format` is OpenAI's: text, any JSON object, or a JSON schema. `stop_token_ids` end the answer in place of the
-    model's own: name those too where they shall end it still.
+    model's own: name those too where they shall end it still. False for `grammar` or `speculative`, and the text format,
+    switch off what a later layer of `resolve_options` sets: the field is there, and is None.
 
     Raises:
         GrammarError: A JSON schema that is none.
@@ -76,7 +78,7 @@ class _Reading:
 
     def __init__(self) -> None:
         self._values: dict[str, Any] = {}
-        self._names: dict[str, str] = {}
+        self._said: dict[str, str] = {}  # name and value as they were given
         self._sampled = False  # asked for by name
 
     def take(self, name: str, field: str, value: Any) -> None:
@@ -88,6 +90,7 @@ class _Reading:
             if value:
                 return
             value = 0
+        said = f"{name}={value!r:.80}"
         if name == "do_sample":
             if not isinstance(value, bool):
                 raise InvalidRequestError(f"do_sample is True or False, not {value!r}")
@@ -95,18 +98,16 @@ class _Reading:
             if value:
                 return
             field, value = "temperature", 0.0
-        value = _SHAPES.get(field, _as_it_is)(name, value)
-        if value is None:
-            return
+        off = field in _CAN_BE_OFF and value is False
+        value = None if off else _SHAPES.get(field, _as_it_is)(name, value)
         if field in self._values and self._values[field] != value:
-            both = f"{self._names[field]}={self._values[field]!r} and {name}={value!r}"
-            raise InvalidRequestError(f"{both} contradict each other: give one of the two")
-        self._values[field], self._names[field] = value, name
+            raise InvalidRequestError(f"{self._said[field]} and {said} contradict each other: give one of the two")
+        self._values[field], self._said[field] = value, said
 
     def made(self) -> dict[str, Any]:
         if self._sampled and self._values.get("temperature") == 0:
-            name = self._names["temperature"]
-            raise InvalidRequestError(f"do_sample=True and {name}=0 (greedy) contradict each other: give one of the two")
+            said = self._said["temperature"]
+            raise InvalidRequestError(f"do_sample=True and {said} (greedy) contradict each other: give one of the two")
         sampling = {name: value for name, value in self._values.items() if name in _SAMPLING}
         found = {name: value for name, value in self._values.items() if name in _GENERATION}
         if "alternatives" in self._values:

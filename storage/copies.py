@@ -1,4 +1,4 @@
-"""A session copied whole: the same tree and tokens under new numbers.
+"""A session copied whole, into the same folder and with the same tags: the same tree and tokens under new numbers.
 
 It is read as it stands at one moment, and written as an import is: in slices, seen by nobody until it is whole.
 """
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from storage.text import clean
-from storage.transfer.parts import NODE_MORE, SESSION_MORE, EndPart, NodePart, Part, SessionPart, TokensPart
+from storage.transfer.parts import NODE_MORE, SESSION_MORE, EndPart, NodePart, Part, PlacePart, SessionPart, TokensPart
 from storage.transfer.reading import StoredSession, stored_session
 
 
@@ -50,6 +50,8 @@ class SessionSource:
         """Everything in it, in the order in which it is to be written."""
         session = self._session
         yield SessionPart(self._title, more={name: session.row[name] for name in SESSION_MORE})
+        for place in session.place():
+            yield PlacePart(place["folder_id"], place["tags"])
         places: dict[int | None, int | None] = {None: None}
         for row in session.nodes():
             places[row["id"]] = len(self.nodes)

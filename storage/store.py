@@ -5,19 +5,21 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
-from storage import integrity, keep, nodes, places, records, recovery, sessions, upkeep
+from storage import integrity, places, recovery, sessions, upkeep
 from storage.backup import back_up_daily
 from storage.database import Database, transaction
 from storage.errors import StoreDamagedError
 from storage.places import Places
-from storage.rows import DamageRow, Imported, NewChunk, NewNode, SessionCopy, SessionRow, SessionTree, StoredChunk
+from storage.rows import DamageRow, Imported, SessionCopy, SessionRow
 from storage.schema import open_sessions
+from storage.store_kept import KeptMembers
+from storage.store_runs import RunMembers
 
 if TYPE_CHECKING:
     from storage.transfer.importing import Importer
@@ -27,7 +29,7 @@ def _unheard(_done: int, _total: int) -> None:
     """Nobody listens."""
 
 
-class SessionStore:
+class SessionStore(RunMembers, KeptMembers):
     """Sessions on disk.
 
     All SQL runs on one thread that owns the one connection; the coroutines may be awaited on any event loop, also on
@@ -144,124 +146,6 @@ class SessionStore:
         """
         return await self._importer().copy(session_id, title)
 
-    async def set_current(self, session_id: int, node_id: int | None) -> None:
-        """Makes `node_id` the tip of the path that is shown."""
-        await self._database.write(lambda db: nodes.set_current(db, session_id, node_id))
-
-    async def load_session(self, session_id: int) -> SessionTree:
-        """The session and its runs, in the order made, without tokens. Damaged rows are marked, not left out."""
-        return await self._database.read(lambda db: nodes.tree(db, session_id))
-
-    # ---- runs and their tokens
-
-    async def add_node(self, node: NewNode, chunk: NewChunk | None = None, *, current: bool = False) -> int:
-        """Adds a run with its first tokens, and (`current`) makes it the tip that is shown, in one transaction.
-
-        Returns:
-            The new node's id; everything is on disk by then.
-
-        Raises:
-            InvalidRowError: A parent in another session, an `at_token` the parent does not have, columns that do not fit.
-        """
-        return await self._database.write(lambda db: nodes.add(db, node, chunk, current=current))
-
-    async def append_chunk(self, node_id: int, chunk: NewChunk) -> None:
-        """Saves the next tokens of an open run (or all tokens of a finished run that has none yet). Rewrites nothing.
-
-        Raises:
-            InvalidRowError: The chunk does not follow what is saved, or the run is finished.
-        """
-        await self._database.write(lambda db: records.append(db, nodes.require(db, node_id), chunk))
-
-    async def rescore(self, node_id: int, chunk: NewChunk) -> None:
-        """Saves another set of columns for tokens of a run, or for its bytes as another model cuts them.
-
-        When read, the newest per fingerprint and range wins; what was saved before stays.
-
-        Raises:
-            InvalidRowError: Other ids than the run has, or a range that it (or that model so far) does not have.
-        """
-        await self._database.write(lambda db: records.rescore(db, nodes.require(db, node_id), chunk))
-
-    async def finish_node(
-        self, node_id: int, *, finish_reason: str | None, incomplete: bool = False, stats: Mapping[str, Any], text: str
-    ) -> None:
-        """Ends an open run: "complete" after None, eos, stop or grammar, else "partial". Its text can be searched from now on.
-
-        Args:
-            node_id: The run.
-            finish_reason: Why it ended.
-            incomplete: It was cut, whatever the reason: "partial" (a stop text inside a structured answer).
-            stats: How it was made.
-            text: Its content.
-
-        Raises:
-            InvalidRowError: The run was finished before.
-        """
-        await self._database.write(
-            lambda db: nodes.finish(db, node_id, finish_reason=finish_reason, incomplete=incomplete, stats=stats, text=text)
-        )
-
-    async def discard_node(self, node_id: int) -> None:
-        """Deletes an answer that ended before it said anything, so that another one can take its place.
-
-        Raises:
-            InvalidRowError: It has words, is still written, or something goes on from it.
-        """
-        await self._database.write(lambda db: upkeep.discard(db, node_id))
-
-    async def load_tokens(self, node_ids: Sequence[int], kv_fingerprint: str | None = None) -> dict[int, list[StoredChunk]]:
-        """The tokens of several runs, in order, checksums verified; numbers that do not exist are left out.
-
-        Args:
-            node_ids: The runs.
-            kv_fingerprint: Under this model where it has scored the run; else, and for None, under the run's own. Each
-                chunk says whose it is.
-
-        Returns:
-            Per run: ranges that follow each other without overlap. A damaged one is marked, never left out.
-        """
-        ids = list(node_ids)
-        return await self._database.read(lambda db: records.load(db, ids, kv_fingerprint))
-
-    # ---- what is kept by key
-
-    async def save_vocabulary(self, digest: str, tokens: Sequence[bytes]) -> None:
-        """Saves the bytes of every token of a tokenizer, so that alternatives can be shown without an engine."""
-        await self._database.write(lambda db: keep.save_vocabulary(db, digest, tokens))
-
-    async def vocabulary(self, digest: str) -> list[bytes] | None:
-        """The bytes of every token; None when that tokenizer was never saved."""
-        return await self._database.read(lambda db: keep.vocabulary(db, digest))
-
-    async def save_model(self, kv_fingerprint: str, info: Mapping[str, Any]) -> None:
-        """Saves what a fingerprint stands for: name, vocabulary digest, any JSON values."""
-        await self._database.write(lambda db: keep.save_model(db, kv_fingerprint, info))
-
-    async def model(self, kv_fingerprint: str) -> dict[str, Any] | None:
-        """What a fingerprint stands for; None when it was never saved."""
-        return await self._database.read(lambda db: keep.model(db, kv_fingerprint))
-
-    async def set_setting(self, key: str, value: Any) -> None:
-        """Saves one setting, any JSON value."""
-        await self._database.write(lambda db: keep.set_setting(db, key, value))
-
-    async def setting(self, key: str) -> Any:
-        """The value of a setting; None when it was never set."""
-        return await self._database.read(lambda db: keep.setting(db, key))
-
-    async def set_session_setup(self, session_id: int, value: Any) -> None:
-        """Saves what a session is set to, any JSON value; it goes when the session is deleted for good.
-
-        Raises:
-            UnknownRowError: There is no such session.
-        """
-        await self._database.write(lambda db: keep.set_session_setup(db, session_id, value))
-
-    async def session_setup(self, session_id: int) -> Any:
-        """What a session is set to; None when nothing was ever saved for it."""
-        return await self._database.read(lambda db: keep.setting(db, keep.session_key(session_id)))
-
     # ---- in and out of files
 
     async def import_file(self, path: Path, progress: Callable[[int, int], None] = _unheard) -> Imported:
@@ -280,7 +164,7 @@ class SessionStore:
         return await self._importer().take(path, progress)
 
     async def drop_unfinished_imports(self) -> int:
-        """Deletes what an import, a copy or an emptying of the trash that was killed has left behind, in short transactions; returns how many sessions."""
+        """Deletes what was left of an import, copy or deletion that was killed, in slices; returns how many sessions."""
         return await self._importer().drop_unfinished()
 
     def _importer(self) -> Importer:

@@ -221,7 +221,15 @@ def test_the_examples_of_the_readme_run_as_they_stand() -> None:
     assert any("Let me look.  clock {'zone': 'CET'}" in text for text in told)
     assert any("GRAMMAR" in text for text in told)
     assert any("tokens computed for the swap: 0\ncomputed under the adapter: 3 of 19" in text for text in told)
+    assert any("['adapter_config.json', 'adapters.safetensors']" in text for text in told)
     assert any("bytes of weights are on disk" in text for text in told)
+
+
+def test_the_steps_of_the_readme_are_numbered_and_none_stands_there_twice() -> None:
+    tour = (ROOT / "README.md").read_text("utf-8").partition("## The first five minutes\n")[2].partition("\n## ")[0]
+    steps = re.findall(r"^(\d+)\. (.*)$", tour, re.MULTILINE)
+    assert [int(number) for number, _ in steps] == list(range(1, len(steps) + 1))
+    assert len({words for _, words in steps}) == len(steps) > 5
 
 
 # ---- the slot and the sample --------------------------------------------------------------------------------------------

@@ -8,49 +8,64 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from ui.drawing_port import Column, ColumnKind, Columns, ColumnsChanged, ColumnTokens, Drawing, DrawingUses
-from ui.made import Made, Setting
 from ui.port import (
+    AdapterChoice,
+    AdapterLine,
+    AnswerFormat,
+    AppSettings,
     BackendChoice,
+    BranchDiff,
     BranchRow,
+    Column,
+    ColumnKind,
+    Columns,
+    ColumnsChanged,
+    ColumnTokens,
     Composition,
     ContextPart,
+    DataFacts,
+    DiffPart,
+    DiffSide,
+    Drawing,
+    DrawingUses,
     EngineState,
     Event,
+    ExportKind,
+    FolderView,
+    FormatKind,
+    Guess,
+    ImportResult,
+    Made,
     ModelChoice,
+    ModelFacts,
+    OnTransfer,
+    OptionView,
     PartKind,
     Refusal,
     SessionChanged,
     SessionCopied,
     SessionsChanged,
+    SessionSetup,
     SessionSummary,
     SessionView,
+    Setting,
+    SettingsCommands,
+    SettingsView,
+    SetupCommands,
+    ShelfCommands,
     StatusChanged,
     StatusView,
+    TextFile,
     Tier,
     TokensArrived,
+    ToolCard,
+    TrashedSession,
     TurnChanged,
     TurnStats,
     TurnStatus,
     TurnView,
     Workbench,
 )
-from ui.port_settings import AppSettings, DataFacts, SettingsCommands, SettingsView
-from ui.port_setup import (
-    AdapterChoice,
-    AdapterLine,
-    AnswerFormat,
-    FormatKind,
-    Guess,
-    ModelFacts,
-    OptionView,
-    SessionSetup,
-    SetupCommands,
-    TextFile,
-    ToolCard,
-)
-from ui.port_shelf import FolderView, ShelfCommands, TrashedSession
-from ui.transfers import BranchDiff, DiffPart, DiffSide, ExportKind, ImportResult, OnTransfer
 
 if TYPE_CHECKING:
     from ui.inspector import Inspector

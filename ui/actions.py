@@ -10,8 +10,8 @@ from PySide6.QtGui import QAction, QActionGroup, QKeyEvent, QKeySequence
 from PySide6.QtWidgets import QApplication, QMainWindow, QMenu
 
 from ui.legend import name_of
+from ui.port import ExportKind
 from ui.transcript import Measure
-from ui.transfers import ExportKind
 
 Role = QAction.MenuRole
 _MAC = sys.platform == "darwin"

@@ -7,10 +7,10 @@ from PySide6.QtGui import QColor, QFont, QKeyEvent, QTextBlockFormat, QTextCharF
 from PySide6.QtWidgets import QFrame, QHBoxLayout, QTextEdit, QVBoxLayout, QWidget
 
 from ui.numbers import signed
+from ui.port import BranchDiff, DiffPart, DiffSide
 from ui.theme.fonts import interface_font
 from ui.theme.scheme import current_theme
 from ui.transcript.visible import one_line
-from ui.transfers import BranchDiff, DiffPart, DiffSide
 from ui.widgets import ElidedLabel, Hairline, IconButton, Label
 
 KEPT = 240  # characters of a shared stretch that are shown at either end of it

@@ -10,17 +10,16 @@ from PySide6.QtGui import QFocusEvent, QFont, QKeySequence
 from PySide6.QtWidgets import QFileDialog, QFrame, QHBoxLayout, QPushButton, QVBoxLayout, QWidget
 
 from ui.actions import STOP_KEYS
-from ui.context_panel import ContextPanel, Meter
+from ui.draft_cost import DraftCost
 from ui.draft_field import DraftField
 from ui.drafts import NEW, Draft, Drafts
 from ui.file_chips import FileChips
 from ui.file_text import with_files
 from ui.overflow_bar import OverflowBar
-from ui.port import Composition
-from ui.port_setup import TextFile
+from ui.port import TextFile
 from ui.theme.fonts import interface_font
 from ui.transcript.visible import one_line, utf16_length
-from ui.widgets import ElidedLabel, IconButton, Notice
+from ui.widgets import IconButton, Notice
 
 COMPOSE_DELAY_MS = 200
 SCORE_DELAY_MS = 700  # after the last key; scoring is a forward
@@ -52,17 +51,13 @@ class Composer(QWidget):
         self.field = DraftField()
         self.field.submitted.connect(self._submit)
         self.field.textChanged.connect(self._edited)
-        self.cost = ElidedLabel("", "faint", interface_font(11.5))
-        self.context = Meter()
-        self.cost.least_px = self.context.least_px = 8
-        self.context.pressed.connect(self._toggle_panel)
-        self.panel = ContextPanel()
+        self.meter = DraftCost(self)
         self.overflow = OverflowBar()
         self.overflow.leave_out_wanted.connect(lambda: self.leave_out_wanted.emit(self.message))
         self.overflow.new_wanted.connect(self._move_to_new)
         self.overflow.larger_wanted.connect(self.larger_wanted)
         self.chips = FileChips()
-        self.chips.changed.connect(self._edited_files)
+        self.chips.changed.connect(self._edited)
         self.chips.pin_wanted.connect(self.pin_wanted)
         self.attach_button = IconButton("plus", self.tr("Attach a text file"))
         self.attach_button.clicked.connect(self._choose_file)
@@ -71,10 +66,7 @@ class Composer(QWidget):
         self.send_button.setFont(interface_font(12.5, QFont.Weight.DemiBold))
         self.send_button.setFocusPolicy(Qt.FocusPolicy.TabFocus)
         self.send_button.clicked.connect(self._press)
-        self.busy = ElidedLabel("", "soft", interface_font(11.5))  # said instead of the context, see `_say_busy`
-        self.busy.hide()
         self._running = False
-        self._cost: Composition | None = None
         self._drafts = Drafts()
         self._session: int | None = None
         self._key = NEW  # of the shown session's draft
@@ -90,7 +82,7 @@ class Composer(QWidget):
         column.addWidget(self.notice)
         column.addWidget(self.version)
         column.addWidget(self.overflow)
-        column.addWidget(self.panel)
+        column.addWidget(self.meter.panel)
         column.addWidget(self._box)
         self.field.installEventFilter(self)
         self.setFocusProxy(self.field)
@@ -168,30 +160,17 @@ class Composer(QWidget):
         """Send turns into Stop while an answer is under way."""
         self._running = running
         if not running:
-            self._say_busy("")
+            self.meter.say_busy("")
         self._refresh()
 
     def set_recording(self, recording: bool) -> None:  # a state, not an option
         """What is shown is the recorded sample: says where a message goes."""
         self.field.set_hint(self.tr("A recording: a message goes into a copy") if recording else self.tr("Message…"))
 
-    def show_cost(self, composition: Composition | None) -> None:
-        """Tokens of the draft and of the context with it."""
-        self._cost = composition
-        self.panel.show_composition(composition)
-        self.cost.setText("" if composition is None else self._cost_words(composition))
-        self.cost.setVisible(bool(self.cost.text()))
-        self.context.setText("" if composition is None else self._context_words(composition))
-
-    def show_growth(self, tokens: int) -> None:
-        """The path has grown by `tokens` since its context was counted."""
-        if self._cost is not None:
-            self.context.setText(self._context_words(replace(self._cost, context_used=self._cost.context_used + tokens)))
-
     def show_bits(self, text: str, bits: float | None) -> None:
         """How surprising the draft is; the answer about an older one is let go."""
-        if self._cost is not None and text == self.message and not self._running:
-            self.show_cost(replace(self._cost, bits=bits))
+        if text == self.message and not self._running:
+            self.meter.show_bits(bits)
 
     def attach(self, file: TextFile) -> None:
         """A file goes with the message."""
@@ -222,29 +201,14 @@ class Composer(QWidget):
         tools.addWidget(self.attach_button)
         tools.addWidget(self.setup_button)
         row.addLayout(tools)
-        row.addWidget(self.cost)
-        row.addWidget(self.context, 1)
-        row.addWidget(self.busy, 1)
+        row.addWidget(self.meter.cost)
+        row.addWidget(self.meter.context, 1)
+        row.addWidget(self.meter.busy, 1)
         row.addWidget(self.send_button)
         column.addLayout(row)
 
-    def _cost_words(self, cost: Composition) -> str:
-        if not cost.tokens:
-            return ""
-        words = self.tr("1 token") if cost.tokens == 1 else self.tr("{0:,} tokens").format(cost.tokens)
-        if cost.bits is not None:
-            words = self.tr("{0}, {1:.1f} bits each").format(words, cost.bits / cost.tokens)
-        return words if cost.new_tokens is None else self.tr("{0} · {1:,} to compute").format(words, cost.new_tokens)
-
-    def _context_words(self, cost: Composition) -> str:
-        if cost.context_length is None:
-            return ""
-        context = self.tr("context {0:,} of {1:,}").format(cost.context_used, cost.context_length)
-        over = cost.context_used - cost.context_length
-        return context if over <= 0 else self.tr("{0}: {1:,} too many").format(context, over)
-
     def _edited(self) -> None:
-        self._say_busy("")
+        self.meter.say_busy("")
         self.overflow.hide()
         self._refresh()
         self._delay.start()
@@ -253,10 +217,10 @@ class Composer(QWidget):
     def _submit(self) -> None:
         if self._running:
             keys = QKeySequence(STOP_KEYS).toString(QKeySequence.SequenceFormat.NativeText)
-            self._say_busy(self.tr("an answer is being written: stop it first, {0}").format(keys))
+            self.meter.say_busy(self.tr("an answer is being written: stop it first, {0}").format(keys))
         elif self.message.strip() and self._too_long:
-            assert self._cost is not None  # or nobody would know
-            self.overflow.offer(self._cost)
+            assert self.meter.composition is not None  # or nobody would know
+            self.overflow.offer(self.meter.composition)
         elif self.message.strip():
             self._rest.stop()
             self.sent.emit(self.message, self._replaces)
@@ -264,16 +228,7 @@ class Composer(QWidget):
     @property
     def _too_long(self) -> bool:
         """Whether what is written is known not to fit; what was not counted yet is refused by others, and kept."""
-        cost = self._cost
-        if cost is None or cost.context_length is None or self._delay.isActive():
-            return False
-        return cost.context_used > cost.context_length
-
-    def _toggle_panel(self) -> None:
-        self.panel.setVisible(self.panel.isHidden())
-
-    def _edited_files(self) -> None:
-        self._edited()
+        return self.meter.is_too_long and not self._delay.isActive()
 
     def _choose_file(self) -> None:
         dialog = QFileDialog(self.window(), self.tr("Attach a text file"))
@@ -288,12 +243,6 @@ class Composer(QWidget):
         if self._key != NEW:
             self._bring(Draft(""))
         self.new_wanted.emit()
-
-    def _say_busy(self, words: str) -> None:
-        """One quiet line where the context stands; "" gives the place back."""
-        self.busy.setText(words)
-        self.busy.setVisible(bool(words))
-        self.context.setVisible(not words)
 
     def _now(self) -> Draft:
         return Draft(self.draft, self._replaces, self.version.words, self.field.textCursor().position(), self.chips.files)

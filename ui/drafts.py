@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from ui.file_text import with_files
-from ui.port_setup import TextFile
+from ui.port import TextFile
 
 NEW = 0  # the key of a session that has no turns yet: there is one at a time, and its id is forgotten if it stays empty
 MOST_KEPT = 50  # sessions whose drafts outlive the window, the latest

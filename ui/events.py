@@ -13,8 +13,7 @@ from dataclasses import replace
 from PySide6.QtCore import QObject, QTimer
 
 from runtime import TokenRun
-from ui.drawing_port import ColumnsChanged, ColumnTokens
-from ui.port import Event, StatusChanged, TokensArrived
+from ui.port import ColumnsChanged, ColumnTokens, Event, StatusChanged, TokensArrived
 
 logger = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from PySide6.QtWidgets import QFrame, QHBoxLayout, QVBoxLayout, QWidget
 
 from ui.numbers import count
 from ui.parts import button
-from ui.port_setup import TextFile
+from ui.port import TextFile
 from ui.theme.fonts import interface_font
 from ui.transcript.visible import one_line
 from ui.widgets import ElidedLabel, IconButton

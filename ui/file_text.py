@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ui.port_setup import TextFile
+from ui.port import TextFile
 
 
 def with_files(text: str, files: Sequence[TextFile]) -> str:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from PySide6.QtCore import QEvent, QObject, Qt, Signal
 from PySide6.QtGui import QKeyEvent
-from PySide6.QtWidgets import QFrame, QHBoxLayout, QLineEdit, QToolButton, QWidget
+from PySide6.QtWidgets import QFrame, QHBoxLayout, QLineEdit, QWidget
 
 from ui.theme.fonts import interface_font
-from ui.widgets import IconButton, Label, plain_tooltip
+from ui.widgets import IconButton, Label, StepButton
 
 
 class FindBar(QFrame):
@@ -84,12 +84,7 @@ class FindBar(QFrame):
                 return True
         return super().eventFilter(watched, event)
 
-    def _button(self, sign: str, words: str, by: int) -> QToolButton:
-        button = QToolButton()
-        button.setProperty("kind", "step")
-        button.setText(sign)
-        button.setToolTip(plain_tooltip(words))
-        button.setAccessibleName(words)
-        button.setFocusPolicy(Qt.FocusPolicy.TabFocus)
+    def _button(self, sign: str, words: str, by: int) -> StepButton:
+        button = StepButton(sign, words)
         button.clicked.connect(lambda: self.step_wanted.emit(by))
         return button

@@ -12,12 +12,12 @@ from ui.composer import Composer
 from ui.find_bar import FindBar
 from ui.inspector import Inspector
 from ui.link_bar import LinkBar
+from ui.port import BranchDiff
 from ui.sidebar import Sidebar
 from ui.status import StatusBar
 from ui.tool_cards import ToolCards
 from ui.topbar import TopBar
 from ui.transcript import TranscriptView
-from ui.transfers import BranchDiff
 
 INSPECTOR_NEEDS = 1060  # pixels of window below which the inspector folds: the text keeps 480
 SIDEBAR_NEEDS = 728

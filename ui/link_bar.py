@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from PySide6.QtCore import Qt, QUrl, Signal
+from PySide6.QtCore import QUrl, Signal
 from PySide6.QtGui import QFont
-from PySide6.QtWidgets import QFrame, QHBoxLayout, QPushButton, QSizePolicy, QWidget
+from PySide6.QtWidgets import QFrame, QHBoxLayout, QSizePolicy, QWidget
 
 from ui.links import place_of, safe_url, spelled
+from ui.parts import button
 from ui.theme.fonts import interface_font
 from ui.widgets import ElidedLabel, IconButton, Label
 
@@ -27,9 +28,9 @@ class LinkBar(QFrame):
         self.place = Label(font=interface_font(12.5, QFont.Weight.DemiBold))
         self.address = ElidedLabel("", "soft", interface_font(12.5))
         self.address.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Preferred)
-        self.open_button = self._button(self.tr("Open in browser"))
+        self.open_button = button(self.tr("Open in browser"), "link")
         self.open_button.clicked.connect(self._open)
-        self.copy_button = self._button(self.tr("Copy"))
+        self.copy_button = button(self.tr("Copy"), "link")
         self.copy_button.clicked.connect(self._copy)
         self.dismiss_button = IconButton("x", self.tr("Dismiss"))
         self.dismiss_button.clicked.connect(self.dismiss)
@@ -59,13 +60,6 @@ class LinkBar(QFrame):
     def dismiss(self) -> None:
         """Nothing is asked any more."""
         self.hide()
-
-    def _button(self, words: str) -> QPushButton:
-        button = QPushButton(words)
-        button.setProperty("kind", "link")
-        button.setFont(interface_font(12.5, QFont.Weight.Medium))
-        button.setFocusPolicy(Qt.FocusPolicy.TabFocus)
-        return button
 
     def _open(self) -> None:
         self.hide()

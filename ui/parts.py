@@ -44,6 +44,14 @@ def button(text: str, kind: str = "quiet") -> QPushButton:
     return made
 
 
+def tab(text: str) -> QPushButton:
+    """The tab of a page; checked while the page is shown."""
+    made = button(text, "tab")
+    made.setFont(interface_font(13, QFont.Weight.Medium))
+    made.setCheckable(True)
+    return made
+
+
 def row(*parts: QWidget | int, spacing: int = 8) -> QHBoxLayout:
     """Parts beside each other; a number is a stretch."""
     made = QHBoxLayout()

@@ -15,8 +15,7 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from ui.port import SessionSummary
-from ui.port_shelf import TrashedSession
+from ui.port import SessionSummary, TrashedSession
 from ui.session_rows import IS_OPEN, LEAST_HEIGHT, ROW_HEIGHT, SUMMARY, Head, Index, SessionRows
 from ui.theme.fonts import caption_font, interface_font
 from ui.theme.scheme import current_theme

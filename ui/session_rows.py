@@ -16,8 +16,7 @@ from PySide6.QtCore import (
     Signal,
 )
 
-from ui.port import SessionSummary
-from ui.port_shelf import FolderView, TrashedSession
+from ui.port import FolderView, SessionSummary, TrashedSession
 from ui.transcript.visible import one_line
 
 ROW_HEIGHT = 29

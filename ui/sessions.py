@@ -10,8 +10,7 @@ from functools import partial
 from PySide6.QtCore import QModelIndex, QPoint, Qt, QTimer, Signal
 from PySide6.QtWidgets import QLineEdit, QMenu, QSizePolicy, QVBoxLayout, QWidget
 
-from ui.port import SessionSummary
-from ui.port_shelf import FolderView, TrashedSession
+from ui.port import FolderView, SessionSummary, TrashedSession
 from ui.session_list import SessionsView
 from ui.session_rows import SUMMARY, Head, SessionRows
 from ui.theme.fonts import interface_font

@@ -10,10 +10,19 @@ from PySide6.QtWidgets import QMainWindow
 from runtime import Origin, TokenRun
 from ui.actions import Actions
 from ui.desk import Desk
-from ui.drawing_port import Columns
 from ui.frame import Frame
-from ui.port import Composition, EngineState, ModelChoice, SessionSummary, SessionView, StatusView, TurnStatus, TurnView
-from ui.port_shelf import FolderView
+from ui.port import (
+    Columns,
+    Composition,
+    EngineState,
+    FolderView,
+    ModelChoice,
+    SessionSummary,
+    SessionView,
+    StatusView,
+    TurnStatus,
+    TurnView,
+)
 from ui.theme.palette import Palette
 from ui.theme.scheme import current_theme
 from ui.transcript import Measure, Mode
@@ -38,24 +47,24 @@ class Stage(QObject):
         desk.turn_changed.connect(self._show_turn)
         desk.tokens_arrived.connect(self._append_tokens)
         desk.activity_changed.connect(self.refresh)
-        desk.listed.connect(self._show_sessions)
-        desk.trash_listed.connect(parts.sidebar.sessions.show_trash)
-        desk.shelf.folder_made.connect(parts.sidebar.sessions.name_folder)
-        desk.models_listed.connect(self._show_model)
-        desk.model_menu_ready.connect(parts.top.model.open_menu)
+        desk.sessions.listed.connect(self._show_sessions)
+        desk.sessions.trash_listed.connect(parts.sidebar.sessions.show_trash)
+        desk.sessions.folder_made.connect(parts.sidebar.sessions.name_folder)
+        desk.models.listed.connect(self._show_model)
+        desk.models.menu_ready.connect(parts.top.model.open_menu)
         desk.status_changed.connect(self._show_status)
-        desk.draft_saved.connect(parts.composer.clear_sent)
-        desk.copied.connect(parts.composer.carry)
-        desk.composed.connect(self._show_cost)
-        desk.draft_scored.connect(parts.composer.show_bits)
-        desk.file_read.connect(parts.composer.attach)
-        desk.left_out.connect(self._show_left_out)
+        desk.answers.draft_saved.connect(parts.composer.clear_sent)
+        desk.answers.copied.connect(parts.composer.carry)
+        desk.drafts.composed.connect(self._show_cost)
+        desk.drafts.scored.connect(parts.composer.show_bits)
+        desk.drafts.file_read.connect(parts.composer.attach)
+        desk.drafts.left_out.connect(self._show_left_out)
         desk.refused.connect(parts.composer.notice.say)
-        desk.trashed.connect(parts.sidebar.sessions.offer_undo)
-        desk.restored.connect(parts.sidebar.sessions.withdraw_undo)
-        desk.undo_changed.connect(self.refresh)
-        desk.columns_changed.connect(self._show_columns)
-        desk.column_tokens.connect(parts.columns.append)
+        desk.sessions.trashed.connect(parts.sidebar.sessions.offer_undo)
+        desk.sessions.restored.connect(parts.sidebar.sessions.withdraw_undo)
+        desk.undo_stack.changed.connect(self.refresh)
+        desk.draws.columns_changed.connect(self._show_columns)
+        desk.draws.column_tokens.connect(parts.columns.append)
         parts.panels_changed.connect(self.refresh)
         parts.transcript.set_vocabulary(desk.token_bytes)
         self._counted_length = 0  # tokens of the path when its context was counted
@@ -130,7 +139,7 @@ class Stage(QObject):
         acts.prune.setEnabled(shown is not None and len(shown.view.branches) > 1 and not running)
         acts.previous.setEnabled(fork is not None and fork.step(-1) is not None)
         acts.next.setEnabled(fork is not None and fork.step(+1) is not None)
-        undo = self._desk.undo_label
+        undo = self._desk.undo_stack.label
         acts.undo.setText(self.tr("Undo {0}").format(undo) if undo else self.tr("Undo"))
         acts.undo.setEnabled(bool(undo))
         acts.sidebar.setChecked(not self._parts.sidebar.isHidden())
@@ -141,7 +150,7 @@ class Stage(QObject):
         """The context meter moves when an answer ends, and can be read only once an engine is there."""
         now = (self._desk.engine, self._desk.running)
         if self._counted_at not in (None, now):
-            self._desk.compose(self._parts.composer.message, self._parts.composer.replaces)
+            self._desk.drafts.compose(self._parts.composer.message, self._parts.composer.replaces)
         self._counted_at = now
 
     def _show_session(self, view: SessionView) -> None:
@@ -157,14 +166,14 @@ class Stage(QObject):
         if view.session_id != self._link_of:
             self._link_of = view.session_id
             parts.link.dismiss()
-        parts.inspector.show_path(view.turns, self._desk.how_made)
+        parts.inspector.show_path(view.turns, self._desk.answers.how_made)
         self._show_pin_again()
-        self._desk.compose(parts.composer.message, parts.composer.replaces)
+        self._desk.drafts.compose(parts.composer.message, parts.composer.replaces)
 
     def _show_turn(self, turn: TurnView) -> None:
         self._parts.transcript.update_turn(turn)
         if self._desk.shown is not None:
-            self._parts.inspector.show_path(self._desk.shown.view.turns, self._desk.how_made)
+            self._parts.inspector.show_path(self._desk.shown.view.turns, self._desk.answers.how_made)
         pinned = self._parts.inspector.token.spot
         if pinned is not None and pinned.node_id == turn.node_id:
             self._show_pin_again()
@@ -177,10 +186,10 @@ class Stage(QObject):
     def _move_meter(self) -> None:
         """By lengths alone; the engine is asked once the answer has ended."""
         if self._desk.shown is not None and self._desk.running:
-            self._parts.composer.show_growth(self._desk.shown.length - self._counted_length)
+            self._parts.composer.meter.show_growth(self._desk.shown.length - self._counted_length)
 
     def _show_cost(self, composition: Composition) -> None:
-        self._parts.composer.show_cost(composition)
+        self._parts.composer.meter.show_cost(composition)
         self._counted_length = self._desk.shown.length if self._desk.shown is not None else 0
 
     def _show_left_out(self, count: int) -> None:

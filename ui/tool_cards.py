@@ -7,8 +7,7 @@ from PySide6.QtGui import QFont
 from PySide6.QtWidgets import QFrame, QLineEdit, QSizePolicy, QVBoxLayout, QWidget
 
 from ui.parts import button
-from ui.port import TurnView
-from ui.port_setup import ToolCard
+from ui.port import ToolCard, TurnView
 from ui.theme.fonts import interface_font, mono_font
 from ui.transcript.visible import one_line
 from ui.widgets import ElidedLabel, Label

@@ -15,7 +15,7 @@ from ui.theme.icons import icon
 from ui.theme.scheme import current_theme
 from ui.transcript import Mode
 from ui.transcript.visible import one_line
-from ui.widgets import ElidedLabel, IconButton, Label, plain_tooltip
+from ui.widgets import ElidedLabel, IconButton, Label, StepButton, plain_tooltip
 
 HEIGHT = 44
 CONTROL_HEIGHT = 27
@@ -161,13 +161,8 @@ class BranchChip(QWidget):
             self.back.setEnabled(fork.step(-1) is not None)
             self.forth.setEnabled(fork.step(+1) is not None)
 
-    def _step(self, sign: str, words: str, by: int) -> QToolButton:
-        button = QToolButton()
-        button.setText(sign)
-        button.setProperty("kind", "step")
-        button.setFocusPolicy(Qt.FocusPolicy.TabFocus)
-        button.setAccessibleName(words)
-        button.setToolTip(words)
+    def _step(self, sign: str, words: str, by: int) -> StepButton:
+        button = StepButton(sign, words)
         button.clicked.connect(lambda: self.step_wanted.emit(by))
         return button
 

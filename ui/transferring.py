@@ -12,9 +12,8 @@ from PySide6.QtCore import QObject, Qt
 from PySide6.QtWidgets import QFileDialog, QWidget
 
 from ui.desk import Desk
-from ui.port import Workbench
+from ui.port import ExportKind, ImportResult, Workbench
 from ui.status import StatusBar
-from ui.transfers import ExportKind, ImportResult
 from ui.widgets import Notice
 
 _UNSAFE = re.compile(r'[\x00-\x1f/\\:*?"<>|]+')
@@ -107,7 +106,7 @@ class Transfers(QObject):
     async def _import(self, path: Path) -> None:
         result = await self._workbench.import_file(path, self._status.transfer.show_progress)
         self._notice.say(self._told(result, path))
-        self._desk.search("")
+        self._desk.sessions.search("")
         if result.sessions:
             self._desk.open(result.sessions[0])
 

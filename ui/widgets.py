@@ -98,6 +98,18 @@ class IconButton(QToolButton):
         self.setIcon(icon(self._name, getattr(palette, "soft")))  # noqa: B009  # Signal(object) carries a Palette
 
 
+class StepButton(QToolButton):
+    """A sign that is pressed to go one step; `words` is its tooltip and its accessible name."""
+
+    def __init__(self, sign: str, words: str) -> None:
+        super().__init__()
+        self.setText(sign)
+        self.setProperty("kind", "step")
+        self.setFocusPolicy(Qt.FocusPolicy.TabFocus)
+        self.setAccessibleName(words)
+        self.setToolTip(plain_tooltip(words))
+
+
 class Notice(QFrame):
     """An inline message with at most one action; hidden while there is nothing to say."""
 

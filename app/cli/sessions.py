@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import datetime
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
 import click
@@ -29,7 +29,7 @@ def sessions() -> None:
 def list_command(settings: Settings) -> None:
     """All sessions, pinned first, then the latest."""
     if not _nothing_yet(settings):
-        _print_rows(_with_store(settings, lambda store: store.sessions()))
+        _print_rows(*_with_store(settings, lambda store: _read_list(store)))
 
 
 @sessions.command("search")
@@ -38,7 +38,7 @@ def list_command(settings: Settings) -> None:
 def search_command(settings: Settings, query: str) -> None:
     """Sessions whose title or text matches QUERY, over all branches."""
     if not _nothing_yet(settings):
-        _print_rows(_with_store(settings, lambda store: store.sessions(query)))
+        _print_rows(*_with_store(settings, lambda store: _read_list(store, query)))
 
 
 @sessions.command("show")
@@ -127,16 +127,23 @@ def _with_store(settings: Settings, read: Callable[[SessionStore], Coroutine[Any
     return asyncio.run(run())
 
 
-def _print_rows(rows: list[SessionRow]) -> None:
+async def _read_list(store: SessionStore, query: str = "") -> tuple[list[SessionRow], dict[int, str]]:
+    """Sessions, and the names of the folders."""
+    return await store.sessions(query), {folder.id: folder.name for folder in await store.places.folders()}
+
+
+def _print_rows(rows: list[SessionRow], folders: Mapping[int, str]) -> None:
     rows = [row for row in rows if row.branches]  # one that nothing was said in is no session yet
     if not rows:
         click.echo("no session found", err=True)
         return
     table = Table(box=None, header_style="bold", pad_edge=False)
-    for name in ("id", "title", "branches", "changed"):
+    placed = any(row.folder_id in folders or row.tags for row in rows)  # who has neither reads no empty columns
+    for name in ("id", "title", "branches", "changed", *(("folder", "tags") if placed else ())):
         table.add_column(name, justify="right" if name in ("id", "branches") else "left")
     for row in rows:
         changed = datetime.datetime.fromtimestamp(row.updated).strftime("%Y-%m-%d %H:%M")
         title = f"{row.title} (sample)" if row.is_sample else row.title
-        table.add_row(str(row.id), Text(title), str(row.branches), changed)
+        place = (Text(folders.get(row.folder_id or 0, "")), Text(", ".join(row.tags))) if placed else ()
+        table.add_row(str(row.id), Text(title), str(row.branches), changed, *place)
     print_table(table)

@@ -35,10 +35,13 @@ class Answer:
     given: Given = field(default_factory=lambda: Given(EMPTY, None))
     options: GenerationOptions = field(default_factory=GenerationOptions)  # how it is drawn, the model's own say included
     began: float = field(default_factory=time.monotonic)  # when there was a model to ask
+    seed: int | None = None  # drawn for it alone, where the chosen one would say the same again
     stopping: bool = False
     finish: str = "cancelled"
     incomplete: bool = False  # the model ended it before it had its form
     message: str = ""
+    back: int | None = None  # where the session goes back to if its form lets nothing begin here; None: it stays, failed
+    refused: str = ""  # that it did, in words
     overflow: bool = False  # the prompt did not fit into the context
     hopeless: bool = False  # the same again can only fail again
     model: LanguageModel | None = None
@@ -47,6 +50,7 @@ class Answer:
     computed: int = 0  # tokens of the prompt pushed through the model
     prompt: int = 0  # its tokens
     made_with: Mapping[str, Any] = field(default_factory=dict)  # see `making`; empty where no model was asked
+    strands: list[Answer] = field(default_factory=list)  # drawn side by side in its stead
     repeats: Repeat | None = None  # the answer that this one is to be again
     first_token: float | None = None
     last_token: float = 0.0

@@ -3,49 +3,37 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping
-from contextlib import aclosing, contextmanager
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from app.faults import not_loaded, too_long
+from app.faults import not_loaded
 from app.supervisor import Supervisor
-from app.workbench.answer import Answer, last_message, live_stats
+from app.workbench.answer import Answer, live_stats
+from app.workbench.asking import seeded, settled
+from app.workbench.claims import Claims
 from app.workbench.ending import CUTS, Ending, stats_of
 from app.workbench.growing import EMPTY
-from app.workbench.making import made_with, plain_options, refusal, stack_made_with
+from app.workbench.judging import judge
+from app.workbench.making import stack_made_with
+from app.workbench.path_tokens import content_of
 from app.workbench.pick import began, leading_template
 from app.workbench.prompt import check_tokens
 from app.workbench.recorder import Recorder, ended_by
-from app.workbench.refusals import BUSY
 from app.workbench.scoring import score_prompt
-from app.workbench.session import OpenSession, content_of
+from app.workbench.session import OpenSession
 from app.workbench.setup.adapters import bring
 from app.workbench.setup.setups import Asked, Setups
 from app.workbench.speaker import Speaker
-from runtime import (
-    BackendUnavailableError,
-    ContextOverflowError,
-    EngineDiedError,
-    Finish,
-    GenerationOptions,
-    InvalidRequestError,
-    LanguageModel,
-    PromptProgress,
-    RuntimeFault,
-    TokenRun,
-    UnknownBackendError,
-    fresh_seed,
-)
+from runtime import Finish, GenerationOptions, LanguageModel, PromptProgress, RuntimeFault, TokenRun
 from storage import SessionStore, StoreError
 from ui import Event, Refusal, SessionChanged, TokensArrived, TurnChanged, TurnStats, TurnStatus
 
-log = logging.getLogger(__name__)
 STATUS_SECONDS = 0.25  # between two looks at the counters while a stream runs
 STARTING = "starting the engine…"
 LONG_PROMPT = 256  # tokens still to be read that are worth a line
@@ -53,7 +41,7 @@ LONG_PROMPT = 256  # tokens still to be read that are worth a line
 Prepare = Callable[[Speaker], Awaitable[TokenRun]]  # gives the tokens a node begins with: header, picked token
 
 
-class Answers:
+class Answers(Claims):
     """Streams answers into open sessions.
 
     Args:
@@ -76,85 +64,21 @@ class Answers:
         on_progress: Callable[[], None],
         keep: Callable[[Answer], None],
     ) -> None:
-        self._store = store
+        super().__init__(store)
         self._supervisor = supervisor
         self._setups = setups
         self._call = call
         self._tell = tell
         self._progress = on_progress
         self._keep = keep
-        self.running: dict[int, Answer] = {}  # by session
-        self._idle = asyncio.Event()
-        self._idle.set()
 
-    @contextmanager
-    def claim(self, session: OpenSession) -> Iterator[Answer]:
-        """Keeps a session for one answer, until everything about it is written.
+    def asked(self, session: OpenSession) -> Asked:
+        """What a session asks of what begins now; it is kept to the end, whatever is set meanwhile."""
+        return self._setups.asked(session)
 
-        Raises:
-            Refusal: It is kept for another one.
-        """
-        self.check_idle(session.id)
-        answer = self.running[session.id] = Answer(session)
-        self._idle.clear()
-        try:
-            yield answer
-        finally:
-            del self.running[session.id]
-            if not self.running:
-                self._idle.set()
-
-    def check_idle(self, session_id: int) -> None:
-        """Refuses where an answer is in work."""
-        if session_id in self.running:
-            raise Refusal(BUSY)
-
-    def options_of(self, node_id: int) -> GenerationOptions | None:
-        """How the answer is drawn that is being written into a node; None where none is."""
-        return next((answer.options for answer in self.running.values() if answer.node_id == node_id), None)
-
-    async def speaker(self, session: OpenSession, model: LanguageModel) -> Speaker:
-        """The model under the adapters of a session, which are brought in.
-
-        Raises:
-            RuntimeFault: One of them cannot be used.
-        """
-        return Speaker.of(model, await bring(model, self._setups.asked(session).adapters))
-
-    def options_for(self, answer: Answer, speaker: Speaker) -> GenerationOptions:
-        """How this model draws an answer that is none of `run`'s; `made_with` says so, too."""
-        asked = self._setups.asked(answer.session)
-        answer.options = seeded(asked.preset)
-        return self._settled(answer, asked, speaker)
-
-    async def ended(self) -> None:
-        """Returns when no answer is in work."""
-        await self._idle.wait()
-
-    def stop(self, session_id: int) -> None:
-        """Ends a stream; what arrived is kept."""
-        answer = self.running.get(session_id)
-        if answer is not None:
-            answer.stopping = True
-            if answer.task is not None:
-                answer.task.cancel()
-
-    async def settle(self, session: OpenSession) -> None:
-        """Writes what could not be written at the end of an answer.
-
-        Raises:
-            Refusal: It still cannot be written.
-        """
-        ending = session.unsaved
-        if ending is None:
-            return
-        try:
-            await ending.save(self._store)
-        except StoreError as fault:
-            raise Refusal(f"{fault}. The answer on the screen is not saved yet; make room, then try again") from fault
-        session.unsaved = None
-        session.states.pop(ending.node_id, None)
-        session.notes.pop(ending.node_id, None)
+    def settle_options(self, answer: Answer, asked: Asked, speaker: Speaker) -> GenerationOptions:
+        """How an answer is drawn (see `asking.settled`)."""
+        return settled(answer, asked, speaker, self._call)
 
     async def model(self) -> LanguageModel:
         """The model that would answer.
@@ -190,9 +114,10 @@ class Answers:
         finally:
             answer.task.cancel()  # where it was our caller that was cancelled
             await asyncio.wait([answer.task])
-            self._judge(answer)
+            judge(answer)
             await self._finish(answer)
-            self._keep(answer)
+            if not answer.refused:
+                self._keep(answer)
 
     # ---- the stream -------------------------------------------------------------------------------------------------
 
@@ -205,7 +130,7 @@ class Answers:
             if session.notes.get(node_id) == STARTING:
                 del session.notes[node_id]
         speaker = Speaker.of(model, await bring(model, asked.adapters))
-        options = answer.options = self._settled(answer, asked, speaker)
+        options = settled(answer, asked, speaker, self._call)
         self._tell(TurnChanged(session.id, session.last_turn()))
         segments = session.tree.path(node_id)
         check_tokens(model, session, segments)
@@ -234,20 +159,6 @@ class Answers:
             async for run in runs:
                 self._take(answer, run)
                 recorder.add(run)
-
-    def _settled(self, answer: Answer, asked: Asked, speaker: Speaker) -> GenerationOptions:
-        """How an answer is made, down to the last option; it is stored with it."""
-        if answer.repeats is not None:
-            why = refusal(answer.session.tree.nodes[answer.repeats.of], speaker)  # another one may have come meanwhile
-            if why:
-                raise InvalidRequestError(why)
-            answer.made_with = {**answer.repeats.made, "options": plain_options(answer.options)}
-            return answer.options
-        layer = asked.session if speaker.adapters is None else {**asked.session, "adapters": speaker.adapters}
-        resolved = speaker.model.resolve_options(self._call, session=layer, preset=answer.options)
-        chosen = [asked.preset.seed, asked.session.get("seed"), self._call.get("seed")] != [None] * 3
-        answer.made_with = made_with(resolved, speaker, asked.adapters, seed_was_chosen=chosen)
-        return resolved.options
 
     def _read_on(self, answer: Answer, before: int, progress: PromptProgress) -> None:
         """Counts what the prompt costs, on top of what was computed `before`; a long one says how far it is."""
@@ -281,30 +192,6 @@ class Answers:
 
     # ---- the end ----------------------------------------------------------------------------------------------------
 
-    def _judge(self, answer: Answer) -> None:
-        """Why the stream ended, in words for the turn."""
-        task = answer.task
-        assert task is not None
-        if task.cancelled():
-            answer.finish = "cancelled"
-            return
-        error = task.exception()
-        if error is None:
-            return
-        answer.finish, answer.message = "error", str(error)
-        if isinstance(error, EngineDiedError):
-            answer.finish = "engine_died"
-            log.warning("the engine died: %s", error)
-            answer.message = "" if answer.model is not None else not_loaded(error)
-        elif isinstance(error, UnknownBackendError | BackendUnavailableError):
-            answer.message, answer.hopeless = not_loaded(error), True
-        elif isinstance(error, ContextOverflowError):
-            answer.message = too_long(error, last_message(answer))
-            answer.overflow = answer.hopeless = True
-        elif not isinstance(error, RuntimeFault | StoreError):
-            log.error("an answer failed", exc_info=error)
-            answer.message = f"something went wrong ({error}); your text is kept. The details are in the log"
-
     async def _finish(self, answer: Answer) -> None:
         session, node_id, given = answer.session, answer.node_id, answer.given
         session.notes.pop(node_id, None)  # how far the reading was
@@ -318,7 +205,8 @@ class Answers:
         cut = CUTS.get(answer.finish, Finish.NONE)
         session.runs[node_id] = run = ended_by(run, cut)
         stats = stats_of(answer, run)
-        ending = Ending(node_id, answer.finish, answer.incomplete, stats, content_of(run), answer.recorder, cut)
+        text = "" if answer.refused else content_of(run)  # or it could not be taken back
+        ending = Ending(node_id, answer.finish, answer.incomplete, stats, text, answer.recorder, cut)
         session.states.pop(node_id, None)
         if answer.first_token is not None:
             session.stats[node_id] = TurnStats(
@@ -346,8 +234,3 @@ def own_length(session: OpenSession) -> int:
     """Tokens of the turn at the end of the path that are the answer's own: what its form counts from."""
     run = session.turn_run(session.tree.turns(session.tip)[-1])
     return len(run) - leading_template(run)
-
-
-def seeded(preset: GenerationOptions) -> GenerationOptions:
-    """The preset, with a fresh seed where nobody chose one, and what each draw was made of."""
-    return replace(preset, seed=fresh_seed() if preset.seed is None else preset.seed, stages=True)

@@ -63,8 +63,7 @@ async def compare(store: SessionStore, session: OpenSession, left: int, right: i
         raise Refusal(GONE)
     shown = [segment.node.id for segment in tree.path(session.tip)]
     tips = [tree.leaf(node, shown) for node in (left, right)]
-    nodes = dict.fromkeys(segment.node.id for tip in tips for segment in tree.path(tip))
-    missing = [node for node in nodes if node not in session.runs and node not in session.states]
+    missing = session.unread(segment for tip in tips for segment in tree.path(tip))
     if missing:
         session.add_tokens(await stored(store.load_tokens(missing)))
     rows = outline(tree, session.tip)

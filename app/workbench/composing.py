@@ -108,8 +108,8 @@ class Composing:
 
     # ---- room ---------------------------------------------------------------------------------------------------------
 
-    async def leave_out(self, session_id: int, text: str) -> int:
-        """Makes room for a message: another beginning with the latest turns only; how many were left out.
+    async def leave_out(self, session_id: int, text: str) -> tuple[OpenSession, int]:
+        """Makes room for a message: another beginning with the latest turns only; where, and how many were left out.
 
         The whole conversation stays beside it. The turns that stay keep their tokens; what the model thinks of them is
         computed anew.
@@ -118,7 +118,12 @@ class Composing:
         self._answers.check_idle(session_id)
         if model is None:
             raise Refusal("no engine runs that could count tokens; send the message to start it")
-        tokens = len(await model.tokenize_async(clean_text(text)))
+        try:
+            tokens = len(await model.tokenize_async(clean_text(text)))
+        except RuntimeFault as fault:
+            if isinstance(fault, EngineDiedError):
+                await self._supervisor.died(model)
+            raise Refusal(str(fault)) from fault
         turns = session.tree.turns(session.tip)
         root = turns[0] if turns and turns[0].role == "system" else None
         said = turns[1:] if root is not None else turns
@@ -127,13 +132,18 @@ class Composing:
         if len(kept) == len(said):
             raise Refusal("the conversation is not what fills the context; shorten the message, or leave out a file")
         session = (await self._copies.target(session)).session
+        with self._answers.claim(session):
+            await self._begin_with(session, len(kept), len(said) - len(kept), model.info.numbers_fingerprint)
+        return session, len(said) - len(kept)
+
+    async def _begin_with(self, session: OpenSession, count: int, gone: int, numbers: str) -> None:
+        """Another beginning with the last `count` turns of the path; `gone` are left out."""
         turns = session.tree.turns(session.tip)  # of the copy, where the sample was to be changed
-        root, kept = (turns[0] if root is not None else None), turns[len(turns) - len(kept) :]
+        root, kept = (turns[0] if turns and turns[0].role == "system" else None), turns[len(turns) - count :]
         before = left_out(root.tip.stats) if root is not None else 0
         beginning = Beginning.of(root.tip) if root is not None else Beginning()
-        stats = {**beginning.stats, LEFT_OUT: before + len(said) - len(kept)}
+        stats = {**beginning.stats, LEFT_OUT: before + gone}
         parent = await self._sessions.add(session, NewNode(session.id, None, "system", text=beginning.system, stats=stats))
-        numbers = model.info.numbers_fingerprint
         for place, turn in enumerate(kept):
             run, node = without_numbers(session.turn_run(turn)), turn.tip
             role: Any = turn.role  # of a stored node, so one that the store knows
@@ -142,7 +152,6 @@ class Composing:
             parent = await self._sessions.add(session, new, chunk(run, numbers) if tokenised else None)
             if tokenised:
                 session.runs[parent.id] = run
-        return len(said) - len(kept)
 
     # ---- how ----------------------------------------------------------------------------------------------------------
 

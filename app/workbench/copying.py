@@ -77,7 +77,7 @@ class Copies:
         titles = [row.title for row in await stored(self._store.sessions())]
         made = await stored(self._store.copy_session(session.id, copy_title(session.title, titles)))
         copy = await self._sessions.show(made.session_id)
-        await self._setups.carry(session, copy)
+        await self._setups.carry(session, copy, made.nodes)
         self._tell(SessionCopied(session.id, copy.view()))
         self._tell(SessionsChanged())
         return Target(copy, made.nodes)

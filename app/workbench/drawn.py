@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from app.supervisor import Supervisor
 from app.workbench.growing import EMPTY
-from app.workbench.making import MADE
+from app.workbench.making import MADE, beams_of, stack_words
 from app.workbench.prompt import check_tokens
 from app.workbench.refusals import GONE, stored
 from app.workbench.session import OpenSession
@@ -57,7 +57,6 @@ class Drawn:
     async def drawing(self, session_id: int, node_id: int, index: int) -> Drawing | None:
         """How token `index` of the turn was drawn; asks no model."""
         session = self._sessions.opened(session_id)
-        await self._sessions.read_whole(session_id)
         place = session.locate(node_id, index)
         if place is None:
             return None
@@ -78,8 +77,9 @@ class Drawn:
             branch=branch if isinstance(branch, int) else 0,
             history=np.array(ids_before(session, node, offset), np.int32),
             model=str(made.get("model") or await self._name_of(theirs, model)),
-            stale=model.info.name if model is not None and theirs != mine else "",
+            stale=in_use(session, model, made) if model is not None and theirs != mine else "",
             can_ask=model is not None and theirs == mine,
+            beams=beams_of(node),
         )
 
     async def whole_row(self, session_id: int, node_id: int, index: int) -> npt.NDArray[np.float32]:
@@ -89,7 +89,6 @@ class Drawn:
             Refusal: None runs, or it cannot.
         """
         session = self._sessions.opened(session_id)
-        await self._sessions.read_whole(session_id)
         place = session.locate(node_id, index)
         if place is None:
             raise Refusal(GONE)
@@ -108,7 +107,6 @@ class Drawn:
             Refusal: There is no model, or it cannot.
         """
         session = self._sessions.opened(session_id)
-        await self._sessions.read_whole(session_id)
         place = session.locate(node_id, index)
         if place is None:
             raise Refusal(GONE)
@@ -155,6 +153,15 @@ def numbers_now(session: OpenSession, model: LanguageModel) -> str:
         return model.info.numbers_under(stack_of_session(session))
     except RuntimeFault:
         return ""
+
+
+def in_use(session: OpenSession, model: LanguageModel, made: Mapping[str, Any]) -> str:
+    """Who would answer now, where that is not who made an answer: the model, and its adapters where only they differ."""
+    if made.get("base") != model.info.kv_fingerprint:
+        return model.info.name
+    choices = session.values.adapters if session.values is not None else ()
+    uses = [(choice.name, choice.scale) for choice in choices if choice.on] if choices else model.info.lora_stack
+    return f"{model.info.name} with {stack_words(uses)}"
 
 
 def ids_before(session: OpenSession, node: NodeRow, offset: int) -> list[int]:

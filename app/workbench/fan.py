@@ -10,8 +10,10 @@ import numpy as np
 from app.workbench.answer import Answer
 from app.workbench.ending import Ending
 from app.workbench.growing import EMPTY
-from app.workbench.session import NOTES, OpenSession, content_of
+from app.workbench.path_tokens import content_of
+from app.workbench.session import OpenSession
 from app.workbench.tree import Segment
+from app.workbench.turn_notes import NOTES
 from runtime import Finish, TokenRun
 from storage import NewNode, SessionStore, StoreError
 from ui import Column, ColumnKind, Columns

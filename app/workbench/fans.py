@@ -10,34 +10,35 @@ from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
 
-from app.faults import STOPPED, not_loaded, too_long
+from app.faults import STOPPED
 from app.supervisor import Supervisor
 from app.workbench.answer import Answer
 from app.workbench.answers import LONG_PROMPT, STARTING, Answers
+from app.workbench.asking import seeded
 from app.workbench.copying import Copies
 from app.workbench.ending import CUTS, Ending, stats_of
 from app.workbench.fan import Endings, Fan
 from app.workbench.growing import EMPTY
-from app.workbench.making import plain_options
+from app.workbench.judging import judge
+from app.workbench.making import found_with, next_branch, plain_options
+from app.workbench.path_tokens import content_of
 from app.workbench.points import point
 from app.workbench.prompt import check_tokens
 from app.workbench.recorder import Recorder, ended_by
 from app.workbench.scoring import score_prompt
-from app.workbench.session import content_of
 from app.workbench.sessions import Sessions
+from app.workbench.setup.adapters import bring
+from app.workbench.setup.setups import Asked
 from app.workbench.speaker import Speaker
 from app.workbench.tokenise import Tokeniser
 from runtime import (
     BeamOptions,
     BeamStep,
-    ContextOverflowError,
-    EngineDiedError,
     Finish,
     GenerationOptions,
     LanguageModel,
     Origin,
     PromptProgress,
-    RuntimeFault,
     TokenRun,
     texts_of,
 )
@@ -92,7 +93,6 @@ class Fans:
         if not 2 <= wanted <= MOST_COLUMNS:
             raise Refusal(f"{wanted} continuations: ask for 2 to {MOST_COLUMNS}")
         session = self._sessions.opened(session_id)
-        await self._sessions.read_whole(session_id)
         self._answers.check_idle(session_id)
         new = point(session, node_id, index)
         target = await self._copies.target(session)
@@ -101,7 +101,9 @@ class Fans:
             fan = Fan(target.session, target.place(new), kind, wanted)
             fan.note = STARTING if self._supervisor.running is None else ""
             self._show(fan)
-            work = self._draw(fan, claimed) if kind is ColumnKind.DRAWS else self._search(fan, claimed)
+            asked = self._answers.asked(target.session)  # now: it may be set anew while a model is loaded
+            claimed.options, claimed.back = seeded(asked.preset), fan.new.parent_id
+            work = self._draw(fan, claimed, asked) if kind is ColumnKind.DRAWS else self._search(fan, claimed, asked)
             claimed.task = asyncio.create_task(work, name=f"{kind} of session {session_id}")
             if claimed.stopping:
                 claimed.task.cancel()
@@ -117,13 +119,13 @@ class Fans:
 
     # ---- how ----------------------------------------------------------------------------------------------------------
 
-    async def _prompt(self, fan: Fan, claimed: Answer) -> tuple[Speaker, list[int]]:
+    async def _prompt(self, fan: Fan, claimed: Answer, asked: Asked) -> tuple[Speaker, list[int]]:
         """The model, and the ids before the place, all of them with their numbers."""
         model = claimed.model = await self._supervisor.model()
         fan.note, fan.began = "", time.monotonic()
         self._supervisor.busy(True)
         self._show(fan)
-        speaker = await self._answers.speaker(fan.session, model)
+        speaker = Speaker.of(model, await bring(model, asked.adapters))
         segments = fan.segments()
         check_tokens(model, fan.session, segments)
         assert fan.new.parent_id is not None  # it goes on from an answer, or stands beside one
@@ -141,15 +143,19 @@ class Fans:
             fan.note = note
             self._show(fan)
 
-    async def _draw(self, fan: Fan, claimed: Answer) -> None:
-        speaker, prompt = await self._prompt(fan, claimed)
-        model, options = speaker.model, self._answers.options_for(claimed, speaker)
-        options = replace(options, max_tokens=min(options.max_tokens or DRAWN_TOKENS, DRAWN_TOKENS))
+    async def _draw(self, fan: Fan, claimed: Answer, asked: Asked) -> None:
+        speaker, prompt = await self._prompt(fan, claimed, asked)
+        model, options = speaker.model, self._answers.settle_options(claimed, asked, speaker)
+        most = min(options.max_tokens or DRAWN_TOKENS, DRAWN_TOKENS)
+        options = replace(options, max_tokens=most, speculative=None)  # several are one forward a step already
         if options.sampling.temperature == 0.0:
             raise Refusal("the temperature is 0: all would say the same. Ask for beams, or give it some warmth")
         if options.grammar is not None:
             options = replace(options, grammar_prefix=said(fan))
-        strands = [await self._strand(fan, speaker, replace(options, branch=k)) for k in range(fan.wanted)]
+        first = max(options.branch, next_branch(fan.session.tree.nodes.values(), options.seed))
+        options = replace(options, branch=first)
+        claimed.strands = fan.strands
+        strands = [await self._strand(fan, speaker, replace(options, branch=first + k)) for k in range(fan.wanted)]
         for strand in strands:
             strand.made_with = {**claimed.made_with, "options": plain_options(strand.options)}
             strand.prompt = len(prompt)
@@ -165,8 +171,8 @@ class Fans:
                 if ended:
                     self._show(fan)
 
-    async def _search(self, fan: Fan, claimed: Answer) -> None:
-        speaker, prompt = await self._prompt(fan, claimed)
+    async def _search(self, fan: Fan, claimed: Answer, asked: Asked) -> None:
+        speaker, prompt = await self._prompt(fan, claimed, asked)
         model = speaker.model
         watched: list[list[int]] = [[]]
 
@@ -177,31 +183,44 @@ class Fans:
                 fan.beams = tuple(Column(-1 - i, spelt(model, ids), p) for i, (ids, p) in enumerate(beams))
                 self._show(fan)
 
-        options = BeamOptions(width=fan.wanted, max_tokens=SEARCHED_TOKENS)
+        options = beams_as(self._answers.settle_options(claimed, asked, speaker), fan)
         read_on = partial(self._read_on, fan, fan.computed)
         found = await model.beam_generate(prompt, options, adapters=speaker.adapters, on_progress=read_on, on_step=on_step)
         fan.scores = [hypothesis.score for hypothesis in found]
         for hypothesis in found:
             strand = await self._strand(fan, speaker, GenerationOptions())
             assert strand.recorder is not None
+            strand.made_with, strand.prompt = found_with(options, claimed.made_with), len(prompt)
             fan.take(strand, hypothesis.run)
             strand.recorder.add(hypothesis.run)
             strand.logprob = hypothesis.logprob
 
     async def _strand(self, fan: Fan, speaker: Speaker, options: GenerationOptions) -> Answer:
         """One continuation, with a node of its own; the path that is shown stays."""
-        node = await self._sessions.add(fan.session, fan.new, current=False)
+        adding = asyncio.create_task(self._sessions.add(fan.session, fan.new, current=False), name="add a continuation")
+        stopped = False
+        while not adding.done():  # the store ends what it has begun: a node that is added is one of the fan's
+            try:
+                await asyncio.wait([adding])
+            except asyncio.CancelledError:
+                stopped = True
+        node = adding.result()
         fan.session.runs[node.id] = EMPTY
         strand = Answer(fan.session, node.id, options=options, began=fan.began, model=speaker.model)
         strand.recorder = Recorder(self._store, node.id, speaker.numbers)
         fan.strands.append(strand)
+        if stopped:
+            raise asyncio.CancelledError
         return strand
 
     # ---- the end ------------------------------------------------------------------------------------------------------
 
     async def _end(self, fan: Fan, claimed: Answer) -> None:
         """Everything that was said is written; what said nothing is taken away again."""
-        finish, message = self._judge(claimed)
+        judge(claimed)
+        finish, message = claimed.finish, claimed.message
+        if finish == "engine_died":
+            message = message or STOPPED
         fan.running, fan.note, fan.beams = False, message, ()
         endings = [self._ending(fan, strand, finish) for strand in fan.strands]
         unsaved = Endings(endings, fan.session)
@@ -225,25 +244,6 @@ class Fans:
         if message and not fan.strands:
             raise Refusal(message)
 
-    def _judge(self, claimed: Answer) -> tuple[str, str]:
-        """How what had not ended by itself ended, and what to say of it."""
-        task = claimed.task
-        assert task is not None
-        error = None if task.cancelled() else task.exception()
-        if error is None:
-            return "cancelled", ""
-        if isinstance(error, EngineDiedError):
-            log.warning("the engine died: %s", error)
-            return "engine_died", STOPPED if claimed.model is not None else not_loaded(error)
-        if isinstance(error, ContextOverflowError):
-            return "error", too_long(error, 0)
-        if claimed.model is None and isinstance(error, RuntimeFault):
-            return "error", not_loaded(error)
-        if not isinstance(error, RuntimeFault | StoreError | Refusal):
-            log.error("continuations failed", exc_info=error)
-            return "error", f"something went wrong ({error}); what was said is kept. The details are in the log"
-        return "error", str(error)
-
     def _ending(self, fan: Fan, strand: Answer, finish: str) -> Ending:
         if strand.node_id not in fan.ended:
             strand.finish = finish
@@ -254,6 +254,7 @@ class Fans:
         if fan.scores:
             place = fan.strands.index(strand)
             stats |= {"beams": fan.wanted, "score": fan.scores[place]}
+            del stats["seed"], stats["sampling"]  # nothing was drawn
         return Ending(strand.node_id, strand.finish, strand.incomplete, stats, content_of(run), strand.recorder, cut)
 
     async def _drop_silent(self, fan: Fan) -> None:
@@ -268,6 +269,19 @@ class Fans:
             else:
                 fan.session.forget(strand.node_id)
             fan.strands.remove(strand)
+
+
+def beams_as(asked: GenerationOptions, fan: Fan) -> BeamOptions:
+    """The search for what may stand there: in the form of the session's answers, ended by what ends those."""
+    return BeamOptions(
+        width=fan.wanted,
+        max_tokens=SEARCHED_TOKENS,
+        eos_token_ids=asked.eos_token_ids,  # those of the chat format among them; None beside a form
+        ignore_eos=asked.ignore_eos,
+        stop=asked.stop,
+        grammar=asked.grammar,
+        grammar_prefix=0 if asked.grammar is None else said(fan),
+    )
 
 
 def said(fan: Fan) -> int:

@@ -8,6 +8,7 @@ import logging
 from app.supervisor import Supervisor
 from app.workbench.answer import Answer
 from runtime import EngineDiedError, LanguageModel, RuntimeFault
+from ui import Refusal
 
 log = logging.getLogger(__name__)
 
@@ -56,7 +57,11 @@ class Keeper:
 
     async def _save(self, model: LanguageModel, answer: Answer) -> None:
         session = answer.session
-        ids = session.path_ids(session.tree.path(answer.node_id))
+        try:
+            ids = session.path_ids(session.tree.path(answer.node_id))
+        except Refusal as refusal:  # part of it is not read; it is a cache
+            log.info("session %d was not kept: %s", session.id, refusal)
+            return
         if not ids or len(ids) > model.info.context_length:
             return
         try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from app.workbench.speaker import Speaker
-from runtime import GenerationOptions, InvalidRequestError, LanguageModel, TokenRun, __version__
+from runtime import BeamOptions, GenerationOptions, InvalidRequestError, LanguageModel, TokenRun, __version__
 from storage import NodeRow
 from ui import AdapterChoice, Made, Setting
 
@@ -23,6 +23,8 @@ REPEATED = "repeated"  # there too: which answer it repeats, and where it parts 
 CUT_SHORT = frozenset({"cancelled", "engine_died", "error", "app_ended"})  # ends that the model did not come to by itself
 
 NOT_KNOWN = "how this answer was made was not stored yet when it was written; regenerate it instead"
+SEARCHED = "beams"  # the kind of what a beam search found
+FOUND = "this answer was found by a beam search, nothing was drawn; ask for beams at its place, and it is found again"
 NOTHING_MADE = "there is nothing to repeat: the model said nothing here; regenerate the answer instead"
 
 
@@ -52,6 +54,27 @@ def made_with(
     }
 
 
+def found_with(options: BeamOptions, made: Mapping[str, Any]) -> dict[str, Any]:
+    """What is stored of what a beam search found.
+
+    Args:
+        options: The search's.
+        made: What `made_with` says of the session's answers; of its options only those hold that a search has.
+    """
+    plain = {f.name: _plain(getattr(options, f.name)) for f in fields(options)}
+    plain["grammar"] = None if options.grammar is None else asdict(options.grammar)
+    taken = ("stop", "eos_token_ids", "ignore_eos", "grammar")
+    sources = {who: kept for who, names in made["sources"].items() if (kept := [name for name in names if name in taken])}
+    sources["call"] = ["width", *sources.get("call", ())]
+    return {**made, "kind": SEARCHED, "options": plain, "sources": sources}
+
+
+def beams_of(node: NodeRow) -> int:
+    """How many beams the search had that found an answer; 0 where none did."""
+    width = node.stats.get("beams")
+    return width if isinstance(width, int) else 0
+
+
 def plain_options(options: GenerationOptions) -> dict[str, Any]:
     """Every field as JSON has it; see `options_of`."""
     plain: dict[str, Any] = {f.name: _plain(getattr(options, f.name)) for f in fields(options) if f.name != "sampling"}
@@ -78,6 +101,20 @@ def _plain(value: Any) -> Any:
     return value
 
 
+def next_branch(nodes: Iterable[NodeRow], seed: int | None) -> int:
+    """The first number of a branch that no stored answer was drawn with under a seed: its draws are none of theirs."""
+    taken = (_branch_under(node, seed) for node in nodes)
+    return max((branch + 1 for branch in taken if branch is not None), default=0)
+
+
+def _branch_under(node: NodeRow, seed: int | None) -> int | None:
+    made = node.stats.get(MADE)
+    options = made.get("options") if isinstance(made, Mapping) else None
+    said = options if isinstance(options, Mapping) else node.stats
+    branch = said.get("branch", 0)
+    return branch if seed is not None and said.get("seed") == seed and isinstance(branch, int) else None
+
+
 # ---- once more --------------------------------------------------------------------------------------------------------
 
 
@@ -95,6 +132,8 @@ def stack_made_with(made: Mapping[str, Any]) -> tuple[AdapterChoice, ...]:
 
 def refusal(node: NodeRow, speaker: Speaker | LanguageModel | None = None) -> str:
     """Why an answer cannot be made again exactly; empty where it can."""
+    if beams_of(node):
+        return FOUND
     made = node.stats.get(MADE)
     if not isinstance(made, Mapping):
         return NOT_KNOWN
@@ -111,7 +150,8 @@ def refusal(node: NodeRow, speaker: Speaker | LanguageModel | None = None) -> st
         return changed if isinstance(speaker, Speaker) else ""
     name, engine = made.get("model"), made.get("backend")
     if model.info.kv_fingerprint == made.get("base"):
-        return f"this answer was made with {_stack(made.get('adapters'))}, now it would be {_stack(model.info.lora_stack)}"
+        was, now = stack_words(made.get("adapters")), stack_words(model.info.lora_stack)
+        return f"this answer was made with {was}, now it would be {now}"
     if (name, engine) == (model.info.name, model.info.backend):
         return f"this answer was made by {name} with other weights or another precision than it has now"
     return (
@@ -119,7 +159,8 @@ def refusal(node: NodeRow, speaker: Speaker | LanguageModel | None = None) -> st
     )
 
 
-def _stack(adapters: Any) -> str:
+def stack_words(adapters: Any) -> str:
+    """The adapters that were in force, each a name and a scale."""
     uses = [f"{name} × {scale:g}" for name, scale in adapters or ()]
     return f"the adapters {', '.join(uses)}" if uses else "no adapters"
 
@@ -205,8 +246,10 @@ def how_made(node: NodeRow) -> Made | None:
         "model": str(made.get("model")),
         "engine": " · ".join(str(made[name]) for name in ("backend", "device", "dtype") if made.get(name)),
         "fingerprint": str(made.get("fingerprint"))[:12],
-        "adapters": _stack(made.get("adapters")) if made.get("adapters") else "",
-        "seed": f"{options.get('seed')}" + ("" if "seed" in said_by else " (drawn)"),
+        "adapters": stack_words(made.get("adapters")) if made.get("adapters") else "",
+        "found by": f"a beam search of {beams_of(node)} beams" if beams_of(node) else "",
+        "score": f"{stats['score']:.4f}" if isinstance(stats.get("score"), float) else "",
+        "seed": "" if beams_of(node) else f"{options.get('seed')}" + ("" if "seed" in said_by else " (drawn)"),
         "prompt": _tokens(stats.get("prompt")),
         "generated": _tokens(stats.get("generated")),
         "reused": _tokens(stats.get("reused")),

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from app.workbench.growing import EMPTY
+from app.workbench.path_tokens import content_of
 from app.workbench.pick import began
 from app.workbench.refusals import GONE
-from app.workbench.session import OpenSession, content_of
+from app.workbench.session import OpenSession
 from runtime import Finish, Origin
 from storage import NewNode
 from ui import Refusal

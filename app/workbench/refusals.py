@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
+from runtime import GrammarError
 from storage import StoreError
 from ui import Refusal
 
@@ -12,6 +13,11 @@ T = TypeVar("T")
 
 BUSY = "an answer is being written here; stop it first (Ctrl-.)"
 GONE = "that turn is not part of this session any more"
+
+
+def form_refused(fault: GrammarError) -> str:
+    """That the form of a session's answers does not go with what an answer was to begin with."""
+    return f"the form of the answers here does not allow that ({fault}); take another place or token, or change the form"
 
 
 async def stored(work: Coroutine[Any, Any, T]) -> T:

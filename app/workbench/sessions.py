@@ -7,7 +7,6 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 
 from app.supervisor import Supervisor
-from app.workbench.pruning import load_pruned
 from app.workbench.refusals import GONE, stored
 from app.workbench.session import UNTITLED, OpenSession
 from app.workbench.setup.adapters import stack_of_session
@@ -65,9 +64,8 @@ class Sessions:
         session = self._open.get(session_id)
         if session is None:
             session = OpenSession(await stored(self._store.load_session(session_id)))
-            session.pruned = await load_pruned(self._store, session_id)
             session = self._open.setdefault(session_id, session)  # somebody else may have opened it meanwhile
-        await self._load_path(session)
+        await self._load(session, session.missing())
         await self._setups.load(session)
         self.shown = session
         if not session.missing(earlier=True):  # what is looked at goes first; a command reads the rest
@@ -77,13 +75,19 @@ class Sessions:
     async def show_earlier(self, session: OpenSession) -> None:
         """Shows some more of the beginning of a long path."""
         session.step_back()
-        await self._load_path(session)
+        await self._load(session, session.missing())
 
-    async def read_whole(self, session_id: int) -> None:
-        """Reads the tokens of the whole path, as everything needs that asks the model to go on."""
+    async def read_whole(self, session_id: int, node_id: int | None = None) -> None:
+        """Reads the tokens of the whole path, as everything needs that asks the model to go on.
+
+        Args:
+            session_id: Of the session; nothing is read of one that is not open.
+            node_id: The path to this node too, where it is another one than that which is shown.
+        """
         session = self._open.get(session_id)
         if session is not None:
-            await self._load_path(session, earlier=True)
+            await self._load(session, session.missing(earlier=True))
+            await self._load(session, session.unread(session.tree.path(node_id)))
 
     async def create(self) -> OpenSession:
         """An empty one, shown; one that is open and that nothing was said in is as good as a new one."""
@@ -121,7 +125,7 @@ class Sessions:
         await stored(self._store.set_current(session.id, session.tip))
         if before != session.tip and not session.overflowed(before):  # whoever comes back to that question sees why
             await self.drop_failed(session, before)
-        await self._load_path(session)
+        await self._load(session, session.missing())
         await self.find_warm(session)
 
     async def add(self, session: OpenSession, node: NewNode, chunk: NewChunk | None = None, *, current: bool = True) -> NodeRow:
@@ -150,8 +154,11 @@ class Sessions:
 
     async def drop_failed(self, session: OpenSession, node_id: int | None) -> None:
         """Takes away an answer that failed before it said anything: what failed was said, and another one has its place."""
-        if node_id is None or not session.failed_to_begin(node_id):
-            return
+        if node_id is not None and session.failed_to_begin(node_id):
+            await self.take_back(session, node_id)
+
+    async def take_back(self, session: OpenSession, node_id: int) -> None:
+        """Takes away an answer that was written without a word."""
         try:
             await self._store.discard_node(node_id)
         except StoreError as fault:  # it stays where it is, empty
@@ -183,17 +190,18 @@ class Sessions:
         if model is None or session.path_length() > model.info.context_length:
             return
         try:
-            await self._load_path(session, earlier=True)
+            await self._load(session, session.missing(earlier=True))
         except Refusal as refusal:  # whoever asks the model to go on is told
             log.info("no warm prefix: %s", refusal)
             return
-        ids = session.path_ids(session.tree.path(session.tip))
+        tip, ids = session.tip, session.path_ids(session.tree.path(session.tip))
         if not ids:
             return
         try:
             adapters = stack_of_session(session)
             match = await asyncio.wait_for(model.prefix_match_async(ids, adapters=adapters), TIERS_SECONDS)
-            session.warm, session.stored = match.tokens if match.warm is None else match.warm, match.tokens
+            if session.tip == tip:  # else another path is shown by now, and was asked for
+                session.warm, session.stored = match.tokens if match.warm is None else match.warm, match.tokens
         except EngineDiedError:
             await self._supervisor.died(model)
         except (RuntimeFault, TimeoutError) as fault:
@@ -207,9 +215,8 @@ class Sessions:
             except Refusal as refusal:
                 log.warning("session %d: %s", session.id, refusal)
 
-    async def _load_path(self, session: OpenSession, *, earlier: bool = False) -> None:
-        """Reads what is missing, from its end, in slices: no frame waits for more than one of them."""
-        missing = session.missing(earlier=earlier)
+    async def _load(self, session: OpenSession, missing: Sequence[int]) -> None:
+        """Reads the tokens of nodes, from the last one on, in slices: no frame waits for more than one of them."""
         for stop in range(len(missing), 0, -SLICE):
             session.add_tokens(await stored(self._store.load_tokens(missing[max(stop - SLICE, 0) : stop])))
 

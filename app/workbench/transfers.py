@@ -25,7 +25,7 @@ class _StoppedError(Exception):
 
 
 class TransferMembers:
-    """`ui.transfers.TransferUseCases`, for the workbench."""
+    """`ui.port.TransferCommands`, for the workbench."""
 
     supervisor: Supervisor
     _store: SessionStore

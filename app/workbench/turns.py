@@ -11,15 +11,16 @@ from app.workbench.answers import Answers, Prepare
 from app.workbench.copying import Copies
 from app.workbench.growing import EMPTY
 from app.workbench.making import Repeat, refusal
+from app.workbench.path_tokens import content_of
 from app.workbench.pick import began, leading_template, pick
 from app.workbench.points import beside
-from app.workbench.refusals import BUSY, GONE
-from app.workbench.session import UNTITLED, OpenSession, content_of
+from app.workbench.refusals import GONE
+from app.workbench.session import UNTITLED, OpenSession
 from app.workbench.sessions import Sessions
 from app.workbench.setup.beginning import Beginning, left_out
 from app.workbench.tokenise import Tokeniser
 from app.workbench.vocabulary import Vocabulary
-from runtime import Finish, InvalidRequestError, clean_text
+from runtime import Finish, InvalidRequestError, clean_text, fresh_seed
 from storage import NewNode, NodeRow, StoreError
 from ui import Event, Refusal, SessionChanged, SessionsChanged
 
@@ -77,7 +78,7 @@ class Turns:
             node = await self._sessions.add(session, NewNode(session.id, user.id, "assistant", status="open"))
             await self._sessions.drop_failed(session, failed)
             if session.title == UNTITLED:
-                await self._sessions.rename(session.id, " ".join(text.split())[:TITLE_LENGTH])
+                await self._sessions.rename(session.id, title_of(text))
             self._tell(SessionsChanged())
             await self._stream(answer, node, partial(self._tokeniser.after_user, session, node))
 
@@ -99,13 +100,20 @@ class Turns:
             self._tell(SessionsChanged())
             await self._stream(answer, reply, partial(self._tokeniser.after_user, session, reply))
 
-    async def begin(self, session_id: int, beginning: Beginning) -> None:
-        """Another beginning; one that is there already is shown again."""
+    async def begin(self, session_id: int, beginning: Beginning) -> OpenSession:
+        """Another beginning; one that is there already is shown again. Returns the session, or the copy of the sample."""
         session = self._sessions.opened(session_id)
         self._answers.check_idle(session_id)
         if beginning == session.beginning():
-            return
+            return session
         session = (await self._copies.target(session)).session
+        with self._answers.claim(session):
+            await self._begin(session, beginning)
+        self._tell(SessionChanged(session.view()))
+        self._progress()
+        return session
+
+    async def _begin(self, session: OpenSession, beginning: Beginning) -> None:
         roots = [root for root in session.tree.children(None) if root.role == "system" and not left_out(root.stats)]
         same = next((root for root in roots if Beginning.of(root) == beginning), None)
         if same is None:
@@ -113,8 +121,6 @@ class Turns:
             await self._sessions.add(session, new)
         else:
             await self._sessions.move(session, same.id)
-        self._tell(SessionChanged(session.view()))
-        self._progress()
 
     async def branch(self, session_id: int, node_id: int, index: int, token_id: int) -> None:
         """A sibling that has another token at `index`, and goes on from there."""
@@ -131,7 +137,7 @@ class Turns:
             await self._go_on(answer, target.place(new), Given(picked, node.kv_fingerprint))
 
     async def regenerate(self, session_id: int, node_id: int) -> None:
-        """Another answer beside the model's turn."""
+        """Another answer beside the model's turn; with a seed of its own, also where one was chosen for the session."""
         session = self._sessions.opened(session_id)
         opening = session.tree.opening(self._node(session, node_id))
         if opening.role != "assistant":
@@ -143,6 +149,7 @@ class Turns:
         session, failed = target.session, target.of(node_id)
         with self._answers.claim(session) as answer:
             await self._answers.settle(session)
+            answer.seed = fresh_seed()
             if len(header):
                 await self._go_on(answer, new, Given(header, opening.kv_fingerprint), instead_of=failed)
             else:
@@ -156,8 +163,9 @@ class Turns:
         node = self._node(session, node_id)
         if node.role != "assistant":
             raise Refusal("only the model's turns can be regenerated; edit your own")
-        if session_id in self._answers.running or (why := refusal(node)):
-            raise Refusal(BUSY if session_id in self._answers.running else why)
+        self._answers.check_idle(session_id)
+        if why := refusal(node):
+            raise Refusal(why)
         if why := refusal(node, await self._answers.model()):
             raise Refusal(why)
         run = session.runs.get(node_id, EMPTY)
@@ -197,6 +205,7 @@ class Turns:
     async def _go_on(self, answer: Answer, new: NewNode, given: Given, *, instead_of: int | None = None) -> None:
         """An answer that begins with tokens which are known already."""
         session = answer.session
+        answer.back = session.tip if instead_of is None else None
         node = await self._sessions.add(session, new)
         await self._sessions.drop_failed(session, instead_of)
         session.runs[node.id] = given.run
@@ -208,6 +217,10 @@ class Turns:
         session = answer.session
         try:
             await self._answers.run(answer, node.id, prepare)
+            if answer.refused and answer.back is not None:
+                await self._sessions.take_back(session, node.id)
+                await self._sessions.move(session, answer.back)
+                raise Refusal(answer.refused)
         except StoreError as fault:
             raise Refusal(
                 f"{fault}. What the model wrote stays on the screen, and is saved before your next message is"
@@ -223,3 +236,12 @@ class Turns:
         if node is None:
             raise Refusal(GONE)
         return node
+
+
+def title_of(text: str) -> str:
+    """The first words of a message, not cut inside a word where there is a place between two."""
+    words = " ".join(text.split())
+    if len(words) <= TITLE_LENGTH:
+        return words
+    head, _, _ = words[:TITLE_LENGTH].rpartition(" ")
+    return (head if len(head) > TITLE_LENGTH // 2 else words[: TITLE_LENGTH - 1]) + "…"

@@ -10,13 +10,14 @@ from typing import Any, Final
 
 import sqlite_utils
 
-from storage import keep, sealed, search, sessions
-from storage.database import fetch
+from storage import keep, places, sealed, search, sessions
+from storage.database import fetch, scalar
 from storage.transfer.parts import (
     EndPart,
     ModelPart,
     NodePart,
     Part,
+    PlacePart,
     SessionPart,
     SetupPart,
     TokensPart,
@@ -91,6 +92,9 @@ def _write(db: sqlite_utils.Database, filled: Filled, part: Part) -> Filled:
             _put_new(db, "vocabularies", {"digest": part.digest, "tokens": part.tokens})
         case SetupPart():
             sealed.put(db, "settings", {"key": keep.session_key(filled.sessions[-1]), "value": part.value})
+        case PlacePart():
+            held = scalar(db, "SELECT id FROM folders WHERE id = ?", [part.folder_id])  # it may be gone by now
+            places.change(db, filled.sessions[-1], folder_id=held, tags=part.tags)
         case EndPart():
             current = None if part.current is None else filled.nodes[part.current]
             changes = {"current_node": current, "branches": part.branches, "node_count": filled.count}

@@ -90,6 +90,14 @@ class SetupPart:
 
 
 @dataclass(frozen=True, slots=True)
+class PlacePart:
+    """Where the session stands; of this store alone."""
+
+    folder_id: int | None
+    tags: str  # JSON
+
+
+@dataclass(frozen=True, slots=True)
 class EndPart:
     """The session is whole."""
 
@@ -97,4 +105,4 @@ class EndPart:
     branches: int
 
 
-Part = SessionPart | NodePart | TokensPart | ModelPart | VocabularyPart | SetupPart | EndPart
+Part = SessionPart | NodePart | TokensPart | ModelPart | VocabularyPart | SetupPart | PlacePart | EndPart

@@ -115,6 +115,11 @@ class StoredSession:
                 return from_json(row["value"])
         return None
 
+    def place(self) -> list[Row]:
+        """Where it stands; a damaged place counts as none, as everywhere."""
+        rows = fetch(self._db, "SELECT * FROM places WHERE id = ?", [self.id])
+        return [row for row in rows if sealed.intact("places", row)]
+
     def path(self, tip: int | None) -> list[tuple[NodeRow, int | None, int | None]]:
         """From the root to the end of a node: each node, and how many of its tokens and bytes it gives (None: all).
 
@@ -158,4 +163,4 @@ def stored_session(store: Path, session_id: int) -> Iterator[StoredSession]:
 
 
 def _damaged(what: str) -> str:
-    return f"{what} is damaged, nothing was written; `elsewise sessions verify` says what is, exports as Markdown and CSV take the rest"
+    return f"{what} is damaged, nothing was written; `elsewise sessions verify` says what is, Markdown and CSV take the rest"

@@ -37,7 +37,7 @@ def test_an_engine_killed_while_nobody_asks_is_started_again(open_app: OpenApp, 
         await answered(window, 3)
         assert engine_pid(workbench) != first
         assert last(window).status is TurnStatus.STREAMING
-        window.desk.stop()
+        window.desk.answers.stop()
         await until(lambda: last(window).status is TurnStatus.PARTIAL)
         assert last(window).note == "stopped"
 
@@ -72,7 +72,7 @@ def test_an_engine_killed_while_it_loads_is_started_by_the_next_message(open_app
         await until(lambda: not window.desk.running)
         say(window, "And now?")
         await answered(window, 3)
-        window.desk.stop()
+        window.desk.answers.stop()
         await until(lambda: last(window).status is TurnStatus.PARTIAL)
         assert [turn.role for turn in window.desk.shown.view.turns if turn.role == "user"] == ["user", "user"]
 

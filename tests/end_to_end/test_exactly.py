@@ -38,7 +38,7 @@ def test_regenerate_exactly_before_and_after_a_restart(open_app: OpenApp, backen
         await new_session(window)
         say(window, "What is blue?")
         await answered(window, 8)
-        window.desk.stop()  # the tiny model would talk to its limit
+        window.desk.answers.stop()  # the tiny model would talk to its limit
         await until(lambda: done(window))
         old = last(window)
         assert old.status in (TurnStatus.PARTIAL, TurnStatus.COMPLETE)

@@ -10,7 +10,7 @@ from PySide6.QtCore import Qt
 from PySide6.QtTest import QTest
 
 from app.workbench import AppWorkbench
-from app.workbench.session import content_of
+from app.workbench.path_tokens import content_of
 from tests.end_to_end.test_window import OpenApp, last, new_session, say, until
 from tests.runtime.adapters.makers import save_adapter
 from tests.tiny_models import tiny_folder
@@ -65,12 +65,21 @@ def test_a_session_keeps_its_adapter_form_prompt_and_seed(open_app: OpenApp, tmp
         assert popover.sampling.options.fields["seed"].text() == "7"
         assert popover.sampling.system.toPlainText() == "Be brief."
         assert popover.form.kinds.buttons[1].isChecked()
-        # the same seed, form and adapter give the same answer
+        # another try has a seed of its own, and the form
         window.acts.regenerate.trigger()
         await until(lambda: window.desk.running)
         await until(lambda: not window.desk.running)
         turn = last(window)
         assert len(turn.variants) == 2
+        assert 2 <= len(json.loads(content_of(turn.run))) <= 3
+        # the same seed, form and adapter give the same answer
+        assert window.desk.shown is not None
+        await workbench.select(window.desk.shown.view.session_id, turn.variants[0])
+        window.acts.regenerate_exactly.trigger()
+        await until(lambda: window.desk.running)
+        await until(lambda: not window.desk.running)
+        turn = last(window)
+        assert len(turn.variants) == 3
         assert content_of(turn.run) == said[0]
         assert workbench.supervisor.running is not None
         assert [adapter.loaded for adapter in workbench.supervisor.running.info.adapters] == [True]

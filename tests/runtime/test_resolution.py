@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from runtime.errors import InvalidRequestError
+from runtime.errors import GrammarError, InvalidRequestError
 from runtime.grammar.source import Grammar
 from runtime.model.own import OwnOptions
 from runtime.options import GenerationOptions, SamplingOptions
@@ -172,14 +172,15 @@ def test_other_libraries_spellings(mapping: dict[str, Any], options: GenerationO
         ({"temprature": 1}, "did you mean 'temperature'?"),
         ({"sampling": {"topp": 1}}, "did you mean 'top_p'?"),
         ({"max_tokens": 5, "max_new_tokens": 6}, "max_tokens=5 and max_new_tokens=6 contradict each other"),
-        ({"do_sample": False, "temperature": 0.7}, "temperature=0.7"),
+        ({"do_sample": False, "temperature": 0.7}, "do_sample=False and temperature=0.7 contradict each other"),
         ({"temperature": 0.7, "temp": 0.8}, "contradict"),
         ({"do_sample": True, "temperature": 0}, "do_sample=True and temperature=0 (greedy) contradict"),
         ({"temp": 0.0, "do_sample": True}, "do_sample=True and temp=0"),
         ({"response_format": "json"}, "response_format is {"),
         ({"response_format": {"type": "json_schema", "schema": {}}}, "response_format is {"),
         ({"response_format": {"type": "json_object"}, "grammar": Grammar.regex("a")}, "contradict each other"),
-        ({"eos_token_id": 2, "stop_token_ids": [3]}, "eos_token_id=(2,) and stop_token_ids=(3,) contradict"),
+        ({"eos_token_id": 2, "stop_token_ids": [3]}, "eos_token_id=2 and stop_token_ids=[3] contradict"),
+        ({"response_format": {"type": "text"}, "grammar": Grammar.regex("a")}, "contradict each other"),
         ({"eos_token_id": "</s>"}, "eos_token_ids is a sequence of token ids"),
         ({"do_sample": "yes"}, "do_sample is True or False"),
         ({"bad_words_ids": [[3, 4]]}, "only words of one token"),
@@ -236,3 +237,54 @@ def test_a_grammar_of_the_call_says_where_a_resolved_preset_ends() -> None:
     resolved = resolve_options({"grammar": Grammar.regex("a")}, preset=preset, ends=ENDS)
     assert resolved.options.eos_token_ids is None
     assert resolved.sources["eos_token_ids"] == "call"
+
+
+# ---- of two that contradict each other the lower one gives way ------------------------------------------------------
+
+FORM = Grammar.regex("a")
+
+
+@pytest.mark.parametrize("off", [{"grammar": False}, {"response_format": {"type": "text"}}], ids=str)
+def test_a_call_switches_the_sessions_form_off(off: dict[str, Any]) -> None:
+    session = {"grammar": FORM, "grammar_prefix": 3}
+    resolved = resolve_options(off, session=session, ends=ENDS)
+    assert (resolved.options.grammar, resolved.sources["grammar"]) == (None, "call")
+    assert resolved.options.grammar_prefix == 0
+    assert resolved.options.eos_token_ids == (2, 5)  # it ends as any answer does
+    assert GenerationOptions.from_mapping(off) == GenerationOptions()
+    assert resolve_options({"grammar": None}, session=session).options.grammar == FORM  # not given
+
+
+def test_a_call_switches_the_sessions_guesses_off() -> None:
+    session = {"speculative": {"method": "prompt_lookup"}}
+    assert resolve_options({}, session=session).options.speculative is not None
+    resolved = resolve_options({"speculative": False}, session=session)
+    assert (resolved.options.speculative, resolved.sources["speculative"]) == (None, "call")
+
+
+def test_another_form_begins_anew() -> None:
+    resolved = resolve_options({"grammar": Grammar.regex("b")}, session={"grammar": FORM, "grammar_prefix": 3})
+    assert resolved.options.grammar_prefix == 0
+    kept = resolve_options(GenerationOptions(grammar_prefix=2), session={"grammar": FORM})
+    assert (kept.options.grammar, kept.options.grammar_prefix) == (FORM, 2)
+
+
+@pytest.mark.parametrize("ends", [{"ignore_eos": True}, {"eos_token_ids": (9,)}], ids=str)
+def test_between_a_form_and_what_else_ends_an_answer_the_nearer_layer_decides(ends: dict[str, Any]) -> None:
+    (name,) = ends
+    form = resolve_options(session={"grammar": FORM}, preset=ends)
+    assert (form.options.grammar, form.sources[name]) == (FORM, "session")
+    assert getattr(form.options, name) == getattr(GenerationOptions(), name)
+    own = resolve_options(ends, session={"grammar": FORM})
+    assert (own.options.grammar, own.sources["grammar"]) == (None, "call")
+    assert getattr(own.options, name) == ends[name]
+    with pytest.raises(GrammarError, match=name):
+        resolve_options({**ends, "grammar": FORM})
+
+
+def test_an_order_of_a_lower_layer_gives_way_to_what_it_leaves_out() -> None:
+    resolved = resolve_options({"top_k": 3}, session={"order": ("temperature",)}, preset={"order": ("top_k", "temperature")})
+    assert (resolved.options.sampling.top_k, resolved.sources["sampling.top_k"]) == (3, "call")
+    assert (resolved.options.sampling.order, resolved.sources["sampling.order"]) == (("top_k", "temperature"), "preset")
+    assert resolve_options({"top_k": 3}, session={"order": ("temperature",)}).options.sampling.order == ORDER
+    assert resolve_options({"top_k": 0}, session={"order": ("temperature",)}).sources["sampling.order"] == "session"

@@ -149,7 +149,7 @@ def test_what_is_damaged_goes_on_being_named_whatever_else_is_set(path: Path) ->
             await store.places.set_tags(session, ["x", "y"])
 
     with_store(path, fill)
-    sql(path, "UPDATE places SET tags = '[\"x\",\"z\"]' WHERE id = 1")
+    sql(path, 'UPDATE places SET tags = \'["x","z"]\' WHERE id = 1')
     sql(path, "UPDATE folders SET name = 'Projekt'")
 
     async def use(store: SessionStore) -> None:

@@ -89,7 +89,7 @@ async def branch_with_tree(window: MainWindow, bench: AppWorkbench, folder: Path
     """Another branch of the sample, chosen in the outline."""
     assert window.desk.shown is not None
     other = next(row for row in window.desk.shown.view.branches if row.depth and not row.on_path)
-    window.desk.select(other.node_id)
+    window.desk.tree.select(other.node_id)
     await settled(window)
     turn = answers(window)[0]
     picked = next(i for i in range(len(turn.run)) if int(turn.run.origin[i]) == Origin.PICKED)
@@ -178,7 +178,7 @@ async def form(window: MainWindow, _: AppWorkbench, folder: Path, name: str) -> 
 async def large_text(window: MainWindow, workbench: AppWorkbench, folder: Path, name: str) -> None:
     """Conversations at 150 %, the context meter open."""
     window.apply(AppSettings(scheme=Scheme.DARK.value, text_percent=150))
-    window.parts.composer.panel.show()
+    window.parts.composer.meter.panel.show()
     await settled(window)
     window.grab().save(str(folder / f"{name}.png"))
 

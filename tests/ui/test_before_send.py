@@ -41,17 +41,17 @@ def test_the_meter_opens_to_its_parts(in_window: Play, bench: FakeWorkbench) -> 
     async def scene(window: MainWindow) -> None:
         composer = window.parts.composer
         QTest.keyClicks(composer.field, "Go on")
-        await until(lambda: composer.cost.text().startswith("12 tokens · 112 to compute"))
-        assert not composer.panel.isVisible()
-        QTest.mouseClick(composer.context, LEFT)
-        assert composer.panel.isVisible()
-        panel = composer.panel
+        await until(lambda: composer.meter.cost.text().startswith("12 tokens · 112 to compute"))
+        assert not composer.meter.panel.isVisible()
+        QTest.mouseClick(composer.meter.context, LEFT)
+        assert composer.meter.panel.isVisible()
+        panel = composer.meter.panel
         assert [panel.tokens[kind].text() for kind in PartKind] == ["20", "0", "3,000", "12"]
         assert [panel.states[kind].text() for kind in PartKind] == ["warm", "", "2,900 warm, 100 cold", "cold"]
         assert panel.total.text() == "112 new tokens to compute"
         # by key as well
-        composer.context.setFocus()
-        QTest.keyClick(composer.context, Qt.Key.Key_Space)
+        composer.meter.context.setFocus()
+        QTest.keyClick(composer.meter.context, Qt.Key.Key_Space)
         assert not panel.isVisible()
 
     in_window(scene)
@@ -63,7 +63,7 @@ def test_what_is_typed_is_scored_when_it_stands_still_and_not_after_send(in_wind
     async def scene(window: MainWindow) -> None:
         composer = window.parts.composer
         QTest.keyClicks(composer.field, "two words")
-        await until(lambda: "2 tokens, 3.1 bits each" in composer.cost.text())
+        await until(lambda: "2 tokens, 3.1 bits each" in composer.meter.cost.text())
         assert bench.asked("score_draft") == [(TRIP, "two words")]
         # one that is under way is cancelled by sending
         bench.slow_checks = asyncio.Event()
@@ -73,7 +73,7 @@ def test_what_is_typed_is_scored_when_it_stands_still_and_not_after_send(in_wind
         await until(lambda: composer.draft == "" and not window.desk.running)
         bench.slow_checks.set()
         await asyncio.sleep(0.05)
-        assert "bits" not in composer.cost.text()
+        assert "bits" not in composer.meter.cost.text()
         # and one that had not begun does not begin
         bench.slow_checks = None
         QTest.keyClicks(composer.field, "x")
@@ -152,7 +152,7 @@ def test_what_does_not_fit_is_a_choice_before_send(in_window: Play, bench: FakeW
         composer = window.parts.composer
         counting(bench, full)
         QTest.keyClicks(composer.field, "Too long")
-        await until(lambda: "8 too many" in composer.context.text())
+        await until(lambda: "8 too many" in composer.meter.context.text())
         QTest.keyClick(composer.field, Qt.Key.Key_Return)
         assert composer.overflow.isVisible()
         assert "8 tokens too many for the context of 8,192" in composer.overflow.said.text()
@@ -165,7 +165,7 @@ def test_what_does_not_fit_is_a_choice_before_send(in_window: Play, bench: FakeW
         assert not composer.overflow.isVisible()
         # a larger context, where there is one
         counting(bench, replace(full, can_grow=True))
-        window.desk.compose(composer.message)
+        window.desk.drafts.compose(composer.message)
         await asyncio.sleep(0.05)
         QTest.mouseClick(composer.send_button, LEFT)
         QTest.mouseClick(composer.overflow.larger, LEFT)

@@ -20,7 +20,7 @@ Play = Callable[[Scene], None]
 
 
 def says(composer: Composer, words: str) -> bool:
-    return composer.context.text() == words
+    return composer.meter.context.text() == words
 
 
 def test_enter_while_an_answer_streams_says_what_to_do(in_window: Play, bench: FakeWorkbench) -> None:
@@ -34,19 +34,19 @@ def test_enter_while_an_answer_streams_says_what_to_do(in_window: Play, bench: F
         await until(lambda: turns(window)[-1][1] == "Because" and composer.draft == "")
         QTest.keyClicks(composer.field, "and")
         QTest.keyClick(composer.field, Qt.Key.Key_Return)
-        assert composer.busy.isVisible()
-        assert composer.busy.text().startswith("an answer is being written: stop it first, ")
-        assert not composer.context.isVisible()
+        assert composer.meter.busy.isVisible()
+        assert composer.meter.busy.text().startswith("an answer is being written: stop it first, ")
+        assert not composer.meter.context.isVisible()
         # the line goes with the next key, and with the answer
         QTest.keyClicks(composer.field, " ")
-        assert not composer.busy.isVisible()
+        assert not composer.meter.busy.isVisible()
         QTest.keyClick(composer.field, Qt.Key.Key_Return)
-        assert composer.busy.isVisible()
+        assert composer.meter.busy.isVisible()
         for _ in bench.answer:
             bench.gate.release()
         await until(lambda: not window.desk.running)
-        assert not composer.busy.isVisible()
-        assert composer.context.isVisible()
+        assert not composer.meter.busy.isVisible()
+        assert composer.meter.context.isVisible()
         assert (bench.asked("send"), composer.draft) == ([(TRIP, "Go")], "and ")
 
     in_window(scene)
@@ -61,7 +61,7 @@ def test_the_context_grows_while_an_answer_streams_without_asking(in_window: Pla
         QTest.keyClicks(composer.field, "Go")
         QTest.keyClick(composer.field, Qt.Key.Key_Return)
         await until(lambda: turns(window)[-1] == ("assistant", ""))
-        await until(lambda: composer.context.text() == "context 45 of 8,192" and composer.draft == "")
+        await until(lambda: composer.meter.context.text() == "context 45 of 8,192" and composer.draft == "")
         await asyncio.sleep(0.3)  # the question about the emptied field is behind us
         asked = len(bench.asked("compose"))
         for words in ("context 46 of 8,192", "context 47 of 8,192", "context 48 of 8,192"):
@@ -71,7 +71,7 @@ def test_the_context_grows_while_an_answer_streams_without_asking(in_window: Pla
         for _ in bench.answer:
             bench.gate.release()
         await until(lambda: not window.desk.running)
-        await until(lambda: composer.context.text() == "context 50 of 8,192")
+        await until(lambda: composer.meter.context.text() == "context 50 of 8,192")
 
     in_window(scene)
 

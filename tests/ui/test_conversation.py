@@ -286,8 +286,8 @@ def test_variants_are_reached_by_chip_and_undone(in_window: Play, bench: FakeWor
 def test_the_draft_is_counted_a_moment_after_typing(in_window: Play, bench: FakeWorkbench) -> None:
     async def scene(window: MainWindow) -> None:
         QTest.keyClicks(window.parts.composer.field, "three short words")
-        await until(lambda: window.parts.composer.cost.text() == "3 tokens")
-        assert window.parts.composer.context.text() == "context 47 of 8,192"
+        await until(lambda: window.parts.composer.meter.cost.text() == "3 tokens")
+        assert window.parts.composer.meter.context.text() == "context 47 of 8,192"
         asked = [text for _session, text in bench.asked("compose")]
         assert asked.count("three short words") == 1
         assert "three" not in asked  # not one question per key

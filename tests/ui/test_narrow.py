@@ -43,7 +43,7 @@ def test_nothing_overlaps_whatever_panel_is_asked_for(in_window: Play, bench: Fa
     async def scene(window: MainWindow) -> None:
         parts, top, composer = window.parts, window.parts.top, window.parts.composer
         composer.field.setPlainText("Some words")
-        await until(lambda: composer.cost.isVisible())
+        await until(lambda: composer.meter.cost.isVisible())
         window.resize(width, 640)
         for ask in (parts.show_inspector, parts.show_sidebar, parts.show_inspector):
             ask(True)
@@ -55,7 +55,7 @@ def test_nothing_overlaps_whatever_panel_is_asked_for(in_window: Play, bench: Fa
             assert_in_place(window, [*bar, top.inspector_button])
             assert top.new_button.isVisible()
             assert_in_place(window, [parts.sidebar, parts.transcript, parts.inspector, composer])
-            assert_in_place(window, [composer.field, composer.cost, composer.context, composer.send_button])
+            assert_in_place(window, [composer.field, composer.meter.cost, composer.meter.context, composer.send_button])
             assert composer.send_button.width() >= composer.send_button.sizeHint().width()
             assert top.title.width() >= min(60, top.title.sizeHint().width())
 

@@ -43,7 +43,7 @@ def test_the_trash_says_that_it_stopped_an_answer(in_window: Play, bench: FakeWo
             QTest.keyClick(window.parts.composer.field, Qt.Key.Key_Return)
             await until(lambda: window.desk.running)
         assert window.desk.shown is not None
-        window.desk.trash(window.desk.shown.session_id, "Boats")
+        window.desk.sessions.trash(window.desk.shown.session_id, "Boats")
         await until(lambda: panel.undo_bar.words)
         assert panel.undo_bar.words.startswith("“Boats” is in the trash")
         assert ("its answer was stopped" in panel.undo_bar.words) is answering

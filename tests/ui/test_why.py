@@ -179,6 +179,12 @@ def test_greedy_has_no_number_and_no_cuts(inspector: Inspector, vocabulary: Voca
     assert tab.dials.rows["top_p"].kept.text() == ""
 
 
+def test_what_a_beam_search_found_says_that_nothing_was_drawn(inspector: Inspector, vocabulary: Vocabulary) -> None:
+    tab, _ = show(inspector, vocabulary, beams=4, sampling=None, seed=None)
+    assert tab.source.text() == f"numbers of {MODEL} · found by a beam search of 4 beams"
+    assert "what a draw would have done" in tab.note.text()
+
+
 def test_stale_numbers_say_so_and_no_row_is_asked_for(inspector: Inspector, vocabulary: Vocabulary) -> None:
     tab, _ = show(inspector, vocabulary, stale="Qwen3 0.6B")
     assert tab.stale.words == "stale: Qwen3 0.6B is in use now and would say something else"

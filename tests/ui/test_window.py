@@ -155,7 +155,7 @@ def test_closing_in_the_middle_of_a_stream_asks_once_and_says_closed(arun: Arun,
         ends: list[bool] = []
         window.closed.connect(lambda: ends.append(bench.closed))
         bench.gate = asyncio.Semaphore(1)
-        window.desk.regenerate(1)
+        window.desk.answers.regenerate(1)
         sending = window.desk.tasks.run(bench.send(TRIP, "Go"))
         await until(lambda: len(window.desk.tasks) > 0)
         # when it is closed twice
@@ -207,7 +207,7 @@ def test_a_bug_in_a_command_is_logged_and_said(in_window: Play, bench: FakeWorkb
             return fail()
 
         bench.regenerate = broken  # type: ignore[method-assign,assignment]  # the fault this test is about
-        window.desk.regenerate(1)
+        window.desk.answers.regenerate(1)
         await until(lambda: "written to the log" in window.parts.composer.notice.words)
         assert any("a command of the window failed" in record.message for record in caplog.records)
         caplog.clear()

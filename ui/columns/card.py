@@ -10,11 +10,11 @@ from PySide6.QtWidgets import QFrame, QHBoxLayout, QPushButton, QVBoxLayout, QWi
 
 from runtime import TokenRun
 from ui.columns.text import ColumnText
-from ui.drawing_port import Column
 from ui.numbers import UNKNOWN, nats, signed
+from ui.port import Column
 from ui.theme.fonts import interface_font
 from ui.transcript.measure import Measure
-from ui.widgets import ElidedLabel, Label
+from ui.widgets import ElidedLabel, Label, plain_tooltip
 
 LEAST_PX = 172  # narrower columns are hard to read: they scroll sideways instead
 
@@ -75,7 +75,7 @@ class ColumnCard(QFrame):
         self.score.setVisible(column.score is not None)
         if column.score is not None:
             self.score.setText(self.tr("score {0}").format(signed(column.score, 2)))
-            self.score.setToolTip(self.tr("the joint log-probability divided by the number of tokens"))
+            self.score.setToolTip(plain_tooltip(self.tr("the joint log-probability divided by the number of tokens")))
         self.note.setText(column.note)
         self.keep.setVisible(column.node_id >= 0 and not column.running)
 

@@ -8,7 +8,7 @@ from PySide6.QtWidgets import QBoxLayout, QFrame, QHBoxLayout, QPushButton, QScr
 
 from runtime import TokenRun
 from ui.columns.card import LEAST_PX, ColumnCard
-from ui.drawing_port import ColumnKind, Columns
+from ui.port import ColumnKind, Columns
 from ui.theme.fonts import interface_font
 from ui.transcript.measure import Measure
 from ui.widgets import ElidedLabel, Hairline, IconButton, Label

@@ -7,8 +7,7 @@ from PySide6.QtGui import QPainter, QPaintEvent, QResizeEvent
 from PySide6.QtWidgets import QSizePolicy, QWidget
 
 from runtime import TokenRun
-from ui.drawing_port import Column
-from ui.port import TurnStatus, TurnView
+from ui.port import Column, TurnStatus, TurnView
 from ui.theme.scheme import current_theme
 from ui.transcript.faces import Faces
 from ui.transcript.ink import Ink

@@ -6,7 +6,7 @@ from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QPushButton, QVBoxLayout, QWidget
 
 from ui.inspector.facts import Facts
-from ui.made import Made
+from ui.port import Made
 from ui.widgets import Caption
 
 

@@ -12,8 +12,7 @@ from ui.inspector.cache import CacheTab
 from ui.inspector.path import PathTab
 from ui.inspector.token import TokenTab, Vocabulary
 from ui.inspector.why_tab import WhyTab
-from ui.made import Made
-from ui.port import StatusView, TurnView
+from ui.port import Made, StatusView, TurnView
 from ui.shown import Spot
 from ui.theme.fonts import interface_font
 
@@ -58,11 +57,6 @@ class Inspector(QWidget):
         """Shows the sums over a path, and how its last answer was made; added up only while they can be seen."""
         self._path_turns, self._how_made = turns, how_made
         self._refresh_path()
-
-    @property
-    def shows_path(self) -> bool:
-        """The path's numbers can be seen."""
-        return self.isVisible() and self._stack.currentIndex() == 1
 
     def show_status(self, status: StatusView) -> None:
         """Shows the cache's numbers."""

@@ -14,10 +14,9 @@ from PySide6.QtWidgets import QSizePolicy, QVBoxLayout, QWidget
 from ui.inspector import words
 from ui.inspector.facts import Facts
 from ui.inspector.making import Making
-from ui.made import Made
 from ui.numbers import count
 from ui.numbers import nats as joint_nats
-from ui.port import TurnView
+from ui.port import Made, TurnView
 from ui.theme.scheme import current_theme
 from ui.widgets import Caption, Label
 

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from runtime import RuntimeFault, SamplingOptions, Stage
-from ui.drawing_port import Drawing
+from ui.port import Drawing
 from ui.shown import Spot
 
 Row = npt.NDArray[np.float32]

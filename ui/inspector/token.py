@@ -102,7 +102,7 @@ class TokenTab(QWidget):
         return {
             self.tr("probability"): words.likely(record.logprob),
             self.tr("rank"): f"{record.rank:,}",
-            self.tr("logprob"): words.nats(record.logprob),
+            self.tr("logprob"): words.in_nats(record.logprob),
             self.tr("surprise"): words.in_bits(-record.logprob),
             self.tr("entropy"): words.in_bits(record.entropy),
             self.tr("top-{0} mass").format(held): words.percent(record.covered_mass),

@@ -9,7 +9,6 @@ from PySide6.QtGui import QFont, QShowEvent
 from PySide6.QtWidgets import QHBoxLayout, QPushButton, QVBoxLayout, QWidget
 
 from runtime import Origin, SamplingOptions
-from ui.drawing_port import Drawing
 from ui.inspector import words
 from ui.inspector.candidates import Candidates, Line
 from ui.inspector.draw_line import DrawLine
@@ -19,6 +18,7 @@ from ui.inspector.settings_rows import SettingsRows
 from ui.inspector.token import Vocabulary
 from ui.inspector.why import WhyFacts
 from ui.numbers import count
+from ui.port import Drawing
 from ui.shown import Spot
 from ui.theme.fonts import interface_font, mono_font
 from ui.widgets import Caption, ElidedLabel, Label, Notice
@@ -153,6 +153,8 @@ class WhyTab(QWidget):
             said = [self.tr("numbers of {0}").format(drawing.model)]
             if drawing.seed is not None:
                 said.append(self.tr("seed {0}, position {1}").format(drawing.seed, count(drawing.position)))
+            if drawing.beams:
+                said.append(self.tr("found by a beam search of {0} beams").format(drawing.beams))
             self.source.setText(" · ".join(said))
         if drawing is not None and drawing.stale:
             self.stale.say(self.tr("stale: {0} is in use now and would say something else").format(drawing.stale))
@@ -210,7 +212,9 @@ class WhyTab(QWidget):
         self.verdict.setText(self._verdict(outcome, spot))
         notes = [] if outcome.whole or outcome.fault else [self._stored_head()]
         if self._drawing is not None and self._drawing.sampling is None:
-            notes.append(self.tr("the settings it was drawn with were not stored: the sliders begin where every stage is off"))
+            unknown = self.tr("the settings it was drawn with were not stored: the sliders begin where every stage is off")
+            searched = self.tr("the sliders show what a draw would have done here; they begin where every stage is off")
+            notes.append(searched if self._drawing.beams else unknown)
         self.note.setText("\n".join(notes))
         self.note.setVisible(bool(notes))
         self.line.setVisible(bool(outcome.stages))
@@ -261,6 +265,8 @@ class WhyTab(QWidget):
         return self.tr("from the {0} likeliest tokens, which are stored; the others count as equally likely").format(held)
 
     def _why_not(self, origin: Origin) -> str:
+        if self._drawing is not None and self._drawing.beams and origin is not Origin.TEMPLATE:
+            return self.tr("Found by a beam search: nothing was drawn here, the most probable whole won.")
         if origin in (Origin.SAMPLED, Origin.GRAMMAR, Origin.PICKED):
             return self.tr("The sampler’s stages were not stored with this token.")
         return self.tr("Nothing was drawn here: no sampler had a say.")

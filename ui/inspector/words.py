@@ -29,7 +29,7 @@ def likely(logprob: float | None) -> str:
     return UNKNOWN if logprob is None else probability(math.exp(logprob))
 
 
-def nats(value: float | None) -> str:
+def in_nats(value: float | None) -> str:
     """Nats without their unit: "−2.323"."""
     return UNKNOWN if value is None else signed(value, 3)
 

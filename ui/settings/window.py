@@ -5,17 +5,15 @@ from __future__ import annotations
 from functools import partial
 
 from PySide6.QtCore import Qt, QUrl, Signal
-from PySide6.QtGui import QDesktopServices, QFont, QKeyEvent
+from PySide6.QtGui import QDesktopServices, QKeyEvent
 from PySide6.QtWidgets import QButtonGroup, QFrame, QHBoxLayout, QPushButton, QScrollArea, QStackedWidget, QVBoxLayout, QWidget
 
 from ui.desk import Desk
 from ui.legend import name_of
-from ui.parts import Page, button, row, words
-from ui.port import Workbench
-from ui.port_settings import SettingsView
+from ui.parts import Page, button, row, tab, words
+from ui.port import SettingsView, Workbench
 from ui.settings.rows import Rows
 from ui.status import size
-from ui.theme.fonts import interface_font
 from ui.transcript.measure import Measure
 from ui.widgets import Notice
 
@@ -183,15 +181,11 @@ class SettingsWindow(QWidget):
             (self.tr("Data"), self._data()),
         )
         for place, (title, page) in enumerate(pages):
-            tab = QPushButton(title)
-            tab.setProperty("kind", "tab")
-            tab.setCheckable(True)
-            tab.setFont(interface_font(13, QFont.Weight.Medium))
-            tab.setFocusPolicy(Qt.FocusPolicy.TabFocus)
-            tab.clicked.connect(partial(self.show_page, place))
-            self._tabs.addButton(tab, place)
-            self.tabs.append(tab)
-            line.addWidget(tab)
+            head = tab(title)
+            head.clicked.connect(partial(self.show_page, place))
+            self._tabs.addButton(head, place)
+            self.tabs.append(head)
+            line.addWidget(head)
             area = QScrollArea()
             area.setWidgetResizable(True)
             area.setFrameShape(QFrame.Shape.NoFrame)

@@ -9,7 +9,7 @@ from PySide6.QtCore import Qt, QTimer, Signal
 from PySide6.QtWidgets import QCheckBox, QDoubleSpinBox, QSlider, QVBoxLayout, QWidget
 
 from ui.parts import LINE_PX, row
-from ui.port_setup import AdapterChoice, AdapterLine
+from ui.port import AdapterChoice, AdapterLine
 from ui.theme.fonts import interface_font
 from ui.transcript.visible import one_line
 from ui.widgets import ElidedLabel, IconButton, plain_tooltip

@@ -7,8 +7,7 @@ from collections.abc import Awaitable, Callable
 from PySide6.QtCore import QObject, Signal
 
 from ui.desk import Desk
-from ui.port import Workbench
-from ui.port_setup import AnswerFormat, SessionSetup
+from ui.port import AnswerFormat, SessionSetup, Workbench
 
 Change = Callable[[Workbench, int], Awaitable[SessionSetup]]
 

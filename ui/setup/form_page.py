@@ -5,7 +5,7 @@ from __future__ import annotations
 from PySide6.QtCore import QTimer, Signal
 
 from ui.parts import Choice, Page, SourceField, button, row, words
-from ui.port_setup import AnswerFormat, FormatKind, SessionSetup
+from ui.port import AnswerFormat, FormatKind, SessionSetup
 
 CHECK_DELAY_MS = 400
 KINDS = (FormatKind.FREE, FormatKind.JSON_SCHEMA, FormatKind.REGEX, FormatKind.LARK)

@@ -7,7 +7,7 @@ from PySide6.QtWidgets import QFileDialog, QGridLayout, QWidget
 
 from ui.numbers import count
 from ui.parts import LINE_PX, Choice, Page, button, row, words
-from ui.port_setup import Guess, ModelFacts, SessionSetup
+from ui.port import Guess, ModelFacts, SessionSetup
 from ui.setup.adapter_rows import AdapterRows
 from ui.status import size
 from ui.theme.fonts import interface_font, mono_font

@@ -10,7 +10,7 @@ from PySide6.QtGui import QKeyEvent
 from PySide6.QtWidgets import QGridLayout, QLineEdit, QWidget
 
 from ui.parts import LINE_PX
-from ui.port_setup import OptionView
+from ui.port import OptionView
 from ui.theme.fonts import interface_font
 from ui.widgets import IconButton, Label, plain_tooltip
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from PySide6.QtCore import QEvent, QObject, QPoint, Qt
-from PySide6.QtGui import QFont, QHideEvent, QKeyEvent, QMouseEvent, QShowEvent
+from PySide6.QtGui import QHideEvent, QKeyEvent, QMouseEvent, QShowEvent
 from PySide6.QtWidgets import (
     QApplication,
     QButtonGroup,
@@ -16,13 +16,13 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from ui.port_setup import SessionSetup
+from ui.parts import tab
+from ui.port import SessionSetup
 from ui.setup.desk import Change, SetupDesk
 from ui.setup.form_page import FormPage
 from ui.setup.model_page import ModelPage
 from ui.setup.sampling_page import SamplingPage
 from ui.setup.tools_page import ToolsPage
-from ui.theme.fonts import interface_font
 from ui.widgets import Notice
 
 WIDTH, HEIGHT = 400, 600
@@ -142,15 +142,11 @@ class SetupPopover(QFrame):
         line.setContentsMargins(16, 10, 16, 0)
         line.setSpacing(18)
         for place, label in enumerate((self.tr("Model"), self.tr("Sampling"), self.tr("Form"), self.tr("Tools"))):
-            tab = QPushButton(label)
-            tab.setProperty("kind", "tab")
-            tab.setCheckable(True)
-            tab.setFont(interface_font(13, QFont.Weight.Medium))
-            tab.setFocusPolicy(Qt.FocusPolicy.TabFocus)
-            tab.clicked.connect(lambda _checked, place=place: self.show_page(place))
-            self._tabs.addButton(tab, place)
-            self.tabs.append(tab)
-            line.addWidget(tab)
+            head = tab(label)
+            head.clicked.connect(lambda _checked, place=place: self.show_page(place))
+            self._tabs.addButton(head, place)
+            self.tabs.append(head)
+            line.addWidget(head)
         line.addStretch(1)
         for page in (self.model, self.sampling, self.form, self.tools):
             area = QScrollArea()

@@ -9,7 +9,7 @@ from PySide6.QtWidgets import QLineEdit, QSizePolicy
 
 from ui.file_chips import FileChips
 from ui.parts import LINE_PX, Combo, Page, SourceField, button, row, words
-from ui.port_setup import SessionSetup
+from ui.port import SessionSetup
 from ui.setup.option_rows import OptionRows
 from ui.theme.fonts import interface_font
 from ui.transcript.visible import one_line

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from PySide6.QtCore import QTimer, Signal
 
 from ui.parts import Page, SourceField, button, row, words
-from ui.port_setup import SessionSetup
+from ui.port import SessionSetup
 from ui.transcript.visible import one_line
 
 CHECK_DELAY_MS = 300

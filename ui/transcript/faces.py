@@ -37,7 +37,6 @@ class Faces:
         self.lead = (self.pitch - self.glyphs) / 2  # from the line's top to the glyphs' top
         self.space = metrics.horizontalAdvance(" ")
         self.average = metrics.averageCharWidth()
-        self.meta_height = round(21 * scale)
         self.rail = round(RAIL_PX * max(1.0, scale * 0.9))
         self._small = QTextCharFormat()
         self._small.setFont(mono_font(10.5 * scale))

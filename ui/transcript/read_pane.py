@@ -16,7 +16,8 @@ from ui.transcript.ink import Ink
 from ui.transcript.meta import Action
 from ui.transcript.page import Box, Page
 from ui.transcript.pane import Pane
-from ui.transcript.read_body import ReadBody, ReadPlace
+from ui.transcript.read_body import ReadBody
+from ui.transcript.read_layout import ReadPlace
 from ui.transcript.turn import Turn
 
 _STREAM_MS = 100  # the open stretch of a stream is rendered at most this often

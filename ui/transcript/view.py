@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from enum import StrEnum
 
-from PySide6.QtCore import QPoint, Signal
+from PySide6.QtCore import Signal
 from PySide6.QtWidgets import QStackedWidget, QVBoxLayout, QWidget
 
 from runtime import TokenRecord, TokenRun
 from ui.port import SessionView, TurnView
 from ui.theme.palette import LIGHT, Palette
-from ui.transcript.card import Card, CardContent, card_content
+from ui.transcript.card import Card
 from ui.transcript.faces import Faces
 from ui.transcript.find import Finder, Match
-from ui.transcript.ghost import ghost_of
 from ui.transcript.ink import Ink
 from ui.transcript.measure import Measure
+from ui.transcript.path import Path
+from ui.transcript.pointing import Pointing, Resolver
 from ui.transcript.read_pane import ReadPane
 from ui.transcript.strip import EntropyStrip
 from ui.transcript.tokens_pane import TokensPane
-from ui.transcript.turn import Turn, has_own_words, is_same
-from ui.transcript.visible import visible_bytes
-from ui.transcript.wording import words_before, words_of
-
-Resolver = Callable[[Sequence[int]], Sequence[bytes]]
 
 
 class Mode(StrEnum):
@@ -54,28 +50,20 @@ class TranscriptView(QWidget):
     copy_requested = Signal(str)
     earlier_requested = Signal()  # the beginning of what is shown of a long path is near
     link_requested = Signal(str)  # a web or mail address that was clicked in Read mode; nothing was opened
-    found_changed = Signal(
-        object, int
-    )  # which place with the words looked for is shown (from 0) or None, and how many there are
+    found_changed = Signal(object, int)  # which place with the words looked for is shown (from 0) or None; how many there are
     column_changed = Signal(int, int)  # left edge and width of the text column in this widget: align what stands below
 
     def __init__(self, parent: QWidget | None = None, *, palette: Palette = LIGHT) -> None:
         super().__init__(parent)
-        self._palette = palette
-        self._scale = 1.0
-        self._session_id: int | None = None
-        self._shown: SessionView | None = None
-        self._template = False
-        self._measure = Measure.SURPRISAL
-        self._turns: list[Turn] = []
-        self._resolve: Resolver = lambda ids: [b""] * len(ids)
+        self._path = Path()
         self._mode = Mode.TOKENS
         ink, faces = Ink(palette), Faces()
         self.tokens = TokensPane(ink, faces, self)
         self.read = ReadPane(ink, faces, self)
         self.strip = EntropyStrip(palette, self)
         self.card = Card(palette, self.tokens)
-        self._finder = Finder(lambda: self._turns, self._show_match)
+        self._pointing = Pointing(self.tokens, self.card, self._path)
+        self._finder = Finder(lambda: self._path.turns, self._show_match)
         self._stack = QStackedWidget(self)
         self._stack.addWidget(self.tokens)
         self._stack.addWidget(self.read)
@@ -103,7 +91,6 @@ class TranscriptView(QWidget):
         self.tokens.alternative_chosen.connect(self.alternative_chosen)
         self.tokens.preview_wanted.connect(self.preview)
         self.tokens.ghost_left.connect(self.preview_left)
-        self.tokens.token_hovered.connect(self._hovered)
         self.tokens.column_changed.connect(self._align)
         self.strip.token_clicked.connect(self._strip_clicked)
         self.read.column_changed.connect(self._align)
@@ -118,7 +105,7 @@ class TranscriptView(QWidget):
             pane.copy_requested.connect(self.copy_requested)
 
     def _near_beginning(self) -> None:
-        if self._shown is not None and self._shown.earlier:
+        if self._path.view is not None and self._path.view.earlier:
             self.earlier_requested.emit()
 
     def _panes(self) -> tuple[TokensPane, ReadPane]:
@@ -128,26 +115,11 @@ class TranscriptView(QWidget):
 
     def set_session(self, view: SessionView) -> None:
         """Shows a session, or another path of it; turns that did not change keep their layout."""
-        self._shown = view
-        other = view.session_id != self._session_id
-        held = {} if other else {turn.node_id: turn for turn in self._turns}
-        self._session_id = view.session_id
-        turns: list[Turn] = []
-        changed: list[int] = []
-        for turn_view in view.turns:
-            if turn_view.role == "system" and not self._template and not has_own_words(turn_view.run):
-                continue  # the template brought it: nothing of it is shown
-            turn = held.get(turn_view.node_id)
-            if turn is None:
-                turn = Turn(turn_view, self._measure)
-            elif not is_same(turn, turn_view):
-                turn.take(turn_view)
-                changed.append(len(turns))
-            turns.append(turn)
-        self._turns = turns
+        other = not self._path.is_of(view)
+        changed = self._path.take(view)
         for pane in self._panes():
-            pane.set_turns(turns, changed, to_end=other or pane.is_at_end)
-        self.strip.set_turns(turns)
+            pane.set_turns(self._path.turns, changed, to_end=other or pane.is_at_end)
+        self.strip.set_turns(self._path.turns)
         self._show_strip()
         if self._finder.words:
             self._finder.refresh()
@@ -155,10 +127,10 @@ class TranscriptView(QWidget):
 
     def update_turn(self, turn: TurnView) -> None:
         """A turn of the path has new numbers or another state; a turn that is not shown is ignored."""
-        index = self._index(turn.node_id)
+        index = self._path.index(turn.node_id)
         if index is None:
             return
-        self._turns[index].take(turn)
+        self._path.turns[index].take(turn)
         for pane in self._panes():
             pane.turn_changed(index)
         self.strip.turn_changed(index)
@@ -166,10 +138,10 @@ class TranscriptView(QWidget):
 
     def append_tokens(self, node_id: int, run: TokenRun) -> None:
         """More tokens at the end of a turn; the cost depends on `run` alone. A turn that is not shown is ignored."""
-        index = self._index(node_id)
+        index = self._path.index(node_id)
         if index is None:
             return
-        self._turns[index].append(run)
+        self._path.turns[index].append(run)
         for pane in self._panes():
             pane.tokens_appended(index)
         self.strip.turn_changed(index)
@@ -200,7 +172,6 @@ class TranscriptView(QWidget):
 
     def set_palette_of(self, palette: Palette) -> None:
         """Other colours."""
-        self._palette = palette
         ink = Ink(palette)
         for pane in self._panes():
             pane.set_ink(ink)
@@ -210,16 +181,13 @@ class TranscriptView(QWidget):
     @property
     def measure(self) -> Measure:
         """The number that colours tokens."""
-        return self._measure
+        return self._path.measure
 
     def colour_by(self, measure: Measure) -> None:
         """Colours tokens by another number; nothing is laid out again."""
-        if measure is self._measure:
-            return
-        self._measure = measure
-        for turn in self._turns:
-            turn.colour_by(measure)
-        self.tokens.repaint_numbers()
+        if measure is not self._path.measure:
+            self._path.colour_by(measure)
+            self.tokens.repaint_numbers()
 
     def set_text_scale(self, scale: float) -> None:
         """Another text size; 1 is the drawing's."""
@@ -230,14 +198,14 @@ class TranscriptView(QWidget):
 
     def set_template_visible(self, visible: bool) -> None:
         """Shows or hides what the chat template added, in Tokens mode."""
-        self._template = self._finder.template = visible
+        self._path.template = self._finder.template = visible
         self.tokens.set_template_visible(visible)
-        if self._shown is not None:
-            self.set_session(self._shown)
+        if self._path.view is not None:
+            self.set_session(self._path.view)
 
     def set_vocabulary(self, resolver: Resolver) -> None:
         """Where the bytes of alternatives come from."""
-        self._resolve = resolver
+        self._pointing.resolve = resolver
 
     # ---- finding --------------------------------------------------------------------------------------------------
 
@@ -290,26 +258,16 @@ class TranscriptView(QWidget):
         """Shows an alternative in place of a token, and asks what would follow it."""
         if self.pinned != (node_id, index):
             self.set_pinned(node_id, index)
-        data = list(self._resolve([token_id])) or [b""]
-        self.tokens.set_ghost(ghost_of(node_id, index, token_id, data[0]))
+        self._pointing.preview(node_id, index, token_id)
         self.preview_wanted.emit(node_id, index, token_id)
 
     def show_preview(self, node_id: int, index: int, token_id: int, words: Sequence[bytes]) -> None:
         """What would follow; ignored if nobody looks at that place any more."""
-        ghost = self.tokens.ghost
-        if ghost is not None and (ghost.node_id, ghost.index, ghost.token_id) == (node_id, index, token_id):
-            self.tokens.set_ghost(ghost.with_tail(b"".join(words)))
+        self._pointing.show_preview(node_id, index, token_id, words)
 
     def record(self, node_id: int, index: int) -> TokenRecord | None:
         """The numbers of a token of the path, streamed ones included; None where there is no such token."""
-        turn = self._index(node_id)
-        if turn is None or not 0 <= index < len(self._turns[turn].tokens):
-            return None
-        return self._turns[turn].tokens.record(index)
-
-    def _index(self, node_id: int) -> int | None:
-        """Which turn of the path it is; the streaming one is the last."""
-        return next((i for i in reversed(range(len(self._turns))) if self._turns[i].node_id == node_id), None)
+        return self._path.record(node_id, index)
 
     def _pane(self) -> TokensPane | ReadPane:
         return self.tokens if self._mode is Mode.TOKENS else self.read
@@ -327,23 +285,3 @@ class TranscriptView(QWidget):
             return  # a hidden pane is measured too, at a size nobody sees (when the window is grabbed for a picture)
         self._strip_row.setContentsMargins(left, 0, max(self.width() - left - width, 0), 0)
         self.column_changed.emit(left, width)
-
-    # ---- the card -------------------------------------------------------------------------------------------------
-
-    def _hovered(self, at: tuple[int, int] | None) -> None:
-        content = None if at is None else self._content(*at)
-        box = None if at is None else self.tokens.token_box(*at)
-        if content is None or box is None:
-            self.card.leave()
-            return
-        viewport = self.tokens.viewport()
-        offset = viewport.mapTo(self.tokens, QPoint(0, 0))
-        self.card.show_at(content, box.translated(offset), viewport.geometry())
-
-    def _content(self, node_id: int, index: int) -> CardContent | None:
-        turn = self._index(node_id)
-        if turn is None:
-            return None
-        record = self._turns[turn].tokens.record(index)
-        words = words_of(record, self._resolve(record.top_ids))
-        return card_content(record, words_before(self._turns, turn, index), words, visible_bytes(record.token_bytes))

@@ -1,11 +1,12 @@
-"""The part of the workbench that is about what a session is set to (`ui.port_setup.SetupCommands`)."""
+"""The part of the workbench that is about what a session is set to (`ui.SetupCommands`)."""
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
+from app.workbench.answers import Answers
+from app.workbench.chores import Chores
 from app.workbench.sessions import Sessions
 from app.workbench.setup.beginning import Beginning
 from app.workbench.setup.setups import Setups, clean_prompt
@@ -19,9 +20,8 @@ class SetupMembers:
     _sessions: Sessions
     _setups: Setups
     _turns: Turns
-
-    def _background(self, work: Coroutine[Any, Any, None], name: str) -> None:
-        raise NotImplementedError
+    _answers: Answers
+    _chores: Chores
 
     async def setup(self, session_id: int) -> SessionSetup:
         """What the session is set to."""
@@ -64,9 +64,7 @@ class SetupMembers:
         return await self._begin(session_id, replace(held, files=tuple(files)))
 
     async def _begin(self, session_id: int, beginning: Beginning) -> SessionSetup:
-        await self._turns.begin(session_id, beginning)
-        shown = self._sessions.shown
-        return await self.setup(session_id if shown is None else shown.id)  # the sample's change goes into a copy
+        return self._setups.view(await self._turns.begin(session_id, beginning))  # the sample's change goes into a copy
 
     async def check_tools(self, source: str) -> tuple[Sequence[str], str]:
         """What tools are defined, and what is wrong with them."""
@@ -89,10 +87,14 @@ class SetupMembers:
     async def set_adapters(self, session_id: int, stack: Sequence[AdapterChoice]) -> SessionSetup:
         """Another order, other scales, some off, some gone."""
         gone = await self._setups.set_adapters(self._sessions.opened(session_id), stack)
-        free = [choice for choice in gone if not self._sessions.uses_adapter(choice.folder)]
-        if free:
-            self._background(self._setups.forget(free), "forget adapters")
+        if gone:
+            self._chores.start(self._forget(gone), "forget adapters")
         return await self.setup(session_id)
+
+    async def _forget(self, gone: Sequence[AdapterChoice]) -> None:
+        """When nobody answers under them any more; an answer that was asked for with them may not have brought them in yet."""
+        await self._answers.ended()
+        await self._setups.forget([choice for choice in gone if not self._sessions.uses_adapter(choice.folder)])
 
     async def set_guess(self, session_id: int, guess: Guess) -> SessionSetup:
         """Where guesses come from."""

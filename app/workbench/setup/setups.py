@@ -15,7 +15,7 @@ from app.workbench.session import OpenSession
 from app.workbench.setup.adapters import bring, engine_name, lines, stack_of
 from app.workbench.setup.presets import Presets
 from app.workbench.setup.tools import names_of, read_tools
-from app.workbench.setup.values import MOST_ADAPTERS, OPTIONS, SessionValues, grammar_of, read_values
+from app.workbench.setup.values import MOST_ADAPTERS, OPTIONS, Branch, SessionValues, grammar_of, read_values
 from runtime import (
     EngineDiedError,
     GenerationOptions,
@@ -80,11 +80,19 @@ class Setups:
         values = values_of(session)
         return Asked(values.layer(), self.presets.options(values.preset), values.adapters)
 
-    async def carry(self, source: OpenSession, copy: OpenSession) -> None:
-        """The copy of a session is set as that one is."""
-        copy.values = source.values
-        if source.values is not None and source.values != SessionValues():
-            await stored(self._store.set_session_setup(copy.id, source.values.stored()))
+    async def carry(self, source: OpenSession, copy: OpenSession, nodes: Mapping[int, int]) -> None:
+        """The copy of a session is set as that one is; `nodes` are its numbers for the nodes of that one."""
+        values = values_of(source)
+        pruned = frozenset((nodes[node], start) for node, start in values.pruned if node in nodes)
+        copy.values = replace(values, pruned=pruned)
+        if copy.values.is_set:
+            await stored(self._store.set_session_setup(copy.id, copy.values.stored()))
+
+    async def set_pruned(self, session: OpenSession, pruned: frozenset[Branch]) -> None:
+        """Other branches are out of sight."""
+        values = replace(values_of(session), pruned=pruned)
+        await stored(self._store.set_session_setup(session.id, values.stored()))
+        session.values = values
 
     def view(self, session: OpenSession) -> SessionSetup:
         """What a session is set to, and what of it holds."""
@@ -220,6 +228,9 @@ class Setups:
             if any(adapter.name == name and adapter.loaded for adapter in model.info.adapters):  # type: ignore[union-attr]  # see above
                 try:
                     await model.unload_adapter_async(name)  # type: ignore[union-attr]  # see above
+                except EngineDiedError:  # and every adapter with it
+                    await self._supervisor.died(model)  # type: ignore[arg-type]  # see above
+                    return
                 except RuntimeFault as fault:
                     log.info("adapter %s stays loaded: %s", name, fault)
 

@@ -27,6 +27,8 @@ OPTIONS = (  # what a person sets, in the order in which it is shown
 )
 MOST_ADAPTERS = 16
 
+Branch = tuple[int, int]  # a node, and the token of it where the branch begins
+
 
 @dataclass(frozen=True, slots=True)
 class SessionValues:
@@ -37,6 +39,7 @@ class SessionValues:
     answer_format: AnswerFormat = field(default_factory=AnswerFormat)
     adapters: tuple[AdapterChoice, ...] = ()
     guess: Guess = Guess.OFF
+    pruned: frozenset[Branch] = frozenset()  # branches out of sight
 
     @property
     def is_set(self) -> bool:
@@ -62,6 +65,7 @@ class SessionValues:
             "format": [self.answer_format.kind.value, self.answer_format.source],
             "adapters": [[a.folder, a.name, a.scale, a.on] for a in self.adapters],
             "guess": self.guess.value,
+            "pruned": sorted(map(list, self.pruned)),
         }
 
 
@@ -93,6 +97,7 @@ def read_values(stored: object) -> tuple[SessionValues, list[str]]:
         _format(stored.get("format"), notes),
         _adapters(stored.get("adapters"), notes),
         _guess(stored.get("guess", Guess.OFF.value), notes),
+        _pruned(stored.get("pruned"), notes),
     ), notes
 
 
@@ -152,3 +157,14 @@ def _guess(stored: object, notes: list[str]) -> Guess:
     except ValueError:
         notes.append("where its guesses come from cannot be read; nobody guesses")
         return Guess.OFF
+
+
+def _pruned(stored: object, notes: list[str]) -> frozenset[Branch]:
+    kept = set()
+    for entry in stored if isinstance(stored, list) else [] if stored is None else [stored]:
+        match entry:
+            case [int(node), int(start)]:
+                kept.add((node, start))
+            case _:
+                notes.append("a pruned branch cannot be read; it is shown")
+    return frozenset(kept)

@@ -224,3 +224,25 @@ def test_reading_does_not_disturb_who_writes(elsewise: Elsewise, data: Path) -> 
     assert [node.status for node in tree.nodes if node.id == answer] == ["open"]  # not taken for a crash's
     assert [node.text for node in tree.nodes][-1] == "after"
     store.close_sync()
+
+
+def test_the_list_says_in_which_folder_a_session_stands_and_its_tags(elsewise: Elsewise, data: Path) -> None:
+    elsewise("ask", "where to?", "--session", "Trip", *ASK)
+    elsewise("ask", "what to cook?", "--session", "Soup", *ASK)
+    assert "folder" not in elsewise("sessions", "list").out
+
+    async def place() -> None:
+        store = SessionStore.open(data / "sessions.db")
+        try:
+            folder = await store.places.create_folder("Far away")
+            await store.places.move(1, folder)
+            await store.places.set_tags(1, ["sea", "2026"])
+        finally:
+            await store.close()
+
+    asyncio.run(place())
+    for listed in (elsewise("sessions", "list").out, elsewise("sessions", "search", "where").out):
+        assert listed.splitlines()[0].split()[-2:] == ["folder", "tags"]
+        [trip] = [line for line in listed.splitlines() if "Trip" in line]
+        assert trip.rstrip().endswith("sea, 2026")
+        assert "Far away" in trip

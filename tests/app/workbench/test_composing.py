@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from runtime import EngineDiedError
 from tests.app.workbench.conftest import Play
-from tests.app.workbench.scene import Engine, Scene
-from ui import Composition, PartKind, Refusal, TextFile
+from tests.app.workbench.scene import Engine, Scene, assert_same_view
+from ui import Composition, EngineState, PartKind, Refusal, TextFile
 
 NOTES = TextFile("notes.txt", "the boat is called Ada\n")
 
@@ -180,3 +181,21 @@ def test_room_in_the_sample_is_made_in_a_copy(play: Play) -> None:
         assert [turn.node_id for turn in (await s.view(made)).turns] == [turn.node_id for turn in whole]
 
     play(scene, engine=Engine(options={"context_length": 256}))
+
+
+def test_an_engine_that_dies_while_room_is_made_is_said_and_nothing_is_changed(play: Play) -> None:
+    async def scene(s: Scene) -> None:
+        session_id = await s.asked("hello")
+        before = await s.view(session_id)
+        model = s.workbench.supervisor.running
+
+        async def dies(_text: str) -> list[int]:
+            raise EngineDiedError("the engine process has ended: signal 9 (SIGKILL)")
+
+        model.tokenize_async = dies  # type: ignore[union-attr, method-assign]  # it runs; dead from now on
+        with pytest.raises(Refusal, match="signal 9"):
+            await s.workbench.leave_out(session_id, "x")
+        assert s.workbench.status.engine is EngineState.DIED
+        assert_same_view(await s.view(session_id), before)
+
+    play(scene)

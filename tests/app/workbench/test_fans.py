@@ -3,14 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from app.workbench.answers import STARTING
 from runtime import BeamOptions, Finish, GenerationOptions, ModelLoadError, SamplingOptions, replay_draw
 from tests.app.workbench.conftest import Play
 from tests.app.workbench.scene import OPTIONS, Engine, Scene, own_tokens, rows, until
-from ui import ColumnKind, Columns, ColumnsChanged, ColumnTokens, Refusal, TurnStatus, TurnView
+from tests.runtime.adapters.test_changes import toy_adapter
+from ui import (
+    AnswerFormat,
+    ColumnKind,
+    Columns,
+    ColumnsChanged,
+    ColumnTokens,
+    FormatKind,
+    Guess,
+    Refusal,
+    TurnStatus,
+    TurnView,
+)
 
 
 def last_columns(s: Scene) -> Columns:
@@ -81,7 +96,7 @@ def test_a_column_says_what_a_stream_of_its_own_would_say(play: Play) -> None:
         for branch, column in enumerate(last_columns(s).columns):
             (stats,) = [n.stats for n in (await s.store.load_session(session_id)).nodes if n.id == column.node_id]
             options = GenerationOptions.from_mapping(stats["made"]["options"])
-            assert (options.branch, options.seed) == (branch, OPTIONS.seed)
+            assert (options.branch, options.seed) == (1 + branch, OPTIONS.seed)  # the answer itself is branch 0
             alone = [record.token_id async for record in model.generate(prompt, options)]
             assert alone == column.run.ids.tolist()
             # and what is known of how it was drawn draws it again from a whole row
@@ -115,6 +130,24 @@ def test_from_the_end_of_an_answer_the_shown_path_stays_one_of_the_variants(play
     play(scene)
 
 
+def test_a_session_that_guesses_ahead_has_continuations_too(play: Play) -> None:
+    async def scene(s: Scene) -> None:
+        session_id, old = await answered(s)
+        await s.workbench.set_guess(session_id, Guess.PROMPT_LOOKUP)
+        await s.workbench.continue_many(session_id, old.node_id, own_tokens(old)[4], 2)
+        columns = last_columns(s)
+        assert [len(column.run) for column in columns.columns] == [12, 12]
+        # and what is stored of each says that nobody guessed for it: made again exactly it is the same
+        for column in columns.columns:
+            (stats,) = [n.stats for n in (await s.store.load_session(session_id)).nodes if n.id == column.node_id]
+            assert stats["made"]["options"]["speculative"] is None
+        await s.workbench.select(session_id, columns.columns[1].node_id)
+        await s.workbench.regenerate_exactly(session_id, columns.columns[1].node_id)
+        assert "the same, token for token" in (await s.last(session_id)).note
+
+    play(scene)
+
+
 def test_stop_stops_all_and_keeps_what_was_said(play: Play) -> None:
     engine = Engine()
 
@@ -141,6 +174,84 @@ def test_stop_stops_all_and_keeps_what_was_said(play: Play) -> None:
         await s.workbench.send(session_id, "and?")
 
     play(scene, engine=engine)
+
+
+def test_while_columns_stream_it_is_known_how_they_are_drawn(play: Play) -> None:
+    engine = Engine()
+
+    async def scene(s: Scene) -> None:
+        session_id, old = await answered(s)
+        engine.holds_after, at = 20, own_tokens(old)[2]
+        work = asyncio.create_task(s.workbench.continue_many(session_id, old.node_id, at, 3))
+        await until(lambda: arrived(s) >= 20)
+        columns = last_columns(s).columns
+        live = [await s.workbench.drawing(session_id, column.node_id, at) for column in columns]
+        s.workbench.stop(session_id)
+        await work
+        ended = [await s.workbench.drawing(session_id, column.node_id, at) for column in columns]
+        known = [(one, other) for one, other in zip(live, ended, strict=True) if one is not None and other is not None]
+        assert len(known) >= 2  # one may not have said so much yet
+        for one, other in known:
+            assert one.seed is not None
+            assert one.sampling is not None
+            assert one.sampling.temperature == 0.8
+            assert (one.seed, one.branch, one.sampling) == (other.seed, other.branch, other.sampling)
+        assert len({one.branch for one, _ in known}) == len(known)
+
+    play(scene, engine=engine)
+
+
+@pytest.mark.parametrize("place", [0, 4])
+def test_under_a_chosen_seed_continuations_are_no_copies(play: Play, place: int) -> None:
+    async def scene(s: Scene) -> None:
+        session_id = await s.new()
+        await s.workbench.set_option(session_id, "seed", 7)
+        await s.workbench.send(session_id, "where to?")
+        old = await s.last(session_id)
+        at = own_tokens(old)[place]
+        said = [old.run.ids[at:].tolist()]
+        for _ in range(2):  # the second time as the first
+            await s.workbench.continue_many(session_id, old.node_id, at, 2)
+            said += [column.run.ids.tolist() for column in last_columns(s).columns]
+        # then none says what another one says, although all share the seed
+        beginnings = {tuple(ids[: 12 - place]) for ids in said}
+        assert len(beginnings) == len(said) == 5
+        made = [n.stats["made"]["options"] for n in (await s.store.load_session(session_id)).nodes if "made" in n.stats]
+        assert [(options["seed"], options["branch"]) for options in made] == [(7, branch) for branch in range(5)]
+
+    play(scene, options=GenerationOptions(max_tokens=12, sampling=SamplingOptions(temperature=1.5)))
+
+
+@pytest.mark.parametrize("stops", [1, 3])
+def test_stop_while_nodes_are_added_leaves_none_behind(play: Play, monkeypatch: pytest.MonkeyPatch, stops: int) -> None:
+    async def scene(s: Scene) -> None:
+        session_id, old = await answered(s)
+        add, waits, goes_on = s.store.add_node, asyncio.Event(), asyncio.Event()
+
+        async def slow(*what: Any, **how: Any) -> int:
+            node_id = await add(*what, **how)  # it stands on the disk
+            waits.set()
+            await goes_on.wait()
+            return node_id
+
+        monkeypatch.setattr(s.store, "add_node", slow)
+        work = asyncio.create_task(s.workbench.continue_many(session_id, old.node_id, own_tokens(old)[2], 3))
+        await waits.wait()
+        for _ in range(stops):
+            s.workbench.stop(session_id)
+            await asyncio.sleep(0.01)
+        goes_on.set()
+        await work
+        assert (await s.last(session_id)).variants == (old.node_id,)
+        assert rows(s.path, "select max(id) from nodes") == [(old.node_id,)]
+        assert [event.view for event in s.events if isinstance(event, ColumnsChanged)][-1] is None
+
+    async def later(s: Scene) -> None:
+        session_id = (await s.workbench.sessions())[0].session_id
+        assert len((await s.last(session_id)).variants) == 1
+
+    play(scene)
+    play(later)
 
 
 def test_the_engine_dies_and_the_text_stays(play: Play) -> None:
@@ -213,6 +324,103 @@ def test_beams_are_the_runtimes_own_best_first(play: Play) -> None:
             (stats,) = [n.stats for n in (await s.store.load_session(session_id)).nodes if n.id == column.node_id]
             assert stats["score"] == column.score
             assert stats["beams"] == 3
+
+    play(scene)
+
+
+def test_what_a_search_found_says_so(play: Play, tmp_path: Path) -> None:
+    folder = str(toy_adapter(tmp_path / "pirate", 1))
+    held: list[tuple[int, int]] = []
+
+    async def first(s: Scene) -> None:
+        session_id = await s.new()
+        await s.workbench.add_adapter(session_id, folder)
+        await s.workbench.set_option(session_id, "stop", ["zq"])
+        await s.workbench.send(session_id, "where to?")
+        old = await s.last(session_id)
+        await s.workbench.beams(session_id, old.node_id, own_tokens(old)[4], 3)
+        node_id = last_columns(s).columns[1].node_id
+        await s.workbench.select(session_id, node_id)
+        held.append((session_id, node_id))
+        await check(s)
+
+    async def check(s: Scene) -> None:
+        session_id, node_id = held[0]
+        turn = await s.last(session_id)
+        # then how it was made is known: the search, its options and who said them, the adapters; and no seed
+        made = s.workbench.how_made(session_id, node_id)
+        assert made is not None
+        assert made.facts["found by"] == "a beam search of 3 beams"
+        assert "seed" not in made.facts
+        assert made.facts["adapters"].startswith("the adapters pirate")
+        assert float(made.facts["score"]) < 0
+        settings = {setting.name: (setting.value, setting.source) for setting in made.settings}
+        assert settings["width"] == ("3", "call")
+        assert settings["stop"] == ("zq", "session")
+        assert (settings["length_penalty"], settings["max_tokens"]) == (("1", "default"), ("32", "default"))
+        assert "temperature" not in settings
+        # and the Why tab says that nothing was drawn
+        drawing = await s.workbench.drawing(session_id, node_id, len(turn.run) - 1)
+        assert drawing is not None
+        assert (drawing.beams, drawing.sampling, drawing.seed) == (3, None, None)
+        # nor can it be drawn again
+        assert not turn.can_repeat
+        with pytest.raises(Refusal, match="found by a beam search"):
+            await s.workbench.regenerate_exactly(session_id, node_id)
+
+    async def second(s: Scene) -> None:
+        await s.view(held[0][0])
+        await check(s)
+
+    play(first)
+    play(second)
+
+
+def test_beams_have_the_form_of_the_sessions_answers_and_go_on(play: Play) -> None:
+    async def scene(s: Scene) -> None:
+        session_id = await s.new()
+        await s.workbench.set_format(session_id, AnswerFormat(FormatKind.REGEX, "[0-9]{40}"))
+        await s.workbench.send(session_id, "a number")
+        old = await s.last(session_id)
+        at = own_tokens(old)[3]
+        # when beams leave it after three digits
+        await s.workbench.beams(session_id, old.node_id, at, 3)
+        columns = last_columns(s)
+        texts = [column.run.text for column in columns.columns]
+        assert [(text.isdigit(), len(text)) for text in texts] == [(True, 32)] * 3
+        # then the one that is kept goes on to the end of that form
+        await s.workbench.select(session_id, columns.columns[1].node_id)
+        await s.workbench.continue_turn(session_id, columns.columns[1].node_id)
+        whole = await s.last(session_id)
+        digits = "".join(whole.run.texts[i] for i in own_tokens(whole))
+        assert (len(digits), digits.isdigit(), whole.note) == (40, True, "")
+
+    play(scene)
+
+
+def test_beams_end_where_the_sessions_answers_end(play: Play) -> None:
+    async def scene(s: Scene) -> None:
+        session_id, old = await answered(s)
+        at = own_tokens(old)[4]
+        await s.workbench.beams(session_id, old.node_id, at, 3)
+        free = last_columns(s).columns[0].run.text
+        stop = free[5:7]
+        # when the session stops at what stood in the best beam
+        await s.workbench.set_option(session_id, "stop", [stop])
+        await s.workbench.beams(session_id, old.node_id, at, 3)
+        columns = last_columns(s).columns
+        assert all(stop not in column.run.text for column in columns)
+        assert Finish.STOP in {Finish(int(column.run.finish[-1])) for column in columns}
+        # and where the call says that another token ends an answer, it ends a beam
+        model = s.workbench.supervisor.running
+        assert model is not None
+        prompt = (await s.path_ids(session_id))[: -len(old.run) + at]
+        expected = await model.beam_generate(
+            prompt, BeamOptions(width=3, max_tokens=32, stop=(stop,), eos_token_ids=(ord("e"),))
+        )
+        s.workbench._answers._call = {"eos_token_ids": [ord("e")]}
+        await s.workbench.beams(session_id, old.node_id, at, 3)
+        assert [c.run.ids.tolist() for c in last_columns(s).columns] == [h.ids for h in expected]
 
     play(scene)
 
@@ -324,3 +532,37 @@ def test_without_a_model_what_is_stored_is_told_and_the_rest_says_what_to_do(pla
     engine = Engine()
     play(first, engine=engine)
     play(second, engine=engine)
+
+
+def test_continuations_and_beams_have_the_form_that_the_session_asks_for(play: Play) -> None:
+    async def scene(s: Scene) -> None:
+        session_id, old = await answered(s)
+        at = own_tokens(old)[0]
+        await s.workbench.set_format(session_id, AnswerFormat(FormatKind.REGEX, "[0-9]{3}"))
+        await s.workbench.set_guess(session_id, Guess.PROMPT_LOOKUP)  # for one stream; several go without
+        for work in (s.workbench.continue_many, s.workbench.beams):
+            await work(session_id, old.node_id, at, 2)
+            columns = last_columns(s)
+            assert [column.note for column in columns.columns] == ["", ""]
+            for column in columns.columns:
+                assert column.run.text[:3].isdigit(), column.run.text
+                assert len(column.run.text) == 3
+
+    play(scene)
+
+
+def test_what_is_set_while_a_model_is_loaded_is_for_the_next_ones(play: Play) -> None:
+    async def scene(s: Scene) -> None:
+        session_id, old = await answered(s)
+        model = s.workbench.supervisor.running
+        assert model is not None
+        gate = s.engine.loading = asyncio.Event()
+        await s.workbench.supervisor.died(model)
+        work = asyncio.create_task(s.workbench.continue_many(session_id, old.node_id, own_tokens(old)[3], 2))
+        await until(lambda: any(isinstance(e, ColumnsChanged) and e.view and e.view.note == STARTING for e in s.events))
+        await s.workbench.set_format(session_id, AnswerFormat(FormatKind.REGEX, "[0-9]{3}"))
+        gate.set()
+        await work
+        assert all(not column.run.text[:3].isdigit() for column in last_columns(s).columns)
+
+    play(scene)

@@ -234,6 +234,30 @@ def test_a_seed_that_nobody_chose_is_kept(play: Play) -> None:
     play(scene, options=replace(OPTIONS, seed=None))
 
 
+def test_another_answer_has_a_seed_of_its_own_also_where_one_is_chosen(play: Play) -> None:
+    async def scene(s: Scene) -> None:
+        session_id = await s.new()
+        await s.workbench.set_option(session_id, "seed", 7)
+        await s.workbench.send(session_id, "hello")
+        first = await s.last(session_id)
+        assert how(s, session_id, first).facts["seed"] == "7"
+        texts = {tuple(first.run.ids.tolist())}
+        for _ in range(2):
+            await s.workbench.regenerate(session_id, first.node_id)
+            other = await s.last(session_id)
+            texts.add(tuple(other.run.ids.tolist()))
+            seed, drawn = how(s, session_id, other).facts["seed"].split()
+            assert (seed != "7", drawn) == (True, "(drawn)")
+        assert len(texts) == 3
+        # and exactly is with the one that is stored; what is said next is with the chosen one
+        await s.workbench.regenerate_exactly(session_id, other.node_id)
+        assert_same_run((await s.last(session_id)).run, other.run)
+        await s.workbench.send(session_id, "and?")
+        assert how(s, session_id, await s.last(session_id)).facts["seed"] == "7"
+
+    play(scene, options=replace(OPTIONS, sampling=SamplingOptions(temperature=1.5)))
+
+
 # ---- exactly once more ------------------------------------------------------------------------------------------------
 
 
@@ -373,7 +397,7 @@ def test_what_cannot_be_repeated_is_refused_with_a_reason(play: Play, monkeypatc
 
     async def third(s: Scene) -> None:
         # given an answer from before it was stored
-        monkeypatch.setattr("app.workbench.answers.made_with", lambda *_, **__: {})
+        monkeypatch.setattr("app.workbench.asking.made_with", lambda *_, **__: {})
         session_id = await s.asked()
         turn = await s.last(session_id)
         assert s.workbench.how_made(session_id, turn.node_id) is None

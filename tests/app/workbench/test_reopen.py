@@ -155,3 +155,24 @@ def test_a_session_in_the_trash_is_out_of_the_list_and_comes_back(play: Play) ->
         assert [row.session_id for row in await s.workbench.sessions()] == [session_id]
 
     play(scene)
+
+
+def test_an_answer_beside_the_shown_path_is_read_when_somebody_goes_on_from_it(play: Play) -> None:
+    kept: dict[str, int] = {}
+
+    async def evening(s: Scene) -> None:
+        kept["session"] = await s.asked()
+        kept["first"] = (await s.last(kept["session"])).node_id
+        await s.workbench.regenerate(kept["session"], kept["first"])
+
+    async def morning(s: Scene) -> None:
+        view = await s.view(kept["session"])
+        assert view.turns[-1].node_id != kept["first"]
+        await s.workbench.continue_turn(kept["session"], kept["first"])
+        turn = await s.last(kept["session"])
+        nodes = {node.id: node for node in (await s.store.load_session(kept["session"])).nodes}
+        assert nodes[turn.node_id].parent_id == kept["first"]
+        assert len(turn.run) > nodes[kept["first"]].token_count
+
+    play(evening)
+    play(morning)

@@ -183,3 +183,30 @@ def test_copies_have_titles_of_their_own() -> None:
     assert copy_title("Rain", []) == "Rain (copy)"
     assert copy_title("Rain", ["Rain (copy)"]) == "Rain (copy 2)"
     assert copy_title("Rain (copy 2)", ["Rain", "Rain (copy)", "Rain (copy 2)"]) == "Rain (copy 3)"
+
+
+def test_the_copy_stands_where_the_sample_stood_and_hides_what_was_pruned_there(play: Play) -> None:
+    async def scene(s: Scene) -> None:
+        sample = await recorded(s)
+        folder = await s.workbench.create_folder("Seas")
+        await s.workbench.move_session(sample.session_id, folder)
+        await s.workbench.tag_session(sample.session_id, ["salt", "water"])
+        row = next(row for row in sample.branches if row.depth and not row.on_path)
+        await s.workbench.prune(sample.session_id, row.node_id, row.start, True)
+        hidden = [each.pruned for each in (await s.view(sample.session_id)).branches]
+        assert any(hidden)
+        # when
+        await s.workbench.send(sample.session_id, "and then?")
+        # then
+        copy = copied(s).session_id
+        listed = next(each for each in await s.workbench.sessions() if each.session_id == copy)
+        assert (listed.folder_id, tuple(listed.tags)) == (folder, ("salt", "water"))
+        assert [each.pruned for each in (await s.view(copy)).branches] == hidden
+        assert rows(s.path, "SELECT count(*) FROM settings WHERE key LIKE 'pruned/%'") == [(0,)]
+        # and what was hidden goes with its session
+        await s.workbench.trash_session(copy)
+        await s.workbench.empty_trash([copy])
+        assert rows(s.path, "SELECT count(*) FROM settings WHERE key = ?", f"session/{copy}") == [(0,)]
+        assert await s.store.verify() == []
+
+    play(scene)

@@ -137,7 +137,7 @@ def eos_soon() -> GenerationOptions:
 def test_the_title_is_the_first_message_unless_somebody_named_the_session(play: Play) -> None:
     async def scene(s: Scene) -> None:
         session_id = await s.asked("  where  to\ngo, " + "x" * 100)
-        assert (await s.view(session_id)).title == ("where to go, " + "x" * 100)[:60]
+        assert (await s.view(session_id)).title == ("where to go, " + "x" * 100)[:59] + "…"
         named = await s.new()
         await s.workbench.rename_session(named, "Trip")
         await s.workbench.send(named, "hello")
@@ -269,5 +269,14 @@ def test_a_draft_is_counted_once_the_engine_runs(play: Play) -> None:
         counted = await s.workbench.compose(session_id, "draft \ud800")
         assert counted.tokens == len("draft ") + 3
         assert counted.context_used == len(await s.path_ids(session_id)) + len("draft ") + 3
+
+    play(scene)
+
+
+def test_a_long_first_message_gives_a_title_of_whole_words(play: Play) -> None:
+    async def scene(s: Scene) -> None:
+        session_id = await s.asked("tell me in three sentences why rain smells good, then list five words")
+        title = (await s.view(session_id)).title
+        assert title == "tell me in three sentences why rain smells good, then list…"
 
     play(scene)

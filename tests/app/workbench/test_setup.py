@@ -10,11 +10,12 @@ import pytest
 
 from runtime import GenerationOptions, SamplingOptions
 from tests.app.workbench.conftest import Play
-from tests.app.workbench.scene import Engine, Scene, rows
+from tests.app.workbench.scene import Engine, Scene, own_tokens, rows
 from tests.runtime.adapters.test_changes import toy_adapter
 from ui import AdapterChoice, AnswerFormat, FormatKind, Guess, OptionView, Refusal, SessionSetup
 
 PLAIN = GenerationOptions(max_tokens=12, sampling=SamplingOptions(temperature=0.8, top_p=0.9))
+GREEDY = GenerationOptions(max_tokens=12, sampling=SamplingOptions(temperature=0.0))  # another try says the same
 DIGITS = AnswerFormat(FormatKind.REGEX, "[0-9]{4}")
 
 
@@ -201,6 +202,41 @@ def test_an_answer_has_the_form_asked_for_also_when_it_goes_on(play: Play) -> No
     play(scene)
 
 
+def test_what_the_form_does_not_allow_leaves_nothing_behind(play: Play, path: Path) -> None:
+    held: list[int] = []
+
+    async def first(s: Scene) -> None:
+        session_id = await s.asked("words, then")
+        held.append(session_id)
+        old = await s.last(session_id)
+        at = own_tokens(old)[3]
+        await s.workbench.set_format(session_id, DIGITS)
+        before = rows(path, "SELECT (SELECT count(*) FROM nodes), (SELECT count(*) FROM token_chunks)")
+        # when the answer would go on with a token, from a token, or from an end, that the form does not allow
+        for work in (
+            s.workbench.branch(session_id, old.node_id, at, ord("x")),
+            s.workbench.continue_turn(session_id, old.node_id),
+            s.workbench.continue_many(session_id, old.node_id, at, 2),
+            s.workbench.beams(session_id, old.node_id, at, 2),
+        ):
+            with pytest.raises(Refusal, match=r"the form of the answers here does not allow that .* change the form"):
+                await work
+            # then the path that was shown is shown, and nothing was added
+            assert [t.node_id for t in (await s.view(session_id)).turns][-1] == old.node_id
+            assert rows(path, "SELECT (SELECT count(*) FROM nodes), (SELECT count(*) FROM token_chunks)") == before
+            assert (await s.last(session_id)).variants == (old.node_id,)
+        # and it goes on where it is free
+        await s.workbench.set_format(session_id, AnswerFormat())
+        await s.workbench.branch(session_id, old.node_id, at, ord("x"))
+        assert len((await s.last(session_id)).variants) == 2
+
+    async def second(s: Scene) -> None:
+        assert len((await s.last(held[0])).variants) == 2
+
+    play(first)
+    play(second)
+
+
 def test_a_form_that_cannot_be_used_is_said_in_the_librarys_words(play: Play) -> None:
     async def scene(s: Scene) -> None:
         session_id = await s.new()
@@ -254,6 +290,36 @@ def test_a_session_has_its_own_stack_of_adapters(play: Play, tmp_path: Path) -> 
             await asyncio.sleep(0.01)
         assert sum(adapter.loaded for adapter in model.info.adapters) == 1
 
+    play(scene, options=GREEDY)
+
+
+def test_numbers_under_another_stack_name_the_stack_in_use(play: Play, tmp_path: Path) -> None:
+    folder = str(toy_adapter(tmp_path / "pirate", 1))
+
+    async def scene(s: Scene) -> None:
+        session_id = await s.asked("hi")
+        turn, model = await s.last(session_id), s.workbench.supervisor.running
+        assert model is not None
+        at = own_tokens(turn)[2]
+
+        async def stale() -> str:
+            drawing = await s.workbench.drawing(session_id, turn.node_id, at)
+            assert drawing is not None
+            assert drawing.can_ask == (drawing.stale == "")
+            return drawing.stale
+
+        # given an answer of the base: when the session gets an adapter
+        await s.workbench.add_adapter(session_id, folder)
+        assert await stale() == f"{model.info.name} with the adapters pirate × 1"
+        await s.workbench.set_adapters(session_id, [AdapterChoice(folder, "pirate", 0.25)])
+        assert await stale() == f"{model.info.name} with the adapters pirate × 0.25"
+        # then an answer under it is stale when it is off
+        await s.workbench.regenerate(session_id, turn.node_id)
+        turn = await s.last(session_id)
+        assert await stale() == ""
+        await s.workbench.set_adapters(session_id, [AdapterChoice(folder, "pirate", 0.25, False)])
+        assert await stale() == f"{model.info.name} with no adapters"
+
     play(scene)
 
 
@@ -300,8 +366,8 @@ def test_adapters_are_brought_back_after_the_engine_was_started_anew(play: Play,
         with pytest.raises(Refusal, match="draft"):
             await s.workbench.set_guess(session_id, Guess.DRAFT)
 
-    play(first)
-    play(second, engine=Engine())
+    play(first, options=GREEDY)
+    play(second, engine=Engine(), options=GREEDY)
 
 
 def test_an_answer_is_made_exactly_again_under_the_adapters_it_was_made_with(play: Play, tmp_path: Path) -> None:

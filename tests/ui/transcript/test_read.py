@@ -98,7 +98,7 @@ def test_long_typed_text_is_cut_at_lines_and_comes_back_whole(qtbot: QtBot, show
     transcript.set_mode(Mode.READ)
     settle(qtbot, transcript)
     body = transcript.read.page.boxes[0].body
-    assert len(body._laid) > 2
+    assert len(body.layout._laid) > 2
     transcript.read.select_all()
     assert transcript.read.selected_text == text.removesuffix("\n")
 
@@ -113,24 +113,24 @@ def test_only_the_last_stretch_of_a_stream_is_rendered_again(qtbot: QtBot, show:
     transcript.set_mode(Mode.READ)
     settle(qtbot, transcript)
     body = transcript.read.page.boxes[0].body
-    before = [laid.document for laid in body._laid]
+    before = [laid.document for laid in body.layout._laid]
     # when more arrives
     transcript.append_tokens(2, pieces(ANSWER[half:]))
-    qtbot.waitUntil(lambda: len(body._laid) > len(before))
+    qtbot.waitUntil(lambda: len(body.layout._laid) > len(before))
     # then what was finished is the same object
-    after = [laid.document for laid in body._laid]
+    after = [laid.document for laid in body.layout._laid]
     assert [a is b for a, b in zip(before[:-1], after, strict=False)] == [True] * (len(before) - 1)
 
 
 def test_what_was_typed_is_not_interpreted(reading: TranscriptView) -> None:
     body = reading.read.page.boxes[0].body
-    assert body._document(0).toPlainText() == "# no heading\nhere"
+    assert body.layout.document(0).toPlainText() == "# no heading\nhere"
 
 
 def test_markdown_is(reading: TranscriptView) -> None:
     body = reading.read.page.boxes[1].body
-    assert body._document(0).toPlainText() == "Spring"
-    assert body._document(1).toPlainText() == "Go to Lisbon, see the trams."
+    assert body.layout.document(0).toPlainText() == "Spring"
+    assert body.layout.document(1).toPlainText() == "Go to Lisbon, see the trams."
 
 
 def test_a_long_answer_is_rendered_in_slices_and_keeps_its_end(qtbot: QtBot, show: Show) -> None:
@@ -152,7 +152,7 @@ def test_selecting_and_copying_gives_the_text_as_it_is_read(qtbot: QtBot, readin
 def test_dragging_selects(qtbot: QtBot, reading: TranscriptView) -> None:
     pane = reading.read
     left, box = pane.column()[0], pane.page.boxes[1]
-    y = box.top + box.body._tops()[1] + 14
+    y = box.top + box.body.layout.tops()[1] + 14
     viewport = pane.viewport()
     QTest.mousePress(viewport, Qt.MouseButton.LeftButton, pos=QPoint(left, y))
     QTest.mouseMove(viewport, pos=QPoint(left + 60, y))
@@ -179,7 +179,7 @@ def test_a_link_is_only_reported_and_only_if_it_leads_to_the_web_or_to_mail(qtbo
 def test_a_block_of_code_can_be_copied(qtbot: QtBot, reading: TranscriptView) -> None:
     pane = reading.read
     box = pane.page.boxes[1]
-    inside = box.top + box.body._tops()[3] + 20
+    inside = box.top + box.body.layout.tops()[3] + 20
     QTest.mouseMove(pane.viewport(), pos=QPoint(pane.column()[0] + 30, inside))
     with qtbot.waitSignal(reading.copy_requested) as said:
         QTest.mouseClick(pane.viewport(), Qt.MouseButton.LeftButton, pos=pane._copy_rect().center().toPoint())
@@ -227,4 +227,4 @@ def test_hostile_markdown_is_survived(qtbot: QtBot, show: Show, text: str) -> No
     settle(qtbot, transcript)
     box = transcript.read.page.boxes[0]
     assert box.body.height > 0
-    assert all(laid.height is not None for laid in box.body._laid)
+    assert all(laid.height is not None for laid in box.body.layout._laid)

@@ -1,7 +1,4 @@
-"""What the window asks about draws: how a token was drawn, how one place could go on, and what follows an alternative.
-
-Part of `ui.port`; all members are called on the window's thread, inside the running event loop.
-"""
+"""Draws: how a token was drawn, how one place could go on, and what follows an alternative."""
 
 from __future__ import annotations
 
@@ -26,8 +23,9 @@ class Drawing:
         branch: Of the stream, among those with that seed.
         history: ``(position,) int32``, the ids before the token from the first of the path on.
         model: Whose numbers they are; "" where that is not known.
-        stale: Another model is in use now; its name.
+        stale: Another model is in use now, its name; or the same one with other adapters, which are named with it.
         can_ask: The model of these numbers runs: it can be asked for the whole row.
+        beams: Nothing was drawn: a search of so many beams found it; 0 where none did.
     """
 
     sampling: SamplingOptions | None
@@ -37,6 +35,7 @@ class Drawing:
     model: str
     stale: str
     can_ask: bool
+    beams: int = 0
 
     @property
     def position(self) -> int:
@@ -95,26 +94,8 @@ class Columns:
     note: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class ColumnsChanged:
-    """The columns of a session are other ones, have ended or failed: show `view`; None takes them away."""
-
-    session_id: int
-    view: Columns | None
-
-
-@dataclass(frozen=True, slots=True)
-class ColumnTokens:
-    """Tokens to append to one column; `logprob` is the sum over all its tokens, nats."""
-
-    session_id: int
-    node_id: int
-    run: TokenRun
-    logprob: float
-
-
 class DrawingUses(Protocol):
-    """Use cases of `ui.port.Workbench`. Every coroutine may raise `Refusal`."""
+    """Draws, and what else might have been drawn. Every coroutine may raise `Refusal`."""
 
     async def drawing(self, session_id: int, node_id: int, index: int) -> Drawing | None:
         """How token `index` of the turn was drawn; None where there is no such token. Asks no model."""

@@ -1,4 +1,4 @@
-"""What a session is set to: how it is answered, in which form, by which adapters. Part of the port, see `ui.port`."""
+"""What a session is set to: how it is answered, in which form, by which adapters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The part of the port about files and comparisons: sessions out and in, two branches side by side."""
+"""Files and comparisons: sessions out and in, two branches side by side."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class BranchDiff:
         return all(part.same for part in self.parts)
 
 
-class TransferUseCases(Protocol):
+class TransferCommands(Protocol):
     """Files and comparisons. Every coroutine may raise `Refusal`; cancelled, it leaves nothing behind."""
 
     async def export_session(self, session_id: int, kind: ExportKind, path: Path, progress: OnTransfer) -> None:

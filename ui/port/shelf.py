@@ -1,4 +1,4 @@
-"""How sessions are kept in order: folders, tags, an order by hand, the trash. Part of the port, see `ui.port`."""
+"""How sessions are kept in order: folders, tags, an order by hand, the trash."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What holds for the whole app: models and device, memory, generation, appearance, data. Part of the port, see `ui.port`."""
+"""What holds for the whole app: models and device, memory, generation, appearance, data."""
 
 from __future__ import annotations
 

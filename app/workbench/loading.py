@@ -1,0 +1,131 @@
+"""The workbench's members about the model and the settings it is loaded with."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from app.supervisor import Supervisor
+from app.workbench.answers import Answers
+from app.workbench.app_settings import SettingsKeeper
+from app.workbench.chores import Chores
+from app.workbench.refusals import BUSY, stored
+from app.workbench.sessions import Sessions
+from app.workbench.status import backend_choices, detail_of
+from app.workbench.vocabulary import Vocabulary
+from runtime import RuntimeFault
+from storage import SessionStore, StoreError
+from ui import AppSettings, BackendChoice, Event, ModelChoice, Refusal, SessionChanged, SettingsView
+
+if TYPE_CHECKING:
+    from runtime import ShelfEntry
+
+log = logging.getLogger(__name__)
+
+
+class LoadingMembers(ABC):
+    """Which model runs, how it is loaded, and what holds for the whole app."""
+
+    supervisor: Supervisor
+    vocabulary: Vocabulary
+    _store: SessionStore
+    _sessions: Sessions
+    _answers: Answers
+    _settings: SettingsKeeper
+    _chores: Chores
+
+    @abstractmethod
+    def _tell(self, event: Event) -> None:
+        """Tells the window."""
+
+    @abstractmethod
+    def _refresh_status(self) -> None:
+        """Counters have changed."""
+
+    def warm_up(self) -> None:
+        """Starts the engine in the background, so that the first answer need not wait for it."""
+        self._chores.start(self._warm_up(), "warm up")
+
+    async def _warm_up(self) -> None:
+        try:
+            await self.vocabulary.learn(await self.supervisor.model())
+            await self._find_tiers()
+        except (RuntimeFault, StoreError) as fault:
+            log.warning("the engine did not start: %s", fault)
+
+    async def _find_tiers(self) -> None:
+        """The engine runs now: what of the shown path it holds, and what of it is in its block file."""
+        session = self._sessions.shown
+        if session is not None and session.id not in self._answers.running:
+            before = session.warm, session.stored
+            await self._sessions.find_warm(session)
+            if (session.warm, session.stored) != before:
+                self._tell(SessionChanged(session.view()))
+                self._refresh_status()
+
+    async def grow_context(self) -> None:
+        """All the context that the model has."""
+        await self._settings.change("context_length", None)
+        await self._change(options={"context_length": None})
+
+    async def models(self) -> Sequence[ModelChoice]:
+        """What is on the shelf."""
+        entries = await asyncio.to_thread(_on_the_shelf)
+        return [ModelChoice(e.name, e.title, detail_of(e), e.name == self.supervisor.source) for e in entries]
+
+    async def choose_model(self, source: str) -> None:
+        """From the next request on."""
+        await self._change(source=source)
+
+    def backends(self) -> Sequence[BackendChoice]:
+        """The engines that are known, without the toys."""
+        return backend_choices(self.supervisor.backend)
+
+    async def choose_backend(self, name: str) -> None:
+        """From the next request on."""
+        await self._change(backend=name)
+
+    async def _change(self, **changes: Any) -> None:
+        if self._answers.running:
+            raise Refusal(BUSY)
+        await self.supervisor.change(**changes)
+        self._sessions.hope()
+        self.warm_up()
+
+    # ---- settings -----------------------------------------------------------------------------------------------------
+
+    async def load_settings(self) -> AppSettings:
+        """Before anything is shown or loaded."""
+        return await self._settings.load()
+
+    async def settings(self) -> SettingsView:
+        """What is set."""
+        await self._settings.load()
+        models = [choice.source for choice in await self.models()]
+        backends = [choice.name for choice in self.backends() if not choice.problem]
+        return replace(self._settings.view(models, backends), data=await self._settings.facts())
+
+    async def change_setting(self, name: str, value: object) -> SettingsView:
+        """Changes one row."""
+        await self._settings.change(name, value)
+        return await self.settings()
+
+    async def reload_model(self) -> SettingsView:
+        """Loads the model anew with what is set."""
+        await self._change()
+        return await self.settings()
+
+    async def verify_data(self) -> Sequence[str]:
+        """Reads every stored row."""
+        damage = await stored(self._store.verify())
+        return [row.detail for row in damage]
+
+
+def _on_the_shelf() -> list[ShelfEntry]:
+    from runtime import list_models  # knows every format: loaded here, on the thread, for the window is on the screen by now
+
+    return list_models()

@@ -1,0 +1,126 @@
+"""The tokens of an open session's paths: read from the store, put together along a path, cut where it leaves a node."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from app.workbench.growing import BROKEN, EMPTY, Runs
+from app.workbench.setup.beginning import Beginning
+from app.workbench.tree import Segment, Tree, Turn
+from runtime import Finish, Origin, TokenRun, texts_of
+from storage import NodeRow, StoredChunk
+from ui import Refusal, TurnStatus
+
+
+class PathTokens:
+    """Tokens of the nodes that were read.
+
+    Attributes:
+        tree: The nodes.
+        runs: Their tokens.
+        states: Of turns in work: their tokens are here, not on the disk.
+        damaged: Nodes of which not everything could be read.
+    """
+
+    def __init__(self, nodes: Sequence[NodeRow]) -> None:
+        self.tree = Tree(nodes)
+        self.runs = Runs()
+        self.states: dict[int, TurnStatus] = {}
+        self.damaged: set[int] = set()
+
+    def unread(self, segments: Iterable[Segment]) -> list[int]:
+        """Nodes whose tokens were not read yet, in order; one that is being written has them here, not on the disk."""
+        ids = dict.fromkeys(segment.node.id for segment in segments)
+        return [i for i in ids if i not in self.runs and i not in self.states]
+
+    def add_tokens(self, chunks: Mapping[int, Sequence[StoredChunk]]) -> None:
+        """Takes in what the store read."""
+        for node_id, stored in chunks.items():
+            if node_id in self.runs or node_id in self.states:  # an answer began while the store was reading
+                continue
+            read = [run_of(c.columns) for c in stored if c.columns]
+            self.runs[node_id] = healed(TokenRun.concat([run for run, _ in read]))
+            if any(c.damaged for c in stored) or not all(sound for _, sound in read):
+                self.damaged.add(node_id)
+
+    def segment_run(self, segment: Segment) -> TokenRun:
+        """The tokens of a segment; a node without tokens shows its text as one."""
+        run = self.runs.get(segment.node.id, EMPTY)
+        if not len(run) and segment.node.text:
+            run = text_run(segment.node.text)
+        return run if segment.stop is None else run[: segment.stop]
+
+    def turn_run(self, turn: Turn) -> TokenRun:
+        """The tokens of a turn along the path."""
+        return healed(TokenRun.concat([self.segment_run(segment) for segment in turn.segments]))
+
+    def turn_length(self, turn: Turn) -> int:
+        """Tokens of a turn along the path, without putting them together."""
+        return sum(self.segment_length(segment) for segment in turn.segments)
+
+    def segment_length(self, segment: Segment) -> int:
+        node = segment.node
+        unread = 0 if node.id in self.runs else node.token_count
+        length = self.runs.length(node.id) or unread or int(bool(node.text))  # see `segment_run`
+        return length if segment.stop is None else min(length, segment.stop)
+
+    def path_ids(self, segments: Sequence[Segment]) -> list[int]:
+        """The ids along segments: what entered the model.
+
+        Raises:
+            Refusal: Some of them were not read yet (see `Sessions.read_whole`).
+        """
+        ids: list[int] = []
+        for segment in segments:
+            if segment.node.id not in self.runs and segment.node.token_count and segment.node.id not in self.states:
+                raise Refusal("the beginning of this session is still being read; try again in a moment")
+            ids.extend(self.runs.get(segment.node.id, EMPTY).ids.tolist()[: segment.stop])
+        return ids
+
+    def messages(self, turns: Sequence[Turn]) -> list[dict[str, str]]:
+        """Role and content of turns, as templates take them; a system prompt that the template brought is left out."""
+        found = [{"role": turn.role, "content": self.content(turn)} for turn in turns]
+        return [m for m in found if m["content"] or m["role"] == "assistant"]
+
+    def content(self, turn: Turn) -> str:
+        """What was said, without the template's own tokens; a message word for word, as it was typed."""
+        if turn.role == "system":
+            return Beginning.of(turn.tip).content
+        run = self.turn_run(turn)
+        return content_of(run) if len(run) and turn.role == "assistant" else turn.tip.text
+
+    def locate(self, node_id: int, index: int) -> tuple[NodeRow, int] | None:
+        """The node and the offset in it of token `index` of the turn that `node_id` ends; None when there is none."""
+        turns = self.tree.turns(node_id)
+        for segment in turns[-1].segments if turns and index >= 0 else ():
+            length = len(self.segment_run(segment))
+            if index < length:
+                return segment.node, index
+            index -= length
+        return None
+
+
+def text_run(text: str) -> TokenRun:
+    """Text that has no tokens yet (no model has seen it), as a run of one."""
+    return TokenRun.unscored([0], [text.encode()], [text], Origin.TYPED)
+
+
+def content_of(run: TokenRun) -> str:
+    """The text of a run without the template's tokens and the closing eos."""
+    kept = (run.origin != int(Origin.TEMPLATE)) & (run.finish != int(Finish.EOS))
+    return "".join(text for text, keep in zip(run.texts, kept.tolist(), strict=True) if keep)
+
+
+def run_of(columns: Mapping[str, Any]) -> tuple[TokenRun, bool]:
+    """Stored columns as a run, and whether all made sense: what a draw was made of may be another program's writing."""
+    try:
+        return TokenRun.from_columns(columns), True
+    except (KeyError, ValueError, TypeError, IndexError):  # an InvalidRequestError is a ValueError
+        return TokenRun.from_columns({n: c for n, c in columns.items() if not n.startswith("stage_")}), False
+
+
+def healed(run: TokenRun) -> TokenRun:
+    """The run with texts decoded as a whole, where a character was split over two pieces."""
+    return replace(run, texts=texts_of(run.token_bytes)) if BROKEN in run.text else run

@@ -1,0 +1,66 @@
+"""What a turn says of itself beside its text: how it ended, what is wrong with it, how it was made."""
+
+from __future__ import annotations
+
+from app.faults import STOPPED
+from app.workbench.making import repeat_note
+from app.workbench.setup.beginning import left_out
+from app.workbench.tree import Tree
+from storage import NodeRow
+from ui import TurnStats
+
+NOTES = {
+    "cancelled": "stopped",
+    "length": "reached the length limit",
+    "context": "the context is full",
+    "engine_died": STOPPED,
+    "app_ended": "cut off when Elsewise ended",
+    "error": "failed",
+}
+CUT = "a stop text cut it before it had the form asked for"
+DAMAGED = "some of this turn's stored rows are damaged; what could be read is shown"
+
+
+def note_of(tree: Tree, node: NodeRow, *, damaged: bool) -> str:
+    """What is said under a turn that is not in work.
+
+    Args:
+        tree: It stands in.
+        node: Its last run.
+        damaged: Not everything of it could be read.
+    """
+    if damaged:
+        return DAMAGED
+    if node.role != "assistant":
+        return _not_seen(tree, node)
+    message = node.stats.get("message")
+    if isinstance(message, str):
+        return message
+    cut = (node.status, node.finish_reason) == ("partial", "stop")
+    ended = CUT if cut else NOTES.get(node.finish_reason or "", "")
+    return " · ".join(note for note in (repeat_note(node.stats), ended) if note)
+
+
+def _not_seen(tree: Tree, node: NodeRow) -> str:
+    """What is said where a path goes on without the turns before."""
+    root = tree.nodes.get(node.parent_id) if node.parent_id is not None else None
+    count = left_out(root.stats) if root is not None and root.role == "system" else 0
+    return f"{_turns(count)} not seen by the model; the whole conversation stands beside this" if count else ""
+
+
+def _turns(count: int) -> str:
+    return "1 earlier turn is" if count == 1 else f"{count:,} earlier turns are"
+
+
+def stored_stats(node: NodeRow) -> TurnStats | None:
+    """How a stored answer was made."""
+    stats = node.stats
+    if "generated" not in stats and "reused" not in stats:
+        return None
+    return TurnStats(
+        reused=stats.get("reused"),  # neither where nothing was read
+        computed=stats.get("computed"),
+        first_token_seconds=stats.get("first_token_seconds"),
+        tokens_per_second=stats.get("tokens_per_second"),
+        logprob=stats.get("logprob"),
+    )

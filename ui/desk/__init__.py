@@ -1,0 +1,9 @@
+"""Between the workbench and the widgets: what is asked, in which order, and what the answers mean for what is shown.
+
+No widget is known here. Every command is a coroutine run by `Tasks`; news comes from the port through `EventQueue`.
+"""
+
+from ui.desk.desk import Desk
+from ui.desk.showing import Showing
+
+__all__ = ["Desk", "Showing"]

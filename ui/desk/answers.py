@@ -1,0 +1,89 @@
+"""Messages and answers of the session that is shown."""
+
+from __future__ import annotations
+
+from PySide6.QtCore import QObject, Signal
+
+from ui.desk.drafts import DraftsDesk
+from ui.desk.showing import Showing
+from ui.port import Made
+
+
+class AnswersDesk(QObject):
+    """Part of `Desk`.
+
+    Args:
+        showing: The session that is shown.
+        drafts: What is asked about a message ends when it is sent.
+    """
+
+    copied = Signal(int, int)  # what was asked of the first session goes on in the second, which is shown next
+    draft_saved = Signal(int, str)  # session and message: it is in the store, the draft has done its work
+
+    def __init__(self, showing: Showing, drafts: DraftsDesk) -> None:
+        super().__init__(showing)
+        self._showing = showing
+        self._drafts = drafts
+        self._workbench = showing.workbench
+        self._sending: tuple[int, str] | None = None  # session and text, until the store has it
+        showing.watch(lambda session_id: self._sending is not None and self._sending[0] == session_id)
+
+    def send(self, text: str, replaces: int | None = None) -> None:
+        """Sends a message, or another version of the user's turn `replaces`; the draft stays until `draft_saved`."""
+        shown = self._showing.shown
+        if shown is not None and not self._showing.running:
+            self._drafts.drop_score()
+            self._sending = (shown.session_id, text)
+            self._showing.activity_changed.emit()
+            self._showing.tasks.run(self._send(shown.session_id, text, replaces))
+
+    def stop(self) -> None:
+        """Stops the answer that is under way."""
+        if self._showing.shown is not None:
+            self._workbench.stop(self._showing.shown.session_id)
+
+    def branch(self, node_id: int, index: int, token_id: int) -> None:
+        """Goes on with another token at that place."""
+        self._showing.ask(lambda session: self._workbench.branch(session, node_id, index, token_id))
+
+    def answer_call(self, node_id: int, text: str) -> None:
+        """The result of the calls in an answer."""
+        self._showing.ask(lambda session: self._workbench.answer_call(session, node_id, text))
+
+    def regenerate(self, node_id: int) -> None:
+        """Another answer beside that one."""
+        self._showing.ask(lambda session: self._workbench.regenerate(session, node_id))
+
+    def regenerate_exactly(self, node_id: int) -> None:
+        """The same answer once more, beside that one."""
+        self._showing.ask(lambda session: self._workbench.regenerate_exactly(session, node_id))
+
+    def continue_turn(self, node_id: int) -> None:
+        """Goes on with an answer that was stopped."""
+        self._showing.ask(lambda session: self._workbench.continue_turn(session, node_id))
+
+    def how_made(self, node_id: int) -> Made | None:
+        """How an answer was made."""
+        shown = self._showing.shown
+        return None if shown is None else self._workbench.how_made(shown.session_id, node_id)
+
+    def saved(self, session_id: int) -> None:
+        """The session has the message now: a refusal from here on is about the answer."""
+        if self._sending is not None and self._sending[0] == session_id:
+            text = self._sending[1]
+            self._sending = None
+            self.draft_saved.emit(session_id, text)
+
+    def go_on_in_copy(self, source_id: int, copy_id: int) -> None:
+        """What is under way for a session belongs to its copy."""
+        if self._sending is not None and self._sending[0] == source_id:
+            self._sending = (copy_id, self._sending[1])
+        self.copied.emit(source_id, copy_id)
+
+    async def _send(self, session_id: int, text: str, replaces: int | None) -> None:
+        try:
+            await self._workbench.send(session_id, text, replaces)
+            self.saved(session_id)
+        finally:
+            self._sending = None
+            self._showing.activity_changed.emit()

@@ -1,0 +1,121 @@
+"""One open session and the list beside it: the parts of the desk, and the news for them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from PySide6.QtCore import QObject, Signal
+
+from ui.desk.answers import AnswersDesk
+from ui.desk.drafts import DraftsDesk
+from ui.desk.draws import DrawsDesk
+from ui.desk.models import ModelsDesk
+from ui.desk.sessions import SessionsDesk
+from ui.desk.showing import Showing
+from ui.desk.tree import TreeDesk
+from ui.desk.undo import UndoStack
+from ui.port import (
+    ColumnsChanged,
+    ColumnTokens,
+    EngineState,
+    Event,
+    SessionChanged,
+    SessionCopied,
+    SessionsChanged,
+    StatusChanged,
+    TokensArrived,
+    TurnChanged,
+    Workbench,
+)
+
+
+class Desk(Showing):
+    """Each part has the commands of its subject and tells what came of them.
+
+    Args:
+        workbench: The use cases.
+        parent: Owns the desk.
+    """
+
+    turn_changed = Signal(object)  # TurnView of the path shown
+    tokens_arrived = Signal(int, object)  # node id, TokenRun, already part of `shown`
+    status_changed = Signal(object)  # StatusView
+
+    def __init__(self, workbench: Workbench, parent: QObject) -> None:
+        super().__init__(workbench, self._deliver, parent)
+        self.undo_stack = UndoStack(self.tasks, self)
+        self.sessions = SessionsDesk(self, self.undo_stack)
+        self.tree = TreeDesk(self, self.undo_stack)
+        self.drafts = DraftsDesk(self)
+        self.answers = AnswersDesk(self, self.drafts)
+        self.draws = DrawsDesk(self)
+        self.models = ModelsDesk(self)
+
+    @property
+    def engine(self) -> EngineState:
+        """What the engine is doing, as last told."""
+        return self.workbench.status.engine
+
+    def token_bytes(self, ids: Sequence[int]) -> list[bytes]:
+        """The bytes of any tokens, for showing alternatives."""
+        return [] if self.shown is None else list(self.workbench.token_text(self.shown.session_id, ids))
+
+    def start(self, session_id: int | None) -> None:
+        """Listens, lists the sessions and opens one: the given one, else the first of the list, else a new one."""
+        self.workbench.subscribe(self.events.push)
+        self.status_changed.emit(self.workbench.status)
+        opening = self.tasks.run(self._start(session_id))
+        opening.add_done_callback(self._then_list_models)  # what is looked at goes first
+
+    async def close(self) -> None:
+        """Saves and ends everything; safe to call once."""
+        self.events.close()
+        self.shown = None  # nothing is asked any more on behalf of a session
+        await self.workbench.close()
+        await self.tasks.cancel()
+
+    async def _start(self, session_id: int | None) -> None:
+        sessions = await self.sessions.list_all()
+        if session_id is None and sessions:
+            session_id = sessions[0].session_id
+        if self.shown is None:  # someone may have pressed New session already
+            await (self.open_new() if session_id is None else self.open_session(session_id))
+
+    def _then_list_models(self, opening: asyncio.Task[None]) -> None:
+        if not opening.cancelled():
+            self.models.ask()
+
+    def _deliver(self, event: Event) -> None:
+        match event:
+            case StatusChanged(status):
+                self.status_changed.emit(status)
+            case SessionsChanged():
+                self.sessions.ask()
+            case SessionChanged(view):
+                if self.is_shown(view.session_id):
+                    self.answers.saved(view.session_id)
+                    self.show(view)
+            case SessionCopied(source_id, view):
+                if self.is_shown(source_id):
+                    self.answers.go_on_in_copy(source_id, view.session_id)
+                    self.show(view)
+            case ColumnsChanged(session_id, columns):
+                self.draws.take_columns(session_id, columns)
+            case ColumnTokens():
+                self.draws.take_tokens(event)
+            case TokensArrived():
+                self._take_tokens(event)
+            case TurnChanged():
+                self._take_turn(event)
+
+    def _take_tokens(self, news: TokensArrived) -> None:
+        shown = self.shown
+        if shown is not None and news.session_id == shown.session_id and shown.append(news.node_id, news.run):
+            self.tokens_arrived.emit(news.node_id, news.run)
+
+    def _take_turn(self, news: TurnChanged) -> None:
+        shown = self.shown
+        if shown is not None and news.session_id == shown.session_id and shown.replace_turn(news.turn):
+            self.turn_changed.emit(news.turn)
+            self.activity_changed.emit()

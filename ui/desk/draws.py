@@ -1,0 +1,99 @@
+"""Draws: how a token was drawn, how one place could go on, what would follow an alternative."""
+
+from __future__ import annotations
+
+from PySide6.QtCore import QObject, Signal
+
+from ui.desk.showing import Showing, in_silence
+from ui.port import Columns, ColumnTokens
+
+PREVIEW_TOKENS = 8
+PREVIEW = "preview"
+
+
+class DrawsDesk(QObject):
+    """Part of `Desk`.
+
+    Args:
+        showing: The session that is shown.
+    """
+
+    columns_changed = Signal(object)  # Columns | None of the session shown
+    column_tokens = Signal(int, object, float)  # node id, TokenRun, sum of all log-probabilities of the column
+    preview_found = Signal(int, int, int, object)  # node id, index, token id, Sequence[bytes]
+    drawing_found = Signal(int, int, object)  # node id, index, Drawing | None
+    row_found = Signal(int, int, object)  # node id, index, (vocab,) float32
+    row_refused = Signal(str)
+
+    def __init__(self, showing: Showing) -> None:
+        super().__init__(showing)
+        self._showing = showing
+        self._workbench = showing.workbench
+        self._columns: dict[int, Columns] = {}  # by session, until they are closed
+        showing.watch(self._is_running)
+        showing.other_shown.connect(lambda session_id: self.columns_changed.emit(self._columns.get(session_id)))
+
+    # ---- several continuations ----------------------------------------------------------------------------------
+
+    def find_columns(self, node_id: int, index: int | None, count: int, *, beams: bool) -> None:
+        """Several continuations of one place: in front of a token, or (None) of the end of an answer."""
+        find = self._workbench.beams if beams else self._workbench.continue_many
+        self._showing.ask(lambda session: find(session, node_id, index, count))
+
+    def close_columns(self) -> None:
+        """Shows the columns no more; they stay among the branches."""
+        if self._showing.shown is not None:
+            self._columns.pop(self._showing.shown.session_id, None)
+            self.columns_changed.emit(None)
+
+    def take_columns(self, session_id: int, columns: Columns | None) -> None:
+        """News of the columns of a session."""
+        if columns is None:
+            self._columns.pop(session_id, None)
+        else:
+            self._columns[session_id] = columns
+        if self._showing.is_shown(session_id):
+            self.columns_changed.emit(columns)
+            self._showing.activity_changed.emit()
+
+    def take_tokens(self, news: ColumnTokens) -> None:
+        """More tokens of one column."""
+        if self._showing.is_shown(news.session_id):
+            self.column_tokens.emit(news.node_id, news.run, news.logprob)
+
+    def _is_running(self, session_id: int) -> bool:
+        columns = self._columns.get(session_id)
+        return columns is not None and columns.running
+
+    # ---- one token ----------------------------------------------------------------------------------------------
+
+    def ask_preview(self, node_id: int, index: int, token_id: int) -> None:
+        """Asks for the likeliest words after another token."""
+
+        def refused(words: str) -> None:
+            self.preview_found.emit(node_id, index, token_id, ())
+            self._showing.refused.emit(words)
+
+        self._showing.ask_latest(PREVIEW, lambda session: self._find_preview(session, node_id, index, token_id), refused)
+
+    def drop_preview(self) -> None:
+        """Nobody waits for it any more."""
+        self._showing.tasks.drop(PREVIEW)
+
+    def ask_drawing(self, node_id: int, index: int) -> None:
+        """Looks up how a token was drawn."""
+        self._showing.ask_latest("drawing", lambda session: self._find_drawing(session, node_id, index), in_silence)
+
+    def ask_row(self, node_id: int, index: int) -> None:
+        """Asks the model for everything it might have said at a place."""
+        self._showing.ask_latest("row", lambda session: self._find_row(session, node_id, index), self.row_refused.emit)
+
+    async def _find_preview(self, session_id: int, node_id: int, index: int, token_id: int) -> None:
+        words = await self._workbench.preview(session_id, node_id, index, token_id, PREVIEW_TOKENS)
+        self.preview_found.emit(node_id, index, token_id, words)
+
+    async def _find_drawing(self, session_id: int, node_id: int, index: int) -> None:
+        self.drawing_found.emit(node_id, index, await self._workbench.drawing(session_id, node_id, index))
+
+    async def _find_row(self, session_id: int, node_id: int, index: int) -> None:
+        self.row_found.emit(node_id, index, await self._workbench.whole_row(session_id, node_id, index))

@@ -1,0 +1,49 @@
+"""Which model answers, on which engine."""
+
+from __future__ import annotations
+
+from PySide6.QtCore import QObject, Signal
+
+from ui.desk.showing import Showing
+
+
+class ModelsDesk(QObject):
+    """Part of `Desk`.
+
+    Args:
+        showing: Has the tasks.
+    """
+
+    listed = Signal(object)  # Sequence[ModelChoice]
+    menu_ready = Signal(object, object)  # Sequence[ModelChoice], Sequence[BackendChoice], on request
+
+    def __init__(self, showing: Showing) -> None:
+        super().__init__(showing)
+        self._tasks = showing.tasks
+        self._workbench = showing.workbench
+
+    def ask(self) -> None:
+        """Reads the shelf."""
+        self._tasks.run(self._list())
+
+    def ask_menu(self) -> None:
+        """Reads the shelf for the menu."""
+        self._tasks.latest("models", self._list(menu=True))
+
+    def choose_model(self, source: str) -> None:
+        """Another model from the next request on."""
+        self._tasks.run(self._choose_model(source))
+
+    def choose_backend(self, name: str) -> None:
+        """Another engine from the next request on."""
+        self._tasks.run(self._workbench.choose_backend(name))
+
+    async def _list(self, *, menu: bool = False) -> None:
+        models = await self._workbench.models()
+        self.listed.emit(models)
+        if menu:
+            self.menu_ready.emit(models, self._workbench.backends())
+
+    async def _choose_model(self, source: str) -> None:
+        await self._workbench.choose_model(source)
+        await self._list()

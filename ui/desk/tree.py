@@ -1,0 +1,78 @@
+"""The branches of the session that is shown: which one is seen, which are out of sight, how two differ."""
+
+from __future__ import annotations
+
+from PySide6.QtCore import QObject, Signal
+
+from ui.desk.showing import Showing
+from ui.desk.undo import Undo, UndoStack
+
+
+class TreeDesk(QObject):
+    """Part of `Desk`.
+
+    Args:
+        showing: The session that is shown.
+        undo: Takes the ways back.
+    """
+
+    compared = Signal(object)  # BranchDiff of the session that is shown
+
+    def __init__(self, showing: Showing, undo: UndoStack) -> None:
+        super().__init__(showing)
+        self._showing = showing
+        self._workbench = showing.workbench
+        self._undo = undo
+
+    def select(self, node_id: int) -> None:
+        """Shows the path through that node; can be undone."""
+        before = self._tip
+        if before is not None:
+            self._showing.ask_latest("open", lambda session: self._select(session, node_id, before))
+
+    def step_variant(self, by: int) -> None:
+        """To the previous (-1) or next (+1) sibling of the deepest turn that has any."""
+        fork = self._showing.shown.fork if self._showing.shown is not None else None
+        target = fork.step(by) if fork is not None else None
+        if target is not None:
+            self.select(target)
+
+    def compare(self, node_id: int) -> None:
+        """Compares the branch that is shown with the one through that node."""
+        tip = self._tip
+        if tip is not None:
+            self._showing.ask_latest("compare", lambda session: self._compare(session, tip, node_id))
+
+    def prune(self, node_id: int, start: int, pruned: bool) -> None:  # a state, not an option
+        """Puts a branch out of sight, or back; can be undone."""
+        before = self._tip
+        if before is not None:
+            branch = (node_id, start)
+            self._showing.ask_latest("open", lambda session: self._prune(session, branch, before, pruned=pruned))
+
+    @property
+    def _tip(self) -> int | None:
+        """The last node of the path that is shown; None where nothing has been said yet."""
+        shown = self._showing.shown
+        return shown.view.turns[-1].node_id if shown is not None and shown.view.turns else None
+
+    async def _select(self, session_id: int, node_id: int, before: int | None) -> None:
+        view = await self._workbench.select(session_id, node_id)
+        if before is not None:
+            self._undo.remember(Undo(self.tr("Branch Selection"), lambda: self._select(session_id, before, None)))
+        self._showing.show_answer(view)
+
+    async def _compare(self, session_id: int, left: int, right: int) -> None:
+        diff = await self._workbench.compare(session_id, left, right)
+        if self._showing.is_shown(session_id):
+            self.compared.emit(diff)
+
+    async def _prune(self, session_id: int, branch: tuple[int, int], before: int, *, pruned: bool) -> None:
+        await self._workbench.prune(session_id, *branch, pruned)
+
+        async def back() -> None:
+            await self._workbench.prune(session_id, *branch, not pruned)
+            if self._showing.is_shown(session_id) and pruned:
+                await self._select(session_id, before, None)
+
+        self._undo.remember(Undo(self.tr("Prune Branch") if pruned else self.tr("Restore Branch"), back))

@@ -1,0 +1,107 @@
+"""What the window needs from the rest of the app: one Protocol and the plain values it trades in.
+
+Nothing in `ui` knows a model, a database or a process; `app.workbench` satisfies `Workbench`. All members are called on
+the window's thread, inside the running event loop. Commands are coroutines; what happens meanwhile arrives as events at
+the listener given to `subscribe`, on the same thread, in order.
+"""
+
+from __future__ import annotations
+
+from ui.port.answers import AnswerCommands, Made, Setting
+from ui.port.drafts import Composition, ContextPart, DraftCommands, PartKind
+from ui.port.drawing import Column, ColumnKind, Columns, Drawing, DrawingUses
+from ui.port.engine import BackendChoice, EngineCommands, EngineState, ModelChoice, StatusView
+from ui.port.events import (
+    ColumnsChanged,
+    ColumnTokens,
+    Event,
+    SessionChanged,
+    SessionCopied,
+    SessionsChanged,
+    StatusChanged,
+    TokensArrived,
+    TurnChanged,
+)
+from ui.port.sessions import BranchRow, SessionCommands, SessionSummary, SessionView
+from ui.port.settings import AppSettings, DataFacts, SettingsCommands, SettingsView
+from ui.port.setup import (
+    AdapterChoice,
+    AdapterLine,
+    AnswerFormat,
+    FormatKind,
+    Guess,
+    ModelFacts,
+    OptionView,
+    SessionSetup,
+    SetupCommands,
+    TextFile,
+    ToolCard,
+)
+from ui.port.shelf import FolderView, ShelfCommands, TrashedSession
+from ui.port.transfers import BranchDiff, DiffPart, DiffSide, ExportKind, ImportResult, OnTransfer, TransferCommands
+from ui.port.turns import Tier, TurnStats, TurnStatus, TurnView
+from ui.port.workbench import Refusal, Workbench
+
+__all__ = [
+    "AdapterChoice",
+    "AdapterLine",
+    "AnswerCommands",
+    "AnswerFormat",
+    "AppSettings",
+    "BackendChoice",
+    "BranchDiff",
+    "BranchRow",
+    "Column",
+    "ColumnKind",
+    "ColumnTokens",
+    "Columns",
+    "ColumnsChanged",
+    "Composition",
+    "ContextPart",
+    "DataFacts",
+    "DiffPart",
+    "DiffSide",
+    "DraftCommands",
+    "Drawing",
+    "DrawingUses",
+    "EngineCommands",
+    "EngineState",
+    "Event",
+    "ExportKind",
+    "FolderView",
+    "FormatKind",
+    "Guess",
+    "ImportResult",
+    "Made",
+    "ModelChoice",
+    "ModelFacts",
+    "OnTransfer",
+    "OptionView",
+    "PartKind",
+    "Refusal",
+    "SessionChanged",
+    "SessionCommands",
+    "SessionCopied",
+    "SessionSetup",
+    "SessionSummary",
+    "SessionView",
+    "SessionsChanged",
+    "Setting",
+    "SettingsCommands",
+    "SettingsView",
+    "SetupCommands",
+    "ShelfCommands",
+    "StatusChanged",
+    "StatusView",
+    "TextFile",
+    "Tier",
+    "TokensArrived",
+    "ToolCard",
+    "TransferCommands",
+    "TrashedSession",
+    "TurnChanged",
+    "TurnStats",
+    "TurnStatus",
+    "TurnView",
+    "Workbench",
+]

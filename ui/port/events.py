@@ -1,0 +1,85 @@
+"""What the workbench tells the window while commands run and between them, in order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from runtime import TokenRun
+from ui.port.drawing import Columns
+from ui.port.engine import StatusView
+from ui.port.sessions import SessionView
+from ui.port.turns import TurnView
+
+
+@dataclass(frozen=True, slots=True)
+class SessionChanged:
+    """The path or the outline is another one: show `view` (turns that are unchanged are equal to the old ones)."""
+
+    view: SessionView
+
+
+@dataclass(frozen=True, slots=True)
+class SessionCopied:
+    """The sample was to be changed: it stays as it is, and what was asked goes on in a copy, `view`. Show that instead."""
+
+    source_id: int
+    view: SessionView
+
+
+@dataclass(frozen=True, slots=True)
+class TokensArrived:
+    """Tokens to append to the last turn of the path."""
+
+    session_id: int
+    node_id: int
+    run: TokenRun
+
+
+@dataclass(frozen=True, slots=True)
+class TurnChanged:
+    """A turn of the path has new numbers or another state (scored, ended, stopped, failed)."""
+
+    session_id: int
+    turn: TurnView
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnsChanged:
+    """The columns of a session are other ones, have ended or failed: show `view`; None takes them away."""
+
+    session_id: int
+    view: Columns | None
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnTokens:
+    """Tokens to append to one column; `logprob` is the sum over all its tokens, nats."""
+
+    session_id: int
+    node_id: int
+    run: TokenRun
+    logprob: float
+
+
+@dataclass(frozen=True, slots=True)
+class SessionsChanged:
+    """The session list is another one."""
+
+
+@dataclass(frozen=True, slots=True)
+class StatusChanged:
+    """The status bar is another one."""
+
+    status: StatusView
+
+
+Event = (
+    SessionChanged
+    | SessionCopied
+    | TokensArrived
+    | TurnChanged
+    | ColumnsChanged
+    | ColumnTokens
+    | SessionsChanged
+    | StatusChanged
+)

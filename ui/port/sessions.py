@@ -1,0 +1,84 @@
+"""Sessions: the list, the one that is open, its path and its branches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from ui.port.turns import TurnView
+
+
+@dataclass(frozen=True, slots=True)
+class BranchRow:
+    """One line of the outline tree."""
+
+    node_id: int
+    depth: int
+    before: str  # shared words before the divergence ("... visit")
+    name: str  # the words that differ ("Lisbon when it rains")
+    logprob: float | None  # nats, of the branch's generated tokens
+    on_path: bool  # part of the path shown
+    current: bool  # the tip of the path shown
+    likely: float | None = None  # geometric mean of those tokens' probabilities: comparable between lengths
+    start: int = 0  # the token of the node from which on the line speaks of it
+    pruned: bool = False  # put out of sight, itself or with what it leaves
+
+
+@dataclass(frozen=True, slots=True)
+class SessionSummary:
+    """One line of the session list."""
+
+    session_id: int
+    title: str
+    updated: float  # seconds since the epoch, for grouping by day only
+    branches: int
+    pinned: bool
+    is_sample: bool  # the recorded one: it stays as it is, changes go into a copy
+    folder_id: int | None = None
+    tags: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SessionView:
+    """An open session: the path shown, and the outline of all branches."""
+
+    session_id: int
+    title: str
+    turns: tuple[TurnView, ...]
+    branches: tuple[BranchRow, ...]
+    branch_name: str = ""  # where the shown branch diverged; empty when there is one
+    is_sample: bool = False
+    context_used: int = 0  # tokens
+    earlier: int = 0  # turns of the path before the first of `turns`: see `Workbench.show_earlier`
+
+
+class SessionCommands(Protocol):
+    """The list and the open session. Every coroutine may raise `Refusal`; what changes the list says `SessionsChanged`."""
+
+    async def sessions(self, query: str = "") -> Sequence[SessionSummary]:
+        """The session list, pinned first, then the latest; those whose title or text matches `query`."""
+
+    async def open_session(self, session_id: int) -> SessionView:
+        """Reads a session from the store; no model is needed."""
+
+    async def show_earlier(self, session_id: int) -> SessionView:
+        """The same with more turns of the beginning of a long path, of which only the end is shown at first."""
+
+    async def new_session(self) -> SessionView:
+        """An empty session, or the one that is open and still empty; it stands in the list once it has a turn."""
+
+    async def rename_session(self, session_id: int, title: str) -> None:
+        """Gives it another title."""
+
+    async def pin_session(self, session_id: int, pinned: bool) -> None:
+        """To the top of the list, or back to its day."""
+
+    async def trash_session(self, session_id: int) -> bool:
+        """Into the trash, where it stays for 30 days; whether an answer was being written there, which is stopped."""
+
+    async def restore_session(self, session_id: int) -> None:
+        """Back out of the trash."""
+
+    async def select(self, session_id: int, node_id: int) -> SessionView:
+        """Shows the path through `node_id`, down to the leaf that was last shown under it."""

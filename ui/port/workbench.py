@@ -1,0 +1,45 @@
+"""The one Protocol that the window knows, in parts of their own modules, and how it says no."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from ui.port.answers import AnswerCommands
+from ui.port.drafts import DraftCommands
+from ui.port.drawing import DrawingUses
+from ui.port.engine import EngineCommands
+from ui.port.events import Event
+from ui.port.sessions import SessionCommands
+from ui.port.settings import SettingsCommands
+from ui.port.setup import SetupCommands
+from ui.port.shelf import ShelfCommands
+from ui.port.transfers import TransferCommands
+
+
+class Refusal(Exception):
+    """A command that was not carried out. The text says what was wrong and what to do; nothing was lost."""
+
+
+class Workbench(
+    SessionCommands,
+    ShelfCommands,
+    AnswerCommands,
+    DraftCommands,
+    DrawingUses,
+    SetupCommands,
+    SettingsCommands,
+    TransferCommands,
+    EngineCommands,
+    Protocol,
+):
+    """The use cases of the app. Every coroutine may raise `Refusal`.
+
+    A command that would change the sample makes a copy of it, says `SessionCopied`, and goes on there.
+    """
+
+    def subscribe(self, listener: Callable[[Event], None]) -> None:
+        """Events go to `listener` from now on."""
+
+    async def close(self) -> None:
+        """Stops streams, saves, ends the engine; within 2 s."""

@@ -1,0 +1,66 @@
+"""The turns of the path that is shown, as both renderings draw them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from runtime import TokenRecord
+from ui.port import SessionView
+from ui.transcript.measure import Measure
+from ui.transcript.turn import Turn, has_own_words, is_same
+
+
+class Path:
+    """Turns that stay on the path keep their objects, and with them their layout.
+
+    Attributes:
+        turns: In order; a system turn that only the template brought is left out unless the template is shown.
+        view: What they were made of; None before a session is shown.
+        measure: The number that colours tokens.
+        template: Whether what the chat template added is shown.
+    """
+
+    def __init__(self) -> None:
+        self.turns: list[Turn] = []
+        self.view: SessionView | None = None
+        self.measure = Measure.SURPRISAL
+        self.template = False
+
+    def take(self, view: SessionView) -> Sequence[int]:
+        """Takes a session, or another path of it; the places of turns that were there and changed."""
+        held = {turn.node_id: turn for turn in self.turns} if self.is_of(view) else {}
+        turns: list[Turn] = []
+        changed: list[int] = []
+        for turn_view in view.turns:
+            if turn_view.role == "system" and not self.template and not has_own_words(turn_view.run):
+                continue
+            turn = held.get(turn_view.node_id)
+            if turn is None:
+                turn = Turn(turn_view, self.measure)
+            elif not is_same(turn, turn_view):
+                turn.take(turn_view)
+                changed.append(len(turns))
+            turns.append(turn)
+        self.turns, self.view = turns, view
+        return changed
+
+    def is_of(self, view: SessionView) -> bool:
+        """Whether the session is the one whose path this is."""
+        return self.view is not None and self.view.session_id == view.session_id
+
+    def colour_by(self, measure: Measure) -> None:
+        """Colours tokens by another number."""
+        self.measure = measure
+        for turn in self.turns:
+            turn.colour_by(measure)
+
+    def index(self, node_id: int) -> int | None:
+        """Which turn it is; None where it is not shown. The streaming one is the last."""
+        return next((i for i in reversed(range(len(self.turns))) if self.turns[i].node_id == node_id), None)
+
+    def record(self, node_id: int, index: int) -> TokenRecord | None:
+        """The numbers of a token, streamed ones included; None where there is no such token."""
+        turn = self.index(node_id)
+        if turn is None or not 0 <= index < len(self.turns[turn].tokens):
+            return None
+        return self.turns[turn].tokens.record(index)

@@ -1,0 +1,165 @@
+"""The window from start to end: its parts, how it was left, what is saved when it closes."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from PySide6.QtCore import QByteArray, Signal
+from PySide6.QtGui import QCloseEvent
+from PySide6.QtWidgets import QApplication, QMainWindow, QMenu
+
+from ui.about import AboutBox
+from ui.actions import Actions, connect
+from ui.desk import Desk
+from ui.frame import Frame
+from ui.port import AppSettings, Workbench
+from ui.settings import SettingsWindow
+from ui.setup import SAMPLING, SetupDesk, SetupPopover
+from ui.stage import Stage
+from ui.theme.scheme import Scheme, apply_theme
+from ui.transcript import Measure, Mode
+from ui.transferring import Transfers
+from ui.window.commands import Commands
+from ui.window.menu import install_menu, wire_answers, wire_session, wire_view
+from ui.window.wiring import wire_parts
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class WindowState:
+    """What a window is opened with and leaves behind. `geometry` is Qt's own, base64."""
+
+    geometry: str = ""
+    sidebar: bool = True
+    inspector: bool = True
+    mode: str = Mode.TOKENS.value
+    drafts: Sequence[Sequence[int | str]] = ()  # session id (0: a session without turns) and what was not sent
+    colours: str = Measure.SURPRISAL.value
+
+
+class MainWindow(QMainWindow):
+    """The one window. `start` needs a running event loop (qasync's); `closed` says that everything is saved and ended.
+
+    Args:
+        workbench: The use cases.
+        state: How the last window was left.
+        keep_state: Called with this window's state when it closes.
+    """
+
+    closed = Signal()
+
+    def __init__(
+        self,
+        workbench: Workbench,
+        *,
+        state: WindowState | None = None,
+        keep_state: Callable[[WindowState], None] | None = None,
+    ) -> None:
+        super().__init__()
+        state = state or WindowState()
+        self._keep_state = keep_state
+        self._ending: asyncio.Task[None] | None = None
+        self._ended = False
+        self._text_percent = 100
+        self.setWindowTitle("Elsewise")
+        self.setMinimumSize(560, 420)
+        self.desk = Desk(workbench, self)
+        self.parts = Frame(sidebar=state.sidebar, inspector=state.inspector)
+        self.parts.composer.remember(state.drafts)
+        self.setCentralWidget(self.parts)
+        self.acts = Actions(self)
+        self.stage = Stage(self, self.desk, self.parts, self.acts)
+        self.transfers = Transfers(workbench, self.desk, self.parts.status, self.parts.composer.notice, self)
+        self.setup = SetupDesk(self.desk, workbench)
+        self.popover = SetupPopover(self.setup, self.parts.top.model, self.parts)
+        self.settings = SettingsWindow(self.desk, workbench, self)
+        self._commands = Commands(self.desk, self.parts, self.stage, self.setup, self)
+        wire_parts(self, self.desk, self.parts, self.stage, self._commands)
+        self._wire_setup()
+        self._wire_menu()
+        self.resize(1360, 860)
+        if state.geometry:
+            self.restoreGeometry(QByteArray.fromBase64(state.geometry.encode()))
+        self.stage.set_mode(Mode(state.mode) if state.mode in set(Mode) else Mode.TOKENS)  # a newer version's may be unknown
+        self.stage.colour_by(Measure(state.colours) if state.colours in set(Measure) else Measure.SURPRISAL)
+        self.stage.refresh()
+
+    def start(self, session_id: int | None = None) -> None:
+        """Fills the window: the given session, else the first of the list. Call inside the running loop."""
+        self.desk.start(session_id)
+        self.parts.composer.setFocus()
+
+    # ---- wiring -------------------------------------------------------------------------------------------------
+
+    def _wire_setup(self) -> None:
+        desk, popover = self.desk, self.popover
+        self.parts.top.setup_wanted.connect(popover.toggle)
+        self.parts.composer.setup_wanted.connect(lambda: popover.toggle(SAMPLING))
+        popover.model.models_wanted.connect(desk.models.ask_menu)
+        self.settings.shown.connect(lambda view: self.apply(view.values))
+        self.settings.colours_wanted.connect(self.stage.colour_by)
+        for news in (desk.session_shown, desk.models.listed, desk.activity_changed, desk.status_changed):
+            news.connect(self._refresh_setup)
+
+    def _wire_menu(self) -> None:
+        install_menu(QMenu(self), self.acts, self.parts)
+        wire_session(self.acts, self.desk, self._commands, self.transfers)
+        wire_answers(self.acts, self.desk, self._commands, self.popover)
+        wire_view(self.acts, self.parts, self.stage, self._commands)
+        connect(self.acts.settings, self._open_settings)
+        connect(self.acts.about, lambda: AboutBox(self).open())
+        connect(self.acts.close, self.close)
+        connect(self.acts.quit, self.close)
+
+    def _refresh_setup(self) -> None:
+        """What holds may be another thing for another session, path or model; nobody asks while nobody looks."""
+        if self.popover.isVisible():
+            self.setup.ask()
+
+    # ---- settings -----------------------------------------------------------------------------------------------
+
+    def apply(self, values: AppSettings) -> None:
+        """Looks as the settings say."""
+        application = QApplication.instance()
+        assert isinstance(application, QApplication)
+        apply_theme(application, Scheme(values.scheme))
+        if self._text_percent != values.text_percent:
+            self._text_percent = values.text_percent
+            self.parts.transcript.set_text_scale(values.text_percent / 100)
+
+    def _open_settings(self) -> None:
+        self.settings.show_colours(self.parts.transcript.measure)
+        self.settings.open()
+
+    # ---- the end ------------------------------------------------------------------------------------------------
+
+    def closeEvent(self, event: QCloseEvent) -> None:
+        """Waits for the workbench to save and end (< 2 s), then closes for good; asking twice changes nothing."""
+        if self._ended:
+            super().closeEvent(event)
+            return
+        event.ignore()
+        if self._ending is None:
+            self._ending = asyncio.get_running_loop().create_task(self._end())
+
+    async def _end(self) -> None:
+        if self._keep_state is not None:
+            geometry = bytes(self.saveGeometry().toBase64().data()).decode()
+            parts = self.parts
+            mode, drafts = self.stage.mode.value, parts.composer.drafts()
+            colours = parts.transcript.measure.value
+            self._keep_state(WindowState(geometry, parts.wants_sidebar, parts.wants_inspector, mode, drafts, colours))
+        self.setEnabled(False)
+        self.settings.close()
+        try:
+            await self.transfers.close()
+            await self.desk.close()
+        except Exception:  # the border: a window that cannot be closed would help nobody
+            logger.exception("closing failed; what was saved before is kept")
+        self._ended = True
+        self.close()
+        self.closed.emit()

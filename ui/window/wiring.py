@@ -1,0 +1,125 @@
+"""Parts to desk: what each part of the window asks for, and the answers that only it waits for.
+
+What changes for all parts at once goes the other way through `ui.stage`.
+"""
+
+from __future__ import annotations
+
+from PySide6.QtGui import QKeySequence, QShortcut
+from PySide6.QtWidgets import QWidget
+
+from ui.desk import Desk
+from ui.frame import Frame
+from ui.stage import Stage
+from ui.window.commands import Commands
+
+
+def wire_parts(window: QWidget, desk: Desk, parts: Frame, stage: Stage, commands: Commands) -> None:
+    """All parts of the frame."""
+    _wire_sessions(desk, parts, commands)
+    _wire_tree(desk, parts)
+    _wire_composer(desk, parts, commands)
+    _wire_top(desk, parts, stage, commands)
+    _wire_transcript(desk, parts, stage, commands)
+    _wire_finder(parts)
+    _wire_inspector(window, desk, parts, stage, commands)
+    _wire_columns(desk, parts, commands)
+
+
+def _wire_sessions(desk: Desk, parts: Frame, commands: Commands) -> None:
+    panel = parts.sidebar.sessions
+    panel.chosen.connect(desk.open)
+    panel.renamed.connect(desk.sessions.rename)
+    panel.pinned.connect(desk.sessions.pin)
+    panel.trashed.connect(commands.trash)
+    panel.restored.connect(desk.sessions.restore)
+    panel.searched.connect(desk.sessions.search)
+    panel.tagged.connect(desk.sessions.tag)
+    panel.arranged.connect(desk.sessions.arrange)
+    panel.moved.connect(desk.sessions.move)
+    panel.folder_wanted.connect(desk.sessions.create_folder)
+    panel.folder_renamed.connect(desk.sessions.rename_folder)
+    panel.folder_removed.connect(desk.sessions.remove_folder)
+    panel.trash_wanted.connect(desk.sessions.show_trash)
+    panel.emptied.connect(desk.sessions.empty)
+
+
+def _wire_tree(desk: Desk, parts: Frame) -> None:
+    tree = parts.sidebar.tree
+    tree.selected.connect(desk.tree.select)
+    tree.prune_wanted.connect(desk.tree.prune)
+    tree.compare_wanted.connect(desk.tree.compare)
+    desk.tree.compared.connect(parts.show_comparison)
+    desk.session_shown.connect(lambda _view: parts.compare.dismiss())
+
+
+def _wire_composer(desk: Desk, parts: Frame, commands: Commands) -> None:
+    composer = parts.composer
+    composer.sent.connect(commands.send)
+    composer.stopped.connect(desk.answers.stop)
+    composer.drafted.connect(desk.drafts.compose)
+    composer.settled.connect(desk.drafts.score)
+    composer.attach_wanted.connect(desk.drafts.read_file)
+    composer.leave_out_wanted.connect(desk.drafts.leave_out)
+    composer.larger_wanted.connect(desk.drafts.grow_context)
+    composer.new_wanted.connect(commands.new_session)
+    composer.pin_wanted.connect(commands.pin_file)
+    parts.cards.answered.connect(desk.answers.answer_call)
+
+
+def _wire_top(desk: Desk, parts: Frame, stage: Stage, commands: Commands) -> None:
+    parts.top.mode_chosen.connect(stage.set_mode)
+    parts.top.step_wanted.connect(desk.tree.step_variant)
+    parts.top.model_chosen.connect(desk.models.choose_model)
+    parts.top.backend_chosen.connect(desk.models.choose_backend)
+    parts.top.new_button.clicked.connect(commands.new_session)
+    parts.status.legend.measure_chosen.connect(stage.colour_by)
+
+
+def _wire_transcript(desk: Desk, parts: Frame, stage: Stage, commands: Commands) -> None:
+    view = parts.transcript
+    view.token_pinned.connect(stage.show_pin)
+    view.alternative_chosen.connect(commands.branch)
+    view.preview_wanted.connect(desk.draws.ask_preview)
+    view.preview_left.connect(desk.draws.drop_preview)
+    desk.draws.preview_found.connect(view.show_preview)
+    view.variant_requested.connect(desk.tree.select)
+    view.edit_requested.connect(commands.edit)
+    view.regenerate_requested.connect(commands.regenerate)
+    view.repeat_requested.connect(commands.regenerate_exactly)
+    view.continue_requested.connect(commands.continue_turn)
+    view.copy_requested.connect(commands.copy)
+    view.earlier_requested.connect(desk.show_earlier)
+    view.link_requested.connect(parts.link.ask)
+    parts.link.copy_wanted.connect(commands.copy)
+    parts.link.open_wanted.connect(commands.open_link)
+
+
+def _wire_finder(parts: Frame) -> None:
+    parts.transcript.found_changed.connect(parts.finder.show_place)
+    parts.finder.wanted.connect(parts.transcript.look_for)
+    parts.finder.step_wanted.connect(parts.transcript.find_next)
+    parts.finder.closed.connect(parts.transcript.setFocus)
+
+
+def _wire_inspector(window: QWidget, desk: Desk, parts: Frame, stage: Stage, commands: Commands) -> None:
+    inspector, why = parts.inspector, parts.inspector.why
+    inspector.alternative_chosen.connect(commands.branch)
+    inspector.token_chosen.connect(stage.pin)
+    inspector.columns_wanted.connect(commands.find_columns_at)
+    inspector.token.preview_wanted.connect(parts.transcript.preview)
+    why.drawing_wanted.connect(desk.draws.ask_drawing)
+    why.row_wanted.connect(desk.draws.ask_row)
+    desk.draws.drawing_found.connect(why.show_drawing)
+    desk.draws.row_found.connect(why.show_row)
+    desk.draws.row_refused.connect(why.say)
+    for number in range(1, 10):
+        # Text fields keep their digits: they claim printable keys before shortcuts do.
+        key = QShortcut(QKeySequence(str(number)), window)
+        key.activated.connect(lambda number=number: inspector.token.alternatives.press(number))
+
+
+def _wire_columns(desk: Desk, parts: Frame, commands: Commands) -> None:
+    parts.columns.kept.connect(commands.keep_column)
+    parts.columns.stopped.connect(desk.answers.stop)
+    parts.columns.closed.connect(desk.draws.close_columns)
