@@ -50,8 +50,8 @@ class SessionSource:
         """Everything in it, in the order in which it is to be written."""
         session = self._session
         yield SessionPart(self._title, more={name: session.row[name] for name in SESSION_MORE})
-        for place in session.place():
-            yield PlacePart(place["folder_id"], place["tags"])
+        for stands in session.place():
+            yield PlacePart(stands["folder_id"], stands["tags"])
         places: dict[int | None, int | None] = {None: None}
         for row in session.nodes():
             places[row["id"]] = len(self.nodes)

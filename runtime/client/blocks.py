@@ -13,7 +13,7 @@ from runtime.members.blocks import BlocksSaved
 
 
 class BlockCalls:
-    """`save_blocks`, `copy_blocks`, `kv_snapshot`, `kv_restore`; see `runtime.members.blocks`. A relative path counts from here."""
+    """KV blocks and snapshots; see `runtime.members.blocks`. Relative paths: from here."""
 
     _calls: Calls
 
