@@ -196,11 +196,11 @@ def test_what_a_session_is_set_to_travels_without_the_folders_of_this_machine(pa
 
     async def fill(store: SessionStore) -> int:
         session = await branching(store)
-        await store.set_session_setup(session, {**setup, "adapters": [["/home/me/adapter", "a", 1.0, True]]})
+        await store.set_session_setup(session, {**setup, "adapters": [["/adapters/mine", "a", 1.0, True]]})
         return session
 
     as_portable(path, with_store(path, fill), tmp_path / "a.elsewise")
-    assert b"/home/me" not in (tmp_path / "a.elsewise").read_bytes()
+    assert b"/adapters/mine" not in (tmp_path / "a.elsewise").read_bytes()
     other = tmp_path / "other" / "sessions.sqlite3"
     with closing(sqlite3.connect(tmp_path / "a.elsewise", isolation_level=None)) as conn:  # nor does one come from elsewhere
         [[held]] = conn.execute("SELECT value FROM about WHERE name = 'setup'")
