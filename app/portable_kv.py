@@ -1,18 +1,23 @@
 """KV blocks that travel with a portable session file: from the block file of a data folder into it, and back.
 
-Only for whoever holds the folder's lock while no engine runs: the block file has one user at a time.
+The block file has one user at a time: the engine where one runs, which is asked; else whoever holds the folder's lock.
 """
 
 from __future__ import annotations
 
+import asyncio
+import os
 import sqlite3
 from contextlib import closing
 from pathlib import Path
 
 from app.kept import BUDGET
+from app.supervisor import Supervisor
 from app.workbench.session import OpenSession
-from runtime import block_keys
+from app.workbench.transfers import export
+from runtime import EngineDiedError, LanguageModel, block_keys
 from storage import SessionStore, open_blocks
+from ui import EngineState, ExportKind, OnTransfer
 
 
 async def keys_of(store: SessionStore, session_id: int) -> list[bytes]:
@@ -29,6 +34,41 @@ async def keys_of(store: SessionStore, session_id: int) -> list[bytes]:
         if len(models) == 1 and (fingerprint := models.pop()) is not None:
             keys |= dict.fromkeys(block_keys(fingerprint, session.path_ids(path)))
     return list(keys)
+
+
+async def export_with_kv(store: SessionStore, supervisor: Supervisor, session_id: int, path: Path, progress: OnTransfer) -> int:
+    """Writes a portable file with the blocks that are held of the session; how many. All of it is there then, or nothing.
+
+    Raises:
+        StoreError: The session cannot be read, or the file not be written.
+        EngineDiedError: The engine died; it is started anew with the next message.
+        OSError: The block file cannot be read, or the file not be written.
+    """
+    draft = path.with_name(f".{path.name}.{os.getpid()}.kv")
+    try:
+        await export(store.path, session_id, ExportKind.WITH_KV, draft, progress)
+        keys, blocks = await keys_of(store, session_id), supervisor.options.get("blocks")
+        starting = supervisor.state is EngineState.STARTING  # it holds the block file already
+        model = await supervisor.model() if starting else supervisor.running
+        if model is not None and model.info.options.get("blocks"):
+            copied = await _by_engine(supervisor, model, keys, draft)
+        elif model is None and blocks is not None:
+            copied = await asyncio.to_thread(put_into, draft, Path(blocks["path"]), keys)
+        else:
+            copied = 0
+        await asyncio.to_thread(draft.replace, path)
+        return copied
+    finally:
+        for leftover in (draft, draft.with_name(f"{draft.name}-journal")):
+            leftover.unlink(missing_ok=True)
+
+
+async def _by_engine(supervisor: Supervisor, model: LanguageModel, keys: list[bytes], draft: Path) -> int:
+    try:
+        return await model.copy_blocks_async(keys, draft)
+    except EngineDiedError:
+        await supervisor.died(model)
+        raise
 
 
 def put_into(file: Path, blocks: Path, keys: list[bytes]) -> int:

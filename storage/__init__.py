@@ -28,6 +28,7 @@ from storage.errors import (
 
 if TYPE_CHECKING:
     from storage.blocks.file import BlockFile, BlockFileStats, open_blocks
+    from storage.keep import vocabulary_digest
     from storage.lock import DataFolderLock, request_focus
     from storage.places import Places
     from storage.rows import (
@@ -87,10 +88,12 @@ __all__ = [
     "open_blocks",
     "request_focus",
     "salvage",
+    "vocabulary_digest",
 ]
 
 _NAMES = {
     "storage.blocks.file": ("BlockFile", "BlockFileStats", "open_blocks"),
+    "storage.keep": ("vocabulary_digest",),
     "storage.lock": ("DataFolderLock", "request_focus"),
     "storage.places": ("Places",),
     "storage.rows": (

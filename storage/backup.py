@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import datetime
+import os
 import re
+import shutil
 import sqlite3
 import threading
 from contextlib import closing
@@ -112,6 +114,21 @@ def free_name(target: Path) -> Path:
     """`target`, or the next name like it that nothing has."""
     names = [target, *(target.with_stem(f"{target.stem}-{n}") for n in range(2, 1000))]
     return next(name for name in names if not name.exists())
+
+
+def keep_as(file: Path, name: Path) -> None:
+    """Gives a file a second name, which replaces what is there: a link, or where there are none a copy that is on the disk.
+
+    The folder is not synced.
+    """
+    name.unlink(missing_ok=True)
+    try:
+        os.link(file, name)
+    except OSError:  # a file system without links
+        ensure_file(name)
+        shutil.copy2(file, name)
+    with name.open("rb") as kept:
+        os.fsync(kept.fileno())
 
 
 def _number(backup: Path) -> int:

@@ -1,59 +1,83 @@
-"""A session copied whole: the same tree and tokens under new numbers."""
+"""A session copied whole, into the same folder and with the same tags: the same tree and tokens under new numbers.
+
+It is read as it stands at one moment, and written as an import is: in slices, seen by nobody until it is whole.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
+from pathlib import Path
 
-import sqlite_utils
-
-from storage import places, sealed, search, sessions
-from storage.database import fetch
-from storage.errors import StoreDamagedError
-from storage.rows import SessionCopy
 from storage.text import clean
-
-_OWN = ("id", "sha256")  # what a copy has for itself
-
-
-def copy(db: sqlite_utils.Database, session_id: int, title: str) -> SessionCopy:
-    """Copies a session, into the same folder and with the same tags; one transaction."""
-    source = sessions.require(db, session_id)
-    rows = fetch(db, "SELECT * FROM nodes WHERE session_id = ? ORDER BY seq", [session_id])
-    if not sealed.intact("sessions", source) or len(rows) != source["node_count"]:
-        raise StoreDamagedError(f"session {session_id} is damaged and was not copied; `elsewise sessions verify` says where")
-    target = sessions.create(db, title, is_sample=False)
-    numbers: dict[int, int] = {}
-    for row in rows:
-        _require_intact("nodes", row)
-        parent = row["parent_id"]
-        values = {**_values(row), "session_id": target, "parent_id": None if parent is None else numbers[parent]}
-        numbers[row["id"]] = sealed.insert(db, "nodes", values)
-        search.index_node(db, target, numbers[row["id"]], clean(row["text"]))
-        _copy_chunks(db, row["id"], numbers[row["id"]])
-    made = sessions.require(db, target)
-    current = numbers.get(source["current_node"])
-    sealed.update(
-        db, "sessions", made, {"current_node": current, "branches": source["branches"], "node_count": source["node_count"]}
-    )
-    for place in fetch(db, "SELECT * FROM places WHERE id = ?", [session_id]):
-        if sealed.intact("places", place):  # a damaged one counts as none, as everywhere
-            places.change(db, target, folder_id=place["folder_id"], tags=place["tags"])
-    return SessionCopy(target, numbers)
+from storage.transfer.parts import NODE_MORE, SESSION_MORE, EndPart, NodePart, Part, PlacePart, SessionPart, TokensPart
+from storage.transfer.reading import StoredSession, stored_session
 
 
-def _copy_chunks(db: sqlite_utils.Database, node_id: int, target: int) -> None:
-    for chunk in fetch(db, "SELECT * FROM token_chunks WHERE node_id = ? ORDER BY id", [node_id]):
-        _require_intact("token_chunks", chunk)
-        sealed.insert(db, "token_chunks", {**_values(chunk), "node_id": target})
+class SessionSource:
+    """A session of the store as parts of an import; used by one thread.
 
+    Checksums of the copy are its own: what is damaged is refused, so that damage is never sealed in.
 
-def _values(row: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in row.items() if name not in _OWN}
+    Args:
+        store: The sessions file.
+        session_id: Which session.
+        title: What the copy is called.
 
+    Raises:
+        UnknownRowError: There is no such session.
+        StoreDamagedError: Part of it is damaged.
+    """
 
-def _require_intact(table: str, row: dict[str, Any]) -> None:
-    """A copy gets checksums of its own: damage must not be sealed in."""
-    if not sealed.intact(table, row):
-        raise StoreDamagedError(
-            f"row {row['id']} of {table} is damaged, nothing was copied; `elsewise sessions verify` says where"
-        )
+    notes: tuple[str, ...] = ()
+
+    def __init__(self, store: Path, session_id: int, title: str) -> None:
+        self._title = clean(title)
+        self._reading = stored_session(store, session_id)
+        self._session = self._reading.__enter__()
+        try:
+            self._session.require_whole()
+        except BaseException:
+            self.close()
+            raise
+        self.total, self.done = 2 * self._session.node_count, 0  # nodes: themselves, then their tokens
+        self.nodes: list[int] = []  # the original's, in the order of the copy's
+
+    def close(self) -> None:
+        """Ends the moment at which it is read."""
+        self._reading.__exit__(None, None, None)
+
+    def parts(self) -> Iterator[Part]:
+        """Everything in it, in the order in which it is to be written."""
+        session = self._session
+        yield SessionPart(self._title, more={name: session.row[name] for name in SESSION_MORE})
+        for stands in session.place():
+            yield PlacePart(stands["folder_id"], stands["tags"])
+        places: dict[int | None, int | None] = {None: None}
+        for row in session.nodes():
+            places[row["id"]] = len(self.nodes)
+            self.nodes.append(row["id"])
+            yield NodePart(
+                parent=places[row["parent_id"]],
+                role=row["role"],
+                text=clean(row["text"]),
+                at_token=row["at_token"],
+                at_byte=row["at_byte"],
+                at_end=bool(row["at_end"]),
+                turn_start=bool(row["turn_start"]),
+                status=row["status"],
+                finish_reason=row["finish_reason"],
+                token_count=row["token_count"],
+                kv_fingerprint=row["kv_fingerprint"],
+                stats=row["stats"],
+                created=row["created"],
+                more={name: row[name] for name in NODE_MORE},
+            )
+            self.done += 1
+        for place, node_id in enumerate(self.nodes):
+            yield from self._tokens(session, place, node_id)
+            self.done += 1
+        yield EndPart(places.get(session.row["current_node"]), session.row["branches"])
+
+    def _tokens(self, session: StoredSession, place: int, node_id: int) -> Iterator[Part]:
+        for row in session.chunks(node_id):
+            yield TokensPart(place, row["kv_fingerprint"], row["first"], row["count"], row["columns"], row["summary"])

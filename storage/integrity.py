@@ -72,7 +72,9 @@ def _check_session(db: sqlite_utils.Database, session: dict[str, Any]) -> Iterat
         yield DamageRow("session", f"the tree has {tips} branches, {session['branches']} were counted", sid, title)
     for place in fetch(db, "SELECT * FROM places WHERE id = ?", [sid]):
         if not sealed.intact("places", place):
-            yield DamageRow("place", "its folder, tags and order fail their checksum; setting them anew repairs it", sid, title)
+            yield DamageRow(
+                "place", "its folder, tags and order fail their checksum; setting its tags anew repairs it", sid, title
+            )
     bodies = _search_bodies(db, sid)
     if bodies.get(-sid, "") != spaced(str(session["title"])):
         yield DamageRow("search", "the title is not what search would find", sid, title)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,8 +17,14 @@ from storage.text import clean, from_json, to_json
 _vocabulary = msgspec.msgpack.Decoder(list[bytes])
 
 
+def vocabulary_digest(tokens: Sequence[bytes]) -> str:
+    """What a vocabulary is kept under: SHA-256 over the lengths of its tokens, in decimal with commas, and their bytes."""
+    lengths = ",".join(str(len(token)) for token in tokens)
+    return hashlib.sha256(lengths.encode() + b"".join(tokens)).hexdigest()
+
+
 def save_vocabulary(db: sqlite_utils.Database, digest: str, tokens: Sequence[bytes]) -> None:
-    """Saves the bytes of every token of a tokenizer; the digest names the content, so a second time changes nothing."""
+    """Saves the bytes of every token of a tokenizer; the digest names the content."""
     sealed.put(db, "vocabularies", {"digest": clean(digest), "tokens": msgspec.msgpack.encode(list(tokens))})
 
 

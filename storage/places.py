@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import sqlite_utils
 
 from storage import sealed, sessions
 from storage.database import Database, fetch, scalar
-from storage.errors import InvalidRowError, UnknownRowError
+from storage.errors import InvalidRowError, StoreDamagedError, UnknownRowError
 from storage.rows import FolderRow
 from storage.text import clean, to_json
 
 LONGEST_NAME: Final = 200  # characters of a folder's name or of a tag
 MOST_TAGS: Final = 50
+_NOWHERE: Final[Mapping[str, Any]] = {"folder_id": None, "place": None, "tags": "[]"}
 
 
 class Places:
@@ -53,7 +54,11 @@ class Places:
         await self._database.write(lambda db: order_folders(db, ids))
 
     async def move(self, session_id: int, folder_id: int | None) -> None:
-        """Puts a session into a folder, or (None) back into the list; there it stands where its last change puts it."""
+        """Puts a session into a folder, or (None) back into the list; there it stands where its last change puts it.
+
+        Raises:
+            StoreDamagedError: Its place fails its checksum; setting its tags anew repairs it.
+        """
         await self._database.write(lambda db: move(db, session_id, folder_id))
 
     async def set_tags(self, session_id: int, tags: Iterable[str]) -> None:
@@ -84,10 +89,13 @@ def create_folder(db: sqlite_utils.Database, name: str) -> int:
 
 
 def change_folder(db: sqlite_utils.Database, folder_id: int, **changes: Any) -> None:
-    """Sets columns of a folder; saving one that was damaged repairs it."""
+    """Sets columns of a folder; a new name repairs one that was damaged, anything else leaves it named as damaged."""
     row = _folder(db, folder_id)
-    place = row["place"] if isinstance(row["place"], int) else 0
-    sealed.put(db, "folders", {"id": folder_id, "name": str(row["name"]), "place": place, **changes})
+    if "name" in changes:
+        place = row["place"] if isinstance(row["place"], int) else 0
+        sealed.put(db, "folders", {"id": folder_id, "place": place, **changes})
+    else:
+        sealed.update(db, "folders", row, changes)
 
 
 def remove_folder(db: sqlite_utils.Database, folder_id: int) -> None:
@@ -114,6 +122,9 @@ def move(db: sqlite_utils.Database, session_id: int, folder_id: int | None) -> N
     """Puts a session into a folder or back."""
     if folder_id is not None:
         _folder(db, folder_id)
+    for row in _place(db, session_id):
+        if not sealed.intact("places", row):  # it would stay where it is shown, or lose its tags without a word
+            raise StoreDamagedError(f"where session {session_id} stands is damaged; set its tags anew, then it can be moved")
     change(db, session_id, folder_id=folder_id, place=None)
 
 
@@ -125,13 +136,21 @@ def pin(db: sqlite_utils.Database, session_id: int, pinned: bool) -> None:  # a 
 
 
 def change(db: sqlite_utils.Database, session_id: int, **changes: Any) -> None:
-    """Sets columns of a session's place; one that was damaged counts as none, and is repaired."""
+    """Sets columns of a session's place.
+
+    Of one that was damaged nobody knows which column is wrong: it counts as none and goes on being named, with all that can
+    be read of it, until its tags are set anew, which repairs it.
+    """
     sessions.require(db, session_id)
-    known: dict[str, Any] = {"folder_id": None, "place": None, "tags": "[]"}
-    for row in fetch(db, "SELECT * FROM places WHERE id = ?", [session_id]):
-        if sealed.intact("places", row):
-            known = {name: row[name] for name in known}
-    sealed.put(db, "places", {"id": session_id, **known, **changes})
+    rows = _place(db, session_id)
+    if not rows or ("tags" in changes and not sealed.intact("places", rows[0])):
+        sealed.put(db, "places", {"id": session_id, **_NOWHERE, **changes})
+    else:
+        sealed.update(db, "places", rows[0], changes)
+
+
+def _place(db: sqlite_utils.Database, session_id: int) -> list[dict[str, Any]]:
+    return fetch(db, "SELECT * FROM places WHERE id = ?", [session_id])
 
 
 def _folder(db: sqlite_utils.Database, folder_id: int) -> dict[str, Any]:

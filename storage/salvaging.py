@@ -6,7 +6,6 @@ keep their numbers and checksums: what is damaged in itself goes on being named 
 
 from __future__ import annotations
 
-import os
 import shutil
 import sqlite3
 import tempfile
@@ -15,8 +14,8 @@ from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any, Final
 
-from storage.backup import findings, free_name
-from storage.database import connect, ensure_file, sync_folder
+from storage.backup import findings, free_name, keep_as
+from storage.database import connect, sync_folder
 from storage.errors import StoreDamagedError, StoreMissingError, is_damage, typed_errors
 from storage.refill import OnProgress, Refill
 from storage.rows import Salvage
@@ -176,12 +175,8 @@ def _put_in_place(path: Path, draft: Path) -> Path:
     kept = free_name(path.with_stem(f"{path.stem}.damaged"))
     wal = _beside(path, "-wal")
     if wal.exists():
-        shutil.copy2(wal, _beside(kept, "-wal"))
-    try:
-        os.link(path, kept)
-    except OSError:  # a file system without links
-        ensure_file(kept)
-        shutil.copy2(path, kept)
+        keep_as(wal, _beside(kept, "-wal"))
+    keep_as(path, kept)
     sync_folder(path.parent)
     for name in ("-wal", "-shm"):  # they belong to the damaged file
         _beside(path, name).unlink(missing_ok=True)

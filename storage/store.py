@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from storage import copies, integrity, places, recovery, sessions, upkeep
+from storage import integrity, places, recovery, sessions, upkeep
 from storage.backup import back_up_daily
 from storage.database import Database, transaction
 from storage.errors import StoreDamagedError
@@ -132,17 +132,19 @@ class SessionStore(RunMembers, KeptMembers):
     async def drop_empty_sessions(self, title: str, keep: Collection[int] = ()) -> int:
         """Deletes sessions still called `title` in which nothing was ever said, but those in `keep`; returns how many.
 
-        Pinned ones, the sample and damaged ones stay.
+        Those that something was set for, pinned ones, the sample and damaged ones stay.
         """
         return await self._database.write(lambda db: upkeep.drop_empty(db, title, keep))
 
     async def copy_session(self, session_id: int, title: str) -> SessionCopy:
         """A session of its own with the same tree, tokens and shown path; neither pinned nor a sample.
 
+        It is read as it stands at one moment, and written in short transactions; an answer that is being written ends there.
+
         Raises:
             StoreDamagedError: Part of it is damaged; nothing was copied.
         """
-        return await self._database.write(lambda db: copies.copy(db, session_id, title))
+        return await self._importer().copy(session_id, title)
 
     # ---- in and out of files
 
@@ -162,7 +164,7 @@ class SessionStore(RunMembers, KeptMembers):
         return await self._importer().take(path, progress)
 
     async def drop_unfinished_imports(self) -> int:
-        """Deletes what an import that was killed has left behind, in short transactions; returns how many sessions."""
+        """Deletes what was left of an import, copy or deletion that was killed, in slices; returns how many sessions."""
         return await self._importer().drop_unfinished()
 
     def _importer(self) -> Importer:

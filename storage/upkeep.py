@@ -16,7 +16,8 @@ from storage.database import fetch, scalar
 from storage.errors import InvalidRowError
 
 PAGES: Final = 256  # that one slice of vacuuming gives back
-SLICE: Final = 64  # chunks of tokens that one transaction deletes: a few milliseconds
+SLICE: Final = 32  # rows that are looked up at once
+SLICE_SECONDS: Final = 0.015  # that one transaction deletes before it is committed, which takes some more
 
 
 def expired(db: sqlite_utils.Database, days: float | None) -> list[int]:
@@ -36,29 +37,40 @@ def vacuum_slice(db: sqlite_utils.Database) -> bool:
 def purge_slice(db: sqlite_utils.Database, session_id: int) -> bool:
     """Deletes part of a trashed session for good; True when nothing is left to do: it is gone, or was taken back.
 
-    Nobody waits long for the store meanwhile; if the app ends in between, the rest is still in the trash.
+    Nobody waits long for the store meanwhile. With the first slice it leaves the trash; if the app ends in between, what is
+    left goes the way of an import that was not finished.
     """
-    if not scalar(db, "SELECT count(*) FROM sessions WHERE id = ? AND trashed IS NOT NULL", [session_id]):
+    rows = fetch(db, "SELECT * FROM sessions WHERE id = ?", [session_id])
+    if rows and rows[0]["trashed"] is not None and not rows[0]["importing"] and sealed.intact("sessions", rows[0]):
+        sealed.update(db, "sessions", rows[0], {"importing": 1, "current_node": None})
+    return drop_slice(db, session_id)
+
+
+def drop_slice(db: sqlite_utils.Database, session_id: int) -> bool:
+    """Deletes part of a session that nobody sees; True when nothing is left of it."""
+    deadline = time.perf_counter() + SLICE_SECONDS
+    rows = fetch(db, "SELECT * FROM sessions WHERE id = ?", [session_id])
+    if not rows or not sessions.is_unfinished(rows[0]):
         return True
-    chunks = fetch(
-        db,
-        "SELECT id FROM token_chunks WHERE node_id IN (SELECT id FROM nodes WHERE session_id = ?) LIMIT ?",
-        [session_id, SLICE],
-    )
-    for row in chunks:
-        db.execute("DELETE FROM token_chunks WHERE id = ?", [row["id"]])
-    if len(chunks) == SLICE:
-        return False
-    _delete(db, session_id)
-    return True
+    while True:
+        batch = db.execute(
+            "SELECT id FROM nodes WHERE session_id = ? ORDER BY seq DESC LIMIT ?", [session_id, SLICE]
+        ).fetchall()
+        if not batch:
+            _delete(db, session_id)
+            return True
+        for [node_id] in batch:
+            if not _drop_node(db, node_id) or time.perf_counter() > deadline:
+                return False
 
 
 def drop_empty(db: sqlite_utils.Database, title: str, keep: Collection[int]) -> int:
-    """Deletes sessions that are still called `title` and in which nothing was said, but those in `keep`; how many."""
+    """Deletes sessions that are still called `title`, in which nothing was said and set, but those in `keep`; how many."""
     rows = fetch(
         db,
         """SELECT * FROM sessions s WHERE title = ? AND NOT pinned AND NOT is_sample AND NOT importing
            AND NOT EXISTS (SELECT 1 FROM places p WHERE p.id = s.id AND (p.folder_id IS NOT NULL OR p.tags <> '[]'))
+           AND NOT EXISTS (SELECT 1 FROM settings t WHERE t.key = 'session/' || s.id AND t.value <> '{}')
            AND NOT EXISTS (
              SELECT 1 FROM nodes n WHERE n.session_id = s.id AND (n.role <> 'system' OR n.text <> '' OR n.stats <> '{}'))""",
         [title],
@@ -95,6 +107,19 @@ def _is_whole(db: sqlite_utils.Database, session: dict[str, Any]) -> bool:
     """Whether a session is as it was written; a run that was lost may have been the one with the words."""
     held = scalar(db, "SELECT count(*) FROM nodes WHERE session_id = ?", [session["id"]])
     return sealed.intact("sessions", session) and bool(held == session["node_count"])
+
+
+def _drop_node(db: sqlite_utils.Database, node_id: int) -> bool:
+    """Deletes a node with its tokens; False where these are so many that some are left, and it."""
+    chunks = db.execute("SELECT id FROM token_chunks WHERE node_id = ? LIMIT ?", [node_id, SLICE]).fetchall()
+    for chunk in chunks:
+        db.execute("DELETE FROM token_chunks WHERE id = ?", chunk)
+    if len(chunks) == SLICE:
+        return False
+    db.execute("DELETE FROM search WHERE rowid = ?", [node_id])
+    db.execute("UPDATE nodes SET parent_id = NULL WHERE parent_id = ?", [node_id])  # in a damaged tree parents may come last
+    db.execute("DELETE FROM nodes WHERE id = ?", [node_id])
+    return True
 
 
 def _delete(db: sqlite_utils.Database, session_id: int) -> None:

@@ -74,6 +74,7 @@ class Actions(QObject):
             ExportKind.MARKDOWN: self._make(self.tr("Export Branch as Markdown…")),
             ExportKind.CSV: self._make(self.tr("Export Tokens as CSV…")),
             ExportKind.PORTABLE: self._make(self.tr("Export Session File…")),
+            ExportKind.WITH_KV: self._make(self.tr("Export Session File with KV…")),
         }
         self.about = self._make(self.tr("About Elsewise"), role=Role.AboutRole)
 

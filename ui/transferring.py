@@ -123,6 +123,7 @@ class Transfers(QObject):
             ExportKind.MARKDOWN: self.tr("Markdown (*.md)"),
             ExportKind.CSV: self.tr("Comma-separated values (*.csv)"),
             ExportKind.PORTABLE: self.tr("Elsewise session file (*.elsewise)"),
+            ExportKind.WITH_KV: self.tr("Elsewise session file with KV (*.kv.elsewise)"),
         }
         everything = self.tr("Sessions and messages (*.json *.jsonl *.elsewise);;All files (*)")
         dialog.setNameFilter(everything if kind is None else known[kind])

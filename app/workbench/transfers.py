@@ -9,8 +9,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from app.supervisor import Supervisor
 from app.workbench.refusals import stored
 from app.workbench.sessions import Sessions
+from runtime import RuntimeFault
 from storage import SessionStore, StoreError
 from ui import Event, ExportKind, ImportResult, OnTransfer, Refusal, SessionsChanged
 
@@ -25,6 +27,7 @@ class _StoppedError(Exception):
 class TransferMembers:
     """`ui.port.TransferCommands`, for the workbench."""
 
+    supervisor: Supervisor
     _store: SessionStore
     _sessions: Sessions
     _tell: Callable[[Event], None]
@@ -32,8 +35,13 @@ class TransferMembers:
     async def export_session(self, session_id: int, kind: ExportKind, path: Path, progress: OnTransfer) -> None:
         """Writes a file on a thread of its own."""
         try:
-            await export(self._store.path, session_id, kind, path, progress)
-        except StoreError as fault:
+            if kind is ExportKind.WITH_KV:
+                from app.portable_kv import export_with_kv  # the window opens without it
+
+                await export_with_kv(self._store, self.supervisor, session_id, path, progress)
+            else:
+                await export(self._store.path, session_id, kind, path, progress)
+        except (StoreError, RuntimeFault, OSError) as fault:
             raise Refusal(str(fault)) from fault
 
     async def import_file(self, path: Path, progress: OnTransfer) -> ImportResult:
@@ -84,5 +92,5 @@ def _write(kind: ExportKind, store: Path, session_id: int, path: Path, on_progre
             export_markdown(store, session_id, path, on_progress)
         case ExportKind.CSV:
             export_tokens(store, session_id, path, on_progress)
-        case ExportKind.PORTABLE:
+        case ExportKind.PORTABLE | ExportKind.WITH_KV:
             export_portable(store, session_id, path, on_progress)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 
 from runtime import LanguageModel
-from storage import SessionStore
+from storage import SessionStore, StoreDamagedError, vocabulary_digest
 
 SETTING = "vocabulary"  # the digest of the one used last
 
@@ -41,12 +40,17 @@ class Vocabulary:
             return
         self._tokens = model.byte_vocab
         self._of = model.info.model_fingerprint
-        lengths = ",".join(str(len(token)) for token in self._tokens)
-        digest = hashlib.sha256(lengths.encode() + b"".join(self._tokens)).hexdigest()
-        if await self._store.vocabulary(digest) is None:
+        digest = vocabulary_digest(self._tokens)
+        if await self._held(digest) != self._tokens:  # nothing is there, it is damaged, or something else was planted
             await self._store.save_vocabulary(digest, self._tokens)
         info = model.info
         known = {"name": info.name, "model_fingerprint": info.model_fingerprint, "vocabulary": digest}
         if await self._store.model(info.kv_fingerprint) != known:  # so that whoever opens the session elsewhere can find it
             await self._store.save_model(info.kv_fingerprint, known)
         await self._store.set_setting(SETTING, digest)
+
+    async def _held(self, digest: str) -> list[bytes] | None:
+        try:
+            return await self._store.vocabulary(digest)
+        except StoreDamagedError:
+            return None

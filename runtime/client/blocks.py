@@ -13,7 +13,7 @@ from runtime.members.blocks import BlocksSaved
 
 
 class BlockCalls:
-    """`save_blocks`, `kv_snapshot`, `kv_restore`; see `runtime.members.blocks`. A relative path counts from here."""
+    """KV blocks and snapshots; see `runtime.members.blocks`. Relative paths: from here."""
 
     _calls: Calls
 
@@ -28,6 +28,12 @@ class BlockCalls:
         given: dict[str, Any] = {"ids": plain_ids(ids), "adapters": plain_adapters(adapters), "replaces": replaces}
         answer = await self._calls.call("save_blocks_async", **given)
         return cast("BlocksSaved", answer)
+
+    def copy_blocks(self, keys: Sequence[bytes], path: str | Path) -> int:
+        return cast("int", self._calls.call_sync("copy_blocks_async", keys=list(keys), path=_from_here(path)))
+
+    async def copy_blocks_async(self, keys: Sequence[bytes], path: str | Path) -> int:
+        return cast("int", await self._calls.call("copy_blocks_async", keys=list(keys), path=_from_here(path)))
 
     def kv_snapshot(self, ids: Sequence[int], path: str | Path, *, adapters: Adapters = None) -> int:
         return cast("int", self._calls.call_sync("kv_snapshot_async", **_snapshot(ids, path, adapters)))

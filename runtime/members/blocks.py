@@ -61,6 +61,26 @@ class BlockMembers(Protocol):
     ) -> BlocksSaved:
         """`save_blocks`, awaited; cancelled, it ends after what is being written."""
 
+    def copy_blocks(self, keys: Sequence[bytes], path: str | Path) -> int:
+        """Copies those of these blocks (`block_keys`) that the block file holds into another file. Blocking.
+
+        The block thread does it, a few at a time, so that nobody who reopens a conversation waits for the whole.
+
+        Args:
+            keys: Their names, parents before children.
+            path: A block file, made when missing, or any SQLite file, which gets the tables it lacks; nobody has it open.
+
+        Returns:
+            How many.
+
+        Raises:
+            UnsupportedFeatureError: The model was loaded without `blocks`, or without a cache.
+            OSError: One of the files fails; what was copied before stays.
+        """
+
+    async def copy_blocks_async(self, keys: Sequence[bytes], path: str | Path) -> int:
+        """`copy_blocks`, awaited; cancelled, it ends after what is being copied."""
+
     def kv_snapshot(self, ids: Sequence[int], path: str | Path, *, adapters: Adapters = None) -> int:
         """Writes the KV of `ids` into one safetensors file, with ids and fingerprint in its header. Blocking.
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
+from typing import Final
 
 from runtime.adapters.uses import Adapters
 from runtime.blocks.snapshot import SnapshotWriter, open_snapshot
@@ -14,8 +15,11 @@ from runtime.checking import whole
 from runtime.errors import InvalidRequestError, MemoryBudgetError, UnsupportedFeatureError
 from runtime.members.blocks import BlocksSaved
 from runtime.model.queries import QueryMembers
+from runtime.scheduler.blocks import Blocks
 from runtime.scheduler.copying import Copying
 from runtime.scheduler.jobs import Job, settle
+
+COPIED_AT_ONCE: Final = 32  # blocks: what somebody who reads waits for
 
 
 class BlockMembers(QueryMembers):
@@ -30,6 +34,18 @@ class BlockMembers(QueryMembers):
     ) -> BlocksSaved:
         """Awaited."""
         return await asyncio.wrap_future(self._save(ids, adapters, replaces))
+
+    def copy_blocks(self, keys: Sequence[bytes], path: str | Path) -> int:
+        """Blocking."""
+        blocks = self._blocks()
+        return sum(blocks.copy(part, Path(path)).result() for part in _parts(keys))
+
+    async def copy_blocks_async(self, keys: Sequence[bytes], path: str | Path) -> int:
+        """Awaited."""
+        blocks, copied = self._blocks(), 0
+        for part in _parts(keys):
+            copied += await asyncio.wrap_future(blocks.copy(part, Path(path)))
+        return copied
 
     def kv_snapshot(self, ids: Sequence[int], path: str | Path, *, adapters: Adapters = None) -> int:
         """Blocking."""
@@ -84,13 +100,17 @@ class BlockMembers(QueryMembers):
         namespace, before = self._route(checked, adapters)
         return Job(checked, namespace, before=before)
 
+    def _blocks(self) -> Blocks:
+        if self._options.blocks is None or not self._options.cache:
+            what = "blocks" if self._options.blocks is None else "a cache"
+            raise UnsupportedFeatureError(f"the model was loaded without {what}: there is no block file")
+        return self._engine.scheduler.blocks
+
     def _save(self, ids: Sequence[int], adapters: Adapters, replaces: int | None = None) -> Future[BlocksSaved]:
         job = self._whole_path(ids, adapters)
         if replaces is not None and not (whole(replaces, 1) and replaces <= len(job.ids)):
             raise InvalidRequestError(f"replaces counts leading tokens of the path, 1 to {len(job.ids):,}, not {replaces!r}")
-        if self._options.blocks is None or not self._options.cache:
-            what = "blocks" if self._options.blocks is None else "a cache"
-            raise UnsupportedFeatureError(f"the model was loaded without {what}: there is no block file to save to")
+        self._blocks()
         answer: Future[BlocksSaved] = Future()
 
         def begin() -> None:
@@ -103,3 +123,7 @@ class BlockMembers(QueryMembers):
 
         self._engine.call(begin).add_done_callback(told)
         return answer
+
+
+def _parts(keys: Sequence[bytes]) -> list[Sequence[bytes]]:
+    return [keys[at : at + COPIED_AT_ONCE] for at in range(0, len(keys), COPIED_AT_ONCE)]

@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, Future
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TypeVar
 
 from runtime.blocks.options import BlockOptions
@@ -92,6 +93,15 @@ class Blocks:
             settle(future, BlocksSaved(0, 0, 0, 0, 0.0, 0.0))
         else:
             self._savings.begin(job, future, replaces)
+
+    def copy(self, keys: Sequence[bytes], path: Path) -> Future[int]:
+        """Has the block thread copy blocks into another file, after all that is to be read; any thread."""
+        thread, listed = self._thread, list(keys)
+        if thread is None:  # it could not be opened, as `ModelInfo.warnings` says
+            nothing: Future[int] = Future()
+            nothing.set_result(0)
+            return nothing
+        return thread.ask(Urgency.WRITE, lambda store: store.copy_to(path, listed))
 
     def depth(self, job: Job, warm: int, future: Future[int]) -> None:
         """Tells how many leading tokens of a path are held, in memory (`warm` of them) or stored.

@@ -13,6 +13,13 @@ class SaveBlocks(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     replaces: int | None = None
 
 
+class CopyBlocks(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Arguments of `copy_blocks_async`."""
+
+    keys: list[bytes]
+    path: str
+
+
 class KvSnapshot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Arguments of `kv_snapshot_async`."""
 

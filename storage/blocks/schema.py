@@ -13,7 +13,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Final
 
-from storage.backup import free_name
+from storage.backup import free_name, keep_as
 from storage.blocks.errors import DamagedFileError, as_os_errors, guest_errors
 from storage.database import ensure_file, sync_folder
 
@@ -120,14 +120,21 @@ def bad_tables(conn: sqlite3.Connection) -> list[str]:
 
 
 def set_aside(path: Path, reason: str) -> None:
-    """Moves a file that is no use out of the way. One that was ours replaces the one set aside before; others are kept all."""
+    """Moves a file that is no use out of the way. One that was ours replaces the one set aside before.
+
+    Others are kept all, each with its journals. Stopped half way, it is begun again at the next start.
+    """
     kept = path.with_stem(path.stem + ".damaged")
-    if not _is_ours(path):
+    ours = _is_ours(path)
+    if not ours:
         kept = free_name(path.with_stem(path.stem + ".foreign"))
     logger.warning("%s: %s; it was moved to %s and a new one made, KV is computed again", path, reason, kept.name)
+    if not ours:  # what was not merged into it yet is in its journals; the -shm is made from them
+        for journal in (file for file in _beside(path) if not file.name.endswith("-shm") and file.exists()):
+            keep_as(journal, kept.with_name(kept.name + journal.name.removeprefix(path.name)))
+    path.replace(kept)
     for leftover in _beside(path):
         leftover.unlink(missing_ok=True)
-    path.replace(kept)
     sync_folder(path.parent)
 
 

@@ -10,20 +10,21 @@ from typing import Any, Final
 
 import sqlite_utils
 
-from storage import sealed, search, sessions
-from storage.database import fetch
+from storage import keep, places, sealed, search, sessions
+from storage.database import fetch, scalar
 from storage.transfer.parts import (
     EndPart,
     ModelPart,
     NodePart,
     Part,
+    PlacePart,
     SessionPart,
+    SetupPart,
     TokensPart,
     VocabularyPart,
 )
 
 SLICE_SECONDS: Final = 0.015  # that one transaction works before it is committed, which takes some more
-_DELETED: Final = 32  # rows between two looks at the clock
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,29 +76,6 @@ def unfinished(db: sqlite_utils.Database) -> list[int]:
     return [row["id"] for row in rows if sessions.is_unfinished(row)]
 
 
-def drop_slice(db: sqlite_utils.Database, session_id: int) -> bool:
-    """Deletes part of a session that was not imported to its end; True when nothing is left of it."""
-    deadline = time.perf_counter() + SLICE_SECONDS
-    rows = fetch(db, "SELECT * FROM sessions WHERE id = ?", [session_id])
-    if not rows or not sessions.is_unfinished(rows[0]):
-        return True
-    while time.perf_counter() < deadline:
-        nodes = fetch(db, "SELECT id FROM nodes WHERE session_id = ? ORDER BY seq DESC LIMIT ?", [session_id, _DELETED])
-        if not nodes:
-            search.forget_session(db, session_id)
-            db.execute("DELETE FROM sessions WHERE id = ?", [session_id])
-            return True
-        for node in nodes:
-            chunks = fetch(db, "SELECT id FROM token_chunks WHERE node_id = ? LIMIT ?", [node["id"], _DELETED])
-            for chunk in chunks:
-                db.execute("DELETE FROM token_chunks WHERE id = ?", [chunk["id"]])
-            if len(chunks) == _DELETED:
-                break
-            db.execute("DELETE FROM search WHERE rowid = ?", [node["id"]])
-            db.execute("DELETE FROM nodes WHERE id = ?", [node["id"]])
-    return False
-
-
 def _write(db: sqlite_utils.Database, filled: Filled, part: Part) -> Filled:
     match part:
         case SessionPart():
@@ -112,6 +90,11 @@ def _write(db: sqlite_utils.Database, filled: Filled, part: Part) -> Filled:
             _put_new(db, "models", {"kv_fingerprint": part.kv_fingerprint, "info": part.info})
         case VocabularyPart():
             _put_new(db, "vocabularies", {"digest": part.digest, "tokens": part.tokens})
+        case SetupPart():
+            sealed.put(db, "settings", {"key": keep.session_key(filled.sessions[-1]), "value": part.value})
+        case PlacePart():
+            held = scalar(db, "SELECT id FROM folders WHERE id = ?", [part.folder_id])  # it may be gone by now
+            places.change(db, filled.sessions[-1], folder_id=held, tags=part.tags)
         case EndPart():
             current = None if part.current is None else filled.nodes[part.current]
             changes = {"current_node": current, "branches": part.branches, "node_count": filled.count}

@@ -1,4 +1,4 @@
-"""An import from a file to rows: read on a thread of its own, written by the store's thread, all or nothing."""
+"""An import from a file (or another session) to rows: read on its own thread, written by the store's, all or nothing."""
 
 from __future__ import annotations
 
@@ -11,15 +11,18 @@ from functools import partial
 from pathlib import Path
 from typing import Final, Protocol, TypeVar
 
+from storage.copies import SessionSource
 from storage.database import Database
 from storage.errors import InvalidFileError
-from storage.rows import Imported
+from storage.rows import Imported, SessionCopy
 from storage.transfer.documents import JsonFile
-from storage.transfer.filling import Filled, drop_slice, fill, show, unfinished
+from storage.transfer.filling import Filled, fill, show, unfinished
 from storage.transfer.parts import Part, TokensPart, VocabularyPart
 from storage.transfer.portable_reading import MAGIC, PortableFile
+from storage.upkeep import drop_slice
 
 T = TypeVar("T")
+S = TypeVar("S", bound="_Source")
 OnProgress = Callable[[int, int], None]  # done and in all: bytes of a file, rows of a portable one
 BATCH_SECONDS: Final = 0.05  # of reading ahead
 BATCH_BYTES: Final = 1 << 21
@@ -75,8 +78,30 @@ class Importer:
             InvalidFileError: The file is not what it should be; the place is named.
             StoreNewerError: A newer version wrote it.
         """
+        source, filled = await self._whole(partial(_opened, path), progress)
+        return Imported(filled.sessions, source.notes)
+
+    async def copy(self, session_id: int, title: str) -> SessionCopy:
+        """Copies a session of the store, as it stands now; all of it, or nothing.
+
+        Raises:
+            UnknownRowError: There is no such session.
+            StoreDamagedError: Part of it is damaged.
+        """
+        source, filled = await self._whole(partial(SessionSource, self._database.path, session_id, title), _unheard)
+        return SessionCopy(filled.sessions[0], dict(zip(source.nodes, filled.nodes, strict=True)))
+
+    async def drop_unfinished(self) -> int:
+        """Deletes what an import that was killed has left behind; returns how many sessions."""
+        found = await self._database.read(unfinished)
+        growing = {number for run in self._running for number in run.filled.sessions}
+        left = [number for number in found if number not in growing]
+        await self._drop(left)
+        return len(left)
+
+    async def _whole(self, opened: Callable[[], S], progress: OnProgress) -> tuple[S, Filled]:
         run = _Run(progress)
-        work = asyncio.ensure_future(self._take(path, run))
+        work = asyncio.ensure_future(self._take(opened, run))
         try:
             return await asyncio.shield(work)
         except asyncio.CancelledError:
@@ -86,18 +111,11 @@ class Importer:
                 raise
             return work.result()  # it was whole before it could be stopped
 
-    async def drop_unfinished(self) -> int:
-        """Deletes what an import that was killed has left behind; returns how many sessions."""
-        growing = {number for run in self._running for number in run.filled.sessions}
-        left = [number for number in await self._database.read(unfinished) if number not in growing]
-        await self._drop(left)
-        return len(left)
-
-    async def _take(self, path: Path, run: _Run) -> Imported:
+    async def _take(self, opened: Callable[[], S], run: _Run) -> tuple[S, Filled]:
         reader = ThreadPoolExecutor(1, thread_name_prefix="elsewise-import")
         self._running.append(run)
         try:
-            source = await _on(reader, partial(_opened, path))
+            source = await _on(reader, opened)
             try:
                 await self._fill(reader, source, run)
             finally:
@@ -108,7 +126,7 @@ class Importer:
         finally:
             self._running.remove(run)
             reader.shutdown()  # it has nothing left to do
-        return Imported(run.filled.sessions, source.notes)
+        return source, run.filled
 
     async def _fill(self, reader: ThreadPoolExecutor, source: _Source, run: _Run) -> None:
         parts = source.parts()
@@ -125,6 +143,10 @@ class Importer:
         for session_id in session_ids:
             while not await self._database.write(partial(drop_slice, session_id=session_id)):
                 pass  # others get their turn between two slices
+
+
+def _unheard(_done: int, _total: int) -> None:
+    """Nobody listens."""
 
 
 async def _on(reader: ThreadPoolExecutor, work: Callable[[], T]) -> T:

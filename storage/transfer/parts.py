@@ -83,6 +83,21 @@ class VocabularyPart:
 
 
 @dataclass(frozen=True, slots=True)
+class SetupPart:
+    """What the session is set to, as JSON."""
+
+    value: str
+
+
+@dataclass(frozen=True, slots=True)
+class PlacePart:
+    """Where the session stands; of this store alone."""
+
+    folder_id: int | None
+    tags: str  # JSON
+
+
+@dataclass(frozen=True, slots=True)
 class EndPart:
     """The session is whole."""
 
@@ -90,4 +105,4 @@ class EndPart:
     branches: int
 
 
-Part = SessionPart | NodePart | TokensPart | ModelPart | VocabularyPart | EndPart
+Part = SessionPart | NodePart | TokensPart | ModelPart | VocabularyPart | SetupPart | PlacePart | EndPart

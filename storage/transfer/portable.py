@@ -5,7 +5,7 @@ columns. Blocks are copied in behind it by the engine (`BlockStore.copy_to`), in
 
 | table | row |
 |---|---|
-| `about` | `name`, `value`: JSON; "session" as in the JSON format, "snapshot" where one was given |
+| `about` | `name`, `value`: JSON; "session" as in the JSON format, "setup" and "snapshot" where there is one |
 | `nodes` | a node as in the JSON format, `stats` and `more` as JSON text |
 | `tokens` | a range of a node's tokens: `columns` is msgpack of name -> (dtype, shape, little-endian bytes) |
 | `models`, `vocabularies` | what fingerprints and tokenizer digests stand for |
@@ -44,6 +44,7 @@ TABLES: Final[Mapping[str, tuple[str, ...]]] = {
     "models": ("kv_fingerprint TEXT PRIMARY KEY", "info TEXT NOT NULL"),
     "vocabularies": ("digest TEXT PRIMARY KEY", "tokens BLOB NOT NULL"),
 }  # fmt: skip
+LOCAL: Final = ("adapters",)  # of a setup: folders, which are other ones elsewhere
 _SLICE: Final = 512  # rows
 
 
@@ -60,6 +61,11 @@ def names(table: str) -> list[str]:
 def seal(values: Sequence[Any]) -> bytes:
     """SHA-256 of a row's values; msgpack keeps their types and borders apart."""
     return hashlib.sha256(msgspec.msgpack.encode(list(values))).digest()
+
+
+def travelling(setup: object) -> dict[str, Any]:
+    """What a session is set to, without what names places on one machine."""
+    return {name: value for name, value in setup.items() if name not in LOCAL} if isinstance(setup, dict) else {}
 
 
 def export_portable(
@@ -87,7 +93,11 @@ def export_portable(
             conn.execute(f"PRAGMA user_version = {PORTABLE_VERSION}")
             for table in TABLES:
                 conn.execute(definition(table))
-            about = {"session": session_record(session.row), **({} if snapshot is None else {"snapshot": dict(snapshot)})}
+            about: dict[str, Any] = {"session": session_record(session.row)}
+            if setup := travelling(session.setup()):
+                about["setup"] = setup
+            if snapshot is not None:
+                about["snapshot"] = dict(snapshot)
             _write(conn, "about", ((name, to_json(value)) for name, value in about.items()))
             _write(conn, "models", ((row["kv_fingerprint"], to_json(model_record(row)["info"])) for row in session.models()))
             _write(conn, "vocabularies", ((row["digest"], row["tokens"]) for row in session.vocabularies()))

@@ -15,14 +15,15 @@ import msgspec
 
 from storage import columns
 from storage.errors import InvalidFileError, StoreDamagedError, StoreNewerError
+from storage.keep import vocabulary_digest
 from storage.records import MAX_TOKENS
 from storage.text import clean
 from storage.text import to_json as text_of_json
 from storage.transfer.fields import Fields
 from storage.transfer.growing import GrowingTree
 from storage.transfer.nodes import node_part, session_part
-from storage.transfer.parts import ModelPart, Part, TokensPart, VocabularyPart
-from storage.transfer.portable import APPLICATION_ID, PORTABLE_VERSION, TABLES, definition, names, seal
+from storage.transfer.parts import ModelPart, Part, SetupPart, TokensPart, VocabularyPart
+from storage.transfer.portable import APPLICATION_ID, PORTABLE_VERSION, TABLES, definition, names, seal, travelling
 from storage.transfer.scanner import LIMIT, strict
 
 MAGIC: Final = b"SQLite format 3\0"
@@ -40,10 +41,9 @@ class PortableFile:
         StoreNewerError: A newer version wrote it.
     """
 
-    notes: tuple[str, ...] = ()
-
     def __init__(self, path: Path) -> None:
         self._name = path.name
+        self.notes: tuple[str, ...] = ()  # what could not be taken, in plain words
         self.done = 0  # rows
         try:
             self._conn = open_foreign(path)
@@ -76,15 +76,18 @@ class PortableFile:
             raise self._fault(f"it cannot be read ({fault}): it is damaged or was not made by Elsewise") from fault
 
     def _parts(self) -> Iterator[Part]:
-        fields = Fields(self._about().get("session"), self._name, None, "the session")
+        about = self._about()
+        fields = Fields(about.get("session"), self._name, None, "the session")
         tree, current = GrowingTree(), fields.maybe_whole("current")
         yield session_part(fields)
+        if setup := travelling(about.get("setup")):  # whoever uses it takes what makes sense, piece by piece
+            yield SetupPart(text_of_json(setup))
         for row in self._rows("models"):
             info = self._json(row["info"], f"the model {row['kv_fingerprint']!r:.40}")
             if isinstance(info, dict) and isinstance(row["kv_fingerprint"], str):
                 yield ModelPart(clean(row["kv_fingerprint"]), text_of_json(info))
         for row in self._rows("vocabularies"):
-            yield self._vocabulary(row)
+            yield from self._vocabulary(row)
         for row in self._rows("nodes"):
             place = f"node {row['id']!r:.20}"
             plain = {**row, "stats": self._json(row["stats"], place), "more": self._json(row["more"], place)}
@@ -107,12 +110,16 @@ class PortableFile:
         first, count = fields.whole("first", 0, MAX_TOKENS), fields.whole("count", 1, MAX_TOKENS)
         return tree.tokens(node, clean(fields.text("kv_fingerprint")), first, count, found, fields.fault)
 
-    def _vocabulary(self, row: dict[str, Any]) -> VocabularyPart:
+    def _vocabulary(self, row: dict[str, Any]) -> Iterator[VocabularyPart]:
+        """A vocabulary that is what its name says: one planted under another's would be believed from then on."""
         try:
             tokens = _vocabulary.decode(row["tokens"])
-            return VocabularyPart(clean(row["digest"]), msgspec.msgpack.encode(tokens))
         except (msgspec.DecodeError, TypeError) as wrong:
             raise self._fault(f"a vocabulary cannot be read: {wrong}") from wrong
+        if row["digest"] == vocabulary_digest(tokens):
+            yield VocabularyPart(row["digest"], msgspec.msgpack.encode(tokens))
+        else:
+            self.notes += (f"the vocabulary {row['digest']!r:.20} is not what its name says; it was left out",)
 
     # ---- rows ---------------------------------------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import sqlite_utils
 
-from storage import columns, nodes, records, sealed, sessions
+from storage import columns, keep, nodes, records, sealed, sessions
 from storage.database import fetch, scalar
 from storage.errors import StoreDamagedError, UnknownRowError, typed_errors
 from storage.recovery import text_of
@@ -79,6 +79,18 @@ class StoredSession:
                 stop = min(start + PIECE, chunk["count"])
                 yield chunk["kv_fingerprint"], chunk["first"] + start, stop - start, columns.cut(found, start, stop)
 
+    def chunks(self, node_id: int) -> Iterator[Row]:
+        """Everything that is stored of a node's tokens, the newest last, as it is stored.
+
+        Raises:
+            StoreDamagedError: Some of it fails its checksum.
+        """
+        for row in self._db.execute("SELECT id FROM token_chunks WHERE node_id = ? ORDER BY id", [node_id]).fetchall():
+            [chunk] = fetch(self._db, "SELECT * FROM token_chunks WHERE id = ?", [row[0]])
+            if not sealed.intact("token_chunks", chunk):
+                raise StoreDamagedError(_damaged(f"the tokens of node {node_id} from {chunk['first']}"))
+            yield chunk
+
     def models(self) -> Iterator[Row]:
         """What is known of the models that its tokens are of."""
         sql = """SELECT * FROM models WHERE kv_fingerprint IN (
@@ -95,6 +107,18 @@ class StoredSession:
             for row in fetch(self._db, "SELECT * FROM vocabularies WHERE digest = ?", [digest]):
                 if sealed.intact("vocabularies", row):
                     yield row
+
+    def setup(self) -> object:
+        """What the session is set to, as JSON; None where nothing, or where it fails its checksum."""
+        for row in fetch(self._db, "SELECT * FROM settings WHERE key = ?", [keep.session_key(self.id)]):
+            if sealed.intact("settings", row):
+                return from_json(row["value"])
+        return None
+
+    def place(self) -> list[Row]:
+        """Where it stands; a damaged place counts as none, as everywhere."""
+        rows = fetch(self._db, "SELECT * FROM places WHERE id = ?", [self.id])
+        return [row for row in rows if sealed.intact("places", row)]
 
     def path(self, tip: int | None) -> list[tuple[NodeRow, int | None, int | None]]:
         """From the root to the end of a node: each node, and how many of its tokens and bytes it gives (None: all).
@@ -139,4 +163,4 @@ def stored_session(store: Path, session_id: int) -> Iterator[StoredSession]:
 
 
 def _damaged(what: str) -> str:
-    return f"{what} is damaged, nothing was exported; `elsewise sessions verify` says what is, Markdown and CSV take the rest"
+    return f"{what} is damaged, nothing was written; `elsewise sessions verify` says what is, Markdown and CSV take the rest"

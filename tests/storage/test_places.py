@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from storage import InvalidRowError, SessionStore, UnknownRowError, salvage
+from storage import InvalidRowError, SessionStore, StoreDamagedError, UnknownRowError, salvage
 from tests.storage.helpers import chat, sql, with_store
 
 
@@ -139,6 +139,50 @@ def test_a_damaged_place_is_named_and_the_chat_stands_in_the_list(path: Path) ->
         assert [row.tags for row in await store.sessions()] == [("new",)]
 
     with_store(path, look)
+
+
+def test_what_is_damaged_goes_on_being_named_whatever_else_is_set(path: Path) -> None:
+    async def fill(store: SessionStore) -> None:
+        folder = await store.places.create_folder("Project notes")
+        for session in await several(store, 2):
+            await store.places.move(session, folder)
+            await store.places.set_tags(session, ["x", "y"])
+
+    with_store(path, fill)
+    sql(path, 'UPDATE places SET tags = \'["x","z"]\' WHERE id = 1')
+    sql(path, "UPDATE folders SET name = 'Projekt'")
+
+    async def use(store: SessionStore) -> None:
+        await store.places.order_folders([1])
+        await store.places.arrange([2, 1])
+        await store.pin_session(1)
+        with pytest.raises(StoreDamagedError, match="set its tags anew"):
+            await store.places.move(1, None)
+        assert [(f.name, f.damaged) for f in await store.places.folders()] == [("Projekt", True)]
+        assert [d.kind for d in await store.verify()] == ["folder", "place"]
+        assert {row.id: (row.folder_id, row.tags) for row in await store.sessions()} == {1: (None, ()), 2: (1, ("x", "y"))}
+        # when what is damaged is set itself
+        await store.places.rename_folder(1, "Project notes")
+        await store.places.set_tags(1, ["x", "y"])
+        await store.places.move(1, 1)
+        assert await store.verify() == []
+        assert {row.folder_id for row in await store.sessions()} == {1}
+
+    with_store(path, use)
+
+
+def test_a_folder_is_removed_also_from_under_a_damaged_place(path: Path) -> None:
+    async def fill(store: SessionStore) -> None:
+        await store.places.move((await several(store, 1))[0], await store.places.create_folder("f"))
+
+    with_store(path, fill)
+    sql(path, "UPDATE places SET tags = '[\"z\"]'")
+
+    async def use(store: SessionStore) -> None:
+        await store.places.remove_folder(1)
+        assert [d.kind for d in await store.verify()] == ["place"]
+
+    with_store(path, use)
 
 
 def test_deleting_for_good_takes_the_place_along(path: Path) -> None:

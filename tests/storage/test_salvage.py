@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import random
 import shutil
 from collections.abc import Callable
@@ -134,6 +136,37 @@ def test_a_journal_that_was_not_merged_is_read_too_and_kept(path: Path, tmp_path
     assert found.sessions == SESSIONS
     assert found.kept.with_name(f"{found.kept.name}-wal").exists()
     assert with_store(left, lambda store: store.verify()) == []
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_both_damaged_files_are_on_the_disk_before_the_journal_goes(
+    path: Path, links: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_store(path, fill)
+    journal = path.with_name(f"{path.name}-wal")
+    journal.write_bytes(b"what was not merged")
+    synced, at_unlink = set[int](), list[set[int]]()
+    real_sync, real_unlink = os.fsync, Path.unlink
+
+    def sync(handle: int) -> None:
+        real_sync(handle)
+        synced.add(os.fstat(handle).st_ino)
+
+    def unlink(self: Path, missing_ok: bool = False) -> None:
+        if self == journal:
+            at_unlink.append(set(synced))
+        real_unlink(self, missing_ok)
+
+    def no_links(*_: object) -> None:
+        raise OSError(errno.EPERM, "this file system has no links")
+
+    monkeypatch.setattr(os, "fsync", sync)
+    monkeypatch.setattr(Path, "unlink", unlink)
+    if not links:
+        monkeypatch.setattr(os, "link", no_links)
+    kept = salvage(path).kept
+    assert at_unlink
+    assert {kept.stat().st_ino, kept.with_name(f"{kept.name}-wal").stat().st_ino} <= at_unlink[0]
 
 
 @pytest.mark.parametrize("content", [b"", b"not a database", b"x" * 100_000])

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, Final
 
 import numpy as np
 import pytest
 
-from storage import InvalidRowError, NewNode, SessionStore, StoreDamagedError
-from storage.upkeep import SLICE
+from storage import InvalidRowError, NewNode, SessionStore, StoreDamagedError, upkeep
+from storage.copies import SessionSource
+from storage.database import Database
+from storage.rows import Role
+from storage.transfer import filling
 from tests.storage.helpers import chat, chunk, ids, sql, with_store
 
 NEW = "New session"
+ROLES: Final[tuple[Role, ...]] = ("user", "assistant")
 
 
 def test_sessions_nothing_was_said_in_go_and_all_others_stay(store: SessionStore) -> None:
@@ -70,8 +76,9 @@ def test_an_empty_session_that_lost_its_words_stays(path: Path) -> None:
     assert with_store(path, lambda store: store.drop_empty_sessions(NEW)) == 0
 
 
-def test_a_large_session_leaves_the_trash_in_slices(path: Path) -> None:
-    count = 2 * SLICE + 3
+def test_a_large_session_leaves_the_trash_in_slices(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(upkeep, "SLICE_SECONDS", 0)
+    count = 2 * upkeep.SLICE + 3
 
     async def purge(store: SessionStore) -> int:
         session = await store.create_session("long")
@@ -90,6 +97,108 @@ def test_a_large_session_leaves_the_trash_in_slices(path: Path) -> None:
     assert with_store(path, purge) >= 2
     for table in ("sessions", "nodes", "token_chunks", "search"):
         assert sql(path, f"SELECT count(*) FROM {table}") == [(0,)]
+
+
+async def wide(store: SessionStore, title: str, count: int) -> int:
+    """A session of many turns with few tokens each."""
+    session, parent = await store.create_session(title), None
+    for n in range(count):
+        role = ROLES[n % 2]
+        parent = await store.add_node(NewNode(session, parent, role, f"turn {n}"), chunk(0, 1), current=True)
+    return session
+
+
+def test_many_turns_are_deleted_and_copied_in_slices(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(upkeep, "SLICE_SECONDS", 0)
+    monkeypatch.setattr(filling, "SLICE_SECONDS", 0)
+    writes: list[int] = []  # rows that each transaction added or deleted
+    real = Database.write
+
+    def rows(db: Any) -> int:
+        sql = "SELECT (SELECT count(*) FROM nodes) + (SELECT count(*) FROM token_chunks)"
+        return int(db.execute(sql).fetchone()[0])
+
+    async def counting(self: Database, job: Callable[[Any], Any]) -> Any:
+        def counted(db: Any) -> Any:
+            before = rows(db)
+            result = job(db)
+            writes.append(abs(rows(db) - before))
+            return result
+
+        return await real(self, counted)
+
+    async def run(store: SessionStore) -> None:
+        session = await wide(store, "long", 40)
+        monkeypatch.setattr(Database, "write", counting)
+        made = await store.copy_session(session, "copy")
+        assert (len(writes) >= 40, len(made.nodes), max(writes) <= 2) == (True, 40, True)
+        writes.clear()
+        await store.trash_session(session)
+        assert await store.purge_trash(days=0) == 1
+        assert (len(writes) >= 40, max(writes) <= 2) == (True, True)
+        assert [row.title for row in await store.sessions()] == ["copy"]
+        assert await store.verify() == []
+
+    with_store(path, run)
+
+
+def test_what_a_killed_app_left_half_deleted_or_half_copied_is_not_seen_and_goes(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(upkeep, "SLICE_SECONDS", 0)
+    monkeypatch.setattr(filling, "SLICE_SECONDS", 0)
+
+    async def killed(store: SessionStore) -> None:
+        session = await wide(store, "long", 6)
+        await store.set_session_setup(session, {"options": {}})
+        await store.trash_session(session)
+        for _ in range(3):
+            assert not await store._database.write(lambda db: upkeep.purge_slice(db, session))
+        parts = list(SessionSource(store.path, await wide(store, "source", 6), "copy").parts())
+        await store._database.write(lambda db: filling.fill(db, filling.Filled(), parts[:1]))
+
+    async def look(store: SessionStore) -> None:
+        assert [row.title for row in await store.sessions()] == ["source"]
+        assert await store.trashed_sessions() == []
+        assert await store.verify() == []
+        assert await store.drop_unfinished_imports() == 2
+        assert await store.verify() == []
+
+    with_store(path, killed)
+    with_store(path, look)
+    assert sql(path, "SELECT (SELECT count(*) FROM nodes), (SELECT count(*) FROM settings)") == [(6, 0)]
+
+
+def test_a_copy_is_of_one_moment(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(filling, "SLICE_SECONDS", 0)
+
+    async def run(store: SessionStore) -> None:
+        session = await wide(store, "source", 20)
+        tip = (await store.load_session(session)).nodes[-1].id
+        copying = asyncio.ensure_future(store.copy_session(session, "copy"))
+        await asyncio.sleep(0.02)
+        for n in range(5):
+            await store.add_node(NewNode(session, tip, "user", f"meanwhile {n}"), current=True)
+            assert await store.drop_unfinished_imports() == 0
+        made = await copying
+        tree = await store.load_session(made.session_id)
+        assert tree.session.current_node in {node.id for node in tree.nodes}
+        assert 20 <= len(tree.nodes) <= 25
+        assert await store.verify() == []
+
+    with_store(path, run)
+
+
+def test_an_empty_session_that_something_was_set_for_stays(store: SessionStore) -> None:
+    async def run() -> None:
+        kept, unset = await store.create_session(NEW), await store.create_session(NEW)
+        await store.set_session_setup(kept, {"options": {"temperature": 0.3}})
+        await store.set_session_setup(unset, {})
+        assert await store.drop_empty_sessions(NEW) == 1
+        assert [row.id for row in await store.sessions()] == [kept]
+        assert await store.session_setup(kept) == {"options": {"temperature": 0.3}}
+
+    asyncio.run(run())
 
 
 def test_an_answer_that_never_began_is_taken_away(store: SessionStore) -> None:

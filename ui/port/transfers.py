@@ -18,6 +18,7 @@ class ExportKind(StrEnum):
     MARKDOWN = "md"  # the path that is shown, to read
     CSV = "csv"  # the path that is shown, a row per token
     PORTABLE = "elsewise"  # the whole tree, to be opened elsewhere
+    WITH_KV = "kv.elsewise"  # the same with what the engine has computed, to go on there at once
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,7 +56,9 @@ class SessionValues:
         return layer
 
     def stored(self) -> dict[str, Any]:
-        """As JSON values."""
+        """As JSON values; nothing where nothing is set."""
+        if self == SessionValues():
+            return {}
         return {
             "options": dict(self.options),
             "preset": self.preset,

@@ -20,6 +20,12 @@ class FakeBlocks:
     ) -> BlocksSaved:
         return self.save_blocks(ids, adapters=adapters, replaces=replaces)
 
+    def copy_blocks(self, keys: Sequence[bytes], path: str | Path) -> int:
+        return len(keys) + len(Path(path).name)
+
+    async def copy_blocks_async(self, keys: Sequence[bytes], path: str | Path) -> int:
+        return self.copy_blocks(keys, path)
+
     def kv_snapshot(self, ids: Sequence[int], path: str | Path, *, adapters: Adapters = None) -> int:
         return len(ids) + len(Path(path).name) + len(adapters or ())
 

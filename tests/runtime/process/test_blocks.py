@@ -11,7 +11,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from runtime import BlockOptions, BlocksSaved, EngineClient, InvalidRequestError, SnapshotMismatchError, load, spawn
+from runtime import (
+    BlockOptions,
+    BlocksSaved,
+    EngineClient,
+    InvalidRequestError,
+    SnapshotMismatchError,
+    UnsupportedFeatureError,
+    block_keys,
+    load,
+    spawn,
+)
 from tests.fakes import some_ids
 
 IDS = some_ids(1, 300)
@@ -95,6 +105,29 @@ def test_snapshots_are_written_and_read_at_the_other_end(tmp_path: Path, monkeyp
     asyncio.run(play())
 
 
+def test_blocks_are_copied_while_the_engine_runs_and_are_warm_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("runtime.model.blocks.COPIED_AT_ONCE", 2)  # of this process's; the other copies in one go
+
+    async def play() -> None:
+        async with await spawn("anything", "fake", blocks=blocks(tmp_path / "b.db")) as model:
+            await model.cache_kv_async(IDS)
+            await model.save_blocks_async(IDS)
+            keys = block_keys(model.info.kv_fingerprint, IDS)
+            assert await model.copy_blocks_async([*keys, b"x" * 32], tmp_path / "copy.db") == 5
+            assert await model.copy_blocks_async([], tmp_path / "none.db") == 0
+        async with await spawn("anything", "fake", blocks=blocks(tmp_path / "copy.db")) as other:
+            await other.next_token_logprobs([*IDS, 1])
+            assert (other.metrics().tokens_restored, other.metrics().tokens_computed) == (300, 1)
+
+    asyncio.run(play())
+    with load("anything", "fake", blocks=blocks(tmp_path / "b.db")) as model:
+        assert model.copy_blocks(block_keys(model.info.kv_fingerprint, IDS), tmp_path / "parts.db") == 5
+    with load("anything", "fake") as plain, pytest.raises(UnsupportedFeatureError, match="without blocks"):
+        plain.copy_blocks([], tmp_path / "no.db")
+
+
 def test_the_arguments_cross_as_they_were_given(client: EngineClient) -> None:
     async def play() -> None:
         saved = BlocksSaved(3, 1, 3, 1, 0.5, 0.25)
@@ -103,6 +136,7 @@ def test_the_arguments_cross_as_they_were_given(client: EngineClient) -> None:
         assert client.save_blocks([1, 2, 3], replaces=2).written == 3
         assert (await client.save_blocks_async([1, 2, 3], replaces=1)).written == 2
         assert await client.kv_snapshot_async([1, 2], "abc") == client.kv_snapshot([1, 2], Path("abc")) == 5
+        assert await client.copy_blocks_async([b"k"], "abc") == client.copy_blocks([b"k"], Path("abc")) == 4
         assert await client.kv_restore_async("abc") == client.kv_restore(Path("abc")) == 3
         assert await client.kv_restore_async("abc", 7) == client.kv_restore("abc", upto=7) == 7
 

@@ -7,6 +7,7 @@ import logging
 import os
 import random
 import resource
+import shutil
 import sqlite3
 from collections import Counter
 from collections.abc import Iterator
@@ -170,6 +171,33 @@ def test_somebody_elses_database_is_kept_whole(file: Path) -> None:
     kept = sorted(p.name for p in file.parent.iterdir())
     assert kept == ["blocks.foreign-2.sqlite3", "blocks.foreign.sqlite3"]
     assert all((file.parent / name).read_bytes() == before for name in kept)
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_somebody_elses_journal_is_kept_with_it(
+    file: Path, tmp_path: Path, links: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given: what a program that was killed leaves behind
+    theirs = tmp_path / "theirs"
+    theirs.mkdir()
+    with closing(sqlite3.connect(theirs / "notes.db", isolation_level=None)) as conn:
+        conn.execute("PRAGMA journal_mode = WAL")
+        conn.execute("CREATE TABLE notes (id INTEGER)")
+        conn.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+        conn.execute("INSERT INTO notes VALUES (1), (2), (3)")
+        for ending in ("", "-wal"):
+            shutil.copy(theirs / f"notes.db{ending}", file.with_name(file.name + ending))
+    if not links:
+        monkeypatch.setattr(os, "link", no_links)
+    # when
+    with BlockFile(file, BUDGET) as store:
+        assert store.put(chain("a")) == 1
+    # then
+    assert sql(file.with_stem("blocks.foreign"), "SELECT count(*) FROM notes") == [(3,)]
+
+
+def no_links(*_: object) -> None:
+    raise OSError(errno.EPERM, "this file system has no links")
 
 
 def test_a_newer_file_is_refused_untouched(file: Path) -> None:

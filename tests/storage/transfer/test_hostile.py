@@ -15,12 +15,19 @@ from tests.storage.helpers import with_store
 from tests.storage.transfer.trees import as_json, branching, leftovers, taken
 
 
+@pytest.fixture(scope="module")
+def document(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A file that could be imported, made once."""
+    folder = tmp_path_factory.mktemp("good")
+    source = folder / "source" / "sessions.sqlite3"
+    as_json(source, with_store(source, branching), folder / "good.json")
+    return (folder / "good.json").read_text()
+
+
 @pytest.fixture
-def good(path: Path, tmp_path: Path) -> dict[str, Any]:
-    """A file that could be imported, as its document."""
-    session = with_store(path, branching)
-    as_json(path, session, tmp_path / "good.json")
-    made: dict[str, Any] = json.loads((tmp_path / "good.json").read_text())
+def good(document: str) -> dict[str, Any]:
+    """The same as its document, to be spoiled."""
+    made: dict[str, Any] = json.loads(document)
     return made
 
 

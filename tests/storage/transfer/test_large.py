@@ -137,10 +137,10 @@ def test_1_000_000_tokens_in_little_memory(path: Path, tmp_path: Path) -> None:
 def test_an_error_at_the_end_leaves_nothing(path: Path, tmp_path: Path) -> None:
     with_store(path, chat)
     before = leftovers(path)
-    nodes = list(chain(3000))
+    nodes = list(chain(1000))
     nodes[-1]["parent"] = 5000
     file = document(tmp_path / "bad.json", iter(nodes))
-    with pytest.raises(InvalidFileError, match=r"line 3,003, node 2999"):
+    with pytest.raises(InvalidFileError, match=r"line 1,003, node 999"):
         taken(path, file)
     assert leftovers(path) == before
 
@@ -190,7 +190,7 @@ def test_who_listens_may_end_it(path: Path, tmp_path: Path) -> None:
 def test_what_a_killed_import_left_is_hidden_and_cleared_at_the_next_start(path: Path, tmp_path: Path) -> None:
     with_store(path, chat)
     before = leftovers(path)
-    file = document(tmp_path / "deep.json", chain(30_000))
+    file = document(tmp_path / "deep.json", chain(8000))
     environment = {**os.environ, "PYTHONPATH": str(Path.cwd())}
     with subprocess.Popen(
         [sys.executable, "-c", WRITER, str(path), str(file)], stdout=subprocess.PIPE, text=True, env=environment
@@ -214,7 +214,7 @@ def test_what_a_killed_import_left_is_hidden_and_cleared_at_the_next_start(path:
 
 def test_an_import_that_goes_on_is_not_cleared(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(filling, "SLICE_SECONDS", 0.001)
-    file = document(tmp_path / "deep.json", chain(2000))
+    file = document(tmp_path / "deep.json", chain(1000))
 
     async def play(store: SessionStore) -> None:
         begun = asyncio.Event()
@@ -224,7 +224,7 @@ def test_an_import_that_goes_on_is_not_cleared(path: Path, tmp_path: Path, monke
         await work
 
     with_store(path, play)
-    assert sql(path, "SELECT count(*) FROM turns") == [(2000,)]
+    assert sql(path, "SELECT count(*) FROM turns") == [(1000,)]
 
 
 def test_many_conversations_come_together(path: Path, tmp_path: Path) -> None:

@@ -15,16 +15,25 @@ import pytest
 from storage import InvalidFileError, PortableFile, SessionStore, StoreNewerError, export_portable
 from storage.transfer import portable
 from tests.storage.helpers import with_store
-from tests.storage.transfer.trees import as_portable, branching, leftovers, taken, unheard
+from tests.storage.transfer.trees import DIGEST, as_portable, branching, leftovers, taken, unheard
 
 Change = Callable[[sqlite3.Connection], None]
 
 
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """A portable file, made once."""
+    folder = tmp_path_factory.mktemp("made")
+    source = folder / "source" / "sessions.sqlite3"
+    as_portable(source, with_store(source, branching), folder / "trip.elsewise")
+    return (folder / "trip.elsewise").read_bytes()
+
+
 @pytest.fixture
-def file(tmp_path: Path) -> Path:
-    source = tmp_path / "source" / "sessions.sqlite3"
-    as_portable(source, with_store(source, branching), tmp_path / "trip.elsewise")
-    return tmp_path / "trip.elsewise"
+def file(tmp_path: Path, made: bytes) -> Path:
+    file = tmp_path / "trip.elsewise"
+    file.write_bytes(made)
+    return file
 
 
 def change(file: Path, *statements: str) -> None:
@@ -170,6 +179,45 @@ def test_a_table_that_is_endless_by_a_loop_in_its_pages_ends(path: Path, file: P
     raw[start : start + 12] = bytes([5, 0, 0, 0, 0, 0, 0, 0]) + int(root).to_bytes(4, "big")  # an inner page: its right child
     file.write_bytes(raw)
     refused(path, file)
+
+
+def test_a_vocabulary_that_is_not_what_its_name_says_is_left_out(path: Path, file: Path) -> None:
+    with closing(sqlite3.connect(file, isolation_level=None)) as conn:
+        conn.execute("UPDATE vocabularies SET tokens = ?", [msgspec.msgpack.encode([b"b", b"\xff\x00"])])
+        reseal(conn, "vocabularies")
+    imported = taken(path, file)
+    assert [note for note in imported.notes if "not what its name says" in note]
+    assert with_store(path, lambda store: store.vocabulary(DIGEST)) is None
+    assert len(imported.sessions) == 1
+
+
+def test_what_a_session_is_set_to_travels_without_the_folders_of_this_machine(path: Path, tmp_path: Path) -> None:
+    setup = {"options": {"temperature": 0.3}, "preset": "", "format": ["regex", "a+"], "guess": "off"}
+
+    async def fill(store: SessionStore) -> int:
+        session = await branching(store)
+        await store.set_session_setup(session, {**setup, "adapters": [["/adapters/mine", "a", 1.0, True]]})
+        return session
+
+    as_portable(path, with_store(path, fill), tmp_path / "a.elsewise")
+    assert b"/adapters/mine" not in (tmp_path / "a.elsewise").read_bytes()
+    other = tmp_path / "other" / "sessions.sqlite3"
+    with closing(sqlite3.connect(tmp_path / "a.elsewise", isolation_level=None)) as conn:  # nor does one come from elsewhere
+        [[held]] = conn.execute("SELECT value FROM about WHERE name = 'setup'")
+        planted = json.dumps({**json.loads(held), "adapters": [["//elsewhere/x", "x", 1.0, True]]})
+        conn.execute("UPDATE about SET value = ? WHERE name = 'setup'", [planted])
+        reseal(conn, "about")
+    [copy] = taken(other, tmp_path / "a.elsewise").sessions
+    assert with_store(other, lambda store: store.session_setup(copy)) == setup
+    assert with_store(other, lambda store: store.verify()) == []
+
+
+def test_a_setup_that_makes_no_sense_is_not_taken(path: Path, file: Path) -> None:
+    with closing(sqlite3.connect(file, isolation_level=None)) as conn:
+        conn.execute("INSERT INTO about VALUES ('setup', '[1, 2]', x'00')")
+        reseal(conn, "about")
+    [copy] = taken(path, file).sessions
+    assert with_store(path, lambda store: store.session_setup(copy)) is None
 
 
 def test_the_snapshot_travels_along(path: Path, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from storage import NewChunk, NewNode, SessionStore, UnknownRowError
 from tests.storage.helpers import chat, sql, with_store
-from tests.storage.transfer.trees import Export, as_json, as_portable, branching, fingerprint, taken
+from tests.storage.transfer.trees import DIGEST, KNOWN, VOCABULARY, Export, as_json, as_portable, branching, fingerprint, taken
 
 EXPORTS = pytest.mark.parametrize("export", [as_json, as_portable])
 
@@ -42,9 +42,9 @@ def test_an_export_of_an_import_is_the_same_file_but_for_its_numbers(path: Path,
     other = tmp_path / "other" / "sessions.sqlite3"
     [copy] = taken(other, tmp_path / "a").sessions
     assert fingerprint(other, copy) == fingerprint(path, session)
-    assert with_store(other, lambda store: store.model("model-a")) == {"name": "A", "vocabulary": "digest"}
-    known = with_store(other, lambda store: store.vocabulary("digest"))
-    assert known == ([b"a", b"\xff\x00"] if export is as_portable else None)
+    assert with_store(other, lambda store: store.model("model-a")) == KNOWN
+    known = with_store(other, lambda store: store.vocabulary(DIGEST))
+    assert known == (VOCABULARY if export is as_portable else None)
 
 
 @EXPORTS
@@ -70,7 +70,7 @@ def test_what_is_known_here_is_not_replaced(path: Path, tmp_path: Path) -> None:
     text = (tmp_path / "out").read_text().replace('"name":"A"', '"name":"Mallory"')
     (tmp_path / "out").write_text(text)
     taken(path, tmp_path / "out")
-    assert with_store(path, lambda store: store.model("model-a")) == {"name": "A", "vocabulary": "digest"}
+    assert with_store(path, lambda store: store.model("model-a")) == KNOWN
 
 
 def test_the_copy_is_found_by_its_words(path: Path, tmp_path: Path) -> None:
@@ -146,10 +146,28 @@ def trees(draw: st.DrawFn) -> list[tuple[NewNode, NewChunk | None]]:
     return made
 
 
+def any_tree(examples: int) -> settings:
+    return settings(max_examples=examples, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
 @EXPORTS
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@any_tree(2)
 @given(tree=trees())
 def test_any_tree_comes_back(path: Path, tmp_path: Path, export: Export, tree: list[tuple[NewNode, NewChunk | None]]) -> None:
+    comes_back(path, tmp_path, export, tree)
+
+
+@pytest.mark.slow
+@EXPORTS
+@any_tree(60)
+@given(tree=trees())
+def test_any_of_many_trees_comes_back(
+    path: Path, tmp_path: Path, export: Export, tree: list[tuple[NewNode, NewChunk | None]]
+) -> None:
+    comes_back(path, tmp_path, export, tree)
+
+
+def comes_back(path: Path, tmp_path: Path, export: Export, tree: list[tuple[NewNode, NewChunk | None]]) -> None:
     async def write(store: SessionStore) -> int:
         session = await store.create_session("any")
         ids: list[int] = []

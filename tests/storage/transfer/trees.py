@@ -16,9 +16,13 @@ from storage import (
     SessionStore,
     export_json,
     export_portable,
+    vocabulary_digest,
 )
 from tests.storage.helpers import chunk, sql, with_store
 
+VOCABULARY = [b"a", b"\xff\x00"]
+DIGEST = vocabulary_digest(VOCABULARY)
+KNOWN = {"name": "A", "vocabulary": DIGEST}
 FIELDS = ("at_token", "at_byte", "role", "turn_start", "text", "status", "finish_reason", "token_count", "seq",
           "kv_fingerprint", "damaged")  # fmt: skip
 Export = Callable[[Path, int, Path], None]
@@ -66,8 +70,8 @@ async def branching(store: SessionStore) -> int:
     await store.add_node(NewNode(session, user, "assistant", "another", status="partial"), chunk(0, 3))
     await store.set_current(session, sibling)
     await store.pin_session(session)
-    await store.save_model("model-a", {"name": "A", "vocabulary": "digest"})
-    await store.save_vocabulary("digest", [b"a", b"\xff\x00"])
+    await store.save_model("model-a", KNOWN)
+    await store.save_vocabulary(DIGEST, VOCABULARY)
     return session
 
 
