@@ -162,8 +162,7 @@ class FakeBackend(PackedBackend[FakePack]):
         return int(pack.kv.nbytes) + state_size(pack.states.values())
 
     def finite_slots(self, pack: FakePack) -> Bool:
-        finite: Bool = np.isfinite(pack.kv[: pack.tree.size]).all(axis=1)
-        return finite
+        return np.array(np.isfinite(pack.kv[: pack.tree.size]).all(axis=1), np.bool_)
 
     def capacity(self, pack: FakePack) -> int:
         return len(pack.kv)
