@@ -25,7 +25,7 @@ async def spawn_engine(source: str, backend: str, **options: Any) -> LanguageMod
     """`runtime.spawn`; what it needs is loaded on a thread, for the window is on the screen by now and must not stall."""
     with ThreadPoolExecutor(1, thread_name_prefix="load-client") as thread:
         spawn = await asyncio.wrap_future(thread.submit(_spawn))
-    return await spawn(source, backend, on_progress=..., **options)
+    return await spawn(source, backend, **options)
 
 
 def _spawn() -> Starter:

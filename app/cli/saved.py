@@ -101,5 +101,11 @@ def _check_stack(title: str, setup: SessionSetup) -> None:
         )
 
 
-async def _in_process(source: str, backend: str, **options: Any) -> LanguageModel:
+async def _in_process(
+    source: str,
+    backend: str,
+    *,
+    on_progress: object,  # noqa: ARG001  # the supervisor's; `load_model` has a line of its own
+    **options: Any,
+) -> LanguageModel:
     return await asyncio.to_thread(load_model, source, backend, **options)
