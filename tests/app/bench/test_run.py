@@ -51,7 +51,8 @@ SMALL = Sizes(
     shelf_searched=10,
     shelf_blocks=2,
 )
-IN_THIS_PROCESS = tuple(name for name in NAMES if name not in ("W4", "W8", "start", "speculative"))
+OTHERS = ("W4", "W8", "start", "view", "shelf", "speculative")  # with processes, models or tests of their own
+IN_THIS_PROCESS = tuple(name for name in NAMES if name not in OTHERS)
 SHELF = models_dir()  # before a test's own data folder takes the place of the machine's
 FEW = ("W1", "W6", "trie")
 PEERS = {"hf": {"transformers, one cache", "transformers, stateless"}, "mlx": {"mlx_lm, prompt cache"}}

@@ -148,7 +148,7 @@ def test_an_error_at_the_end_leaves_nothing(path: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("after", [0, 1, 3])
 def test_cancelled_it_leaves_nothing(path: Path, tmp_path: Path, after: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(filling, "SLICE_SECONDS", 0.001)
-    file = document(tmp_path / "deep.json", chain(2000))
+    file = document(tmp_path / "deep.json", chain(20_000))  # seconds of work: the end is far away when it is cancelled
 
     async def play(store: SessionStore) -> None:
         await chat(store)
