@@ -11,7 +11,7 @@ from PySide6.QtTest import QTest
 
 from app.workbench import AppWorkbench
 from tests.end_to_end.conftest import Scene
-from tests.end_to_end.test_window import answered, click, generated, last, new_session, say, until
+from tests.end_to_end.test_window import answered, click, generated, last, new_session, say, until, whole
 from tests.tiny_models import tiny_folder
 from ui import MainWindow, TurnStatus, TurnView
 
@@ -22,7 +22,7 @@ CONTROL_ALT = Qt.KeyboardModifier.ControlModifier | Qt.KeyboardModifier.AltModif
 async def stopped_answer(window: MainWindow) -> TurnView:
     await new_session(window)
     say(window, "Where should we go?")
-    await answered(window, 8)
+    await answered(window, 24)
     QTest.keyClick(window, Qt.Key.Key_Period, Qt.KeyboardModifier.ControlModifier)
     await until(lambda: last(window).status is TurnStatus.PARTIAL)
     return last(window)
@@ -35,7 +35,7 @@ def test_continuations_beams_preview_and_why(open_app: OpenApp, paced: str) -> N
     async def scene(window: MainWindow, workbench: AppWorkbench) -> None:
         turn = await stopped_answer(window)
         tokens, panel, why = window.parts.transcript.tokens, window.parts.columns, window.parts.inspector.why
-        index = generated(turn)[3]
+        index = whole(turn, generated(turn)[2])
         await click(window, turn.node_id, index)
 
         # Space previews an alternative: greedy words of the real model, and nothing is made of it
@@ -46,7 +46,7 @@ def test_continuations_beams_preview_and_why(open_app: OpenApp, paced: str) -> N
 
         # four ways on from that token stream side by side
         QTest.mouseClick(window.parts.inspector.token.draws.buttons[4], Qt.MouseButton.LeftButton)
-        await until(lambda: len(panel.cards) == 4 and all(card.text.length >= 8 for card in panel.cards))
+        await until(lambda: len(panel.cards) == 4 and all(card.text.length >= 24 for card in panel.cards))
         assert window.desk.running
         # and stop together
         QTest.keyClick(window, Qt.Key.Key_Period, Qt.KeyboardModifier.ControlModifier)
@@ -64,8 +64,7 @@ def test_continuations_beams_preview_and_why(open_app: OpenApp, paced: str) -> N
         await until(lambda: all(box.body.done for box in tokens.page.boxes))
 
         # Why: the whole row of the real model draws the stored token again, with the number of its place
-        drawn = range(index + 1, len(last(window).run))
-        at = next(i for i in drawn if tokens.token_box(columns[1].node_id, i) is not None)  # not part of a character
+        at = whole(last(window), index)
         await click(window, columns[1].node_id, at)
         QTest.mouseClick(window.parts.inspector.tabs[3], Qt.MouseButton.LeftButton)
         await until(lambda: why.ask.isVisible())
