@@ -45,7 +45,7 @@ lint: $(VENV)/.ready  ## ruff, mypy, import-linter
 test: setup lint test-fast  ## lint, and every test that is not marked slow
 
 test-fast: setup  ## the tests alone; PYTEST_ARGS=... adds options of pytest
-	OMP_NUM_THREADS=1 $(PYTEST) -m "not slow" $(PYTEST_ARGS)
+	TMPDIR="$$(sh packaging/scratch.sh)" OMP_NUM_THREADS=1 $(PYTEST) -m "not slow" $(PYTEST_ARGS)
 
 test-slow: setup  ## SmolLM2, fault sweeps, mutants
 	OMP_NUM_THREADS=1 $(PYTEST) -m slow $(PYTEST_ARGS)
