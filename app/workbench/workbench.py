@@ -32,7 +32,7 @@ from app.workbench.transfers import TransferMembers
 from app.workbench.turns import Turns
 from app.workbench.vocabulary import Vocabulary
 from runtime import GenerationOptions, SamplingOptions
-from storage import SessionStore, StoreError
+from storage import SessionStore, StoreDamagedError, StoreError
 from ui import EngineState, Event, SessionChanged, SessionSummary, SessionView, StatusChanged, StatusView
 
 log = logging.getLogger(__name__)
@@ -177,7 +177,12 @@ class AppWorkbench(SayingMembers, LoadingMembers, SetupMembers, ShelfMembers, Tr
         await asyncio.sleep(TIDY_SECONDS)
         try:
             await self._sessions.tidy()
-            await self._store.back_up_daily()
+            try:
+                await self._store.back_up_daily()
+            except StoreDamagedError as fault:
+                log.warning("damaged rows are set aside: %s", fault)
+                await self._store.set_aside_damage()
+                await self._store.back_up_daily()
         except StoreError as fault:  # the next start tries again
             log.warning("not everything was cleared away and backed up: %s", fault)
 
