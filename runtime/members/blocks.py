@@ -81,6 +81,26 @@ class BlockMembers(Protocol):
     async def copy_blocks_async(self, keys: Sequence[bytes], path: str | Path) -> int:
         """`copy_blocks`, awaited; cancelled, it ends after what is being copied."""
 
+    def take_blocks(self, keys: Sequence[bytes], path: str | Path) -> int:
+        """Copies those of these blocks that another file holds into the block file, within its budget. Blocking.
+
+        Each is checked against damage; nobody can check what somebody else computed: only from people one trusts.
+
+        Args:
+            keys: Their names, parents before children.
+            path: A file that `copy_blocks` wrote; it is only read.
+
+        Returns:
+            How many of them the block file holds then.
+
+        Raises:
+            UnsupportedFeatureError: The model was loaded without `blocks`, or without a cache.
+            OSError: One of the files fails, or the other has no blocks; what was copied before stays.
+        """
+
+    async def take_blocks_async(self, keys: Sequence[bytes], path: str | Path) -> int:
+        """`take_blocks`, awaited; cancelled, it ends after what is being copied."""
+
     def kv_snapshot(self, ids: Sequence[int], path: str | Path, *, adapters: Adapters = None) -> int:
         """Writes the KV of `ids` into one safetensors file, with ids and fingerprint in its header. Blocking.
 

@@ -14,7 +14,7 @@ class SaveBlocks(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class CopyBlocks(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Arguments of `copy_blocks_async`."""
+    """Arguments of `copy_blocks_async` and `take_blocks_async`."""
 
     keys: list[bytes]
     path: str

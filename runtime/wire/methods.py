@@ -208,6 +208,7 @@ METHODS: dict[str, Method] = {
     "unpin_async": Method(Unpin, NOTHING),
     "save_blocks_async": Method(SaveBlocks, Answer(BlocksSaved)),
     "copy_blocks_async": Method(CopyBlocks, Answer(int)),
+    "take_blocks_async": Method(CopyBlocks, Answer(int)),
     "kv_snapshot_async": Method(KvSnapshot, Answer(int)),
     "kv_restore_async": Method(KvRestore, Answer(int)),
     "clear_cache_async": Method(Nothing, NOTHING),

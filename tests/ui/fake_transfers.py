@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from ui import BranchDiff, ExportKind, ImportResult, OnTransfer, Refusal
@@ -19,6 +20,10 @@ class FakeTransfers:
 
     async def import_file(self, path: Path, progress: OnTransfer) -> ImportResult:
         self._note("import_file", path)
+        raise Refusal(f"{path.name} cannot be read here")
+
+    async def take_kv(self, session_ids: Sequence[int], path: Path, progress: OnTransfer) -> int:
+        self._note("take_kv", session_ids, path)
         raise Refusal(f"{path.name} cannot be read here")
 
     async def compare(self, session_id: int, left: int, right: int) -> BranchDiff:

@@ -362,7 +362,12 @@ class FakeWorkbench(FakeSetups, FakeSettings, FakeTransfers):
     async def import_file(self, path: Path, progress: OnTransfer) -> ImportResult:
         self._note("import_file", path)
         await self._transferred(progress)
-        return ImportResult((TRIP,), ("2 things were left out",))
+        return ImportResult((TRIP,), ("2 things were left out",), path.name.endswith(".kv.elsewise"))
+
+    async def take_kv(self, session_ids: Sequence[int], path: Path, progress: OnTransfer) -> int:
+        self._note("take_kv", session_ids, path)
+        await self._transferred(progress)
+        return 1234
 
     async def _transferred(self, progress: OnTransfer) -> None:
         for done in range(3):

@@ -26,6 +26,12 @@ class FakeBlocks:
     async def copy_blocks_async(self, keys: Sequence[bytes], path: str | Path) -> int:
         return self.copy_blocks(keys, path)
 
+    def take_blocks(self, keys: Sequence[bytes], path: str | Path) -> int:
+        return 2 * len(keys) + len(Path(path).name)
+
+    async def take_blocks_async(self, keys: Sequence[bytes], path: str | Path) -> int:
+        return self.take_blocks(keys, path)
+
     def kv_snapshot(self, ids: Sequence[int], path: str | Path, *, adapters: Adapters = None) -> int:
         return len(ids) + len(Path(path).name) + len(adapters or ())
 
