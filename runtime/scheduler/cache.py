@@ -308,6 +308,17 @@ class Cache:
         with self.trie.lookup(job.spans(job.ids[:limit])) as lease:
             return lease.length
 
+    def reusable(self, job: Job) -> int:
+        """Tokens of the path that need no forward: with recurrent layers up to the last checkpoint. Touches nothing."""
+        if "recurrent" not in self.backend.info.attention_kinds:
+            return self.match(job)
+        found = at = 0
+        for node, count in self.trie.walk(job.spans(job.ids)):
+            at += count
+            if count == len(node.tokens) and self.backend.payload_resumable(node.payload):
+                found = at
+        return found
+
     def match(self, job: Job) -> int:
         """Tokens of the path whose KV is held, without touching anything."""
         return self.trie.match(job.spans(job.ids))
