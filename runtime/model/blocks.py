@@ -59,6 +59,14 @@ class BlockMembers(QueryMembers):
             taken += await asyncio.wrap_future(blocks.take(part, Path(path)))
         return taken
 
+    def pin_blocks(self, name: str, keys: Sequence[bytes]) -> None:
+        """Blocking."""
+        self._blocks().pin(name, keys).result()
+
+    async def pin_blocks_async(self, name: str, keys: Sequence[bytes]) -> None:
+        """Awaited."""
+        await asyncio.wrap_future(self._blocks().pin(name, keys))
+
     def kv_snapshot(self, ids: Sequence[int], path: str | Path, *, adapters: Adapters = None) -> int:
         """Blocking."""
         job = self._whole_path(ids, adapters)

@@ -104,6 +104,16 @@ class Blocks:
         listed = list(keys)
         return self._write(lambda store: store.take_from(path, listed))
 
+    def pin(self, name: str, keys: Sequence[bytes]) -> Future[int]:
+        """Has it hold these blocks; any thread."""
+        listed = list(keys)
+
+        def hold(store: BlockStore) -> int:
+            store.pin(name, listed)
+            return len(listed)
+
+        return self._write(hold)
+
     def _write(self, act: Callable[[BlockStore], int]) -> Future[int]:
         thread = self._thread
         if thread is None:  # it could not be opened, as `ModelInfo.warnings` says

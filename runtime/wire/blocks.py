@@ -20,6 +20,13 @@ class CopyBlocks(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     path: str
 
 
+class PinBlocks(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Arguments of `pin_blocks_async`."""
+
+    name: str
+    keys: list[bytes]
+
+
 class KvSnapshot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Arguments of `kv_snapshot_async`."""
 

@@ -20,7 +20,7 @@ from runtime.pooling import Pooling
 from runtime.records import Finish
 from runtime.wire.adapters import AdapterName, AddAdapter, PushLora
 from runtime.wire.arrays import Array, pack_array, pack_run, unpack_array, unpack_run
-from runtime.wire.blocks import CopyBlocks, KvRestore, KvSnapshot, SaveBlocks
+from runtime.wire.blocks import CopyBlocks, KvRestore, KvSnapshot, PinBlocks, SaveBlocks
 from runtime.wire.branching import BeamGenerate, ContinueMany, GenerateMany, WireHypothesis, pack_hypotheses, unpack_hypotheses
 from runtime.wire.messages import encode
 from runtime.wire.pins import Pin, Unpin
@@ -209,6 +209,7 @@ METHODS: dict[str, Method] = {
     "save_blocks_async": Method(SaveBlocks, Answer(BlocksSaved)),
     "copy_blocks_async": Method(CopyBlocks, Answer(int)),
     "take_blocks_async": Method(CopyBlocks, Answer(int)),
+    "pin_blocks_async": Method(PinBlocks, NOTHING),
     "kv_snapshot_async": Method(KvSnapshot, Answer(int)),
     "kv_restore_async": Method(KvRestore, Answer(int)),
     "clear_cache_async": Method(Nothing, NOTHING),

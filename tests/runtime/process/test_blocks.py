@@ -149,6 +149,9 @@ def test_the_arguments_cross_as_they_were_given(client: EngineClient) -> None:
         assert await client.kv_snapshot_async([1, 2], "abc") == client.kv_snapshot([1, 2], Path("abc")) == 5
         assert await client.copy_blocks_async([b"k"], "abc") == client.copy_blocks([b"k"], Path("abc")) == 4
         assert await client.take_blocks_async([b"k"], "abc") == client.take_blocks([b"k"], Path("abc")) == 5
+        await client.pin_blocks_async("a", [b"k"])
+        with pytest.raises(InvalidRequestError, match="2 keys"):
+            client.pin_blocks("refused", [b"k", b"l"])
         assert await client.kv_restore_async("abc") == client.kv_restore(Path("abc")) == 3
         assert await client.kv_restore_async("abc", 7) == client.kv_restore("abc", upto=7) == 7
 
