@@ -188,7 +188,7 @@ def comes_back(path: Path, tmp_path: Path, export: Export, tree: list[tuple[NewN
 def test_what_a_session_is_set_to_goes_with_it(path: Path, tmp_path: Path, export: Export) -> None:
     """But for what means something on one machine, or with one store's numbers, alone."""
     kept = {"options": {"temperature": 0.25, "stop": ["\n"]}, "preset": "calm", "format": ["regex", "a+"], "guess": "off"}
-    setup = {**kept, "adapters": [["/home/me/lora", "lora", 1.0, True]], "pruned": [[3, 0]]}
+    setup = {**kept, "adapters": [["/adapters/lora", "lora", 1.0, True]], "pruned": [[3, 0]]}
 
     async def fill(store: SessionStore) -> int:
         session = await branching(store)
