@@ -88,15 +88,19 @@ class PathTokens:
             ids.extend(self.runs.get(segment.node.id, EMPTY).ids.tolist()[: segment.stop])
         return ids
 
-    def check_sound(self, segments: Iterable[Segment]) -> None:
+    def check_sound(self, segments: Iterable[Segment], *, after: int = 0) -> None:
         """Refuses a path on which tokens are damaged or lost: the model would go on from what was never said.
+
+        Args:
+            segments: Of a path, or of the end of one.
+            after: Turns of the path before those.
 
         Raises:
             Refusal: Names the turn, and the ways on.
         """
-        turn = 0
+        turn = after
         for segment in segments:
-            turn += bool(segment.node.turn_start or not turn)
+            turn += bool(segment.node.turn_start or turn == after)
             if segment.node.damaged or segment.node.id in self.lost:
                 way = (
                     "edit that message" if segment.node.role == "user" else "make that answer again, or choose another version"

@@ -106,7 +106,7 @@ class BlockMembers(Protocol):
 
         Args:
             name: Of the pin; whatever it held before is let go.
-            keys: Their names; those that are not held yet stay when they are. None: the pin is removed.
+            keys: Their names; those that are not held yet stay when they are. Without any the pin is removed.
 
         Raises:
             UnsupportedFeatureError: The model was loaded without `blocks`, or without a cache.

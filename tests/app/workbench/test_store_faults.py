@@ -178,6 +178,8 @@ def test_no_model_goes_on_from_a_damaged_turn(play: Play, path: object, aside: b
             await s.workbench.regenerate(session_id, view.turns[-1].node_id)
         with pytest.raises(Refusal, match="turn 3 is damaged"):
             await s.workbench.continue_turn(session_id, kept["damaged"])
+        with pytest.raises(Refusal, match="turn 3 is damaged"):
+            await s.workbench.regenerate_exactly(session_id, kept["damaged"])
         assert rows(s.path, "SELECT count(*) FROM nodes") == before
         assert s.engine.prompts == []
         await s.workbench.regenerate(session_id, kept["damaged"])  # beside it
