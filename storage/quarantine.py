@@ -7,6 +7,7 @@ transaction of the caller's, a session at a time.
 
 from __future__ import annotations
 
+import sqlite3
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ import sqlite_utils
 
 from storage import integrity, keep, nodes, records, sealed, search, sessions
 from storage.database import fetch
+from storage.errors import is_damage
 from storage.rows import DamageKind, DamageRow, Role
 from storage.text import clean, from_json
 
@@ -64,6 +66,16 @@ def set_aside_shared(db: sqlite_utils.Database) -> list[DamageRow]:
 def mend_indexes(db: sqlite_utils.Database) -> None:
     """Builds every index anew: a flipped bit in an indexed column, or in an index, looks like a broken file until then."""
     db.execute("REINDEX")
+
+
+def mend_search(db: sqlite_utils.Database) -> None:
+    """Builds the search index anew from its texts, where it does not fit to them: nothing can be taken out of it till then."""
+    try:
+        db.execute("INSERT INTO search (search, rank) VALUES ('integrity-check', 0)")
+    except sqlite3.DatabaseError as error:
+        if not is_damage(error):
+            raise
+        db.execute("INSERT INTO search (search) VALUES ('rebuild')")
 
 
 def set_aside_strays(db: sqlite_utils.Database) -> list[DamageRow]:

@@ -203,6 +203,7 @@ class SessionStore(RunMembers, KeptMembers):
             raise StoreDamagedError(
                 f"{self.path}: {damage[0].detail}; nothing was set aside, `elsewise sessions recover` helps"
             )
+        await self._database.write(quarantine.mend_search)
         found = await self._database.write(quarantine.set_aside_strays)
         for session_id in await self._database.read(integrity.session_ids):
             if await self._database.read(partial(integrity.check_session, session_id=session_id)):
