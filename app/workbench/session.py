@@ -160,8 +160,11 @@ class OpenSession(PathTokens):
         views: list[TurnView] = []
         turns = self.tree.turns(self.tip)
         start = sum(self.turn_length(turn) for turn in turns[: self.earlier])
-        for turn in turns[self.earlier :]:
+        shown = turns[self.earlier :]
+        for turn, after in zip(shown, [*shown[1:], None], strict=True):
             view = self.turn_view(turn, start)
+            if after is not None and after.role == "tool":
+                view = replace(view, called=cards(self.content(turn), self.tools()))
             start += len(view.run)
             views.append(view)
         return tuple(views)
