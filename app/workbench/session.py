@@ -161,9 +161,9 @@ class OpenSession(PathTokens):
         turns = self.tree.turns(self.tip)
         start = sum(self.turn_length(turn) for turn in turns[: self.earlier])
         shown = turns[self.earlier :]
-        for turn, after in zip(shown, [*shown[1:], None], strict=True):
+        for place, turn in enumerate(shown, 1):
             view = self.turn_view(turn, start)
-            if after is not None and after.role == "tool":
+            if place < len(shown) and shown[place].role == "tool":
                 view = replace(view, called=cards(self.content(turn), self.tools()))
             start += len(view.run)
             views.append(view)

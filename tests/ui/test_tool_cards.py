@@ -132,7 +132,9 @@ def test_the_keyboard_goes_from_the_text_to_its_cards_and_on(in_window: Play, be
         cards = await cards_of(window, node, 2)
         window.resize(window.width(), 420)
         await frames()
-        QTest.mouseClick(window.parts.transcript.tokens.viewport(), Qt.MouseButton.LeftButton, pos=QPoint(3, 3))
+        window.activateWindow()
+        await until(window.isActiveWindow)
+        window.parts.transcript.setFocus()
         window.parts.transcript.tokens.verticalScrollBar().setValue(0)
         seen = []
         for _ in range(2):

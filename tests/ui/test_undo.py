@@ -29,7 +29,7 @@ def test_tags_title_and_folder_of_a_session(in_window: Play, bench: FakeWorkbenc
 
     async def scene(window: MainWindow) -> None:
         panel = window.parts.sidebar.sessions
-        await until(lambda: panel.rows.rowCount() > 8)
+        await until(lambda: window.stage.sessions)
         # two changes at once: the second one's way back is what the first one left
         panel.tagged.emit(BOAT, ["sea", "draft"])
         panel.tagged.emit(BOAT, ["done"])
@@ -66,7 +66,7 @@ def test_folders(in_window: Play, bench: FakeWorkbench) -> None:
 
     async def scene(window: MainWindow) -> None:
         panel = window.parts.sidebar.sessions
-        await until(lambda: panel.rows.rowCount() > 8)
+        await until(lambda: window.stage.sessions)
         panel.folder_renamed.emit(WORK, "Office")
         await until(lambda: window.acts.undo.text() == "Undo Rename Folder")
         panel.folder_removed.emit(WORK)
@@ -93,7 +93,7 @@ def test_folders(in_window: Play, bench: FakeWorkbench) -> None:
 def test_what_was_refused_leaves_nothing_to_undo(in_window: Play, bench: FakeWorkbench) -> None:
     async def scene(window: MainWindow) -> None:
         panel = window.parts.sidebar.sessions
-        await until(lambda: panel.rows.rowCount() == 8)
+        await until(lambda: window.stage.sessions)
         bench.refusal = "a tag has at most 40 characters"
         panel.tagged.emit(BOAT, ["x" * 50])
         await until(lambda: window.parts.composer.notice.words == "a tag has at most 40 characters")
@@ -132,7 +132,7 @@ def test_restoring_does_not_take_away_a_session_that_was_opened_meanwhile(in_win
 
     async def scene(window: MainWindow) -> None:
         panel = window.parts.sidebar.sessions
-        await until(lambda: panel.rows.rowCount() == 8)
+        await until(lambda: window.stage.sessions)
 
         async def sessions(query: str = "") -> object:
             await slow.wait()
