@@ -19,26 +19,12 @@ from app.window import run_window
 from app.workbench import AppWorkbench
 from runtime import Origin
 from storage import SessionStore
+from tests.tools import more_scenes as more
+from tests.tools.more_scenes import MODEL_SECONDS, settled
 from ui import AppSettings, MainWindow, Scheme, TurnView, apply_theme
 from ui.setup.popover import FORM, SAMPLING
 
-MODEL_SECONDS = 120  # that a model may take
-
 Scene = Callable[[MainWindow, AppWorkbench, Path], Awaitable[None]]
-
-
-async def settled(window: MainWindow) -> None:
-    """Until the text stands still."""
-    for _ in range(500):
-        await asyncio.sleep(0.02)
-        shown = window.desk.shown
-        if (
-            shown is not None
-            and not window.desk.running
-            and all(b.body.done for b in window.parts.transcript.tokens.page.boxes)
-        ):
-            break
-    await asyncio.sleep(0.2)
 
 
 def surprising(turn: TurnView) -> int:
@@ -190,11 +176,19 @@ async def settings(window: MainWindow, _: AppWorkbench, folder: Path, name: str)
     window.settings.grab().save(str(folder / f"{name}.png"))
 
 
-def take(application: QApplication, folder: Path, name: str, scheme: Scheme, scene: Callable[..., Awaitable[None]]) -> None:
-    """Opens the window on a fresh data folder with the sample, plays the scene, closes it."""
+def take(
+    application: QApplication,
+    folder: Path,
+    name: str,
+    scheme: Scheme,
+    *scenes: Callable[..., Awaitable[None]],
+    model: str = "smollm2",
+    demo: bool = True,
+) -> None:
+    """Opens the window on a fresh data folder with the sample, plays the scene, closes it; again for each further scene."""
     apply_theme(application, scheme)
 
-    async def whole(data: DataFolder) -> None:
+    async def whole(data: DataFolder, scene: Callable[..., Awaitable[None]], *, again: bool) -> None:
         tasks: list[asyncio.Task[None]] = []
 
         async def act(window: MainWindow, workbench: AppWorkbench) -> None:
@@ -208,14 +202,15 @@ def take(application: QApplication, folder: Path, name: str, scheme: Scheme, sce
             tasks.append(asyncio.create_task(act(window, workbench)))
 
         store = SessionStore.open(data.sessions)
-        await run_window(data, store, "smollm2", "auto", demo=True, on_shown=on_shown)
+        await run_window(data, store, model, "auto", demo=demo and not again, on_shown=on_shown)
         await tasks[0]
 
     with tempfile.TemporaryDirectory() as scratch:
         data = DataFolder(Path(scratch) / "data")
         data.make()
-        with asyncio.Runner(loop_factory=lambda: qasync.QEventLoop(application)) as runner:
-            runner.run(whole(data))
+        for place, scene in enumerate(scenes):
+            with asyncio.Runner(loop_factory=lambda: qasync.QEventLoop(application)) as runner:
+                runner.run(whole(data, scene, again=place > 0))
 
 
 def main() -> None:
@@ -237,6 +232,18 @@ def main() -> None:
         take(application, folder, "form-dark-900", Scheme.DARK, form)
         take(application, folder, "text-150-dark", Scheme.DARK, large_text)
         take(application, folder, "settings", Scheme.LIGHT, settings)
+        take(application, folder, "scripts", Scheme.LIGHT, more.scripts)
+        take(application, folder, "reopened", Scheme.DARK, more.cache, more.reopened)
+        take(application, folder, "cache", Scheme.LIGHT, more.cache)
+    if {"--all", "--still"} & set(sys.argv):  # those that need no model
+        take(application, folder, "first-run", Scheme.LIGHT, more.first_run)
+        take(application, folder, "comparison", Scheme.LIGHT, more.comparison)
+        take(application, folder, "no-model", Scheme.DARK, more.no_model, model="nobody/nothing")
+        take(application, folder, "tool-call", Scheme.LIGHT, more.tool_call)
+        take(application, folder, "narrow", Scheme.DARK, more.narrow)
+        take(application, folder, "large", Scheme.LIGHT, more.large)
+        take(application, folder, "backup", Scheme.LIGHT, more.backup)
+        take(application, folder, "rare-options", Scheme.LIGHT, more.rare_options)
 
 
 if __name__ == "__main__":

@@ -210,6 +210,8 @@ def test_all_text_of_the_window_has_the_size_that_is_set(in_window: Play, bench:
                 button.font().pointSizeF(),
                 parts.status.engine.font().pointSizeF(),
                 parts.inspector.token.large.font().pointSizeF(),
+                parts.top.model.font().pointSizeF(),  # inherited, as the hint in the empty field
+                parts.composer.field.viewport().font().pointSizeF(),
                 parts.transcript.tokens.page.faces.text.pointSizeF(),
                 QApplication.font().pointSizeF(),
             ]

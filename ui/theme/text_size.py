@@ -38,12 +38,14 @@ def resize_text(application: QApplication, scale: float) -> None:
     ratio = scale / text_scale()
     if ratio == 1:
         return
+    before = {widget: widget.font().pointSizeF() for widget in application.allWidgets()}
     set_text_scale(scale)
     application.setFont(interface_font())
-    for widget in application.allWidgets():
-        if widget.testAttribute(Qt.WidgetAttribute.WA_SetFont):
+    for widget, size in before.items():
+        # a style sheet keeps some widgets from inheriting: what has not followed by itself is told
+        if widget.testAttribute(Qt.WidgetAttribute.WA_SetFont) or widget.font().pointSizeF() == size:
             font = widget.font()
-            font.setPointSizeF(font.pointSizeF() * ratio)
+            font.setPointSizeF(size * ratio)
             widget.setFont(font)
         height, width = widget.property(_HEIGHT), widget.property(_WIDTH)
         if height is not None:
