@@ -51,7 +51,7 @@ class ToolCards(QObject):
     def _made(self, turn: TurnView) -> TurnCards:
         made = TurnCards(turn)
         made.answered.connect(self.answered)
-        made.focused.connect(lambda: self._transcript.bring_into_sight(made))
+        made.focused.connect(self._transcript.bring_into_sight)
         return made
 
 
@@ -59,7 +59,7 @@ class TurnCards(QWidget):
     """The cards of one answer. Results are sent together, when the last one is written."""
 
     answered = Signal(int, str)  # node id, the results
-    focused = Signal()  # the keyboard came here
+    focused = Signal(object)  # the QWidget that the keyboard came to
 
     def __init__(self, turn: TurnView) -> None:
         super().__init__()
@@ -93,7 +93,7 @@ class TurnCards(QWidget):
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:
         if event.type() is QEvent.Type.FocusIn:
-            self.focused.emit()
+            self.focused.emit(watched)
         return super().eventFilter(watched, event)
 
     def keyPressEvent(self, event: QKeyEvent) -> None:

@@ -116,7 +116,9 @@ class SettingsKeeper:
         path = self._store.path
         backups = [file for file in (path.parent / "backups").glob("*") if file.is_file() and file.suffix != ".partial"]
         backups.sort(key=lambda file: file.stat().st_mtime, reverse=True)
-        return DataFacts(str(path.parent), path.stat().st_size, [file.name for file in backups])
+        log_of_changes = path.with_name(path.name + "-wal")  # what is not yet in the file itself
+        size = sum(file.stat().st_size for file in (path, log_of_changes) if file.exists())
+        return DataFacts(str(path.parent), size, [file.name for file in backups])
 
     async def _set_budget(self, value: object) -> None:
         """How much KV is kept holds at once; what the engine chose itself it chooses again when the model is loaded."""

@@ -131,7 +131,7 @@ async def backup(window: MainWindow, _: AppWorkbench, folder: Path, name: str) -
     window.settings.show_page(4)
     await asyncio.sleep(0.5)
     QTest.mouseClick(window.settings.data.back_up_button, Qt.MouseButton.LeftButton)
-    for _ in range(100):
+    for _attempt in range(100):
         await asyncio.sleep(0.1)
         if "sound" in window.settings.data.backed_up.text():
             break

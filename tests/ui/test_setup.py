@@ -115,7 +115,11 @@ def test_an_option_is_set_refused_and_left_to_the_preset_again(in_window: Play, 
         await until(lambda: "temperature" in options.fields)
         field = options.fields["temperature"]
         assert (field.text(), field.placeholderText(), options.sources["temperature"].text()) == ("", "0.8", "preset")
-        assert options.fields["seed"].placeholderText() == "fresh"
+        assert [options.fields[name].placeholderText() for name in ("seed", "stop", "banned_tokens")] == [
+            "fresh",
+            "none",
+            "none",
+        ]
         retype(field, "0.2")
         await until(lambda: options.sources["temperature"].text() == "session")
         assert bench.asked("set_option") == [(TRIP, "temperature", 0.2)]

@@ -111,6 +111,8 @@ def test_what_is_being_typed_goes_on_in_the_other_mode(in_window: Play, bench: F
     async def scene(window: MainWindow) -> None:
         node = calling(bench, CLOCK)
         cards = await cards_of(window, node, 1)
+        window.activateWindow()
+        await until(window.isActiveWindow)
         QTest.mouseClick(field(cards.cards[0]), Qt.MouseButton.LeftButton)
         QTest.keyClicks(field(cards.cards[0]), "2 o")  # a digit is no key of the text around it
         window.stage.set_mode(Mode.READ)

@@ -79,7 +79,7 @@ class OptionRows(QWidget):
                 self._add(option.name)
             field, source = self.fields[option.name], self.sources[option.name]
             self._own[option.name] = option.own
-            field.setPlaceholderText(text_of(option.name, option.value) or self.tr("fresh"))
+            field.setPlaceholderText(text_of(option.name, option.value) or self._unsaid(option.name))
             if not (field.hasFocus() and field.isModified()):
                 field.setText("" if option.own is None else text_of(option.name, option.own))
             source.setText(option.source)
@@ -123,6 +123,9 @@ class OptionRows(QWidget):
             self._grid.addWidget(part, line, column)
         self.fields[name], self.sources[name], self.clears[name] = field, source, clear
         self._captions[name] = caption
+
+    def _unsaid(self, name: str) -> str:
+        return self.tr("fresh") if name == "seed" else self.tr("none")
 
     def _fold(self) -> None:
         """Shows and hides what few sessions need."""

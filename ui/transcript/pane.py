@@ -86,7 +86,7 @@ class Pane(Scroller[BodyT]):
         return super().eventFilter(watched, event)
 
     def bring_into_sight(self, part: QWidget) -> None:
-        """Scrolls to what stands under a turn, as where the keyboard came to it."""
+        """Scrolls to a part of what stands under a turn, as where the keyboard came to it."""
         top = part.mapTo(self.viewport(), QPoint(0, 0)).y() + self.verticalScrollBar().value()
         self.show_span(top, top + part.height())
 

@@ -218,7 +218,7 @@ class TranscriptView(QWidget):
         self._pane().show_under(self._under)
 
     def bring_into_sight(self, part: QWidget) -> None:
-        """Scrolls to what stands under a turn."""
+        """Scrolls to a part of what stands under a turn."""
         self._pane().bring_into_sight(part)
 
     # ---- finding --------------------------------------------------------------------------------------------------
