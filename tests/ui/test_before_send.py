@@ -207,3 +207,31 @@ def test_a_model_without_roles_says_so_where_the_message_is_written(in_window: P
         await until(lambda: composer.roles.isHidden())
 
     in_window(scene)
+
+
+def test_a_file_goes_where_it_was_chosen_however_long_it_is_read(in_window: Play, bench: FakeWorkbench, tmp_path: Path) -> None:
+    notes = tmp_path / "notes.txt"
+    notes.write_text("the boat is called Ada")
+    reads = bench.read_file
+    slow = asyncio.Event()
+
+    async def read(path: str) -> TextFile:
+        await slow.wait()
+        return await reads(path)
+
+    bench.read_file = read  # type: ignore[method-assign]  # slower than a hand
+
+    async def scene(window: MainWindow) -> None:
+        composer = window.parts.composer
+        QTest.keyClicks(composer.field, "See this")
+        composer.attach_wanted.emit(str(notes))
+        window.desk.open(4)
+        await until(lambda: window.desk.is_shown(4))
+        slow.set()
+        await until(lambda: len(window.desk.tasks) == 0)
+        assert (composer.draft, composer.chips.files) == ("", ())
+        window.desk.open(TRIP)
+        await until(lambda: window.desk.is_shown(TRIP))
+        assert (composer.draft, [file.name for file in composer.chips.files]) == ("See this", ["notes.txt"])
+
+    in_window(scene)

@@ -131,7 +131,6 @@ def test_restoring_does_not_take_away_a_session_that_was_opened_meanwhile(in_win
     listed = bench.sessions
 
     async def scene(window: MainWindow) -> None:
-        panel = window.parts.sidebar.sessions
         await until(lambda: window.stage.sessions)
 
         async def sessions(query: str = "") -> object:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 
 import pytest
 
 from runtime import EngineDiedError
 from tests.app.workbench.conftest import Play
-from tests.app.workbench.scene import Engine, Scene, assert_same_view
+from tests.app.workbench.scene import Engine, Scene, assert_same_view, until
 from ui import Composition, EngineState, PartKind, Refusal, TextFile
 
 NOTES = TextFile("notes.txt", "the boat is called Ada\n")
@@ -210,8 +209,7 @@ def test_the_whole_context_is_offered_where_its_kv_has_room_and_the_numbers_are_
         assert (model.info.context_length, whole > 64) == (64, True)
         for budget, fits in ((whole * per_token, True), (whole * per_token - 1, False)):
             await model.set_kv_budget_async(budget)
-            while model.metrics().kv_budget != budget:  # told with the next numbers
-                await asyncio.sleep(0.002)
+            await until(lambda budget=budget: model.metrics().kv_budget == budget)  # told with the next numbers
             found = await s.workbench.compose(session_id, "x")
             assert (found.can_grow, found.whole_context, found.whole_bytes, found.kv_budget) == (
                 fits, whole, whole * per_token, budget,
