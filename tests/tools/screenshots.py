@@ -20,7 +20,7 @@ from app.workbench import AppWorkbench
 from runtime import Origin
 from storage import SessionStore
 from tests.tools import more_scenes as more
-from tests.tools.more_scenes import MODEL_SECONDS, settled
+from tests.tools.more_scenes import MODEL_SECONDS, keep, settled
 from ui import AppSettings, MainWindow, Scheme, TurnView, apply_theme
 from ui.setup.popover import FORM, SAMPLING
 
@@ -68,7 +68,7 @@ async def tokens_with_card(window: MainWindow, _: AppWorkbench, folder: Path, na
     pin(window, turn.node_id, surprising(turn))
     await settled(window)
     await hover(window, turn.node_id, surprising(turn))
-    window.grab().save(str(folder / f"{name}.png"))
+    keep(window, folder / f"{name}.png")
 
 
 async def branch_with_tree(window: MainWindow, bench: AppWorkbench, folder: Path, name: str) -> None:
@@ -81,7 +81,7 @@ async def branch_with_tree(window: MainWindow, bench: AppWorkbench, folder: Path
     picked = next(i for i in range(len(turn.run)) if int(turn.run.origin[i]) == Origin.PICKED)
     pin(window, turn.node_id, picked)
     await settled(window)
-    window.grab().save(str(folder / f"{name}.png"))
+    keep(window, folder / f"{name}.png")
 
 
 async def why_with_sliders(window: MainWindow, _: AppWorkbench, folder: Path, name: str) -> None:
@@ -92,7 +92,7 @@ async def why_with_sliders(window: MainWindow, _: AppWorkbench, folder: Path, na
     await settled(window)
     window.parts.inspector.why.dials.rows["top_p"].slider.setValue(500)
     await settled(window)
-    window.grab().save(str(folder / f"{name}.png"))
+    keep(window, folder / f"{name}.png")
 
 
 async def eight_continuations(window: MainWindow, _: AppWorkbench, folder: Path, name: str) -> None:
@@ -105,7 +105,7 @@ async def eight_continuations(window: MainWindow, _: AppWorkbench, folder: Path,
         if len(window.parts.columns.cards) == 8 and not window.desk.running:
             break
     await settled(window)
-    window.grab().save(str(folder / f"{name}.png"))
+    keep(window, folder / f"{name}.png")
 
 
 async def narrow_continuations(window: MainWindow, bench: AppWorkbench, folder: Path, name: str) -> None:
@@ -129,7 +129,7 @@ async def preview_in_place(window: MainWindow, _: AppWorkbench, folder: Path, na
             break
     window.parts.composer.notice.clear()
     await asyncio.sleep(0.2)
-    window.grab().save(str(folder / f"{name}.png"))
+    keep(window, folder / f"{name}.png")
 
 
 async def sampling(window: MainWindow, _: AppWorkbench, folder: Path, name: str) -> None:
@@ -142,7 +142,7 @@ async def sampling(window: MainWindow, _: AppWorkbench, folder: Path, name: str)
     QTest.keyClicks(field, "0.3")
     QTest.keyClick(field, Qt.Key.Key_Return)
     await asyncio.sleep(0.3)
-    window.grab().save(str(folder / f"{name}.png"))
+    keep(window, folder / f"{name}.png")
 
 
 async def form(window: MainWindow, _: AppWorkbench, folder: Path, name: str) -> None:
@@ -158,7 +158,7 @@ async def form(window: MainWindow, _: AppWorkbench, folder: Path, name: str) -> 
         await asyncio.sleep(0.1)
         if window.popover.form.state.text() not in ("checking…", ""):
             break
-    window.grab().save(str(folder / f"{name}.png"))
+    keep(window, folder / f"{name}.png")
 
 
 async def large_text(window: MainWindow, workbench: AppWorkbench, folder: Path, name: str) -> None:
@@ -166,14 +166,14 @@ async def large_text(window: MainWindow, workbench: AppWorkbench, folder: Path, 
     window.apply(AppSettings(scheme=Scheme.DARK.value, text_percent=150))
     window.parts.composer.meter.panel.show()
     await settled(window)
-    window.grab().save(str(folder / f"{name}.png"))
+    keep(window, folder / f"{name}.png")
 
 
 async def settings(window: MainWindow, _: AppWorkbench, folder: Path, name: str) -> None:
     """The settings, models and device."""
     window.acts.settings.trigger()
     await asyncio.sleep(0.5)
-    window.settings.grab().save(str(folder / f"{name}.png"))
+    keep(window.settings, folder / f"{name}.png")
 
 
 def take(

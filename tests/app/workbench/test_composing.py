@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from runtime import EngineDiedError
+from runtime import EngineDiedError, LanguageModel
 from tests.app.workbench.conftest import Play
 from tests.app.workbench.scene import Engine, Scene, assert_same_view, until
 from ui import Composition, EngineState, PartKind, Refusal, TextFile
@@ -201,6 +202,10 @@ def test_an_engine_that_dies_while_room_is_made_is_said_and_nothing_is_changed(p
     play(scene)
 
 
+def has_budget(model: LanguageModel, budget: int) -> bool:
+    return model.metrics().kv_budget == budget
+
+
 def test_the_whole_context_is_offered_where_its_kv_has_room_and_the_numbers_are_told(play: Play) -> None:
     async def scene(s: Scene) -> None:
         session_id = await s.new()
@@ -209,7 +214,7 @@ def test_the_whole_context_is_offered_where_its_kv_has_room_and_the_numbers_are_
         assert (model.info.context_length, whole > 64) == (64, True)
         for budget, fits in ((whole * per_token, True), (whole * per_token - 1, False)):
             await model.set_kv_budget_async(budget)
-            await until(lambda budget=budget: model.metrics().kv_budget == budget)  # told with the next numbers
+            await until(partial(has_budget, model, budget))  # told with the next numbers
             found = await s.workbench.compose(session_id, "x")
             assert (found.can_grow, found.whole_context, found.whole_bytes, found.kv_budget) == (
                 fits, whole, whole * per_token, budget,
