@@ -65,10 +65,9 @@ class TranscriptView(QWidget):
         self.card = Card(palette, self.tokens)
         self._pointing = Pointing(self.tokens, self.card, self._path)
         self._finder = Finder(lambda: self._path.turns, self._show_match)
-        self._stack = QStackedWidget(self)
+        self._stack, self._below = QStackedWidget(self), QWidget(self)
         self._stack.addWidget(self.tokens)
         self._stack.addWidget(self.read)
-        self._below = QWidget(self)
         self._lay_out()
         self._connect()
         self.read.retire()
@@ -159,8 +158,7 @@ class TranscriptView(QWidget):
         if mode is self._mode:
             return
         old, new = (self.tokens, self.read) if mode is Mode.READ else (self.read, self.tokens)
-        focused, held = old.hasFocus(), QApplication.focusWidget()
-        anchor = old.anchor()
+        focused, held, anchor = old.hasFocus(), QApplication.focusWidget(), old.anchor()
         self._mode = mode
         self.card.leave()
         self._stack.setCurrentWidget(new)
