@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import fields, replace
 
@@ -10,7 +11,7 @@ from ui import AppSettings, DataFacts, SettingsView
 NOW = ("kv_cache_bytes", "preset", "scheme", "text_percent")
 
 
-class FakeSettings:
+class FakeSettings(ABC):
     """Keeps the settings in memory."""
 
     def __init__(self) -> None:
@@ -29,8 +30,8 @@ class FakeSettings:
         )
         self.damage: Sequence[str] = ()
 
-    def _note(self, *call: object) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def _note(self, *call: object) -> None: ...
 
     async def settings(self) -> SettingsView:
         return self.held
