@@ -66,7 +66,13 @@ async def crowd(model: LocalModel) -> int:
 
 
 @pytest.mark.parametrize(
-    ("backend", "name"), [("fake", "attention"), ("fake", "overlapping"), ("hf", "llama"), ("mlx", "llama")]
+    ("backend", "name"),
+    [
+        ("fake", "attention"),
+        ("fake", "overlapping"),
+        pytest.param("hf", "llama", marks=pytest.mark.slow),
+        pytest.param("mlx", "llama", marks=pytest.mark.slow),
+    ],
 )
 def test_rows_join_and_leave_without_a_copy_of_the_others(backend: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     source: Any = tiny_path(name) if backend != "fake" else (Behaviour(overlaps=name == "overlapping"), None)
