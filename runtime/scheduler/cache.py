@@ -124,7 +124,11 @@ class Cache:
             tag=self.workspaces.tags.tag(job.namespace),
         )
         self._room.live.add(prefill)
-        self._room.hint(workspace, len(job.ids) - depth)
+        try:
+            self._room.hint(workspace, len(job.ids) - depth)
+        except BaseException:  # the library failed in the middle of it: nothing stays pinned
+            self.leave(prefill)
+            raise
         return prefill
 
     def join(self, prefill: Prefill, job: Job) -> Prefill:

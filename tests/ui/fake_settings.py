@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import fields, replace
 
@@ -11,7 +12,7 @@ from ui import AppSettings, Backup, DataFacts, SettingsView
 NOW = ("kv_cache_bytes", "preset", "scheme", "text_percent")
 
 
-class FakeSettings:
+class FakeSettings(ABC):
     """Keeps the settings in memory."""
 
     def __init__(self) -> None:
@@ -31,8 +32,8 @@ class FakeSettings:
         self.damage: Sequence[str] = ()
         self.slow_backup: asyncio.Event | None = None
 
-    def _note(self, *call: object) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def _note(self, *call: object) -> None: ...
 
     async def settings(self) -> SettingsView:
         return self.held

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -38,7 +39,7 @@ DEFAULTS: dict[str, tuple[object, str]] = {
 }
 
 
-class FakeSetups:
+class FakeSetups(ABC):
     """Keeps what sessions are set to in memory; `slow_checks` (if set) is waited for before a form is judged."""
 
     def __init__(self) -> None:
@@ -48,8 +49,8 @@ class FakeSetups:
         self.loaded: ModelFacts | None = MODEL
         self.slow_checks: asyncio.Event | None = None
 
-    def _note(self, *call: object) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def _note(self, *call: object) -> None: ...
 
     def _held(self, session_id: int) -> SessionSetup:
         options = [OptionView(name, value, source) for name, (value, source) in DEFAULTS.items()]

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
 
 from ui import BranchDiff, ExportKind, ImportResult, OnTransfer, Refusal
 
 
-class FakeTransfers:
+class FakeTransfers(ABC):
     """Notes what is asked for; there are no files here."""
 
-    def _note(self, *call: object) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def _note(self, *call: object) -> None: ...
 
     async def export_session(self, session_id: int, kind: ExportKind, path: Path, progress: OnTransfer) -> None:
         self._note("export_session", session_id, kind, path)
