@@ -36,8 +36,12 @@ class Ranked:
             return other
         other._kin = self
         border = self.values[-1]  # nothing lies above it but what does here, and what was raised
-        as_before = self.ids[(row[self.ids] == self.values) & (self.values > border)]
+        same = (row[self.ids] == self.values) & (self.values > border)
+        as_before = self.ids[same]
         raised = ids[row[ids] > border]
+        if not len(raised):
+            other.ids, other.values = as_before, self.values[same]
+            return other
         raised = raised[~(raised[:, None] == as_before).any(axis=1)]
         candidates = np.concatenate([as_before, raised])
         values = row[candidates]

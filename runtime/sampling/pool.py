@@ -15,6 +15,7 @@ from runtime.ranking import Ranked
 from runtime.records import Float32
 from runtime.sampling.falling import HEAD, Falling
 from runtime.sampling.select import Place
+from runtime.scratch import scratch
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,8 +229,12 @@ class Pool:
         if self.temperature != 1.0:
             self.row = self.row / np.float32(max(self.temperature, 1e-30))
             self.temperature, self._own, self._mass, self._edited = 1.0, True, None, None
-        elif copy and (not self._own or self._traced):
+        elif copy and self._traced:
             self.row, self._own = self.row.copy(), True
+        elif copy and not self._own:  # of a pool that is gone when its token is drawn
+            own = scratch("pool", len(self.row))
+            np.copyto(own, self.row)
+            self.row, self._own = own, True
         self._order = self._now = None
 
     def _restrict(self) -> None:

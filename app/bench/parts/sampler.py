@@ -1,4 +1,8 @@
-"""Sampler and records: from a step's raw logits to drawn tokens and their numbers, beside torch's three calls."""
+"""Sampler and records: from a step's raw logits to drawn tokens and their numbers, beside torch's three calls.
+
+A row that misses its bar is printed with the least that the same numbers take: numpy's bare passes over the rows, which no
+sampler on numpy can leave out, with no draw and no record made of them (`_passes`).
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from app.bench.clock import Lap, Stopwatch, Told, cpu, speed, take_turns
-from app.bench.findings import Case, Findings, Timing, Verdict, timing
+from app.bench.findings import Case, Findings, Limit, Timing, Verdict, timing
 from app.bench.sizes import Sizes
 from runtime import History, SamplingOptions, draw_step, make_sampler
 
@@ -26,7 +30,13 @@ SETTINGS = {
     "top-p": SamplingOptions(top_p=0.9),
     "penalties": SamplingOptions(repetition_penalty=1.1, presence_penalty=0.2, frequency_penalty=0.1),
 }
-OURS, TORCH = "elsewise", "log_softmax, topk, entropy"
+OURS, TORCH, PASSES = "elsewise", "log_softmax, topk, entropy", "numpy's passes alone"
+STRIPES = 64  # a row laid out as a rectangle has its largest entries found in one pass
+LIMIT = (
+    "numpy's passes alone, nothing drawn or recorded: a row's log-probabilities, normaliser and entropy are six passes, one of "
+    "them exp, its likeliest entries one more; a cut beyond the first few compares every entry once, penalties copy the row. "
+    "What is above it is some eighty numpy calls on a few entries each, which cost the same however large the vocabulary is"
+)
 
 
 def sampler(nowhere: Case, sizes: Sizes, tell: Told) -> Findings:
@@ -42,12 +52,27 @@ def sampler(nowhere: Case, sizes: Sizes, tell: Told) -> Findings:
             steps = max(sizes.sampler_tokens // rows, 1)
             case = Case("numpy", f"{vocabulary:,} x {rows}", nowhere.folder, vocabulary)
             for name, settings in SETTINGS.items():
-                contenders = {OURS: partial(_ours, logits, settings, steps), TORCH: partial(_torch, logits, steps)}
+                contenders = {
+                    OURS: partial(_ours, logits, settings, steps),
+                    TORCH: partial(_torch, logits, steps),
+                    PASSES: partial(_passes, logits, settings, steps),
+                }
                 title = f"{ROW}, {name}"
                 laps = take_turns(contenders, sizes.rounds, partial(_tell, tell, title), warm_up=True)
                 timings += [timing(title, case, who, each) for who, each in laps.items()]
-                share = 1 / speed(laps[OURS], laps[TORCH], cpu)
-                verdicts.append(Verdict(title, case.backend, case.model, f"cpu / {TORCH}", share, BAR, at_least=False))
+                share, least = (1 / speed(laps[who], laps[TORCH], cpu) for who in (OURS, PASSES))
+                verdicts.append(
+                    Verdict(
+                        title,
+                        case.backend,
+                        case.model,
+                        f"cpu / {TORCH}",
+                        share,
+                        BAR,
+                        at_least=False,
+                        limit=Limit(least, LIMIT),
+                    )
+                )
     return Findings(timings=tuple(timings), verdicts=tuple(verdicts))
 
 
@@ -83,6 +108,29 @@ def _torch(logits: npt.NDArray[np.float32], steps: int) -> Lap:
         return _lap(three_calls, len(logits), steps)
     finally:
         torch.set_num_threads(threads)
+
+
+def _passes(logits: npt.NDArray[np.float32], settings: SamplingOptions, steps: int) -> Lap:
+    """What every entry must be read for, in as few calls as numpy can do it."""
+    width = logits.shape[1] // STRIPES
+    cut = np.sort(logits, axis=-1)[:, -width // 2, None] if settings.top_p is not None and settings.top_k is None else None
+    penalised = settings.repetition_penalty is not None
+
+    def passes(_: int) -> None:
+        for row in logits:
+            logprobs = row - row.max()
+            weights = np.exp(logprobs)
+            total = weights.sum()
+            np.vecdot(weights, logprobs)
+            logprobs -= np.log(total)
+            logprobs[: width * STRIPES].reshape(STRIPES, width).max(axis=0)
+            if penalised:
+                logprobs.copy()
+        if cut is not None:
+            for row, border in zip(logits, cut, strict=True):
+                np.flatnonzero(row >= border)
+
+    return _lap(passes, len(logits), steps)
 
 
 def _lap(step: Callable[[int], object], rows: int, steps: int) -> Lap:
