@@ -233,7 +233,7 @@ def _schema(given: str | None) -> str | None:
     Raises:
         click.ClickException: The file cannot be read.
     """
-    return given if given is None or given.lstrip().startswith("{") else read_text(given)
+    return given if given is None or given.lstrip().startswith(("{", "[")) else read_text(given)
 
 
 def _check_company(flags: Flags) -> None:
@@ -273,6 +273,8 @@ def adapter_options(given: tuple[str, ...]) -> dict[str, Any]:
         try:
             scale = float(end)
         except ValueError:
+            if colon and path.strip() and "/" not in end and not Path(text).exists():
+                raise click.ClickException(f"--adapter {text}: {end!r} is no scale: write a number, {path}:0.8") from None
             path, scale = text, 1.0
         if not colon:
             path, scale = text, 1.0

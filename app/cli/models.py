@@ -108,7 +108,8 @@ def verify_command(name: str | None) -> None:
             click.echo(f"{each}: sound")
         except ModelLoadError as fault:
             failed = True
-            click.echo(f"{each}: {fault}", err=True)
+            said = str(fault)
+            click.echo(said if said.startswith(f"{each}: ") else f"{each}: {said}", err=True)
     if failed:
         raise click.exceptions.Exit(1)
 

@@ -119,7 +119,7 @@ class AdapterMembers(Core):
         """The name of an adapter that is registered, if need be now: one of the shelf, or a folder where those are taken."""
         if self._adapters.knows(name) or not isinstance(name, str):
             return name  # or the registry's own message follows
-        a_path = not is_model_id(name) or Path(name).is_dir()
+        a_path = not is_model_id(name) or Path(name).exists()
         return self.add_adapter(name) if is_on_shelf(name) or (folders and a_path) else name
 
     # ---- unloading ----------------------------------------------------------------------------------------------

@@ -99,7 +99,10 @@ def test_numbers_under_an_adapter_are_never_taken_for_the_base_s(elsewise: Elsew
         (":0.5", 2, "write the adapter's folder"),
         ("", 2, "write the adapter's folder"),
         ("nowhere", 1, "nowhere"),
-        ("FOLDER:much", 1, "much"),
+        ("FOLDER:much", 1, "'much' is no scale: write a number, "),
+        ("me/pirate:much", 1, "'much' is no scale: write a number, me/pirate:0.8"),
+        ("me/pirate", 1, "no adapter is called 'me/pirate': none is registered (on the shelf: none; elsewise models import"),
+        ("FOLDER/adapter_config.json", 1, "a file; give the folder"),
     ],
 )
 def test_an_adapter_that_is_none_is_refused(elsewise: Elsewise, folder: str, given: str, code: int, says: str) -> None:

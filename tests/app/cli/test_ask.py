@@ -173,6 +173,7 @@ def test_the_global_options_choose_the_model_too(elsewise: Elsewise) -> None:
         (("ask", "hi", "--schema", "{}", "--regex", "a"), 2, "contradict each other"),
         (("ask", "hi", "--schema", '{"type": "nothing"}'), 2, "schema"),
         (("ask", "hi", "--schema", "{"), 2, "not JSON"),
+        (("ask", "hi", "--schema", "[1]"), 2, "a JSON schema is a dictionary"),
         (("ask", "hi", "--schema", "nowhere.json"), 1, "nowhere.json: No such file"),
         (("ask", "hi", "--regex", "("), 2, "regex"),
         (("ask", "hi", "--regex", r"[^\s\S]"), 2, "allows nothing"),

@@ -224,9 +224,9 @@ def model(request: pytest.FixtureRequest, runner: asyncio.Runner) -> Iterator[La
     else:
         made = load(tiny_path("llama"), request.param, threads=1)
     with made, made.open_session() as session:
-        before = made.next_token_logprobs_sync(PROMPT)
         session.ensure_prefix_sync(PROMPT)
         session.logprobs_sync()
+        before = made.next_token_logprobs_sync(PROMPT)
         SESSIONS[id(made)] = session
         yield made
         del SESSIONS[id(made)]
