@@ -51,10 +51,9 @@ class Falling:
         head: How many are sorted at first.
     """
 
-    __slots__ = ("_deep", "_ranked", "_samples", "_tail", "_total", "complete", "edges", "ids", "row", "temperature", "weights")
+    __slots__ = ("_deep", "_ranked", "_samples", "_tail", "_total", "complete", "edges", "ids", "temperature", "weights")
 
     def __init__(self, ranked: Ranked, temperature: float, head: int = HEAD) -> None:
-        self.row = ranked.row
         self.temperature = temperature
         self._ranked = ranked
         self._samples: dict[int, tuple[Float32, npt.NDArray[np.float64]]] = {}
@@ -63,6 +62,11 @@ class Falling:
         self._total: float | None = None
         if ranked.mass is not None and temperature == 1.0 and not self.complete:
             self._total = max(float(ranked.mass * np.exp(-np.float64(self.top))), float(self.edges[-1]))
+
+    @property
+    def row(self) -> Float32:
+        """The scores ``(vocab,)``."""
+        return self._ranked.row
 
     def reach(self, count: int) -> None:
         """Makes the head so long, or as long as there are entries."""
