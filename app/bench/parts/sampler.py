@@ -33,8 +33,8 @@ OURS, TORCH, PASSES = "elsewise", "log_softmax, topk, entropy", "numpy's passes 
 STRIPES = 64  # a row laid out as a rectangle has its largest entries found in one pass
 LIMIT = (
     "numpy's passes alone, nothing drawn or recorded: a row's log-probabilities, normaliser and entropy are six passes, one of "
-    "them exp, its likeliest entries one more; a cut beyond the first few compares every entry once, penalties copy the row. "
-    "What is above it is some eighty numpy calls on a few entries each, which cost the same however large the vocabulary is"
+    "them exp, its likeliest entries one more; a cut beyond the first few compares every entry once. What is above it is some "
+    "eighty numpy calls on a few entries each (a hundred with penalties), which cost the same however large the vocabulary is"
 )
 
 
@@ -112,8 +112,8 @@ def _torch(logits: npt.NDArray[np.float32], steps: int) -> Lap:
 def _passes(logits: npt.NDArray[np.float32], settings: SamplingOptions, steps: int) -> Lap:
     """What every entry must be read for, in as few calls as numpy can do it."""
     width = logits.shape[1] // STRIPES
-    cut = np.sort(logits, axis=-1)[:, -width // 2, None] if settings.top_p is not None and settings.top_k is None else None
-    penalised = settings.repetition_penalty is not None
+    deep = settings.top_p is not None and settings.top_k is None and settings.min_p is None  # nothing cuts before it
+    cut = np.sort(logits, axis=-1)[:, -width // 2] if deep else None  # one for each row
 
     def passes(_: int) -> None:
         for row in logits:
@@ -123,8 +123,6 @@ def _passes(logits: npt.NDArray[np.float32], settings: SamplingOptions, steps: i
             np.vecdot(weights, logprobs)
             logprobs -= np.log(total)
             logprobs[: width * STRIPES].reshape(STRIPES, width).max(axis=0)
-            if penalised:
-                logprobs.copy()
         if cut is not None:
             for row, border in zip(logits, cut, strict=True):
                 np.flatnonzero(row >= border)
