@@ -1,7 +1,10 @@
 """Sampler and records: from a step's raw logits to drawn tokens and their numbers, beside torch's three calls.
 
-A row that misses its bar is printed with the least that the same numbers take: numpy's bare passes over the rows, which no
-sampler on numpy can leave out, with no draw and no record made of them (`_passes`).
+A row that misses its bar is printed with the least that the same numbers take: numpy's bare passes over the rows, with no
+draw and no record made of them (`_passes`). A row's log-probabilities, normaliser and entropy are six passes, one of them exp,
+its likeliest entries one more; a cut beyond the first few compares every entry once. None can be left out, since records hold
+what each gives. What is above it is some eighty numpy calls on a few entries each (a hundred with penalties): they cost the
+same however large the vocabulary is, so that small vocabularies, one row at a time, come nearest to the bar.
 """
 
 from __future__ import annotations
@@ -31,11 +34,7 @@ SETTINGS = {
 }
 OURS, TORCH, PASSES = "elsewise", "log_softmax, topk, entropy", "numpy's passes alone"
 STRIPES = 64  # a row laid out as a rectangle has its largest entries found in one pass
-LIMIT = (
-    "numpy's passes alone, nothing drawn or recorded: a row's log-probabilities, normaliser and entropy are six passes, one of "
-    "them exp, its likeliest entries one more; a cut beyond the first few compares every entry once. What is above it is some "
-    "eighty numpy calls on a few entries each (a hundred with penalties), which cost the same however large the vocabulary is"
-)
+LIMIT = "numpy's passes over the rows alone; above it are calls on a few entries each, as many for every vocabulary"
 
 
 def sampler(nowhere: Case, sizes: Sizes, tell: Told) -> Findings:
