@@ -32,12 +32,6 @@ class Nothing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """No arguments."""
 
 
-class Ids(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One token sequence."""
-
-    ids: list[int]
-
-
 class Query(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One token sequence, and the adapters it is asked under."""
 
@@ -201,7 +195,6 @@ METHODS: dict[str, Method] = {
     "batch_sample": Method(SampleBatch, Answer(list[list[int]])),
     "complete": Method(Complete, COMPLETION),
     "tokenize_async": Method(Text, Answer(list[int])),
-    "detokenize_async": Method(Ids, Answer(str)),
     "render_chat_async": Method(RenderChat, Answer(list[int])),
     "cache_kv_async": Method(Query, NOTHING, progresses=True),
     "pin_async": Method(Pin, Answer(Pinned)),
