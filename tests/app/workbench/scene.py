@@ -154,6 +154,12 @@ class Scene:
         return ids
 
 
+async def answered(s: Scene) -> tuple[int, TurnView]:
+    """A new session, and the answer at its end."""
+    session_id = await s.asked("where to?")
+    return session_id, await s.last(session_id)
+
+
 def rows(path: Path, statement: str, *parameters: object) -> list[tuple[Any, ...]]:
     """What stands in the file, seen by somebody else who cannot write."""
     with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as conn:
