@@ -22,6 +22,12 @@ from ui import Event, SessionView, TokensArrived, TurnView
 
 PATIENCE_SECONDS = 20.0  # how long a condition may take on a busy machine; one that holds costs nothing
 OPTIONS = GenerationOptions(max_tokens=12, sampling=SamplingOptions(temperature=0.8), seed=5)
+WAYS = [  # of drawing
+    SamplingOptions(temperature=0.8, top_p=0.95, min_p=0.05),
+    SamplingOptions(temperature=1.5),
+    SamplingOptions(temperature=0.0),
+    SamplingOptions(temperature=1.2, repetition_penalty=1.3, logit_bias={4: 1.0}, xtc_probability=0.7, xtc_threshold=0.01),
+]
 COLUMNS = ("ids", "logprob", "rank", "entropy", "top_ids", "top_logprobs", "covered_mass", "origin", "finish", "draw")
 
 
