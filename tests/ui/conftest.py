@@ -18,7 +18,8 @@ from PySide6.QtCore import QTimer
 from PySide6.QtWidgets import QApplication
 from pytestqt.qtbot import QtBot
 
-from tests.ui.fakes import FakeWorkbench, spring_trip
+from tests.ui.fakes import FakeWorkbench
+from tests.ui.trips import spring_trip
 from ui import MainWindow, Scheme, apply_theme
 
 T = TypeVar("T")

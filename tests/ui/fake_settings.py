@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import fields, replace
 
+from tests.ui.fake_base import FakeBase
 from ui import AppSettings, DataFacts, SettingsView
 
 NOW = ("kv_cache_bytes", "preset", "scheme", "text_percent")
 
 
-class FakeSettings:
+class FakeSettings(FakeBase):
     """Keeps the settings in memory."""
 
     def __init__(self) -> None:
@@ -28,9 +29,6 @@ class FakeSettings:
             data=DataFacts("/data/elsewise", 12_000_000, ["sessions.2026-11-21.db"]),
         )
         self.damage: Sequence[str] = ()
-
-    def _note(self, *call: object) -> None:
-        raise NotImplementedError
 
     async def settings(self) -> SettingsView:
         return self.held

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from tests.ui.fake_base import FakeBase
 from ui import AdapterChoice, AdapterLine, AnswerFormat, Guess, ModelFacts, OptionView, Refusal, SessionSetup, TextFile
 
 MODEL = ModelFacts(
@@ -35,18 +36,14 @@ DEFAULTS: dict[str, tuple[object, str]] = {
 }
 
 
-class FakeSetups:
+class FakeSetups(FakeBase):
     """Keeps what sessions are set to in memory; `slow_checks` (if set) is waited for before a form is judged."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.calls: list[tuple[object, ...]] = []
         self.setups: dict[int, SessionSetup] = {}
         self.loaded: ModelFacts | None = MODEL
         self.slow_checks: asyncio.Event | None = None
-
-    def _note(self, *call: object) -> None:
-        raise NotImplementedError
 
     def _held(self, session_id: int) -> SessionSetup:
         options = [OptionView(name, value, source) for name, (value, source) in DEFAULTS.items()]

@@ -12,7 +12,8 @@ from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QApplication
 
 from tests.ui.conftest import Scene, frames, until
-from tests.ui.fakes import OTHERS, SAMPLE, TRIP, FakeWorkbench
+from tests.ui.fakes import SAMPLE, TRIP, FakeWorkbench
+from tests.ui.spoken import OTHERS
 from tests.ui.test_sidebar import make_sample
 from ui import (
     EngineState,

@@ -13,7 +13,8 @@ from PySide6.QtWidgets import QApplication
 from pytestqt.qtbot import QtBot
 
 from runtime import Finish, Origin, TokenRun
-from tests.ui.fakes import FakeWorkbench, Vocabulary, ended, run_of
+from tests.ui.fakes import FakeWorkbench
+from tests.ui.spoken import Vocabulary, ended, run_of
 from ui import EngineState, Made, SessionView, Setting, StatusView, Tier
 from ui.inspector import Inspector, words
 from ui.inspector.path import numbers_of
