@@ -19,7 +19,7 @@ from runtime.model import LocalModel
 from storage import DataFolderLock, NewNode, SessionStore
 from tests.app.cli.conftest import Elsewise
 from tests.app.workbench.scene import rows
-from tests.runtime.adapters.test_changes import toy_adapter
+from tests.runtime.adapters.toys import toy_adapter
 from ui import AdapterChoice
 
 ASK = ("--backend", "fake", "--max-tokens", "6", "--seed", "1")

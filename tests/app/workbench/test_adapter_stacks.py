@@ -10,7 +10,7 @@ import pytest
 from runtime import GenerationOptions, SamplingOptions
 from tests.app.workbench.conftest import Play
 from tests.app.workbench.scene import Engine, Scene, own_tokens
-from tests.runtime.adapters.test_changes import toy_adapter
+from tests.runtime.adapters.toys import toy_adapter
 from ui import AdapterChoice, Guess, Refusal
 
 GREEDY = GenerationOptions(max_tokens=12, sampling=SamplingOptions(temperature=0.0))  # another try says the same

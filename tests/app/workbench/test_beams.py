@@ -10,7 +10,7 @@ from runtime import BeamOptions, Finish
 from tests.app.workbench.conftest import Play
 from tests.app.workbench.fan_scene import last_columns
 from tests.app.workbench.scene import Scene, answered, own_tokens
-from tests.runtime.adapters.test_changes import toy_adapter
+from tests.runtime.adapters.toys import toy_adapter
 from ui import AnswerFormat, ColumnKind, ColumnsChanged, FormatKind, Refusal
 
 

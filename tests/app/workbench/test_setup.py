@@ -11,7 +11,7 @@ from runtime import GenerationOptions, SamplingOptions
 from runtime.backends.fake import Behaviour
 from tests.app.workbench.conftest import Play
 from tests.app.workbench.scene import Engine, Scene, own_tokens, rows
-from tests.runtime.adapters.test_changes import toy_adapter
+from tests.runtime.adapters.toys import toy_adapter
 from ui import AnswerFormat, Guess, OptionView, Refusal, SessionSetup
 
 PLAIN = GenerationOptions(max_tokens=12, sampling=SamplingOptions(temperature=0.8, top_p=0.9))
