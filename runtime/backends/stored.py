@@ -121,9 +121,7 @@ def restored(
         n = int(arrays["n"])
         number = sum(name.startswith("keys.") for name in arrays)
         by_part = list(dtypes) * (number // len(dtypes) + 1)
-        keys, values = (
-            tuple(own(arrays[f"{what}.{i}"], by_part[i]) for i in range(number)) for what in ("keys", "values")
-        )
+        keys, values = (tuple(own(arrays[f"{what}.{i}"], by_part[i]) for i in range(number)) for what in ("keys", "values"))
         state: tuple[Array | None, ...] | None = None
         if "states" in arrays:
             names = [f"state.{i}" for i in range(int(arrays["states"]))]

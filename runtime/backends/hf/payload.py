@@ -110,7 +110,11 @@ def restore(
     """
     found = restored(arrays, codec.dtypes, state_dtype, partial(_tensor, device=device))
     check_layers(
-        found, lambda t: tuple(t.shape), shapes, state_shapes, lambda n: [p.shape[-1] for p in codec.encode(torch.zeros(1, 1, n))]
+        found,
+        lambda t: tuple(t.shape),
+        shapes,
+        state_shapes,
+        lambda n: [p.shape[-1] for p in codec.encode(torch.zeros(1, 1, n))],
     )
     if not all(_finite(t) for t in (*found.keys, *found.values, *(found.state or ())) if t is not None):
         raise SnapshotFormatError("stored KV holds numbers that are not finite")

@@ -10,7 +10,6 @@ from app.cli import batch
 from tests.app.cli.conftest import Elsewise
 from tests.app.cli.test_batch import FAKE, write
 
-
 BAD: list[tuple[object, str]] = [
     ("{", "not JSON"),
     ("[" * 100_000, "not JSON"),

@@ -7,7 +7,7 @@ import numpy as np
 from runtime import Finish, GenerationOptions, Origin, SamplingOptions
 from tests.app.workbench.conftest import Play
 from tests.app.workbench.scene import Scene, alternative, answered, assert_same_run, own_tokens, rows
-from ui import TurnStatus, TurnView
+from ui import TurnStatus
 
 
 def test_another_token_makes_a_sibling_that_shares_the_prefix_and_computes_one_token(play: Play) -> None:

@@ -15,6 +15,8 @@ from tests.runtime.adapters.toys import toy_adapter
 from ui import AnswerFormat, Guess, OptionView, Refusal, SessionSetup
 
 PLAIN = GenerationOptions(max_tokens=12, sampling=SamplingOptions(temperature=0.8, top_p=0.9))
+
+
 def option(setup: SessionSetup, name: str) -> OptionView:
     return next(view for view in setup.options if view.name == name)
 

@@ -228,7 +228,6 @@ def test_little_memory_is_an_error_or_an_answer(kind: str) -> None:
             asyncio.run(heard(model, 900, OPTIONS, {}))  # refused before it is begun
 
 
-
 # ---- bad input ---------------------------------------------------------------------------------------------------------
 
 NAN = float("nan")
