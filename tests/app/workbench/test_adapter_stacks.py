@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 
 import pytest
 
 from runtime import GenerationOptions, SamplingOptions
 from tests.app.workbench.conftest import Play
-from tests.app.workbench.scene import Engine, Scene, own_tokens
+from tests.app.workbench.scene import Engine, Scene, own_tokens, until
 from tests.runtime.adapters.toys import toy_adapter
 from ui import AdapterChoice, Guess, Refusal
 
@@ -43,11 +42,7 @@ def test_a_session_has_its_own_stack_of_adapters(play: Play, tmp_path: Path) -> 
         await s.workbench.set_adapters(dressed, [AdapterChoice(folders[0], "pirate")])
         model = s.workbench.supervisor.running
         assert model is not None
-        for _ in range(200):
-            if sum(adapter.loaded for adapter in model.info.adapters) == 1:
-                break
-            await asyncio.sleep(0.01)
-        assert sum(adapter.loaded for adapter in model.info.adapters) == 1
+        await until(lambda: sum(adapter.loaded for adapter in model.info.adapters) == 1)
 
     play(scene, options=GREEDY)
 
