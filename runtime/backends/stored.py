@@ -16,7 +16,9 @@ import numpy.typing as npt
 
 from runtime.errors import SnapshotFormatError
 
-Array, Dtype, Layer = TypeVar("Array"), TypeVar("Dtype"), TypeVar("Layer")  # a library's own
+Array = TypeVar("Array")  # a library's own, as the next two
+Dtype = TypeVar("Dtype")
+Layer = TypeVar("Layer")
 Shape = tuple[int, int, int]  # of an attention layer: heads, width of a key, width of a value
 Stored = dict[str, npt.NDArray[np.generic]]
 StateShapes = tuple[tuple[int, ...] | None, ...]  # None: a part that the state does not have

@@ -11,7 +11,7 @@ from app.workbench.answers import STARTING
 from runtime import GenerationOptions, ModelLoadError, SamplingOptions, replay_draw
 from tests.app.workbench.conftest import Play
 from tests.app.workbench.fan_scene import arrived, last_columns
-from tests.app.workbench.scene import OPTIONS, Engine, Scene, answered, own_tokens, rows, until
+from tests.app.workbench.scene import OPTIONS, Engine, Scene, answered, assert_same_run, own_tokens, rows, until
 from ui import AnswerFormat, ColumnKind, ColumnsChanged, ColumnTokens, FormatKind, Guess, Refusal
 
 
@@ -180,7 +180,9 @@ def test_a_preview_is_what_greedy_would_say_and_leaves_no_trace(play: Play) -> N
         expected = [r async for r in model.generate([*prompt, token], greedy)]
         assert list(words) == [r.token_bytes for r in expected if r.finish_reason != "eos"]
         assert rows(s.path, "select count(*), (select count(*) from token_chunks) from nodes") == before
-        assert await s.last(session_id) == old or (await s.last(session_id)).node_id == old.node_id
+        after = await s.last(session_id)
+        assert (after.node_id, after.variants, after.note) == (old.node_id, old.variants, old.note)
+        assert_same_run(after.run, old.run)
 
     play(scene)
 

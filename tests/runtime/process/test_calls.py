@@ -219,7 +219,7 @@ def test_a_cancelled_call_is_cancelled_in_the_engine() -> None:
             waiting = [asyncio.create_task(client.next_token_logprobs([i])) for i in range(3)]
 
             async def all_wait() -> bool:
-                return sum((await state_of(client))["turns"]) == 3
+                return bool(sum((await state_of(client))["turns"]) == 3)
 
             await eventually(all_wait)
             waiting[1].cancel()
