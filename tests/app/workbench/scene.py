@@ -84,28 +84,31 @@ class FrailModel:
     async def generate_runs(
         self, ids: Sequence[int], options: GenerationOptions | None, *, on_progress: OnProgress | None = None
     ) -> AsyncGenerator[TokenRun, None]:
-        engine, made, holds_after = self._engine, 0, self._engine.holds_after
-        engine.on_look("generate")
-        engine.prompts.append(list(ids))
-        async with aclosing(self.model.generate_runs(ids, options, on_progress=on_progress)) as runs:
-            async for run in runs:
-                for at in range(len(run)):
-                    if made == engine.dies_after:
-                        engine.dies_after = None
-                        raise EngineDiedError("the engine process has ended: signal 9 (SIGKILL)")
-                    if made == holds_after:
-                        await asyncio.Event().wait()
-                    made += 1
-                    yield run[at : at + 1]
-                    await asyncio.sleep(0)
+        async def numbered() -> AsyncGenerator[tuple[int, TokenRun], None]:
+            async with aclosing(self.model.generate_runs(ids, options, on_progress=on_progress)) as runs:
+                async for run in runs:
+                    yield 0, run
+
+        async with aclosing(self._frail("generate", ids, numbered())) as tokens:
+            async for _, token in tokens:
+                yield token
 
     async def continue_many_runs(
         self, ids: Sequence[int], n: int, options: GenerationOptions | None, *, on_progress: OnProgress | None = None
     ) -> AsyncGenerator[tuple[int, TokenRun], None]:
+        runs = self.model.continue_many_runs(ids, n, options, on_progress=on_progress)
+        async with aclosing(self._frail("continue", ids, runs)) as tokens:
+            async for branch, token in tokens:
+                yield branch, token
+
+    async def _frail(
+        self, what: str, ids: Sequence[int], numbered: AsyncGenerator[tuple[int, TokenRun], None]
+    ) -> AsyncGenerator[tuple[int, TokenRun], None]:
+        """Token by token, as far as the engine lives and goes on."""
         engine, made, holds_after = self._engine, 0, self._engine.holds_after
-        engine.on_look("continue")
+        engine.on_look(what)
         engine.prompts.append(list(ids))
-        async with aclosing(self.model.continue_many_runs(ids, n, options, on_progress=on_progress)) as runs:
+        async with aclosing(numbered) as runs:
             async for branch, run in runs:
                 for at in range(len(run)):
                     if made == engine.dies_after:
@@ -149,6 +152,15 @@ class Scene:
         """A new session with an answered message."""
         session_id = await self.new()
         await self.workbench.send(session_id, text)
+        return session_id
+
+    async def stopped_after(self, tokens: int) -> int:
+        """A new session whose answer was stopped there; the engine holds it there."""
+        session_id = await self.new()
+        sending = asyncio.create_task(self.workbench.send(session_id, "hello"))
+        await until(lambda: self.arrived(session_id) == tokens)
+        self.workbench.stop(session_id)
+        await sending
         return session_id
 
     def arrived(self, session_id: int) -> int:

@@ -212,11 +212,7 @@ def test_one_of_several_continuations_is_repeated_by_itself(play: Play) -> None:
 
 def test_a_stopped_answer_is_repeated_as_far_as_it_was_written(play: Play) -> None:
     async def scene(s: Scene) -> None:
-        session_id = await s.new()
-        sending = asyncio.create_task(s.workbench.send(session_id, "hello"))
-        await until(lambda: s.arrived(session_id) == 5)
-        s.workbench.stop(session_id)
-        await sending
+        session_id = await s.stopped_after(5)
         s.engine.holds_after = None
         stopped = await s.last(session_id)
         await s.workbench.regenerate_exactly(session_id, stopped.node_id)
