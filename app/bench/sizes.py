@@ -40,6 +40,7 @@ class Sizes:
     many_tokens: int = 32
     latency_seconds: float = 6.0  # W8
     sampler_tokens: int = 64  # of each vocabulary, number of rows and setting
+    sampler_rows: tuple[int, ...] = (1, 8, 32)
     speculative_tokens: int = 64
     trie_path: int = 100_000
     trie_branches: int = 10_000

@@ -17,7 +17,6 @@ ROW = "sampler"
 BAR = 1.5
 ALTERNATIVES = 10
 VOCABULARIES = (50_000, 256_000)
-ROWS = (1, 8, 32)
 SAID = 512  # tokens of prompt and answer, for penalties
 SETTINGS = {
     "chat": SamplingOptions(temperature=0.8, top_p=0.95, top_k=40),
@@ -37,7 +36,7 @@ def sampler(nowhere: Case, sizes: Sizes, tell: Told) -> Findings:
     timings: list[Timing] = []
     verdicts: list[Verdict] = []
     for vocabulary in VOCABULARIES:
-        for rows in ROWS:
+        for rows in sizes.sampler_rows:
             logits = step_logits(rows, vocabulary)
             steps = max(sizes.sampler_tokens // rows, 1)
             case = Case("numpy", f"{vocabulary:,} x {rows}", nowhere.folder, vocabulary)
