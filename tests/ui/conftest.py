@@ -10,12 +10,12 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 import qasync
 from PySide6.QtCore import QTimer
-from PySide6.QtWidgets import QApplication
+from PySide6.QtWidgets import QApplication, QWidget
 from pytestqt.qtbot import QtBot
 
 from tests.ui.fakes import FakeWorkbench
@@ -32,6 +32,24 @@ def app(qapp: QApplication) -> QApplication:
     qapp.setQuitOnLastWindowClosed(False)
     apply_theme(qapp, Scheme.LIGHT)
     return qapp
+
+
+@pytest.fixture
+def qtbot(qtbot: QtBot, monkeypatch: pytest.MonkeyPatch) -> QtBot:
+    """The plugin's, but what is given to it lives until it is closed.
+
+    The plugin remembers widgets weakly, and shows them once more after the test's own names are gone: one that is collected
+    while it is being painted ends the process.
+    """
+    kept: list[QWidget] = []
+    add = qtbot.addWidget
+
+    def keep(widget: QWidget, **how: Any) -> None:
+        kept.append(widget)
+        add(widget, **how)
+
+    monkeypatch.setattr(qtbot, "addWidget", keep)
+    return qtbot
 
 
 @pytest.fixture
