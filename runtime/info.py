@@ -75,6 +75,7 @@ class ModelInfo:
     adapters: tuple[AdapterInfo, ...] = ()  # registered ones, with the bytes of those that are loaded
     lora_stack: tuple[tuple[str, float], ...] = ()  # (name, scale) in force, in order
     stack_digest: str = ""  # of its adapters' numbers and scales, in order; empty for the base alone
+    whole_context: int = 0  # tokens that the model was made for, also where it was loaded with fewer; 0: not known
 
     @property
     def numbers_fingerprint(self) -> str:

@@ -72,9 +72,36 @@ def back_up_daily(path: Path, stop: threading.Event) -> Path | None:
     if last is not None and last[2] == day:
         return None
     number = int(last[1]) + 1 if last is not None else 1
+    made = _sound_copy(path, f"daily-{number:06}.{day}", stop)
+    if made is not None:
+        for old in daily_backups(path)[:-KEPT]:
+            old.unlink(missing_ok=True)
+    return made
+
+
+def back_up_now(path: Path, stop: threading.Event) -> Path | None:
+    """Makes a backup of the database at `path` because somebody asked for it; blocking, for a thread of its own.
+
+    No backup is ever deleted for it, and it is never deleted for another.
+
+    Args:
+        path: The database; others may write meanwhile, what they write is in the next one.
+        stop: Set when nobody wants it any more.
+
+    Returns:
+        Where it is; None where it was stopped.
+
+    Raises:
+        StoreDamagedError: The copy is not sound; it was deleted, and the backups that are there stay.
+    """
+    return _sound_copy(path, f"by-hand.{today()}", stop)
+
+
+def _sound_copy(path: Path, mark: str, stop: threading.Event) -> Path | None:
+    """A copy of which every row was read again, with `mark` in its name; None where it was stopped."""
     with typed_errors(path), closing(connect(path, read_only=True).conn) as conn:
         db = sqlite_utils.Database(conn, execute_plugins=False)
-        made = back_up(db, path.parent / FOLDER / f"{path.stem}.daily-{number:06}.{day}{path.suffix}")
+        made = back_up(db, path.parent / FOLDER / f"{path.stem}.{mark}{path.suffix}")
         try:
             bad = _unsound_rows(made, stop)
         except BaseException:
@@ -84,11 +111,7 @@ def back_up_daily(path: Path, stop: threading.Event) -> Path | None:
             made.unlink()
         if bad:
             raise StoreDamagedError(f"{path}: no backup was made, {bad}; `elsewise sessions verify` says where")
-    if stop.is_set():
-        return None
-    for old in daily_backups(path)[:-KEPT]:
-        old.unlink(missing_ok=True)
-    return made
+    return None if stop.is_set() else made
 
 
 def daily_backups(path: Path) -> list[Path]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from storage import integrity, places, recovery, sessions, upkeep
-from storage.backup import back_up_daily
+from storage.backup import back_up_daily, back_up_now
 from storage.database import Database, transaction
 from storage.errors import StoreDamagedError
 from storage.places import Places
@@ -200,6 +200,22 @@ class SessionStore(RunMembers, KeptMembers):
             return await asyncio.to_thread(back_up_daily, self.path, stop)
         finally:
             stop.set()
+
+    async def back_up_now(self) -> Path:
+        """Makes a backup that stays until somebody deletes it, reads every row of it again, and returns where it is.
+
+        As `back_up_daily`, it has a thread and a connection of its own; cancelling stops it.
+
+        Raises:
+            StoreDamagedError: The file is damaged; the backups that are there stay.
+        """
+        stop = threading.Event()
+        try:
+            made = await asyncio.to_thread(back_up_now, self.path, stop)
+        finally:
+            stop.set()
+        assert made is not None  # it is only stopped with whoever waits here
+        return made
 
     async def close(self) -> None:
         """Carries out what was submitted, then closes the file and ends the thread. May be repeated."""

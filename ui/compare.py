@@ -29,7 +29,8 @@ class ComparePane(QWidget):
         self.setAccessibleName(self.tr("Comparison of two branches"))
         self._diff: BranchDiff | None = None
         self._theme = current_theme()
-        self._theme.changed.connect(lambda _palette: self._write())
+        for news in (self._theme.changed, self._theme.scaled):
+            news.connect(self._write)  # a bound method is disconnected with the widget
         self.heads = (ElidedLabel("", "", interface_font(13)), ElidedLabel("", "", interface_font(13)))
         self.totals = (ElidedLabel("", "soft", interface_font(12)), ElidedLabel("", "soft", interface_font(12)))
         self.stem = Label("", "faint", interface_font(12))
@@ -65,7 +66,7 @@ class ComparePane(QWidget):
 
     # ---- words ------------------------------------------------------------------------------------------------------
 
-    def _write(self) -> None:
+    def _write(self, _palette: object = None) -> None:
         diff = self._diff
         if diff is None:
             return

@@ -76,6 +76,7 @@ class Composer(QWidget):
         self._drafts = Drafts()
         self._session: int | None = None
         self._key = NEW  # of the shown session's draft
+        self._keys: dict[int, int] = {}  # of those that were shown before
 
         self.setup_button = IconButton("sliders", self.tr("Sampling and system prompt"))
         self.setup_button.clicked.connect(self.setup_wanted)
@@ -132,6 +133,7 @@ class Composer(QWidget):
                 self._drafts.put(self._key, self._now())
             self._bring(self._drafts.take(key))
         self._session, self._key = session_id, key
+        self._keys[session_id] = key
 
     def carry(self, source_id: int, copy_id: int) -> None:
         """What is written for a session goes on with its copy."""
@@ -178,13 +180,19 @@ class Composer(QWidget):
         if text == self.message and not self._running:
             self.meter.show_bits(bits)
 
-    def attach(self, file: TextFile) -> None:
-        """A file goes with the message."""
+    def attach(self, session_id: int, file: TextFile) -> None:
+        """A file goes with the message of a session: the one that is shown, or the draft of another one."""
+        if session_id != self._session:
+            self._drafts.attach(self._keys.get(session_id, session_id), file)
+            return
         self.chips.show_files([*(held for held in self.chips.files if held.name != file.name), file])
         self.field.setFocus()
 
-    def detach(self, file: TextFile) -> None:
-        """It is pinned now, and goes with every message."""
+    def detach(self, session_id: int, file: TextFile) -> None:
+        """It is pinned there now, and goes with every message."""
+        if session_id != self._session:
+            self._drafts.detach(self._keys.get(session_id, session_id), file)
+            return
         self.chips.show_files([held for held in self.chips.files if held != file])
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from PySide6.QtCore import QMimeData, QSize, Qt, Signal
+from PySide6.QtCore import QEvent, QMimeData, QSize, Qt, Signal
 from PySide6.QtGui import QKeyEvent, QResizeEvent
 from PySide6.QtWidgets import QFrame, QPlainTextEdit, QSizePolicy, QWidget
 
@@ -17,6 +17,7 @@ class DraftField(QPlainTextEdit):
     submitted = Signal()
 
     def __init__(self, parent: QWidget | None = None) -> None:
+        self._made = False  # Qt tells of the first font before there is anything to measure
         super().__init__(parent)
         self.setFont(interface_font(15))
         self._hint = ""
@@ -28,6 +29,7 @@ class DraftField(QPlainTextEdit):
         self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
         self.document().setDocumentMargin(0)
         self.document().documentLayout().documentSizeChanged.connect(self._grow)
+        self._made = True
         self._grow()
 
     def set_hint(self, words: str) -> None:
@@ -55,6 +57,12 @@ class DraftField(QPlainTextEdit):
         super().resizeEvent(event)
         self._grow()
         self._show_hint()
+
+    def changeEvent(self, event: QEvent) -> None:
+        super().changeEvent(event)
+        if event.type() is QEvent.Type.FontChange and self._made:  # another text size
+            self._grow()
+            self._show_hint()
 
     def sizeHint(self) -> QSize:
         return QSize(super().sizeHint().width(), self.minimumHeight())

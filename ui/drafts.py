@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ui.file_text import with_files
 from ui.port import TextFile
@@ -40,6 +40,16 @@ class Drafts:
     def take(self, key: int) -> Draft:
         """The draft of a session, which is shown from now on."""
         return self._held.pop(key, Draft(""))
+
+    def attach(self, key: int, file: TextFile) -> None:
+        """A file that was still being read when its session was left."""
+        draft = self._held.get(key, Draft(""))
+        self.put(key, replace(draft, files=(*(held for held in draft.files if held.name != file.name), file)))
+
+    def detach(self, key: int, file: TextFile) -> None:
+        """A file that was pinned meanwhile."""
+        draft = self._held.get(key, Draft(""))
+        self.put(key, replace(draft, files=tuple(held for held in draft.files if held != file)))
 
     def drop(self, key: int, text: str) -> None:
         """Forgets a draft that says just that: it was sent."""

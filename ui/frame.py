@@ -11,10 +11,14 @@ from ui.compare import ComparePane
 from ui.composer import Composer
 from ui.find_bar import FindBar
 from ui.inspector import Inspector
+from ui.inspector.panel import WIDTH as INSPECTOR_WIDTH
 from ui.link_bar import LinkBar
 from ui.port import BranchDiff
+from ui.sidebar import WIDTH as SIDEBAR_WIDTH
 from ui.sidebar import Sidebar
 from ui.status import StatusBar
+from ui.theme.scheme import current_theme
+from ui.theme.text_size import panel_width
 from ui.tool_cards import ToolCards
 from ui.topbar import TopBar
 from ui.transcript import TranscriptView
@@ -41,7 +45,7 @@ class Frame(QWidget):
         self.columns = ColumnsPanel()
         self.finder = FindBar()
         self.link = LinkBar()
-        self.cards = ToolCards()
+        self.cards = ToolCards(self.transcript)
         self.composer = Composer()
         self.inspector = Inspector()
         self.status = StatusBar()
@@ -62,6 +66,7 @@ class Frame(QWidget):
             QWidget.setTabOrder(first, second)
         self._show(self.sidebar, sidebar)
         self._show(self.inspector, inspector)
+        current_theme().scaled.connect(self._fold)
 
     def show_comparison(self, diff: BranchDiff) -> None:
         """Two branches in the place of the conversation, until Esc."""
@@ -73,24 +78,31 @@ class Frame(QWidget):
         """As the user wants it, whatever the room; where there is none for both, the inspector gives way."""
         self.wants_sidebar = show
         self._show(self.sidebar, show)
-        if show and self.width() < BOTH_NEED:
+        if show and self.width() < BOTH_NEED + self._grown():
             self._show(self.inspector, show=False)
 
     def show_inspector(self, show: bool) -> None:  # a state, not an option
         """As the user wants it, whatever the room; where there is none for both, the sidebar gives way."""
         self.wants_inspector = show
-        if show and self.width() < BOTH_NEED:
+        if show and self.width() < BOTH_NEED + self._grown():
             self._show(self.sidebar, show=False)
         self._show(self.inspector, show)
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)
-        room = (self.width() >= SIDEBAR_NEEDS, self.width() >= INSPECTOR_NEEDS)
+        self._fold()
+
+    def _grown(self) -> int:
+        """Pixels that both panels take beyond what they take at 100 % text."""
+        return sum(panel_width(width) - width for width in (SIDEBAR_WIDTH, INSPECTOR_WIDTH))
+
+    def _fold(self) -> None:
+        room = (self.width() >= SIDEBAR_NEEDS + self._grown(), self.width() >= INSPECTOR_NEEDS + self._grown())
         if room != self._room:  # only on crossing: a panel asked for in a narrow window stays
             self._room = room
             self._show(self.sidebar, self.wants_sidebar and room[0])
             self._show(self.inspector, self.wants_inspector and room[1])
-        if self.width() < BOTH_NEED and not self.sidebar.isHidden() and not self.inspector.isHidden():
+        if self.width() < BOTH_NEED + self._grown() and not self.sidebar.isHidden() and not self.inspector.isHidden():
             self._show(self.inspector, show=False)
 
     def keyPressEvent(self, event: QKeyEvent) -> None:
@@ -118,7 +130,6 @@ class Frame(QWidget):
         self._foot.setContentsMargins(LEFT, 0, RIGHT, 0)
         self._foot.setSpacing(8)
         self._foot.addWidget(self.link)
-        self._foot.addWidget(self.cards)
         self._foot.addWidget(self.composer)
         middle.addLayout(self._foot)
         panels = QHBoxLayout()

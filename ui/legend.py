@@ -8,7 +8,7 @@ from PySide6.QtCore import QPoint, QRectF, QSize, Qt, Signal
 from PySide6.QtGui import QAction, QColor, QIcon, QPainter, QPaintEvent, QPixmap
 from PySide6.QtWidgets import QApplication, QMenu, QToolButton, QWidget
 
-from ui.theme.fonts import interface_font
+from ui.theme.fonts import interface_font, scaled
 from ui.theme.palette import Palette
 from ui.theme.scheme import current_theme
 from ui.transcript import SCALES, Measure
@@ -48,7 +48,7 @@ class Legend(QToolButton):
 
     def sizeHint(self) -> QSize:
         words = self.fontMetrics().horizontalAdvance(name_of(self._measure))
-        return QSize(words + _PAD_PX + 5 * _SWATCH_PX + 4 * _GAP_PX + 2, 22)
+        return QSize(words + _PAD_PX + 5 * _SWATCH_PX + 4 * _GAP_PX + 2, scaled(22))
 
     def _repaint(self, _palette: object) -> None:  # a bound method is disconnected with the widget
         self.update()

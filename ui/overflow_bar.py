@@ -8,6 +8,7 @@ from PySide6.QtWidgets import QFrame, QVBoxLayout, QWidget
 from ui.numbers import count
 from ui.parts import button, row, words
 from ui.port import Composition
+from ui.status import size
 from ui.widgets import IconButton
 
 
@@ -22,6 +23,7 @@ class OverflowBar(QFrame):
         super().__init__(parent)
         self.setProperty("kind", "notice")
         self.said = words("", "")
+        self.too_large = words("", "soft")
         self.larger = button(self.tr("The model's whole context (reloads)"))
         self.leave_out = button(self.tr("Leave out the oldest turns"))
         self.new = button(self.tr("New session"))
@@ -40,6 +42,7 @@ class OverflowBar(QFrame):
         top = row(self.said, self.dismiss)
         top.setStretch(0, 1)
         column.addLayout(top)
+        column.addWidget(self.too_large)
         column.addLayout(row(self.leave_out, self.new, self.larger, 1))
         self.hide()
 
@@ -55,5 +58,12 @@ class OverflowBar(QFrame):
         )
         self.setAccessibleName(self.said.text())
         self.larger.setVisible(composition.can_grow)
+        whole = composition.whole_context
+        if whole is not None:
+            self.larger.setText(self.tr("The whole context, {0} tokens (reloads)").format(count(whole)))
+        self.too_large.setVisible(whole is not None and not composition.can_grow)
+        if whole is not None:
+            said = self.tr("The model's whole context of {0} tokens would take {1} of KV; {2} is set aside (Settings, Memory).")
+            self.too_large.setText(said.format(count(whole), size(composition.whole_bytes), size(composition.kv_budget)))
         self.show()
         self.leave_out.setFocus()

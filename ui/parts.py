@@ -21,6 +21,7 @@ from PySide6.QtWidgets import (
 from ui.theme.fonts import interface_font, mono_font
 from ui.theme.icons import SIZE_PX, icon
 from ui.theme.scheme import current_theme
+from ui.theme.text_size import fix_height
 from ui.widgets import Caption, Label
 
 LINE_PX = 12.5
@@ -92,7 +93,7 @@ class SourceField(QPlainTextEdit):
         self.setPlaceholderText(hint)
         self.setTabChangesFocus(True)
         self.setFrameShape(QFrame.Shape.NoFrame)
-        self.setFixedHeight(height)
+        fix_height(self, height)
 
     def show_text(self, text: str) -> None:
         """Shows what holds; what is being written is not overwritten by the same."""

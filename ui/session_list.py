@@ -16,8 +16,8 @@ from PySide6.QtWidgets import (
 )
 
 from ui.port import SessionSummary, TrashedSession
-from ui.session_rows import IS_OPEN, LEAST_HEIGHT, ROW_HEIGHT, SUMMARY, Head, Index, SessionRows
-from ui.theme.fonts import caption_font, interface_font
+from ui.session_rows import IS_OPEN, LEAST_ROWS, ROW_HEIGHT, SUMMARY, Head, Index, SessionRows
+from ui.theme.fonts import caption_font, interface_font, scaled
 from ui.theme.scheme import current_theme
 from ui.transcript.visible import one_line
 
@@ -42,6 +42,11 @@ class SessionsView(QListView):
         self.setDropIndicatorShown(True)
         self.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Maximum)
         self._rows = rows
+        current_theme().scaled.connect(self._resize)
+
+    def _resize(self) -> None:
+        self.doItemsLayout()
+        self.updateGeometry()
 
     def keyPressEvent(self, event: QKeyEvent) -> None:
         """Alt with an arrow moves a session within its group, as dragging does."""
@@ -58,7 +63,7 @@ class SessionsView(QListView):
 
     def minimumSizeHint(self) -> QSize:
         """A few rows stay in sight however many branches there are."""
-        return QSize(0, min(self._rows.height(), LEAST_HEIGHT))
+        return QSize(0, min(self._rows.height(), LEAST_ROWS * scaled(ROW_HEIGHT)))
 
 
 class SessionDelegate(QStyledItemDelegate):
@@ -67,10 +72,15 @@ class SessionDelegate(QStyledItemDelegate):
     def __init__(self, parent: QObject) -> None:
         super().__init__(parent)
         self._theme = current_theme()
-        self._head, self._title, self._count = caption_font(), interface_font(), interface_font(11)
+        self._theme.scaled.connect(self.take_fonts)
+        self.take_fonts()
 
     def sizeHint(self, option: QStyleOptionViewItem, index: Index) -> QSize:  # noqa: ARG002  # the signature is Qt's
-        return QSize(0, ROW_HEIGHT)
+        return QSize(0, scaled(ROW_HEIGHT))
+
+    def take_fonts(self) -> None:
+        """Text has another size."""
+        self._head, self._title, self._count = caption_font(), interface_font(), interface_font(11)
 
     def paint(self, painter: QPainter, option: QStyleOptionViewItem, index: Index) -> None:
         entry = index.data(SUMMARY)

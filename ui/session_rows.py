@@ -17,10 +17,11 @@ from PySide6.QtCore import (
 )
 
 from ui.port import FolderView, SessionSummary, TrashedSession
+from ui.theme.fonts import scaled
 from ui.transcript.visible import one_line
 
 ROW_HEIGHT = 29
-LEAST_HEIGHT = 5 * ROW_HEIGHT  # of a list that has more rows than there is room for
+LEAST_ROWS = 5  # of a list that has more rows than there is room for
 SUMMARY = int(Qt.ItemDataRole.UserRole)
 IS_OPEN = SUMMARY + 1
 MIME = "application/x-elsewise-session"  # a session's number, while it is dragged in the list
@@ -105,7 +106,7 @@ class SessionRows(QAbstractListModel):
 
     def height(self) -> int:
         """Pixels of all rows together."""
-        return ROW_HEIGHT * len(self._rows)
+        return scaled(ROW_HEIGHT) * len(self._rows)
 
     def rowCount(self, parent: Index = QModelIndex()) -> int:  # noqa: B008  # Qt's own default, an immutable value
         return 0 if parent.isValid() else len(self._rows)

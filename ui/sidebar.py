@@ -7,6 +7,7 @@ from PySide6.QtWidgets import QVBoxLayout, QWidget
 
 from ui.port import SessionView
 from ui.sessions import SessionPanel
+from ui.theme.text_size import fix_width
 from ui.tree import BranchTree
 from ui.widgets import Caption, Hairline
 
@@ -20,7 +21,7 @@ class Sidebar(QWidget):
         super().__init__(parent)
         self.setObjectName("sidebar")
         self.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
-        self.setFixedWidth(WIDTH)
+        fix_width(self, WIDTH)
         self.sessions = SessionPanel()
         self.tree = BranchTree()
         self._branches = QWidget()

@@ -72,6 +72,7 @@ class Stage(QObject):
         self._meter.timeout.connect(self._move_meter)
         theme = current_theme()
         theme.changed.connect(self._recolour)
+        theme.scaled.connect(self._rescale)
         self._recolour(theme.palette)
 
     def set_mode(self, mode: Mode) -> None:
@@ -119,7 +120,7 @@ class Stage(QObject):
         fork = shown.fork if shown is not None else None
         self._parts.composer.set_running(running)
         turns = shown.view.turns if shown is not None else ()
-        self._parts.cards.show_turn(turns[-1] if turns and not running else None)
+        self._parts.cards.show_turns(turns, running=running)
         acts.stop.setEnabled(running)
         acts.rename.setEnabled(own)
         acts.trash.setEnabled(own)
@@ -231,6 +232,9 @@ class Stage(QObject):
         held = self._parts.inspector.token.spot
         if held is not None:
             self.show_pin((held.node_id, held.index))
+
+    def _rescale(self) -> None:
+        self._parts.transcript.set_text_scale()
 
     def _recolour(self, palette: Palette) -> None:
         self._parts.transcript.set_palette_of(palette)

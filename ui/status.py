@@ -11,6 +11,7 @@ from ui.numbers import rate
 from ui.port import EngineState, StatusView, Tier
 from ui.theme.fonts import interface_font
 from ui.theme.scheme import current_theme
+from ui.theme.text_size import fix_height
 from ui.transfer_bar import TransferBar
 from ui.widgets import ElidedLabel, Label
 
@@ -26,7 +27,7 @@ class StatusBar(QWidget):
         super().__init__(parent)
         self.setObjectName("status")
         self.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
-        self.setFixedHeight(HEIGHT)
+        fix_height(self, HEIGHT)
         font = interface_font(11.5)
         self._dot = EngineDot()
         self.engine = ElidedLabel("", "soft", font)

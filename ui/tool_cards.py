@@ -2,97 +2,162 @@
 
 from __future__ import annotations
 
-from PySide6.QtCore import Qt, Signal
-from PySide6.QtGui import QFont
+from collections.abc import Sequence
+
+from PySide6.QtCore import QEvent, QObject, Qt, Signal
+from PySide6.QtGui import QFont, QKeyEvent, QMouseEvent
 from PySide6.QtWidgets import QFrame, QLineEdit, QSizePolicy, QVBoxLayout, QWidget
 
-from ui.parts import button
+from ui.parts import button, row
 from ui.port import ToolCard, TurnView
 from ui.theme.fonts import interface_font, mono_font
+from ui.transcript import TranscriptView
 from ui.transcript.visible import one_line
-from ui.widgets import ElidedLabel, Label
+from ui.widgets import Label
 
 MOST_LINES = 8  # of arguments that are shown; the answer has all of them
 
 
-class ToolCards(QWidget):
-    """The cards of the answer that ends the path. Results are sent together, when the last one is written."""
+class ToolCards(QObject):
+    """Puts cards under the turns of the path that call something.
+
+    Args:
+        transcript: Shows them in its text.
+    """
 
     answered = Signal(int, str)  # node id, the results
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._column = QVBoxLayout(self)
-        self._column.setContentsMargins(0, 0, 0, 0)
-        self._column.setSpacing(6)
-        self.cards: list[CallCard] = []
-        self._shown: tuple[int, tuple[ToolCard, ...]] = (0, ())
-        self.send_button = button(self.tr("Send the result"))
-        self.send_button.clicked.connect(self._send)
-        self.hide()
+    def __init__(self, transcript: TranscriptView) -> None:
+        super().__init__(transcript)
+        self._transcript = transcript
+        self.turns: dict[int, TurnCards] = {}  # by node id
 
-    def show_turn(self, turn: TurnView | None) -> None:
-        """The cards of a turn; none where nothing is called. What is being written stays while the calls are the same."""
-        shown = (turn.node_id, turn.calls) if turn is not None and turn.calls else (0, ())
-        if shown == self._shown:
-            return
-        self._shown = shown
-        for old in self.cards:
-            self._column.removeWidget(old)
-            old.hide()
-            old.deleteLater()
-        self._column.removeWidget(self.send_button)
-        self.cards = [CallCard(call) for call in shown[1]]
+    def show_turns(self, turns: Sequence[TurnView], *, running: bool) -> None:
+        """The cards of these turns. What is being written stays while the calls of its turn are the same."""
+        held, self.turns = self.turns, {}
+        for turn in turns:
+            if turn.calls or turn.called:
+                known = held.get(turn.node_id)
+                same = known is not None and known.shown == (turn.calls, turn.called)
+                self.turns[turn.node_id] = known if known is not None and same else self._made(turn)
+        if self.turns != held:
+            self._transcript.show_under(self.turns)
+            for gone in held.values():
+                if gone not in self.turns.values():
+                    gone.deleteLater()
+        for cards in self.turns.values():
+            cards.set_running(running)
+
+    def _made(self, turn: TurnView) -> TurnCards:
+        made = TurnCards(turn)
+        made.answered.connect(self.answered)
+        made.focused.connect(self._transcript.bring_into_sight)
+        return made
+
+
+class TurnCards(QWidget):
+    """The cards of one answer. Results are sent together, when the last one is written."""
+
+    answered = Signal(int, str)  # node id, the results
+    focused = Signal(object)  # the QWidget that the keyboard came to
+
+    def __init__(self, turn: TurnView) -> None:
+        super().__init__()
+        self.shown = (turn.calls, turn.called)
+        self._node_id = turn.node_id
+        self._running = False
+        self.setCursor(Qt.CursorShape.ArrowCursor)
+        open_calls = bool(turn.calls)
+        self.cards = [CallCard(call, answered=not open_calls) for call in turn.calls or turn.called]
+        self.send_button = button(self.tr("Send the result") if len(self.cards) == 1 else self.tr("Send the results"))
+        self.send_button.clicked.connect(self._send)
+        self.can_answer = open_calls and all(not call.problem for call in turn.calls)
+        self.send_button.setVisible(self.can_answer)
+        column = QVBoxLayout(self)
+        column.setContentsMargins(0, 0, 0, 4)
+        column.setSpacing(6)
         for card in self.cards:
-            card.result.textChanged.connect(self._refresh)
-            card.result.returnPressed.connect(self._send)
-            self._column.addWidget(card)
-        can_answer = bool(self.cards) and all(not call.problem for call in shown[1])
-        if can_answer:
-            self._column.addWidget(self.send_button, 0, Qt.AlignmentFlag.AlignLeft)
-        self.send_button.setVisible(can_answer)
-        self.setVisible(bool(self.cards))
+            column.addWidget(card)
+            if card.result is not None:
+                card.result.textChanged.connect(self._refresh)
+                card.result.returnPressed.connect(self._send)
+                card.result.installEventFilter(self)
+        column.addLayout(row(self.send_button, 1))
+        self.send_button.installEventFilter(self)
         self._refresh()
 
+    def set_running(self, running: bool) -> None:  # a state, not an option
+        """While an answer is written, none can be asked for."""
+        self._running = running
+        self._refresh()
+
+    def eventFilter(self, watched: QObject, event: QEvent) -> bool:
+        if event.type() is QEvent.Type.FocusIn:
+            self.focused.emit(watched)
+        return super().eventFilter(watched, event)
+
+    def keyPressEvent(self, event: QKeyEvent) -> None:
+        event.setAccepted(event.key() != Qt.Key.Key_Escape)  # Return in a field is no command to the text around it
+
+    def mousePressEvent(self, event: QMouseEvent) -> None:
+        event.accept()  # nothing of the text behind it is selected
+
     def _refresh(self) -> None:
-        self.send_button.setEnabled(all(card.result.text().strip() for card in self.cards))
+        self.send_button.setEnabled(not self._running and all(result.strip() for result in self._results()))
+
+    def _results(self) -> list[str]:
+        return [card.result.text() for card in self.cards if card.result is not None]
 
     def _send(self) -> None:
-        results = [card.result.text() for card in self.cards]
-        if self.send_button.isVisible() and all(result.strip() for result in results):
-            self.answered.emit(self._shown[0], "\n".join(results))
+        if self.can_answer and self.send_button.isEnabled():
+            self.answered.emit(self._node_id, "\n".join(self._results()))
 
 
 class CallCard(QFrame):
-    """One call; nothing here carries it out."""
+    """One call; nothing here carries it out.
 
-    def __init__(self, call: ToolCard) -> None:
+    Attributes:
+        result: Where its result is typed; None where the call is no call, or was answered.
+    """
+
+    def __init__(self, call: ToolCard, *, answered: bool) -> None:
         super().__init__()
         self.setProperty("kind", "card")
-        column = QVBoxLayout(self)
-        column.setContentsMargins(12, 9, 12, 10)
-        column.setSpacing(4)
-        self.result = QLineEdit()
+        self._column = QVBoxLayout(self)
+        self._column.setContentsMargins(12, 9, 12, 10)
+        self._column.setSpacing(4)
+        self.result: QLineEdit | None = None
         if call.problem:
-            said = Label(call.problem, "soft", interface_font(12.5))
-            said.setWordWrap(True)
-            said.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Minimum)
-            column.addWidget(Label(self.tr("a call that cannot be answered"), "", interface_font(12.5, QFont.Weight.Medium)))
-            column.addWidget(said)
+            self._say(self.tr("a call that cannot be answered"), strong=True)
+            self._say(call.problem)
+            self.setAccessibleName(self.tr("A call that cannot be answered: {0}").format(one_line(call.problem)))
             return
         name = one_line(call.name)
-        column.addWidget(ElidedLabel(self.tr("calls {0}").format(name), "", interface_font(12.5, QFont.Weight.Medium)))
+        self._say(self.tr("called {0}").format(name) if answered else self.tr("calls {0}").format(name), strong=True)
         lines = call.arguments.splitlines()
         cut = [*lines[:MOST_LINES], "…"] if len(lines) > MOST_LINES else lines
-        said = Label("\n".join(_kept(line) for line in cut), "soft", mono_font(12))
+        self._say("\n".join(_kept(line) for line in cut), mono=True)
+        self.setAccessibleName(self.tr("Call of {0}").format(name))
+        self.setAccessibleDescription(one_line(call.arguments))
+        if not answered:
+            self.result = self._field(name)
+
+    def _say(self, text: str, *, strong: bool = False, mono: bool = False) -> None:
+        weight = QFont.Weight.Medium if strong else QFont.Weight.Normal
+        said = Label(text, "" if strong else "soft", mono_font(12) if mono else interface_font(12.5, weight))
         said.setWordWrap(True)
         said.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Minimum)
-        column.addWidget(said)
-        self.result.setProperty("kind", "field")
-        self.result.setFont(interface_font(13))
-        self.result.setPlaceholderText(self.tr("what {0} answers; you write it, nothing is executed").format(name))
-        self.result.setAccessibleName(self.tr("Result of {0}").format(name))
-        column.addWidget(self.result)
+        self._column.addWidget(said)
+
+    def _field(self, name: str) -> QLineEdit:
+        field = QLineEdit()
+        field.setProperty("kind", "field")
+        field.setFont(interface_font(13))
+        field.setPlaceholderText(self.tr("what {0} answers; you write it, nothing is executed").format(name))
+        field.setAccessibleName(self.tr("Result of {0}").format(name))
+        self._column.addSpacing(4)
+        self._column.addWidget(field)
+        return field
 
 
 def _kept(line: str) -> str:

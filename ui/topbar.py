@@ -13,13 +13,14 @@ from ui.shown import Fork
 from ui.theme.fonts import interface_font
 from ui.theme.icons import icon
 from ui.theme.scheme import current_theme
+from ui.theme.text_size import fix_height, panel_width
 from ui.transcript import Mode
 from ui.transcript.visible import one_line
 from ui.widgets import ElidedLabel, IconButton, Label, StepButton, plain_tooltip
 
 HEIGHT = 44
 CONTROL_HEIGHT = 27
-LEFT = 220  # up to the title, which stands over the transcript
+LEFT, SIDEBAR = 220, 248  # up to the title, which stands over the transcript; the sidebar at 100 %
 TITLE_MOST, BRANCH_MOST = 480, 240  # pixels; beyond, they give way before anything else does
 MODEL_MOST, MODEL_LEAST = 240, 60
 
@@ -37,7 +38,7 @@ class TopBar(QWidget):
         super().__init__(parent)
         self.setObjectName("bar")
         self.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
-        self.setFixedHeight(HEIGHT)
+        fix_height(self, HEIGHT)
         self.menu_button = IconButton("menu", self.tr("Menu"))
         self.menu_button.setPopupMode(QToolButton.ToolButtonPopupMode.InstantPopup)
         self.sidebar_button = IconButton("panel-left", self.tr("Show or hide the sidebar"))
@@ -64,6 +65,7 @@ class TopBar(QWidget):
         row.addWidget(self.modes)
         row.addWidget(self.inspector_button)
         self._over_sidebar = False
+        current_theme().scaled.connect(self._share_room)
 
     def show_model(self, choice: ModelChoice | None) -> None:
         """Names the model in use."""
@@ -86,7 +88,7 @@ class TopBar(QWidget):
         sides, others = row.contentsMargins(), (self.modes, self.inspector_button)
         widths: dict[QWidget, int] = {part: part.sizeHint().width() for part in (self.title, self.model)}
         left = self._left_part.minimumSizeHint().width()
-        widths[self._left_part] = max(LEFT, left) if self._over_sidebar else left
+        widths[self._left_part] = max(panel_width(SIDEBAR) - SIDEBAR + LEFT, left) if self._over_sidebar else left
         if not self.branch.isHidden():
             widths[self.branch] = self.branch.sizeHint().width()
         title, branch = widths[self.title], widths.get(self.branch, 0)
@@ -128,7 +130,7 @@ class BranchChip(QWidget):
         super().__init__(parent)
         self.setObjectName("chip")
         self.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
-        self.setFixedHeight(CONTROL_HEIGHT)
+        fix_height(self, CONTROL_HEIGHT)
         self.name = ElidedLabel()
         self.name.least_px = 24
         self.place = Label()
@@ -177,7 +179,7 @@ class ModelChip(QPushButton):
         super().__init__(parent)
         self.setObjectName("model_chip")
         self.setFocusPolicy(Qt.FocusPolicy.TabFocus)
-        self.setFixedHeight(CONTROL_HEIGHT)
+        fix_height(self, CONTROL_HEIGHT)
         self.setLayoutDirection(Qt.LayoutDirection.RightToLeft)  # the arrow after the name
         self._theme = current_theme()
         self._theme.changed.connect(self._tint)
@@ -254,7 +256,7 @@ class ModeSwitch(QWidget):
         super().__init__(parent)
         self.setObjectName("segments")
         self.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
-        self.setFixedHeight(CONTROL_HEIGHT)
+        fix_height(self, CONTROL_HEIGHT)
         self._group = QButtonGroup(self)
         row = QHBoxLayout(self)
         row.setContentsMargins(0, 0, 0, 0)

@@ -20,7 +20,7 @@ from ui.numbers import probability, signed
 from ui.port import BranchRow
 from ui.session_list import paint_row_ground
 from ui.session_rows import Index
-from ui.theme.fonts import interface_font
+from ui.theme.fonts import interface_font, scaled
 from ui.theme.scheme import current_theme
 from ui.transcript.visible import one_line
 
@@ -96,6 +96,7 @@ class BranchTree(QListView):
         self.setAccessibleName(self.tr("Branches"))
         self.clicked.connect(self._choose)
         self.activated.connect(self._choose)
+        current_theme().scaled.connect(self.doItemsLayout)
 
     def show_branches(self, rows: Sequence[BranchRow]) -> None:
         """Shows the outline and brings the current branch into sight."""
@@ -155,11 +156,16 @@ class _BranchDelegate(QStyledItemDelegate):
     def __init__(self, parent: QObject) -> None:
         super().__init__(parent)
         self._theme = current_theme()
-        self._plain, self._strong = interface_font(), interface_font(weight=QFont.Weight.Medium)
-        self._small = interface_font(11)
+        self._theme.scaled.connect(self.take_fonts)
+        self.take_fonts()
 
     def sizeHint(self, option: QStyleOptionViewItem, index: Index) -> QSize:  # noqa: ARG002  # the signature is Qt's
-        return QSize(0, ROW_HEIGHT)
+        return QSize(0, scaled(ROW_HEIGHT))
+
+    def take_fonts(self) -> None:
+        """Text has another size."""
+        self._plain, self._strong = interface_font(), interface_font(weight=QFont.Weight.Medium)
+        self._small = interface_font(11)
 
     def paint(self, painter: QPainter, option: QStyleOptionViewItem, index: Index) -> None:
         row: BranchRow = index.data(_ROW)

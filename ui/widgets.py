@@ -6,7 +6,7 @@ from PySide6.QtCore import QSize, Qt, Signal
 from PySide6.QtGui import QFont, QPainter, QPaintEvent, QResizeEvent
 from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QPushButton, QSizePolicy, QToolButton, QWidget
 
-from ui.theme.fonts import caption_font, interface_font
+from ui.theme.fonts import caption_font, interface_font, scaled
 from ui.theme.icons import SIZE_PX, icon
 from ui.theme.scheme import current_theme
 from ui.transcript.visible import one_line
@@ -81,21 +81,23 @@ class Hairline(QFrame):
 
 
 class IconButton(QToolButton):
-    """A 16 px icon that can be pressed; `words` is its tooltip and its accessible name."""
+    """An icon that can be pressed, 16 px at 100 % text; `words` is its tooltip and its accessible name."""
 
     def __init__(self, name: str, words: str, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self._name = name
-        self.setIconSize(QSize(SIZE_PX, SIZE_PX))
         self.setToolTip(plain_tooltip(words))
         self.setAccessibleName(words)
         self.setFocusPolicy(Qt.FocusPolicy.TabFocus)  # a click leaves the keyboard where it was, as on macOS
-        theme = current_theme()
-        theme.changed.connect(self._tint)
-        self._tint(theme.palette)
+        self._theme = current_theme()
+        for news in (self._theme.changed, self._theme.scaled):
+            news.connect(self._tint)
+        self._tint()
 
-    def _tint(self, palette: object) -> None:
-        self.setIcon(icon(self._name, getattr(palette, "soft")))  # noqa: B009  # Signal(object) carries a Palette
+    def _tint(self, _palette: object = None) -> None:
+        px = scaled(SIZE_PX)
+        self.setIconSize(QSize(px, px))
+        self.setIcon(icon(self._name, self._theme.palette.soft, px))
 
 
 class StepButton(QToolButton):

@@ -6,6 +6,8 @@ import asyncio
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields, replace
+from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from app.supervisor import Supervisor
@@ -18,12 +20,20 @@ from ui import AppSettings, DataFacts, Refusal, SettingsView
 log = logging.getLogger(__name__)
 SETTING = "settings"
 LOADED_WITH = (  # fields of LoadOptions
-    "device", "dtype", "context_length", "threads", "draft_model", "chat_format", "offload", "kv_cache_bytes",
+    "device", "dtype", "context_length", "threads", "draft_model", "chat_format", "chat_template_file",
+    "offload", "kv_cache_bytes",
 )  # fmt: skip
 PLAIN = {"offload": "none"}  # what leaves it to the engine, where "auto", "" and None do not
 SCHEMES = ("system", "light", "dark")
-LEAST_TEXT, MOST_TEXT = 100, 200  # percent
+LEAST_TEXT, MOST_TEXT = 80, 200  # percent
 LEAST_KV = 1 << 20
+MOST_TEMPLATE = 1 << 20  # bytes; the engine, which compiles it, may take less
+OTHERWISE: Mapping[str, tuple[str, str]] = MappingProxyType(
+    {  # two rows that say the same thing: setting one clears the other
+        "chat_format": ("chat_template_file", ""),
+        "chat_template_file": ("chat_format", "auto"),
+    }
+)
 
 
 class SettingsKeeper:
@@ -88,9 +98,12 @@ class SettingsKeeper:
             raise Refusal(problem)
         if name == "preset":
             self._presets.check(str(value))
+        if name == "chat_template_file" and value:
+            await asyncio.to_thread(_read_template, Path(str(value)))
         if name == "kv_cache_bytes":
             await self._set_budget(value)
-        values = replace(self.values, **{name: value})  # type: ignore[arg-type]  # a field by name, checked above
+        changes = dict([(name, value), *([OTHERWISE[name]] if name in OTHERWISE else [])])
+        values = replace(self.values, **changes)  # type: ignore[arg-type]  # fields by name, checked above
         await stored(self._store.set_setting(SETTING, asdict(values)))
         self.values, self._notes = values, []
         self._pass_on()
@@ -103,7 +116,9 @@ class SettingsKeeper:
         path = self._store.path
         backups = [file for file in (path.parent / "backups").glob("*") if file.is_file() and file.suffix != ".partial"]
         backups.sort(key=lambda file: file.stat().st_mtime, reverse=True)
-        return DataFacts(str(path.parent), path.stat().st_size, [file.name for file in backups])
+        log_of_changes = path.with_name(path.name + "-wal")  # what is not yet in the file itself
+        size = sum(file.stat().st_size for file in (path, log_of_changes) if file.exists())
+        return DataFacts(str(path.parent), size, [file.name for file in backups])
 
     async def _set_budget(self, value: object) -> None:
         """How much KV is kept holds at once; what the engine chose itself it chooses again when the model is loaded."""
@@ -145,11 +160,30 @@ def read_settings(held: object) -> tuple[AppSettings, list[str]]:
             notes.append(f"{problem}; the default holds")
         else:
             taken[name] = held[name]
+    if taken.get("chat_template_file") and taken.get("chat_format", "auto") != "auto":
+        notes.append(f"a template and the format {taken['chat_format']} were both set; the format holds")
+        del taken["chat_template_file"]
     return AppSettings(**taken), notes
+
+
+def _read_template(path: Path) -> None:
+    """Refuses a file that cannot be a template; the engine, which has the sandbox, compiles it when it loads the model."""
+    try:
+        data = path.read_bytes() if path.stat().st_size <= MOST_TEMPLATE else None
+    except OSError as fault:
+        raise Refusal(f"{path.name} cannot be read: {fault.strerror or fault}") from fault
+    if data is None:
+        raise Refusal(f"{path.name} is larger than {MOST_TEMPLATE:,} bytes; a chat template is a short text")
+    try:
+        data.decode()
+    except UnicodeDecodeError as fault:
+        raise Refusal(f"{path.name} is no UTF-8 text: byte {fault.start:,} is {data[fault.start]:#04x}") from None
 
 
 def problem_of(name: str, value: object) -> str:
     """What is wrong with a value of a setting; "" where nothing is."""
+    if name == "chat_template_file" and not value:
+        return "" if value == "" else f"the chat template is a file, not {value!r:.60}"
     if name in ("backend", "draft_model", "preset"):
         return "" if isinstance(value, str) and len(value) <= 500 else f"{name} is a name, not {value!r:.60}"
     if name == "scheme":

@@ -64,11 +64,9 @@ class Composing:
             return Composition(None, None, used, None)
         try:
             tokens = len(await model.tokenize_async(clean_text(text))) if text else 0
-            can_grow = model.info.options.get("context_length") is not None
-            composition = Composition(
-                tokens, None, used + tokens, model.info.context_length,
-                can_grow=can_grow, takes_roles=model.info.has_template,
-            )  # fmt: skip
+            composition = _with_whole_context(
+                Composition(tokens, None, used + tokens, model.info.context_length, takes_roles=model.info.has_template), model
+            )
             return composition if session is None else await self._with_parts(composition, model, session, text, replaces)
         except EngineDiedError:
             await self._supervisor.died(model)
@@ -213,6 +211,15 @@ class Composing:
         messages = [*session.messages(session.tree.turns(parent)), {"role": "user", "content": text}]
         tools = (session.tools(parent) if parent is not None else []) or None
         return _Placed(held, await render_turn(model, held, messages, tools=tools))
+
+
+def _with_whole_context(composition: Composition, model: LanguageModel) -> Composition:
+    """Whether the model has more context than it was loaded with, and memory for it."""
+    whole, budget = model.info.whole_context, model.metrics().kv_budget
+    if whole <= model.info.context_length:
+        return composition
+    needed = whole * model.info.kv_bytes_per_token
+    return replace(composition, can_grow=needed <= budget, whole_context=whole, whole_bytes=needed, kv_budget=budget)
 
 
 def _latest(session: OpenSession, turns: list[Turn], room: float) -> list[Turn]:

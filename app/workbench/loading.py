@@ -19,7 +19,7 @@ from app.workbench.status import backend_choices, detail_of
 from app.workbench.vocabulary import Vocabulary
 from runtime import RuntimeFault
 from storage import SessionStore, StoreError
-from ui import AppSettings, BackendChoice, Event, ModelChoice, Refusal, SessionChanged, SettingsView
+from ui import AppSettings, BackendChoice, Backup, Event, ModelChoice, Refusal, SessionChanged, SettingsView
 
 if TYPE_CHECKING:
     from runtime import ShelfEntry
@@ -118,6 +118,11 @@ class LoadingMembers(ABC):
         """Loads the model anew with what is set."""
         await self._change()
         return await self.settings()
+
+    async def back_up(self) -> Backup:
+        """Copies all sessions and checks the copy."""
+        made = await stored(self._store.back_up_now())
+        return Backup(str(made), await asyncio.to_thread(lambda: made.stat().st_size))
 
     async def verify_data(self) -> Sequence[str]:
         """Reads every stored row."""

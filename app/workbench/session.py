@@ -160,8 +160,11 @@ class OpenSession(PathTokens):
         views: list[TurnView] = []
         turns = self.tree.turns(self.tip)
         start = sum(self.turn_length(turn) for turn in turns[: self.earlier])
-        for turn in turns[self.earlier :]:
+        shown = turns[self.earlier :]
+        for place, turn in enumerate(shown, 1):
             view = self.turn_view(turn, start)
+            if place < len(shown) and shown[place].role == "tool":
+                view = replace(view, called=cards(self.content(turn), self.tools()))
             start += len(view.run)
             views.append(view)
         return tuple(views)

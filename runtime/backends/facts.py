@@ -40,14 +40,19 @@ def kv_budget(options: LoadOptions, free: int) -> int:
     return options.kv_cache_bytes or max(free // BUDGET_SHARE, LEAST_BUDGET)
 
 
+def whole_context(config: Mapping[str, Any]) -> int:
+    """Tokens that the model was made for."""
+    limits = [config[key] for key in _CONTEXT_KEYS if isinstance(config.get(key), int)]
+    return int(limits[0]) if limits else UNBOUNDED_CONTEXT
+
+
 def context_length(config: Mapping[str, Any], options: LoadOptions) -> int:
     """Tokens that fit: what was asked for, or what the model was made for.
 
     Raises:
         InvalidRequestError: More was asked for than the model has positions.
     """
-    limits = [config[key] for key in _CONTEXT_KEYS if isinstance(config.get(key), int)]
-    limit = int(limits[0]) if limits else UNBOUNDED_CONTEXT
+    limit = whole_context(config)
     if options.context_length is None:
         return limit
     if options.context_length > limit:

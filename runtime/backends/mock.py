@@ -162,6 +162,7 @@ def toy_info(backend: str, options: LoadOptions, config: dict[str, Any], kv_byte
         quantisation=None,
         attention_kinds=kinds,
         context_length=facts.context_length(config, options),
+        whole_context=facts.whole_context(config),
         has_template=True,
         kv_bytes_per_token=kv_bytes,
         kv_fingerprint=kv_print,

@@ -19,26 +19,12 @@ from app.window import run_window
 from app.workbench import AppWorkbench
 from runtime import Origin
 from storage import SessionStore
+from tests.tools import more_scenes as more
+from tests.tools.more_scenes import MODEL_SECONDS, keep, settled
 from ui import AppSettings, MainWindow, Scheme, TurnView, apply_theme
 from ui.setup.popover import FORM, SAMPLING
 
-MODEL_SECONDS = 120  # that a model may take
-
 Scene = Callable[[MainWindow, AppWorkbench, Path], Awaitable[None]]
-
-
-async def settled(window: MainWindow) -> None:
-    """Until the text stands still."""
-    for _ in range(500):
-        await asyncio.sleep(0.02)
-        shown = window.desk.shown
-        if (
-            shown is not None
-            and not window.desk.running
-            and all(b.body.done for b in window.parts.transcript.tokens.page.boxes)
-        ):
-            break
-    await asyncio.sleep(0.2)
 
 
 def surprising(turn: TurnView) -> int:
@@ -82,7 +68,7 @@ async def tokens_with_card(window: MainWindow, _: AppWorkbench, folder: Path, na
     pin(window, turn.node_id, surprising(turn))
     await settled(window)
     await hover(window, turn.node_id, surprising(turn))
-    window.grab().save(str(folder / f"{name}.png"))
+    keep(window, folder / f"{name}.png")
 
 
 async def branch_with_tree(window: MainWindow, bench: AppWorkbench, folder: Path, name: str) -> None:
@@ -95,7 +81,7 @@ async def branch_with_tree(window: MainWindow, bench: AppWorkbench, folder: Path
     picked = next(i for i in range(len(turn.run)) if int(turn.run.origin[i]) == Origin.PICKED)
     pin(window, turn.node_id, picked)
     await settled(window)
-    window.grab().save(str(folder / f"{name}.png"))
+    keep(window, folder / f"{name}.png")
 
 
 async def why_with_sliders(window: MainWindow, _: AppWorkbench, folder: Path, name: str) -> None:
@@ -106,7 +92,7 @@ async def why_with_sliders(window: MainWindow, _: AppWorkbench, folder: Path, na
     await settled(window)
     window.parts.inspector.why.dials.rows["top_p"].slider.setValue(500)
     await settled(window)
-    window.grab().save(str(folder / f"{name}.png"))
+    keep(window, folder / f"{name}.png")
 
 
 async def eight_continuations(window: MainWindow, _: AppWorkbench, folder: Path, name: str) -> None:
@@ -119,7 +105,7 @@ async def eight_continuations(window: MainWindow, _: AppWorkbench, folder: Path,
         if len(window.parts.columns.cards) == 8 and not window.desk.running:
             break
     await settled(window)
-    window.grab().save(str(folder / f"{name}.png"))
+    keep(window, folder / f"{name}.png")
 
 
 async def narrow_continuations(window: MainWindow, bench: AppWorkbench, folder: Path, name: str) -> None:
@@ -143,7 +129,7 @@ async def preview_in_place(window: MainWindow, _: AppWorkbench, folder: Path, na
             break
     window.parts.composer.notice.clear()
     await asyncio.sleep(0.2)
-    window.grab().save(str(folder / f"{name}.png"))
+    keep(window, folder / f"{name}.png")
 
 
 async def sampling(window: MainWindow, _: AppWorkbench, folder: Path, name: str) -> None:
@@ -156,7 +142,7 @@ async def sampling(window: MainWindow, _: AppWorkbench, folder: Path, name: str)
     QTest.keyClicks(field, "0.3")
     QTest.keyClick(field, Qt.Key.Key_Return)
     await asyncio.sleep(0.3)
-    window.grab().save(str(folder / f"{name}.png"))
+    keep(window, folder / f"{name}.png")
 
 
 async def form(window: MainWindow, _: AppWorkbench, folder: Path, name: str) -> None:
@@ -172,7 +158,7 @@ async def form(window: MainWindow, _: AppWorkbench, folder: Path, name: str) -> 
         await asyncio.sleep(0.1)
         if window.popover.form.state.text() not in ("checking…", ""):
             break
-    window.grab().save(str(folder / f"{name}.png"))
+    keep(window, folder / f"{name}.png")
 
 
 async def large_text(window: MainWindow, workbench: AppWorkbench, folder: Path, name: str) -> None:
@@ -180,21 +166,29 @@ async def large_text(window: MainWindow, workbench: AppWorkbench, folder: Path, 
     window.apply(AppSettings(scheme=Scheme.DARK.value, text_percent=150))
     window.parts.composer.meter.panel.show()
     await settled(window)
-    window.grab().save(str(folder / f"{name}.png"))
+    keep(window, folder / f"{name}.png")
 
 
 async def settings(window: MainWindow, _: AppWorkbench, folder: Path, name: str) -> None:
     """The settings, models and device."""
     window.acts.settings.trigger()
     await asyncio.sleep(0.5)
-    window.settings.grab().save(str(folder / f"{name}.png"))
+    keep(window.settings, folder / f"{name}.png")
 
 
-def take(application: QApplication, folder: Path, name: str, scheme: Scheme, scene: Callable[..., Awaitable[None]]) -> None:
-    """Opens the window on a fresh data folder with the sample, plays the scene, closes it."""
+def take(
+    application: QApplication,
+    folder: Path,
+    name: str,
+    scheme: Scheme,
+    *scenes: Callable[..., Awaitable[None]],
+    model: str = "smollm2",
+    demo: bool = True,
+) -> None:
+    """Opens the window on a fresh data folder with the sample, plays the scene, closes it; again for each further scene."""
     apply_theme(application, scheme)
 
-    async def whole(data: DataFolder) -> None:
+    async def whole(data: DataFolder, scene: Callable[..., Awaitable[None]], *, again: bool) -> None:
         tasks: list[asyncio.Task[None]] = []
 
         async def act(window: MainWindow, workbench: AppWorkbench) -> None:
@@ -208,14 +202,15 @@ def take(application: QApplication, folder: Path, name: str, scheme: Scheme, sce
             tasks.append(asyncio.create_task(act(window, workbench)))
 
         store = SessionStore.open(data.sessions)
-        await run_window(data, store, "smollm2", "auto", demo=True, on_shown=on_shown)
+        await run_window(data, store, model, "auto", demo=demo and not again, on_shown=on_shown)
         await tasks[0]
 
     with tempfile.TemporaryDirectory() as scratch:
         data = DataFolder(Path(scratch) / "data")
         data.make()
-        with asyncio.Runner(loop_factory=lambda: qasync.QEventLoop(application)) as runner:
-            runner.run(whole(data))
+        for place, scene in enumerate(scenes):
+            with asyncio.Runner(loop_factory=lambda: qasync.QEventLoop(application)) as runner:
+                runner.run(whole(data, scene, again=place > 0))
 
 
 def main() -> None:
@@ -237,6 +232,18 @@ def main() -> None:
         take(application, folder, "form-dark-900", Scheme.DARK, form)
         take(application, folder, "text-150-dark", Scheme.DARK, large_text)
         take(application, folder, "settings", Scheme.LIGHT, settings)
+        take(application, folder, "scripts", Scheme.LIGHT, more.scripts)
+        take(application, folder, "reopened", Scheme.DARK, more.cache, more.reopened)
+        take(application, folder, "cache", Scheme.LIGHT, more.cache)
+    if {"--all", "--still"} & set(sys.argv):  # those that need no model
+        take(application, folder, "first-run", Scheme.LIGHT, more.first_run)
+        take(application, folder, "comparison", Scheme.LIGHT, more.comparison)
+        take(application, folder, "no-model", Scheme.DARK, more.no_model, model="nobody/nothing")
+        take(application, folder, "tool-call", Scheme.LIGHT, more.tool_call)
+        take(application, folder, "narrow", Scheme.DARK, more.narrow)
+        take(application, folder, "large", Scheme.LIGHT, more.large)
+        take(application, folder, "backup", Scheme.LIGHT, more.backup)
+        take(application, folder, "rare-options", Scheme.LIGHT, more.rare_options)
 
 
 if __name__ == "__main__":

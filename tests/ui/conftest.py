@@ -21,6 +21,7 @@ from pytestqt.qtbot import QtBot
 from tests.ui.fakes import FakeWorkbench
 from tests.ui.trips import spring_trip
 from ui import MainWindow, Scheme, apply_theme
+from ui.theme.text_size import resize_text
 
 T = TypeVar("T")
 Run = Callable[[Coroutine[object, object, T]], T]
@@ -31,6 +32,7 @@ PATIENCE_SECONDS = 20.0  # how long a condition may take on a busy machine; a co
 def app(qapp: QApplication) -> QApplication:
     qapp.setQuitOnLastWindowClosed(False)
     apply_theme(qapp, Scheme.LIGHT)
+    resize_text(qapp, 1.0)  # another test may have left it large
     return qapp
 
 

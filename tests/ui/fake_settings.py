@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import fields, replace
 
 from tests.ui.fake_base import FakeBase
-from ui import AppSettings, DataFacts, SettingsView
+from ui import AppSettings, Backup, DataFacts, SettingsView
 
 NOW = ("kv_cache_bytes", "preset", "scheme", "text_percent")
 
@@ -29,6 +30,7 @@ class FakeSettings(FakeBase):
             data=DataFacts("/data/elsewise", 12_000_000, ["sessions.2026-11-21.db"]),
         )
         self.damage: Sequence[str] = ()
+        self.slow_backup: asyncio.Event | None = None
 
     async def settings(self) -> SettingsView:
         return self.held
@@ -44,6 +46,12 @@ class FakeSettings(FakeBase):
         self._note("reload_model")
         self.held = replace(self.held, needs_reload=False)
         return self.held
+
+    async def back_up(self) -> Backup:
+        self._note("back_up")
+        if self.slow_backup is not None:
+            await self.slow_backup.wait()
+        return Backup("/data/elsewise/backups/sessions.by-hand.2026-11-22.db", 12_000_000)
 
     async def verify_data(self) -> Sequence[str]:
         self._note("verify_data")

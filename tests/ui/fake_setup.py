@@ -33,6 +33,9 @@ DEFAULTS: dict[str, tuple[object, str]] = {
     "max_tokens": (1024, "preset"),
     "stop": ((), "default"),
     "seed": (None, "default"),
+    "order": (("bias", "penalties", "temperature"), "default"),
+    "logit_bias": ({}, "default"),
+    "banned_tokens": ((), "default"),
 }
 
 

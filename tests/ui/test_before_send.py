@@ -172,6 +172,13 @@ def test_what_does_not_fit_is_a_choice_before_send(in_window: Play, bench: FakeW
         QTest.mouseClick(composer.send_button, LEFT)
         QTest.mouseClick(composer.overflow.larger, LEFT)
         await until(lambda: bench.asked("grow_context") == [()])
+        # which is offered only where its KV has room; else the numbers say why not
+        counting(bench, replace(full, whole_context=32_768, whole_bytes=6_000_000_000, kv_budget=2_000_000_000))
+        window.desk.drafts.compose(composer.message)
+        await asyncio.sleep(0.05)
+        QTest.mouseClick(composer.send_button, LEFT)
+        assert not composer.overflow.larger.isVisible()
+        assert "32,768 tokens would take 6 GB of KV; 2 GB is set aside" in composer.overflow.too_large.text()
         # or a new session: the draft is there already
         QTest.mouseClick(composer.send_button, LEFT)
         QTest.mouseClick(composer.overflow.new, LEFT)
@@ -196,9 +203,37 @@ def test_a_model_without_roles_says_so_where_the_message_is_written(in_window: P
         composer.roles.setFocus()
         QTest.keyClick(composer.roles, Qt.Key.Key_Space)
         # then the row that changes it is there
-        await until(lambda: window.settings.isVisible() and window.settings.models.combos["chat_format"].count() == 3)
+        await until(lambda: window.settings.isVisible() and window.settings.models.combos["chat_format"].count() == 4)
         counting(bench, Composition(3, None, 3, 8192))
         QTest.keyClicks(composer.field, " time")
         await until(lambda: composer.roles.isHidden())
+
+    in_window(scene)
+
+
+def test_a_file_goes_where_it_was_chosen_however_long_it_is_read(in_window: Play, bench: FakeWorkbench, tmp_path: Path) -> None:
+    notes = tmp_path / "notes.txt"
+    notes.write_text("the boat is called Ada")
+    reads = bench.read_file
+    slow = asyncio.Event()
+
+    async def read(path: str) -> TextFile:
+        await slow.wait()
+        return await reads(path)
+
+    bench.read_file = read  # type: ignore[method-assign]  # slower than a hand
+
+    async def scene(window: MainWindow) -> None:
+        composer = window.parts.composer
+        QTest.keyClicks(composer.field, "See this")
+        composer.attach_wanted.emit(str(notes))
+        window.desk.open(4)
+        await until(lambda: window.desk.is_shown(4))
+        slow.set()
+        await until(lambda: len(window.desk.tasks) == 0)
+        assert (composer.draft, composer.chips.files) == ("", ())
+        window.desk.open(TRIP)
+        await until(lambda: window.desk.is_shown(TRIP))
+        assert (composer.draft, [file.name for file in composer.chips.files]) == ("See this", ["notes.txt"])
 
     in_window(scene)

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from PySide6.QtCore import QPoint, Qt
+from PySide6.QtGui import QColor
 from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QApplication
 from pytestqt.qtbot import QtBot
 
-from runtime import Finish, Origin, TokenRun
+from runtime import Finish, Origin, Stage, TokenRun
 from tests.ui.fakes import FakeWorkbench
 from tests.ui.spoken import Vocabulary, ended, run_of
 from tests.ui.transcript.conftest import PATIENCE_MS
@@ -21,6 +23,7 @@ from ui.inspector import Inspector, words
 from ui.inspector.path import numbers_of
 from ui.inspector.token import alternatives_of
 from ui.shown import Shown, Spot
+from ui.theme import current_theme
 
 
 @pytest.fixture
@@ -92,6 +95,35 @@ def test_a_token_outside_the_top_stands_last(vocabulary: Vocabulary) -> None:
     assert (made[-1].data, made[-1].place, made[-1].chosen) == (b" Reykjavik", 13, True)
     assert [m.chosen for m in made[:-1]] == [False] * 10
     assert made[0].share == 1.0
+
+
+def test_what_a_form_or_a_ban_forbids_is_grey_and_says_why(inspector: Inspector, vocabulary: Vocabulary) -> None:
+    run = run_of(vocabulary, [" Lisbon"], [math.log2(1 / 0.098)])
+    spot = spot_of(run)
+    ids = spot.record.top_ids[:4]
+    raw = (0.4, 0.2, 0.1, 0.06)
+    stages = (
+        Stage("raw", 100, 1.0, None, ids, raw, raw, raw),
+        Stage("grammar", 50, 1.0, None, ids, raw, (0.0, 0.5, 0.2, 0.1), raw),
+        Stage("bias", 49, 1.0, None, ids, raw, (0.0, 0.0, 0.4, 0.2), raw),
+        Stage("top_k", 1, 1.0, None, ids, raw, (0.0, 0.0, 1.0, 0.0), raw),  # which forbids nothing
+    )
+    spot = replace(spot, record=replace(spot.record, stages=stages))
+    inspector.show_spot(spot, vocabulary.bytes_of, can_choose=True)
+    buttons = inspector.token.alternatives.buttons
+    assert [button.alternative.forbidden for button in buttons[:4] if button.alternative is not None] == [
+        "not in the form", "banned", "", "",
+    ]  # fmt: skip
+    assert buttons[0].accessibleName() == "␣Paris, probability .412, rank 1, not in the form"
+    assert "banned" in buttons[1].toolTip()
+    # and drawn: its bar has not the colour of one that could have come
+    colours = {QColor(image.pixel(x, y)).name() for image in [buttons[0].grab().toImage()]
+               for x in range(image.width()) for y in range(image.height())}  # fmt: skip
+    assert current_theme().palette.bar_rest not in colours
+    free = buttons[3].grab().toImage()
+    assert current_theme().palette.bar_rest in {
+        QColor(free.pixel(x, y)).name() for x in range(free.width()) for y in range(free.height())
+    }
 
 
 def test_without_a_vocabulary_ids_stand_for_words(vocabulary: Vocabulary) -> None:

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
+import pytest
 from PySide6.QtCore import Qt
 from PySide6.QtTest import QTest
-from PySide6.QtWidgets import QApplication, QComboBox
+from PySide6.QtWidgets import QApplication, QComboBox, QFileDialog
 
-from tests.ui.conftest import Scene, until
+from tests.ui.conftest import Scene, frames, until
 from tests.ui.fakes import FakeWorkbench
-from ui import DARK, LIGHT, MainWindow, Scheme, apply_theme
+from ui import DARK, LIGHT, AppSettings, MainWindow, Scheme, apply_theme
 from ui.settings import SettingsWindow
 from ui.theme import current_theme
-from ui.transcript import Measure
+from ui.transcript import Measure, Mode
+from ui.widgets import Label
 
 Play = Callable[[Scene], None]
 LEFT = Qt.MouseButton.LeftButton
@@ -22,7 +26,7 @@ LEFT = Qt.MouseButton.LeftButton
 
 async def opened(window: MainWindow) -> SettingsWindow:
     QTest.keyClick(window, Qt.Key.Key_Comma, Qt.KeyboardModifier.ControlModifier)
-    await until(lambda: window.settings.isVisible() and window.settings.folder.text() != "")
+    await until(lambda: window.settings.isVisible() and window.settings.data.folder.text() != "")
     return window.settings
 
 
@@ -119,6 +123,9 @@ def test_appearance_holds_at_once(in_window: Play, bench: FakeWorkbench) -> None
         for _ in range(5):
             QTest.keyClick(field, Qt.Key.Key_Up)
         await until(lambda: window.parts.transcript.tokens.page.faces.scale == 1.5 * before)
+        for _ in range(12):
+            QTest.keyClick(field, Qt.Key.Key_Down)
+        await until(lambda: window.parts.transcript.tokens.page.faces.scale == 0.8 * before)  # and no smaller
         choose(settings.appearance.combos["colours"], +1)
         assert window.parts.transcript.measure is not Measure.SURPRISAL
 
@@ -131,13 +138,101 @@ def test_data_is_named_and_verified(in_window: Play, bench: FakeWorkbench) -> No
     async def scene(window: MainWindow) -> None:
         settings = await opened(window)
         QTest.mouseClick(settings.tabs[4], LEFT)
-        assert settings.folder.text() == "/data/elsewise"
-        assert "sessions.2026-11-21.db" in settings.backups.text()
-        QTest.mouseClick(settings.verify_button, LEFT)
-        await until(lambda: settings.verified.text() == "session 3, turn 2: its tokens fail their checksum")
+        assert settings.data.folder.text() == "/data/elsewise"
+        assert "sessions.2026-11-21.db" in settings.data.backups.text()
+        QTest.mouseClick(settings.data.verify_button, LEFT)
+        await until(lambda: settings.data.verified.text() == "session 3, turn 2: its tokens fail their checksum")
         bench.damage = ()
-        QTest.mouseClick(settings.verify_button, LEFT)
-        await until(lambda: settings.verified.text() == "every row is as it was written")
+        QTest.mouseClick(settings.data.verify_button, LEFT)
+        await until(lambda: settings.data.verified.text() == "every row is as it was written")
+
+    in_window(scene)
+
+
+def test_a_backup_is_made_at_once_and_says_where_it_is(in_window: Play, bench: FakeWorkbench) -> None:
+    async def scene(window: MainWindow) -> None:
+        page = (await opened(window)).data
+        QTest.mouseClick(window.settings.tabs[4], LEFT)
+        assert not page.backed_up.isVisible()
+        bench.slow_backup = asyncio.Event()
+        QTest.mouseClick(page.back_up_button, LEFT)
+        await until(lambda: "reading the copy again" in page.backed_up.text())
+        assert not page.back_up_button.isEnabled()
+        bench.slow_backup.set()
+        await until(lambda: page.backed_up.text().endswith("sessions.by-hand.2026-11-22.db, 12 MB; "
+                                                            "every row of the copy was read again and is sound"))  # fmt: skip
+        assert page.back_up_button.isEnabled()
+        # one that fails says why, and nothing of the last one is claimed of it
+        bench.refusal = "no backup was made, rows of nodes are damaged"
+        QTest.mouseClick(page.back_up_button, LEFT)
+        await until(lambda: window.settings.notice.words.startswith("no backup was made"))
+        assert not page.backed_up.isVisible()
+
+    in_window(scene)
+
+
+def test_a_template_of_ones_own_is_a_chat_format(in_window: Play, bench: FakeWorkbench, tmp_path: Path) -> None:
+    own = tmp_path / "mine.jinja"
+    own.write_text("{{ messages }}")
+
+    async def scene(window: MainWindow) -> None:
+        settings = await opened(window)
+        combo = settings.models.combos["chat_format"]
+        assert combo.itemText(combo.count() - 1) == "a template of your own…"
+        combo.setFocus()
+        QTest.keyClick(combo, Qt.Key.Key_End)
+        dialog = next(d for d in settings.findChildren(QFileDialog) if d.isVisible())
+        await until(lambda: combo.currentData() == "auto")  # until a file is chosen, what holds is shown
+        dialog.fileSelected.emit(str(own))
+        dialog.close()
+        await until(lambda: bench.held.values.chat_template_file == str(own))
+        await until(lambda: combo.currentText() == "your template: mine.jinja")
+        # another format is one step away, and is told as a format
+        combo.setCurrentIndex(combo.findData("chatml"))
+        combo.activated.emit(combo.currentIndex())
+        await until(lambda: bench.asked("change_setting")[-1] == ("chat_format", "chatml"))
+
+    in_window(scene)
+
+
+def test_all_text_of_the_window_has_the_size_that_is_set(in_window: Play, bench: FakeWorkbench) -> None:
+    """Labels, fields, lists, painted parts and fixed heights alike; what is made later too, and back again."""
+
+    async def scene(window: MainWindow) -> None:
+        parts = window.parts
+        view, button = parts.sidebar.sessions.view, parts.top.modes.buttons[Mode.READ]
+        await until(lambda: parts.sidebar.sessions.rows.rowCount() > 0)
+
+        def measures() -> list[float]:
+            return [
+                parts.composer.field.font().pointSizeF(),
+                parts.top.title.font().pointSizeF(),
+                button.font().pointSizeF(),
+                parts.status.engine.font().pointSizeF(),
+                parts.inspector.token.large.font().pointSizeF(),
+                parts.top.model.font().pointSizeF(),  # inherited, as the hint in the empty field
+                parts.composer.field.viewport().font().pointSizeF(),
+                parts.transcript.tokens.page.faces.text.pointSizeF(),
+                QApplication.font().pointSizeF(),
+            ]
+
+        def heights() -> list[int]:
+            row = view.visualRect(parts.sidebar.sessions.rows.index(1)).height()
+            return [parts.top.height(), parts.status.height(), row, parts.composer.field.height()]
+
+        before, low = measures(), heights()
+        for percent in (200, 80, 150):
+            window.apply(AppSettings(scheme="light", text_percent=percent))
+            await frames()
+            assert measures() == pytest.approx([size * percent / 100 for size in before])
+            assert heights()[:3] == pytest.approx([h * percent / 100 for h in low[:3]], abs=1)
+        assert heights()[3] > low[3]
+        assert Label("later").font().pointSizeF() == pytest.approx(Label().font().pointSizeF())
+        assert Label("later").font().pointSizeF() == pytest.approx(before[1] * 1.5)
+        window.apply(AppSettings(scheme="light"))
+        await frames()
+        assert measures() == pytest.approx(before)
+        assert heights() == low
 
     in_window(scene)
 

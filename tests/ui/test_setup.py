@@ -6,15 +6,15 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 
+import pytest
 from PySide6.QtCore import Qt
 from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QApplication, QLineEdit, QPushButton, QWidget
 
 from tests.ui.conftest import Scene, frames, until
 from tests.ui.fakes import TRIP, FakeWorkbench
-from tests.ui.test_conversation import finish
-from ui import AnswerFormat, FormatKind, Guess, MainWindow, SessionChanged, ToolCard
-from ui.setup.option_rows import text_of, value_of
+from ui import AnswerFormat, FormatKind, Guess, MainWindow, SessionChanged
+from ui.setup.option_text import text_of, value_of
 from ui.setup.popover import FORM, MODEL, SAMPLING, TOOLS, SetupPopover
 
 Play = Callable[[Scene], None]
@@ -114,7 +114,11 @@ def test_an_option_is_set_refused_and_left_to_the_preset_again(in_window: Play, 
         await until(lambda: "temperature" in options.fields)
         field = options.fields["temperature"]
         assert (field.text(), field.placeholderText(), options.sources["temperature"].text()) == ("", "0.8", "preset")
-        assert options.fields["seed"].placeholderText() == "fresh"
+        assert [options.fields[name].placeholderText() for name in ("seed", "stop", "banned_tokens")] == [
+            "fresh",
+            "none",
+            "none",
+        ]
         retype(field, "0.2")
         await until(lambda: options.sources["temperature"].text() == "session")
         assert bench.asked("set_option") == [(TRIP, "temperature", 0.2)]
@@ -141,6 +145,48 @@ def test_values_are_read_as_they_are_written() -> None:
     assert value_of("stop", "END") == ["END"]
     for stops in (["\n\n", "User:"], ['"'], ["日本", "🙂"]):
         assert value_of("stop", text_of("stop", stops)) == stops
+
+
+@pytest.mark.parametrize(
+    ("name", "written", "value"),
+    [
+        ("logit_bias", "36413: -5, 12: 2.5", {"36413": -5, "12": 2.5}),
+        ("logit_bias", "12", {"12": ""}),
+        ("banned_tokens", "36413, 12", [36413, 12]),
+        ("banned_tokens", "Paris", ["Paris"]),
+        ("order", "bias → temperature → top_k", ["bias", "temperature", "top_k"]),
+        ("order", "temperature > top_p", ["temperature", "top_p"]),
+        ("dry_breakers", '"\\n", 13', ["\n", 13]),
+        ("penalty_window", "64", 64),
+    ],
+)
+def test_lists_of_ids_biases_and_stages_are_read_and_written_back(name: str, written: str, value: object) -> None:
+    assert value_of(name, written) == value
+    assert value_of(name, text_of(name, value)) == value
+
+
+def test_what_few_sessions_need_is_folded_until_it_is_wanted_or_said(in_window: Play, bench: FakeWorkbench) -> None:
+    async def scene(window: MainWindow) -> None:
+        options = (await opened(window, SAMPLING)).sampling.options
+        await until(lambda: "logit_bias" in options.fields)
+        field, order = options.fields["logit_bias"], options.fields["order"]
+        assert (field.isVisible(), order.isVisible(), options.fields["temperature"].isVisible()) == (False, False, True)
+        options.more.setFocus()
+        QTest.keyClick(options.more, Qt.Key.Key_Space)
+        assert (field.isVisible(), order.isVisible()) == (True, True)
+        assert order.placeholderText() == "bias → penalties → temperature"
+        assert options.sources["order"].text() == "default"
+        retype(field, "36413: -5")
+        await until(lambda: options.sources["logit_bias"].text() == "session")
+        assert bench.asked("set_option") == [(TRIP, "logit_bias", {"36413": -5})]
+        # folded again, what the session says stays in sight
+        QTest.keyClick(options.more, Qt.Key.Key_Space)
+        assert (field.isVisible(), order.isVisible()) == (True, False)
+        assert field.text() == "36413: -5"
+        QTest.mouseClick(options.clears["logit_bias"], LEFT)
+        await until(lambda: not field.isVisible())
+
+    in_window(scene)
 
 
 def test_presets_are_chosen_saved_and_deleted(in_window: Play, bench: FakeWorkbench) -> None:
@@ -254,36 +300,5 @@ def test_tools_are_checked_and_offered(in_window: Play, bench: FakeWorkbench) ->
         await until(lambda: page.state.text() == "defines weather")
         QTest.mouseClick(page.offer_button, LEFT)
         await until(lambda: bench.asked("set_tools") == [(TRIP, '[{"name": "weather"}]')])
-
-    in_window(scene)
-
-
-def test_a_call_is_a_card_and_its_result_is_typed(in_window: Play, bench: FakeWorkbench) -> None:
-    finish(bench)
-    view = bench.views[TRIP]
-    hostile = ToolCard("<b>weather</b>", '{\n  "city": "<img src=x> \N{RIGHT-TO-LEFT OVERRIDE}Oslo"\n}')
-
-    def calling(*calls: ToolCard) -> None:
-        turns = (*view.turns[:-1], replace(view.turns[-1], calls=calls))
-        bench.views[TRIP] = replace(view, turns=turns)
-        bench.emit(SessionChanged(bench.views[TRIP]))
-
-    async def scene(window: MainWindow) -> None:
-        cards = window.parts.cards
-        assert not cards.isVisible()
-        calling(hostile, ToolCard("clock", "{}"))
-        await until(lambda: len(cards.cards) == 2 and cards.isVisible())
-        QTest.keyClicks(cards.cards[0].result, "rain")
-        assert not cards.send_button.isEnabled()
-        bench.emit(SessionChanged(bench.views[TRIP]))
-        await frames()
-        assert cards.cards[0].result.text() == "rain"  # the same calls: what was written stays
-        QTest.keyClicks(cards.cards[1].result, "noon")
-        QTest.keyClick(cards.cards[1].result, Qt.Key.Key_Return)
-        await until(lambda: bench.asked("answer_call") == [(TRIP, view.turns[-1].node_id, "rain\nnoon")])
-        # a malformed one says why and cannot be answered
-        calling(ToolCard("", "", "call 1: the answer ends before the call does"))
-        await until(lambda: len(cards.cards) == 1)
-        assert not cards.send_button.isVisible()
 
     in_window(scene)

@@ -26,6 +26,7 @@ class ColumnText(QWidget):
         super().__init__(parent)
         theme = current_theme()
         theme.changed.connect(self._recolour)
+        theme.scaled.connect(self._rescale)
         self._ink = Ink(theme.palette)
         self._faces = Faces(SCALE)
         self._turn = Turn(_as_turn(column), measure)
@@ -102,6 +103,13 @@ class ColumnText(QWidget):
             self.updateGeometry()
         self.setAccessibleName(self._turn.text)
         self.update()
+
+    def _rescale(self) -> None:
+        self._faces = Faces(SCALE)
+        for body in (self._body, self._ruler):
+            body.set_faces(self._faces, float(max(self.width(), 1)))
+        self._settle()
+        self.updateGeometry()
 
     def _recolour(self, palette: object) -> None:
         del palette

@@ -18,7 +18,7 @@ class DraftsDesk(QObject):
 
     composed = Signal(object)  # Composition of the draft
     scored = Signal(str, object)  # the draft, its bits or None
-    file_read = Signal(object)  # TextFile
+    file_read = Signal(int, object)  # the session it was chosen in, TextFile
     left_out = Signal(int)  # turns, to make room
 
     def __init__(self, showing: Showing) -> None:
@@ -41,7 +41,7 @@ class DraftsDesk(QObject):
 
     def read_file(self, path: str) -> None:
         """Reads a text file that goes with the message."""
-        self._showing.tasks.run(self._read_file(path))
+        self._showing.ask(lambda session: self._read_file(session, path))
 
     def leave_out(self, text: str) -> None:
         """Makes room for a message."""
@@ -57,8 +57,8 @@ class DraftsDesk(QObject):
     async def _score(self, session_id: int, text: str, replaces: int | None) -> None:
         self.scored.emit(text, await self._workbench.score_draft(session_id, text, replaces))
 
-    async def _read_file(self, path: str) -> None:
-        self.file_read.emit(await self._workbench.read_file(path))
+    async def _read_file(self, session_id: int, path: str) -> None:
+        self.file_read.emit(session_id, await self._workbench.read_file(path))
 
     async def _leave_out(self, session_id: int, text: str) -> None:
         self.left_out.emit(await self._workbench.leave_out(session_id, text))

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import replace
 from typing import Any, ParamSpec
 
 from PySide6.QtCore import QObject, Signal
 
 from ui.desk.showing import Showing
 from ui.desk.undo import Undo, UndoStack
-from ui.port import SessionSummary
+from ui.port import FolderView, SessionSummary
 
 P = ParamSpec("P")
 
 
 class SessionsDesk(QObject):
-    """Part of `Desk`: each command is carried out, then the list is asked for again.
+    """Part of `Desk`: each command is carried out, then the list is asked for again. What can be taken back, can be.
 
     Args:
         showing: The session that is shown.
@@ -34,6 +35,9 @@ class SessionsDesk(QObject):
         self._workbench, self._tasks = showing.workbench, showing.tasks
         self._query = ""
         self._in_trash = False
+        self._rows: dict[int, SessionSummary] = {}  # as last listed, and as changed since
+        self._folders: dict[int, str] = {}  # their names, likewise
+        self._made_again: dict[int, int] = {}  # folders that were removed and brought back: their numbers now
 
     # ---- the list -----------------------------------------------------------------------------------------------
 
@@ -54,63 +58,139 @@ class SessionsDesk(QObject):
     async def list_all(self) -> Sequence[SessionSummary]:
         """Lists all sessions, for the window's start."""
         sessions = await self._workbench.sessions()
-        self.listed.emit(sessions, await self._workbench.folders())
+        self._take(sessions, await self._workbench.folders())
         return sessions
 
     async def _list(self) -> None:
         if self._in_trash:
             self.trash_listed.emit(await self._workbench.trashed_sessions())
         else:
-            self.listed.emit(await self._workbench.sessions(self._query), await self._workbench.folders())
+            self._take(await self._workbench.sessions(self._query), await self._workbench.folders())
+
+    def _take(self, sessions: Sequence[SessionSummary], folders: Sequence[FolderView]) -> None:
+        self._rows = {row.session_id: row for row in sessions}
+        self._folders = {folder.folder_id: folder.name for folder in folders}
+        self.listed.emit(sessions, folders)
 
     # ---- titles, tags and folders -------------------------------------------------------------------------------
 
     def rename(self, session_id: int, title: str) -> None:
-        """Gives a session another title."""
-        self._run(self._workbench.rename_session, session_id, title)
+        """Gives a session another title; can be undone."""
+        row = self._rows.get(session_id)
+        back = None if row is None else self._undoing(self.tr("Rename"), self._workbench.rename_session, session_id, row.title)
+        self._note(session_id, title=title)
+        self._run(back, self._workbench.rename_session, session_id, title)
 
     def pin(self, session_id: int, pinned: bool) -> None:  # a state, not an option
         """To the top of the list, or back to its day."""
-        self._run(self._workbench.pin_session, session_id, pinned)
+        self._run(None, self._workbench.pin_session, session_id, pinned)
 
     def tag(self, session_id: int, tags: Sequence[str]) -> None:
-        """These tags and no others."""
-        self._run(self._workbench.tag_session, session_id, tags)
+        """These tags and no others; can be undone."""
+        row = self._rows.get(session_id)
+        back = None if row is None else self._undoing(self.tr("Tags"), self._workbench.tag_session, session_id, row.tags)
+        self._note(session_id, tags=tuple(tags))
+        self._run(back, self._workbench.tag_session, session_id, tags)
 
     def arrange(self, session_ids: Sequence[int]) -> None:
         """A group in this order."""
-        self._run(self._workbench.arrange_sessions, session_ids)
+        self._run(None, self._workbench.arrange_sessions, session_ids)
 
     def move(self, session_id: int, folder_id: int | None) -> None:
-        """Into a folder, or back to the list."""
-        self._run(self._workbench.move_session, session_id, folder_id)
+        """Into a folder, or back to the list; can be undone."""
+        row = self._rows.get(session_id)
+        back = None if row is None else self._undoing(self.tr("Move to Folder"), self._move, session_id, row.folder_id)
+        self._note(session_id, folder_id=folder_id)
+        self._run(back, self._workbench.move_session, session_id, folder_id)
 
     def create_folder(self, name: str, session_id: int | None) -> None:
-        """A new folder, for a session where one is named."""
-        self._run(self._create_folder, name, session_id)
+        """A new folder, for a session where one is named; can be undone."""
+        self._run(None, self._create_folder, name, session_id)
 
     def rename_folder(self, folder_id: int, name: str) -> None:
-        """Another name."""
-        self._run(self._workbench.rename_folder, folder_id, name)
+        """Another name; can be undone."""
+        before = self._folders.get(folder_id)
+        back = None if before is None else self._undoing(self.tr("Rename Folder"), self._rename_folder, folder_id, before)
+        self._folders[folder_id] = name
+        self._run(back, self._workbench.rename_folder, folder_id, name)
 
     def remove_folder(self, folder_id: int) -> None:
-        """Its sessions stay."""
-        self._run(self._workbench.remove_folder, folder_id)
+        """Its sessions stay; can be undone."""
+        self._run(None, self._remove_folder, folder_id)
 
     async def _create_folder(self, name: str, session_id: int | None) -> None:
+        before = self._rows[session_id].folder_id if session_id in self._rows else None
         folder = await self._workbench.create_folder(name)
         if session_id is not None:
             await self._workbench.move_session(session_id, folder)
+
+        async def back() -> None:
+            if session_id is not None:
+                await self._move(session_id, before)
+            await self._workbench.remove_folder(self._now(folder) or folder)
+
+        self._undo.remember(Undo(self.tr("New Folder"), self._listing(back)))
         self.folder_made.emit(folder)
 
-    def _run(self, command: Callable[P, Coroutine[Any, Any, object]], *arguments: P.args, **named: P.kwargs) -> None:
+    async def _remove_folder(self, folder_id: int) -> None:
+        everything = await self._workbench.sessions()  # a search may have left some of them out of the list
+        held = [row.session_id for row in everything if row.folder_id == folder_id]
+        name = self._folders.get(folder_id, self.tr("New folder"))
+        await self._workbench.remove_folder(folder_id)
+
+        async def back() -> None:
+            again = await self._workbench.create_folder(name)
+            self._made_again[folder_id] = again
+            for session_id in held:
+                await self._workbench.move_session(session_id, again)
+
+        self._undo.remember(Undo(self.tr("Remove Folder"), self._listing(back)))
+
+    async def _move(self, session_id: int, folder_id: int | None) -> None:
+        await self._workbench.move_session(session_id, self._now(folder_id))
+
+    async def _rename_folder(self, folder_id: int, name: str) -> None:
+        await self._workbench.rename_folder(self._now(folder_id) or folder_id, name)
+
+    def _now(self, folder_id: int | None) -> int | None:
+        """The folder that once had that number."""
+        while folder_id in self._made_again:
+            folder_id = self._made_again[folder_id]
+        return folder_id
+
+    def _note(self, session_id: int, **changes: Any) -> None:
+        """Until it is listed again: a second change must know what the first one did."""
+        if session_id in self._rows:
+            self._rows[session_id] = replace(self._rows[session_id], **changes)
+
+    def _undoing(
+        self, label: str, command: Callable[P, Coroutine[Any, Any, object]], *arguments: P.args, **named: P.kwargs
+    ) -> Undo:
+        async def back() -> None:
+            await command(*arguments, **named)
+
+        return Undo(label, self._listing(back))
+
+    def _listing(self, work: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], Coroutine[Any, Any, None]]:
+        """The same, then lists what came of it."""
+
         async def run() -> None:
             try:
-                await command(*arguments, **named)
+                await work()
             finally:  # what was refused is shown as it still is
                 await self._list()
 
-        self._tasks.run(run())
+        return run
+
+    def _run(
+        self, back: Undo | None, command: Callable[P, Coroutine[Any, Any, object]], *arguments: P.args, **named: P.kwargs
+    ) -> None:
+        async def work() -> None:
+            await command(*arguments, **named)
+            if back is not None:
+                self._undo.remember(back)
+
+        self._tasks.run(self._listing(work)())
 
     # ---- the trash ----------------------------------------------------------------------------------------------
 
@@ -125,19 +205,22 @@ class SessionsDesk(QObject):
 
     def empty(self, session_ids: Sequence[int]) -> None:
         """Deletes sessions of the trash for good; the window has asked before."""
-        self._run(self._workbench.empty_trash, session_ids)
+        self._run(None, self._workbench.empty_trash, session_ids)
 
     async def _trash(self, session_id: int, title: str) -> None:
         stopped = await self._workbench.trash_session(session_id)
         self._undo.remember(Undo(self.tr("Move to Trash"), lambda: self._restore(session_id), session_id))
         self.trashed.emit(session_id, title, stopped)
         await self._list()
-        if self._showing.is_shown(session_id):
-            rest = await self._workbench.sessions()
-            await (self._showing.open_session(rest[0].session_id) if rest else self._showing.open_new())
+        rest = await self._workbench.sessions()
+        if self._showing.is_shown(session_id):  # nobody opened another one meanwhile
+            if rest:
+                self._showing.open(rest[0].session_id)
+            else:
+                self._showing.new_session()
 
     async def _restore(self, session_id: int) -> None:
         await self._workbench.restore_session(session_id)
         self.restored.emit(session_id)
         await self._list()
-        await self._showing.open_session(session_id)
+        self._showing.open(session_id)

@@ -28,7 +28,7 @@ class TreeDesk(QObject):
         """Shows the path through that node; can be undone."""
         before = self._tip
         if before is not None:
-            self._showing.ask_latest("open", lambda session: self._select(session, node_id, before))
+            self._showing.ask_latest("open", lambda session: self._select_and_remember(session, node_id, before))
 
     def step_variant(self, by: int) -> None:
         """To the previous (-1) or next (+1) sibling of the deepest turn that has any."""
@@ -56,11 +56,18 @@ class TreeDesk(QObject):
         shown = self._showing.shown
         return shown.view.turns[-1].node_id if shown is not None and shown.view.turns else None
 
-    async def _select(self, session_id: int, node_id: int, before: int | None) -> None:
+    async def _select_and_remember(self, session_id: int, node_id: int, before: int) -> None:
         view = await self._workbench.select(session_id, node_id)
-        if before is not None:
-            self._undo.remember(Undo(self.tr("Branch Selection"), lambda: self._select(session_id, before, None)))
+        self._undo.remember(Undo(self.tr("Branch Selection"), lambda: self._select(session_id, before)))
         self._showing.show_answer(view)
+
+    async def _select(self, session_id: int, node_id: int) -> None:
+        """Back to a branch; where another session is shown by now, this one is opened, or nobody would see what was undone."""
+        view = await self._workbench.select(session_id, node_id)
+        if self._showing.is_shown(session_id):
+            self._showing.show_answer(view)
+        else:
+            self._showing.open(session_id)
 
     async def _compare(self, session_id: int, left: int, right: int) -> None:
         diff = await self._workbench.compare(session_id, left, right)
@@ -73,6 +80,6 @@ class TreeDesk(QObject):
         async def back() -> None:
             await self._workbench.prune(session_id, *branch, not pruned)
             if self._showing.is_shown(session_id) and pruned:
-                await self._select(session_id, before, None)
+                await self._select(session_id, before)
 
         self._undo.remember(Undo(self.tr("Prune Branch") if pruned else self.tr("Restore Branch"), back))

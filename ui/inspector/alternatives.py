@@ -10,8 +10,10 @@ from PySide6.QtGui import QColor, QFont, QFontMetrics, QKeyEvent, QPainter, QPai
 from PySide6.QtWidgets import QAbstractButton, QSizePolicy, QVBoxLayout, QWidget
 
 from ui.inspector.words import likely, token
-from ui.theme.fonts import interface_font, mono_font
+from ui.theme.fonts import interface_font, mono_font, scaled
 from ui.theme.scheme import current_theme
+from ui.theme.text_size import fix_height, panel_width
+from ui.widgets import plain_tooltip
 
 ROW_HEIGHT = 26
 TOKEN_PX, MOST_TOKEN_PX = 74, 118  # the column of tokens is as wide as they need, within these
@@ -28,6 +30,7 @@ class Alternative:
     place: int
     share: float
     chosen: bool
+    forbidden: str = ""  # why it could not be drawn; "" where it could
 
 
 class Alternatives(QWidget):
@@ -56,7 +59,7 @@ class Alternatives(QWidget):
         metrics = QFontMetrics(mono_font(weight=QFont.Weight.DemiBold))
         widest = max((metrics.horizontalAdvance(token(alternative.data)) for alternative in alternatives), default=0)
         for button, alternative in zip(self.buttons, alternatives, strict=False):
-            button.token_px = min(max(widest, TOKEN_PX), MOST_TOKEN_PX)
+            button.token_px = min(max(widest, scaled(TOKEN_PX)), panel_width(MOST_TOKEN_PX))
             button.show_alternative(alternative, can_choose=can_choose and not alternative.chosen)
         for button in self.buttons[len(alternatives) :]:
             button.hide()
@@ -81,15 +84,20 @@ class AlternativeButton(QAbstractButton):
         self.alternative: Alternative | None = None
         self.token_px = TOKEN_PX
         self._theme = current_theme()
-        self._number, self._probability = interface_font(11), interface_font(12)
-        self._token, self._token_chosen = mono_font(), mono_font(weight=QFont.Weight.DemiBold)
-        self.setFixedHeight(ROW_HEIGHT)
+        self._theme.scaled.connect(self._take_fonts)
+        self._take_fonts()
+        fix_height(self, ROW_HEIGHT)
         self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
         self.setFocusPolicy(Qt.FocusPolicy.TabFocus)
         self.setAttribute(Qt.WidgetAttribute.WA_Hover)
 
     def sizeHint(self) -> QSize:
-        return QSize(300, ROW_HEIGHT)
+        return QSize(300, scaled(ROW_HEIGHT))
+
+    def _take_fonts(self) -> None:
+        self._number, self._probability = interface_font(11), interface_font(12)
+        self._token, self._token_chosen = mono_font(), mono_font(weight=QFont.Weight.DemiBold)
+        self.update()
 
     def show_alternative(self, alternative: Alternative, *, can_choose: bool) -> None:
         """Shows this one from now on."""
@@ -99,7 +107,9 @@ class AlternativeButton(QAbstractButton):
         words = self.tr("{0}, probability {1}, rank {2}").format(
             token(alternative.data), likely(alternative.logprob), alternative.place
         )
+        words = self.tr("{0}, {1}").format(words, alternative.forbidden) if alternative.forbidden else words
         self.setAccessibleName(self.tr("{0}, chosen").format(words) if alternative.chosen else words)
+        self.setToolTip(plain_tooltip(alternative.forbidden))
         self.show()
         self.update()
 
@@ -126,19 +136,27 @@ class AlternativeButton(QAbstractButton):
         font = self._token_chosen if shown.chosen else self._token
         painter.setFont(font)
         hovered = self.isEnabled() and (self.underMouse() or self.hasFocus())
-        painter.setPen(QColor(palette.accent if hovered else palette.text))
+        resting = palette.faint if shown.forbidden else palette.text
+        painter.setPen(QColor(palette.accent if hovered else resting))
         text = QFontMetrics(font).elidedText(token(shown.data), Qt.TextElideMode.ElideRight, self.token_px)
-        painter.drawText(QRectF(_TOKEN_LEFT, 0, self.token_px + 4, height), middle, text)
+        painter.drawText(QRectF(scaled(_TOKEN_LEFT), 0, self.token_px + 4, height), middle, text)
         painter.setFont(self._probability)
-        painter.setPen(QColor(palette.soft))
+        painter.setPen(QColor(palette.faint if shown.forbidden else palette.soft))
         right = middle | int(Qt.AlignmentFlag.AlignRight)
-        painter.drawText(QRectF(width - 46, 0, 46, height), right, likely(shown.logprob))
-        left = _TOKEN_LEFT + self.token_px + 8
-        room = width - left - 54
+        share_px = scaled(46)
+        painter.drawText(QRectF(width - share_px, 0, share_px, height), right, likely(shown.logprob))
+        left = scaled(_TOKEN_LEFT) + self.token_px + 8
+        room = width - left - share_px - 8
         bar = QRectF(left, (height - 9) / 2, max(3.0, room * shown.share), 9)
         painter.setPen(Qt.PenStyle.NoPen)
-        painter.setBrush(QColor(palette.bar if shown.chosen or hovered else palette.bar_rest))
+        resting = palette.hairline if shown.forbidden else palette.bar_rest
+        painter.setBrush(QColor(palette.bar if shown.chosen or hovered else resting))
         painter.drawRoundedRect(bar, 3, 3)
+        if shown.forbidden:
+            painter.setFont(self._number)
+            painter.setPen(QColor(palette.soft))
+            words = QFontMetrics(self._number).elidedText(shown.forbidden, Qt.TextElideMode.ElideRight, int(room) - 8)
+            painter.drawText(QRectF(left + 6, 0, room - 6, height), middle, words)
         if self.hasFocus():
             painter.setPen(QPen(QColor(palette.accent), 1))
             painter.setBrush(Qt.BrushStyle.NoBrush)

@@ -12,11 +12,12 @@ from PySide6.QtWidgets import QSizePolicy, QWidget
 from ui.inspector.replaying import Candidate
 from ui.inspector.words import token
 from ui.numbers import probability
-from ui.theme.fonts import caption_font, interface_font, mono_font
+from ui.theme.fonts import caption_font, interface_font, mono_font, scaled
 from ui.theme.scheme import current_theme
+from ui.theme.text_size import panel_width
 
 ROW_HEIGHT, HEAD_HEIGHT = 23, 20
-TOKEN_PX, BAR_PX, SHARE_PX, AFTER_PX = 84, 92, 44, 62
+TOKEN_PX, SHARE_PX, AFTER_PX = 84, 44, 62
 _BAR_HEIGHT = 9
 _MIDDLE = int(Qt.AlignmentFlag.AlignVCenter)
 _RIGHT = _MIDDLE | int(Qt.AlignmentFlag.AlignRight)
@@ -39,13 +40,20 @@ class Candidates(QWidget):
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self._theme = current_theme()
-        self._number, self._head = interface_font(12), caption_font()
-        self._mono, self._bold = mono_font(12.5), mono_font(12.5, QFont.Weight.DemiBold)
+        self._theme.scaled.connect(self._take_fonts)
+        self._take_fonts()
         self.lines: tuple[Line, ...] = ()
         self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
 
     def sizeHint(self) -> QSize:
-        return QSize(300, HEAD_HEIGHT + ROW_HEIGHT * len(self.lines))
+        return QSize(300, scaled(HEAD_HEIGHT) + scaled(ROW_HEIGHT) * len(self.lines))
+
+    def _take_fonts(self) -> None:
+        self._number, self._head = interface_font(12), caption_font()
+        self._mono, self._bold = mono_font(12.5), mono_font(12.5, QFont.Weight.DemiBold)
+        self._token_px, self._share_px, self._after_px = (panel_width(px) for px in (TOKEN_PX, SHARE_PX, AFTER_PX))
+        self.updateGeometry()
+        self.update()
 
     def show_lines(self, lines: Sequence[Line]) -> None:
         """Shows these, the likeliest first."""
@@ -68,17 +76,17 @@ class Candidates(QWidget):
         palette, width = self._theme.palette, self.width()
         painter = QPainter(self)
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
-        bars = QRectF(TOKEN_PX + 6, 0, width - TOKEN_PX - 6 - SHARE_PX - AFTER_PX - 6, 0)
+        bars = QRectF(self._token_px + 6, 0, width - self._token_px - 6 - self._share_px - self._after_px - 6, 0)
         painter.setFont(self._head)
         painter.setPen(QColor(palette.faint))
-        painter.drawText(QRectF(0, 0, width - AFTER_PX, HEAD_HEIGHT - 4), _RIGHT, self.tr("RAW"))
-        painter.drawText(QRectF(0, 0, width, HEAD_HEIGHT - 4), _RIGHT, self.tr("SAMPLER"))
+        painter.drawText(QRectF(0, 0, width - self._after_px, scaled(HEAD_HEIGHT) - 4), _RIGHT, self.tr("RAW"))
+        painter.drawText(QRectF(0, 0, width, scaled(HEAD_HEIGHT) - 4), _RIGHT, self.tr("SAMPLER"))
         top = max(max(line.candidate.raw, line.candidate.after) for line in self.lines) or 1.0
         points: list[QPointF] = []
         for place, line in enumerate(self.lines):
-            y = HEAD_HEIGHT + place * ROW_HEIGHT
-            self._paint_line(painter, line, QRectF(bars.left(), y, bars.width(), ROW_HEIGHT), top)
-            points.append(QPointF(bars.left() + bars.width() * min(line.candidate.cumulative, 1.0), y + ROW_HEIGHT / 2))
+            y = scaled(HEAD_HEIGHT) + place * scaled(ROW_HEIGHT)
+            self._paint_line(painter, line, QRectF(bars.left(), y, bars.width(), scaled(ROW_HEIGHT)), top)
+            points.append(QPointF(bars.left() + bars.width() * min(line.candidate.cumulative, 1.0), y + scaled(ROW_HEIGHT) / 2))
         painter.setPen(QPen(QColor(palette.soft), 1))
         painter.setBrush(Qt.BrushStyle.NoBrush)
         painter.drawPolyline(points)
@@ -92,11 +100,11 @@ class Candidates(QWidget):
         painter.setFont(font)
         painter.setPen(QColor(palette.faint if cut else palette.accent if line.drawn else palette.text))
         metrics = QFontMetrics(font)
-        words = metrics.elidedText(token(line.data), Qt.TextElideMode.ElideRight, TOKEN_PX)
-        painter.drawText(QRectF(0, y, TOKEN_PX + 4, height), _MIDDLE, words)
+        words = metrics.elidedText(token(line.data), Qt.TextElideMode.ElideRight, self._token_px)
+        painter.drawText(QRectF(0, y, self._token_px + 4, height), _MIDDLE, words)
         if cut:
             middle = y + height / 2 + 0.5
-            painter.drawLine(QPointF(0, middle), QPointF(min(metrics.horizontalAdvance(words), TOKEN_PX), middle))
+            painter.drawLine(QPointF(0, middle), QPointF(min(metrics.horizontalAdvance(words), self._token_px), middle))
         painter.setPen(Qt.PenStyle.NoPen)
         for share, colour, inset in ((one.raw, palette.bar_rest, 0.0), (one.after, palette.bar, 2.5)):
             if share > 0:
@@ -107,7 +115,7 @@ class Candidates(QWidget):
                 )
         painter.setFont(self._number)
         painter.setPen(QColor(palette.soft))
-        painter.drawText(QRectF(0, y, width - AFTER_PX, height), _RIGHT, probability(one.raw))
+        painter.drawText(QRectF(0, y, width - self._after_px, height), _RIGHT, probability(one.raw))
         painter.setPen(QColor(palette.faint if cut else palette.text))
         painter.drawText(QRectF(0, y, width, height), _RIGHT, cut_words(one.cut_by) if cut else probability(one.after))
 

@@ -9,6 +9,7 @@ from PySide6.QtGui import QFont
 from PySide6.QtWidgets import QGridLayout, QHBoxLayout, QSizePolicy, QWidget
 
 from ui.theme.fonts import interface_font
+from ui.theme.text_size import fix_height
 from ui.widgets import ElidedLabel, Label
 
 ROW_HEIGHT = 17
@@ -57,7 +58,7 @@ class Cell(QWidget):
         self.value = ElidedLabel("", "", interface_font(12, QFont.Weight.Medium))
         self.value.setAlignment(Qt.AlignmentFlag.AlignRight)
         self.value.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Fixed)
-        self.setFixedHeight(ROW_HEIGHT)
+        fix_height(self, ROW_HEIGHT)
         row = QHBoxLayout(self)
         row.setContentsMargins(0, 0, 0, 0)
         row.setSpacing(6)

@@ -15,6 +15,7 @@ from ui.inspector.why_tab import WhyTab
 from ui.port import Made, StatusView, TurnView
 from ui.shown import Spot
 from ui.theme.fonts import interface_font
+from ui.theme.text_size import fix_height, fix_width
 
 WIDTH = 332
 HowMade = Callable[[int], Made | None]  # of an answer's node
@@ -31,7 +32,7 @@ class Inspector(QWidget):
         super().__init__(parent)
         self.setObjectName("inspector")
         self.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
-        self.setFixedWidth(WIDTH)
+        fix_width(self, WIDTH)
         self.token, self.path, self.cache, self.why = TokenTab(), PathTab(), CacheTab(), WhyTab()
         self.token.alternative_chosen.connect(self.alternative_chosen)
         self.token.columns_wanted.connect(self.columns_wanted)
@@ -73,7 +74,7 @@ class Inspector(QWidget):
         row_widget = QWidget()
         row_widget.setObjectName("tabs")
         row_widget.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
-        row_widget.setFixedHeight(44)
+        fix_height(row_widget, 44)
         row = QHBoxLayout(row_widget)
         row.setContentsMargins(16, 8, 16, 0)
         row.setSpacing(16)

@@ -13,6 +13,7 @@ from runtime import SamplingOptions
 from ui.inspector.replaying import Outcome, share_of
 from ui.numbers import UNKNOWN, count, probability
 from ui.theme.fonts import interface_font
+from ui.theme.text_size import fix_height, fix_width
 from ui.widgets import ElidedLabel, Label
 
 STEPS = 1000
@@ -142,13 +143,13 @@ class _Row(QWidget):
 
     def __init__(self, middle: QWidget, parent: QWidget | None = None) -> None:
         super().__init__(parent)
-        self.setFixedHeight(ROW_HEIGHT)
+        fix_height(self, ROW_HEIGHT)
         self.name = ElidedLabel("", "soft", interface_font(12))
-        self.name.setFixedWidth(NAME_PX)
+        fix_width(self.name, NAME_PX)
         self.kept = Label("", "faint", interface_font(11))
         self.share = Label("", "", interface_font(12))
         for label, width in ((self.kept, KEPT_PX), (self.share, SHARE_PX)):
-            label.setFixedWidth(width)
+            fix_width(label, width)
             label.setAlignment(Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter)
         row = QHBoxLayout(self)
         row.setContentsMargins(0, 0, 0, 0)

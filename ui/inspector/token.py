@@ -20,6 +20,7 @@ from ui.theme.fonts import mono_font
 from ui.widgets import Caption, ElidedLabel, Hairline, Label
 
 MOST_SHOWN = 10
+FORBIDDING = {"grammar": "not in the form", "bias": "banned"}  # stages that forbid, and how it is said beside a candidate
 
 Vocabulary = Callable[[Sequence[int]], Sequence[bytes]]  # bytes of any token ids; empty where not known
 
@@ -122,6 +123,14 @@ class TokenTab(QWidget):
             self.alternative_chosen.emit(self._spot.node_id, self._spot.index, token_id)
 
 
+def forbidden(record: TokenRecord, token_id: int) -> str:
+    """Why a candidate could not be drawn whatever its probability; "" where it could, or nothing is known of it."""
+    for stage in record.stages or ():
+        if stage.name in FORBIDDING and any(i == token_id and p == 0.0 for i, p in zip(stage.ids, stage.after, strict=True)):
+            return FORBIDDING[stage.name]
+    return ""
+
+
 def alternatives_of(record: TokenRecord, vocabulary: Vocabulary) -> list[Alternative]:
     """The likeliest candidates of a token's place; the token itself stands last where it is not among them."""
     if not record.top_ids:
@@ -137,6 +146,7 @@ def alternatives_of(record: TokenRecord, vocabulary: Vocabulary) -> list[Alterna
             place,
             math.exp(logprob - first),
             chosen=token_id == record.token_id,
+            forbidden=forbidden(record, token_id),
         )
         for place, (token_id, logprob, data) in enumerate(zip(ids, logprobs, known, strict=True), 1)
     ]

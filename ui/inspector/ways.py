@@ -6,6 +6,7 @@ from PySide6.QtCore import Signal
 from PySide6.QtWidgets import QHBoxLayout, QPushButton, QWidget
 
 from ui.theme.fonts import interface_font
+from ui.theme.text_size import fix_width
 from ui.widgets import ElidedLabel
 
 COUNTS = (2, 4, 8)
@@ -26,7 +27,7 @@ class Ways(QWidget):
             button = QPushButton(str(count))
             button.setProperty("kind", "quiet")
             button.setFont(interface_font(12.5))
-            button.setFixedWidth(32)
+            fix_width(button, 32)
             button.setAccessibleName(f"{count} {words}")
             button.clicked.connect(lambda _checked=False, count=count: self.wanted.emit(count))
             self.buttons[count] = button

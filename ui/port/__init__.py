@@ -23,7 +23,7 @@ from ui.port.events import (
     TurnChanged,
 )
 from ui.port.sessions import BranchRow, SessionCommands, SessionSummary, SessionView
-from ui.port.settings import AppSettings, DataFacts, SettingsCommands, SettingsView
+from ui.port.settings import AppSettings, Backup, DataFacts, SettingsCommands, SettingsView
 from ui.port.setup import (
     AdapterChoice,
     AdapterLine,
@@ -49,6 +49,7 @@ __all__ = [
     "AnswerFormat",
     "AppSettings",
     "BackendChoice",
+    "Backup",
     "BranchDiff",
     "BranchRow",
     "Column",

@@ -36,7 +36,10 @@ class Composition:
     context_used: int  # tokens of path and draft together
     context_length: int | None  # None while no model is known
     parts: tuple[ContextPart, ...] = ()  # in order; empty where they are not known
-    can_grow: bool = False  # the model has a larger context than it was loaded with
+    can_grow: bool = False  # the model has a larger context than it was loaded with, and the KV of all of it has room
+    whole_context: int | None = None  # tokens, where it was loaded with fewer
+    whole_bytes: int = 0  # of KV that all of it takes
+    kv_budget: int = 0  # bytes, that KV may take
     new_tokens: int | None = None  # to be computed before the first token of the answer
     takes_roles: bool = True  # False: the model has no chat format, and continues the text as it stands
 

@@ -15,6 +15,7 @@ class AppSettings:
     device: str = "auto"
     dtype: str = "auto"
     chat_format: str = "auto"  # how messages become text: the model's own, "none" for text without roles, or a family's
+    chat_template_file: str = ""  # the user's own jinja2 template, run in the sandbox; then `chat_format` is "auto"
     offload: str = "none"  # "disk": weights that do not fit into memory are read at every forward
     context_length: int | None = None  # tokens
     threads: int | None = None
@@ -23,7 +24,7 @@ class AppSettings:
     disk_bytes: int | None = None  # of KV blocks
     preset: str = ""  # of sessions that chose none; "" is Elsewise's own
     scheme: str = "system"  # system, light, dark
-    text_percent: int = 100  # 100 to 200
+    text_percent: int = 100  # 80 to 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,14 @@ class DataFacts:
     folder: str
     sessions_bytes: int = 0
     backups: Sequence[str] = ()  # names, the latest first
+
+
+@dataclass(frozen=True, slots=True)
+class Backup:
+    """A copy of all sessions; every row of it was read again."""
+
+    path: str
+    size: int  # bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +66,9 @@ class SettingsCommands(Protocol):
 
     async def reload_model(self) -> SettingsView:
         """Loads the model anew with what is set."""
+
+    async def back_up(self) -> Backup:
+        """Copies all sessions beside themselves and checks the copy; it stays until somebody deletes it."""
 
     async def verify_data(self) -> Sequence[str]:
         """Reads every stored row; what is damaged, each with its session and turn."""

@@ -53,6 +53,7 @@ class TurnView:
     can_repeat: bool = False  # how it was made is known: it can be made again exactly
     can_retry: bool = True  # False: the same again can only fail again; the note says what to do instead
     calls: tuple[ToolCard, ...] = ()  # of tools, that nobody has answered yet
+    called: tuple[ToolCard, ...] = ()  # of tools, that the next turn answers
 
     @property
     def variant(self) -> int:

@@ -2,24 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 
-from PySide6.QtCore import Qt, QUrl, Signal
-from PySide6.QtGui import QDesktopServices, QKeyEvent
-from PySide6.QtWidgets import QButtonGroup, QFrame, QHBoxLayout, QPushButton, QScrollArea, QStackedWidget, QVBoxLayout, QWidget
+from PySide6.QtCore import Qt, Signal
+from PySide6.QtGui import QKeyEvent
+from PySide6.QtWidgets import (
+    QButtonGroup,
+    QFileDialog,
+    QFrame,
+    QHBoxLayout,
+    QPushButton,
+    QScrollArea,
+    QStackedWidget,
+    QVBoxLayout,
+    QWidget,
+)
 
 from ui.desk import Desk
 from ui.legend import name_of
-from ui.parts import Page, button, row, tab, words
-from ui.port import SettingsView, Workbench
+from ui.parts import Page, tab
+from ui.port import AppSettings, SettingsView, Workbench
+from ui.settings.data_page import DataPage
 from ui.settings.rows import Rows
-from ui.status import size
 from ui.transcript.measure import Measure
-from ui.widgets import Notice
+from ui.widgets import Notice, plain_tooltip
 
 MEGABYTE = 1_000_000
+OWN_TEMPLATE = "choose a file"  # among the chat formats: no format has that name
 MOST_CONTEXT, MOST_THREADS, MOST_KV = 10_000_000, 1024, 10_000_000
-BACKUPS_SHOWN = 8
 
 
 class SettingsWindow(QWidget):
@@ -47,8 +59,8 @@ class SettingsWindow(QWidget):
         self.reload.acted.connect(lambda: self._run(self._reload()))
         self.models, self.memory, self.generation = self._models(), self._memory(), self._generation()
         self.appearance = self._appearance()
-        self.folder, self.backups, self.verified = words("", ""), words(), words()
-        self.reveal_button, self.verify_button = button(self.tr("Show in file manager")), button(self.tr("Verify"))
+        self.data = DataPage(workbench, self._run)
+        self.data.refused.connect(self.notice.say)
         self._stack = QStackedWidget()
         self._tabs = QButtonGroup(self)
         self.tabs: list[QPushButton] = []
@@ -73,10 +85,7 @@ class SettingsWindow(QWidget):
         values, choices = view.values, view.choices
         for name in ("backend", "device", "dtype", "draft_model"):
             self.models.show_choice(name, choices.get(name, ()), getattr(values, name), self._title)
-        formats = {"auto": self.tr("the model's own"), "none": self.tr("none: continue text")}
-        self.models.show_choice(
-            "chat_format", choices.get("chat_format", ()), values.chat_format, lambda name: formats.get(name, name)
-        )
+        self._show_format(values, choices.get("chat_format", ()))
         places = {"none": self.tr("in memory"), "disk": self.tr("on disk, where they do not fit")}
         self.models.show_choice("offload", choices.get("offload", ()), values.offload, lambda name: places.get(name, name))
         self.models.show_number("context_length", values.context_length or 0)
@@ -90,15 +99,22 @@ class SettingsWindow(QWidget):
         self.appearance.show_choice("scheme", tuple(names), values.scheme, lambda name: names.get(name, name))
         self.appearance.show_number("text_percent", values.text_percent)
         if view.data is not None:
-            self.folder.setText(view.data.folder)
-            kept = ", ".join(view.data.backups[:BACKUPS_SHOWN]) or self.tr("none yet")
-            self.backups.setText(self.tr("sessions: {0} · backups: {1}").format(size(view.data.sessions_bytes), kept))
+            self.data.show_data(view.data)
         if view.needs_reload:
             self.reload.say(self.tr("The model that runs was loaded with other settings."), self.tr("Reload now"))
         else:
             self.reload.clear()
         if view.notes:
             self.notice.say("\n".join(view.notes))
+
+    def _show_format(self, values: AppSettings, choices: Sequence[str]) -> None:
+        file = values.chat_template_file
+        titles = {"auto": self.tr("the model's own"), "none": self.tr("none: continue text")}
+        titles |= {file: self.tr("your template: {0}").format(Path(file).name)} if file else {}
+        titles |= {OWN_TEMPLATE: self.tr("a template of your own…")}
+        offered = (*choices, *([file] if file else []), OWN_TEMPLATE)
+        self.models.show_choice("chat_format", offered, file or values.chat_format, lambda name: titles.get(name, name))
+        self.models.combos["chat_format"].setToolTip(plain_tooltip(file))
 
     def show_colours(self, measure: Measure) -> None:
         """What the colours of tokens show."""
@@ -120,7 +136,9 @@ class SettingsWindow(QWidget):
         rows.add_choice("backend", self.tr("Engine"), now=False)
         rows.add_choice("device", self.tr("Device"), now=False)
         rows.add_choice("dtype", self.tr("Precision"), now=False)
-        hint = self.tr("For models that came without one, or in place of it.")
+        hint = self.tr(
+            "For models that came without one, or in place of it. A template of your own runs in a sandbox, with limits."
+        )
         rows.add_choice("chat_format", self.tr("Chat format"), now=False, hint=hint)
         hint = self.tr("Layers on disk are read again for every token: slow, for models larger than memory (hf).")
         rows.add_choice("offload", self.tr("Weights"), now=False, hint=hint)
@@ -154,21 +172,9 @@ class SettingsWindow(QWidget):
     def _appearance(self) -> Rows:
         rows = self._rows()
         rows.add_choice("scheme", self.tr("Colours"), now=True)
-        rows.add_number("text_percent", self.tr("Text of conversations"), least=100, most=200, unit="%", now=True, step=10)
+        rows.add_number("text_percent", self.tr("Text size"), least=80, most=200, unit="%", now=True, step=10)
         rows.add_choice("colours", self.tr("Colour tokens by"), now=True)
         return rows
-
-    def _data(self) -> Page:
-        page = Page()
-        page.head(self.tr("Folder"))
-        page.column.addWidget(self.folder)
-        page.column.addWidget(self.backups)
-        self.reveal_button.clicked.connect(self._reveal)
-        self.verify_button.clicked.connect(lambda: self._run(self._verify()))
-        page.column.addLayout(row(self.reveal_button, self.verify_button, 1))
-        page.column.addWidget(self.verified)
-        page.column.addStretch(1)
-        return page
 
     def _page(self, title: str, rows: Rows) -> Page:
         page = Page()
@@ -188,7 +194,7 @@ class SettingsWindow(QWidget):
             (self.tr("Memory"), self._page(self.tr("Memory"), self.memory)),
             (self.tr("Generation"), self._page(self.tr("Generation"), self.generation)),
             (self.tr("Appearance"), self._page(self.tr("Appearance"), self.appearance)),
-            (self.tr("Data"), self._data()),
+            (self.tr("Data"), self.data),
         )
         for place, (title, page) in enumerate(pages):
             head = tab(title)
@@ -220,7 +226,21 @@ class SettingsWindow(QWidget):
     def _title(self, choice: str) -> str:
         return {"": self.tr("none"), "auto": self.tr("automatic")}.get(choice, choice)
 
+    def _choose_template(self) -> None:
+        """A file; until one is chosen, the row shows what holds."""
+        self._run(self._show(None))
+        dialog = QFileDialog(self, self.tr("Choose a chat template (jinja2)"))
+        dialog.setFileMode(QFileDialog.FileMode.ExistingFile)
+        dialog.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+        dialog.fileSelected.connect(lambda path: self._change("chat_template_file", path))
+        dialog.open()
+
     def _change(self, name: str, value: object) -> None:
+        if name == "chat_format" and value == OWN_TEMPLATE:
+            self._choose_template()
+            return
+        if name == "chat_format" and Path(str(value)).is_absolute():
+            name = "chat_template_file"
         if name == "colours":
             self.colours_wanted.emit(Measure(str(value)))
             return
@@ -243,17 +263,3 @@ class SettingsWindow(QWidget):
 
     async def _reload(self) -> None:
         self.show_settings(await self._workbench.reload_model())
-
-    async def _verify(self) -> None:
-        self.verified.setText(self.tr("reading everything…"))
-        self.verify_button.setEnabled(False)
-        try:
-            damage = await self._workbench.verify_data()
-        finally:
-            self.verify_button.setEnabled(True)
-            self.verified.setText("")
-        self.verified.setText("\n".join(damage) if damage else self.tr("every row is as it was written"))
-
-    def _reveal(self) -> None:
-        if not QDesktopServices.openUrl(QUrl.fromLocalFile(self.folder.text())):
-            self.notice.say(self.tr("no program here shows folders; it is {0}").format(self.folder.text()))

@@ -11,6 +11,7 @@ from PySide6.QtWidgets import QCheckBox, QDoubleSpinBox, QSlider, QVBoxLayout, Q
 from ui.parts import LINE_PX, row
 from ui.port import AdapterChoice, AdapterLine
 from ui.theme.fonts import interface_font
+from ui.theme.text_size import fix_width
 from ui.transcript.visible import one_line
 from ui.widgets import ElidedLabel, IconButton, plain_tooltip
 
@@ -111,7 +112,7 @@ class AdapterRow(QWidget):
         self.scale.setRange(-MOST_SCALE, MOST_SCALE)
         self.scale.setSingleStep(0.05)
         self.scale.setFont(interface_font(LINE_PX))
-        self.scale.setFixedWidth(76)
+        fix_width(self.scale, 76)
         self.scale.lineEdit().setTextMargins(5, 0, 0, 0)
         self.scale.setAccessibleName(self.tr("Scale of {0}, as a number").format(name))
         column = QVBoxLayout(self)

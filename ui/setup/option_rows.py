@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 
 from PySide6.QtCore import QEvent, QObject, Qt, Signal
 from PySide6.QtGui import QKeyEvent
-from PySide6.QtWidgets import QGridLayout, QLineEdit, QWidget
+from PySide6.QtWidgets import QGridLayout, QLineEdit, QVBoxLayout, QWidget
 
-from ui.parts import LINE_PX
+from ui.parts import LINE_PX, button, row
 from ui.port import OptionView
+from ui.setup.option_text import text_of, value_of
 from ui.theme.fonts import interface_font
 from ui.widgets import IconButton, Label, plain_tooltip
 
@@ -29,25 +29,48 @@ LABELS = {
     "stop": ("stop at", 'texts that end an answer, such as "\\n\\n", "User:"'),
     "seed": ("seed", "the same seed draws the same answer; empty: a fresh one each time"),
 }
+MORE = {  # folded away until they are wanted, or said by the session
+    "order": ("order of stages", "their names from the raw scores to the draw; a stage that is left out does nothing"),
+    "logit_bias": ("bias", "is added to the scores of token ids, such as 36413: -5, 12: 2; the inspector shows ids"),
+    "banned_tokens": ("never drawn", "token ids, such as 36413, 12; the inspector shows ids"),
+    "xtc_threshold": ("XTC from", "the probability from which XTC counts a token as a top choice"),
+    "penalty_window": ("penalties look at", "so many last tokens; 0 is all"),
+    "dry_base": ("DRY growth", "per token of what is repeated"),
+    "dry_allowed_length": ("DRY allows", "repetitions shorter than so many tokens cost nothing"),
+    "dry_range": ("DRY looks at", "so many last tokens; 0 is all"),
+    "dry_breakers": ("DRY breakers", 'no repetition goes across them: texts such as "\\n", ":", or token ids'),
+}
 
 
 class OptionRows(QWidget):
-    """One line for each option. A field holds what the session says; empty, it shows faintly what holds."""
+    """One line for each option. A field holds what the session says; empty, it shows faintly what holds.
+
+    What few sessions need is folded under a button; a line of it that the session says itself is never hidden.
+    """
 
     wanted = Signal(str, object)  # name, value or None
     refused = Signal(str)
 
     def __init__(self) -> None:
         super().__init__()
-        self._grid = QGridLayout(self)
-        self._grid.setContentsMargins(0, 0, 0, 0)
+        self._grid = QGridLayout()
         self._grid.setHorizontalSpacing(8)
         self._grid.setVerticalSpacing(4)
         self._grid.setColumnStretch(1, 1)
         self.fields: dict[str, QLineEdit] = {}
         self.sources: dict[str, Label] = {}
         self.clears: dict[str, IconButton] = {}
+        self._captions: dict[str, Label] = {}
         self._own: dict[str, object] = {}
+        self.more = button("", "link")
+        self.more.setCheckable(True)
+        self.more.toggled.connect(self._fold)
+        column = QVBoxLayout(self)
+        column.setContentsMargins(0, 0, 0, 0)
+        column.setSpacing(6)
+        column.addLayout(self._grid)
+        column.addLayout(row(self.more, 1))
+        self._fold()
 
     def show_options(self, options: Sequence[OptionView]) -> None:
         """Shows what holds; a field that is being written keeps its text."""
@@ -56,13 +79,13 @@ class OptionRows(QWidget):
                 self._add(option.name)
             field, source = self.fields[option.name], self.sources[option.name]
             self._own[option.name] = option.own
-            field.setPlaceholderText(text_of(option.name, option.value) or self.tr("fresh"))
+            field.setPlaceholderText(text_of(option.name, option.value) or self._unsaid(option.name))
             if not (field.hasFocus() and field.isModified()):
                 field.setText("" if option.own is None else text_of(option.name, option.own))
             source.setText(option.source)
             source.setProperty("kind", "accent" if option.own is not None else "faint")
             source.style().polish(source)
-            self.clears[option.name].setVisible(option.own is not None)
+        self._fold()
 
     def forget_drafts(self) -> None:
         """What is being written belongs to another session: the next news replaces it."""
@@ -80,7 +103,7 @@ class OptionRows(QWidget):
         return super().eventFilter(watched, event)
 
     def _add(self, name: str) -> None:
-        label, hint = LABELS.get(name, (name, ""))
+        label, hint = LABELS.get(name) or MORE.get(name, (name, ""))
         line = len(self.fields)
         caption = Label(label, "soft", interface_font(LINE_PX))
         field = QLineEdit()
@@ -96,12 +119,28 @@ class OptionRows(QWidget):
         source.setMinimumWidth(52)
         clear = IconButton("x", self.tr("Leave {0} to the preset").format(label))
         clear.clicked.connect(lambda: self.wanted.emit(name, None))
-        policy = clear.sizePolicy()
-        policy.setRetainSizeWhenHidden(True)
-        clear.setSizePolicy(policy)
         for column, part in enumerate((caption, field, source, clear)):
             self._grid.addWidget(part, line, column)
         self.fields[name], self.sources[name], self.clears[name] = field, source, clear
+        self._captions[name] = caption
+
+    def _unsaid(self, name: str) -> str:
+        return self.tr("fresh") if name == "seed" else self.tr("none")
+
+    def _fold(self) -> None:
+        """Shows and hides what few sessions need."""
+        unfolded = self.more.isChecked()
+        self.more.setText(self.tr("Fewer") if unfolded else self.tr("More: order of stages, biases, bans…"))
+        self.more.setVisible(any(name in MORE for name in self.fields))
+        for name in self.fields:
+            shown = unfolded or name not in MORE or self._own[name] is not None
+            for part in (self._captions[name], self.fields[name], self.sources[name]):
+                part.setVisible(shown)
+            clear = self.clears[name]
+            policy = clear.sizePolicy()
+            policy.setRetainSizeWhenHidden(shown)  # a line that is folded away takes no height
+            clear.setSizePolicy(policy)
+            clear.setVisible(shown and self._own[name] is not None)
 
     def _finished(self, name: str) -> None:
         field = self.fields[name]
@@ -111,30 +150,3 @@ class OptionRows(QWidget):
         value = value_of(name, field.text())
         if value != self._own[name]:
             self.wanted.emit(name, value)
-
-
-def text_of(name: str, value: object) -> str:
-    """A value as it is written in a field."""
-    if value is None:
-        return ""
-    if name == "stop" and isinstance(value, Sequence):
-        return ", ".join(json.dumps(text, ensure_ascii=False) for text in ([value] if isinstance(value, str) else value))
-    return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def value_of(name: str, text: str) -> object:
-    """What was written, as a value; what is no number stays a text, for others to refuse."""
-    text = text.strip()
-    if not text:
-        return None
-    if name == "stop":
-        try:
-            return [str(each) for each in json.loads(f"[{text}]")]
-        except ValueError:
-            return [text]
-    for kind in (int, float):
-        try:
-            return kind(text.replace("\N{MINUS SIGN}", "-"))
-        except ValueError:
-            continue
-    return text

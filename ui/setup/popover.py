@@ -23,6 +23,8 @@ from ui.setup.form_page import FormPage
 from ui.setup.model_page import ModelPage
 from ui.setup.sampling_page import SamplingPage
 from ui.setup.tools_page import ToolsPage
+from ui.theme.fonts import scaled
+from ui.theme.text_size import panel_width
 from ui.widgets import Notice
 
 WIDTH, HEIGHT = 400, 600
@@ -90,8 +92,8 @@ class SetupPopover(QFrame):
         """Under the anchor, inside the window."""
         room = self._parent.rect().adjusted(EDGE, EDGE, -EDGE, -EDGE)
         under = self._anchor.mapTo(self._parent, QPoint(self._anchor.width(), self._anchor.height() + 6))
-        width = min(WIDTH, room.width())
-        height = max(min(HEIGHT, room.bottom() - under.y()), 160)
+        width = min(panel_width(WIDTH), room.width())
+        height = max(min(scaled(HEIGHT), room.bottom() - under.y()), 160)
         left = max(min(under.x() - width, room.right() - width), room.left())
         self.setGeometry(left, under.y(), width, height)
 

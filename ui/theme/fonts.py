@@ -1,6 +1,7 @@
 """Type: Inter for the interface and JetBrains Mono for tokens, shipped; the system's own faces on macOS.
 
-Sizes are pixels of the logical screen (a point on macOS), as in the drawing. Digits are tabular everywhere.
+Sizes are pixels of the logical screen (a point on macOS), as in the drawing, times the text size of the settings. Digits
+are tabular everywhere.
 """
 
 from __future__ import annotations
@@ -79,10 +80,31 @@ def caption_font() -> QFont:
     return font
 
 
+def text_scale() -> float:
+    """How large all text is; 1 is as in the drawing."""
+    return _Size.scale
+
+
+def set_text_scale(scale: float) -> None:
+    """How large fonts that are made from now on are; `theme.text_size` has those that are there already follow."""
+    _Size.scale = scale
+
+
+def scaled(px: float) -> int:
+    """Pixels of something that is as high as its text."""
+    return round(px * _Size.scale)
+
+
+class _Size:
+    """One for the application, as its fonts are."""
+
+    scale = 1.0
+
+
 def _dressed(font: QFont, px: float, weight: QFont.Weight) -> QFont:
     # Qt's pixel sizes are whole numbers; points are not. A logical screen has 72 dots an inch on macOS, 96 elsewhere.
     screen = QGuiApplication.primaryScreen()
-    font.setPointSizeF(px * 72 / (screen.logicalDotsPerInchY() if screen is not None else 96))
+    font.setPointSizeF(px * _Size.scale * 72 / (screen.logicalDotsPerInchY() if screen is not None else 96))
     font.setWeight(weight)
     font.setFeature(QFont.Tag("tnum"), 1)
     font.setHintingPreference(QFont.HintingPreference.PreferNoHinting)

@@ -14,8 +14,8 @@ _SCALES = (1, 2, 3)
 
 
 @lru_cache(maxsize=256)
-def icon(name: str, colour: str) -> QIcon:
-    """The icon `name` (a file of resources/icons) in `colour` ("#rrggbb"), 16 px, at 1, 2 and 3 dots per pixel.
+def icon(name: str, colour: str, px: int = SIZE_PX) -> QIcon:
+    """The icon `name` (a file of resources/icons) in `colour` ("#rrggbb"), `px` wide and high, at 1, 2 and 3 dots per pixel.
 
     Raises:
         FileNotFoundError: No such icon is shipped.
@@ -26,10 +26,10 @@ def icon(name: str, colour: str) -> QIcon:
     renderer = QSvgRenderer(QByteArray(svg.encode()))
     drawn = QIcon()
     for scale in _SCALES:
-        pixmap = QPixmap(SIZE_PX * scale, SIZE_PX * scale)
+        pixmap = QPixmap(px * scale, px * scale)
         pixmap.fill(Qt.GlobalColor.transparent)
         painter = QPainter(pixmap)
-        renderer.render(painter, QRectF(0, 0, SIZE_PX * scale, SIZE_PX * scale))
+        renderer.render(painter, QRectF(0, 0, px * scale, px * scale))
         painter.end()
         pixmap.setDevicePixelRatio(scale)
         drawn.addPixmap(pixmap)

@@ -24,6 +24,7 @@ class Theme(QObject):
     """The look of one QApplication, whose child it is. Get it with `apply_theme` or `current_theme`."""
 
     changed = Signal(object)  # the new Palette
+    scaled = Signal()  # text has another size: fonts that are made from now on have it
 
     def __init__(self, app: QApplication, scheme: Scheme) -> None:
         super().__init__(app)

@@ -11,7 +11,7 @@ from PySide6.QtWidgets import QStyle, QWidget
 
 from runtime import TokenRecord
 from ui import numbers
-from ui.theme.fonts import interface_font, mono_font
+from ui.theme.fonts import interface_font, mono_font, text_scale
 from ui.theme.palette import Palette
 from ui.transcript.faces import tracked
 from ui.transcript.shadow import SHADOW_PX, paint_shadow
@@ -97,12 +97,12 @@ class Card(QWidget):
         self._palette = palette
         self.update()
 
-    def set_scale(self, scale: float) -> None:
-        """Another text size."""
-        self._scale = scale
-        self._text = tracked(interface_font(12.5 * scale), 12.5 * scale)
-        self._mono = mono_font(12.5 * scale)
-        self._mono_bold = mono_font(12.5 * scale, QFont.Weight.Bold)
+    def set_scale(self, share: float) -> None:
+        """Another text size; `share` is of what the window has."""
+        self._scale = share * text_scale()
+        self._text = tracked(interface_font(12.5 * share), 12.5 * self._scale)
+        self._mono = mono_font(12.5 * share)
+        self._mono_bold = mono_font(12.5 * share, QFont.Weight.Bold)
 
     def show_at(self, content: CardContent, token: QRect, within: QRect) -> None:
         """Shows the card under the token (above, where there is no room below), inside `within`."""

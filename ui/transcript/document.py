@@ -60,7 +60,7 @@ def plain_document(source: str, faces: Faces, width: float) -> QTextDocument:
 
 def code_document(source: str, faces: Faces, width: float) -> QTextDocument:
     """Code in the monospaced face."""
-    document = _blank(mono_font(13 * faces.scale), width)
+    document = _blank(mono_font(13 * faces.share), width)
     document.setPlainText(source)
     _space_lines(document, _CODE_LINE_PERCENT, _PROPORTIONAL)
     return document
@@ -131,7 +131,7 @@ def _colour_fragment(shape: QTextCharFormat, faces: Faces, palette: Palette) -> 
         shape.setForeground(QColor(palette.accent))
         shape.setFontUnderline(False)
     if shape.fontFixedPitch():
-        mono = mono_font(13.5 * faces.scale)
+        mono = mono_font(13.5 * faces.share)
         shape.setFontFamilies(mono.families())
         shape.setFontPointSize(mono.pointSizeF())
         shape.setBackground(QColor(palette.code))

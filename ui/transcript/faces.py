@@ -9,7 +9,7 @@ from typing import cast
 from PySide6.QtCore import Qt
 from PySide6.QtGui import QFont, QFontMetricsF, QTextCharFormat, QTextLayout, QTextLine, QTextOption
 
-from ui.theme.fonts import interface_font, mono_font
+from ui.theme.fonts import interface_font, mono_font, text_scale
 
 TEXT_PX = 15.5
 LINE_HEIGHT = 1.78
@@ -22,14 +22,21 @@ TURN_GAP_PX = 20
 
 
 class Faces:
-    """Fonts and what is measured from them."""
+    """Fonts and what is measured from them.
 
-    def __init__(self, scale: float = 1.0) -> None:
-        self.scale = scale
-        self.text = tracked(interface_font(TEXT_PX * scale), TEXT_PX * scale)
-        self.role = tracked(interface_font(12 * scale), 12 * scale)
-        self.meta = tracked(interface_font(11.5 * scale), 11.5 * scale)
-        self.meta_bold = tracked(interface_font(11.5 * scale, QFont.Weight.DemiBold), 11.5 * scale)
+    Args:
+        share: Of the text size that the window has.
+
+    Attributes:
+        scale: Of everything that is as large as its text; 1 is as in the drawing.
+    """
+
+    def __init__(self, share: float = 1.0) -> None:
+        self.share, self.scale = share, share * text_scale()
+        scale = self.scale
+        self.text = self._tracked(TEXT_PX)
+        self.role, self.meta = self._tracked(12), self._tracked(11.5)
+        self.meta_bold = self._tracked(11.5, QFont.Weight.DemiBold)
         metrics = QFontMetricsF(self.text)
         self.pitch = round(TEXT_PX * LINE_HEIGHT * scale)  # from line to line
         self.ascent = metrics.ascent()
@@ -39,10 +46,13 @@ class Faces:
         self.average = metrics.averageCharWidth()
         self.rail = round(RAIL_PX * max(1.0, scale * 0.9))
         self._small = QTextCharFormat()
-        self._small.setFont(mono_font(10.5 * scale))
+        self._small.setFont(mono_font(10.5 * share))
         self._options = {
             (towards, wrap): _option(towards, self.space, wrap=wrap) for towards in (False, True) for wrap in (False, True)
         }
+
+    def _tracked(self, px: float, weight: QFont.Weight = QFont.Weight.Normal) -> QFont:
+        return tracked(interface_font(px * self.share, weight), px * self.scale)
 
     def layout(self, text: str, codes: Sequence[tuple[int, int]], *, right_to_left: bool, wrap: bool) -> QTextLayout:
         """A layout that has no lines yet; `codes` are ranges of QChars that stand for invisible characters."""

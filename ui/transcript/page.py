@@ -62,11 +62,17 @@ class Box(Generic[BodyT]):
         self.body = body
         self.meta = meta
         self.top = 0
+        self.under = 0  # pixels between the text and the line, for what stands there
 
     @property
     def height(self) -> int:
-        """Text and meta line."""
-        return self.body.height + self.meta.height
+        """Text, what stands under it, and meta line."""
+        return self.meta_top + self.meta.height
+
+    @property
+    def meta_top(self) -> int:
+        """Where the meta line begins, from the top of the box."""
+        return self.body.height + self.under
 
 
 class Page(Generic[BodyT]):
@@ -78,6 +84,7 @@ class Page(Generic[BodyT]):
         self.width = 0.0
         self.boxes: list[Box[BodyT]] = []
         self.height = 0
+        self.under: Callable[[int], int] = lambda _node_id: 0  # pixels wanted under the text of a turn
         self._tops: list[int] = []
 
     def set_turns(self, turns: Sequence[Turn]) -> None:
@@ -119,7 +126,7 @@ class Page(Generic[BodyT]):
         del self._tops[first:]
         y = self.boxes[first - 1].top + self.boxes[first - 1].height + TURN_GAP_PX if first else MARGIN_TOP_PX
         for box in self.boxes[first:]:
-            box.top = y
+            box.top, box.under = y, self.under(box.turn.node_id)
             self._tops.append(y)
             y += box.height + TURN_GAP_PX
         self.height = y

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from PySide6.QtCore import QEvent, QPoint, QPointF, QRect, QRectF, Qt, Signal
+from PySide6.QtCore import QEvent, QObject, QPoint, QPointF, QRect, QRectF, Qt, Signal
 from PySide6.QtGui import QFontMetricsF, QMouseEvent, QPainter, QPaintEvent
 from PySide6.QtWidgets import QWidget
 
@@ -17,6 +17,7 @@ from ui.transcript.scroller import Scroller
 from ui.transcript.turn import Turn
 
 _RAIL_LINE_PX = 3
+_UNDER_GAP_PX = 8  # from the text to what stands under it
 _ROLE_GAP_PX = 14  # from the role to the tier line
 _ROLE_BASELINE_PX = 17
 _RAIL_GAP_PX = 18  # from the tier line to the text
@@ -39,6 +40,8 @@ class Pane(Scroller[BodyT]):
         self._hovered: int | None = None  # the box whose actions show
         self._pointed = Action.NONE
         self._filled = False  # before a session is there, nothing is said about it
+        self._beneath: dict[int, QWidget] = {}  # by node id
+        page.under = self._height_under
 
     def set_ink(self, ink: Ink) -> None:
         """Other colours."""
@@ -49,6 +52,59 @@ class Pane(Scroller[BodyT]):
         self._hovered, self._pointed = None, Action.NONE
         self._filled = True
         super().set_turns(turns, changed, to_end=to_end)
+
+    # ---- parts under turns ------------------------------------------------------------------------------------------
+
+    def show_under(self, parts: Mapping[int, QWidget]) -> None:
+        """Puts widgets under the text of turns, by node id; those that stood there before are let go."""
+        for old in self._beneath.values():
+            if old not in parts.values():
+                old.removeEventFilter(self)
+                if old.parent() is self.viewport():
+                    old.hide()
+                    old.setParent(None)
+        anchor, self._beneath = self.anchor(), dict(parts)
+        before: QWidget = self
+        for part in self._beneath.values():
+            if part.parent() is not self.viewport():
+                part.setParent(self.viewport())
+                part.installEventFilter(self)
+            for each in part.findChildren(QWidget):
+                if each.focusPolicy() & Qt.FocusPolicy.TabFocus:
+                    QWidget.setTabOrder(before, each)
+                    before = each
+        self._page.place()
+        self._lay_out(anchor)
+        for part in self._beneath.values():
+            part.show()
+
+    def eventFilter(self, watched: QObject, event: QEvent) -> bool:
+        if event.type() is QEvent.Type.LayoutRequest and watched in self._beneath.values():
+            anchor = self.anchor()  # it may need another height
+            self._page.place()
+            self._lay_out(anchor)
+        return super().eventFilter(watched, event)
+
+    def bring_into_sight(self, part: QWidget) -> None:
+        """Scrolls to a part of what stands under a turn, as where the keyboard came to it."""
+        top = part.mapTo(self.viewport(), QPoint(0, 0)).y() + self.verticalScrollBar().value()
+        self.show_span(top, top + part.height())
+
+    def _height_under(self, node_id: int) -> int:
+        part = self._beneath.get(node_id)
+        if part is None:
+            return 0
+        width, layout = max(int(self._page.width), 1), part.layout()
+        height = layout.totalHeightForWidth(width) if layout is not None and layout.hasHeightForWidth() else -1
+        return (height if height >= 0 else part.sizeHint().height()) + _UNDER_GAP_PX
+
+    def _placed(self) -> None:
+        scrolled = self.verticalScrollBar().value()
+        for box in self._page.boxes if self._beneath else ():
+            part = self._beneath.get(box.turn.node_id)
+            if part is not None:
+                top = box.top + box.body.height + _UNDER_GAP_PX - scrolled
+                part.setGeometry(self._left, top, int(self._page.width), max(box.under - _UNDER_GAP_PX, 0))
 
     # ---- painting -------------------------------------------------------------------------------------------------
 
@@ -79,7 +135,7 @@ class Pane(Scroller[BodyT]):
             height = box.body.height
             if height:
                 box.body.paint(painter, self._ink, (clip.top() - top, clip.bottom() + 1 - top))
-            painter.translate(0, height)
+            painter.translate(0, box.meta_top)
             box.meta.paint(painter, self._ink, hovered=index == self._hovered, pointed=self._pointed)
             painter.restore()
 
@@ -115,7 +171,7 @@ class Pane(Scroller[BodyT]):
         return super().viewportEvent(event)
 
     def scrollContentsBy(self, dx: int, dy: int) -> None:
-        self.viewport().scroll(dx, dy)
+        self.viewport().scroll(dx, dy)  # the parts under turns move with it
 
     def _box_at(self, point: QPoint) -> int | None:
         """The box whose text, meta line or rail is at a point of the viewport."""
@@ -124,7 +180,7 @@ class Pane(Scroller[BodyT]):
             return None
         index = self._page.index_at(y)
         box = self._page.boxes[index]
-        reach = max(box.height + TURN_GAP_PX // 2, box.body.height + box.meta.reach)
+        reach = max(box.height + TURN_GAP_PX // 2, box.meta_top + box.meta.reach)
         return index if box.top <= y < box.top + reach else None
 
     def _action_at(self, point: QPoint) -> Action:
@@ -132,7 +188,7 @@ class Pane(Scroller[BodyT]):
         if index is None:
             return Action.NONE
         box = self._page.boxes[index]
-        top = box.top + box.body.height - self.verticalScrollBar().value()
+        top = box.top + box.meta_top - self.verticalScrollBar().value()
         return box.meta.action_at(QPointF(point.x() - self._left, point.y() - top), hovered=index == self._hovered)
 
     def _point_at(self, point: QPoint) -> None:
@@ -149,7 +205,7 @@ class Pane(Scroller[BodyT]):
                 self._update_meta(self._page.boxes[one])
 
     def _update_meta(self, box: Box[BodyT]) -> None:
-        top = box.top + box.body.height - self.verticalScrollBar().value()
+        top = box.top + box.meta_top - self.verticalScrollBar().value()
         self.viewport().update(QRect(0, top, self.viewport().width(), box.meta.reach + 2))
 
     def _act(self, box: Box[BodyT], action: Action) -> None:

@@ -226,6 +226,7 @@ class Scroller(QAbstractScrollArea, Generic[BodyT]):
         around = boxes[anchor.turn].top if anchor.turn < len(boxes) and not anchor.at_end else self._page.height
         done = self._page.prepare(around, seconds)
         self.restore(anchor)
+        self._placed()
         self._due = None if done else (anchor, self.verticalScrollBar().value())
         self.viewport().update()
         return done
@@ -236,11 +237,15 @@ class Scroller(QAbstractScrollArea, Generic[BodyT]):
         self._update_bar()
         if stick:
             self.scroll_to_end()
+        self._placed()
         if not box.body.done:
             self._slices.start()
         if row is not None:
             top = box.top + row - self.verticalScrollBar().value()
             self.viewport().update(QRect(0, top, self.viewport().width(), max(self.viewport().height() - top, 0)))
+
+    def _placed(self) -> None:
+        """The boxes stand where they stand now, for what has to stand beside them."""
 
     def _update_bar(self) -> None:
         bar = self.verticalScrollBar()

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 
 from PySide6.QtCore import Signal
-from PySide6.QtWidgets import QStackedWidget, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QApplication, QStackedWidget, QVBoxLayout, QWidget
 
 from runtime import TokenRecord, TokenRun
 from ui.port import SessionView, TurnView
@@ -56,6 +56,7 @@ class TranscriptView(QWidget):
     def __init__(self, parent: QWidget | None = None, *, palette: Palette = LIGHT) -> None:
         super().__init__(parent)
         self._path = Path()
+        self._under: dict[int, QWidget] = {}
         self._mode = Mode.TOKENS
         ink, faces = Ink(palette), Faces()
         self.tokens = TokensPane(ink, faces, self)
@@ -64,10 +65,9 @@ class TranscriptView(QWidget):
         self.card = Card(palette, self.tokens)
         self._pointing = Pointing(self.tokens, self.card, self._path)
         self._finder = Finder(lambda: self._path.turns, self._show_match)
-        self._stack = QStackedWidget(self)
+        self._stack, self._below = QStackedWidget(self), QWidget(self)
         self._stack.addWidget(self.tokens)
         self._stack.addWidget(self.read)
-        self._below = QWidget(self)
         self._lay_out()
         self._connect()
         self.read.retire()
@@ -158,13 +158,16 @@ class TranscriptView(QWidget):
         if mode is self._mode:
             return
         old, new = (self.tokens, self.read) if mode is Mode.READ else (self.read, self.tokens)
-        focused = old.hasFocus()
-        anchor = old.anchor()
+        focused, held, anchor = old.hasFocus(), QApplication.focusWidget(), old.anchor()
         self._mode = mode
         self.card.leave()
         self._stack.setCurrentWidget(new)
         old.retire()
+        old.show_under({})
         new.come_to(anchor)
+        new.show_under(self._under)
+        if held is not None and any(part.isAncestorOf(held) for part in self._under.values()):
+            held.setFocus()  # what is being typed under a turn goes on there
         self.setFocusProxy(new)
         if focused:
             new.setFocus()
@@ -189,12 +192,12 @@ class TranscriptView(QWidget):
             self._path.colour_by(measure)
             self.tokens.repaint_numbers()
 
-    def set_text_scale(self, scale: float) -> None:
-        """Another text size; 1 is the drawing's."""
-        faces = Faces(scale)
+    def set_text_scale(self, share: float = 1.0) -> None:
+        """Another text size: this share of what all text of the window has."""
+        faces = Faces(share)
         for pane in self._panes():
             pane.set_faces(faces)
-        self.card.set_scale(scale)
+        self.card.set_scale(share)
 
     def set_template_visible(self, visible: bool) -> None:
         """Shows or hides what the chat template added, in Tokens mode."""
@@ -206,6 +209,15 @@ class TranscriptView(QWidget):
     def set_vocabulary(self, resolver: Resolver) -> None:
         """Where the bytes of alternatives come from."""
         self._pointing.resolve = resolver
+
+    def show_under(self, parts: Mapping[int, QWidget]) -> None:
+        """Puts widgets under the text of turns, by node id, in whichever mode is shown."""
+        self._under = dict(parts)
+        self._pane().show_under(self._under)
+
+    def bring_into_sight(self, part: QWidget) -> None:
+        """Scrolls to a part of what stands under a turn."""
+        self._pane().bring_into_sight(part)
 
     # ---- finding --------------------------------------------------------------------------------------------------
 

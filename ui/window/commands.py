@@ -93,7 +93,7 @@ class Commands(QObject):
         async def pin(workbench: Workbench, session_id: int) -> SessionSetup:
             held = (await workbench.setup(session_id)).files
             setup = await workbench.pin_files(session_id, [*(each for each in held if each.name != file.name), file])
-            self._parts.composer.detach(file)
+            self._parts.composer.detach(session_id, file)
             return setup
 
         self._parts.composer.notice.clear()

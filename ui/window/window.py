@@ -20,6 +20,7 @@ from ui.settings import SettingsWindow
 from ui.setup import SAMPLING, SetupDesk, SetupPopover
 from ui.stage import Stage
 from ui.theme.scheme import Scheme, apply_theme
+from ui.theme.text_size import resize_text
 from ui.transcript import Measure, Mode
 from ui.transferring import Transfers
 from ui.window.commands import Commands
@@ -64,7 +65,6 @@ class MainWindow(QMainWindow):
         self._keep_state = keep_state
         self._ending: asyncio.Task[None] | None = None
         self._ended = False
-        self._text_percent = 100
         self.setWindowTitle("Elsewise")
         self.setMinimumSize(560, 420)
         self.desk = Desk(workbench, self)
@@ -128,9 +128,7 @@ class MainWindow(QMainWindow):
         application = QApplication.instance()
         assert isinstance(application, QApplication)
         apply_theme(application, Scheme(values.scheme))
-        if self._text_percent != values.text_percent:
-            self._text_percent = values.text_percent
-            self.parts.transcript.set_text_scale(values.text_percent / 100)
+        resize_text(application, values.text_percent / 100)
 
     def _open_settings(self) -> None:
         self.settings.show_colours(self.parts.transcript.measure)

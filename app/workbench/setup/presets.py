@@ -8,7 +8,7 @@ from typing import Any
 
 from app.workbench.refusals import stored
 from app.workbench.setup.values import read_options
-from runtime import GenerationOptions, clean_text
+from runtime import GenerationOptions, RuntimeFault, clean_text
 from storage import SessionStore, StoreError
 from ui import Refusal
 
@@ -81,7 +81,7 @@ class Presets:
             raise Refusal(f"a preset's name has 1 to {LONGEST_NAME} characters, not {len(name)}")
         if name in (OWN, *BUILT_IN):
             raise Refusal(f"{name!r} comes with Elsewise; choose another name")
-        await self._write({**(self._saved or {}), name: dict(options)})
+        await self._write({**(self._saved or {}), name: without_idle(options)})
         return name
 
     async def delete(self, name: str) -> None:
@@ -94,3 +94,18 @@ class Presets:
     async def _write(self, saved: dict[str, dict[str, Any]]) -> None:
         await stored(self._store.set_setting(SETTING, saved))
         self._saved = saved
+
+
+def without_idle(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Without what an order of stages leaves no say: each alone, the layers may say both; one preset may not."""
+    order = options.get("order")
+    if order is None:
+        return dict(options)
+    kept = {}
+    for name, value in options.items():
+        try:
+            GenerationOptions.from_mapping({"order": order, name: value})
+        except RuntimeFault:
+            continue
+        kept[name] = value
+    return kept

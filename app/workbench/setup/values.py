@@ -24,6 +24,16 @@ OPTIONS = (  # what a person sets, in the order in which it is shown
     "max_tokens",
     "stop",
     "seed",
+    # what few sessions need; the window shows it folded
+    "order",
+    "logit_bias",
+    "banned_tokens",
+    "xtc_threshold",
+    "penalty_window",
+    "dry_base",
+    "dry_allowed_length",
+    "dry_range",
+    "dry_breakers",
 )
 MOST_ADAPTERS = 16
 

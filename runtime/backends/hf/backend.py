@@ -314,6 +314,7 @@ class HfBackend(PackedBackend[TorchPack]):
             quantisation=None if quantisation is None else str(quantisation),
             attention_kinds=self._kinds(),
             context_length=facts.context_length(config.to_dict(), options),
+            whole_context=facts.whole_context(config.to_dict()),
             has_template=loaded.has_template,
             kv_bytes_per_token=sum(h * (row(k) + row(v)) for h, k, v in self._shapes),
             kv_fingerprint=kv_print,

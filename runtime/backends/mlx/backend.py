@@ -327,6 +327,7 @@ class MlxBackend(PackedBackend[MlxPack]):
             quantisation=loaded.quantisation,
             attention_kinds=self._kinds,
             context_length=facts.context_length(config, options),
+            whole_context=facts.whole_context(config),
             has_template=loaded.has_template,
             kv_bytes_per_token=sum(h * (row(k) + row(v)) for h, k, v in self._shapes),
             kv_fingerprint=kv_print,

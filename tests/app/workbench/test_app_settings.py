@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -10,8 +12,8 @@ import pytest
 from app.workbench.app_settings import read_settings
 from runtime import GenerationOptions, SamplingOptions
 from tests.app.workbench.conftest import Play
-from tests.app.workbench.scene import Engine, Scene
-from ui import AppSettings, Refusal
+from tests.app.workbench.scene import Engine, Scene, rows
+from ui import AppSettings, Backup, Refusal
 
 PLAIN = GenerationOptions(max_tokens=12, sampling=SamplingOptions(temperature=0.8))
 
@@ -59,7 +61,8 @@ def test_they_are_stored_and_given_to_the_next_engine(play: Play) -> None:
     ("name", "value"),
     [
         ("context_length", 0), ("context_length", "many"), ("threads", -1), ("threads", True), ("dtype", "float8"),
-        ("scheme", "pink"), ("text_percent", 99), ("text_percent", 1e9), ("kv_cache_bytes", 5), ("disk_bytes", -1),
+        ("scheme", "pink"), ("text_percent", 79), ("text_percent", 1e9), ("kv_cache_bytes", 5), ("disk_bytes", -1),
+        ("chat_template_file", 7), ("chat_template_file", "/nowhere/x.jinja"),
         ("preset", "nobody's"), ("nothing", 1), ("backend", None),
     ],
 )  # fmt: skip
@@ -123,6 +126,52 @@ def test_sessions_that_chose_no_preset_take_that_of_the_settings(play: Play) -> 
         assert (await s.workbench.settings()).choices["preset"] == ["", "model's own", "greedy"]
 
     play(scene, options=PLAIN)
+
+
+def test_a_template_of_ones_own_takes_the_place_of_a_format_and_back(play: Play, tmp_path: Path) -> None:
+    own = tmp_path / "mine.jinja"
+    own.write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
+    (tmp_path / "picture.jinja").write_bytes(b"\x89PNG\r\n\xff")
+
+    async def scene(s: Scene) -> None:
+        await s.workbench.change_setting("chat_format", "chatml")
+        view = await s.workbench.change_setting("chat_template_file", str(own))
+        assert (view.values.chat_template_file, view.values.chat_format) == (str(own), "auto")
+        assert s.workbench.supervisor.options == {"chat_template_file": str(own)}
+        with pytest.raises(Refusal, match=r"picture.jinja is no UTF-8 text: byte 0 is 0x89"):
+            await s.workbench.change_setting("chat_template_file", str(tmp_path / "picture.jinja"))
+        assert s.workbench.supervisor.options == {"chat_template_file": str(own)}
+        view = await s.workbench.change_setting("chat_format", "chatml")
+        assert (view.values.chat_template_file, s.workbench.supervisor.options) == ("", {"chat_format": "chatml"})
+
+    play(scene)
+    both, notes = read_settings({"chat_format": "chatml", "chat_template_file": "/x.jinja"})
+    assert ((both.chat_format, both.chat_template_file), len(notes)) == (("chatml", ""), 1)
+
+
+def path_of(backup: Backup) -> Path:
+    return Path(backup.path)
+
+
+def test_a_backup_by_hand_is_a_sound_copy_that_others_do_not_replace(play: Play, path: Path) -> None:
+    async def scene(s: Scene) -> None:
+        session_id = await s.asked("kept")
+        first, second = await s.workbench.back_up(), await s.workbench.back_up()
+        assert first.path != second.path
+        assert first.size == path_of(first).stat().st_size > 0
+        assert rows(path_of(first), "SELECT id FROM sessions") == [(session_id,)]
+        data = (await s.workbench.settings()).data
+        assert data is not None
+        assert set(data.backups) == {path_of(first).name, path_of(second).name}
+        # what is damaged is not called a backup
+        with closing(sqlite3.connect(path)) as conn:
+            conn.execute("UPDATE nodes SET text = 'other'")
+            conn.commit()
+        with pytest.raises(Refusal, match="no backup was made"):
+            await s.workbench.back_up()
+        assert len(list((path.parent / "backups").iterdir())) == 2
+
+    play(scene)
 
 
 def test_the_data_is_named_and_verified(play: Play, path: Path) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from runtime import EngineDiedError
+from runtime import EngineDiedError, LanguageModel
 from tests.app.workbench.conftest import Play
-from tests.app.workbench.scene import Engine, Scene, assert_same_view
+from tests.app.workbench.scene import Engine, Scene, assert_same_view, until
 from ui import Composition, EngineState, PartKind, Refusal, TextFile
 
 NOTES = TextFile("notes.txt", "the boat is called Ada\n")
@@ -199,3 +200,30 @@ def test_an_engine_that_dies_while_room_is_made_is_said_and_nothing_is_changed(p
         assert_same_view(await s.view(session_id), before)
 
     play(scene)
+
+
+def has_budget(model: LanguageModel, budget: int) -> bool:
+    return model.metrics().kv_budget == budget
+
+
+def test_the_whole_context_is_offered_where_its_kv_has_room_and_the_numbers_are_told(play: Play) -> None:
+    async def scene(s: Scene) -> None:
+        session_id = await s.new()
+        model = await s.workbench.supervisor.model()
+        whole, per_token = model.info.whole_context, model.info.kv_bytes_per_token
+        assert (model.info.context_length, whole > 64) == (64, True)
+        for budget, fits in ((whole * per_token, True), (whole * per_token - 1, False)):
+            await model.set_kv_budget_async(budget)
+            await until(partial(has_budget, model, budget))  # told with the next numbers
+            found = await s.workbench.compose(session_id, "x")
+            assert (found.can_grow, found.whole_context, found.whole_bytes, found.kv_budget) == (
+                fits, whole, whole * per_token, budget,
+            )  # fmt: skip
+
+    async def whole_already(s: Scene) -> None:
+        await s.workbench.supervisor.model()
+        found = await s.workbench.compose(await s.new(), "x")
+        assert (found.can_grow, found.whole_context) == (False, None)
+
+    play(scene, engine=Engine(options={"context_length": 64}))
+    play(whole_already)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -70,6 +71,52 @@ def test_a_value_out_of_range_is_refused_and_nothing_changes(play: Play, name: s
         assert await s.workbench.setup(session_id) == before
 
     play(scene)
+
+
+RARE = {
+    "order": ["bias", "temperature", "top_k"],
+    "logit_bias": {"104": 100.0, "105": -2},
+    "banned_tokens": [101, 102],
+    "xtc_threshold": 0.2,
+    "penalty_window": 64,
+    "dry_base": 1.5,
+    "dry_allowed_length": 3,
+    "dry_range": 512,
+    "dry_breakers": ["\n", 13],
+}
+
+
+def test_every_option_of_the_sampler_can_be_set_and_holds_after_a_restart(play: Play) -> None:
+    held: list[int] = []
+
+    async def first(s: Scene) -> None:
+        session_id = await s.new()
+        held.append(session_id)
+        shown = {view.name for view in (await s.workbench.setup(session_id)).options}
+        assert shown >= {field.name for field in fields(SamplingOptions)}
+        for name, value in RARE.items():
+            said = option(await s.workbench.set_option(session_id, name, value), name)
+            assert (said.source, said.own) == ("session", value)
+        with pytest.raises(Refusal, match="order without 'dry'"):
+            await s.workbench.set_option(session_id, "dry_multiplier", 0.8)
+        with pytest.raises(Refusal, match="token id"):
+            await s.workbench.set_option(session_id, "banned_tokens", ["Paris"])
+
+    async def second(s: Scene) -> None:
+        await s.view(held[0])
+        found = await s.workbench.setup(held[0])
+        assert {name: option(found, name).own for name in RARE} == RARE
+        assert found.notes == []
+        # and answers are drawn like that: one token has all the say
+        await s.workbench.send(held[0], "hello")
+        last = await s.last(held[0])
+        assert {int(last.run.ids[i]) for i in own_tokens(last)} == {104}
+        # a preset takes them, biases and all
+        await s.workbench.save_preset(held[0], "mine")
+        assert dict(option(await s.workbench.setup(held[0]), "logit_bias").value) == {104: 100.0, 105: -2}  # type: ignore[call-overload]  # a mapping
+
+    play(first, options=PLAIN)
+    play(second, options=PLAIN)
 
 
 def test_presets_are_saved_chosen_deleted_and_restored(play: Play) -> None:

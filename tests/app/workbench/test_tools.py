@@ -52,6 +52,7 @@ def test_a_call_is_shown_answered_by_hand_and_answered(play: Play) -> None:
         turns = (await s.view(session_id)).turns
         assert [turn.role for turn in turns] == ["system", "user", "assistant", "tool", "assistant"]
         assert turns[2].calls == ()
+        assert [card.name for card in turns[2].called] == ["weather"]  # it stays a card
         with pytest.raises(Refusal, match="already"):
             await s.workbench.answer_call(session_id, asking.node_id, "again")
 

@@ -1,0 +1,169 @@
+"""Further pictures for looking at: what the README does not show, in states that are easily forgotten."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from PySide6.QtCore import Qt
+from PySide6.QtGui import QColor, QImage
+from PySide6.QtTest import QTest
+from PySide6.QtWidgets import QWidget
+
+from app.workbench import AppWorkbench
+from ui import AppSettings, MainWindow, SessionChanged, ToolCard
+
+MODEL_SECONDS = 120  # that a model may take
+SCRIPTS = "Translate: 🐈‍⬛ 你好，世界 — 日本語 — مرحبا بالعالم — שלום עולם"
+
+
+def keep(widget: QWidget, path: Path) -> None:
+    """Saves what is seen with its 256 most frequent colours, others as the nearest of them: a quarter of the bytes."""
+    image = widget.grab().toImage().convertToFormat(QImage.Format.Format_RGB32)
+    height, width = image.height(), image.width()
+    pixels = np.frombuffer(image.constBits(), np.uint32).reshape(height, image.bytesPerLine() // 4)[:, :width] & 0xFFFFFF
+    colours, place, counts = np.unique(pixels, return_inverse=True, return_counts=True)
+    parts = np.stack([colours >> 16, colours >> 8 & 0xFF, colours & 0xFF], axis=1).astype(np.int32)  # (colours, 3)
+    kept = parts[np.argsort(-counts)[:256]]
+    nearest = np.array([((kept - colour) ** 2).sum(axis=1).argmin() for colour in parts], np.uint8)
+    drawn = np.ascontiguousarray(nearest[place].reshape(height, width))
+    small = QImage(drawn.tobytes(), width, height, width, QImage.Format.Format_Indexed8)
+    small.setColorTable([QColor(*map(int, colour)).rgb() for colour in kept])
+    small.save(str(path), quality=0)
+
+
+async def settled(window: MainWindow) -> None:
+    """Until the text stands still."""
+    for _ in range(500):
+        await asyncio.sleep(0.02)
+        shown = window.desk.shown
+        boxes = window.parts.transcript.tokens.page.boxes
+        if shown is not None and not window.desk.running and all(box.body.done for box in boxes):
+            break
+    await asyncio.sleep(0.2)
+
+
+async def said(window: MainWindow, text: str) -> None:
+    """A message and its answer, or why there is none."""
+    QTest.keyClicks(window.parts.composer.field, text)
+    QTest.mouseClick(window.parts.composer.send_button, Qt.MouseButton.LeftButton)
+    for _second in range(MODEL_SECONDS):
+        await asyncio.sleep(1)
+        if not window.desk.running:
+            break
+    await settled(window)
+
+
+async def comparison(window: MainWindow, _: AppWorkbench, folder: Path, name: str) -> None:
+    """Two branches of the sample side by side."""
+    window.acts.compare.trigger()
+    await settled(window)
+    keep(window, folder / f"{name}.png")
+
+
+async def first_run(window: MainWindow, _: AppWorkbench, folder: Path, name: str) -> None:
+    """As it opens for the first time."""
+    await settled(window)
+    keep(window, folder / f"{name}.png")
+
+
+async def no_model(window: MainWindow, _: AppWorkbench, folder: Path, name: str) -> None:
+    """A message to a model that is not there: it stays, and the reason stands under it."""
+    window.desk.new_session()
+    await settled(window)
+    await said(window, "Is anybody there?")
+    keep(window, folder / f"{name}.png")
+
+
+async def scripts(window: MainWindow, workbench: AppWorkbench, folder: Path, name: str) -> None:
+    """Emoji of several code points, Chinese, Japanese, Arabic, Hebrew: typed, scored, answered."""
+    window.desk.new_session()
+    await settled(window)
+    assert window.desk.shown is not None
+    await workbench.set_option(window.desk.shown.session_id, "max_tokens", 40)
+    window.parts.composer.field.setPlainText(SCRIPTS)
+    await said(window, "")
+    keep(window, folder / f"{name}.png")
+
+
+async def cache(window: MainWindow, _: AppWorkbench, folder: Path, name: str) -> None:
+    """The cache after an answer."""
+    window.desk.new_session()
+    await settled(window)
+    await said(window, "Name three colours.")
+    QTest.mouseClick(window.parts.inspector.tabs[2], Qt.MouseButton.LeftButton)
+    await settled(window)
+    keep(window, folder / f"{name}.png")
+
+
+async def reopened(window: MainWindow, _: AppWorkbench, folder: Path, name: str) -> None:
+    """After a restart: what was said before is on the disk, or warm again."""
+    for _second in range(MODEL_SECONDS):
+        await asyncio.sleep(1)
+        if window.desk.engine.value == "ready":
+            break
+    await settled(window)
+    keep(window, folder / f"{name}.png")
+
+
+async def tool_call(window: MainWindow, workbench: AppWorkbench, folder: Path, name: str) -> None:
+    """A call as a card, with a field for its result; in both modes."""
+    del workbench
+    assert window.desk.shown is not None
+    view = window.desk.shown.view
+    call = ToolCard("weather", '{\n  "city": "Lisbon",\n  "days": 3\n}')
+    last = replace(view.turns[-1], calls=(call,))
+    window.desk.events.push(SessionChanged(replace(view, turns=(*view.turns[:-1], last))))
+    await settled(window)
+    keep(window, folder / f"{name}.png")
+    window.acts.read.trigger()
+    await settled(window)
+    keep(window, folder / f"{name}-read.png")
+
+
+async def narrow(window: MainWindow, _: AppWorkbench, folder: Path, name: str) -> None:
+    """A long title in small windows: the model's name gives way before it."""
+    assert window.desk.shown is not None
+    title = "What the lighthouse keeper wrote about cats and the sea"
+    window.desk.events.push(SessionChanged(replace(window.desk.shown.view, title=title)))
+    for width in (900, 560):
+        window.resize(width, 640)
+        await settled(window)
+        keep(window, folder / f"{name}-{width}.png")
+
+
+async def large(window: MainWindow, _: AppWorkbench, folder: Path, name: str) -> None:
+    """All text at 200 %, and at 80 %."""
+    for percent in (200, 80):
+        window.apply(AppSettings(scheme="light", text_percent=percent))
+        await settled(window)
+        keep(window, folder / f"{name}-{percent}.png")
+    window.apply(AppSettings(scheme="light"))
+
+
+async def backup(window: MainWindow, _: AppWorkbench, folder: Path, name: str) -> None:
+    """The page about the data, after a backup."""
+    window.acts.settings.trigger()
+    window.settings.show_page(4)
+    await asyncio.sleep(0.5)
+    QTest.mouseClick(window.settings.data.back_up_button, Qt.MouseButton.LeftButton)
+    for _attempt in range(100):
+        await asyncio.sleep(0.1)
+        if "sound" in window.settings.data.backed_up.text():
+            break
+    keep(window.settings, folder / f"{name}.png")
+
+
+async def rare_options(window: MainWindow, _: AppWorkbench, folder: Path, name: str) -> None:
+    """What few sessions need of the sampler, unfolded."""
+    window.desk.new_session()
+    await settled(window)
+    window.resize(1360, 1280)
+    window.popover.open(1)
+    await asyncio.sleep(0.3)
+    window.popover.sampling.options.more.click()
+    window.popover.setFixedHeight(1200)
+    await asyncio.sleep(0.3)
+    keep(window.popover, folder / f"{name}.png")

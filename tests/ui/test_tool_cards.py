@@ -1,0 +1,170 @@
+"""Calls of tools: cards in the text of both modes, with a field for the result."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from PySide6.QtCore import QPoint, Qt
+from PySide6.QtTest import QTest
+from PySide6.QtWidgets import QApplication, QLabel, QLineEdit, QWidget
+
+from tests.ui.conftest import Scene, frames, until
+from tests.ui.fakes import TRIP, FakeWorkbench
+from tests.ui.test_conversation import finish
+from ui import MainWindow, SessionChanged, ToolCard
+from ui.tool_cards import CallCard, TurnCards
+from ui.transcript import Mode
+
+Play = Callable[[Scene], None]
+HOSTILE = ToolCard("<b>weather</b>", '{\n  "city": "<img src=x> \N{RIGHT-TO-LEFT OVERRIDE}Oslo"\n}')
+CLOCK = ToolCard("clock", "{}")
+
+
+def calling(bench: FakeWorkbench, *calls: ToolCard) -> int:
+    """The last answer calls; its node."""
+    view = bench.views[TRIP]
+    bench.views[TRIP] = replace(view, turns=(*view.turns[:-1], replace(view.turns[-1], calls=calls)))
+    bench.emit(SessionChanged(bench.views[TRIP]))
+    return view.turns[-1].node_id
+
+
+def focused() -> QWidget:
+    widget = QApplication.focusWidget()
+    assert widget is not None
+    return widget
+
+
+def field(card: CallCard) -> QLineEdit:
+    assert card.result is not None
+    return card.result
+
+
+async def cards_of(window: MainWindow, node_id: int, count: int) -> TurnCards:
+    await until(lambda: node_id in window.parts.cards.turns and len(window.parts.cards.turns[node_id].cards) == count)
+    return window.parts.cards.turns[node_id]
+
+
+def test_a_call_is_a_card_and_its_result_is_typed(in_window: Play, bench: FakeWorkbench) -> None:
+    finish(bench)
+
+    async def scene(window: MainWindow) -> None:
+        assert window.parts.cards.turns == {}
+        node = calling(bench, HOSTILE, CLOCK)
+        cards = await cards_of(window, node, 2)
+        assert cards.isVisible()
+        said = [label.text() for label in cards.cards[0].findChildren(QLabel)]
+        assert said[0] == "calls <b>weather</b>"
+        assert "\N{RIGHT-TO-LEFT OVERRIDE}" not in said[1]
+        assert said[1].startswith("{\n\N{NO-BREAK SPACE}\N{NO-BREAK SPACE}")
+        assert cards.cards[1].accessibleName() == "Call of clock"
+        QTest.keyClicks(field(cards.cards[0]), "rain")
+        assert not cards.send_button.isEnabled()
+        bench.emit(SessionChanged(bench.views[TRIP]))
+        await frames()
+        assert field(cards.cards[0]).text() == "rain"  # the same calls: what was written stays
+        QTest.keyClicks(field(cards.cards[1]), "noon")
+        QTest.keyClick(field(cards.cards[1]), Qt.Key.Key_Return)
+        await until(lambda: bench.asked("answer_call") == [(TRIP, node, "rain\nnoon")])
+        # a malformed one says why and cannot be answered
+        calling(bench, ToolCard("", "", "call 1: the answer ends before the call does"))
+        cards = await cards_of(window, node, 1)
+        assert not cards.send_button.isVisible()
+        assert cards.cards[0].result is None
+
+    in_window(scene)
+
+
+@pytest.mark.parametrize("mode", Mode)
+def test_it_stands_in_the_text_between_its_answer_and_the_line_under_it(
+    in_window: Play, bench: FakeWorkbench, mode: Mode
+) -> None:
+    finish(bench)
+
+    async def scene(window: MainWindow) -> None:
+        window.stage.set_mode(mode)
+        pane = window.parts.transcript.tokens if mode is Mode.TOKENS else window.parts.transcript.read
+        node = calling(bench, CLOCK)
+        cards = await cards_of(window, node, 1)
+        await until(lambda: all(box.body.done for box in pane.page.boxes))
+        box = pane.page.boxes[-1]
+        scrolled = pane.verticalScrollBar().value()
+        assert cards.parent() is pane.viewport()
+        assert cards.y() >= box.top + box.body.height - scrolled
+        assert cards.y() + cards.height() <= box.top + box.meta_top - scrolled
+        assert (cards.x(), cards.width()) == pane.column()
+        # and moves with the text
+        window.resize(window.width(), 420)
+        await until(lambda: pane.verticalScrollBar().maximum() > 0)
+        pane.verticalScrollBar().setValue(pane.verticalScrollBar().maximum())
+        before, low = cards.y(), pane.verticalScrollBar().value()
+        pane.verticalScrollBar().setValue(low - 20)
+        assert cards.y() == before + 20
+
+    in_window(scene)
+
+
+def test_what_is_being_typed_goes_on_in_the_other_mode(in_window: Play, bench: FakeWorkbench) -> None:
+    finish(bench)
+
+    async def scene(window: MainWindow) -> None:
+        node = calling(bench, CLOCK)
+        cards = await cards_of(window, node, 1)
+        window.activateWindow()
+        await until(window.isActiveWindow)
+        QTest.mouseClick(field(cards.cards[0]), Qt.MouseButton.LeftButton)
+        QTest.keyClicks(field(cards.cards[0]), "2 o")  # a digit is no key of the text around it
+        window.stage.set_mode(Mode.READ)
+        assert cards.parent() is window.parts.transcript.read.viewport()
+        assert cards.isVisible()
+        assert QApplication.focusWidget() is field(cards.cards[0])
+        QTest.keyClicks(focused(), "'clock")
+        assert field(cards.cards[0]).text() == "2 o'clock"
+        assert bench.asked("branch") == []
+
+    in_window(scene)
+
+
+def test_the_keyboard_goes_from_the_text_to_its_cards_and_on(in_window: Play, bench: FakeWorkbench) -> None:
+    finish(bench)
+
+    async def scene(window: MainWindow) -> None:
+        node = calling(bench, HOSTILE, CLOCK)
+        cards = await cards_of(window, node, 2)
+        window.resize(window.width(), 420)
+        await frames()
+        window.activateWindow()
+        await until(window.isActiveWindow)
+        window.parts.transcript.setFocus()
+        window.parts.transcript.tokens.verticalScrollBar().setValue(0)
+        seen = []
+        for _ in range(2):
+            QTest.keyClick(focused(), Qt.Key.Key_Tab)
+            seen.append(focused())
+        assert seen == [field(card) for card in cards.cards]
+        # and what has the keyboard is in sight
+        top = seen[1].mapTo(window.parts.transcript.tokens.viewport(), QPoint(0, 0)).y()
+        assert 0 <= top < window.parts.transcript.tokens.viewport().height()
+        QTest.keyClicks(seen[1], "noon")
+        QTest.keyClick(seen[1], Qt.Key.Key_Return)  # one result is missing: nothing happens, in the text neither
+        assert (bench.asked("answer_call"), bench.asked("branch")) == ([], [])
+
+    in_window(scene)
+
+
+def test_an_answered_call_stays_a_card_without_a_field(in_window: Play, bench: FakeWorkbench) -> None:
+    finish(bench)
+    view = bench.views[TRIP]
+    asking = replace(view.turns[-1], called=(CLOCK,))
+    bench.views[TRIP] = replace(view, turns=(*view.turns[:-1], asking, bench.turn("tool", ["noon"])))
+
+    async def scene(window: MainWindow) -> None:
+        cards = await cards_of(window, asking.node_id, 1)
+        assert [label.text() for label in cards.cards[0].findChildren(QLabel)] == ["called clock", "{}"]
+        assert (cards.cards[0].result, cards.send_button.isVisible()) == (None, False)
+        # another session has none
+        window.desk.open(3)
+        await until(lambda: window.parts.cards.turns == {})
+
+    in_window(scene)

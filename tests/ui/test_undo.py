@@ -1,0 +1,149 @@
+"""What is undone in the list and in the tree, with Ctrl-Z (Cmd-Z)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+
+from PySide6.QtCore import Qt
+from PySide6.QtTest import QTest
+
+from tests.ui.conftest import Scene, until
+from tests.ui.fakes import TRIP, FakeWorkbench
+from tests.ui.test_conversation import finish
+from ui import FolderView, MainWindow
+
+Play = Callable[[Scene], None]
+BOAT, WORK = 4, 900
+
+
+def undo(window: MainWindow, label: str) -> None:
+    assert window.acts.undo.text() == f"Undo {label}"
+    QTest.keyClick(window, Qt.Key.Key_Z, Qt.KeyboardModifier.ControlModifier)
+
+
+def test_tags_title_and_folder_of_a_session(in_window: Play, bench: FakeWorkbench) -> None:
+    bench.shelf[WORK] = FolderView(WORK, "Work")
+    bench.summaries[BOAT] = replace(bench.summaries[BOAT], tags=("sea",))
+
+    async def scene(window: MainWindow) -> None:
+        panel = window.parts.sidebar.sessions
+        await until(lambda: window.stage.sessions)
+        # two changes at once: the second one's way back is what the first one left
+        panel.tagged.emit(BOAT, ["sea", "draft"])
+        panel.tagged.emit(BOAT, ["done"])
+        panel.moved.emit(BOAT, WORK)
+        panel.renamed.emit(BOAT, "Names for a large boat")
+        await until(lambda: window.acts.undo.text() == "Undo Rename")
+        undo(window, "Rename")
+        await until(lambda: bench.summaries[BOAT].title == "Names for a small boat")
+        undo(window, "Move to Folder")
+        await until(lambda: bench.summaries[BOAT].folder_id is None)
+        undo(window, "Tags")
+        await until(lambda: bench.summaries[BOAT].tags == ("sea", "draft"))
+        undo(window, "Tags")
+        await until(lambda: bench.summaries[BOAT].tags == ("sea",))
+        assert not window.acts.undo.isEnabled()
+        await until(lambda: window.stage.sessions[BOAT].tags == ("sea",))  # and the list shows it
+
+    in_window(scene)
+
+
+def test_folders(in_window: Play, bench: FakeWorkbench) -> None:
+    bench.shelf[WORK] = FolderView(WORK, "Work")
+    for each in (3, BOAT):
+        bench.summaries[each] = replace(bench.summaries[each], folder_id=WORK)
+    removed = bench.remove_folder
+
+    async def remove(folder_id: int) -> None:
+        await removed(folder_id)
+        for each, row in bench.summaries.items():
+            if row.folder_id == folder_id:
+                bench.summaries[each] = replace(row, folder_id=None)
+
+    bench.remove_folder = remove  # type: ignore[method-assign]  # as the store does it
+
+    async def scene(window: MainWindow) -> None:
+        panel = window.parts.sidebar.sessions
+        await until(lambda: window.stage.sessions)
+        panel.folder_renamed.emit(WORK, "Office")
+        await until(lambda: window.acts.undo.text() == "Undo Rename Folder")
+        panel.folder_removed.emit(WORK)
+        await until(lambda: window.acts.undo.text() == "Undo Remove Folder")
+        assert bench.shelf == {}
+        # it comes back with its sessions, and the older step finds it under its new number
+        undo(window, "Remove Folder")
+        await until(lambda: len({bench.summaries[each].folder_id for each in (3, BOAT)} - {None}) == 1 and bench.shelf)
+        (again,) = bench.shelf.values()
+        assert (again.name, bench.summaries[BOAT].folder_id) == ("Office", again.folder_id)
+        undo(window, "Rename Folder")
+        await until(lambda: bench.shelf[again.folder_id].name == "Work")
+        # a folder made for a session goes again, and the session to where it was
+        panel.folder_wanted.emit("New folder", BOAT)
+        await until(lambda: window.acts.undo.text() == "Undo New Folder")
+        assert bench.summaries[BOAT].folder_id != again.folder_id
+        undo(window, "New Folder")
+        await until(lambda: list(bench.shelf) == [again.folder_id])
+        assert bench.summaries[BOAT].folder_id == again.folder_id
+
+    in_window(scene)
+
+
+def test_what_was_refused_leaves_nothing_to_undo(in_window: Play, bench: FakeWorkbench) -> None:
+    async def scene(window: MainWindow) -> None:
+        panel = window.parts.sidebar.sessions
+        await until(lambda: window.stage.sessions)
+        bench.refusal = "a tag has at most 40 characters"
+        panel.tagged.emit(BOAT, ["x" * 50])
+        await until(lambda: window.parts.composer.notice.words == "a tag has at most 40 characters")
+        assert not window.acts.undo.isEnabled()
+        # what is said next begins from what holds, not from what was refused
+        panel.tagged.emit(BOAT, ["sea"])
+        await until(lambda: window.acts.undo.isEnabled())
+        undo(window, "Tags")
+        await until(lambda: bench.asked("tag_session")[-1] == (BOAT,))
+
+    in_window(scene)
+
+
+def test_a_branch_is_undone_where_it_was_chosen(in_window: Play, bench: FakeWorkbench) -> None:
+    """Given another session that was opened meanwhile: the one with the branch comes back, through the workbench."""
+    finish(bench)
+
+    async def scene(window: MainWindow) -> None:
+        before = bench.views[TRIP].turns[-1].node_id
+        window.desk.tree.select(41)
+        await until(lambda: window.acts.undo.isEnabled())
+        window.desk.open(BOAT)
+        await until(lambda: window.desk.is_shown(BOAT))
+        opened = len(bench.asked("open_session"))
+        undo(window, "Branch Selection")
+        await until(lambda: window.desk.is_shown(TRIP))
+        assert bench.asked("select")[-1] == (TRIP, before)
+        assert bench.asked("open_session")[opened:] == [(TRIP,)]  # or the workbench would think the other one is shown
+
+    in_window(scene)
+
+
+def test_restoring_does_not_take_away_a_session_that_was_opened_meanwhile(in_window: Play, bench: FakeWorkbench) -> None:
+    slow = asyncio.Event()
+    listed = bench.sessions
+
+    async def scene(window: MainWindow) -> None:
+        await until(lambda: window.stage.sessions)
+
+        async def sessions(query: str = "") -> object:
+            await slow.wait()
+            return await listed(query)
+
+        bench.sessions = sessions  # type: ignore[method-assign, assignment]  # slower than a hand
+        window.desk.sessions.trash(TRIP, "A spring trip")
+        await until(lambda: bench.asked("trash_session"))
+        window.desk.open(BOAT)
+        await until(lambda: window.desk.is_shown(BOAT))
+        slow.set()
+        await until(lambda: len(window.desk.tasks) == 0)
+        assert window.desk.is_shown(BOAT)
+
+    in_window(scene)
