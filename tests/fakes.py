@@ -37,6 +37,12 @@ def settled(model: LocalModel) -> tuple[Metrics, CacheReport]:
     return model.metrics(), model.cache_report()
 
 
+def wait_for_close(model: LocalModel) -> None:
+    """Until somebody has begun to close it: from then on nobody is answered any more."""
+    while not model._engine._closing:
+        threading.Event().wait(0.001)
+
+
 @functools.cache
 def _alone(kind: str) -> FakeBackend:
     return FakeBackend(LoadOptions(), Behaviour(recurrent=kind == "recurrent", overlaps=kind == "overlapping"))

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import datetime
-from collections.abc import Callable, Coroutine, Mapping
-from typing import Any
+from collections.abc import Mapping
 
 import click
 from rich.table import Table
@@ -13,6 +12,7 @@ from rich.text import Text
 
 from app.cli.common import print_table
 from app.cli.settings import Settings
+from app.cli.stores import with_store
 from app.cli.transfers import diff_command, export_command, import_command
 from app.rescue import recover_in_terminal, remedies
 from app.workbench.damage import told
@@ -30,7 +30,7 @@ def sessions() -> None:
 def list_command(settings: Settings) -> None:
     """All sessions, pinned first, then the latest."""
     if not _nothing_yet(settings):
-        _print_rows(*_with_store(settings, lambda store: _read_list(store)))
+        _print_rows(*with_store(settings, lambda store: _read_list(store)))
 
 
 @sessions.command("search")
@@ -39,7 +39,7 @@ def list_command(settings: Settings) -> None:
 def search_command(settings: Settings, query: str) -> None:
     """Sessions whose title or text matches QUERY, over all branches."""
     if not _nothing_yet(settings):
-        _print_rows(*_with_store(settings, lambda store: _read_list(store, query)))
+        _print_rows(*with_store(settings, lambda store: _read_list(store, query)))
 
 
 @sessions.command("show")
@@ -55,7 +55,7 @@ def show_command(settings: Settings, session_id: int) -> None:
 
     if _nothing_yet(settings):
         raise click.exceptions.Exit(1)
-    session = _with_store(settings, read)
+    session = with_store(settings, read)
     click.echo(f"# {session.title}")
     for turn in session.tree.turns(session.tip):
         if content := session.content(turn):
@@ -73,13 +73,13 @@ def verify_command(settings: Settings) -> None:
     if _nothing_yet(settings):
         return
     try:
-        damage = _with_store(settings, lambda store: store.verify())
+        damage = with_store(settings, lambda store: store.verify())
     except StoreDamagedError as fault:
         click.echo(f"the whole file: {fault}")
         click.echo(remedies(settings.data), err=True)
         raise click.exceptions.Exit(1) from fault
     if not damage:
-        aside = _with_store(settings, lambda store: store.quarantined())
+        aside = with_store(settings, lambda store: store.quarantined())
         for row in aside:
             click.echo(f"set aside before: {told(row)}", err=True)
         click.echo("sound", err=True)
@@ -146,19 +146,6 @@ def _nothing_yet(settings: Settings) -> bool:
         return False
     click.echo(f"no sessions yet in {settings.data.root}; start one with 'elsewise'", err=True)
     return True
-
-
-def _with_store(settings: Settings, read: Callable[[SessionStore], Coroutine[Any, Any, Any]]) -> Any:
-    """Runs `read` on the store, opened so that whoever writes there is not disturbed."""
-
-    async def run() -> Any:
-        store = SessionStore.open(settings.data.sessions, read_only=True)
-        try:
-            return await read(store)
-        finally:
-            await store.close()
-
-    return asyncio.run(run())
 
 
 async def _read_list(store: SessionStore, query: str = "") -> tuple[list[SessionRow], dict[int, str]]:

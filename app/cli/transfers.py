@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
 
 import click
 from rich.progress import BarColumn, Progress, TextColumn
@@ -14,6 +13,7 @@ from rich.text import Text
 
 from app.cli.common import PIPE_WIDTH, console
 from app.cli.settings import Settings
+from app.cli.stores import with_store
 from app.portable_kv import carries_blocks, keys_of, put_into, take_from
 from app.workbench.comparing import compare
 from app.workbench.outline import outline
@@ -68,13 +68,13 @@ def export_command(
         "tokens": export_tokens,
         "portable": export_portable,
     }[kind]
-    session_id = _with_store(settings, lambda store: _find(store, session))
+    session_id = with_store(settings, lambda store: _find(store, session))
     instead = "export from its window (File > Export Session File with KV), or leave out --with-kv"
     with _locked(settings, "sessions export --with-kv", instead) if with_kv else nullcontext():  # before anything is written
         with _bar("exporting") as progress:
             write(settings.data.sessions, session_id, file, progress)
         if with_kv:
-            keys = _with_store(settings, lambda store: keys_of(store, session_id))
+            keys = with_store(settings, lambda store: keys_of(store, session_id))
             copied = put_into(file, settings.data.blocks, keys)
             click.echo(f"note: {copied:,} KV blocks went with it", err=True)
     click.echo(f"session {session_id} is in {file} ({file.stat().st_size:,} bytes)", err=True)
@@ -150,7 +150,7 @@ def diff_command(settings: Settings, session: str, a: int | None, b: int | None)
         _print_diff(await compare(store, opened, rows[a - 1].node_id, rows[b - 1].node_id))
 
     try:
-        _with_store(settings, read)
+        with_store(settings, read)
     except Refusal as refusal:
         raise click.ClickException(str(refusal)) from refusal
 
@@ -210,19 +210,6 @@ async def _find(store: SessionStore, session: str) -> int:
     if len(named) > 1:
         raise click.ClickException(f"{len(named)} sessions are called {session!r}: give the number of one ({named})")
     return named[0]
-
-
-def _with_store(settings: Settings, read: Callable[[SessionStore], Coroutine[Any, Any, Any]]) -> Any:
-    """Runs `read` on the store, opened so that whoever writes there is not disturbed."""
-
-    async def run() -> Any:
-        store = SessionStore.open(settings.data.sessions, read_only=True)
-        try:
-            return await read(store)
-        finally:
-            await store.close()
-
-    return asyncio.run(run())
 
 
 @contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -59,6 +59,17 @@ class Answer:
     logprob: float = 0.0  # nats, of the tokens made
     told: float = 0.0  # when the status bar last heard
     task: asyncio.Task[None] | None = None
+
+    async def work(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        """Lets `work` be its task; returns when that has ended, which a cancelled caller makes it do at once."""
+        self.task = asyncio.create_task(work, name=name)
+        if self.stopping:
+            self.task.cancel()
+        try:
+            await asyncio.wait([self.task])
+        finally:
+            self.task.cancel()
+            await asyncio.wait([self.task])
 
 
 def live_stats(answer: Answer) -> TurnStats:

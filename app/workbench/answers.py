@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import aclosing
@@ -123,14 +122,9 @@ class Answers(Claims):
             asked = replace(asked, adapters=stack_made_with(answer.repeats.made))
         answer.stack = asked.adapters
         self._tell(SessionChanged(answer.session.view()))
-        answer.task = asyncio.create_task(self._stream(answer, asked, prepare), name=f"answer {node_id}")
-        if answer.stopping:
-            answer.task.cancel()
         try:
-            await asyncio.wait([answer.task])
+            await answer.work(self._stream(answer, asked, prepare), f"answer {node_id}")
         finally:
-            answer.task.cancel()  # where it was our caller that was cancelled
-            await asyncio.wait([answer.task])
             judge(answer)
             await self._finish(answer)
             if not answer.refused:

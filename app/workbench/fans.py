@@ -106,14 +106,9 @@ class Fans:
             asked = self._answers.asked(target.session)  # now: it may be set anew while a model is loaded
             claimed.options, claimed.stack, claimed.back = seeded(asked.preset), asked.adapters, fan.new.parent_id
             work = self._draw(fan, claimed, asked) if kind is ColumnKind.DRAWS else self._search(fan, claimed, asked)
-            claimed.task = asyncio.create_task(work, name=f"{kind} of session {session_id}")
-            if claimed.stopping:
-                claimed.task.cancel()
             try:
-                await asyncio.wait([claimed.task])
+                await claimed.work(work, f"{kind} of session {session_id}")
             finally:
-                claimed.task.cancel()  # where it was our caller that was cancelled
-                await asyncio.wait([claimed.task])
                 await self._end(fan, claimed)
 
     def _show(self, fan: Fan) -> None:

@@ -6,13 +6,20 @@ tokens; whatever else there is belongs to the last token (recurrent state).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from runtime.errors import SnapshotFormatError
 
+Array = TypeVar("Array")  # a library's own, as the next two
+Dtype = TypeVar("Dtype")
+Layer = TypeVar("Layer")
+Shape = tuple[int, int, int]  # of an attention layer: heads, width of a key, width of a value
 Stored = dict[str, npt.NDArray[np.generic]]
 StateShapes = tuple[tuple[int, ...] | None, ...]  # None: a part that the state does not have
 
@@ -69,3 +76,94 @@ def first(arrays: Stored, tokens: int) -> Stored:
         elif name == "n":
             found[name] = np.array(tokens)
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class Restored(Generic[Array]):
+    """What stored arrays say, in a library's own: keys and values as ``(layers, kv_heads, n, ...)``, the state after them."""
+
+    n: int
+    keys: tuple[Array, ...]
+    values: tuple[Array, ...]
+    state: tuple[Array | None, ...] | None
+
+
+def exported(
+    keys: Sequence[Array],
+    values: Sequence[Array],
+    state: Sequence[Array | None] | None,
+    n: int,
+    plain: Callable[[Array], npt.NDArray[np.generic]],
+) -> Stored:
+    """Some tokens' KV by name, and where it is given the state after them; `plain` copies a library's array."""
+    arrays: Stored = {"n": np.array(n)}
+    for i, (key, value) in enumerate(zip(keys, values, strict=True)):
+        arrays[f"keys.{i}"], arrays[f"values.{i}"] = plain(key), plain(value)
+    if state is not None:
+        arrays["states"] = np.array(len(state))
+        arrays |= {f"state.{i}": plain(array) for i, array in enumerate(state) if array is not None}
+    return arrays
+
+
+def restored(
+    arrays: Stored, dtypes: Sequence[Dtype], state_dtype: Dtype, own: Callable[[npt.NDArray[Any], Dtype], Array]
+) -> Restored[Array]:
+    """The inverse of `exported`.
+
+    Args:
+        arrays: What was exported, or claims to be.
+        dtypes: Of the parts in which keys and values rest.
+        state_dtype: Of most arrays of a recurrent state.
+        own: Makes a library's array of one dtype; raises ValueError where another one was stored.
+
+    Raises:
+        SnapshotFormatError: Arrays that are missing, of another dtype, or not of `n` tokens.
+    """
+    try:
+        n = int(arrays["n"])
+        number = sum(name.startswith("keys.") for name in arrays)
+        by_part = list(dtypes) * (number // len(dtypes) + 1)
+        keys, values = (tuple(own(arrays[f"{what}.{i}"], by_part[i]) for i in range(number)) for what in ("keys", "values"))
+        state: tuple[Array | None, ...] | None = None
+        if "states" in arrays:
+            names = [f"state.{i}" for i in range(int(arrays["states"]))]
+            state = tuple(own(arrays[name], state_dtype) if name in arrays else None for name in names)
+    except (KeyError, TypeError, ValueError) as error:
+        raise SnapshotFormatError(f"stored KV is not what this backend writes: {error}") from error
+    plain = [arrays[f"{what}.{i}"] for what in ("keys", "values") for i in range(number)]
+    if number % len(dtypes) or any(a.ndim != 4 or a.shape[2] != n for a in plain):
+        raise SnapshotFormatError(f"stored KV says {n} tokens, but its arrays have other shapes")
+    return Restored(n, keys, values, state)
+
+
+def check_layers(
+    found: Restored[Array],
+    shape_of: Callable[[Array], tuple[int, ...]],
+    shapes: Sequence[Shape],
+    state_shapes: StateShapes | None,
+    widths: Callable[[int], Iterable[int]],
+) -> None:
+    """Layers, heads and widths are the model's, else `SnapshotFormatError`.
+
+    Args:
+        found: What was stored.
+        shape_of: The shape of a library's array.
+        shapes: Of the model's attention layers.
+        state_shapes: Of its recurrent state; None where that is not known.
+        widths: Of the parts in which a row of so many numbers rests.
+    """
+    for at, (what, arrays) in enumerate((("keys", found.keys), ("values", found.values))):
+        expected = [
+            (layers, shape[0], found.n, width) for shape, layers in Counter(shapes).items() for width in widths(shape[1 + at])
+        ]
+        check_shapes(what, [shape_of(array) for array in arrays], expected)
+    if found.state is not None and state_shapes is not None:
+        check_shapes("state", [None if array is None else shape_of(array) for array in found.state], state_shapes)
+
+
+def grouped(layers: Sequence[Layer], shapes: Sequence[Shape]) -> list[list[Layer]]:
+    """Attention layers of equal shape together, in order of first appearance."""
+    found: dict[Shape, list[Layer]] = {}
+    for layer, shape in zip(layers, shapes, strict=True):
+        found.setdefault(shape, []).append(layer)
+    return list(found.values())

@@ -77,10 +77,6 @@ class Falling:
         self.weights = self._weigh(self._ranked.values)
         self.edges: npt.NDArray[np.float64] = self.weights.cumsum()
 
-    def weights_of(self, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-        """The weights of some entries."""
-        return self._weigh(self.row[ids])
-
     def _weigh(self, scores: Float32) -> npt.NDArray[np.float64]:
         scaled = scores.astype(np.float64)
         scaled -= self.top  # before the division: the likeliest stays at 0 however small the temperature

@@ -77,19 +77,7 @@ class Trie(Shelf):
 
     def match(self, spans: Sequence[Span]) -> int:
         """Tokens of the path that are held; touches and splits nothing."""
-        node, depth = self.root, 0
-        for namespace, ids in spans:
-            at = 0
-            while at < len(ids):
-                child = node.children.get((namespace, int(ids[at])))
-                if child is None:
-                    return depth
-                same = shared(child.tokens, ids, at)
-                depth, at = depth + same, at + same
-                if same < len(child.tokens):
-                    return depth
-                node = child
-        return depth
+        return sum(same for _, same in self.walk(spans))
 
     def walk(self, spans: Sequence[Span]) -> list[tuple[Node, int]]:
         """The edges of a path, each with how many of its tokens belong to it; touches and splits nothing."""

@@ -10,15 +10,16 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 import qasync
 from PySide6.QtCore import QTimer
-from PySide6.QtWidgets import QApplication
+from PySide6.QtWidgets import QApplication, QWidget
 from pytestqt.qtbot import QtBot
 
-from tests.ui.fakes import FakeWorkbench, spring_trip
+from tests.ui.fakes import FakeWorkbench
+from tests.ui.trips import spring_trip
 from ui import MainWindow, Scheme, apply_theme
 from ui.theme.text_size import resize_text
 
@@ -33,6 +34,24 @@ def app(qapp: QApplication) -> QApplication:
     apply_theme(qapp, Scheme.LIGHT)
     resize_text(qapp, 1.0)  # another test may have left it large
     return qapp
+
+
+@pytest.fixture
+def qtbot(qtbot: QtBot, monkeypatch: pytest.MonkeyPatch) -> QtBot:
+    """The plugin's, but what is given to it lives until it is closed.
+
+    The plugin remembers widgets weakly, and shows them once more after the test's own names are gone: one that is collected
+    while it is being painted ends the process.
+    """
+    kept: list[QWidget] = []
+    add = qtbot.addWidget
+
+    def keep(widget: QWidget, **how: Any) -> None:
+        kept.append(widget)
+        add(widget, **how)
+
+    monkeypatch.setattr(qtbot, "addWidget", keep)
+    return qtbot
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from runtime import Origin, SamplingOptions, TokenRun, make_sampler
 from runtime.sampling.report import report
-from tests.ui.fakes import Vocabulary
+from tests.ui.spoken import Vocabulary
 from ui import Drawing
 
 MODEL = "SmolLM2 135M Instruct"

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import fields, replace
 
+from tests.ui.fake_base import FakeBase
 from ui import AppSettings, Backup, DataFacts, SettingsView
 
 NOW = ("kv_cache_bytes", "preset", "scheme", "text_percent")
 
 
-class FakeSettings(ABC):
+class FakeSettings(FakeBase):
     """Keeps the settings in memory."""
 
     def __init__(self) -> None:
@@ -31,9 +31,6 @@ class FakeSettings(ABC):
         )
         self.damage: Sequence[str] = ()
         self.slow_backup: asyncio.Event | None = None
-
-    @abstractmethod
-    def _note(self, *call: object) -> None: ...
 
     async def settings(self) -> SettingsView:
         return self.held

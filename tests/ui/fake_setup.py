@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from tests.ui.fake_base import FakeBase
 from ui import AdapterChoice, AdapterLine, AnswerFormat, Guess, ModelFacts, OptionView, Refusal, SessionSetup, TextFile
 
 MODEL = ModelFacts(
@@ -39,18 +39,14 @@ DEFAULTS: dict[str, tuple[object, str]] = {
 }
 
 
-class FakeSetups(ABC):
+class FakeSetups(FakeBase):
     """Keeps what sessions are set to in memory; `slow_checks` (if set) is waited for before a form is judged."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.calls: list[tuple[object, ...]] = []
         self.setups: dict[int, SessionSetup] = {}
         self.loaded: ModelFacts | None = MODEL
         self.slow_checks: asyncio.Event | None = None
-
-    @abstractmethod
-    def _note(self, *call: object) -> None: ...
 
     def _held(self, session_id: int) -> SessionSetup:
         options = [OptionView(name, value, source) for name, (value, source) in DEFAULTS.items()]

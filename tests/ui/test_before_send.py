@@ -165,8 +165,10 @@ def test_what_does_not_fit_is_a_choice_before_send(in_window: Play, bench: FakeW
         assert not composer.overflow.isVisible()
         # a larger context, where there is one
         counting(bench, replace(full, can_grow=True))
+        told = list[Composition]()
+        window.desk.drafts.composed.connect(told.append)
         window.desk.drafts.compose(composer.message)
-        await asyncio.sleep(0.05)
+        await until(lambda: told)
         QTest.mouseClick(composer.send_button, LEFT)
         QTest.mouseClick(composer.overflow.larger, LEFT)
         await until(lambda: bench.asked("grow_context") == [()])

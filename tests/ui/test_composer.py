@@ -10,7 +10,7 @@ from functools import partial
 from PySide6.QtCore import Qt
 from PySide6.QtTest import QTest
 
-from tests.ui.conftest import Scene, until
+from tests.ui.conftest import Scene, frames, until
 from tests.ui.fakes import TRIP, FakeWorkbench
 from tests.ui.test_conversation import finish, turns
 from ui import MainWindow, TurnStatus
@@ -62,7 +62,8 @@ def test_the_context_grows_while_an_answer_streams_without_asking(in_window: Pla
         QTest.keyClick(composer.field, Qt.Key.Key_Return)
         await until(lambda: turns(window)[-1] == ("assistant", ""))
         await until(lambda: composer.meter.context.text() == "context 45 of 8,192" and composer.draft == "")
-        await asyncio.sleep(0.3)  # the question about the emptied field is behind us
+        await until(lambda: not composer._delay.isActive())
+        await frames()  # the question about the emptied field is behind us
         asked = len(bench.asked("compose"))
         for words in ("context 46 of 8,192", "context 47 of 8,192", "context 48 of 8,192"):
             bench.gate.release()

@@ -9,7 +9,8 @@ import pytest
 from PySide6.QtCore import QObject
 
 from tests.ui.conftest import until
-from tests.ui.fakes import FakeWorkbench, Vocabulary, run_of
+from tests.ui.fakes import FakeWorkbench
+from tests.ui.spoken import Vocabulary, run_of
 from ui import EngineState, Event, SessionsChanged, StatusChanged, StatusView, TokensArrived, TurnChanged
 from ui.events import EventQueue, merged
 

@@ -15,7 +15,9 @@ from PySide6.QtWidgets import QApplication
 from pytestqt.qtbot import QtBot
 
 from runtime import Finish, Origin, Stage, TokenRun
-from tests.ui.fakes import FakeWorkbench, Vocabulary, ended, run_of
+from tests.ui.fakes import FakeWorkbench
+from tests.ui.spoken import Vocabulary, ended, run_of
+from tests.ui.transcript.conftest import PATIENCE_MS
 from ui import EngineState, Made, SessionView, Setting, StatusView, Tier
 from ui.inspector import Inspector, words
 from ui.inspector.path import numbers_of
@@ -229,7 +231,7 @@ def test_the_path_tab_adds_up_and_its_timeline_goes_to_a_token(inspector: Inspec
     assert path.facts.texts["joint log-probability"] == "−4.2 nats"
     assert path.facts.texts["perplexity"] == "8.00"
     assert path.facts.texts["mean surprise"] == "3.00 bits"
-    qtbot.waitUntil(lambda: path.timeline.width() > 200)
+    qtbot.waitUntil(lambda: path.timeline.width() > 200, timeout=PATIENCE_MS)
     with qtbot.waitSignal(inspector.token_chosen) as asked:
         QTest.mouseClick(path.timeline, Qt.MouseButton.LeftButton, pos=QPoint(path.timeline.width() - 1, 20))
     assert asked.args == [turns[1].node_id, 1]

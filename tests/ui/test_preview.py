@@ -119,7 +119,7 @@ def test_a_refused_preview_says_why_and_leaves_the_word(in_window: Play, idle: F
 def test_your_own_words_have_no_preview(in_window: Play, idle: FakeWorkbench) -> None:
     async def scene(window: MainWindow) -> None:
         view = window.parts.transcript
-        await until(lambda: view.tokens.page.boxes)
+        await until(lambda: view.tokens.page.boxes and all(box.body.done for box in view.tokens.page.boxes))
         await frames()
         own = idle.views[TRIP].turns[0].node_id
         QTest.mouseClick(view.tokens.viewport(), Qt.MouseButton.LeftButton, pos=centre(view, own, 2))

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from runtime.backends.hf.cache import Shape, SlotLayer, Tensors, TorchPack, to_index
+from runtime.backends.hf.cache import Shape, Tensors, TorchPack, to_index
 from runtime.backends.hf.codec import Codec
-from runtime.backends.stored import StateShapes, Stored, check_shapes
+from runtime.backends.stored import StateShapes, Stored, check_layers, exported, grouped, restored
 from runtime.backends.tree import Int64
 from runtime.errors import SnapshotFormatError
 
@@ -36,20 +36,12 @@ class TorchPayload:
         return sum(int(t.nbytes) for t in (*self.keys, *self.values, *(self.state or ())) if t is not None)
 
 
-def groups(pack: TorchPack) -> list[list[SlotLayer]]:
-    """Attention layers of equal shape together, in order of first appearance."""
-    found: dict[Shape, list[SlotLayer]] = {}
-    for layer, shape in zip(pack.attention, pack.shapes, strict=True):
-        found.setdefault(shape, []).append(layer)
-    return list(found.values())
-
-
 def take(pack: TorchPack, slots: Int64, state: Tensors | None, codec: Codec, device: torch.device) -> TorchPayload:
     """An immutable copy of a chain of slots, coded layer by layer."""
     index = to_index(slots, device)
     keys: list[torch.Tensor] = []
     values: list[torch.Tensor] = []
-    for group in groups(pack):
+    for group in grouped(pack.attention, pack.shapes):
         keys += _stacked([layer.keys for layer in group], index, codec)
         values += _stacked([layer.values for layer in group], index, codec)
     return TorchPayload(len(slots), tuple(keys), tuple(values), state)
@@ -69,7 +61,7 @@ def take_many(pack: TorchPack, chains: Sequence[Int64], codec: Codec, device: to
 def put(pack: TorchPack, payload: TorchPayload, start: int, skip: int, codec: Codec) -> None:
     """Writes a payload without its first `skip` tokens into the buffers at `start`."""
     end, parts = start + payload.n - skip, len(codec.dtypes)
-    for at, group in enumerate(groups(pack)):
+    for at, group in enumerate(grouped(pack.attention, pack.shapes)):
         keys = payload.keys[at * parts : (at + 1) * parts]
         values = payload.values[at * parts : (at + 1) * parts]
         for i, layer in enumerate(group):
@@ -91,13 +83,8 @@ def _part(payload: TorchPayload, part: slice, state: Tensors | None) -> TorchPay
 
 def export(payload: TorchPayload, start: int, stop: int) -> Stored:
     """Some of the tokens as plain arrays by name; bfloat16 as uint16."""
-    arrays: Stored = {"n": np.array(stop - start)}
-    for i, (keys, values) in enumerate(zip(payload.keys, payload.values, strict=True)):
-        arrays[f"keys.{i}"], arrays[f"values.{i}"] = _numpy(keys[:, :, start:stop]), _numpy(values[:, :, start:stop])
-    if payload.state is not None and stop == payload.n:
-        arrays["states"] = np.array(len(payload.state))
-        arrays |= {f"state.{i}": _numpy(t) for i, t in enumerate(payload.state) if t is not None}
-    return arrays
+    keys, values = ([t[:, :, start:stop] for t in arrays] for arrays in (payload.keys, payload.values))
+    return exported(keys, values, payload.state if stop == payload.n else None, stop - start, _numpy)
 
 
 def restore(
@@ -121,38 +108,17 @@ def restore(
     Raises:
         SnapshotFormatError: Arrays that are missing, of another shape or dtype, or not finite.
     """
-    try:
-        n = int(arrays["n"])
-        count = sum(name.startswith("keys.") for name in arrays)
-        dtypes = codec.dtypes * (count // len(codec.dtypes) + 1)
-        keys = tuple(_tensor(arrays[f"keys.{i}"], dtypes[i], device) for i in range(count))
-        values = tuple(_tensor(arrays[f"values.{i}"], dtypes[i], device) for i in range(count))
-        state: Tensors | None = None
-        if "states" in arrays:
-            names = [f"state.{i}" for i in range(int(arrays["states"]))]
-            state = tuple(_tensor(arrays[name], state_dtype, device) if name in arrays else None for name in names)
-    except (KeyError, TypeError, ValueError) as error:
-        raise SnapshotFormatError(f"stored KV is not what this backend writes: {error}") from error
-    if count % len(codec.dtypes) or any(t.ndim != 4 or t.shape[2] != n for t in (*keys, *values)):
-        raise SnapshotFormatError(f"stored KV says {n} tokens, but its arrays have other shapes")
-    payload = TorchPayload(n, keys, values, state)
-    _check(payload, codec, shapes, state_shapes)
-    return payload
-
-
-def _check(payload: TorchPayload, codec: Codec, shapes: Sequence[Shape], state_shapes: StateShapes | None) -> None:
-    """Layers, heads and widths are the model's, and every number is one."""
-    for at, (what, tensors) in enumerate((("keys", payload.keys), ("values", payload.values))):
-        expected = [
-            (layers, shape[0], payload.n, part.shape[-1])
-            for shape, layers in Counter(shapes).items()
-            for part in codec.encode(torch.zeros(1, 1, shape[1 + at]))
-        ]
-        check_shapes(what, [tuple(t.shape) for t in tensors], expected)
-    if payload.state is not None and state_shapes is not None:
-        check_shapes("state", [None if t is None else tuple(t.shape) for t in payload.state], state_shapes)
-    if not all(_finite(t) for t in (*payload.keys, *payload.values, *(payload.state or ())) if t is not None):
+    found = restored(arrays, codec.dtypes, state_dtype, partial(_tensor, device=device))
+    check_layers(
+        found,
+        lambda t: tuple(t.shape),
+        shapes,
+        state_shapes,
+        lambda n: [p.shape[-1] for p in codec.encode(torch.zeros(1, 1, n))],
+    )
+    if not all(_finite(t) for t in (*found.keys, *found.values, *(found.state or ())) if t is not None):
         raise SnapshotFormatError("stored KV holds numbers that are not finite")
+    return TorchPayload(found.n, found.keys, found.values, found.state)
 
 
 def _finite(tensor: torch.Tensor) -> bool:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
@@ -24,6 +22,7 @@ from runtime.backends.mlx.cache import Arrays, MlxPack, Shape, Window, make_cach
 from runtime.backends.mlx.codec import codec_of
 from runtime.backends.mlx.corrections import PROVEN, SelectRows, hidden_window
 from runtime.backends.mlx.loading import LoadedModel, check_fits, flat_parameters, load_model
+from runtime.backends.mlx.parts import parts_of
 from runtime.backends.mlx.payload import MlxPayload
 from runtime.backends.packed import Float32, PackedBackend, State, Step, as_ids, chain_parents
 from runtime.backends.selftest import kv_warning, self_test
@@ -34,8 +33,6 @@ from runtime.errors import MemoryBudgetError, UnsupportedFeatureError
 from runtime.info import ModelInfo
 from runtime.loading.folder import ModelFolder
 from runtime.options import LoadOptions
-
-LONG_RUN = 32  # tokens; a longer chain within a tree goes as one row of its own rather than as rows of width 1
 
 
 def load(source: ModelFolder | tuple[Any, Any], options: LoadOptions) -> MlxBackend:
@@ -117,7 +114,7 @@ class MlxBackend(PackedBackend[MlxPack]):
 
     def launch(self, pack: MlxPack, step: Step) -> Callable[[], Float32]:
         with _memory():
-            parts = [(step, False)] if step.mask is None else list(_parts(step))
+            parts = [(step, False)] if step.mask is None else list(parts_of(step))
             logits: list[mx.array] = []
             for part, rows in parts:
                 logits += self._forward(pack, part, rows=rows)[0]
@@ -339,47 +336,6 @@ class MlxBackend(PackedBackend[MlxPack]):
             capabilities=("tree",) if self.tree else (),
             warnings=warnings,
         )
-
-
-def _parts(step: Step) -> Iterator[tuple[Step, bool]]:
-    """Cuts a tree call: long chains each as one row, what lies between as rows of width 1.
-
-    In order, so that a later part finds the keys of an earlier one.
-    """
-    assert step.mask is not None
-    base = int(step.slots[0])
-    breaks = np.flatnonzero(~_follows(step.mask, base)) + 1
-    edges = [0, *breaks.tolist(), len(step.tokens)]
-    pending = 0
-    for start, stop in itertools.pairwise(edges):
-        if stop - start >= LONG_RUN or (start == 0 and stop == len(step.tokens)):
-            if pending < start:
-                yield _part(step, pending, start), True
-            yield _part(step, start, stop), False
-            pending = stop
-    if pending < len(step.tokens):
-        yield _part(step, pending, len(step.tokens)), True
-
-
-def _follows(mask: Any, base: int) -> Any:
-    """``(n - 1,)``: whether token j + 1 sees token j, which as its neighbour must be its parent."""
-    j = np.arange(len(mask) - 1)
-    return mask[j + 1, base + j]
-
-
-def _part(step: Step, start: int, stop: int) -> Step:
-    assert step.mask is not None
-    inside = (step.want >= start) & (step.want < stop)
-    end = int(step.slots[stop - 1]) + 1
-    return replace(
-        step,
-        tokens=step.tokens[start:stop],
-        slots=step.slots[start:stop],
-        positions=step.positions[start:stop],
-        want=step.want[inside] - start,
-        mask=step.mask[start:stop, :end],
-        stacks=None if step.stacks is None else step.stacks.part(slice(start, stop)),
-    )
 
 
 def _consecutive(slots: Int64) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,9 +10,9 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
-from runtime.backends.mlx.cache import Arrays, MlxPack, Shape, SlotCache
+from runtime.backends.mlx.cache import Arrays, MlxPack, Shape
 from runtime.backends.mlx.codec import Codec
-from runtime.backends.stored import StateShapes, Stored, check_shapes
+from runtime.backends.stored import StateShapes, Stored, check_layers, exported, grouped, restored
 from runtime.backends.tree import Int64
 from runtime.errors import SnapshotFormatError
 
@@ -36,21 +35,13 @@ class MlxPayload:
         return sum(a.nbytes for a in (*self.keys, *self.values, *(self.state or ())) if a is not None)
 
 
-def groups(layers: list[SlotCache], shapes: tuple[Shape, ...]) -> list[list[SlotCache]]:
-    """Attention layers of equal shape together, in order of first appearance."""
-    found: dict[Shape, list[SlotCache]] = {}
-    for layer, shape in zip(layers, shapes, strict=True):
-        found.setdefault(shape, []).append(layer)
-    return list(found.values())
-
-
 def take(pack: MlxPack, shapes: tuple[Shape, ...], slots: Int64, state: Arrays | None, codec: Codec) -> MlxPayload:
     """An immutable copy of slots, in their order, coded layer by layer."""
     side_by_side = (np.diff(slots) == 1).all()  # of several chains not even the order is certain
     index = slice(int(slots[0]), int(slots[-1]) + 1) if side_by_side else mx.array(slots.astype(np.int32))
     keys: list[mx.array] = []
     values: list[mx.array] = []
-    for group in groups(pack.attention, shapes):
+    for group in grouped(pack.attention, shapes):
         keys += _stacked([layer.keys for layer in group], index, codec)
         values += _stacked([layer.values for layer in group], index, codec)
     mx.eval(keys, values)
@@ -79,7 +70,7 @@ def put(
 ) -> None:
     """Writes a payload without its first `skip` tokens into the buffers at `start`."""
     end, parts = start + payload.n - skip, len(codec.dtypes)
-    for at, group in enumerate(groups(pack.attention, shapes)):
+    for at, group in enumerate(grouped(pack.attention, shapes)):
         keys = payload.keys[at * parts : (at + 1) * parts]
         values = payload.values[at * parts : (at + 1) * parts]
         for i, layer in enumerate(group):
@@ -107,13 +98,8 @@ def split(payload: MlxPayload, n: int) -> tuple[MlxPayload, MlxPayload]:
 
 def export(payload: MlxPayload, start: int, stop: int) -> Stored:
     """Some of the tokens as plain arrays by name; bfloat16 as uint16."""
-    arrays: Stored = {"n": np.array(stop - start)}
-    for i, (keys, values) in enumerate(zip(payload.keys, payload.values, strict=True)):
-        arrays[f"keys.{i}"], arrays[f"values.{i}"] = _numpy(keys[:, :, start:stop]), _numpy(values[:, :, start:stop])
-    if payload.state is not None and stop == payload.n:
-        arrays["states"] = np.array(len(payload.state))
-        arrays |= {f"state.{i}": _numpy(a) for i, a in enumerate(payload.state) if a is not None}
-    return arrays
+    keys, values = ([a[:, :, start:stop] for a in arrays] for arrays in (payload.keys, payload.values))
+    return exported(keys, values, payload.state if stop == payload.n else None, stop - start, _numpy)
 
 
 def restore(
@@ -131,37 +117,16 @@ def restore(
     Raises:
         SnapshotFormatError: Arrays that are missing, of another shape or dtype, or not finite.
     """
-    try:
-        n = int(arrays["n"])
-        count = sum(name.startswith("keys.") for name in arrays)
-        dtypes = codec.dtypes * (count // len(codec.dtypes) + 1)
-        keys = tuple(_array(arrays[f"keys.{i}"], dtypes[i]) for i in range(count))
-        values = tuple(_array(arrays[f"values.{i}"], dtypes[i]) for i in range(count))
-        state: Arrays | None = None
-        if "states" in arrays:
-            names = [f"state.{i}" for i in range(int(arrays["states"]))]
-            state = tuple(_array(arrays[name], state_dtype) if name in arrays else None for name in names)
-    except (KeyError, TypeError, ValueError) as error:
-        raise SnapshotFormatError(f"stored KV is not what this backend writes: {error}") from error
-    if count % len(codec.dtypes) or any(a.ndim != 4 or a.shape[2] != n for a in (*keys, *values)):
-        raise SnapshotFormatError(f"stored KV says {n} tokens, but its arrays have other shapes")
-    payload = MlxPayload(n, keys, values, state)
-    _check(payload, codec, shapes, state_shapes)
-    return payload
+    found = restored(arrays, codec.dtypes, state_dtype, _array)
+    check_layers(
+        found, lambda a: a.shape, shapes, state_shapes, lambda n: [p.shape[-1] for p in codec.encode(mx.zeros((1, 1, n)))]
+    )
+    _check_finite([a for a in (*found.keys, *found.values, *(found.state or ())) if a is not None])
+    return MlxPayload(found.n, found.keys, found.values, found.state)
 
 
-def _check(payload: MlxPayload, codec: Codec, shapes: Sequence[Shape], state_shapes: StateShapes | None) -> None:
-    """Layers, heads and widths are the model's, and every number is one; evaluates the arrays."""
-    for at, (what, found) in enumerate((("keys", payload.keys), ("values", payload.values))):
-        expected = [
-            (layers, shape[0], payload.n, part.shape[-1])
-            for shape, layers in Counter(shapes).items()
-            for part in codec.encode(mx.zeros((1, 1, shape[1 + at])))
-        ]
-        check_shapes(what, [a.shape for a in found], expected)
-    if payload.state is not None and state_shapes is not None:
-        check_shapes("state", [None if a is None else a.shape for a in payload.state], state_shapes)
-    arrays = [a for a in (*payload.keys, *payload.values, *(payload.state or ())) if a is not None]
+def _check_finite(arrays: Sequence[mx.array]) -> None:
+    """Every number is one; evaluates the arrays."""
     floating = [a for a in arrays if mx.issubdtype(a.dtype, mx.floating)]
     sums = [mx.isfinite(a.astype(mx.float32).sum()) for a in floating]  # takes no memory, but may be too large itself
     mx.eval(arrays, sums)

@@ -29,6 +29,12 @@ def data(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
+def file(tmp_path: Path) -> Path:
+    """Lines for `ask --batch`, not written yet."""
+    return tmp_path / "questions.jsonl"
+
+
+@pytest.fixture
 def elsewise(data: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Elsewise:
     """The command line in this process, on a data folder of its own."""
 

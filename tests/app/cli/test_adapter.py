@@ -14,7 +14,7 @@ from safetensors.numpy import load_file, save_file
 from runtime import GenerationOptions, SamplingOptions, load
 from tests.app.cli.conftest import Elsewise
 from tests.app.workbench.scene import rows
-from tests.runtime.adapters.test_changes import toy_adapter
+from tests.runtime.adapters.toys import toy_adapter
 
 ASK = ("ask", "hello", "--backend", "fake", "--max-tokens", "12", "--temperature", "0", "--seed", "1", "--json")
 GREEDY = GenerationOptions(max_tokens=12, sampling=SamplingOptions(temperature=0.0))

@@ -22,6 +22,12 @@ from ui import Event, SessionView, TokensArrived, TurnView
 
 PATIENCE_SECONDS = 20.0  # how long a condition may take on a busy machine; one that holds costs nothing
 OPTIONS = GenerationOptions(max_tokens=12, sampling=SamplingOptions(temperature=0.8), seed=5)
+WAYS = [  # of drawing
+    SamplingOptions(temperature=0.8, top_p=0.95, min_p=0.05),
+    SamplingOptions(temperature=1.5),
+    SamplingOptions(temperature=0.0),
+    SamplingOptions(temperature=1.2, repetition_penalty=1.3, logit_bias={4: 1.0}, xtc_probability=0.7, xtc_threshold=0.01),
+]
 COLUMNS = ("ids", "logprob", "rank", "entropy", "top_ids", "top_logprobs", "covered_mass", "origin", "finish", "draw")
 
 
@@ -78,28 +84,31 @@ class FrailModel:
     async def generate_runs(
         self, ids: Sequence[int], options: GenerationOptions | None, *, on_progress: OnProgress | None = None
     ) -> AsyncGenerator[TokenRun, None]:
-        engine, made, holds_after = self._engine, 0, self._engine.holds_after
-        engine.on_look("generate")
-        engine.prompts.append(list(ids))
-        async with aclosing(self.model.generate_runs(ids, options, on_progress=on_progress)) as runs:
-            async for run in runs:
-                for at in range(len(run)):
-                    if made == engine.dies_after:
-                        engine.dies_after = None
-                        raise EngineDiedError("the engine process has ended: signal 9 (SIGKILL)")
-                    if made == holds_after:
-                        await asyncio.Event().wait()
-                    made += 1
-                    yield run[at : at + 1]
-                    await asyncio.sleep(0)
+        async def numbered() -> AsyncGenerator[tuple[int, TokenRun], None]:
+            async with aclosing(self.model.generate_runs(ids, options, on_progress=on_progress)) as runs:
+                async for run in runs:
+                    yield 0, run
+
+        async with aclosing(self._frail("generate", ids, numbered())) as tokens:
+            async for _, token in tokens:
+                yield token
 
     async def continue_many_runs(
         self, ids: Sequence[int], n: int, options: GenerationOptions | None, *, on_progress: OnProgress | None = None
     ) -> AsyncGenerator[tuple[int, TokenRun], None]:
+        runs = self.model.continue_many_runs(ids, n, options, on_progress=on_progress)
+        async with aclosing(self._frail("continue", ids, runs)) as tokens:
+            async for branch, token in tokens:
+                yield branch, token
+
+    async def _frail(
+        self, what: str, ids: Sequence[int], numbered: AsyncGenerator[tuple[int, TokenRun], None]
+    ) -> AsyncGenerator[tuple[int, TokenRun], None]:
+        """Token by token, as far as the engine lives and goes on."""
         engine, made, holds_after = self._engine, 0, self._engine.holds_after
-        engine.on_look("continue")
+        engine.on_look(what)
         engine.prompts.append(list(ids))
-        async with aclosing(self.model.continue_many_runs(ids, n, options, on_progress=on_progress)) as runs:
+        async with aclosing(numbered) as runs:
             async for branch, run in runs:
                 for at in range(len(run)):
                     if made == engine.dies_after:
@@ -145,6 +154,15 @@ class Scene:
         await self.workbench.send(session_id, text)
         return session_id
 
+    async def stopped_after(self, tokens: int) -> int:
+        """A new session whose answer was stopped there; the engine holds it there."""
+        session_id = await self.new()
+        sending = asyncio.create_task(self.workbench.send(session_id, "hello"))
+        await until(lambda: self.arrived(session_id) == tokens)
+        self.workbench.stop(session_id)
+        await sending
+        return session_id
+
     def arrived(self, session_id: int) -> int:
         """Tokens that were streamed so far."""
         return sum(len(e.run) for e in self.events if isinstance(e, TokensArrived) and e.session_id == session_id)
@@ -152,6 +170,12 @@ class Scene:
     async def path_ids(self, session_id: int) -> list[int]:
         ids: list[int] = TokenRun.concat([turn.run for turn in (await self.view(session_id)).turns]).ids.tolist()
         return ids
+
+
+async def answered(s: Scene) -> tuple[int, TurnView]:
+    """A new session, and the answer at its end."""
+    session_id = await s.asked("where to?")
+    return session_id, await s.last(session_id)
 
 
 def rows(path: Path, statement: str, *parameters: object) -> list[tuple[Any, ...]]:

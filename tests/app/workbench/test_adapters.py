@@ -14,7 +14,7 @@ from runtime.backends.fake import Behaviour
 from tests.app.workbench.conftest import Play
 from tests.app.workbench.scene import Engine, Scene, alternative, own_tokens, until, words
 from tests.fakes import Gate
-from tests.runtime.adapters.test_changes import toy_adapter
+from tests.runtime.adapters.toys import toy_adapter
 from ui import AdapterChoice, ColumnTokens, ExportKind, Refusal, TurnStatus
 
 

@@ -6,13 +6,8 @@ import numpy as np
 
 from runtime import Finish, GenerationOptions, Origin, SamplingOptions
 from tests.app.workbench.conftest import Play
-from tests.app.workbench.scene import Scene, alternative, assert_same_run, own_tokens, rows
-from ui import TurnStatus, TurnView
-
-
-async def answered(s: Scene) -> tuple[int, TurnView]:
-    session_id = await s.asked("where to?")
-    return session_id, await s.last(session_id)
+from tests.app.workbench.scene import Scene, alternative, answered, assert_same_run, own_tokens, rows
+from ui import TurnStatus
 
 
 def test_another_token_makes_a_sibling_that_shares_the_prefix_and_computes_one_token(play: Play) -> None:

@@ -6,13 +6,15 @@ import asyncio
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 from app.workbench import workbench as workbench_module
 from runtime import BlockOptions, Origin
+from runtime.model import LocalModel
 from storage import BlockFile
-from tests.app.workbench.scene import Engine, Scene, until
+from tests.app.workbench.scene import Engine, FrailModel, Scene, until
 from tests.block_stores import SHELVES, MemoryBlocks, memory_options
 from ui import SessionView, Tier
 
@@ -84,12 +86,15 @@ def test_closing_does_not_wait_for_a_disk_that_hangs(
                 gate.wait(20)
 
         shelf.before = hang
-        session_id = await scene.asked()
+        await scene.asked()
+        model = scene.workbench.supervisor.running
+        assert isinstance(model, FrailModel)
+        owner = cast("LocalModel", model.model)._engine
+        # when it is closed, then the engine is closed while the disk still hangs
         closing = asyncio.create_task(scene.workbench.close())
-        await asyncio.sleep(0.2)
+        await until(lambda: owner._closing)
         gate.set()
         await closing
-        assert session_id
 
     asyncio.run(play())
     assert shelf.closed == 1

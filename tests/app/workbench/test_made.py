@@ -7,157 +7,14 @@ import json
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 
-from app.workbench.growing import GrowingRun
 from app.workbench.making import Repeat, options_of, plain_options
-from runtime import (
-    GenerationOptions,
-    Grammar,
-    ModelLoadError,
-    Origin,
-    SamplingOptions,
-    SpeculativeOptions,
-    TokenRun,
-    replay_draw,
-)
+from runtime import GenerationOptions, Grammar, ModelLoadError, SamplingOptions, SpeculativeOptions, TokenRun
 from runtime.backends.fake import Behaviour
 from tests.app.workbench.conftest import Play
-from tests.app.workbench.scene import OPTIONS, Engine, Scene, alternative, assert_same_run, own_tokens, until
-from ui import ColumnsChanged, Made, Refusal, TurnStatus, TurnView
-
-WAYS = [
-    SamplingOptions(temperature=0.8, top_p=0.95, min_p=0.05),
-    SamplingOptions(temperature=1.5),
-    SamplingOptions(temperature=0.0),
-    SamplingOptions(temperature=1.2, repetition_penalty=1.3, logit_bias={4: 1.0}, xtc_probability=0.7, xtc_threshold=0.01),
-]
-
-
-def sampled(run: TokenRun) -> list[int]:
-    return [i for i, origin in enumerate(run.origin.tolist()) if origin == Origin.SAMPLED]
-
-
-@pytest.mark.parametrize("sampling", WAYS, ids=str)
-def test_every_draw_is_made_again_from_the_disk(play: Play, sampling: SamplingOptions) -> None:
-    shown: list[TokenRun] = []
-
-    async def first(s: Scene) -> None:
-        shown.append((await s.last(await s.asked())).run)
-
-    async def second(s: Scene) -> None:
-        view = await s.view((await s.workbench.sessions())[0].session_id)
-        run = view.turns[-1].run
-        assert s.engine.starts == 0  # no model
-        assert run.stages is not None
-        own = sampled(run)
-        assert len(own) == OPTIONS.max_tokens
-        for i in own:
-            record = run.record(i)
-            assert len(record.top_ids) >= 64
-            assert record.redrawn == record.token_id
-            assert replay_draw(record).token == record.token_id
-            assert record.stages == shown[0].record(i).stages
-            assert record.stages[0].name == "raw"  # type: ignore[index]  # looked at above
-        header = next(i for i in range(len(run)) if i not in own)
-        assert run.record(header).stages is None
-
-    options = replace(OPTIONS, sampling=sampling)
-    play(first, options=options)
-    play(second)
-
-
-def test_an_answer_without_stages_opens_as_before(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
-    # given a file from before stages were stored
-    def plain(run: TokenRun) -> dict[str, object]:
-        return {name: column for name, column in columns(run).items() if not name.startswith("stage_")}
-
-    columns = TokenRun.to_columns
-    monkeypatch.setattr("app.workbench.recorder.TokenRun.to_columns", lambda run, **_: plain(run))
-
-    async def first(s: Scene) -> None:
-        await s.asked()
-
-    async def second(s: Scene) -> None:
-        session_id = (await s.workbench.sessions())[0].session_id
-        view = await s.view(session_id)
-        run = view.turns[-1].run
-        assert run.stages is None
-        assert run.record(sampled(run)[0]).logprob is not None
-        monkeypatch.undo()
-        await s.workbench.continue_turn(session_id, view.turns[-1].node_id)  # what is new has them
-        joined = (await s.last(session_id)).run
-        assert joined.record(sampled(run)[0]).stages is None
-        assert joined.record(sampled(joined)[-1]).redrawn == joined.ids[sampled(joined)[-1]]
-
-    play(first, engine=Engine())
-    play(second)
-
-
-def test_stages_that_make_no_sense_leave_the_tokens(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
-    # given columns that another program wrote
-    columns = TokenRun.to_columns
-
-    def strange(run: TokenRun, **how: bool) -> dict[str, Any]:
-        return {**columns(run, **how), "stage_names": np.full((len(run), 2), 200, np.uint8)}
-
-    monkeypatch.setattr("app.workbench.recorder.TokenRun.to_columns", strange)
-    texts: list[str] = []
-
-    async def first(s: Scene) -> None:
-        texts.append((await s.last(await s.asked())).run.text)
-
-    async def second(s: Scene) -> None:
-        turn = await s.last((await s.workbench.sessions())[0].session_id)
-        assert turn.run.text == texts[0]
-        assert turn.run.stages is None
-        assert turn.status is TurnStatus.DAMAGED
-
-    play(first)
-    monkeypatch.undo()
-    play(second)
-
-
-def test_a_stored_token_is_small(play: Play) -> None:
-    # given an answer drawn as the window draws
-    run: list[TokenRun] = []
-
-    async def scene(s: Scene) -> None:
-        run.append((await s.last(await s.asked())).run)
-
-    play(scene, options=replace(OPTIONS, sampling=WAYS[0]))
-    own = run[0][sampled(run[0])[0] :]
-    assert own.stages is not None
-    # then what is stored beside the 64 alternatives is little, and no alternative is there twice
-    columns = own.to_columns(narrow=True)
-    stages = sum(column.nbytes for name, column in columns.items() if name.startswith("stage_"))
-    assert columns["stage_ids"].size == 0
-    assert columns["top_ids"].nbytes + columns["top_logprobs"].nbytes == 6 * 64 * len(own)
-    assert stages / len(own) < 200
-    again = TokenRun.from_columns(columns)
-    assert list(again) == list(own)
-    assert again.stages is not None
-    assert again.stages.ids.base is not None  # a view of the alternatives: nothing is held twice
-
-
-def test_a_run_that_grows_keeps_its_stages(play: Play) -> None:
-    whole: list[TokenRun] = []
-
-    async def scene(s: Scene) -> None:
-        whole.append((await s.last(await s.asked())).run)
-
-    play(scene)
-    run = whole[0]
-    growing = GrowingRun(run[:3])
-    for at in range(3, len(run)):
-        growing.append(run[at : at + 1])
-        if at % 4 == 0:
-            assert list(growing.run) == list(run[: at + 1])
-    assert list(growing.run) == list(run)
-
-
-# ---- how it was made --------------------------------------------------------------------------------------------------
+from tests.app.workbench.scene import OPTIONS, WAYS, Engine, Scene, alternative, assert_same_run, own_tokens, until
+from ui import ColumnsChanged, Made, Refusal, TurnView
 
 EVERYTHING = GenerationOptions(
     max_tokens=7,
@@ -355,11 +212,7 @@ def test_one_of_several_continuations_is_repeated_by_itself(play: Play) -> None:
 
 def test_a_stopped_answer_is_repeated_as_far_as_it_was_written(play: Play) -> None:
     async def scene(s: Scene) -> None:
-        session_id = await s.new()
-        sending = asyncio.create_task(s.workbench.send(session_id, "hello"))
-        await until(lambda: s.arrived(session_id) == 5)
-        s.workbench.stop(session_id)
-        await sending
+        session_id = await s.stopped_after(5)
         s.engine.holds_after = None
         stopped = await s.last(session_id)
         await s.workbench.regenerate_exactly(session_id, stopped.node_id)

@@ -5,14 +5,13 @@ from __future__ import annotations
 import pytest
 
 from tests.app.workbench.conftest import Play
-from tests.app.workbench.scene import Scene, alternative, own_tokens, rows
+from tests.app.workbench.scene import Scene, alternative, answered, own_tokens, rows
 from ui import BranchRow, Refusal, SessionView
 
 
 async def branched(s: Scene) -> tuple[SessionView, int, int]:
     """A session whose answer has two versions; the old node and the new one, which is shown."""
-    session_id = await s.asked("where to?")
-    old = await s.last(session_id)
+    session_id, old = await answered(s)
     at = own_tokens(old)[4]
     await s.workbench.branch(session_id, old.node_id, at, alternative(old, at))
     view = await s.view(session_id)

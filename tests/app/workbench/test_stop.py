@@ -83,11 +83,7 @@ def test_the_last_record_says_that_it_was_cancelled(
 
 def test_a_stopped_answer_is_ended_by_the_next_message(play: Play) -> None:
     async def scene(s: Scene) -> None:
-        session_id = await s.new()
-        sending = asyncio.create_task(s.workbench.send(session_id, "hello"))
-        await until(lambda: s.arrived(session_id) == 5)
-        s.workbench.stop(session_id)
-        await sending
+        session_id = await s.stopped_after(5)
         s.engine.holds_after = None
         stopped = await s.last(session_id)
         await s.workbench.send(session_id, "go on")

@@ -1,4 +1,4 @@
-"""Adapters of the tiny models, written once per test run."""
+"""Adapters of the tiny models, written once per test run, and those of the fake backend."""
 
 from __future__ import annotations
 
@@ -7,8 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from runtime.backends.fake import Behaviour
 from runtime.model import LocalModel, load
+from tests.fakes import Gate, fake_model
 from tests.runtime.adapters.makers import INVOCATION, Peft, adapters_of, save_adapter
+from tests.runtime.adapters.toys import INVOCATION as TOY_INVOCATION
+from tests.runtime.adapters.toys import toy_adapter
 from tests.tiny_models import tiny_path
 
 
@@ -38,6 +42,31 @@ def llama(request: pytest.FixtureRequest, folders: dict[str, Path]) -> Iterator[
         for folder in folders.values():
             model.load_adapter(model.add_adapter(folder))
         yield model
+
+
+@pytest.fixture(scope="module")
+def toys(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    root = tmp_path_factory.mktemp("toys")
+    return {
+        "A": toy_adapter(root / "A", 1),
+        "B": toy_adapter(root / "B", 2),
+        "act": toy_adapter(root / "act", 3, invocation=TOY_INVOCATION),
+    }
+
+
+@pytest.fixture
+def gate() -> Gate:
+    return Gate()
+
+
+@pytest.fixture(params=["attention", "recurrent"])
+def model(request: pytest.FixtureRequest, toys: dict[str, Path], gate: Gate) -> Iterator[LocalModel]:
+    with fake_model(Behaviour(before_forward=gate, recurrent=request.param == "recurrent")) as made:
+        for name, folder in toys.items():
+            if request.param == "attention" or name != "act":
+                made.load_adapter(made.add_adapter(folder))
+        yield made
+        gate.open()
 
 
 both_backends = pytest.mark.parametrize("llama", ["hf", "mlx"], indirect=True)

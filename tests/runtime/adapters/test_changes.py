@@ -1,75 +1,23 @@
-"""Stacks that change while things run: who runs keeps its own, unloading waits, namespaces never meet."""
+"""Stacks that change while things run: who runs keeps its own, and namespaces never meet."""
 
 from __future__ import annotations
 
 import asyncio
-import json
 import threading
-from collections.abc import Iterator
-from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from safetensors.numpy import save_file
 
-from runtime import BeamOptions, Hypothesis
+from runtime import BeamOptions
 from runtime.adapters.uses import Adapters
-from runtime.backends.fake import Behaviour
 from runtime.errors import AdapterError, SessionClosedError, UnsupportedFeatureError
 from runtime.model import LocalModel, load
-from runtime.options import GenerationOptions, SamplingOptions
 from runtime.records import Float32
 from runtime.speculation.options import SpeculativeOptions
 from tests.fakes import TOLERANCE, Gate, fake_model, some_ids
-
-GREEDY = GenerationOptions(max_tokens=12, sampling=SamplingOptions(temperature=0.0), ignore_eos=True, resolve=False)
-INVOCATION = [44, 7]
-
-
-def toy_adapter(folder: Path, seed: int, *, invocation: list[int] | None = None) -> Path:
-    """An adapter for the fake backend, in peft's layout."""
-    rng = np.random.default_rng(seed)
-    tensors = {}
-    for path, outer in (("value", 16), ("head", 259)):
-        tensors[f"base_model.model.{path}.lora_A.weight"] = rng.normal(size=(2, 16)).astype(np.float32)
-        tensors[f"base_model.model.{path}.lora_B.weight"] = rng.normal(size=(outer, 2)).astype(np.float32)
-    folder.mkdir(parents=True)
-    save_file(tensors, folder / "adapter_model.safetensors")
-    config = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "alora_invocation_tokens": invocation}
-    (folder / "adapter_config.json").write_text(json.dumps(config))
-    return folder
-
-
-@pytest.fixture(scope="module")
-def toys(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    root = tmp_path_factory.mktemp("toys")
-    return {
-        "A": toy_adapter(root / "A", 1),
-        "B": toy_adapter(root / "B", 2),
-        "act": toy_adapter(root / "act", 3, invocation=INVOCATION),
-    }
-
-
-@pytest.fixture
-def gate() -> Gate:
-    return Gate()
-
-
-@pytest.fixture(params=["attention", "recurrent"])
-def model(request: pytest.FixtureRequest, toys: dict[str, Path], gate: Gate) -> Iterator[LocalModel]:
-    with fake_model(Behaviour(before_forward=gate, recurrent=request.param == "recurrent")) as made:
-        for name, folder in toys.items():
-            if request.param == "attention" or name != "act":
-                made.load_adapter(made.add_adapter(folder))
-        yield made
-        gate.open()
-
-
-def right(model: LocalModel, got: Float32, ids: list[int], stack: tuple[tuple[str, float], ...]) -> None:
-    expected = model.next_token_logprobs_uncached(ids, adapters=stack)
-    np.testing.assert_allclose(got, expected, atol=TOLERANCE, rtol=0)
+from tests.runtime.adapters.toys import GREEDY, INVOCATION, right, toy_adapter
 
 
 def test_a_running_answer_keeps_its_stack_and_the_next_has_the_new(model: LocalModel) -> None:
@@ -232,101 +180,6 @@ def test_an_id_on_the_shelf(toys: dict[str, Path], tmp_path: Path, monkeypatch: 
         model.unload_adapter("mine")
         right(model, model.next_token_logprobs_sync([3, 2]), [3, 2], model.lora_stack)
         assert toys
-
-
-def while_leaving(model: LocalModel, name: str, gate: Gate) -> threading.Thread:
-    """Unloads from another thread; returns when nothing new may use the adapter, and opens the gate then."""
-    leaving = threading.Thread(target=model.unload_adapter, args=(name,))
-    leaving.start()
-    while not any(entry.leaving for entry in model._adapters._entries.values()):
-        threading.Event().wait(0.001)
-    gate.open()
-    return leaving
-
-
-def test_unloading_waits_for_a_beam_search(model: LocalModel, gate: Gate) -> None:
-    ids, options = some_ids(7, 10), BeamOptions(width=3, max_tokens=200, ignore_eos=True)
-    begun = threading.Event()
-
-    async def search() -> list[Hypothesis]:
-        return await model.beam_generate(ids, options, on_step=lambda _: begun.set())
-
-    model.push_lora("A")
-    expected = asyncio.run(search())
-    model.clear_loras()
-    model.push_lora("A")
-    begun.clear()
-    got: list[Hypothesis] = []
-
-    async def held() -> None:
-        task = asyncio.create_task(search())
-        await asyncio.to_thread(begun.wait, 30)
-        gate.shut()
-        await asyncio.to_thread(gate.reached.wait, 30)
-        leaving.append(await asyncio.to_thread(while_leaving, model, "A", gate))
-        got.extend(await task)
-
-    leaving: list[threading.Thread] = []
-    asyncio.run(held())
-    leaving[0].join(30)
-    assert [one.ids for one in got] == [one.ids for one in expected]
-    assert model.list_adapters().count("A_lora") == 0
-
-
-def test_unloading_waits_for_embeddings(model: LocalModel, gate: Gate) -> None:
-    texts = [f"number {i}" * 3 for i in range(80)]
-    model.push_lora("A")
-    expected = model.embed_sync(texts)
-    gate.shut()
-    got: list[Float32] = []
-    embedding = threading.Thread(target=lambda: got.append(model.embed_sync(texts)))
-    embedding.start()
-    assert gate.reached.wait(30)
-    leaving = while_leaving(model, "A", gate)
-    embedding.join(30)
-    leaving.join(30)
-    np.testing.assert_array_equal(got[0], expected)
-
-
-@pytest.mark.parametrize("blocking", [False, True])
-def test_unloading_waits_for_the_rest_of_a_batch(model: LocalModel, *, blocking: bool) -> None:
-    # given more prompts than run at a time
-    prompts = [some_ids(seed, 6) for seed in range(70)]
-    options = replace(GREEDY, max_tokens=3, adapters=("A",))
-
-    async def all_of(unload: bool) -> dict[int, list[int]]:
-        said: dict[int, list[int]] = {}
-        leaving: asyncio.Future[None] | None = None
-        async for i, record in model.generate_many(prompts, options):
-            said.setdefault(i, []).append(record.token_id)
-            if unload and leaving is None:  # when the adapter is unloaded after the first token of one
-                leaving = asyncio.ensure_future(asyncio.sleep(0) if blocking else model.unload_adapter_async("A"))
-                if blocking:
-                    model.unload_adapter("A")
-        if leaving is not None:
-            await leaving
-        return said
-
-    expected = asyncio.run(all_of(unload=False))
-    model.clear_cache()
-    # then every prompt is answered under it, and it has gone
-    assert asyncio.run(all_of(unload=True)) == expected
-    assert len(expected) == 70
-    assert "A_lora" not in model.list_adapters()
-
-
-def test_a_batch_that_is_given_up_lets_go(model: LocalModel) -> None:
-    async def left() -> None:
-        prompts = [some_ids(seed, 6) for seed in range(70)]
-        async with aclosing(model.generate_many(prompts, replace(GREEDY, adapters=("A",)))) as records:
-            async for _ in records:
-                leaving = asyncio.ensure_future(model.unload_adapter_async("A"))
-                await asyncio.sleep(0)
-                break
-        await asyncio.wait_for(leaving, 30)
-
-    asyncio.run(left())
-    assert "A_lora" not in model.list_adapters()
 
 
 def test_each_member_takes_adapters_of_its_own(model: LocalModel) -> None:

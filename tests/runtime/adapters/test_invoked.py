@@ -17,7 +17,7 @@ from runtime.records import TokenRecord
 from runtime.speculation.options import SpeculativeOptions
 from tests.fakes import TOLERANCE, fake_model, settled, some_ids
 from tests.runtime.adapters.makers import save_adapter
-from tests.runtime.adapters.test_changes import INVOCATION, toy_adapter
+from tests.runtime.adapters.toys import INVOCATION, toy_adapter
 from tests.tiny_models import tiny_path
 
 LENGTH = 16

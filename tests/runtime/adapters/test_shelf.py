@@ -31,7 +31,7 @@ from runtime import (
 )
 from runtime.adapters.convert import convert_adapter
 from tests.fakes import fake_model
-from tests.runtime.adapters.test_changes import toy_adapter
+from tests.runtime.adapters.toys import toy_adapter
 from tests.tiny_models import tiny_path
 
 IDS = [1, 2, 3, 44, 7, 5]

@@ -58,7 +58,7 @@ def test_every_branch_is_what_it_is_alone_and_the_state_is_made_once(monkeypatch
         monkeypatch.setattr(Grammars, "constraint", counted)
         together = asyncio.run(fan(model, 6, OPTIONS))
     assert made == 1
-    assert {branch: told(records) for branch, records in together.items()} == {b: told(alone[b]) for b in together}
+    assert {branch: told(records) for branch, records in together.items()} == {b: told(each) for b, each in alone.items()}
     texts = {b"ab" + b"".join(r.token_bytes for r in records) for records in together.values()}
     assert len(texts) > 3
     assert all(accepts(GRAMMAR, text) for text in texts)

@@ -17,7 +17,7 @@ from runtime.records import TokenRecord
 from runtime.speculation.options import SpeculativeOptions
 from tests.fakes import fake_model, some_ids
 from tests.runtime.adapters.makers import adapters_of
-from tests.runtime.adapters.test_changes import toy_adapter
+from tests.runtime.adapters.toys import toy_adapter
 from tests.tiny_models import tiny_path
 
 PROMPT = [7, 8, 9, 7, 8, 9, 7, 8]

@@ -13,7 +13,7 @@ from runtime.backends.registry import register_backend, unregister_backend
 from runtime.errors import SessionClosedError
 from runtime.model import load
 from runtime.options import GenerationOptions
-from tests.fakes import Gate, assert_right, fake_model, settled, some_ids
+from tests.fakes import Gate, assert_right, fake_model, settled, some_ids, wait_for_close
 from tests.tiny_models import tiny_path
 
 
@@ -117,7 +117,7 @@ def test_closing_tells_everybody_who_waits() -> None:
         waiting = [asyncio.create_task(each) for each in (*asked, model.prefix_match_async([1]))]
         await asyncio.sleep(0.01)
         closing = asyncio.create_task(model.close_async())
-        await asyncio.sleep(0.01)
+        await asyncio.to_thread(wait_for_close, model)
         gate.open()
         await closing
         for task in waiting:

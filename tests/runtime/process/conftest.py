@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
 from typing import Any
@@ -27,6 +28,22 @@ async def eventually(condition: Callable[[], Awaitable[bool] | bool]) -> None:
         if answer is True or (not isinstance(answer, bool) and await answer):
             return
         await asyncio.sleep(0.01)
+
+
+async def state_of(client: EngineClient) -> dict[str, Any]:
+    """What the fake model has counted so far."""
+    state: dict[str, Any] = json.loads(await client.complete("state"))
+    return state
+
+
+async def cancelled(client: EngineClient) -> int:
+    """Calls and streams that were cancelled in the engine."""
+    return int((await state_of(client))["cancelled"])
+
+
+async def has_made(client: EngineClient, tokens: int) -> bool:
+    """Whether the fake model has made so many."""
+    return int((await state_of(client))["generated"]) >= tokens
 
 
 def is_running(pid: int) -> bool:

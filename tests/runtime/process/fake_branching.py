@@ -20,6 +20,7 @@ class FakeBranching:
     """Branch k says k, k + 1, ...; one that begins with `ENDLESS` never ends; prompt [9] is refused, [8] fails in the end."""
 
     cancelled: int
+    generated: int
 
     def continue_many(
         self, ids: Sequence[int], n: int, options: GenerationOptions | None = None, *, on_progress: OnProgress | None = None
@@ -67,6 +68,7 @@ class FakeBranching:
                     endless = path[0] == ENDLESS
                     if branch not in dropped and (at < last or endless):
                         said = True
+                        self.generated += 1
                         yield branch, run_of([(branch + at) % 26], finish=Finish.LENGTH if at == last - 1 else Finish.NONE)
                 if not said:
                     break

@@ -10,6 +10,7 @@ import signal
 import sys
 import threading
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from runtime import errors as runtime_errors
@@ -84,7 +85,9 @@ async def _move(model: FakeModel, argument: str) -> str:
 
 
 async def _freeze(model: FakeModel, argument: str) -> str:
-    """Not even a beat any more, as if native code held the interpreter."""
+    """Not even a beat any more, as if native code held the interpreter; a file says since when."""
+    if argument:
+        Path(argument).touch()  # noqa: ASYNC240  # as above: this blocks in any case
     while True:
         time.sleep(1)  # noqa: ASYNC251  # blocking the loop is what this is for
 

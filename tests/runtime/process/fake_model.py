@@ -19,14 +19,12 @@ from typing import Any, Self
 import numpy as np
 
 from runtime import (
-    CacheReport,
     Completion,
     ContextOverflowError,
     Finish,
     GenerationOptions,
     InvalidRequestError,
     Message,
-    Metrics,
     ModelInfo,
     ModelLoadError,
     Origin,
@@ -47,8 +45,10 @@ from tests.runtime.process.fake_adapters import FakeAdapters
 from tests.runtime.process.fake_answers import CONTEXT, EOS, VOCAB, logprobs_of, run_of
 from tests.runtime.process.fake_blocks import FakeBlocks
 from tests.runtime.process.fake_branching import FakeBranching
+from tests.runtime.process.fake_cache import FakeCache
 from tests.runtime.process.fake_commands import COMMANDS
 from tests.runtime.process.fake_pins import FakePins
+from tests.runtime.process.fake_texts import FakeTexts
 from tests.runtime.process.fake_vectors import FakeVectors
 
 
@@ -72,7 +72,9 @@ def load(source: str, backend: str = "auto", **options: Any) -> FakeModel:
     return FakeModel(backend, options)
 
 
-class FakeModel(FakeAdapters, FakeBlocks, FakeBranching, FakePins, FakeVectors, OpensSessions, ResolvingMembers):
+class FakeModel(
+    FakeAdapters, FakeBlocks, FakeBranching, FakeCache, FakePins, FakeTexts, FakeVectors, OpensSessions, ResolvingMembers
+):
     """Satisfies `LanguageModel` in the engine process."""
 
     def __init__(self, backend: str, options: Mapping[str, Any], width: int = len(VOCAB)) -> None:
@@ -245,88 +247,6 @@ class FakeModel(FakeAdapters, FakeBlocks, FakeBranching, FakePins, FakeVectors, 
         command, _, argument = prompt.partition(" ")
         return Completion(str(await COMMANDS[command](self, argument)), Finish.EOS)
 
-    # ---- text ------------------------------------------------------------------------------------------------
-
-    def tokenize(self, text: str) -> list[int]:
-        return [ord(letter) - 97 for letter in text]
-
-    async def tokenize_async(self, text: str) -> list[int]:
-        return self.tokenize(text)
-
-    def detokenize(self, ids: Sequence[int]) -> str:
-        return b"".join(VOCAB[token] for token in ids).decode(errors="replace")
-
-    async def detokenize_async(self, ids: Sequence[int]) -> str:
-        return self.detokenize(ids)
-
-    def decode_token(self, token_id: int) -> bytes:
-        return VOCAB[token_id]
-
-    def is_eos(self, token_id: int) -> bool:
-        return token_id == EOS
-
-    def render_chat(
-        self,
-        messages: Sequence[Message],
-        *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        add_generation_prompt: bool = True,
-    ) -> list[int]:
-        return [len(messages), len(tools or []), int(add_generation_prompt), len(messages[0]["content"])]
-
-    async def render_chat_async(
-        self,
-        messages: Sequence[Message],
-        *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        add_generation_prompt: bool = True,
-    ) -> list[int]:
-        return self.render_chat(messages, tools=tools, add_generation_prompt=add_generation_prompt)
-
-    # ---- cache and state -------------------------------------------------------------------------------------
-
-    def cache_kv(self, ids: Sequence[int], *, adapters: Adapters = None) -> None:
-        self.queries += len(ids)
-
-    async def cache_kv_async(
-        self, ids: Sequence[int], *, adapters: Adapters = None, on_progress: OnProgress | None = None
-    ) -> None:
-        if on_progress is not None:
-            on_progress(PromptProgress(len(ids), len(ids), 0, len(ids)))
-        self.cache_kv(ids)
-
-    def clear_cache(self) -> None:
-        self.queries = 0
-
-    async def clear_cache_async(self) -> None:
-        self.clear_cache()
-
-    def clear_kv_cache(self) -> None:
-        self.generated = 0
-
-    async def clear_kv_cache_async(self) -> None:
-        self.clear_kv_cache()
-
-    def reset_async_queries(self) -> None:
-        if self.held is not None:
-            self.held.set()
-            self.held = None
-
-    async def reset_async_queries_async(self) -> None:
-        self.reset_async_queries()
-
-    def set_kv_budget(self, budget_bytes: int) -> None:
-        self.info = ModelInfo(**{**_fields(self.info), "options": {"kv_cache_bytes": budget_bytes}})
-
-    async def set_kv_budget_async(self, budget_bytes: int) -> None:
-        self.set_kv_budget(budget_bytes)
-
-    def metrics(self) -> Metrics:
-        return Metrics(queries=self.queries, tokens_computed=self.generated)
-
-    def cache_report(self) -> CacheReport:
-        return CacheReport(0, self.generated, 0, 0, 0, 0, self.cancelled, 0)
-
     def close(self) -> None:
         time.sleep(self.close_seconds)
 
@@ -346,7 +266,3 @@ class FakeModel(FakeAdapters, FakeBlocks, FakeBranching, FakePins, FakeVectors, 
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
-
-
-def _fields(info: ModelInfo) -> dict[str, Any]:
-    return {name: getattr(info, name) for name in ModelInfo.__slots__}

@@ -11,7 +11,7 @@ import pytest
 
 from runtime import AdapterError, BeamOptions, LanguageModel, load, spawn
 from runtime.adapters.uses import Adapters
-from tests.runtime.adapters.test_changes import GREEDY, toy_adapter
+from tests.runtime.adapters.toys import GREEDY, toy_adapter
 
 
 def stack_of(model: LanguageModel) -> list[tuple[str, float]]:

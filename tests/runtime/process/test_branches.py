@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import signal
 from contextlib import aclosing
@@ -26,7 +25,7 @@ from runtime import (
     spawn,
 )
 from runtime.client import EngineClient
-from tests.runtime.process.conftest import eventually, spawn_fake
+from tests.runtime.process.conftest import cancelled, eventually, has_made, spawn_fake, state_of
 from tests.runtime.process.fake_answers import run_of
 from tests.runtime.process.fake_branching import ENDLESS
 from tests.tiny_models import tiny_path
@@ -41,10 +40,6 @@ async def _all(records: Branches[Any]) -> dict[int, list[Any]]:
         async for branch, record in records:
             said.setdefault(branch, []).append(record)
     return said
-
-
-async def _cancelled(client: EngineClient) -> int:
-    return int(json.loads(await client.complete("state"))["cancelled"])
 
 
 async def _everything(model: LanguageModel) -> list[Any]:
@@ -142,9 +137,10 @@ def test_records_say_of_which_branch_they_are(client: EngineClient) -> None:
 
 def test_a_slow_reader_gets_one_run_of_each_branch(client: EngineClient) -> None:
     async def scenario() -> None:
+        before = int((await state_of(client))["generated"])
         async with aclosing(client.continue_many_runs([0], 2, GenerationOptions(max_tokens=12))) as runs:
             await anext(runs)
-            await asyncio.sleep(0.3)
+            await eventually(lambda: has_made(client, before + 2 * 12))
             rest = [item async for item in runs]
         assert max(len(run) for _, run in rest) > 6
         assert len(rest) <= 4
@@ -154,7 +150,7 @@ def test_a_slow_reader_gets_one_run_of_each_branch(client: EngineClient) -> None
 
 def test_a_dropped_branch_is_not_heard_of_again(client: EngineClient) -> None:
     async def scenario() -> None:
-        before = await _cancelled(client)
+        before = await cancelled(client)
         async with aclosing(client.generate_many([[ENDLESS], [ENDLESS], [ENDLESS], [0]])) as records:
             records.drop(1)
             seen: dict[int, int] = {}
@@ -166,19 +162,19 @@ def test_a_dropped_branch_is_not_heard_of_again(client: EngineClient) -> None:
                     records.drop(2)
         # then the engine has ended it by itself: nobody had to cancel
         assert seen == {0: 3, 2: 10, 3: 4}
-        assert await _cancelled(client) == before
+        assert await cancelled(client) == before
 
     asyncio.run(scenario())
 
 
 def test_closing_stops_the_engine(client: EngineClient) -> None:
     async def scenario() -> None:
-        before = await _cancelled(client)
+        before = await cancelled(client)
         async with aclosing(client.continue_many([ENDLESS], 3)) as records:
             await anext(records)
 
         async def stopped() -> bool:
-            return await _cancelled(client) == before + 1
+            return await cancelled(client) == before + 1
 
         await eventually(stopped)
 

@@ -20,14 +20,9 @@ from runtime import (
     SamplingOptions,
 )
 from runtime.client import EngineClient
-from tests.runtime.process.conftest import eventually, spawn_fake
+from tests.runtime.process.conftest import eventually, spawn_fake, state_of
 from tests.runtime.process.fake_answers import EOS, VOCAB, logprobs_of
 from tests.runtime.process.fake_model import FakeModel
-
-
-async def _state(client: EngineClient) -> dict[str, Any]:
-    state: dict[str, Any] = json.loads(await client.complete("state"))
-    return state
 
 
 def test_both_sides_satisfy_the_protocol(client: EngineClient) -> None:
@@ -103,7 +98,7 @@ def test_a_thousand_calls_at_once_are_one_batch(client: EngineClient) -> None:
         prompts = [[i % 28, i // 28 % 28] for i in range(1000)]
         answers = await asyncio.gather(*(client.next_token_logprobs(ids) for ids in prompts))
         np.testing.assert_array_equal(answers, [logprobs_of(ids) for ids in prompts])
-        assert max((await _state(client))["turns"]) == 1000
+        assert max((await state_of(client))["turns"]) == 1000
 
     asyncio.run(scenario())
 
@@ -222,11 +217,15 @@ def test_a_cancelled_call_is_cancelled_in_the_engine() -> None:
         async with await spawn_fake() as client:
             await client.complete("hold")
             waiting = [asyncio.create_task(client.next_token_logprobs([i])) for i in range(3)]
-            await asyncio.sleep(0.05)
+
+            async def all_wait() -> bool:
+                return bool(sum((await state_of(client))["turns"]) == 3)
+
+            await eventually(all_wait)
             waiting[1].cancel()
 
             async def one_is_cancelled() -> bool:
-                return int((await _state(client))["cancelled"]) == 1
+                return int((await state_of(client))["cancelled"]) == 1
 
             await eventually(one_is_cancelled)
             assert [task.done() for task in waiting] == [False, True, False]

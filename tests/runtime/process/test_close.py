@@ -80,14 +80,14 @@ def test_who_waits_during_close_is_told() -> None:
         ("stopped", signal.SIGKILL),
     ],
 )
-def test_close_ends_an_engine_that_does_not_end_itself(state: str, ended_by: signal.Signals) -> None:
+def test_close_ends_an_engine_that_does_not_end_itself(state: str, ended_by: signal.Signals, tmp_path: Path) -> None:
     async def scenario() -> EngineClient:
         client = await spawn_fake()
         if state == "stopped":
             os.kill(client.pid, signal.SIGSTOP)
         elif state == "frozen":
-            call = asyncio.create_task(client.complete("freeze"))
-            await asyncio.sleep(0.2)
+            call = asyncio.create_task(client.complete(f"freeze {tmp_path / 'frozen'}"))
+            await eventually((tmp_path / "frozen").exists)
             await client.close_async()
             with pytest.raises(SessionClosedError):
                 await call

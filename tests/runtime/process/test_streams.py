@@ -1,21 +1,16 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from contextlib import aclosing
 
 import pytest
 
 from runtime import EngineDiedError, Finish, GenerationOptions, NonFiniteLogitsError, TokenRecord, TokenRun
 from runtime.client import EngineClient
-from tests.runtime.process.conftest import eventually, spawn_fake
+from tests.runtime.process.conftest import cancelled, eventually, has_made, spawn_fake, state_of
 from tests.runtime.process.fake_answers import run_of
 
 NEVER_ENDS = [3]
-
-
-async def _cancelled(client: EngineClient) -> int:
-    return int(json.loads(await client.complete("state"))["cancelled"])
 
 
 async def _read(client: EngineClient, prompt: list[int]) -> tuple[list[TokenRecord], BaseException | None]:
@@ -62,9 +57,10 @@ def test_counters_move_while_a_stream_runs(client: EngineClient) -> None:
 
 def test_a_slow_reader_gets_what_has_arrived_in_one_run(client: EngineClient) -> None:
     async def scenario() -> None:
+        before = int((await state_of(client))["generated"])
         async with aclosing(client.generate_runs([0], GenerationOptions(max_tokens=30))) as runs:
             first = await anext(runs)
-            await asyncio.sleep(0.3)
+            await eventually(lambda: has_made(client, before + 30))
             second = await anext(runs)
             assert len(second) > 1
             rest = [run async for run in runs]
@@ -86,12 +82,12 @@ def test_many_streams_at_once_do_not_mix(client: EngineClient) -> None:
 
 def test_closing_a_stream_stops_the_generation(client: EngineClient) -> None:
     async def scenario() -> None:
-        before = await _cancelled(client)
+        before = await cancelled(client)
         async with aclosing(client.generate(NEVER_ENDS)) as stream:
             assert (await anext(stream)).token_id == 0
 
         async def stopped() -> bool:
-            return await _cancelled(client) == before + 1
+            return await cancelled(client) == before + 1
 
         await eventually(stopped)
 
@@ -100,15 +96,21 @@ def test_closing_a_stream_stops_the_generation(client: EngineClient) -> None:
 
 def test_cancelling_the_reader_stops_the_generation(client: EngineClient) -> None:
     async def scenario() -> None:
-        before = await _cancelled(client)
-        reader = asyncio.create_task(_read(client, NEVER_ENDS))
-        await asyncio.sleep(0.05)
+        before = await cancelled(client)
+        begun = asyncio.Event()
+
+        async def read() -> None:
+            async for _ in client.generate(NEVER_ENDS):
+                begun.set()
+
+        reader = asyncio.create_task(read())
+        await begun.wait()
         reader.cancel()
         with pytest.raises(asyncio.CancelledError):
             await reader
 
         async def stopped() -> bool:
-            return await _cancelled(client) == before + 1
+            return await cancelled(client) == before + 1
 
         await eventually(stopped)
 
@@ -116,22 +118,22 @@ def test_cancelling_the_reader_stops_the_generation(client: EngineClient) -> Non
 
 
 def test_leaving_a_blocking_stream_stops_the_generation(client: EngineClient) -> None:
-    before = asyncio.run(_cancelled(client))
+    before = asyncio.run(cancelled(client))
     stream = client.generate_sync(NEVER_ENDS)
     assert next(stream).token_id == 0
     stream.close()  # type: ignore[attr-defined]  # the Protocol promises an Iterator; ours is a generator
 
     async def stopped() -> bool:
-        return await _cancelled(client) == before + 1
+        return await cancelled(client) == before + 1
 
     asyncio.run(eventually(stopped))
 
 
 def test_a_stream_that_is_never_read_is_never_started(client: EngineClient) -> None:
     async def scenario() -> None:
-        before = json.loads(await client.complete("state"))["generated"]
+        before = (await state_of(client))["generated"]
         await client.generate(NEVER_ENDS).aclose()
-        assert json.loads(await client.complete("state"))["generated"] == before
+        assert (await state_of(client))["generated"] == before
 
     asyncio.run(scenario())
 

@@ -16,7 +16,7 @@ from runtime.info import PromptProgress
 from runtime.model import LocalModel, load
 from runtime.options import GenerationOptions
 from runtime.pooling import Pool
-from tests.fakes import KINDS, Gate, fake_model, settled, some_ids
+from tests.fakes import KINDS, Gate, fake_model, settled, some_ids, wait_for_close
 
 BIG = 262  # bytes of a fake token's KV, rounded up: 2 * 16 float64
 
@@ -224,6 +224,7 @@ def test_close_ends_who_waits() -> None:
         assert gate.reached.wait(10)
         closing = threading.Thread(target=model.close)
         closing.start()
+        wait_for_close(model)
         gate.open()
         thread.join(10)
         closing.join(10)

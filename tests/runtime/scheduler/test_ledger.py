@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from runtime import BeamOptions, GenerationOptions, Latency, Metrics, PromptProg
 from runtime.backends.fake import Behaviour
 from runtime.model import LocalModel
 from runtime.scheduler.ledger import RECENT, WINDOW, Window
-from tests.fakes import Gate, fake_model, settled, some_ids
+from tests.fakes import Gate, fake_model, settled, some_ids, wait_for_close
 
 
 def options(n: int) -> GenerationOptions:
@@ -126,20 +127,23 @@ def test_the_queue_is_seen_while_a_request_waits() -> None:
     gate = Gate()
     with fake_model(Behaviour(before_forward=gate)) as model:
 
-        async def use() -> tuple[Metrics, float]:
+        async def use() -> tuple[Metrics, float, float]:
             gate.shut()
             first = asyncio.create_task(model.score(some_ids(1, 9)))
             await asyncio.to_thread(gate.reached.wait, 10)
             second = asyncio.create_task(model.score(some_ids(2, 9)))
+            await asyncio.sleep(0)  # it is asked now
+            begun = time.monotonic()
             await asyncio.sleep(0.05)
+            waited = time.monotonic() - begun
             gate.open()
             await asyncio.gather(first, second)
             timings = model.metrics().request(2)
             assert timings is not None
-            return model.metrics(), timings.queue_seconds
+            return model.metrics(), timings.queue_seconds, waited
 
-        metrics, queued = asyncio.run(use())
-        assert queued >= 0.03
+        metrics, queued, waited = asyncio.run(use())
+        assert queued >= waited > 0
         assert metrics.queue_latency.p95 == pytest.approx(queued)
         assert metrics.requests_waiting == 0
 
@@ -215,7 +219,7 @@ def test_a_closed_model_leaves_no_request_open() -> None:
         task = asyncio.create_task(model.score(some_ids(1, 9)))
         await asyncio.to_thread(gate.reached.wait, 10)
         closing = asyncio.create_task(model.close_async())
-        await asyncio.sleep(0.02)
+        await asyncio.to_thread(wait_for_close, model)
         gate.open()
         await asyncio.gather(task, closing, return_exceptions=True)
 

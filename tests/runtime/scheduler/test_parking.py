@@ -12,7 +12,7 @@ from runtime.errors import MemoryBudgetError, SessionClosedError
 from runtime.model import load
 from runtime.scheduler.jobs import CallJob, Job, Priority
 from runtime.scheduler.waiting import Waiting
-from tests.fakes import KINDS, Gate, assert_right, fake_model, reference, settled, some_ids
+from tests.fakes import KINDS, Gate, assert_right, fake_model, reference, settled, some_ids, wait_for_close
 
 TOKEN = 2 * 16 * 8  # bytes of the fake's KV
 
@@ -79,7 +79,7 @@ def test_who_waits_can_be_cancelled_and_is_told_of_the_end() -> None:
         works = [asyncio.ensure_future(model.next_token_logprobs(some_ids(10 + seed, 100))) for seed in range(3)]
         await asyncio.to_thread(gate.reached.wait, 10)
         closing = asyncio.ensure_future(asyncio.to_thread(model.close))
-        await asyncio.sleep(0.02)
+        await asyncio.to_thread(wait_for_close, model)
         gate.open()
         await closing
         for outcome in await asyncio.gather(*works, return_exceptions=True):

@@ -80,7 +80,7 @@ def test_a_decode_that_fails_keeps_what_was_given_out() -> None:
         got: list[int] = []
         with pytest.raises(NonFiniteLogitsError):
             got.extend(record.token_id for record in session.decode_sync(greedy(5)))
-        assert got == plain[: len(got)]
+        assert got == plain[:3]  # what follows the third cannot be known
         assert session.ids == [*ids(10), *got]
         behaviour.nan_on = frozenset()
         assert [r.token_id for r in session.decode_sync(greedy(5 - len(got)))] == plain[len(got) :]

@@ -9,7 +9,7 @@ from PySide6.QtTest import QTest
 from pytestqt.qtbot import QtBot
 
 from runtime import Origin, TokenRun
-from tests.ui.transcript.conftest import Show, centre, click, drag, settle
+from tests.ui.transcript.conftest import PATIENCE_MS, Show, centre, click, drag, settle
 from tests.ui.transcript.samples import drawing as drawn
 from tests.ui.transcript.samples import run_of, session, turn, written
 from ui.port import TurnStatus
@@ -104,7 +104,7 @@ def hover(qtbot: QtBot, transcript: TranscriptView, node_id: int, index: int) ->
     viewport = transcript.tokens.viewport()
     QTest.mouseMove(viewport, pos=QPoint(1, 1))
     QTest.mouseMove(viewport, pos=centre(transcript, node_id, index))
-    qtbot.waitUntil(lambda: transcript.card.content is not None)
+    qtbot.waitUntil(lambda: transcript.card.content is not None, timeout=PATIENCE_MS)
 
 
 def test_hovering_shows_the_alternatives(qtbot: QtBot, drawing: TranscriptView) -> None:
@@ -138,10 +138,10 @@ def test_the_card_goes_when_the_mouse_leaves_or_the_page_scrolls(qtbot: QtBot, s
     transcript.tokens.verticalScrollBar().setValue(0)
     hover(qtbot, transcript, 2, 1)
     QTest.mouseMove(transcript.tokens.viewport(), pos=QPoint(2, 2))
-    qtbot.waitUntil(lambda: not transcript.card.isVisible())
+    qtbot.waitUntil(lambda: not transcript.card.isVisible(), timeout=PATIENCE_MS)
     hover(qtbot, transcript, 2, 1)
     transcript.tokens.verticalScrollBar().setValue(60)
-    qtbot.waitUntil(lambda: not transcript.card.isVisible())
+    qtbot.waitUntil(lambda: not transcript.card.isVisible(), timeout=PATIENCE_MS)
 
 
 @pytest.mark.parametrize("width", [300, 500, 780])
@@ -160,7 +160,7 @@ def test_tokens_without_numbers_have_no_card(qtbot: QtBot, show: Show) -> None:
     transcript = show(session(turn(1, "user", run)))
     hover(qtbot, transcript, 1, 1)
     QTest.mouseMove(transcript.tokens.viewport(), pos=centre(transcript, 1, 0))
-    qtbot.waitUntil(lambda: transcript.card.content is None)
+    qtbot.waitUntil(lambda: transcript.card.content is None, timeout=PATIENCE_MS)
 
 
 # ---- selection --------------------------------------------------------------------------------------------------------

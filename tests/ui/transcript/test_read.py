@@ -15,7 +15,7 @@ from PySide6.QtWidgets import QApplication
 from pytestqt.qtbot import QtBot
 
 from runtime import Origin, TokenRun
-from tests.ui.transcript.conftest import Show, settle
+from tests.ui.transcript.conftest import PATIENCE_MS, Show, settle
 from tests.ui.transcript.samples import run_of, session, turn, written
 from ui.port import TurnStatus
 from ui.theme.palette import LIGHT
@@ -116,7 +116,7 @@ def test_only_the_last_stretch_of_a_stream_is_rendered_again(qtbot: QtBot, show:
     before = [laid.document for laid in body.layout._laid]
     # when more arrives
     transcript.append_tokens(2, pieces(ANSWER[half:]))
-    qtbot.waitUntil(lambda: len(body.layout._laid) > len(before))
+    qtbot.waitUntil(lambda: len(body.layout._laid) > len(before), timeout=PATIENCE_MS)
     # then what was finished is the same object
     after = [laid.document for laid in body.layout._laid]
     assert [a is b for a, b in zip(before[:-1], after, strict=False)] == [True] * (len(before) - 1)

@@ -10,7 +10,7 @@ from PySide6.QtCore import QPoint, QPointF, Qt
 from PySide6.QtTest import QTest
 from pytestqt.qtbot import QtBot
 
-from tests.ui.transcript.conftest import Show, settle
+from tests.ui.transcript.conftest import PATIENCE_MS, Show, settle
 from tests.ui.transcript.samples import drawing as drawn
 from tests.ui.transcript.samples import session, template, turn, written
 from ui.port import TurnStatus, TurnView
@@ -137,7 +137,7 @@ def test_the_first_token_takes_the_place_of_what_was_waited_for(qtbot: QtBot, sh
     settle(qtbot, transcript)
     transcript.append_tokens(4, written("Because|=b", first_id=60))
     box = pane_of(transcript).page.boxes[1]
-    qtbot.waitUntil(lambda: box.meta.parts(hovered=False) == [])
+    qtbot.waitUntil(lambda: box.meta.parts(hovered=False) == [], timeout=PATIENCE_MS)
     assert box.body.height == pane_of(transcript).page.faces.pitch
 
 

@@ -1,0 +1,134 @@
+"""Files of lines that are refused, in words, before anything is computed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from app.cli import batch
+from tests.app.cli.conftest import Elsewise
+from tests.app.cli.test_batch import FAKE, write
+
+BAD: list[tuple[object, str]] = [
+    ("{", "not JSON"),
+    ("[" * 100_000, "not JSON"),
+    ([1], "a JSON object is needed, not list"),
+    ({}, 'give one of "prompt" and "messages"'),
+    ({"prompt": "a", "messages": []}, 'give one of "prompt" and "messages"'),
+    ({"prompt": " "}, "a text that is not empty"),
+    ({"prompt": 5}, "a text that is not empty"),
+    ({"promt": "a"}, "unknown name 'promt': did you mean 'prompt'?"),
+    ({"prompt": "a", "zzz": 1}, "unknown name 'zzz': known: "),
+    ({"prompt": "a", "max_new_token": 1}, "unknown name 'max_new_token': did you mean 'max_new_tokens'?"),
+    ({"prompt": "a", "top_logprobs": 3}, "unknown name 'top_logprobs'"),
+    ({"prompt": "a", "max_tokens": 3, "max_new_tokens": 4}, "contradict each other"),
+    ({"prompt": "a", "order": ["temperature"], "top_k": 3}, "contradicts an order without 'top_k'"),
+    ({"prompt": "a", "logit_bias": {"99999": 1}}, "token id 99999 is outside the vocabulary"),
+    ({"prompt": "a", "eos_token_id": [99999]}, "token id 99999 is outside the vocabulary"),
+    ({"prompt": "a", "id": [1]}, '"id" is a text or a whole number'),
+    ({"prompt": "a", "id": True}, '"id" is a text or a whole number'),
+    ({"prompt": "a", "temperature": -1}, "temperature must lie within"),
+    ({"prompt": "a", "temperature": "warm"}, "temperature must lie within"),
+    ('{"prompt": "a", "temperature": NaN}', "temperature must lie within"),
+    ({"prompt": "a", "top_p": 0}, "top_p must lie within (0, 1]"),
+    ({"prompt": "a", "temperature": float("nan")}, "temperature must lie within [0, inf)"),
+    ({"prompt": "a", "banned_tokens": list(range(259))}, "banned"),
+    ({"prompt": "a", "regex": r"[^\s\S]"}, "allows nothing"),
+    ({"prompt": "a", "adapters": [["pirate", float("nan")]]}, "must be a finite number"),
+    ({"prompt": "a", "max_tokens": 0}, "max_tokens must be a whole number"),
+    ({"prompt": "a", "seed": -1}, "seed must be a whole number"),
+    ({"prompt": "a", "stop": ""}, "none of them empty"),
+    ({"prompt": "a", "stop": 5}, "stop is a sequence of texts"),
+    ({"prompt": "a", "system": 5}, '"system" is a text'),
+    ({"messages": "a"}, '"messages" is a list'),
+    ({"prompt": "a", "tools": 5}, "tools is a list of definitions"),
+    ({"prompt": "a", "top_k": [1]}, "top_k must be a whole number"),
+    ({"messages": []}, "messages is a list of at least one"),
+    ({"messages": [{"role": "elf", "content": "a"}]}, "the role 'elf' is not one of"),
+    ({"prompt": "a", "tools": [{"type": "function", "function": {"name": "f"}}]}, "takes no tools"),
+    ({"prompt": "x" * 140_000}, "do not fit into the context of"),
+]
+
+
+def refuses(elsewise: Elsewise, monkeypatch: pytest.MonkeyPatch, file: Path, line: object, says: str) -> None:
+    """The second of two lines is named, with what is wrong, and the first one is not answered either."""
+    monkeypatch.setattr(batch, "_answer", None)  # nothing may get there
+    write(file, {"prompt": "fine"}, line)
+    done = elsewise("ask", "--batch", str(file), *FAKE)
+    assert (done.code, done.out) == (2, "")
+    assert "nothing was asked" in done.err
+    assert "line 2: " in done.err
+    assert says in done.err
+
+
+@pytest.mark.parametrize(("line", "says"), BAD, ids=[says for _, says in BAD])
+def test_a_bad_line_is_named_before_anything_is_computed(
+    elsewise: Elsewise, file: Path, line: object, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refuses(elsewise, monkeypatch, file, line, says)
+
+
+@pytest.mark.parametrize("name", ["system", "tools"])
+def test_what_needs_a_chat_is_refused_for_raw_lines(elsewise: Elsewise, file: Path, name: str) -> None:
+    write(file, {"prompt": "a", name: "x"})
+    done = elsewise("ask", "--batch", str(file), "--raw", *FAKE)
+    assert (done.code, f'line 1: "{name}" needs a chat: leave out --raw' in done.err) == (2, True)
+
+
+def test_of_many_bad_lines_the_first_are_named(elsewise: Elsewise, file: Path) -> None:
+    write(file, *["{"] * 8)
+    err = elsewise("ask", "--batch", str(file), *FAKE).err
+    assert "line 5: " in err
+    assert "line 6: " not in err
+    assert "and 3 more" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        (("hi", "--batch", "FILE"), 2, "leave out TEXT"),
+        (("--batch", "FILE", "--session", "A"), 2, "leave out --session"),
+        (("--batch", "FILE", "--top-k", "3"), 2, "leave out --top-k"),
+        (("--batch", "nowhere.jsonl"), 1, "No such file"),
+        (("--batch", "FILE", "--raw"), 2, '"messages" have roles'),
+        (("--batch", "FILE", "--format", "none"), 2, "continue texts with --raw, or choose a --format"),
+    ],
+)
+def test_options_that_make_no_sense_with_a_file(
+    elsewise: Elsewise, file: Path, arguments: tuple[str, ...], code: int, says: str
+) -> None:
+    write(file, {"messages": [{"role": "user", "content": "a"}]})
+    done = elsewise("ask", *(str(file) if a == "FILE" else a for a in arguments), *FAKE)
+    assert (done.code, done.out) == (code, "")
+    assert says in done.err
+
+
+def test_an_empty_file_and_one_that_is_no_text(elsewise: Elsewise, file: Path) -> None:
+    write(file, "", " ")
+    assert "no lines; write one such as" in elsewise("ask", "--batch", str(file), *FAKE).err
+    file.write_bytes(b'{"prompt": "\xff"}')
+    done = elsewise("ask", "--batch", str(file), *FAKE)
+    assert (done.code, "not UTF-8 at byte 12" in done.err) == (1, True)
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ({"prompt": "a", "schema": {"type": "nothing"}}, "line 2: "),
+        ({"prompt": "a", "schema": "{"}, "not JSON"),
+        ({"prompt": "a", "schema": 5}, "a JSON schema is"),
+        ({"prompt": "a", "regex": "("}, "line 2: "),
+        ({"prompt": "a", "regex": 5}, "line 2: "),
+        ({"prompt": "a", "regex": "a", "schema": {}}, "contradict each other"),
+        ({"prompt": "a", "regex": "a", "response_format": {"type": "json_object"}}, "contradict each other"),
+        ({"prompt": "a", "regex": "a", "grammar": {"kind": "regex", "source": "b"}}, "a grammar beside a schema or a regex"),
+        ({"prompt": "a", "response_format": {"type": "yaml"}}, "response_format is {"),
+        ({"prompt": "a", "grammar": {"kind": "regex", "source": "("}}, "line 2: "),
+        ({"prompt": "a", "regex": "a", "ignore_eos": True}, "ignore_eos contradicts a grammar"),
+    ],
+)
+def test_a_form_that_cannot_be_is_named_before_anything_is_computed(
+    elsewise: Elsewise, file: Path, line: object, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refuses(elsewise, monkeypatch, file, line, says)

@@ -1,0 +1,87 @@
+"""The form that a session's answers have: asked for, kept when one goes on, refused in words."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from tests.app.workbench.conftest import Play
+from tests.app.workbench.scene import Scene, own_tokens, rows
+from ui import AnswerFormat, FormatKind, Refusal
+
+DIGITS = AnswerFormat(FormatKind.REGEX, "[0-9]{4}")
+
+
+def test_an_answer_has_the_form_asked_for_also_when_it_goes_on(play: Play) -> None:
+    async def scene(s: Scene) -> None:
+        session_id = await s.new()
+        await s.workbench.set_format(session_id, AnswerFormat(FormatKind.REGEX, "[0-9]{20}"))
+        await s.workbench.send(session_id, "a number")
+        cut = await s.last(session_id)
+        assert cut.note == "reached the length limit"  # of 12 tokens
+        await s.workbench.continue_turn(session_id, cut.node_id)
+        whole = await s.last(session_id)
+        digits = "".join(c for c in whole.run.text if c.isdigit())
+        assert (len(digits), whole.note) == (20, "")
+        # free again
+        await s.workbench.set_format(session_id, AnswerFormat())
+        assert (await s.workbench.setup(session_id)).answer_format.kind is FormatKind.FREE
+
+    play(scene)
+
+
+def test_what_the_form_does_not_allow_leaves_nothing_behind(play: Play, path: Path) -> None:
+    held: list[int] = []
+
+    async def first(s: Scene) -> None:
+        session_id = await s.asked("words, then")
+        held.append(session_id)
+        old = await s.last(session_id)
+        at = own_tokens(old)[3]
+        await s.workbench.set_format(session_id, DIGITS)
+        before = rows(path, "SELECT (SELECT count(*) FROM nodes), (SELECT count(*) FROM token_chunks)")
+        # when the answer would go on with a token, from a token, or from an end, that the form does not allow
+        for work in (
+            s.workbench.branch(session_id, old.node_id, at, ord("x")),
+            s.workbench.continue_turn(session_id, old.node_id),
+            s.workbench.continue_many(session_id, old.node_id, at, 2),
+            s.workbench.beams(session_id, old.node_id, at, 2),
+        ):
+            with pytest.raises(Refusal, match=r"the form of the answers here does not allow that .* change the form"):
+                await work
+            # then the path that was shown is shown, and nothing was added
+            assert [t.node_id for t in (await s.view(session_id)).turns][-1] == old.node_id
+            assert rows(path, "SELECT (SELECT count(*) FROM nodes), (SELECT count(*) FROM token_chunks)") == before
+            assert (await s.last(session_id)).variants == (old.node_id,)
+        # and it goes on where it is free
+        await s.workbench.set_format(session_id, AnswerFormat())
+        await s.workbench.branch(session_id, old.node_id, at, ord("x"))
+        assert len((await s.last(session_id)).variants) == 2
+
+    async def second(s: Scene) -> None:
+        assert len((await s.last(held[0])).variants) == 2
+
+    play(first)
+    play(second)
+
+
+def test_a_form_that_cannot_be_used_is_said_in_the_librarys_words(play: Play) -> None:
+    async def scene(s: Scene) -> None:
+        session_id = await s.new()
+        bad = [
+            AnswerFormat(FormatKind.REGEX, "(a"),
+            AnswerFormat(FormatKind.JSON_SCHEMA, '{"type": "strin"}'),
+            AnswerFormat(FormatKind.LARK, "start: nothing"),
+            AnswerFormat(FormatKind.LARK, "  "),
+        ]
+        problems = await asyncio.gather(*(s.workbench.check_format(each) for each in bad))
+        assert all(problems)
+        assert "unclosed group" in problems[0]
+        with pytest.raises(Refusal, match="unclosed group"):
+            await s.workbench.set_format(session_id, bad[0])
+        assert (await s.workbench.setup(session_id)).answer_format == AnswerFormat()
+        assert await s.workbench.check_format(DIGITS) == ""
+
+    play(scene)

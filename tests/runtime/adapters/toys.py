@@ -1,0 +1,36 @@
+"""Adapters of the fake backend."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+from safetensors.numpy import save_file
+
+from runtime.model import LocalModel
+from runtime.options import GenerationOptions, SamplingOptions
+from runtime.records import Float32
+from tests.fakes import TOLERANCE
+
+GREEDY = GenerationOptions(max_tokens=12, sampling=SamplingOptions(temperature=0.0), ignore_eos=True, resolve=False)
+INVOCATION = [44, 7]
+
+
+def toy_adapter(folder: Path, seed: int, *, invocation: list[int] | None = None) -> Path:
+    """An adapter for the fake backend, in peft's layout."""
+    rng = np.random.default_rng(seed)
+    tensors = {}
+    for path, outer in (("value", 16), ("head", 259)):
+        tensors[f"base_model.model.{path}.lora_A.weight"] = rng.normal(size=(2, 16)).astype(np.float32)
+        tensors[f"base_model.model.{path}.lora_B.weight"] = rng.normal(size=(outer, 2)).astype(np.float32)
+    folder.mkdir(parents=True)
+    save_file(tensors, folder / "adapter_model.safetensors")
+    config = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "alora_invocation_tokens": invocation}
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    return folder
+
+
+def right(model: LocalModel, got: Float32, ids: list[int], stack: tuple[tuple[str, float], ...]) -> None:
+    expected = model.next_token_logprobs_uncached(ids, adapters=stack)
+    np.testing.assert_allclose(got, expected, atol=TOLERANCE, rtol=0)

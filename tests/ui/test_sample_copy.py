@@ -1,0 +1,55 @@
+"""A change of the sample is shown in the copy that it goes into."""
+
+from __future__ import annotations
+
+from PySide6.QtCore import Qt
+from PySide6.QtTest import QTest
+
+from tests.ui.conftest import frames, until
+from tests.ui.fakes import SAMPLE, FakeWorkbench
+from tests.ui.test_conversation import Play, finish, turns
+from tests.ui.test_sidebar import make_sample
+from ui import MainWindow, SessionCopied, SessionSummary
+
+
+def test_a_change_of_the_sample_is_shown_in_its_copy(in_window: Play, bench: FakeWorkbench) -> None:
+    finish(bench)
+    make_sample(bench)
+    copy = 77
+
+    async def scene(window: MainWindow) -> None:
+        composer = window.parts.composer
+        # given: the sample can be written in like any other
+        assert "goes into a copy" in composer.field.placeholderText()
+        assert window.acts.regenerate.isEnabled()
+        # when a message is sent, and the workbench goes on in a copy
+        send = bench.send
+
+        async def send_in_copy(session_id: int, text: str, replaces: int | None = None) -> None:
+            assert session_id == SAMPLE
+            turns = bench.views[SAMPLE].turns
+            bench.add(SessionSummary(copy, "A recording (copy)", 0.0, 3, pinned=False, is_sample=False), turns)
+            bench.emit(SessionCopied(SAMPLE, bench.views[copy]))
+            await send(copy, text, replaces)
+
+        bench.send = send_in_copy  # type: ignore[method-assign]  # what the app does with the sample
+        QTest.keyClicks(composer.field, "Go on")
+        QTest.keyClick(composer.field, Qt.Key.Key_Return)
+        # then the copy is shown, its stream arrives, and the draft has done its work
+        await until(lambda: window.parts.top.title.text() == "A recording (copy)")
+        await until(lambda: not window.desk.running)
+        assert turns(window)[-1] == ("assistant", "".join(bench.answer))
+        assert composer.draft == ""
+        assert composer.field.placeholderText() == "Message…"
+        assert window.acts.rename.isEnabled()
+
+    in_window(scene)
+
+
+def test_a_copy_of_another_session_changes_nothing(in_window: Play, bench: FakeWorkbench) -> None:
+    async def scene(window: MainWindow) -> None:
+        bench.emit(SessionCopied(5, bench.views[6]))
+        await frames()
+        assert window.parts.top.title.text() == "A spring trip"
+
+    in_window(scene)
