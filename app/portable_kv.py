@@ -6,10 +6,13 @@ The block file has one user at a time: the engine where one runs, which is asked
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import sqlite3
+from collections.abc import Coroutine, Sequence
 from contextlib import closing
 from pathlib import Path
+from typing import Any, Final
 
 from app.kept import BUDGET
 from app.supervisor import Supervisor
@@ -18,6 +21,8 @@ from app.workbench.transfers import export
 from runtime import EngineDiedError, LanguageModel, block_keys
 from storage import SessionStore, open_blocks
 from ui import EngineState, ExportKind, OnTransfer
+
+AT_ONCE: Final = 128  # names of blocks that are looked for between two reports, and two looks at who wants to stop
 
 
 async def keys_of(store: SessionStore, session_id: int) -> list[bytes]:
@@ -30,9 +35,14 @@ async def keys_of(store: SessionStore, session_id: int) -> list[bytes]:
         path = session.tree.path(tip.id)
         missing = [segment.node.id for segment in path if segment.node.id not in session.runs]
         session.add_tokens(await store.load_tokens(missing))
+        if any(segment.node.damaged or segment.node.id in session.lost for segment in path):
+            continue  # nobody goes on from there
         models = {segment.node.kv_fingerprint for segment in path if segment.node.token_count}
         if len(models) == 1 and (fingerprint := models.pop()) is not None:
-            keys |= dict.fromkeys(block_keys(fingerprint, session.path_ids(path)))
+            ends = itertools.accumulate(len(session.segment_run(segment)) for segment in path)
+            # a path is saved when an answer ends, to its end or, where nothing came after it yet, to the token before
+            saved = {end - less for end in ends for less in (0, 1)}
+            keys |= dict.fromkeys(block_keys(fingerprint, session.path_ids(path), sorted(saved)))
     return list(keys)
 
 
@@ -51,7 +61,7 @@ async def export_with_kv(store: SessionStore, supervisor: Supervisor, session_id
         starting = supervisor.state is EngineState.STARTING  # it holds the block file already
         model = await supervisor.model() if starting else supervisor.running
         if model is not None and model.info.options.get("blocks"):
-            copied = await _by_engine(supervisor, model, keys, draft)
+            copied = await _asked(supervisor, model, model.copy_blocks_async(keys, draft))
         elif model is None and blocks is not None:
             copied = await asyncio.to_thread(put_into, draft, Path(blocks["path"]), keys)
         else:
@@ -63,12 +73,44 @@ async def export_with_kv(store: SessionStore, supervisor: Supervisor, session_id
             leftover.unlink(missing_ok=True)
 
 
-async def _by_engine(supervisor: Supervisor, model: LanguageModel, keys: list[bytes], draft: Path) -> int:
+async def _asked(supervisor: Supervisor, model: LanguageModel, work: Coroutine[Any, Any, int]) -> int:
     try:
-        return await model.copy_blocks_async(keys, draft)
+        return await work
     except EngineDiedError:
         await supervisor.died(model)
         raise
+
+
+async def take_kv(
+    store: SessionStore, supervisor: Supervisor, session_ids: Sequence[int], path: Path, progress: OnTransfer
+) -> int:
+    """Takes what a portable file has of the blocks of sessions that were imported from it; how many are held then.
+
+    A few at a time, by the engine where one runs; cancelled, what was taken stays: it is a cache.
+
+    Args:
+        store: Where the sessions are.
+        supervisor: Knows the engine.
+        session_ids: The sessions.
+        path: The file.
+        progress: Hears of the blocks that were looked for.
+
+    Raises:
+        EngineDiedError: The engine died; it is started anew with the next message.
+        OSError: The block file cannot be written, or the other not be read.
+    """
+    keys = list(dict.fromkeys([key for session_id in session_ids for key in await keys_of(store, session_id)]))
+    taken = 0
+    for at in range(0, len(keys), AT_ONCE):
+        part = keys[at : at + AT_ONCE]
+        starting = supervisor.state is EngineState.STARTING  # it holds the block file already
+        model, blocks = await supervisor.model() if starting else supervisor.running, supervisor.options.get("blocks")
+        if model is not None and model.info.options.get("blocks"):
+            taken += await _asked(supervisor, model, model.take_blocks_async(part, path))
+        elif model is None and blocks is not None:
+            taken += await asyncio.to_thread(take_from, path, Path(blocks["path"]), part)
+        progress(min(at + AT_ONCE, len(keys)), len(keys))
+    return taken
 
 
 def put_into(file: Path, blocks: Path, keys: list[bytes]) -> int:
@@ -89,9 +131,8 @@ def take_from(file: Path, blocks: Path, keys: list[bytes]) -> int:
     Raises:
         OSError: It has no blocks, or the block file cannot be written; that is then as it was.
     """
-    open_blocks(blocks, BUDGET).close()  # makes it where it is missing
-    with closing(open_blocks(file, BUDGET, read_only=True)) as found:
-        return found.copy_to(blocks, keys)
+    with closing(open_blocks(blocks, BUDGET)) as held:
+        return held.take_from(file, keys)
 
 
 def carries_blocks(file: Path) -> bool:

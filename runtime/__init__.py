@@ -34,6 +34,7 @@ from runtime.version import __version__
 
 if TYPE_CHECKING:
     from runtime.adapters.convert import convert_adapter
+    from runtime.adapters.importing import ShelvedAdapter, import_adapter, is_adapter_folder, list_shelf_adapters
     from runtime.backends.registry import (
         available_backends,
         brings_text,
@@ -162,6 +163,7 @@ __all__ = [
     "SessionConfig",
     "SessionFatalError",
     "ShelfEntry",
+    "ShelvedAdapter",
     "Snapshot",
     "SnapshotFormatError",
     "SnapshotMismatchError",
@@ -191,8 +193,11 @@ __all__ = [
     "draw_step",
     "fetch_embedded",
     "fresh_seed",
+    "import_adapter",
     "import_model",
+    "is_adapter_folder",
     "list_models",
+    "list_shelf_adapters",
     "load",
     "load_model_by_name",
     "make_sampler",
@@ -209,6 +214,12 @@ __all__ = [
 
 _NAMES = {
     "runtime.adapters.convert": ("convert_adapter",),
+    "runtime.adapters.importing": (
+        "ShelvedAdapter",
+        "import_adapter",
+        "is_adapter_folder",
+        "list_shelf_adapters",
+    ),
     "runtime.backends.registry": (
         "available_backends",
         "brings_text",

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import TypeVar
 
 from runtime.errors import InvalidRequestError
+from runtime.info import OnProgress
+from runtime.options import GenerationOptions
 from runtime.records import TokenRecord, TokenRun
 
+Prompts = Sequence[str | Sequence[int]]
+Options = GenerationOptions | Sequence[GenerationOptions | None] | None
 MOST_BRANCHES = 1024  # of one point: each is a generation of its own, with a place in every step
 Item = TypeVar("Item")
 
@@ -72,6 +77,32 @@ async def records_of(runs: Branches[TokenRun]) -> AsyncGenerator[tuple[int, Toke
         await runs.aclose()
 
 
+class BranchRecords(ABC):
+    """`continue_many` and `generate_many`, record by record, of whoever has the two in runs; see `members.branching`."""
+
+    @abstractmethod
+    def continue_many_runs(
+        self, ids: Sequence[int], n: int, options: GenerationOptions | None = None, *, on_progress: OnProgress | None = None
+    ) -> Branches[TokenRun]:
+        """In chunks."""
+
+    @abstractmethod
+    def generate_many_runs(self, prompts: Prompts, options: Options = None) -> Branches[TokenRun]:
+        """In chunks."""
+
+    def continue_many(
+        self, ids: Sequence[int], n: int, options: GenerationOptions | None = None, *, on_progress: OnProgress | None = None
+    ) -> Branches[TokenRecord]:
+        """Records as they come."""
+        runs = self.continue_many_runs(ids, n, options, on_progress=on_progress)
+        return Branches(records_of(runs), runs.drop)
+
+    def generate_many(self, prompts: Prompts, options: Options = None) -> Branches[TokenRecord]:
+        """Records as they come."""
+        runs = self.generate_many_runs(prompts, options)
+        return Branches(records_of(runs), runs.drop)
+
+
 def merged(arrived: Iterable[tuple[int, TokenRun]]) -> list[tuple[int, TokenRun]]:
     """One run for each branch that has something, in the order of first arrivals."""
     runs: dict[int, list[TokenRun]] = {}
@@ -92,7 +123,7 @@ def check_count(n: int, first: int) -> None:
         raise InvalidRequestError(f"{n:,} branches from number {first} on go beyond 2**64 - 1; begin with a lower branch")
 
 
-def check_prompts(prompts: Sequence[str | Sequence[int]]) -> Sequence[str | Sequence[int]]:
+def check_prompts(prompts: Prompts) -> Prompts:
     """The prompts themselves.
 
     Raises:

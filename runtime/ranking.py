@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import numpy.typing as npt
+
+from runtime.scratch import scratch
 
 STRIPES = 64  # rows of a vocabulary laid out as a rectangle, for a first guess at its top
 
@@ -14,14 +18,14 @@ class Ranked:
     """The entries of a row by falling value, ties by id, known as far as they were asked for.
 
     Args:
-        row: ``(vocab,)``, -inf for what is not there; never written.
+        row: ``(vocab,)``, -inf for what is not there; never written. Or what makes it, when it is asked for.
         mass: The sum of exp over the row, where it is known.
     """
 
-    __slots__ = ("_kin", "_peaks", "complete", "ids", "mass", "row", "values")
+    __slots__ = ("_kin", "_peaks", "_row", "complete", "ids", "mass", "values")
 
-    def __init__(self, row: Row, mass: float | None = None) -> None:
-        self.row = row
+    def __init__(self, row: Row | Callable[[], Row], mass: float | None = None) -> None:
+        self._row = row
         self.mass = mass
         self.ids: npt.NDArray[np.int64] = np.empty(0, np.int64)  # the first ones
         self.values: Row = np.empty(0, np.float32)  # theirs
@@ -29,18 +33,27 @@ class Ranked:
         self._peaks: Row | None = None
         self._kin: Ranked | None = None  # a row that differs in few entries
 
-    def edited(self, row: Row, ids: npt.NDArray[np.int64], mass: float | None) -> Ranked:
+    @property
+    def row(self) -> Row:
+        """The row."""
+        if not isinstance(self._row, np.ndarray):
+            self._row = self._row()
+        return self._row
+
+    def edited(self, row: Row | Callable[[], Row], ids: npt.NDArray[np.int64], scores: Row, mass: float | None) -> Ranked:
         """The order of a copy in which `ids`, each named once, have other values, from what is known of this one."""
         other = Ranked(row, mass)
         if self.complete or not len(self.ids):
             return other
         other._kin = self
         border = self.values[-1]  # nothing lies above it but what does here, and what was raised
-        as_before = self.ids[(row[self.ids] == self.values) & (self.values > border)]
-        raised = ids[row[ids] > border]
-        raised = raised[~(raised[:, None] == as_before).any(axis=1)]
-        candidates = np.concatenate([as_before, raised])
-        values = row[candidates]
+        same = self.values > border
+        same &= ~_among(self.ids, ids, len(self.row))
+        raised = scores > border
+        if not raised.any():
+            other.ids, other.values = self.ids[same], self.values[same]
+            return other
+        candidates, values = np.concatenate([self.ids[same], ids[raised]]), np.concatenate([self.values[same], scores[raised]])
         order = np.lexsort((candidates, -values))
         other.ids, other.values = candidates[order], values[order]
         return other
@@ -71,6 +84,14 @@ class Ranked:
         if self.complete or (len(self.values) and value >= self.values[-1]):
             return int((-self.values).searchsorted(-value))
         return int(np.count_nonzero(self.row > value))
+
+
+def _among(ids: npt.NDArray[np.int64], others: npt.NDArray[np.int64], vocab: int) -> npt.NDArray[np.bool_]:
+    """Which of a few ids are among some others; `numpy.isin` would sort them."""
+    marks = scratch("marks", vocab // 4 + 1).view(np.bool_)
+    marks[ids] = False
+    marks[others] = True
+    return marks[ids]
 
 
 def likeliest(row: Row, k: int, peaks: Row | None = None) -> npt.NDArray[np.int64]:

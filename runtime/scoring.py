@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from runtime.ranking import Ranked, likeliest
 from runtime.records import NO_TOKEN, Float32, Int32, Scores
+from runtime.scratch import scratch
 
 BLOCK_ENTRIES = 1 << 18  # 1 MiB of float32
 SUMMED_ENTRIES = 512  # that float32 adds up in a row
@@ -52,7 +53,7 @@ def normalised(
             raw, out = rows[block], answer[block]
             top = raw.max(axis=-1, keepdims=True)
             np.subtract(raw, top, out=out)
-            weights = np.exp(out)
+            weights = np.exp(out, out=scratch("weights", out.size).reshape(out.shape))
             total = row_sums(weights)[:, None]
             log_total = np.log(total)
             if entropy is not None:
@@ -80,15 +81,13 @@ def normalisers(logits: Float32) -> tuple[Float32, Float32, npt.NDArray[np.bool_
     """
     n, vocab = logits.shape
     tops, log_totals, finite = np.empty(n, np.float32), np.empty(n, np.float32), np.empty(n, np.bool_)
-    scratch: Float32 | None = None
     with np.errstate(invalid="ignore"):
         for block in _blocks(n, vocab):
             raw = logits[block]
-            if scratch is None or len(scratch) != len(raw):
-                scratch = np.empty(raw.shape, np.float32)
+            weights = scratch("weights", raw.size).reshape(raw.shape)
             top = raw.max(axis=-1)
-            np.exp(np.subtract(raw, top[:, None], out=scratch), out=scratch)
-            total = row_sums(scratch)
+            np.exp(np.subtract(raw, top[:, None], out=weights), out=weights)
+            total = row_sums(weights)
             tops[block], log_totals[block] = top, np.log(total)
             finite[block] = np.isfinite(total) & np.isfinite(raw.min(axis=-1))
     return tops, log_totals, finite

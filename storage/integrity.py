@@ -37,11 +37,17 @@ def session_ids(db: sqlite_utils.Database) -> list[int]:
 
 def check_file(db: sqlite_utils.Database) -> list[DamageRow]:
     """The pages and indexes of the file, the search index, and what is kept by key."""
-    damage = _guarded("file", partial(_pages, db))
+    damage = check_pages(db)
+    damage += _guarded("file", partial(_references, db))
     damage += _guarded("search", partial(_search_index, db))
     for table, kind, key in _KEYED:
         damage += _guarded(kind, partial(_keyed, db, table, kind, key))
     return damage
+
+
+def check_pages(db: sqlite_utils.Database) -> list[DamageRow]:
+    """Definitions, pages and indexes of the file, as far as SQLite can tell."""
+    return _guarded("file", partial(_pages, db))
 
 
 def check_session(db: sqlite_utils.Database, session_id: int) -> list[DamageRow]:
@@ -83,7 +89,7 @@ def _check_session(db: sqlite_utils.Database, session: dict[str, Any]) -> Iterat
         if bodies.get(node["id"], "") != spaced(str(node["text"])):
             findings.append(("search", "the text is not what search would find"))
         for kind, detail in findings:
-            yield DamageRow(kind, detail, sid, title, node["id"], _turn(node, nodes))
+            yield DamageRow(kind, detail, sid, title, node["id"], turn_of(node, nodes))
 
 
 def _check_node(
@@ -111,6 +117,9 @@ def _pages(db: sqlite_utils.Database) -> Iterator[DamageRow]:
     for row in db.execute("PRAGMA integrity_check(100)"):
         if row[0] != "ok":
             yield DamageRow("file", str(row[0]))
+
+
+def _references(db: sqlite_utils.Database) -> Iterator[DamageRow]:
     for table, rowid, parent, _ in db.execute("PRAGMA foreign_key_check"):
         yield DamageRow("file", f"row {rowid} of {table} belongs to a row of {parent} that is missing")
 
@@ -144,8 +153,8 @@ def _tips(nodes: dict[int, dict[str, Any]]) -> int:
     return len(nodes.keys() - {row["parent_id"] for row in nodes.values() if row["at_end"]})
 
 
-def _turn(node: dict[str, Any], nodes: dict[int, dict[str, Any]]) -> int:
-    """Counted from 1 along the path; a cycle in a damaged tree ends it."""
+def turn_of(node: dict[str, Any], nodes: dict[int, dict[str, Any]]) -> int:
+    """The turn of a run, counted from 1 along the path; a cycle in a damaged tree ends it."""
     turn, seen, at = 0, set[int](), node
     while at["id"] not in seen:
         seen.add(at["id"])

@@ -62,7 +62,7 @@ def set_session_setup(db: sqlite_utils.Database, session_id: int, value: Any) ->
     set_setting(db, session_key(session_id), value)
 
 
-def session_key(session_id: int) -> str:
+def session_key(session_id: int | str) -> str:
     """The setting that goes with a session, and with it."""
     return f"session/{session_id}"
 

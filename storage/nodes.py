@@ -17,6 +17,7 @@ from storage.errors import InvalidRowError, UnknownRowError
 from storage.rows import NewChunk, NewNode, NodeRow, Role, SessionTree, Status
 from storage.text import clean, from_json, to_json
 
+DAMAGED: Final = "damaged"  # why a run ends that has lost tokens: they were set aside, see `storage.quarantine`
 _WHOLE: Final = (None, "eos", "stop", "grammar")  # ends that leave nothing out; all others leave a partial answer
 
 
@@ -141,7 +142,7 @@ def _view(row: dict[str, Any], saved: int) -> NodeRow:
         stats=stats,
         seq=row["seq"],
         kv_fingerprint=row["kv_fingerprint"],
-        damaged=damaged or (not still_open and saved != row["token_count"]),
+        damaged=damaged or row["finish_reason"] == DAMAGED or (not still_open and saved != row["token_count"]),
     )
 
 

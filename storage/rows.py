@@ -91,7 +91,7 @@ class NodeRow:
     stats: Mapping[str, Any]
     seq: int  # order within the session
     kv_fingerprint: str | None  # the model its own tokens came from; None while it has no tokens
-    damaged: bool = False  # the row fails its checksum, or tokens at its end are missing
+    damaged: bool = False  # the row fails its checksum, or tokens are missing, or were set aside
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ HEADER_BYTES: Final = 100  # of any SQLite file
 MAGIC: Final = b"SQLite format 3\0"
 PAGE_BYTES: Final = 4096  # of ours
 LARGEST: Final = 1 << 40  # bytes; a damaged number must not become a file of that size
-TABLES: Final = ("sessions", "nodes", "token_chunks", "vocabularies", "models", "settings", "folders", "places")
+TABLES: Final = ("sessions", "nodes", "token_chunks", "vocabularies", "models", "settings", "folders", "places", "quarantine")
 STEP: Final = 512  # rows asked for at once
 
 

@@ -23,6 +23,7 @@ COVERED: Final[Mapping[str, tuple[str, ...]]] = {
     "settings": ("key", "value"),
     "folders": ("id", "name", "place"),
     "places": ("id", "folder_id", "place", "tags"),
+    "quarantine": ("id", "kind", "detail", "session_id", "title", "node_id", "turn", "source", "content", "found"),
 }  # fmt: skip
 
 
@@ -66,6 +67,14 @@ def update(db: sqlite_utils.Database, table: str, row: Mapping[str, Any], change
     sets = ", ".join(f"{name} = ?" for name in changes)
     sql = f"UPDATE {table} SET {sets}, sha256 = ? WHERE id = ?"  # noqa: S608  # our own names
     db.execute(sql, [*changes.values(), sha, row["id"]])
+
+
+def renew(db: sqlite_utils.Database, table: str, row: Mapping[str, Any], changes: Mapping[str, Any]) -> None:
+    """The same for a row whose damage is kept elsewhere: what it says from now on counts as whole."""
+    values = {**row, **changes}
+    sets = ", ".join(f"{name} = ?" for name in COVERED[table])
+    sql = f"UPDATE {table} SET {sets}, sha256 = ? WHERE id = ?"  # noqa: S608  # our own names
+    db.execute(sql, [*(values[name] for name in COVERED[table]), seal(table, values), row["id"]])
 
 
 def put(db: sqlite_utils.Database, table: str, values: Mapping[str, Any]) -> None:

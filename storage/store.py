@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from storage import integrity, places, recovery, sessions, upkeep
+from storage import integrity, places, quarantine, recovery, sessions, upkeep
 from storage.backup import back_up_daily, back_up_now
 from storage.database import Database, transaction
 from storage.errors import StoreDamagedError
@@ -185,6 +185,34 @@ class SessionStore(RunMembers, KeptMembers):
         for session_id in await self._database.read(integrity.session_ids):
             damage += await self._database.read(partial(integrity.check_session, session_id=session_id))
         return damage
+
+    async def set_aside_damage(self) -> list[DamageRow]:
+        """Moves what `verify` finds damaged into quarantine, so that everything else is whole; what that was.
+
+        Only for the one writer of the data folder. Runs keep their text and the tokens before the first that is lost, and are
+        marked (`NodeRow.damaged`) for good. Goes session by session, so that others can use the store meanwhile.
+
+        Raises:
+            StoreDamagedError: Pages of the file itself are broken: it has to be recovered (`salvage`). Nothing was changed.
+        """
+        damage = await self._database.read(integrity.check_pages)
+        if damage and all("index" in row.detail for row in damage):
+            await self._database.write(quarantine.mend_indexes)
+            damage = await self._database.read(integrity.check_pages)
+        if damage:
+            raise StoreDamagedError(
+                f"{self.path}: {damage[0].detail}; nothing was set aside, `elsewise sessions recover` helps"
+            )
+        await self._database.write(quarantine.mend_search)
+        found = await self._database.write(quarantine.set_aside_strays)
+        for session_id in await self._database.read(integrity.session_ids):
+            if await self._database.read(partial(integrity.check_session, session_id=session_id)):
+                found += await self._database.write(partial(quarantine.set_aside, session_id=session_id))
+        return found + await self._database.write(quarantine.set_aside_shared)
+
+    async def quarantined(self) -> list[DamageRow]:
+        """What was set aside so far, each with its session and turn."""
+        return await self._database.read(quarantine.listed)
 
     async def back_up_daily(self) -> Path | None:
         """Makes today's backup where there is none yet, and keeps the last seven; returns where it is.

@@ -42,7 +42,7 @@ def purge_slice(db: sqlite_utils.Database, session_id: int) -> bool:
     """
     rows = fetch(db, "SELECT * FROM sessions WHERE id = ?", [session_id])
     if rows and rows[0]["trashed"] is not None and not rows[0]["importing"] and sealed.intact("sessions", rows[0]):
-        sealed.update(db, "sessions", rows[0], {"importing": 1, "current_node": None})
+        sealed.update(db, "sessions", rows[0], {"importing": 1})
     return drop_slice(db, session_id)
 
 
@@ -52,6 +52,8 @@ def drop_slice(db: sqlite_utils.Database, session_id: int) -> bool:
     rows = fetch(db, "SELECT * FROM sessions WHERE id = ?", [session_id])
     if not rows or not sessions.is_unfinished(rows[0]):
         return True
+    if rows[0]["current_node"] is not None:  # it refers to a run that goes now, while the session stays for a later slice
+        sealed.update(db, "sessions", rows[0], {"current_node": None})
     while True:
         batch = db.execute(
             "SELECT id FROM nodes WHERE session_id = ? ORDER BY seq DESC LIMIT ?", [session_id, SLICE]
@@ -125,4 +127,5 @@ def _drop_node(db: sqlite_utils.Database, node_id: int) -> bool:
 def _delete(db: sqlite_utils.Database, session_id: int) -> None:
     search.forget_session(db, session_id)
     db.execute("DELETE FROM settings WHERE key = ?", [keep.session_key(session_id)])
+    db.execute("DELETE FROM quarantine WHERE session_id = ?", [session_id])
     db.execute("DELETE FROM sessions WHERE id = ?", [session_id])

@@ -70,6 +70,9 @@ class MemoryBlocks:
     def copy_to(self, path: Path, keys: Sequence[bytes]) -> int:
         raise AssertionError(f"nobody copies to {path}: {len(keys)}")
 
+    def take_from(self, path: Path, keys: Sequence[bytes]) -> int:
+        raise AssertionError(f"nobody copies from {path}: {len(keys)}")
+
     def stats(self) -> BlockStats:
         return BlockStats(len(self.blocks), self.nbytes, self.budget, 0, 0)
 

@@ -40,6 +40,8 @@ class Transfers(QObject):
         self._window = window
         self._task: asyncio.Task[None] | None = None
         self._closing = False
+        self._offered: tuple[tuple[int, ...], Path] | None = None  # sessions whose KV can be taken, and from where
+        notice.acted.connect(self._take_offered)
         status.transfer.stopped.connect(self.stop)
 
     def ask_export(self, kind: ExportKind) -> None:
@@ -89,6 +91,7 @@ class Transfers(QObject):
             self._notice.say(self.tr("another file is still being written or read; stop it, or wait for its end"))
             return
         self._notice.clear()
+        self._offered = None
         self._status.transfer.begin(words)
         self._task = self._desk.tasks.run(work, self._notice.say)
         self._task.add_done_callback(self._ended)
@@ -105,10 +108,24 @@ class Transfers(QObject):
 
     async def _import(self, path: Path) -> None:
         result = await self._workbench.import_file(path, self._status.transfer.show_progress)
-        self._notice.say(self._told(result, path))
+        if result.carries_kv:
+            words = self.tr("{0}. It carries KV: take it only from people you trust, nobody can check what others computed")
+            self._offered = (result.sessions, path)
+            self._notice.say(words.format(self._told(result, path)), self.tr("Take KV"))
+        else:
+            self._notice.say(self._told(result, path))
         self._desk.sessions.search("")
         if result.sessions:
             self._desk.open(result.sessions[0])
+
+    def _take_offered(self) -> None:
+        offered, self._offered = self._offered, None
+        if offered is not None:
+            self._begin(self.tr("taking KV"), self._take_kv(*offered))
+
+    async def _take_kv(self, session_ids: tuple[int, ...], path: Path) -> None:
+        taken = await self._workbench.take_kv(session_ids, path, self._status.transfer.show_progress)
+        self._notice.say(self.tr("{0:,} KV blocks were taken from {1}").format(taken, path.name))
 
     def _told(self, result: ImportResult, path: Path) -> str:
         count = len(result.sessions)

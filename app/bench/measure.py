@@ -56,7 +56,11 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What one workload cost with one subject. Seconds are those spent inside the subject's answers alone."""
+    """What one workload cost with one subject, in seconds of its own: medians over its laps.
+
+    wall: from each request to its answer. cpu: of the whole process from the first request to the last answer, but for
+    what the workload itself computed between two of them.
+    """
 
     workload: str
     backend: str
@@ -64,9 +68,10 @@ class Result:
     subject: str
     tokens: int  # pushed through the model, padding included
     ideal: int  # see `app.bench.ideal`
-    cpu_seconds: float  # of the whole process
+    cpu_seconds: float
     wall_seconds: float
     outcome: str  # digest of all requests and answers: equal where two subjects drew the same tokens
+    laps: int = 1
 
     @property
     def ratio(self) -> float:
@@ -104,7 +109,7 @@ def medians(laps: Sequence[Result]) -> Result:
     if len({(lap.tokens, lap.ideal, lap.outcome) for lap in laps}) > 1:
         raise ValueError(f"{first.subject} did something else each time it played {first.workload}: {laps}")
     cpu, wall = median(lap.cpu_seconds for lap in laps), median(lap.wall_seconds for lap in laps)
-    return replace(first, cpu_seconds=cpu, wall_seconds=wall)
+    return replace(first, cpu_seconds=cpu, wall_seconds=wall, laps=len(laps))
 
 
 class _Meter:
@@ -115,6 +120,7 @@ class _Meter:
         self.contexts: list[list[int]] = []  # each of whose prefixes had to go through the model
         self.cpu_seconds = 0.0
         self.wall_seconds = 0.0
+        self._left: tuple[float, float] | None = None  # cpu-seconds of process and thread at the last answer
         self._subject = subject
         self._told = hashlib.sha256()
 
@@ -152,9 +158,13 @@ class _Meter:
     @contextmanager
     def _clock(self) -> Iterator[None]:
         cpu, wall = time.process_time(), time.perf_counter()
+        if self._left is not None:  # threads of the subject may have worked on after it had answered
+            process, thread = self._left
+            self.cpu_seconds += max(cpu - process - (time.thread_time() - thread), 0.0)
         yield
-        self.cpu_seconds += time.process_time() - cpu
         self.wall_seconds += time.perf_counter() - wall
+        self._left = time.process_time(), time.thread_time()
+        self.cpu_seconds += self._left[0] - cpu
 
     def _note(self, context: Ids) -> None:
         self.contexts.append(list(context))

@@ -21,8 +21,8 @@ from runtime import __version__
 FORMAT = 2  # of the JSON
 LEGEND = (
     "ratio: tokens computed over the fewest that exact answers need; same: drew the same tokens as Elsewise. Times are medians "
-    "over rounds in which all take turns (x: times Elsewise's own); a bar's ratio is the median of the rounds' ratios. cpu is "
-    "the whole process's."
+    "over so many laps, in which all take turns (x: times Elsewise's own); a bar's ratio is the median of the laps' ratios. "
+    "cpu is the whole process's, but for what a workload itself computes between two requests."
 )
 BUSY = "The machine was busy: a timed bar that was missed says little; measure again on an idle one."
 WIDTH = 120  # where the output is no terminal

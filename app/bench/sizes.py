@@ -26,6 +26,8 @@ class Sizes:
     rounds: int = 5  # of whatever is timed
     reopen_tokens: int = 3000  # W4
     reopen_embedded: bool = True  # on the embedded model, whatever is measured else
+    reopen_processes: int = 3  # one where nothing but counts is wanted of it
+    disk_stem: int = 2000
     decode_prompt: int = 32  # W5
     decode_tokens: int = 96
     contexts: tuple[int, ...] = (300, 1000, 3000)  # per-token overhead
@@ -50,6 +52,7 @@ class Sizes:
     shelf_blocks: int = 46  # 138 MB
     view_tokens: int = 100_000  # the window's transcript
     view_sessions: int = 10_000  # and its list
+    starts: int = 5  # of the app, that count
 
     def workloads(self, vocabulary: int) -> tuple[Workload, ...]:
         """W1, W2, W3."""
@@ -69,31 +72,35 @@ class Sizes:
 FULL = Sizes()
 QUICK = Sizes(
     particles=8,
-    steps=8,
+    steps=6,
     particle_prompt=64,
-    turns=6,
-    chat_tokens=600,
+    turns=4,
+    chat_tokens=320,
     branches=6,
-    transcript=300,
+    transcript=200,
     rounds=2,
     reopen_tokens=600,
     reopen_embedded=False,
+    reopen_processes=1,
+    disk_stem=600,
     decode_tokens=14,
-    contexts=(100, 1000),
-    overhead_tokens=16,
+    contexts=(100, 600),
+    overhead_tokens=12,
     score_tokens=150,
     visits=32,
     budget_tokens=1200,
     many_prompt=96,
-    many_tokens=24,
-    latency_seconds=1.5,
+    many_tokens=16,
+    latency_seconds=1.2,
     sampler_tokens=16,
     speculative_tokens=16,
-    shelf_turns=600,
-    shelf_sessions=300,
+    shelf_turns=400,
+    shelf_sessions=200,
     shelf_searched=60,
     shelf_blocks=6,
-    view_tokens=10_000,
+    view_tokens=6_000,
+    view_sessions=3_000,
+    starts=2,
 )
 LARGE_MODEL = Sizes(  # SmolLM2: a token takes twenty times as long
     particles=8,

@@ -19,7 +19,6 @@ from app.bench.findings import Case, Findings, Verdict
 from app.bench.sizes import Sizes
 
 ROW = "start"
-STARTS = 5
 WALL_BAR, CPU_BAR = 1.0, 0.85  # seconds
 PATIENCE_SECONDS = 120.0  # for one process
 FLOOR = "from PySide6 import QtWidgets"
@@ -37,10 +36,10 @@ class Start:
     floor_wall_seconds: float
 
 
-def start(case: Case, sizes: Sizes, tell: Told) -> Findings:  # noqa: ARG001  # a start is of one size
+def start(case: Case, sizes: Sizes, tell: Told) -> Findings:
     """The app as a person starts it, without a screen and without an engine."""
     tell(ROW)
-    found = measure_start()
+    found = measure_start(sizes.starts)
     return Findings(verdicts=verdicts(found, case) if found is not None else ())
 
 
@@ -64,7 +63,7 @@ def verdicts(found: Start, case: Case) -> tuple[Verdict, ...]:
     )
 
 
-def measure_start(starts: int = STARTS) -> Start | None:
+def measure_start(starts: int) -> Start | None:
     """Starts the app without a screen, several times; None, with a line on stderr, where its window cannot be opened.
 
     The one before the first that counts makes the sample session and warms the disk's cache.

@@ -19,7 +19,7 @@ MET, NOT_MET = "[green]met[/green]", "[red]not met[/red]"
 
 def count_table(title: str, results: Sequence[Result]) -> Table:
     """Tokens computed and needed, of one model."""
-    table = _table(title, ("workload", "who"), ("tokens", "ideal", "ratio", "cpu s", "wall s", "x cpu"), ("same",))
+    table = _table(title, ("workload", "who"), ("tokens", "ideal", "ratio", "cpu s", "wall s", "x cpu", "laps"), ("same",))
     for i, row, first, last in _grouped(results, lambda r: r.workload):
         table.add_row(
             row.workload if i == 0 else "",
@@ -30,6 +30,7 @@ def count_table(title: str, results: Sequence[Result]) -> Table:
             f"{row.cpu_seconds:.2f}",
             f"{row.wall_seconds:.2f}",
             f"{row.cpu_seconds / first.cpu_seconds:.2f}",
+            str(row.laps),
             _same(i, row.outcome, first.outcome),
             end_section=last,
         )
@@ -38,7 +39,7 @@ def count_table(title: str, results: Sequence[Result]) -> Table:
 
 def timing_table(title: str, timings: Sequence[Timing]) -> Table:
     """What a token cost each contender, of one model."""
-    table = _table(title, ("part", "who"), ("ms/token", "cpu ms/token", "tokens/s", "x wall", "x cpu"), ("same",))
+    table = _table(title, ("part", "who"), ("ms/token", "cpu ms/token", "tokens/s", "x wall", "x cpu", "laps"), ("same",))
     for i, row, first, last in _grouped(timings, lambda t: t.part):
         table.add_row(
             row.part if i == 0 else "",
@@ -48,6 +49,7 @@ def timing_table(title: str, timings: Sequence[Timing]) -> Table:
             f"{1000 / row.wall_ms:,.0f}",
             f"{row.wall_ms / first.wall_ms:.2f}",
             f"{row.cpu_ms / first.cpu_ms:.2f}",
+            str(row.laps),
             _same(i, row.outcome, first.outcome),
             end_section=last,
         )

@@ -77,9 +77,9 @@ OPTIONS = (
         "--adapter",
         "adapters",
         multiple=True,
-        metavar="PATH[:SCALE]",
-        help="Put a LoRA adapter on the model, a folder or an id on the shelf; may be given again, they add up. "
-        "Example: --adapter ./pirate:0.8",
+        metavar="PATH|NAME[:SCALE]",
+        help="Put a LoRA adapter on the model, a folder or one that elsewise models list shows; may be given again, they add "
+        "up. Example: --adapter ./pirate:0.8 --adapter org/polite",
     ),
     click.option("--system", help='A system prompt. Example: --system "Answer in one word."'),
     click.option("--raw", is_flag=True, help="Continue TEXT as it is: no template, no roles."),
@@ -233,7 +233,7 @@ def _schema(given: str | None) -> str | None:
     Raises:
         click.ClickException: The file cannot be read.
     """
-    return given if given is None or given.lstrip().startswith("{") else read_text(given)
+    return given if given is None or given.lstrip().startswith(("{", "[")) else read_text(given)
 
 
 def _check_company(flags: Flags) -> None:
@@ -273,11 +273,15 @@ def adapter_options(given: tuple[str, ...]) -> dict[str, Any]:
         try:
             scale = float(end)
         except ValueError:
+            if colon and path.strip() and "/" not in end and not Path(text).exists():
+                raise click.ClickException(f"--adapter {text}: {end!r} is no scale: write a number, {path}:0.8") from None
             path, scale = text, 1.0
         if not colon:
             path, scale = text, 1.0
         if not path.strip():
-            raise click.UsageError(f"--adapter {text}: write the adapter's folder, and a scale after a colon: ./pirate:0.8")
+            raise click.UsageError(
+                f"--adapter {text}: write the adapter's folder or name, and a scale after a colon: ./pirate:0.8"
+            )
         if not math.isfinite(scale):
             raise click.UsageError(f"--adapter {text}: the scale is a finite number (1 is as trained)")
         found.append((path, scale))

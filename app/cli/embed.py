@@ -44,7 +44,7 @@ Examples:
     "--adapter",
     "adapters",
     multiple=True,
-    metavar="PATH[:SCALE]",
+    metavar="PATH|NAME[:SCALE]",
     help="Put a LoRA adapter on the model, as `elsewise ask` does; may be given again, they add up.",
 )
 @click.option("--jsonl", is_flag=True, help='Each line of FILE is an object with a "text", whatever the file is called.')

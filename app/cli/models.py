@@ -10,7 +10,17 @@ from rich.table import Table
 from rich.text import Text
 
 from app.cli.common import console, print_table
-from runtime import ModelLoadError, fetch_embedded, import_model, list_models, models_dir, verify_model
+from runtime import (
+    ModelLoadError,
+    fetch_embedded,
+    import_adapter,
+    import_model,
+    is_adapter_folder,
+    list_models,
+    list_shelf_adapters,
+    models_dir,
+    verify_model,
+)
 from runtime import Progress as Step
 
 EMBEDDED = "smollm2"
@@ -23,10 +33,11 @@ def models() -> None:
 
 @models.command("list")
 def list_command() -> None:
-    """What is here, with sizes."""
-    entries = list_models()
+    """What is here, with sizes; of adapters, the model that they were made for."""
+    entries, adapters = list_models(), list_shelf_adapters()
     if not entries:
         click.echo(f"no models in {models_dir()}; fetch the embedded one: elsewise models get {EMBEDDED}", err=True)
+    if not entries and not adapters:
         return
     table = Table(box=None, header_style="bold", pad_edge=False)
     for name in ("name", "title", "parameters", "size", "format", "state"):
@@ -37,17 +48,37 @@ def list_command() -> None:
         table.add_row(
             Text(entry.name), Text(entry.title), parameters, f"{entry.bytes / 1e6:,.0f} MB", entry.format, Text(state)
         )
+    for adapter in adapters:
+        parameters = f"{adapter.parameters / 1e6:,.1f} M" if adapter.parameters else "-"
+        base = f"for {_one_line(adapter.base)}" if adapter.base else "for a base it does not name"
+        kind = "activated adapter" if adapter.kind == "alora" else "adapter"
+        size = f"{adapter.bytes / 1e6:,.1f} MB"
+        state = _one_line(adapter.problem) or "ready"
+        table.add_row(Text(adapter.name), Text(base), parameters, size, f"{kind} {adapter.layout}".rstrip(), Text(state))
     print_table(table)
+
+
+def _one_line(text: str) -> str:
+    """A text out of somebody's file, without what would move a terminal's cursor."""
+    return "".join(char if char.isprintable() else "?" for char in text)
 
 
 @models.command("import")
 @click.argument("path", type=click.Path(path_type=Path))
-@click.option("--name", help="What to call it on the shelf.")
+@click.option("--name", help="What to call it on the shelf. Example: --name org/name")
 def import_command(path: Path, name: str | None) -> None:
-    """Takes a GGUF file or a model folder onto the shelf."""
+    """Takes a GGUF file, a model folder or an adapter folder onto the shelf.
+
+    Of an adapter (peft's layout or mlx-lm's) its configuration and its safetensors are taken; ask --adapter NAME uses it.
+    """
     with Bar() as bar:
-        folder = import_model(path, name, bar.show)
-    click.echo(f"{folder.name}: ready in {folder.path}")
+        if is_adapter_folder(path):
+            adapter = import_adapter(path, name, bar.show)
+            done = f"{adapter.name}: ready in {adapter.path}; use it with: elsewise ask --adapter {adapter.name}"
+        else:
+            folder = import_model(path, name, bar.show)
+            done = f"{folder.name}: ready in {folder.path}"
+    click.echo(done)
 
 
 @models.command("get")
@@ -68,7 +99,8 @@ def get_command(name: str) -> None:
 @click.argument("name", required=False)
 def verify_command(name: str | None) -> None:
     """Reads every file again and compares its SHA-256."""
-    names = [name] if name else [entry.name for entry in list_models()]
+    here = [entry.name for entry in list_models()] + [adapter.name for adapter in list_shelf_adapters()]
+    names = [name] if name else here
     failed = False
     for each in names:
         try:
@@ -76,7 +108,8 @@ def verify_command(name: str | None) -> None:
             click.echo(f"{each}: sound")
         except ModelLoadError as fault:
             failed = True
-            click.echo(f"{each}: {fault}", err=True)
+            said = str(fault)
+            click.echo(said if said.startswith(f"{each}: ") else f"{each}: {said}", err=True)
     if failed:
         raise click.exceptions.Exit(1)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import datetime
 from collections.abc import Mapping
 
@@ -14,8 +15,9 @@ from app.cli.settings import Settings
 from app.cli.stores import with_store
 from app.cli.transfers import diff_command, export_command, import_command
 from app.rescue import recover_in_terminal, remedies
+from app.workbench.damage import told
 from app.workbench.session import OpenSession
-from storage import DataFolderLock, SessionRow, SessionStore, StoreDamagedError
+from storage import DataFolderLock, SessionRow, SessionStore, StoreDamagedError, StoreError
 
 
 @click.group()
@@ -63,7 +65,11 @@ def show_command(settings: Settings, session_id: int) -> None:
 @sessions.command("verify")
 @click.pass_obj
 def verify_command(settings: Settings) -> None:
-    """Checks every row; names what is damaged."""
+    """Checks every row; names what is damaged, and sets it aside where nobody else uses the data folder.
+
+    What is set aside stays in the file, out of the way: every session opens, no model goes on from a damaged turn, and the
+    next check names it as set aside.
+    """
     if _nothing_yet(settings):
         return
     try:
@@ -72,14 +78,43 @@ def verify_command(settings: Settings) -> None:
         click.echo(f"the whole file: {fault}")
         click.echo(remedies(settings.data), err=True)
         raise click.exceptions.Exit(1) from fault
+    if not damage:
+        aside = with_store(settings, lambda store: store.quarantined())
+        for row in aside:
+            click.echo(f"set aside before: {told(row)}", err=True)
+        click.echo("sound", err=True)
+        return
     for row in damage:
-        place = f"{row.title!r}, turn {row.turn}: " if row.title else ""
-        click.echo(f"{place}{row.detail}")
-    click.echo("sound" if not damage else f"{len(damage)} damaged", err=True)
-    if damage:
-        if any(row.kind == "file" for row in damage):
-            click.echo(remedies(settings.data), err=True)
-        raise click.exceptions.Exit(1)
+        click.echo(told(row))
+    click.echo(f"{len(damage)} damaged", err=True)
+    _set_aside(settings)
+    raise click.exceptions.Exit(1)
+
+
+def _set_aside(settings: Settings) -> None:
+    """Puts what is damaged out of the way, where nobody else writes; says what was done, or what to do."""
+    lock = DataFolderLock(settings.data.root, "sessions verify")
+    if not lock.acquire():
+        holder = lock.held_by or "another process"
+        click.echo(f"nothing was changed: {settings.data.root} is in use by {holder}; close it and verify again", err=True)
+        return
+
+    async def run() -> int:
+        store = SessionStore.open(settings.data.sessions)
+        try:
+            return len(await store.set_aside_damage())
+        finally:
+            await store.close()
+
+    try:
+        count = asyncio.run(run())
+    except StoreError as fault:
+        click.echo(f"nothing was changed: {fault}", err=True)
+        click.echo(remedies(settings.data), err=True)
+    else:
+        click.echo(f"{count} set aside: every session opens, with the text that is left", err=True)
+    finally:
+        lock.release()
 
 
 @sessions.command("recover")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import click
@@ -69,13 +69,14 @@ def export_command(
         "portable": export_portable,
     }[kind]
     session_id = with_store(settings, lambda store: _find(store, session))
-    with _bar("exporting") as progress:
-        write(settings.data.sessions, session_id, file, progress)
-    if with_kv:
-        with _locked(settings, "sessions export --with-kv"):
+    instead = "export from its window (File > Export Session File with KV), or leave out --with-kv"
+    with _locked(settings, "sessions export --with-kv", instead) if with_kv else nullcontext():  # before anything is written
+        with _bar("exporting") as progress:
+            write(settings.data.sessions, session_id, file, progress)
+        if with_kv:
             keys = with_store(settings, lambda store: keys_of(store, session_id))
             copied = put_into(file, settings.data.blocks, keys)
-        click.echo(f"note: {copied:,} KV blocks went with it", err=True)
+            click.echo(f"note: {copied:,} KV blocks went with it", err=True)
     click.echo(f"session {session_id} is in {file} ({file.stat().st_size:,} bytes)", err=True)
 
 
@@ -88,7 +89,7 @@ def import_command(settings: Settings, file: Path, with_kv: bool) -> None:
 
     All of it is taken, or nothing.
     """
-    with _locked(settings, "sessions import"):
+    with _locked(settings, "sessions import", "import in its window (File > Import)"):
         store = SessionStore.open(settings.data.sessions)
         with _bar("importing") as progress:
             keys = asyncio.run(_import(store, file, progress))
@@ -105,15 +106,21 @@ def import_command(settings: Settings, file: Path, with_kv: bool) -> None:
 
 
 @contextmanager
-def _locked(settings: Settings, what: str) -> Iterator[None]:
+def _locked(settings: Settings, what: str, instead: str) -> Iterator[None]:
     """Holds the data folder, so that no engine and no window has it.
+
+    Args:
+        settings: Names the folder.
+        what: The command, for whoever asks meanwhile.
+        instead: What can be done where somebody has it.
 
     Raises:
         click.ClickException: Somebody has.
     """
     lock = DataFolderLock(settings.data.root, what)
     if not lock.acquire():
-        raise click.ClickException(f"{settings.data.root} is in use by {lock.held_by or 'another process'}; close it first")
+        holder = lock.held_by or "another process"
+        raise click.ClickException(f"{settings.data.root} is in use by {holder}: close it and try again, or {instead}")
     try:
         yield
     finally:

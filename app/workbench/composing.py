@@ -132,6 +132,7 @@ class Composing:
         kept = _latest(session, said, room)
         if len(kept) == len(said):
             raise Refusal("the conversation is not what fills the context; shorten the message, or leave out a file")
+        session.check_sound((segment for turn in kept for segment in turn.segments), after=len(turns) - len(kept))
         session = (await self._copies.target(session)).session
         with self._answers.claim(session):
             await self._begin_with(session, len(kept), len(said) - len(kept), model.info.numbers_fingerprint)

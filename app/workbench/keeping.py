@@ -7,6 +7,7 @@ import logging
 
 from app.supervisor import Supervisor
 from app.workbench.answer import Answer
+from app.workbench.pinning import BlockPins
 from runtime import EngineDiedError, LanguageModel, RuntimeFault
 from ui import Refusal
 
@@ -18,10 +19,12 @@ class Keeper:
 
     Args:
         supervisor: Gives the model, if it runs.
+        pins: Hears of what was saved.
     """
 
-    def __init__(self, supervisor: Supervisor) -> None:
+    def __init__(self, supervisor: Supervisor, pins: BlockPins) -> None:
         self._supervisor = supervisor
+        self._pins = pins
         self._saving: dict[int, asyncio.Task[None]] = {}  # by session
         self._next: dict[int, list[Answer]] = {}  # that ended while an earlier one of their session was saved
         self._ends: dict[int, dict[int, int]] = {}  # tokens of the paths that were saved, by session and last node
@@ -74,6 +77,7 @@ class Keeper:
         else:
             self._ends.setdefault(session.id, {})[answer.node_id] = len(ids)
             log.debug("session %d: %s", session.id, saved)
+            await self._pins.saved(model, session.id, ids)
 
     def _replaced(self, answer: Answer) -> int | None:
         """Where an earlier save of this session ended on the answer's path: nobody goes on from there but through it.

@@ -13,6 +13,7 @@ from app.supervisor import Supervisor
 from app.workbench.answers import Answers
 from app.workbench.app_settings import SettingsKeeper
 from app.workbench.chores import Chores
+from app.workbench.damage import told
 from app.workbench.refusals import BUSY, stored
 from app.workbench.sessions import Sessions
 from app.workbench.status import backend_choices, detail_of
@@ -125,9 +126,14 @@ class LoadingMembers(ABC):
         return Backup(str(made), await asyncio.to_thread(lambda: made.stat().st_size))
 
     async def verify_data(self) -> Sequence[str]:
-        """Reads every stored row."""
+        """Reads every stored row; what is damaged is set aside, so that the rest is whole."""
         damage = await stored(self._store.verify())
-        return [row.detail for row in damage]
+        if damage:
+            try:
+                await self._store.set_aside_damage()
+            except StoreError as fault:  # what is damaged is told all the same
+                log.warning("what is damaged could not be set aside: %s", fault)
+        return [told(row) for row in damage]
 
 
 def _on_the_shelf() -> list[ShelfEntry]:

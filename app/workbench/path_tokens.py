@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import takewhile
 from typing import Any
 
 from app.workbench.growing import BROKEN, EMPTY, Runs
@@ -21,7 +22,7 @@ class PathTokens:
         tree: The nodes.
         runs: Their tokens.
         states: Of turns in work: their tokens are here, not on the disk.
-        damaged: Nodes of which not everything could be read.
+        damaged: Nodes of which not everything could be read; of those that miss tokens the rest is text.
     """
 
     def __init__(self, nodes: Sequence[NodeRow]) -> None:
@@ -29,6 +30,7 @@ class PathTokens:
         self.runs = Runs()
         self.states: dict[int, TurnStatus] = {}
         self.damaged: set[int] = set()
+        self.lost: set[int] = set()  # those of them whose tokens are not all there, or not to be trusted
 
     def unread(self, segments: Iterable[Segment]) -> list[int]:
         """Nodes whose tokens were not read yet, in order; one that is being written has them here, not on the disk."""
@@ -40,9 +42,15 @@ class PathTokens:
         for node_id, stored in chunks.items():
             if node_id in self.runs or node_id in self.states:  # an answer began while the store was reading
                 continue
-            read = [run_of(c.columns) for c in stored if c.columns]
-            self.runs[node_id] = healed(TokenRun.concat([run for run, _ in read]))
-            if any(c.damaged for c in stored) or not all(sound for _, sound in read):
+            held = list(takewhile(lambda c: c.columns, stored))  # behind a gap nothing stands where it stood
+            read = [run_of(c.columns) for c in held]
+            run = healed(TokenRun.concat([run for run, _ in read]))
+            node = self.tree.nodes.get(node_id)
+            if len(held) < len(stored) or (node is not None and node.damaged):
+                self.lost.add(node_id)
+                run = with_text(run, "" if node is None else node.text)
+            self.runs[node_id] = run
+            if node_id in self.lost or any(c.damaged for c in stored) or not all(sound for _, sound in read):
                 self.damaged.add(node_id)
 
     def segment_run(self, segment: Segment) -> TokenRun:
@@ -70,14 +78,34 @@ class PathTokens:
         """The ids along segments: what entered the model.
 
         Raises:
-            Refusal: Some of them were not read yet (see `Sessions.read_whole`).
+            Refusal: Some of them were not read yet (see `Sessions.read_whole`), or are damaged.
         """
+        self.check_sound(segments)
         ids: list[int] = []
         for segment in segments:
             if segment.node.id not in self.runs and segment.node.token_count and segment.node.id not in self.states:
                 raise Refusal("the beginning of this session is still being read; try again in a moment")
             ids.extend(self.runs.get(segment.node.id, EMPTY).ids.tolist()[: segment.stop])
         return ids
+
+    def check_sound(self, segments: Iterable[Segment], *, after: int = 0) -> None:
+        """Refuses a path on which tokens are damaged or lost: the model would go on from what was never said.
+
+        Args:
+            segments: Of a path, or of the end of one.
+            after: Turns of the path before those.
+
+        Raises:
+            Refusal: Names the turn, and the ways on.
+        """
+        turn = after
+        for segment in segments:
+            turn += bool(segment.node.turn_start or turn == after)
+            if segment.node.damaged or segment.node.id in self.lost:
+                way = (
+                    "edit that message" if segment.node.role == "user" else "make that answer again, or choose another version"
+                )
+                raise Refusal(f"turn {turn} is damaged: its text stands there, but no model goes on from it; {way}")
 
     def messages(self, turns: Sequence[Turn]) -> list[dict[str, str]]:
         """Role and content of turns, as templates take them; a system prompt that the template brought is left out."""
@@ -105,6 +133,13 @@ class PathTokens:
 def text_run(text: str) -> TokenRun:
     """Text that has no tokens yet (no model has seen it), as a run of one."""
     return TokenRun.unscored([0], [text.encode()], [text], Origin.TYPED)
+
+
+def with_text(run: TokenRun, text: str) -> TokenRun:
+    """The tokens that are left of a turn, and what is known of its text behind them as one more."""
+    said = content_of(run)
+    rest = text.removeprefix(said) if text.startswith(said) else ""
+    return TokenRun.concat([run, text_run(rest)]) if rest else run
 
 
 def content_of(run: TokenRun) -> str:

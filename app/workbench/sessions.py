@@ -129,7 +129,12 @@ class Sessions:
         await self.find_warm(session)
 
     async def add(self, session: OpenSession, node: NewNode, chunk: NewChunk | None = None, *, current: bool = True) -> NodeRow:
-        """Adds a node on the disk and in the open tree, and (`current`) makes it the tip."""
+        """Adds a node on the disk and in the open tree, and (`current`) makes it the tip.
+
+        Raises:
+            Refusal: The path before it is damaged, or the store cannot write it.
+        """
+        session.check_sound(session.tree.path(node.parent_id))
         node_id = await stored(self._store.add_node(node, chunk, current=current))
         row = NodeRow(
             id=node_id,
@@ -194,7 +199,10 @@ class Sessions:
         except Refusal as refusal:  # whoever asks the model to go on is told
             log.info("no warm prefix: %s", refusal)
             return
-        tip, ids = session.tip, session.path_ids(session.tree.path(session.tip))
+        try:
+            tip, ids = session.tip, session.path_ids(session.tree.path(session.tip))
+        except Refusal:  # part of it is damaged: no model goes on from it
+            return
         if not ids:
             return
         try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -48,7 +48,18 @@ class TransferMembers:
         """Takes in all of a file, or nothing."""
         imported = await stored(self._store.import_file(path, progress))
         self._tell(SessionsChanged())
-        return ImportResult(imported.sessions, imported.notes)
+        from app.portable_kv import carries_blocks  # the window opens without it
+
+        return ImportResult(imported.sessions, imported.notes, await asyncio.to_thread(carries_blocks, path))
+
+    async def take_kv(self, session_ids: Sequence[int], path: Path, progress: OnTransfer) -> int:
+        """Takes what the engine of whoever wrote the file had computed, while this one runs."""
+        from app.portable_kv import take_kv  # the window opens without it
+
+        try:
+            return await take_kv(self._store, self.supervisor, session_ids, path, progress)
+        except (StoreError, RuntimeFault, OSError) as fault:
+            raise Refusal(str(fault)) from fault
 
     async def compare(self, session_id: int, left: int, right: int) -> BranchDiff:
         """The branches through two nodes."""

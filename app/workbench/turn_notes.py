@@ -18,7 +18,7 @@ NOTES = {
     "error": "failed",
 }
 CUT = "a stop text cut it before it had the form asked for"
-DAMAGED = "some of this turn's stored rows are damaged; what could be read is shown"
+DAMAGED = "some of this turn's stored rows are damaged; what could be read is shown, and no model goes on from it"
 
 
 def note_of(tree: Tree, node: NodeRow, *, damaged: bool) -> str:

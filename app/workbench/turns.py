@@ -164,6 +164,7 @@ class Turns:
         if node.role != "assistant":
             raise Refusal("only the model's turns can be regenerated; edit your own")
         self._answers.check_idle(session_id)
+        session.check_sound(session.tree.path(node_id))
         if why := refusal(node):
             raise Refusal(why)
         if why := refusal(node, await self._answers.model()):

@@ -20,6 +20,7 @@ from app.workbench.drawn import Drawn
 from app.workbench.fans import Fans
 from app.workbench.keeping import Keeper
 from app.workbench.loading import LoadingMembers
+from app.workbench.pinning import BlockPins
 from app.workbench.pruning import prune
 from app.workbench.saying import SayingMembers
 from app.workbench.sessions import Sessions
@@ -32,7 +33,7 @@ from app.workbench.transfers import TransferMembers
 from app.workbench.turns import Turns
 from app.workbench.vocabulary import Vocabulary
 from runtime import GenerationOptions, SamplingOptions
-from storage import SessionStore, StoreError
+from storage import SessionStore, StoreDamagedError, StoreError
 from ui import EngineState, Event, SessionChanged, SessionSummary, SessionView, StatusChanged, StatusView
 
 log = logging.getLogger(__name__)
@@ -69,7 +70,8 @@ class AppWorkbench(SayingMembers, LoadingMembers, SetupMembers, ShelfMembers, Tr
         self._chores = Chores()
         self._setups = Setups(store, supervisor, preset, call, self._free_adapters)
         self._sessions = Sessions(store, supervisor, self._setups, self._tell)
-        self._keeper = Keeper(supervisor)
+        self._pins = BlockPins(store, supervisor, self._chores)
+        self._keeper = Keeper(supervisor, self._pins)
         self._answers = Answers(store, supervisor, self._setups, call, self._tell, self._refresh_status, self._keeper.keep)
         tokeniser = Tokeniser(store, self.vocabulary)
         copies = Copies(store, supervisor, self._sessions, self._setups, self._tell)
@@ -131,17 +133,20 @@ class AppWorkbench(SayingMembers, LoadingMembers, SetupMembers, ShelfMembers, Tr
     async def pin_session(self, session_id: int, pinned: bool) -> None:  # a state, not an option
         """To the top of the list, or back to its day."""
         await self._sessions.pin(session_id, pinned)
+        self._pins.changed()
 
     async def trash_session(self, session_id: int) -> bool:
         """Into the trash; an answer that is being written there is stopped and kept: whether there was one."""
         stopped = session_id in self._answers.running
         self.stop(session_id)
         await self._sessions.trash(session_id)
+        self._pins.changed()
         return stopped
 
     async def restore_session(self, session_id: int) -> None:
         """Back out of the trash."""
         await self._sessions.restore(session_id)
+        self._pins.changed()
 
     async def show_earlier(self, session_id: int) -> SessionView:
         """Some more of the beginning of a long path."""
@@ -177,7 +182,12 @@ class AppWorkbench(SayingMembers, LoadingMembers, SetupMembers, ShelfMembers, Tr
         await asyncio.sleep(TIDY_SECONDS)
         try:
             await self._sessions.tidy()
-            await self._store.back_up_daily()
+            try:
+                await self._store.back_up_daily()
+            except StoreDamagedError as fault:
+                log.warning("damaged rows are set aside: %s", fault)
+                await self._store.set_aside_damage()
+                await self._store.back_up_daily()
         except StoreError as fault:  # the next start tries again
             log.warning("not everything was cleared away and backed up: %s", fault)
 

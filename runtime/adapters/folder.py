@@ -8,9 +8,11 @@ from runtime.adapters import mlx_layout, peft_layout
 from runtime.adapters.layout import AdapterHeader
 from runtime.errors import AdapterError, ModelLoadError
 from runtime.loading.check import read_json
-from runtime.loading.paths import is_model_id, models_dir, shelf_path
+from runtime.loading.manifest import read_manifest, verify
+from runtime.loading.paths import ADAPTER_CONFIG, is_adapter, is_model_id, models_dir, shelf_id, shelf_path
 
-CONFIG = "adapter_config.json"
+CONFIG = ADAPTER_CONFIG
+_NAMED = 8  # adapters that a message names
 _NEVER_OPENED = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".npz")
 
 
@@ -25,6 +27,9 @@ def read_header(source: str | Path) -> AdapterHeader:
     """
     folder = adapter_folder(source)
     try:
+        manifest = read_manifest(folder)
+        if manifest is not None:
+            verify(folder, manifest)
         config = read_json(folder / CONFIG)
     except ModelLoadError as fault:
         raise AdapterError(str(fault)) from fault
@@ -52,16 +57,51 @@ def adapter_folder(source: str | Path) -> Path:
     if path.is_file():
         raise AdapterError(f"{path}: a file; give the folder that has {CONFIG} and the weights")
     if isinstance(source, str) and is_model_id(source):
-        exact = shelf_path(source)
-        if exact.is_dir():
-            return exact
-        revisions = sorted(models_dir().glob(f"{exact.name}@*")) if "@" not in source else []
-        if len(revisions) == 1:
-            return revisions[0]
-        raise AdapterError(
-            f"the adapter {source} is not in {models_dir()}; put its folder there as {exact.name}, or give the folder's path"
-        )
-    raise AdapterError(f"{source}: no such folder; give a folder with {CONFIG} in it")
+        return _shelved(source)
+    raise AdapterError(
+        f"{source}: no such folder; give a folder with {CONFIG} in it, or an id on the shelf (there: {on_the_shelf()})"
+    )
+
+
+def name_of(folder: Path) -> str:
+    """What an adapter is called where nobody says: by its id if it is on the shelf, else as its folder is."""
+    return shelf_id(folder) if folder.parent == models_dir() else folder.name
+
+
+def is_on_shelf(name: object) -> bool:
+    """Whether an id leads to an adapter of the shelf."""
+    if not isinstance(name, str) or not is_model_id(name):
+        return False
+    try:
+        return is_adapter(_shelved(name))
+    except AdapterError:
+        return False
+
+
+def on_the_shelf() -> str:
+    """The names of the shelf's adapters, for messages."""
+    try:
+        folders = sorted(folder for folder in models_dir().iterdir() if not folder.name.startswith(".") and is_adapter(folder))
+    except OSError:
+        folders = []
+    names = [shelf_id(folder) for folder in folders]
+    more = f" and {len(names) - _NAMED:,} more" if len(names) > _NAMED else ""
+    return f"{', '.join(names[:_NAMED])}{more}" if names else "none"
+
+
+def _shelved(name: str) -> Path:
+    exact = shelf_path(name)
+    if exact.is_dir():
+        return exact
+    revisions = sorted(models_dir().glob(f"{exact.name}@*")) if "@" not in name else []
+    if len(revisions) == 1:
+        return revisions[0]
+    if revisions:
+        raise AdapterError(f"{name} is here in {len(revisions)} revisions; choose one: {', '.join(map(shelf_id, revisions))}")
+    raise AdapterError(
+        f"the adapter {name} is not in {models_dir()} (adapters there: {on_the_shelf()}); put one there with: "
+        f"elsewise models import FOLDER --name {name}, or give the folder's path"
+    )
 
 
 def _no_weights(folder: Path, wanted: str) -> str:

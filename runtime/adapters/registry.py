@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass, replace
 
+from runtime.adapters.folder import is_on_shelf, on_the_shelf
 from runtime.adapters.layout import AdapterHeader
 from runtime.adapters.routes import Routing
 from runtime.adapters.uses import Adapters, check_adapters, check_scale, digest_of_stack
@@ -95,23 +96,37 @@ class Registry:
                 raise AdapterError(f"an adapter {entry.qualified} is registered already, from {known.header.folder}")
             return known
 
+    def knows(self, name: object) -> bool:
+        """Whether a name is one of an adapter here, or of several."""
+        with self._lock:
+            return bool(self._alike(name))
+
     def find(self, name: str) -> Entry:
-        """The adapter of a name; `name_type` where a plain and an activated one share it.
+        """The adapter of a name; `name_type` where a plain and an activated one share it, an id with or without revision.
 
         Raises:
-            AdapterError: None has it; the nearest is named.
+            AdapterError: None has it; the nearest is named, and what is on the shelf.
         """
         with self._lock:
-            if name in self._entries:
-                return self._entries[name]
-            alike = [entry for entry in self._entries.values() if entry.name == name]
-            if len(alike) == 1:
-                return alike[0]
-            if alike:
-                raise AdapterError(f"{name!r} is two adapters: {' and '.join(sorted(entry.qualified for entry in alike))}")
+            alike = self._alike(name)
             names = {entry.name for entry in self._entries.values()} | set(self._entries)
-            hint = nearest(str(name), names) if names else "none is registered; add_adapter(folder) registers one"
-            raise AdapterError(f"no adapter is called {name!r}: {hint}")
+        if len(alike) == 1:
+            return alike[0]
+        if alike:
+            several = "two" if len(alike) == 2 else f"{len(alike):,}"
+            raise AdapterError(f"{name!r} is {several} adapters: {' and '.join(sorted(entry.qualified for entry in alike))}")
+        if is_on_shelf(name):
+            raise AdapterError(f"adapter {name} is on the shelf, and not loaded; load_adapter({name!r}) brings it in")
+        hint = nearest(name, names) if names and isinstance(name, str) else "none is registered"
+        there = f"on the shelf: {on_the_shelf()}; elsewise models import FOLDER puts one there, or give a folder's path"
+        raise AdapterError(f"no adapter is called {name!r:.200}: {hint} ({there})")
+
+    def _alike(self, name: object) -> list[Entry]:
+        if isinstance(name, str) and name in self._entries:
+            return [self._entries[name]]
+        entries = list(self._entries.values())
+        named = [entry for entry in entries if entry.name == name]
+        return named or [entry for entry in entries if entry.name.partition("@")[0] == name]
 
     def infos(self) -> tuple[AdapterInfo, ...]:
         """Every registered adapter."""

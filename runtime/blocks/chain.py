@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -70,15 +70,22 @@ def cells(spans: Sequence[Span]) -> list[Cell]:
     return found
 
 
-def block_keys(kv_fingerprint: str, ids: Sequence[int]) -> list[bytes]:
-    """The names that the blocks of a path of the base model can have, in order: on the grid, and its checkpoints there.
+def block_keys(kv_fingerprint: str, ids: Sequence[int], ends: Iterable[int] = ()) -> list[bytes]:
+    """The names that the blocks of a path of the base model can have, parents first: on the grid, and its checkpoints there.
 
     Args:
         kv_fingerprint: Of the model (`ModelInfo.kv_fingerprint`).
         ids: The path.
+        ends: Where it may have ended when it was saved, in tokens: the last block of a saved path is shorter than the others,
+            and has a name of its own.
     """
     found = cells([(kv_fingerprint, np.asarray(ids, np.int32))])
-    return [cell.link(state=state).key for cell in found for state in (False, True)]
+    keys = [cell.link(state=state).key for cell in found for state in (False, True)]
+    for end in ends:
+        if 0 < end < len(ids) and end % BLOCK_TOKENS:
+            cell = found[end // BLOCK_TOKENS]
+            keys += [cell.link(end - cell.start, state=state).key for state in (False, True)]
+    return keys
 
 
 def _named(namespace: Hashable, state: bool) -> bytes:

@@ -94,6 +94,9 @@ class BlockStore(Protocol):
     def copy_to(self, path: Path, keys: Sequence[bytes]) -> int:
         """Copies those of `keys` that are held into another block file at `path` (made when missing); how many."""
 
+    def take_from(self, path: Path, keys: Sequence[bytes]) -> int:
+        """Keeps those of `keys` (parents before children) that another block file holds; how many of them are held then."""
+
     def stats(self) -> BlockCounts:
         """Counts, without reading a block."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any, cast
 
@@ -12,15 +13,15 @@ from runtime.info import ModelInfo
 from runtime.loading.paths import is_model_id
 
 
-class AdapterCalls:
+class AdapterCalls(ABC):
     """`add_adapter`, `push_lora` and their kin; see `runtime.members.adapters`. A relative path counts from here."""
 
     _calls: Calls
 
     @property
+    @abstractmethod
     def info(self) -> ModelInfo:
         """What is known of the model."""
-        raise NotImplementedError
 
     @property
     def base_model_name(self) -> str:

@@ -35,6 +35,18 @@ class BlockCalls:
     async def copy_blocks_async(self, keys: Sequence[bytes], path: str | Path) -> int:
         return cast("int", await self._calls.call("copy_blocks_async", keys=list(keys), path=_from_here(path)))
 
+    def take_blocks(self, keys: Sequence[bytes], path: str | Path) -> int:
+        return cast("int", self._calls.call_sync("take_blocks_async", keys=list(keys), path=_from_here(path)))
+
+    async def take_blocks_async(self, keys: Sequence[bytes], path: str | Path) -> int:
+        return cast("int", await self._calls.call("take_blocks_async", keys=list(keys), path=_from_here(path)))
+
+    def pin_blocks(self, name: str, keys: Sequence[bytes]) -> None:
+        self._calls.call_sync("pin_blocks_async", name=name, keys=list(keys))
+
+    async def pin_blocks_async(self, name: str, keys: Sequence[bytes]) -> None:
+        await self._calls.call("pin_blocks_async", name=name, keys=list(keys))
+
     def kv_snapshot(self, ids: Sequence[int], path: str | Path, *, adapters: Adapters = None) -> int:
         return cast("int", self._calls.call_sync("kv_snapshot_async", **_snapshot(ids, path, adapters)))
 

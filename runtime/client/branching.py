@@ -7,28 +7,19 @@ from typing import Any, cast
 
 from runtime.adapters.uses import Adapters
 from runtime.beams import BeamOptions, Hypothesis, OnStep, given_beams
-from runtime.branches import Branches, check_prompts, records_of
+from runtime.branches import Branches, BranchRecords, Options, Prompts, check_prompts
 from runtime.client.arguments import plain_adapters, plain_ids
 from runtime.client.calls import Calls
 from runtime.info import OnProgress
 from runtime.options import GenerationOptions, given
-from runtime.records import TokenRecord, TokenRun
+from runtime.records import TokenRun
 from runtime.text.utf8 import clean_text
 
-Prompts = Sequence[str | Sequence[int]]
-Options = GenerationOptions | Sequence[GenerationOptions | None] | None
 
-
-class BranchingMembers:
+class BranchingMembers(BranchRecords):
     """See `runtime.members.branching`."""
 
     _calls: Calls
-
-    def continue_many(
-        self, ids: Sequence[int], n: int, options: GenerationOptions | None = None, *, on_progress: OnProgress | None = None
-    ) -> Branches[TokenRecord]:
-        runs = self.continue_many_runs(ids, n, options, on_progress=on_progress)
-        return Branches(records_of(runs), runs.drop)
 
     def continue_many_runs(
         self, ids: Sequence[int], n: int, options: GenerationOptions | None = None, *, on_progress: OnProgress | None = None
@@ -37,10 +28,6 @@ class BranchingMembers:
             return {"ids": plain_ids(ids), "n": n, "options": options and given(options)}
 
         return self._calls.branches("continue_many_runs", arguments, on_progress=on_progress)
-
-    def generate_many(self, prompts: Prompts, options: Options = None) -> Branches[TokenRecord]:
-        runs = self.generate_many_runs(prompts, options)
-        return Branches(records_of(runs), runs.drop)
 
     def generate_many_runs(self, prompts: Prompts, options: Options = None) -> Branches[TokenRun]:
         def arguments() -> dict[str, Any]:

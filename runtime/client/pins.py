@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import cast
 
@@ -14,16 +15,16 @@ from runtime.info import ModelInfo
 from runtime.members.pins import Pinned
 
 
-class PinCalls:
+class PinCalls(ABC):
     """`pin`, `unpin` and their twins; see `runtime.members.pins`. The numbers are given out at this end."""
 
     _calls: Calls
     _pin_numbers = itertools.count(1)
 
     @property
+    @abstractmethod
     def info(self) -> ModelInfo:
         """What is known of the model."""
-        raise NotImplementedError
 
     def pin(self, ids: Sequence[int], pin: int | None = None, *, adapters: Adapters = None) -> int:
         number = next(self._pin_numbers) if pin is None else pin

@@ -39,7 +39,7 @@ async def spawn(
             standard error.
         limits: When the engine counts as hung.
         loader: "package.module:callable" that makes the model in the engine process.
-        on_progress: Hears how far the weights are, on the caller's loop, before this returns; of the hf backend.
+        on_progress: Hears how far the weights are, on the caller's loop, before this returns (hf and mlx).
         options: See `LoadOptions`.
 
     Raises:

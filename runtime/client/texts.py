@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-from runtime.client.arguments import plain_ids, plain_messages
+from runtime.client.arguments import plain_messages
 from runtime.client.calls import Calls
-from runtime.errors import InvalidRequestError
 from runtime.members.texts import Message
+from runtime.text.pieces import PieceMembers
 from runtime.text.utf8 import clean_text
 from runtime.wire.arrays import unpack_pieces
 from runtime.wire.messages import Loaded
 
 
-class TextCalls:
+class TextCalls(PieceMembers):
     """See `runtime.members.texts`.
 
     Args:
@@ -38,10 +38,6 @@ class TextCalls:
         return self._first.chat_template
 
     @property
-    def byte_vocab(self) -> list[bytes]:
-        return list(self._byte_vocab)
-
-    @property
     def str_vocab(self) -> list[str]:
         return list(self._str_vocab)
 
@@ -50,20 +46,6 @@ class TextCalls:
 
     async def tokenize_async(self, text: str) -> list[int]:
         return cast("list[int]", await self._calls.call("tokenize_async", text=clean_text(text)))
-
-    def detokenize(self, ids: Sequence[int]) -> str:
-        return cast("str", self._calls.call_sync("detokenize_async", ids=plain_ids(ids)))
-
-    async def detokenize_async(self, ids: Sequence[int]) -> str:
-        return cast("str", await self._calls.call("detokenize_async", ids=plain_ids(ids)))
-
-    def decode_token(self, token_id: int) -> bytes:
-        if not 0 <= token_id < len(self._byte_vocab):
-            raise InvalidRequestError(f"token id {token_id} is outside the vocabulary of {len(self._byte_vocab):,}")
-        return self._byte_vocab[token_id]
-
-    def is_eos(self, token_id: int) -> bool:
-        return token_id in self._eos
 
     def render_chat(
         self,

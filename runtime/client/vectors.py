@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -16,15 +17,15 @@ from runtime.text.utf8 import clean_text
 from runtime.wire.frames import MAX_PAYLOAD
 
 
-class VectorCalls:
+class VectorCalls(ABC):
     """`embed` and its twin; see `runtime.members.vectors`."""
 
     _calls: Calls
 
     @property
+    @abstractmethod
     def info(self) -> ModelInfo:
         """What is known of the model."""
-        raise NotImplementedError
 
     async def embed(
         self,

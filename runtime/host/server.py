@@ -13,6 +13,7 @@ import socket
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import aclosing
+from functools import partial
 from typing import NoReturn
 
 import msgspec
@@ -112,7 +113,8 @@ class Server:
                 case Call():
                     if request.id in self._calls:
                         raise MessageError(f"a second call with id {request.id}")
-                    self._calls[request.id] = asyncio.create_task(self._answer(request))
+                    begun = self._calls[request.id] = asyncio.create_task(self._answer(request))
+                    begun.add_done_callback(partial(self._forget, request.id))  # one that is cancelled at once never runs
                     if self._pusher is None:
                         self._pusher = asyncio.create_task(self._push_while_busy())
                 case Cancel():
@@ -171,10 +173,11 @@ class Server:
             if not isinstance(error, RuntimeFault):
                 _log.warning("%s failed", call.method, exc_info=error)
             payload = encode(Failure(call.id, pack_fault(error)))
-        finally:
-            del self._calls[call.id]
-            self._dropped.pop(call.id, None)
         self._post(payload, news=True)
+
+    def _forget(self, call: int, _: asyncio.Task[None]) -> None:
+        del self._calls[call]
+        self._dropped.pop(call, None)
 
     async def _perform(self, call: Call) -> bytes:
         method = METHODS.get(call.method)

@@ -15,6 +15,7 @@ from runtime.loading.config import check_sizes, normalised
 from runtime.loading.digests import digest_of_all, known_sha256
 from runtime.loading.folder import ModelFolder
 from runtime.loading.manifest import Manifest, read_manifest, verify
+from runtime.loading.paths import is_adapter
 
 TEXT_FILES = (
     "tokenizer.json",
@@ -45,6 +46,10 @@ def open_folder(path: Path, *, name: str | None = None, backend: str = "hf") -> 
     if manifest is not None:
         verify(path, manifest)
     raw = read_json(path / "config.json")
+    if raw is None and is_adapter(path):
+        raise ModelLoadError(
+            f"{path}: an adapter, no model; load the model that it was made for and put it on that one (--adapter, push_lora)"
+        )
     if raw is None:
         raise ModelLoadError(f"{path}: no config.json; this is not a model folder (a GGUF file is given by its own path)")
     _check_architecture(raw, path)

@@ -23,14 +23,14 @@ class FileNote(msgspec.Struct, frozen=True):
 
 
 class Manifest(msgspec.Struct, frozen=True):
-    """Where an imported model came from and what it consists of."""
+    """Where an imported model or adapter came from and what it consists of."""
 
     format: int
     id: str  # what `resolve` finds it by
     title: str  # what users see
     source: str  # the file or folder it was made from, by its own name
-    source_sha256: str  # of the GGUF; empty for a folder
-    kind: Literal["gguf", "folder"]
+    source_sha256: str  # of the GGUF; of a folder, over its files
+    kind: Literal["gguf", "folder", "adapter"]
     parameters: int
     files: dict[str, FileNote]
     template_digest: str | None = None  # SHA-256 of the chat template's text, wherever it stands; None without one

@@ -12,6 +12,7 @@ import platformdirs
 
 from runtime.errors import ModelLoadError
 
+ADAPTER_CONFIG = "adapter_config.json"
 _ID = re.compile(r"[A-Za-z0-9][\w.+-]*(/[A-Za-z0-9][\w.+-]*)?(@[\w.+-]+)?", re.ASCII)
 
 
@@ -35,6 +36,16 @@ def shelf_path(model_id: str) -> Path:
     if not is_model_id(model_id):
         raise ModelLoadError(f"{model_id!r} cannot be a model's name: org/name@revision, of letters, digits and '._-+'")
     return models_dir() / model_id.replace("/", "--")
+
+
+def is_adapter(folder: Path) -> bool:
+    """Whether a folder is an adapter's, by the names of its files: a whole model has a config.json."""
+    return (folder / ADAPTER_CONFIG).is_file() and not (folder / "config.json").is_file()
+
+
+def shelf_id(folder: Path) -> str:
+    """What a folder of the shelf is found by."""
+    return folder.name.replace("--", "/")
 
 
 def made_models_dir() -> Path:

@@ -7,8 +7,9 @@ from pathlib import Path
 
 from runtime.errors import ModelLoadError
 from runtime.loading.check import check_safetensors, weight_files
-from runtime.loading.importer import shelf_folders
 from runtime.loading.manifest import read_manifest
+from runtime.loading.paths import shelf_id
+from runtime.loading.placing import shelf_folders
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,13 +28,13 @@ class ShelfEntry:
 
 
 def list_models() -> list[ShelfEntry]:
-    """The shelf, by name. Cheap: no weights are read."""
+    """The models of the shelf, by name. Cheap: no weights are read."""
     return [_entry(folder) for folder in shelf_folders()]
 
 
 def _entry(folder: Path) -> ShelfEntry:
     size = sum(file.stat().st_size for file in folder.iterdir() if file.is_file())
-    name = folder.name.replace("--", "/")
+    name = shelf_id(folder)
     try:
         manifest = read_manifest(folder)
     except ModelLoadError as fault:

@@ -8,8 +8,9 @@ from runtime.errors import ModelLoadError
 from runtime.loading.check import open_folder
 from runtime.loading.digests import known_sha256
 from runtime.loading.folder import ModelFolder
-from runtime.loading.importer import find_imported, import_model, shelf_folders
+from runtime.loading.importer import find_imported, import_model
 from runtime.loading.paths import is_model_id, models_dir, shelf_path
+from runtime.loading.placing import shelf_folders
 
 EMBEDDED = "smollm2"
 # What an error offers: only commands that work.

@@ -7,7 +7,10 @@ from typing import Protocol
 
 
 class AdapterMembers(Protocol):
-    """LoRA adapters: registered by folder, loaded beside the base's weights, stacked with a scale each.
+    """LoRA adapters: registered by folder or id, loaded beside the base's weights, stacked with a scale each.
+
+    An id (``org/name``, ``org/name@revision``) is one of an adapter that lies in the models folder (`import_adapter`); nothing
+    is ever fetched.
 
     A request runs under the stack that is in force when it is made, or under the one it names (`adapters=`), to its end.
     KV is kept by stack: changing the stack makes none stale and drops none, and what was computed under a stack is found
@@ -34,7 +37,7 @@ class AdapterMembers(Protocol):
 
         Args:
             path: A folder in peft's layout or mlx-lm's, or an id that lies in the models folder.
-            name: What to call it; None: the folder's name.
+            name: What to call it; None: its id, or the folder's name.
             any_base: Takes an adapter that names another base model, if all its shapes fit.
 
         Returns:
@@ -50,10 +53,12 @@ class AdapterMembers(Protocol):
         """`add_adapter`, awaited."""
 
     def load_adapter(self, name: str) -> None:
-        """Brings the weights of a registered adapter in; the base is not touched. Blocking; loaded ones stay as they are.
+        """Brings the weights of an adapter in; the base is not touched. Blocking; loaded ones stay as they are.
+
+        One that lies on the shelf is named by its id, and registered first.
 
         Raises:
-            AdapterError: Unknown, or its file was changed or holds NaN.
+            AdapterError: Unknown (what is on the shelf is named), or its file was changed or holds NaN.
             MemoryBudgetError: The device ran out of memory.
         """
 
@@ -76,7 +81,7 @@ class AdapterMembers(Protocol):
         """`list_adapters`, awaited."""
 
     def push_lora(self, name: str, scale: float = 1.0) -> None:
-        """Puts an adapter on top of the stack; one that is not loaded, or a folder that is not registered, is first. Blocking.
+        """Puts an adapter on top of the stack; one that is not loaded is first, and so is a folder or an id. Blocking.
 
         Raises:
             AdapterError: As `add_adapter` and `load_adapter`, or a scale that is not finite.

@@ -81,6 +81,41 @@ class BlockMembers(Protocol):
     async def copy_blocks_async(self, keys: Sequence[bytes], path: str | Path) -> int:
         """`copy_blocks`, awaited; cancelled, it ends after what is being copied."""
 
+    def take_blocks(self, keys: Sequence[bytes], path: str | Path) -> int:
+        """Copies those of these blocks that another file holds into the block file, within its budget. Blocking.
+
+        Each is checked against damage; nobody can check what somebody else computed: only from people one trusts.
+
+        Args:
+            keys: Their names, parents before children.
+            path: A file that `copy_blocks` wrote; it is only read.
+
+        Returns:
+            How many of them the block file holds then.
+
+        Raises:
+            UnsupportedFeatureError: The model was loaded without `blocks`, or without a cache.
+            OSError: One of the files fails, or the other has no blocks; what was copied before stays.
+        """
+
+    async def take_blocks_async(self, keys: Sequence[bytes], path: str | Path) -> int:
+        """`take_blocks`, awaited; cancelled, it ends after what is being copied."""
+
+    def pin_blocks(self, name: str, keys: Sequence[bytes]) -> None:
+        """These blocks (`block_keys`) stay in the block file while the pin `name` stands, also over restarts. Blocking.
+
+        Args:
+            name: Of the pin; whatever it held before is let go.
+            keys: Their names; those that are not held yet stay when they are. Without any the pin is removed.
+
+        Raises:
+            UnsupportedFeatureError: The model was loaded without `blocks`, or without a cache.
+            OSError: The block file cannot be written.
+        """
+
+    async def pin_blocks_async(self, name: str, keys: Sequence[bytes]) -> None:
+        """`pin_blocks`, awaited."""
+
     def kv_snapshot(self, ids: Sequence[int], path: str | Path, *, adapters: Adapters = None) -> int:
         """Writes the KV of `ids` into one safetensors file, with ids and fingerprint in its header. Blocking.
 

@@ -34,7 +34,7 @@ class TextMembers(Protocol):
         """`tokenize`, awaited."""
 
     def detokenize(self, ids: Sequence[int]) -> str:
-        """The text of `ids`; bytes that are not UTF-8 become U+FFFD. Blocking."""
+        """The text of `ids`; bytes that are not UTF-8 become U+FFFD. Never blocks."""
 
     async def detokenize_async(self, ids: Sequence[int]) -> str:
         """`detokenize`, awaited."""

@@ -10,7 +10,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from runtime.adapters.folder import adapter_folder, read_header
+from runtime.adapters.folder import is_on_shelf, name_of, read_header
 from runtime.adapters.matching import check_base, matched
 from runtime.adapters.registry import Entry
 from runtime.adapters.uses import check_adapters, check_scale
@@ -43,7 +43,7 @@ class AdapterMembers(Core):
         if not any_base:
             check_base(header, self.info.name)
         header = matched(header, self._engine.call(self._engine.backend.adapter_targets).result())
-        entry = self._adapters.add(header.folder.name if name is None else name, header)
+        entry = self._adapters.add(name_of(header.folder) if name is None else name, header)
         self._tell()
         return entry.name
 
@@ -54,7 +54,7 @@ class AdapterMembers(Core):
     def load_adapter(self, name: str) -> None:
         """Blocking."""
         with self._changing:
-            entry = self._adapters.find(name)
+            entry = self._adapters.find(self._registered(name))
             if entry.leaving:
                 raise AdapterError(f"adapter {entry.qualified} is being unloaded; load it again when that is done")
             if entry.digest is None:
@@ -87,12 +87,7 @@ class AdapterMembers(Core):
     def push_lora(self, name: str, scale: float = 1.0) -> None:
         """Blocking."""
         ((name, scale),) = check_adapters(((name, check_scale(str(name), scale)),))
-        try:
-            self._adapters.find(name)
-        except AdapterError:
-            if is_model_id(name) and not _is_folder(name):
-                raise
-            name = self.add_adapter(name)
+        name = self._registered(name, folders=True)
         self.load_adapter(name)
         self._adapters.push(name, scale)
         self._tell()
@@ -119,6 +114,13 @@ class AdapterMembers(Core):
     async def clear_loras_async(self) -> None:
         """The base alone."""
         self.clear_loras()
+
+    def _registered(self, name: str, *, folders: bool = False) -> str:
+        """The name of an adapter that is registered, if need be now: one of the shelf, or a folder where those are taken."""
+        if self._adapters.knows(name) or not isinstance(name, str):
+            return name  # or the registry's own message follows
+        a_path = not is_model_id(name) or Path(name).exists()
+        return self.add_adapter(name) if is_on_shelf(name) or (folders and a_path) else name
 
     # ---- unloading ----------------------------------------------------------------------------------------------
 
@@ -190,11 +192,3 @@ class AdapterMembers(Core):
             backend.info = replace(
                 backend.info, adapters=known.infos(), lora_stack=known.stack, stack_digest=known.stack_digest
             )
-
-
-def _is_folder(name: str) -> bool:
-    """Whether a text leads to an adapter folder: by its path, or on the shelf."""
-    try:
-        return adapter_folder(name).is_dir()
-    except AdapterError:
-        return False

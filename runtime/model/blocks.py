@@ -47,6 +47,26 @@ class BlockMembers(QueryMembers):
             copied += await asyncio.wrap_future(blocks.copy(part, Path(path)))
         return copied
 
+    def take_blocks(self, keys: Sequence[bytes], path: str | Path) -> int:
+        """Blocking."""
+        blocks = self._blocks()
+        return sum(blocks.take(part, Path(path)).result() for part in _parts(keys))
+
+    async def take_blocks_async(self, keys: Sequence[bytes], path: str | Path) -> int:
+        """Awaited."""
+        blocks, taken = self._blocks(), 0
+        for part in _parts(keys):
+            taken += await asyncio.wrap_future(blocks.take(part, Path(path)))
+        return taken
+
+    def pin_blocks(self, name: str, keys: Sequence[bytes]) -> None:
+        """Blocking."""
+        self._blocks().pin(name, keys).result()
+
+    async def pin_blocks_async(self, name: str, keys: Sequence[bytes]) -> None:
+        """Awaited."""
+        await asyncio.wrap_future(self._blocks().pin(name, keys))
+
     def kv_snapshot(self, ids: Sequence[int], path: str | Path, *, adapters: Adapters = None) -> int:
         """Blocking."""
         job = self._whole_path(ids, adapters)

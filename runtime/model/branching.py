@@ -12,7 +12,7 @@ from functools import partial
 
 from runtime.adapters.uses import Adapters
 from runtime.beams import BeamOptions, Hypothesis, OnStep, given_beams
-from runtime.branches import Branches, check_count, check_prompts, records_of
+from runtime.branches import Branches, BranchRecords, Options, Prompts, check_count, check_prompts
 from runtime.errors import (
     ContextOverflowError,
     InvalidRequestError,
@@ -25,23 +25,13 @@ from runtime.info import OnProgress
 from runtime.model.gathering import Gathering
 from runtime.model.generation import GenerationMembers
 from runtime.options import GenerationOptions, given
-from runtime.records import TokenRecord, TokenRun
+from runtime.records import TokenRun
 from runtime.scheduler.branching import BeamJob, FanJob
 from runtime.scheduler.jobs import GenerateJob, Priority, StayingJob
 
-Prompts = Sequence[str | Sequence[int]]
-Options = GenerationOptions | Sequence[GenerationOptions | None] | None
 
-
-class BranchingMembers(GenerationMembers):
+class BranchingMembers(GenerationMembers, BranchRecords):
     """See `runtime.members.branching`."""
-
-    def continue_many(
-        self, ids: Sequence[int], n: int, options: GenerationOptions | None = None, *, on_progress: OnProgress | None = None
-    ) -> Branches[TokenRecord]:
-        """Records as they come."""
-        runs = self.continue_many_runs(ids, n, options, on_progress=on_progress)
-        return Branches(records_of(runs), runs.drop)
 
     def continue_many_runs(
         self, ids: Sequence[int], n: int, options: GenerationOptions | None = None, *, on_progress: OnProgress | None = None
@@ -82,11 +72,6 @@ class BranchingMembers(GenerationMembers):
         finally:
             fan.cancelled = True
             gathering.cancel()
-
-    def generate_many(self, prompts: Prompts, options: Options = None) -> Branches[TokenRecord]:
-        """Records as they come."""
-        runs = self.generate_many_runs(prompts, options)
-        return Branches(records_of(runs), runs.drop)
 
     def generate_many_runs(self, prompts: Prompts, options: Options = None) -> Branches[TokenRun]:
         """Whatever has arrived."""

@@ -35,7 +35,7 @@ def load(
     Args:
         source: A model folder, a GGUF file, an id on the shelf, "smollm2", or a ready (model, tokenizer) pair.
         backend: "auto" (mlx on Apple silicon, hf elsewhere), "hf", "mlx", "mock", or a registered one.
-        on_progress: Hears how far the weights are, on another thread, while it waits; of the hf backend.
+        on_progress: Hears how far the weights are, on another thread, while it waits (hf and mlx).
         options: See `LoadOptions`.
 
     Raises:

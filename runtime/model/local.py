@@ -43,11 +43,6 @@ class LocalModel(
         return self._text.template.source if self._text.template else None
 
     @property
-    def byte_vocab(self) -> list[bytes]:
-        """The exact bytes of every id."""
-        return list(self._byte_vocab)
-
-    @property
     def str_vocab(self) -> list[str]:
         """The text of every id."""
         return self._text.tokenizer.str_vocab(self.info.vocab_size)

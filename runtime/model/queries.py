@@ -157,7 +157,7 @@ class QueryMembers(Core):
 
         def look() -> None:
             scheduler = self._engine.scheduler
-            warm = scheduler.cache.match(job)
+            warm = scheduler.cache.reusable(job)
             depth: Future[int] = Future()
             depth.add_done_callback(lambda done: settle(answer, _held(warm, done.result())))
             scheduler.blocks.depth(job, warm, depth)

@@ -6,17 +6,18 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from runtime.errors import InvalidRequestError, UnsupportedFeatureError
+from runtime.errors import UnsupportedFeatureError
 from runtime.language_model import Message
 from runtime.model.core import Core
 from runtime.text.chat import render_chat_ids
 from runtime.text.chosen import wants_bos
 from runtime.text.formats import CHAT_FORMATS
+from runtime.text.pieces import PieceMembers
 from runtime.text.utf8 import clean_text
 
 
-class TextMembers(Core):
-    """`tokenize`, `detokenize`, `render_chat` and their kin; see `LanguageModel`."""
+class TextMembers(Core, PieceMembers):
+    """`tokenize`, `render_chat` and their twins; see `LanguageModel`."""
 
     def tokenize(self, text: str) -> list[int]:
         """Ids; a BOS in front where the model (or `add_bos`) asks for it."""
@@ -28,24 +29,6 @@ class TextMembers(Core):
     async def tokenize_async(self, text: str) -> list[int]:
         """Off the loop: a long text takes a while."""
         return await asyncio.to_thread(self.tokenize, text)
-
-    def detokenize(self, ids: Sequence[int]) -> str:
-        """Text."""
-        return b"".join(self.decode_token(i) for i in ids).decode(errors="replace")
-
-    async def detokenize_async(self, ids: Sequence[int]) -> str:
-        """Text."""
-        return self.detokenize(ids)
-
-    def decode_token(self, token_id: int) -> bytes:
-        """Bytes."""
-        if not 0 <= token_id < len(self._byte_vocab):
-            raise InvalidRequestError(f"token id {token_id} is outside the vocabulary of {len(self._byte_vocab):,}")
-        return self._byte_vocab[token_id]
-
-    def is_eos(self, token_id: int) -> bool:
-        """Whether it ends a text."""
-        return token_id in self._eos
 
     def render_chat(
         self,

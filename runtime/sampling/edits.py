@@ -11,9 +11,9 @@ import numpy.typing as npt
 from runtime.records import Int32
 from runtime.sampling.history import History
 from runtime.sampling.pool import Pool
+from runtime.sampling.settings import LARGEST
 
 LONGEST_MATCH = 50  # tokens of a repetition that DRY counts, as text-generation-webui
-LARGEST_PENALTY = 1e30  # what float32 scores can be lowered by
 
 
 class Bias:
@@ -78,7 +78,7 @@ class Dry:
         if enough.any():
             with np.errstate(over="ignore"):  # bounded below
                 grown = self.multiplier * np.power(self.base, (lengths[enough] - self.allowed_length).astype(np.float64))
-            pool.add(following[enough], -np.minimum(grown, LARGEST_PENALTY).astype(np.float32))
+            pool.add(following[enough], -np.minimum(grown, LARGEST).astype(np.float32))
 
     def repetitions(self, ids: Int32) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """The tokens that followed the end of `ids` where it stood before, and the longest match each followed."""

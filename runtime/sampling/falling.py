@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import NamedTuple
 
@@ -19,12 +20,22 @@ COLDEST = 1e-30  # below it float32 knows no temperature; the likeliest has all 
 
 
 class _Deep(NamedTuple):
-    """Entries by falling score, without their ids."""
+    """Entries by falling score; their ids ascending, beside the scores as they stand in the row."""
 
     least: np.float32  # all that reach it are there
-    scores: Float32
+    ids: npt.NDArray[np.int64]
+    found: Float32  # theirs
+    scores: Float32  # the same, falling
     weights: npt.NDArray[np.float64]
     edges: npt.NDArray[np.float64]
+
+
+@functools.lru_cache(maxsize=16)
+def _uncovered(parts: int) -> Float32:
+    """``(parts,)``: which share of the parts the sample's entry of rank i does not stand in front of."""
+    shares: Float32 = 1 - (np.arange(parts, dtype=np.float32) / np.float32(parts))
+    shares.flags.writeable = False
+    return shares
 
 
 class Falling:
@@ -40,10 +51,9 @@ class Falling:
         head: How many are sorted at first.
     """
 
-    __slots__ = ("_deep", "_ranked", "_samples", "_tail", "_total", "complete", "edges", "ids", "row", "temperature", "weights")
+    __slots__ = ("_deep", "_ranked", "_samples", "_tail", "_total", "complete", "edges", "ids", "temperature", "weights")
 
     def __init__(self, ranked: Ranked, temperature: float, head: int = HEAD) -> None:
-        self.row = ranked.row
         self.temperature = temperature
         self._ranked = ranked
         self._samples: dict[int, tuple[Float32, npt.NDArray[np.float64]]] = {}
@@ -52,6 +62,11 @@ class Falling:
         self._total: float | None = None
         if ranked.mass is not None and temperature == 1.0 and not self.complete:
             self._total = max(float(ranked.mass * np.exp(-np.float64(self.top))), float(self.edges[-1]))
+
+    @property
+    def row(self) -> Float32:
+        """The scores ``(vocab,)``."""
+        return self._ranked.row
 
     def reach(self, count: int) -> None:
         """Makes the head so long, or as long as there are entries."""
@@ -65,7 +80,10 @@ class Falling:
     def _weigh(self, scores: Float32) -> npt.NDArray[np.float64]:
         scaled = scores.astype(np.float64)
         scaled -= self.top  # before the division: the likeliest stays at 0 however small the temperature
-        if self.temperature != 1.0:
+        if self.temperature >= COLDEST:  # what was float32 cannot overflow here
+            if self.temperature != 1.0:
+                scaled /= self.temperature
+        else:
             with np.errstate(over="ignore"):
                 scaled /= self.temperature
         weights: npt.NDArray[np.float64] = np.exp(scaled, out=scaled)
@@ -78,12 +96,19 @@ class Falling:
 
     def all_weights(self) -> Float32:
         """The weights of all entries ``(vocab,)``, in float32."""
-        scaled = self.row - np.float32(self.top)
-        if self.temperature != 1.0:
-            with np.errstate(over="ignore"):
-                scaled /= np.float32(max(self.temperature, COLDEST))
+        scaled = self._cooled(self.row - np.float32(self.top))
         weights: Float32 = np.exp(scaled, out=scaled)
         return weights
+
+    def _cooled(self, scores: Float32) -> Float32:
+        """Scores below the top, divided by the temperature in place, in float32."""
+        if self.temperature >= 1.0:
+            if self.temperature > 1.0:
+                scores /= np.float32(self.temperature)
+            return scores
+        with np.errstate(over="ignore"):
+            scores /= np.float32(max(self.temperature, COLDEST))
+        return scores
 
     @property
     def tail(self) -> Float32:
@@ -107,6 +132,8 @@ class Falling:
             if i >= len(self.ids):  # the target is the whole mass, but for rounding
                 i = int(np.flatnonzero(self.weights)[-1])
             return self.at_rank(i)
+        if self._deep is not None and (place := self._in_deep(self._deep, target, left=left)) is not None:
+            return place
         guesses: list[np.float32] = []
         for stripes in (STRIPES, STRIPES // _DEEP):
             high, low = self._guesses(target, stripes)
@@ -116,9 +143,8 @@ class Falling:
             deep = self._down_to(low)
             if deep is None:
                 break
-            i = int(deep.edges.searchsorted(target, side="left" if left else "right"))
-            if i < len(deep.scores):
-                return self._at(deep, i)
+            if (place := self._in_deep(deep, target, left=left)) is not None:
+                return place
         return place_of_mass(
             self.row, self.tail, target, left=left, known=float(self.edges[-1]), total=self.total, guesses=guesses
         )
@@ -130,14 +156,21 @@ class Falling:
             mask = self.row >= score
             if np.count_nonzero(mask) * _DEEP > len(self.row):
                 return None
-            scores = np.sort(self.row[mask])[::-1]
-            deep = self._deep = _Deep(score, scores, weights := self._weigh(scores), weights.cumsum())
+            ids = mask.nonzero()[0]
+            found = self.row[ids]
+            scores = np.sort(found)[::-1]
+            deep = self._deep = _Deep(score, ids, found, scores, weights := self._weigh(scores), weights.cumsum())
         return deep
+
+    def _in_deep(self, deep: _Deep, target: float, *, left: bool) -> Place | None:
+        """`at_mass`, where those entries reach as far."""
+        i = int(deep.edges.searchsorted(target, side="left" if left else "right"))
+        return self._at(deep, i) if i < len(deep.scores) else None
 
     def _at(self, deep: _Deep, i: int) -> Place:
         """The entry of rank `i`."""
         own = deep.scores[i]
-        equals = (self.row == own).nonzero()[0]  # ascending
+        equals = deep.ids[deep.found == own]  # ascending
         token = equals[i - int(np.searchsorted(-deep.scores, -own))] if len(equals) > 1 else equals[0]
         return Place(i, int(token), float(deep.edges[i - 1]) if i else 0.0, float(deep.weights[i]))
 
@@ -149,12 +182,11 @@ class Falling:
         """
         if stripes not in self._samples:
             peaks = np.sort(self._ranked.sample if stripes == STRIPES else rectangle(self.row, stripes).max(axis=0))[::-1]
-            parts = len(peaks)
-            with np.errstate(over="ignore"):
-                weights = np.exp((peaks - np.float32(self.top)) / np.float32(max(self.temperature, COLDEST)))
-            weights[peaks >= self._ranked.values[-1]] = 0
-            weights /= 1 - (np.arange(parts, dtype=np.float32) / np.float32(parts))  # each stands for those it covers
-            self._samples[stripes] = peaks, self.edges[-1] + weights.cumsum(dtype=np.float64)
+            weights = self._cooled(peaks - np.float32(self.top))
+            np.exp(weights, out=weights)
+            weights[: np.count_nonzero(peaks >= self._ranked.values[-1])] = 0
+            weights /= _uncovered(len(peaks))  # each stands for those it covers
+            self._samples[stripes] = peaks, self.edges[-1] + weights.astype(np.float64).cumsum()
         peaks, edges = self._samples[stripes]
         at = int(edges.searchsorted(target))
         spread = 6 + at // 12

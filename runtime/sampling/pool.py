@@ -7,6 +7,7 @@ two places, not a copy of it.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +16,7 @@ from runtime.ranking import Ranked
 from runtime.records import Float32
 from runtime.sampling.falling import HEAD, Falling
 from runtime.sampling.select import Place
+from runtime.scratch import scratch
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +57,14 @@ class View:
         return np.where(self.holds(ids), scores - np.log(self.mass), -np.inf)
 
 
+def _written(row: Float32, ids: npt.NDArray[np.int64], scores: Float32) -> Float32:
+    """A copy of the row with other scores for some ids, in memory that the next pool's takes: this one is gone by then."""
+    own = scratch("pool", len(row))
+    np.copyto(own, row)
+    own[ids] = scores
+    return own
+
+
 class Pool:
     """The scores that the stages work on, one after the other.
 
@@ -66,13 +76,14 @@ class Pool:
     """
 
     __slots__ = (
-        "_edited", "_head", "_last", "_mass", "_now", "_order", "_own", "_ranked", "_share", "_traced",
-        "first", "row", "shift", "temperature",
+        "_changed", "_edited", "_head", "_last", "_mass", "_now", "_order", "_own", "_ranked", "_row", "_share", "_traced",
+        "first", "shift", "temperature",
     )  # fmt: skip
 
     def __init__(self, logprobs: Float32 | Ranked, shift: float = 0.0, *, traced: bool = False, head: int = HEAD) -> None:
         self._ranked = logprobs if isinstance(logprobs, Ranked) else Ranked(logprobs)
-        self.row = self._ranked.row
+        self._row = self._ranked.row
+        self._changed: tuple[npt.NDArray[np.int64], Float32] | None = None  # ids and their scores, not written down yet
         self.shift = shift
         self.temperature = 1.0
         self.first: Place | None = None
@@ -85,6 +96,13 @@ class Pool:
         self._edited: list[npt.NDArray[np.int64]] | None = []  # ids; None: the row has little in common with the ranked one
         self._now: Ranked | None = None
         self._order: Falling | None = None
+
+    @property
+    def row(self) -> Float32:
+        """The scores ``(vocab,)`` as they are now."""
+        if self._changed is not None:
+            self._row, self._changed = _written(self._row, *self._changed), None
+        return self._row
 
     @property
     def last(self) -> Place | None:
@@ -140,8 +158,11 @@ class Pool:
                 self._now = Ranked(self.row, self._mass)
             else:
                 self._ranked.reach(self._head)
-                ids = self._edited[0] if len(self._edited) == 1 else np.unique(np.concatenate(self._edited))
-                self._now = self._ranked.edited(self.row, ids, self._mass)
+                if self._changed is not None:
+                    self._now = self._ranked.edited(partial(_written, self._row, *self._changed), *self._changed, self._mass)
+                else:
+                    ids = self._edited[0] if len(self._edited) == 1 else np.unique(np.concatenate(self._edited))
+                    self._now = self._ranked.edited(self.row, ids, self.row[ids], self._mass)
             if not len(self._now.ids):
                 self._now.reach(self._head)
         return self._now
@@ -151,22 +172,25 @@ class Pool:
     def add(self, ids: npt.NDArray[np.int64], amounts: npt.NDArray[np.floating]) -> None:
         """Adds to the scores of `ids`, each of which stands there once."""
         self._settle()
-        self._change(ids, self.row[ids] + amounts)
+        self._change(ids, self._row[ids] + amounts)
 
     def replace(self, ids: npt.NDArray[np.int64], scores: npt.NDArray[np.floating]) -> None:
         """Other scores for `ids`; see `raw_scores`."""
         self._settle()
         self._change(ids, scores - self.shift)
 
-    def _change(self, ids: npt.NDArray[np.int64], scores: npt.NDArray[np.floating]) -> None:
+    def _change(self, ids: npt.NDArray[np.int64], scores: Float32) -> None:
         if self._mass is not None:
-            before = float(np.exp(self.row[ids]).sum(dtype=np.float64))
+            before = float(np.exp(self._row[ids]).sum(dtype=np.float64))
             with np.errstate(over="ignore"):
                 after = float(np.exp(scores).sum(dtype=np.float64))
             rest = self._mass - before
             sound = rest > self._mass / 2 and np.isfinite(after)  # what is left of less has lost its digits
             self._mass = rest + after if sound else None
-        self.row[ids] = scores
+        if self._own:
+            self._row[ids] = scores
+        else:  # most draws need no more than the head of the order: the row is copied for those that do
+            self._changed, self._own = (ids, scores), True
         if self._edited is not None:
             self._edited.append(ids)
 
@@ -208,7 +232,7 @@ class Pool:
     def allow(self, mask: npt.NDArray[np.bool_]) -> None:
         """Takes away what the mask ``(vocab,)`` does not allow."""
         self._settle(copy=False)
-        self.row = np.where(mask, self.row, np.float32(-np.inf))
+        self._row = np.where(mask, self._row, np.float32(-np.inf))
         self._own, self._mass, self._edited = True, None, None
 
     def heat(self, temperature: float) -> None:
@@ -223,13 +247,15 @@ class Pool:
     # ---- inside ----------------------------------------------------------------------------------------------------
 
     def _settle(self, *, copy: bool = True) -> None:
-        """Before scores change: a row of our own in which all that was done is written down."""
+        """Before scores change: all that was done is written down, in a row of our own or one of which nothing was changed."""
         self._restrict()
         if self.temperature != 1.0:
-            self.row = self.row / np.float32(max(self.temperature, 1e-30))
+            self._row = self.row / np.float32(max(self.temperature, 1e-30))
             self.temperature, self._own, self._mass, self._edited = 1.0, True, None, None
-        elif copy and (not self._own or self._traced):
-            self.row, self._own = self.row.copy(), True
+        elif copy and self._traced:
+            self._row, self._own = self.row.copy(), True
+        elif self._changed is not None:
+            self._row = self.row
         self._order = self._now = None
 
     def _restrict(self) -> None:
@@ -237,6 +263,6 @@ class Pool:
         if self.first is None and self.last is None:
             return
         left = self.view.holds(np.arange(len(self.row)))
-        self.row = np.where(left, self.row, np.float32(-np.inf))
+        self._row = np.where(left, self.row, np.float32(-np.inf))
         self.first = self.last = None
         self._own, self._order, self._now, self._mass, self._edited = True, None, None, None, None

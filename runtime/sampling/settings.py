@@ -12,6 +12,7 @@ from runtime.errors import InvalidRequestError
 
 Breaker = int | str  # a token id, or a text: every token that contains it
 
+LARGEST: Final = 1e30  # that a score is changed by, either way: float32 ends at 3e38, and infinity less infinity is no score
 EDITS = ("bias", "penalties", "dry")  # change scores
 CUTS = ("top_k", "top_p", "min_p", "typical", "xtc")  # remove tokens
 ORDER: Final = (*EDITS, "temperature", *CUTS)  # what stands between the raw distribution and the draw
@@ -121,9 +122,9 @@ class SamplingOptions:
         in_range("typical_p", self.typical_p, 0.0, 1.0, open_low=True)
         in_range("xtc_probability", self.xtc_probability, 0.0, 1.0)
         in_range("xtc_threshold", self.xtc_threshold, 0.0, 0.5, open_low=True)
-        in_range("repetition_penalty", self.repetition_penalty, 0.0, math.inf, open_low=True)
-        in_range("presence_penalty", self.presence_penalty, -math.inf, math.inf)
-        in_range("frequency_penalty", self.frequency_penalty, -math.inf, math.inf)
+        in_range("repetition_penalty", self.repetition_penalty, 0.0, LARGEST, open_low=True)
+        in_range("presence_penalty", self.presence_penalty, -LARGEST, LARGEST)
+        in_range("frequency_penalty", self.frequency_penalty, -LARGEST, LARGEST)
         in_range("dry_multiplier", self.dry_multiplier, 0.0, math.inf)
         in_range("dry_base", self.dry_base, 1.0, math.inf)
         for name in ("top_k", "penalty_window", "dry_range"):
@@ -156,7 +157,7 @@ class SamplingOptions:
             raise InvalidRequestError(f"logit_bias is a dictionary of token ids and numbers, not {self.logit_bias!r:.80}")
         for token, bias in (self.logit_bias or {}).items():
             _token("logit_bias", token, vocab)
-            in_range(f"logit_bias of token {token}", bias, -math.inf, math.inf)
+            in_range(f"logit_bias of token {token}", bias, -LARGEST, LARGEST)
         for token in self.banned_tokens or ():
             _token("banned_tokens", token, vocab)
         for breaker in self.dry_breakers or ():

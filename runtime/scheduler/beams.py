@@ -215,8 +215,9 @@ class Beams:
         """Keeps the KV and the scores of a beam up to a link, at whose slot `place` stands; if it fails, nothing is lost."""
         if last is None or not self._cache.enabled:
             return
-        own = self._cache.join(place, one.job)
+        own: Prefill | None = None
         try:
+            own = self._cache.join(place, one.job)
             links = last.chain()
             tokens = one.path(last)[own.lease.length :]
             beside = len(tokens) - len(links)
@@ -224,7 +225,8 @@ class Beams:
             if beside > 0:
                 scores = Scores.concat([empty_scores(beside, scores.top_ids.shape[1]), scores])
             self._cache.publisher.publish(own, tokens, own.slot, scores)
-        except Exception:  # a copy for later that cannot be made (no memory) must not end what runs
+        except BaseException:  # a copy for later that cannot be made (no memory, a native panic) must not end what runs
             log.exception("the KV of a beam could not be kept")
         finally:
-            self._cache.leave(own)
+            if own is not None:
+                self._cache.leave(own)

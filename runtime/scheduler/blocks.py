@@ -96,12 +96,31 @@ class Blocks:
 
     def copy(self, keys: Sequence[bytes], path: Path) -> Future[int]:
         """Has the block thread copy blocks into another file, after all that is to be read; any thread."""
-        thread, listed = self._thread, list(keys)
+        listed = list(keys)
+        return self._write(lambda store: store.copy_to(path, listed))
+
+    def take(self, keys: Sequence[bytes], path: Path) -> Future[int]:
+        """Has it copy blocks out of another file, likewise; any thread."""
+        listed = list(keys)
+        return self._write(lambda store: store.take_from(path, listed))
+
+    def pin(self, name: str, keys: Sequence[bytes]) -> Future[int]:
+        """Has it hold these blocks; any thread."""
+        listed = list(keys)
+
+        def hold(store: BlockStore) -> int:
+            store.pin(name, listed)
+            return len(listed)
+
+        return self._write(hold)
+
+    def _write(self, act: Callable[[BlockStore], int]) -> Future[int]:
+        thread = self._thread
         if thread is None:  # it could not be opened, as `ModelInfo.warnings` says
             nothing: Future[int] = Future()
             nothing.set_result(0)
             return nothing
-        return thread.ask(Urgency.WRITE, lambda store: store.copy_to(path, listed))
+        return thread.ask(Urgency.WRITE, act)
 
     def depth(self, job: Job, warm: int, future: Future[int]) -> None:
         """Tells how many leading tokens of a path are held, in memory (`warm` of them) or stored.

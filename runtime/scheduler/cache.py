@@ -124,7 +124,11 @@ class Cache:
             tag=self.workspaces.tags.tag(job.namespace),
         )
         self._room.live.add(prefill)
-        self._room.hint(workspace, len(job.ids) - depth)
+        try:
+            self._room.hint(workspace, len(job.ids) - depth)
+        except BaseException:  # the library failed in the middle of it: nothing stays pinned
+            self.leave(prefill)
+            raise
         return prefill
 
     def join(self, prefill: Prefill, job: Job) -> Prefill:
@@ -307,6 +311,17 @@ class Cache:
         """Of the path's first `limit` tokens, after how many of those that are held one can go on."""
         with self.trie.lookup(job.spans(job.ids[:limit])) as lease:
             return lease.length
+
+    def reusable(self, job: Job) -> int:
+        """Tokens of the path that need no forward: with recurrent layers up to the last checkpoint. Touches nothing."""
+        if "recurrent" not in self.backend.info.attention_kinds:
+            return self.match(job)
+        found = at = 0
+        for node, count in self.trie.walk(job.spans(job.ids)):
+            at += count
+            if count == len(node.tokens) and self.backend.payload_resumable(node.payload):
+                found = at
+        return found
 
     def match(self, job: Job) -> int:
         """Tokens of the path whose KV is held, without touching anything."""

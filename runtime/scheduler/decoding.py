@@ -305,7 +305,8 @@ class Decoding:
             self._counters.tokens_generated += len(part.tokens)
             part.record()
         for row in ending:
-            self.end(row, failed.get(id(row)))
+            error = failed.get(id(row))
+            self.end(row, None if error is None else typed(error))
 
     def _concerned(self, drawn: list[Drawn]) -> list[Row]:
         """The rows that have drawn, or could not."""

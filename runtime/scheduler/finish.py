@@ -136,7 +136,7 @@ class Finisher:
         """Publishes what a generation has pushed since the last time; where that fails, the answer goes on without."""
         try:
             self._publish_tail(row)
-        except Exception:  # a copy for later that cannot be made (no memory) must not end what runs
+        except BaseException:  # a copy for later that cannot be made (no memory, a native panic) must not end what runs
             log.exception("the KV of a running answer could not be kept")
 
     def _publish_tail(self, row: Row) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -37,7 +38,7 @@ def nothing(_: object) -> None:
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """A path of tokens and what is wanted of it.
+    """A path of tokens and what is wanted of it: of a bare one nothing, and nobody waits for it.
 
     Attributes:
         ids: The tokens.
@@ -58,8 +59,7 @@ class Job:
     looked: bool = False  # its path was looked for among the stored blocks
 
     def fail(self, error: BaseException) -> None:
-        """Tells whoever waits."""
-        raise NotImplementedError
+        """Tells whoever waits; for a bare path nobody does."""
 
     @property
     def least_tokens(self) -> int:
@@ -216,12 +216,16 @@ class ScoreJob(Job):
 
 
 @dataclass(slots=True, eq=False)
-class StayingJob(Job):
+class StayingJob(Job, ABC):
     """A job that keeps its place when its path is there, and goes on from it."""
 
+    @abstractmethod
+    def fail(self, error: BaseException) -> None:
+        """Tells whoever waits."""
+
+    @abstractmethod
     def leave(self) -> None:
         """Nobody waits: it has ended without an error."""
-        raise NotImplementedError
 
 
 @dataclass(slots=True, eq=False)

@@ -299,18 +299,19 @@ class Scheduler:
         if isinstance(prefill.job, BeamJob):
             self._beams.start(prefill, last.logprobs())
             return
-        jobs = self._continuations(prefill.job)
         places = [prefill]
         try:
+            jobs = self._continuations(prefill.job)
             streams = [self._stream(job) for job in jobs]
+            for job in jobs[1:]:
+                places.append(self.cache.join(prefill, job))  # noqa: PERF401  # one that fails must find those before it
+            if len(streams) == 1:
+                self.cache.straighten(prefill)
             guesses = self._guesses(jobs[0]) if len(jobs) == 1 else None  # branches share their forwards instead
-            places += [self.cache.join(prefill, job) for job in jobs[1:]]
         except BaseException:  # the jobs are told by the caller
             for place in places:
                 self.cache.leave(place)
             raise
-        if len(streams) == 1:
-            self.cache.straighten(prefill)
         if streams:
             self._decoding.start(list(zip(streams, places, strict=True)), last, guesses)
         else:

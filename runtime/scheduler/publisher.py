@@ -51,7 +51,7 @@ class Publisher:
             return
         try:
             payloads = workspace.take_many(chains)
-        except Exception:  # noqa: BLE001  # one by one, the guilty one alone fails
+        except BaseException:  # noqa: BLE001  # one by one, the guilty one alone fails
             return
         self._ahead = {(workspace, slot, count): payload for (slot, count), payload in zip(tails, payloads, strict=True)}
         self._room.pending = sum(self._backend.payload_bytes(payload) for payload in payloads)

@@ -88,8 +88,9 @@ class Room:
 
     def hint(self, workspace: Workspace, count: int) -> None:
         """So many slots will be needed here: reserved at once if that costs nothing that is in use."""
-        if not self._grown_freely(workspace, count, 0) and self.make(self._need(workspace, workspace.held + count)):
-            self._resize(workspace, workspace.held + count)
+        with suppress(MemoryBudgetError):  # the device itself: `grow` will ask for what is needed, when it is
+            if not self._grown_freely(workspace, count, 0) and self.make(self._need(workspace, workspace.held + count)):
+                self._resize(workspace, workspace.held + count)
 
     def grow(self, workspace: Workspace, count: int, *, states: int, standing: Iterable[int]) -> None:
         """Room for `count` more slots and `states` more recurrent states in a pack.

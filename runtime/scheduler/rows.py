@@ -9,7 +9,6 @@ from typing import Protocol
 
 import numpy as np
 
-from runtime.errors import RuntimeFault
 from runtime.records import Int32, Scores
 from runtime.scheduler.jobs import GenerateJob
 from runtime.scheduler.logits import Distributions, non_finite
@@ -133,7 +132,7 @@ def draw(rows: list[Row], after: Distributions, at: Sequence[int]) -> Drawn:
     Args:
         rows: The generations.
         after: Of their last tokens; where it is not finite a generation is to end with `NonFiniteLogitsError`, where its
-            grammar fails with `GrammarError`.
+            grammar fails with `GrammarError` or what its library raised.
         at: Each generation's row in `after`.
     """
     drawn = Drawn([], after, [], [], {})
@@ -163,7 +162,7 @@ def _draw_one(drawn: Drawn, row: Row, i: int) -> bool:
         return False
     try:
         token, u = row.stream.draw(drawn.after.ranked[i], float(drawn.after.shift[i]))
-    except RuntimeFault as fault:  # nothing is left to draw from: this one alone ends
+    except BaseException as fault:  # noqa: BLE001  # nothing is left to draw from, or its grammar's library failed: it ends
         drawn.failures[id(row)] = fault
         return False
     row.started = row.started or time.monotonic()

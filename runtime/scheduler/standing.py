@@ -10,6 +10,7 @@ from runtime.records import Int32
 from runtime.scheduler.cache import Cache
 from runtime.scheduler.counters import Counters
 from runtime.scheduler.jobs import Job
+from runtime.scheduler.logits import non_finite
 from runtime.scheduler.prefill import Prefill
 from runtime.scheduler.rows import Row
 
@@ -22,6 +23,7 @@ def bring_back(cache: Cache, counters: Counters, prefill: Prefill, path: Int32) 
 
     Raises:
         MemoryBudgetError: There is no room for what must be pushed again. The workspace is as it was.
+        NonFiniteLogitsError: What was pushed again is no numbers. The workspace is as it was.
     """
     workspace = prefill.workspace
     slot, at = cache.regain(prefill, path)
@@ -31,7 +33,9 @@ def bring_back(cache: Cache, counters: Counters, prefill: Prefill, path: Int32) 
             parents.append(slot)
             slot = workspace.append(slot, token)
         if missing:
-            workspace.forward(missing, parents, [])
+            after = workspace.forward(missing, parents, [len(missing) - 1])
+            if not np.isfinite(after).all() and workspace.broken(base):  # under other adapters than before, perhaps
+                raise non_finite(len(path) - 1)
     except BaseException:
         workspace.rollback(base)  # what was loaded before stands in the pack as well
         raise

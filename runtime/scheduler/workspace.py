@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from runtime.scheduler.memory import Memory
 from runtime.scheduler.slot_paths import SlotPaths, Tagged
 from runtime.trie import Lease
 
+log = logging.getLogger(__name__)
 T = TypeVar("T")
 Slots = npt.NDArray[np.int64]
 
@@ -75,9 +77,15 @@ class Workspace:
         self.nbytes = self._backend.pack_bytes(self.pack)
 
     def trail(self, ids: Tagged) -> list[int]:
-        """The slots along a path, as far as it stands here; not to be changed."""
-        self._settle()
-        return self._paths.walk(ids)
+        """The slots along a path, as far as it stands here; not to be changed.
+
+        Waits for what was begun only where the path leads there: whoever looks for a place waits for no stranger's forward.
+        """
+        trail = self._paths.walk(ids)
+        if trail and trail[-1] >= self._computed:
+            self._settle()
+            trail = self._paths.walk(ids)
+        return trail
 
     def standing(self, trail: Sequence[int], limit: int) -> tuple[int, int]:
         """The deepest slot of a path's trail, within `limit` tokens, after which one can be appended, and its depth."""
@@ -142,10 +150,14 @@ class Workspace:
         """Whether slot `base` or a newer one holds keys, values or a state that are no numbers.
 
         Attention gives what a token does not see the weight 0, and 0 times NaN is NaN: such a slot spoils whatever else is
-        computed in its pack. So whoever finds bad logits looks, and rolls the forward back where it is so.
+        computed in its pack. So whoever finds bad logits looks, and rolls the forward back where it is so, or cannot be told.
         """
         self._settle()
-        return not self._backend.sound(self.pack)[self.held - (self._computed - base) :].all()
+        try:
+            return not self._backend.sound(self.pack)[self.held - (self._computed - base) :].all()
+        except BaseException:  # the library again: what it cannot say is taken for the worst
+            log.exception("whether computed KV holds numbers could not be told")
+            return True
 
     def truncate(self, size: int) -> None:
         """Drops the newest slots, on which nobody stands: those numbered below `size` stay."""
@@ -239,8 +251,9 @@ class Workspace:
         return None if begun is None else begun.logits
 
     def abandon(self) -> None:
-        """Nobody wants what was begun any more; its tokens stand here all the same."""
-        self.collect()
+        """Nobody wants what was begun any more; its tokens stand here all the same, if they are numbers."""
+        self._settle()
+        self._begun = None
 
     def take(self, slots: Slots) -> Payload:
         """An immutable copy of the pack's own `slots`, a chain."""

@@ -14,10 +14,17 @@ class SaveBlocks(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class CopyBlocks(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Arguments of `copy_blocks_async`."""
+    """Arguments of `copy_blocks_async` and `take_blocks_async`."""
 
     keys: list[bytes]
     path: str
+
+
+class PinBlocks(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Arguments of `pin_blocks_async`."""
+
+    name: str
+    keys: list[bytes]
 
 
 class KvSnapshot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

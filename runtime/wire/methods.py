@@ -20,7 +20,7 @@ from runtime.pooling import Pooling
 from runtime.records import Finish
 from runtime.wire.adapters import AdapterName, AddAdapter, PushLora
 from runtime.wire.arrays import Array, pack_array, pack_run, unpack_array, unpack_run
-from runtime.wire.blocks import CopyBlocks, KvRestore, KvSnapshot, SaveBlocks
+from runtime.wire.blocks import CopyBlocks, KvRestore, KvSnapshot, PinBlocks, SaveBlocks
 from runtime.wire.branching import BeamGenerate, ContinueMany, GenerateMany, WireHypothesis, pack_hypotheses, unpack_hypotheses
 from runtime.wire.messages import encode
 from runtime.wire.pins import Pin, Unpin
@@ -30,12 +30,6 @@ AdapterUses = list[tuple[str, float]] | None  # (name, scale)
 
 class Nothing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """No arguments."""
-
-
-class Ids(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One token sequence."""
-
-    ids: list[int]
 
 
 class Query(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -201,13 +195,14 @@ METHODS: dict[str, Method] = {
     "batch_sample": Method(SampleBatch, Answer(list[list[int]])),
     "complete": Method(Complete, COMPLETION),
     "tokenize_async": Method(Text, Answer(list[int])),
-    "detokenize_async": Method(Ids, Answer(str)),
     "render_chat_async": Method(RenderChat, Answer(list[int])),
     "cache_kv_async": Method(Query, NOTHING, progresses=True),
     "pin_async": Method(Pin, Answer(Pinned)),
     "unpin_async": Method(Unpin, NOTHING),
     "save_blocks_async": Method(SaveBlocks, Answer(BlocksSaved)),
     "copy_blocks_async": Method(CopyBlocks, Answer(int)),
+    "take_blocks_async": Method(CopyBlocks, Answer(int)),
+    "pin_blocks_async": Method(PinBlocks, NOTHING),
     "kv_snapshot_async": Method(KvSnapshot, Answer(int)),
     "kv_restore_async": Method(KvRestore, Answer(int)),
     "clear_cache_async": Method(Nothing, NOTHING),

@@ -127,6 +127,16 @@ class BlockFile:
             schema.create(path)
         return self._run(lambda conn: self._copy(conn, path, keys))
 
+    def take_from(self, path: Path, keys: Sequence[bytes]) -> int:
+        """Copies those of `keys` that another file holds into this one, verified, as `put` keeps them; how many are held then.
+
+        Args:
+            path: A block file, or a file of somebody else's with blocks in it; it is only read.
+            keys: The blocks, parents before children.
+        """
+        with closing(schema.open_guest(path, read_only=True)) as guest:
+            return self._write(lambda conn: self._take(conn, guest, path, keys))
+
     def stats(self) -> BlockFileStats:
         """Counts, without reading a block."""
         count, held = self._run(lambda conn: conn.execute("SELECT count(*), total(bytes) FROM kv_blocks").fetchone())
@@ -228,6 +238,19 @@ class BlockFile:
             return False
         rows.insert(guest, rows.Copied(row.key, row.parent, row.tokens, (data,)), row.used)
         return True
+
+    def _take(self, conn: sqlite3.Connection, guest: sqlite3.Connection, path: Path, keys: Sequence[bytes]) -> int:
+        found: list[bytes] = []
+        for key in dict.fromkeys(keys):  # one at a time: they may be large
+            with guest_errors(path):
+                row = rows.find(guest, key)
+                data = None if row is None else rows.read(guest, row, key)
+            if row is not None and data is not None:
+                found.append(key)
+                block = rows.Copied(row.key, row.parent, row.tokens, (data,))
+                change = keeping.put(conn, [block], (), pinned=False, budget=self.budget, tick=self._next_use())
+                self._evicted += change.evicted
+        return sum(rows.find(conn, key) is not None for key in found)
 
     def _shrink(self, slack: int = _SLACK) -> None:
         """Gives free pages back to the disk, where they are more than one in `slack`. Nothing depends on it."""

@@ -12,6 +12,7 @@ from storage.text import clean
 from storage.text import to_json as text_of_json
 from storage.transfer import numbers
 from storage.transfer.fields import Fields
+from storage.transfer.folders import travelling
 from storage.transfer.growing import GrowingTree
 from storage.transfer.messages import Messages
 from storage.transfer.nodes import node_part, session_part
@@ -23,10 +24,12 @@ from storage.transfer.parts import (
     ModelPart,
     NodePart,
     Part,
+    SetupPart,
     TokensPart,
 )
 from storage.transfer.scanner import Piece, Scanner
 
+_SESSION: Final = {*SESSION_FIELDS, "current", "setup", "more"}
 STREAMED: Final = ("models", "nodes", "tokens", "messages")
 
 
@@ -128,9 +131,11 @@ class JsonFile:
             fields = Fields(piece.value if piece.kind == "element" else {}, self._name, piece.line, _place(piece))
             match piece.kind, piece.key:
                 case "member", "session" if not begun:
-                    fields = Fields(piece.value, self._name, piece.line, "the session", {*SESSION_FIELDS, "current", "more"})
+                    fields = Fields(piece.value, self._name, piece.line, "the session", _SESSION)
                     shown, begun = fields.maybe_whole("current"), True
                     yield session_part(fields)
+                    if setup := travelling(fields.mapping("setup")):  # whoever uses it takes what makes sense
+                        yield SetupPart(text_of_json(setup))
                 case "element", "models" if begun:
                     yield ModelPart(clean(fields.text("kv_fingerprint")), text_of_json(fields.mapping("info")))
                 case "element", "nodes" if begun:

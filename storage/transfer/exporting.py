@@ -10,7 +10,7 @@ import msgspec
 
 from storage.text import from_json
 from storage.transfer.drafts import written
-from storage.transfer.folders import without_folders
+from storage.transfer.folders import travelling, without_folders
 from storage.transfer.numbers import to_json
 from storage.transfer.parts import FORMAT, NODE_MORE, SESSION_MORE, VERSION
 from storage.transfer.reading import Row, StoredSession, stored_session
@@ -37,7 +37,8 @@ def export_json(store: Path, session_id: int, path: Path, progress: OnProgress) 
         with written(path) as file:
             total = 2 * session.node_count
             file.write(f'{{"format": "{FORMAT}", "version": {VERSION},\n"session": '.encode())
-            file.write(msgspec.json.encode(session_record(session.row)))
+            setup = travelling(session.setup())
+            file.write(msgspec.json.encode(session_record(session.row) | ({"setup": setup} if setup else {})))
             _list(file, "models", (model_record(row) for row in session.models()))
             _list(file, "nodes", _counted((node_record(row) for row in session.nodes()), 0, total, progress))
             _list(file, "tokens", _tokens(session, session.node_count, total, progress))

@@ -37,12 +37,14 @@ class Filled:
             many are its own.
         count: How many of them.
         created: When the growing session was made.
+        known: What it says of models and tokenizers: kept by nobody before the sessions are there.
     """
 
     sessions: tuple[int, ...] = ()
     nodes: array[int] = field(default_factory=lambda: array("q"))
     count: int = 0
     created: float = 0.0
+    known: tuple[ModelPart | VocabularyPart, ...] = ()
 
     def take(self, number: int) -> Filled:
         """One node more."""
@@ -63,9 +65,14 @@ def fill(db: sqlite_utils.Database, filled: Filled, parts: Sequence[Part]) -> tu
     return filled, done
 
 
-def show(db: sqlite_utils.Database, session_ids: Sequence[int]) -> None:
-    """The imported sessions are there from now on, the first one on top of the list."""
-    for session_id in reversed(session_ids):
+def show(db: sqlite_utils.Database, filled: Filled) -> None:
+    """The imported sessions are there from now on, the first one on top of the list, with what is known of their models."""
+    for part in filled.known:
+        if isinstance(part, ModelPart):
+            _put_new(db, "models", {"kv_fingerprint": part.kv_fingerprint, "info": part.info})
+        else:
+            _put_new(db, "vocabularies", {"digest": part.digest, "tokens": part.tokens})
+    for session_id in reversed(filled.sessions):
         row = sessions.require(db, session_id)
         sealed.update(db, "sessions", row, {"importing": 0, "touched": sessions.next_touch(db)})
 
@@ -86,10 +93,8 @@ def _write(db: sqlite_utils.Database, filled: Filled, part: Part) -> Filled:
             values = {"node_id": filled.nodes[part.node], "kv_fingerprint": part.kv_fingerprint, "first": part.first}
             values |= {"count": part.count, "columns": part.columns, "summary": part.summary}
             sealed.insert(db, "token_chunks", values)
-        case ModelPart():
-            _put_new(db, "models", {"kv_fingerprint": part.kv_fingerprint, "info": part.info})
-        case VocabularyPart():
-            _put_new(db, "vocabularies", {"digest": part.digest, "tokens": part.tokens})
+        case ModelPart() | VocabularyPart():
+            return replace(filled, known=(*filled.known, part))
         case SetupPart():
             sealed.put(db, "settings", {"key": keep.session_key(filled.sessions[-1]), "value": part.value})
         case PlacePart():
@@ -109,7 +114,7 @@ def _begin(db: sqlite_utils.Database, filled: Filled, part: SessionPart) -> Fill
     updated = row["updated"] if part.updated is None else part.updated
     changes = {**part.more, "created": created, "updated": updated, "pinned": int(part.pinned), "importing": 1}
     sealed.update(db, "sessions", row, changes)
-    return Filled((*filled.sessions, session_id), created=created)
+    return Filled((*filled.sessions, session_id), created=created, known=filled.known)
 
 
 def _node(db: sqlite_utils.Database, filled: Filled, part: NodePart) -> int:

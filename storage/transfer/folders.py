@@ -1,9 +1,16 @@
-"""Folders of this machine in what is stored of an answer: they do not travel with a session."""
+"""What belongs to this machine, or to the numbers of this store, and does not travel with a session."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
+
+LOCAL: Final = ("adapters", "pruned")  # of a setup: folders, and numbers of nodes, which are other ones elsewhere
+
+
+def travelling(setup: object) -> dict[str, Any]:
+    """What a session is set to, without what names places on one machine."""
+    return {name: value for name, value in setup.items() if name not in LOCAL} if isinstance(setup, dict) else {}
 
 
 def without_folders(stats: Any) -> Any:

@@ -17,7 +17,7 @@ from storage.errors import InvalidFileError
 from storage.rows import Imported, SessionCopy
 from storage.transfer.documents import JsonFile
 from storage.transfer.filling import Filled, fill, show, unfinished
-from storage.transfer.parts import Part, TokensPart, VocabularyPart
+from storage.transfer.parts import ModelPart, Part, TokensPart, VocabularyPart
 from storage.transfer.portable_reading import MAGIC, PortableFile
 from storage.upkeep import drop_slice
 
@@ -26,6 +26,7 @@ S = TypeVar("S", bound="_Source")
 OnProgress = Callable[[int, int], None]  # done and in all: bytes of a file, rows of a portable one
 BATCH_SECONDS: Final = 0.05  # of reading ahead
 BATCH_BYTES: Final = 1 << 21
+KNOWN_BYTES: Final = 1 << 26  # of models and vocabularies, which wait for the end of the import
 
 
 class _Source(Protocol):
@@ -49,6 +50,7 @@ class _Source(Protocol):
 class _Run:
     """One import in work."""
 
+    name: str  # of the file
     progress: OnProgress
     stopping: bool = False
     filled: Filled = field(default_factory=Filled)
@@ -78,7 +80,7 @@ class Importer:
             InvalidFileError: The file is not what it should be; the place is named.
             StoreNewerError: A newer version wrote it.
         """
-        source, filled = await self._whole(partial(_opened, path), progress)
+        source, filled = await self._whole(partial(_opened, path), _Run(path.name, progress))
         return Imported(filled.sessions, source.notes)
 
     async def copy(self, session_id: int, title: str) -> SessionCopy:
@@ -88,7 +90,8 @@ class Importer:
             UnknownRowError: There is no such session.
             StoreDamagedError: Part of it is damaged.
         """
-        source, filled = await self._whole(partial(SessionSource, self._database.path, session_id, title), _unheard)
+        opened = partial(SessionSource, self._database.path, session_id, title)
+        source, filled = await self._whole(opened, _Run(title, _unheard))
         return SessionCopy(filled.sessions[0], dict(zip(source.nodes, filled.nodes, strict=True)))
 
     async def drop_unfinished(self) -> int:
@@ -99,8 +102,7 @@ class Importer:
         await self._drop(left)
         return len(left)
 
-    async def _whole(self, opened: Callable[[], S], progress: OnProgress) -> tuple[S, Filled]:
-        run = _Run(progress)
+    async def _whole(self, opened: Callable[[], S], run: _Run) -> tuple[S, Filled]:
         work = asyncio.ensure_future(self._take(opened, run))
         try:
             return await asyncio.shield(work)
@@ -136,8 +138,10 @@ class Importer:
                 run.filled, done = await self._database.write(partial(fill, filled=run.filled, parts=batch))
                 del batch[:done]
             run.progress(source.done, source.total)
+            if sum(map(_size, run.filled.known)) > KNOWN_BYTES:
+                raise InvalidFileError(run.name, f"what it says of models is larger than {KNOWN_BYTES >> 20} MiB")
         run.check()
-        await self._database.write(partial(show, session_ids=run.filled.sessions))
+        await self._database.write(partial(show, filled=run.filled))
 
     async def _drop(self, session_ids: Sequence[int]) -> None:
         for session_id in session_ids:
@@ -160,6 +164,10 @@ def _opened(path: Path) -> _Source:
         return PortableFile(path) if portable else JsonFile(path)
     except OSError as fault:
         raise InvalidFileError(path.name, f"it cannot be read ({fault.strerror})") from fault
+
+
+def _size(part: ModelPart | VocabularyPart) -> int:
+    return len(part.info) if isinstance(part, ModelPart) else len(part.tokens)
 
 
 def _batch(parts: Iterator[Part]) -> list[Part]:

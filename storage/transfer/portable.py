@@ -28,6 +28,7 @@ from storage import columns
 from storage.text import to_json
 from storage.transfer.drafts import draft_of
 from storage.transfer.exporting import model_record, node_record, session_record
+from storage.transfer.folders import travelling
 from storage.transfer.reading import StoredSession, stored_session
 
 OnProgress = Callable[[int, int], None]  # nodes done and in all; raising in it cancels
@@ -44,7 +45,6 @@ TABLES: Final[Mapping[str, tuple[str, ...]]] = {
     "models": ("kv_fingerprint TEXT PRIMARY KEY", "info TEXT NOT NULL"),
     "vocabularies": ("digest TEXT PRIMARY KEY", "tokens BLOB NOT NULL"),
 }  # fmt: skip
-LOCAL: Final = ("adapters",)  # of a setup: folders, which are other ones elsewhere
 _SLICE: Final = 512  # rows
 
 
@@ -61,11 +61,6 @@ def names(table: str) -> list[str]:
 def seal(values: Sequence[Any]) -> bytes:
     """SHA-256 of a row's values; msgpack keeps their types and borders apart."""
     return hashlib.sha256(msgspec.msgpack.encode(list(values))).digest()
-
-
-def travelling(setup: object) -> dict[str, Any]:
-    """What a session is set to, without what names places on one machine."""
-    return {name: value for name, value in setup.items() if name not in LOCAL} if isinstance(setup, dict) else {}
 
 
 def export_portable(

@@ -20,10 +20,11 @@ from storage.records import MAX_TOKENS
 from storage.text import clean
 from storage.text import to_json as text_of_json
 from storage.transfer.fields import Fields
+from storage.transfer.folders import travelling
 from storage.transfer.growing import GrowingTree
 from storage.transfer.nodes import node_part, session_part
 from storage.transfer.parts import ModelPart, Part, SetupPart, TokensPart, VocabularyPart
-from storage.transfer.portable import APPLICATION_ID, PORTABLE_VERSION, TABLES, definition, names, seal, travelling
+from storage.transfer.portable import APPLICATION_ID, PORTABLE_VERSION, TABLES, definition, names, seal
 from storage.transfer.scanner import LIMIT, strict
 
 MAGIC: Final = b"SQLite format 3\0"

@@ -59,7 +59,7 @@ def test_an_edited_copy_keeps_what_is_still_true(seed: int, digits: int, vocab: 
     copy = row.copy()
     copy[ids] += rng.choice([-np.inf, -2.0, -0.5, 0.0, 0.5, 3.0], len(ids)).astype(np.float32)
     # when its order is taken from the first one's
-    edited = ranked.edited(copy, ids, None)
+    edited = ranked.edited(lambda: copy, ids, copy[ids], None)
     # then its head is a head of a full sort, and goes on as one
     assert edited.ids.tolist() == sorted_ids(copy)[: len(edited.ids)]
     edited.reach(len(edited.ids) + 9)

@@ -83,9 +83,9 @@ def migrate(path: Path, fault: str, log: Path) -> list[list[object]]:
 def check_whole(path: Path) -> bool:
     """Whatever happened: the next start finds everything, in one version or the other; whether it was the old one."""
     applied = sql(path, "SELECT count(*) FROM _sqlite_migrations")[0][0]
-    assert applied in (1, len(NAMES))
+    assert applied in range(1, len(NAMES) + 1)
     check(with_store(path, contents))
-    return bool(applied == 1)
+    return bool(applied < len(NAMES))
 
 
 @pytest.mark.parametrize("fault", ["pwrite64:signal=SIGKILL:when={k}", "pwrite64:error=ENOSPC:when={k}+"])

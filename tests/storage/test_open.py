@@ -24,7 +24,7 @@ from storage import (
     StoreReadOnlyError,
     schema,
 )
-from storage.migrations import m001_sessions, m002_places
+from storage.migrations import m001_sessions, m002_places, m003_quarantine
 from tests.storage.helpers import chat, sql, with_store
 
 
@@ -271,6 +271,7 @@ def grown(*, fails: bool) -> Migrations:
     future = Migrations("elsewise.sessions")
     future()(m001_sessions)
     future()(m002_places)
+    future()(m003_quarantine)
 
     @future()
     def m999_moods(db: sqlite_utils.Database) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from tests.ui.fake_base import FakeBase
@@ -33,12 +34,17 @@ class FakeTransfers(FakeBase):
     async def import_file(self, path: Path, progress: OnTransfer) -> ImportResult:
         self._note("import_file", path)
         await self._transferred(progress)
-        return ImportResult((IMPORTED,), ("2 things were left out",))
+        return ImportResult((IMPORTED,), ("2 things were left out",), path.name.endswith(".kv.elsewise"))
 
     async def _transferred(self, progress: OnTransfer) -> None:
         for done in range(3):
             await self._pass()
             progress(done + 1, 3)
+
+    async def take_kv(self, session_ids: Sequence[int], path: Path, progress: OnTransfer) -> int:
+        self._note("take_kv", session_ids, path)
+        await self._transferred(progress)
+        return 1234
 
     async def compare(self, session_id: int, left: int, right: int) -> BranchDiff:
         self._note("compare", session_id, left, right)

@@ -10,7 +10,7 @@ from pathlib import Path
 from PySide6.QtCore import Qt
 from PySide6.QtGui import QContextMenuEvent
 from PySide6.QtTest import QTest
-from PySide6.QtWidgets import QApplication, QFileDialog, QMenu
+from PySide6.QtWidgets import QApplication, QFileDialog, QMenu, QPushButton
 
 from tests.ui.conftest import Scene, until
 from tests.ui.fakes import TRIP, FakeWorkbench
@@ -66,6 +66,24 @@ def test_an_import_is_shown_when_it_is_there(in_window: Play, bench: FakeWorkben
         await until(lambda: window.parts.composer.notice.words == "imported in.json; 2 things were left out")
         assert window.desk.shown is not None
         assert window.desk.shown.session_id == TRIP
+
+    in_window(scene)
+
+
+def test_kv_is_taken_where_somebody_says_so(in_window: Play, bench: FakeWorkbench, tmp_path: Path) -> None:
+    async def scene(window: MainWindow) -> None:
+        notice, file = window.parts.composer.notice, tmp_path / "trip.kv.elsewise"
+        window.transfers.take(file)
+        await until(lambda: "only from people you trust" in notice.words)
+        assert bench.asked("take_kv") == []
+        button = next(each for each in notice.findChildren(QPushButton) if each.text() == "Take KV")
+        QTest.mouseClick(button, Qt.MouseButton.LeftButton)
+        await until(lambda: notice.words == "1,234 KV blocks were taken from trip.kv.elsewise")
+        assert bench.asked("take_kv") == [((TRIP,), file)]
+        # another notice's button is about something else
+        notice.say("something else", "Undo")
+        notice.acted.emit()
+        assert len(bench.asked("take_kv")) == 1
 
     in_window(scene)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -27,6 +27,7 @@ class ImportResult:
 
     sessions: tuple[int, ...]
     notes: tuple[str, ...] = ()
+    carries_kv: bool = False  # it has KV too, which is taken by `take_kv` alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +82,12 @@ class TransferCommands(Protocol):
 
     async def import_file(self, path: Path, progress: OnTransfer) -> ImportResult:
         """Takes in a file of ours or a list of messages: all of it, or nothing."""
+
+    async def take_kv(self, session_ids: Sequence[int], path: Path, progress: OnTransfer) -> int:
+        """Takes the KV of sessions that were just imported from a file; how many blocks. Stopped, what was taken stays.
+
+        Nobody can check what somebody else computed: only where a person says so.
+        """
 
     async def compare(self, session_id: int, left: int, right: int) -> BranchDiff:
         """The branches through two nodes of an open session, token by token."""

@@ -28,7 +28,7 @@ REOPEN, SAVE, DISK = "W4 reopen", "W4 save", "W4 disk"
 LIMIT_BAR, COLD_BAR, LLAMA = 1.5, 0.08, 0.027
 BLOCKS_BAR, ENGINE_BAR_MS, STALL_BAR_MS, DISK_BAR = 5, 100.0, 50.0, 1.3
 TURN = 200  # tokens
-STEM, TAIL, BRANCHES = 2000, 100, 10
+TAIL, BRANCHES = 100, 10  # tokens of a branch off the stem on the disk, and how many there are
 NEW = 1  # tokens after the session that is opened again
 PATIENCE_SECONDS = 900.0
 BESIDE = 48  # tokens of the stream beside a save
@@ -66,11 +66,11 @@ def reopen(case: Case, sizes: Sizes, tell: Told) -> Findings:
         tell(f"{REOPEN}: loading")
         saved = _save(case, source, file, sizes, tell)
         opened: list[Opened] = []
-        for lap in range(min(sizes.rounds, 3)):
+        for lap in range(min(sizes.rounds, sizes.reopen_processes)):
             tell(f"{REOPEN}: process {lap + 1}")
-            opened.append(_in_another_process(case, source, file, sizes, cold=lap == 0))
+            opened.append(_in_another_process(case, source, file, sizes, cold=lap == 0 and sizes.reopen_embedded))
         tell(DISK)
-        disk = _disk(own, where, Path(made) / "disk.db")
+        disk = _disk(own, where, Path(made) / "disk.db", sizes.disk_stem)
     return Findings(verdicts=(*_reopened(case, opened, timed=sizes.reopen_embedded), *saved, disk))
 
 
@@ -186,9 +186,9 @@ async def _beside_a_stream(model: LanguageModel, ids: list[int], vocabulary: int
     return saved, max(max(beside, default=0.0) - max(before), 0.0)
 
 
-def _disk(case: Case, source: str, file: Path) -> Verdict:
+def _disk(case: Case, source: str, file: Path, length: int) -> Verdict:
     """Bytes of branches off one stem, against those of their tokens once each."""
-    stem = ids_of(2, STEM, case.vocabulary)
+    stem = ids_of(2, length, case.vocabulary)
     with closing(load(source, case.backend, **loading(case.backend, file))) as model:
         model.cache_kv(stem)
         model.save_blocks(stem)
@@ -199,6 +199,6 @@ def _disk(case: Case, source: str, file: Path) -> Verdict:
         per_token = model.info.kv_bytes_per_token
     with closing(open_blocks(file, BUDGET, read_only=True)) as store:
         held = store.stats().bytes
-    what = f"x the KV of {BRANCHES} tails of {TAIL} tokens and their stem of {STEM:,}, on disk"
-    figure = held / (per_token * (STEM + BRANCHES * TAIL))
+    what = f"x the KV of {BRANCHES} tails of {TAIL} tokens and their stem of {length:,}, on disk"
+    figure = held / (per_token * (length + BRANCHES * TAIL))
     return Verdict(DISK, case.backend, case.model, what, figure, DISK_BAR, at_least=False, timed=False)

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 from app.bench.measure import Float32, Ids
+from runtime import UnsupportedFeatureError
 
 NAME = "bare forwards"
 
@@ -43,9 +44,9 @@ class BareRows(ABC):
         """Not what it is for.
 
         Raises:
-            NotImplementedError: Always.
+            UnsupportedFeatureError: Always.
         """
-        raise NotImplementedError(f"{self.name} generate nothing: {len(prompts)} prompts, {n} tokens")
+        raise UnsupportedFeatureError(f"{self.name} generate nothing: {len(prompts)} prompts, {n} tokens")
 
     def forget(self) -> None:
         """An empty cache."""

@@ -22,7 +22,10 @@ class TorchStreams(TransformersModel):
     """Greedy decoding by other means than ours, on a model as `from_pretrained` gives it."""
 
     def generate(self, prompt: Ids, n: int, *, records: bool) -> Lap:
-        """The library's `generate`; with `records`, top-10 records are made from the logits that it returns."""
+        """The library's `generate`; with `records`, top-10 records are made from the logits that it returns.
+
+        Of as many tokens as the clock ran for: not of the first.
+        """
         ids, mark = self.tensor([prompt]), _FirstToken()
         with torch.inference_mode():
             out = self.model.generate(
@@ -35,7 +38,7 @@ class TorchStreams(TransformersModel):
             )
             answer = out.sequences[0, len(prompt) :]
             if records:
-                for logits, token in zip(out.logits, answer, strict=True):  # all of them at once would be slower
+                for logits, token in zip(out.logits[1:], answer[1:], strict=True):  # all of them at once would be slower
                     torch_records(logits, token[None])
         return mark.watch.lap(n - 1, [answer.tolist()])
 

@@ -22,6 +22,7 @@ from runtime.backends.tree import Int64
 from runtime.errors import UnsupportedFeatureError
 
 FIRST_CAPACITY = 64  # slots
+PIECE = 64  # slots that are moved at a time where there is no memory for all
 
 Arrays = tuple[mx.array | None, ...]
 Shape = tuple[int, int, int]  # heads, width of a key, width of a value
@@ -106,10 +107,15 @@ class SlotCache:
     def resize(self, capacity: int, shape: Shape, dtype: mx.Dtype) -> None:
         """Room for exactly `capacity` slots, evaluated; the old keys are gone before there are new values."""
         heads, key_width, value_width = shape
-        self.keys = _resized(self.keys, capacity, heads, key_width, dtype)
-        mx.eval(self.keys)
-        self.values = _resized(self.values, capacity, heads, value_width, dtype)
-        mx.eval(self.values)
+        self.keys = _evaluated(_resized(self.keys, capacity, heads, key_width, dtype))
+        self.values = _evaluated(_resized(self.values, capacity, heads, value_width, dtype))
+
+    def gather(self, name: str, slots: mx.array, start: int) -> None:
+        """Moves rows of one buffer, by its name, to `start` and the places after it; all of them lie further back."""
+        rows = _evaluated(mx.take(getattr(self, name), slots, axis=2))  # before the buffer that they come from is written
+        buffer = getattr(self, name)
+        buffer[..., start : start + slots.shape[0], :] = rows
+        mx.eval(buffer)
 
     @property
     def shape(self) -> Shape | None:
@@ -243,15 +249,19 @@ class MlxPack(WorkingPack):
         return found
 
     def gather(self, slots: mx.array) -> None:
-        """Moves rows to the front of every buffer."""
+        """Moves rows (of ascending `slots`) to the front of every buffer: all, or none where no memory is left for the first.
+
+        Where none is left for a later one it goes in pieces, front to back: a second try would move the others twice.
+        """
         n = slots.shape[0]
-        for cache in self.attention:
-            for name in ("keys", "values"):
-                rows = mx.take(getattr(cache, name), slots, axis=2)
-                mx.eval(rows)  # before the buffer that they come from is written
-                buffer = getattr(cache, name)
-                buffer[..., :n, :] = rows
-                mx.eval(buffer)
+        for number, (cache, name) in enumerate((cache, name) for cache in self.attention for name in ("keys", "values")):
+            try:
+                cache.gather(name, slots, 0)
+            except (RuntimeError, MemoryError):
+                if number == 0:
+                    raise
+                for start in range(0, n, PIECE):
+                    cache.gather(name, slots[start : start + PIECE], start)
 
     def begin(self, step: Step, *, rows: bool) -> None:
         """Prepares every layer for one forward."""
@@ -332,6 +342,12 @@ def _resized(buffer: mx.array | None, capacity: int, heads: int, width: int, dty
         return mx.contiguous(buffer[:, :, :capacity])
     room = mx.zeros((1, heads, capacity - held, width), dtype)
     return room if buffer is None else mx.concatenate([buffer, room], axis=2)
+
+
+def _evaluated(array: mx.array) -> mx.array:
+    """The same, computed: what cannot be computed is not kept."""
+    mx.eval(array)
+    return array
 
 
 def _joined(parts: Arrays) -> mx.array | None:

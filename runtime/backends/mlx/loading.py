@@ -19,6 +19,7 @@ from runtime.backends.mlx.corrections import class_lookup, completed, correct
 from runtime.backends.mlx.memory import DeviceLimits, free_beside
 from runtime.errors import ModelLoadError, UnsupportedFeatureError
 from runtime.loading.folder import ModelFolder
+from runtime.loading.telling import told
 from runtime.options import LoadOptions
 
 log = logging.getLogger(__name__)
@@ -96,7 +97,8 @@ def _limited(model: Any, options: LoadOptions) -> tuple[DeviceLimits, int]:
     limits, free = DeviceLimits(), free_beside(weights)
     limits.apply(weights, facts.kv_budget(options, free))
     try:
-        mx.eval(model.parameters())
+        for _, array in told(flat_parameters(model)):  # until now they were promises: this is when the files are read
+            mx.eval(array)
     except BaseException:
         limits.reset()
         raise

@@ -36,9 +36,9 @@ class MlxPayload:
 
 
 def take(pack: MlxPack, shapes: tuple[Shape, ...], slots: Int64, state: Arrays | None, codec: Codec) -> MlxPayload:
-    """An immutable copy of a chain of slots, coded layer by layer."""
-    first, last = int(slots[0]), int(slots[-1])
-    index = slice(first, last + 1) if last - first == len(slots) - 1 else mx.array(slots.astype(np.int32))
+    """An immutable copy of slots, in their order, coded layer by layer."""
+    side_by_side = (np.diff(slots) == 1).all()  # of several chains not even the order is certain
+    index = slice(int(slots[0]), int(slots[-1]) + 1) if side_by_side else mx.array(slots.astype(np.int32))
     keys: list[mx.array] = []
     values: list[mx.array] = []
     for group in grouped(pack.attention, shapes):

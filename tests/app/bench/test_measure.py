@@ -1,8 +1,13 @@
 from __future__ import annotations
 
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
 import pytest
 
-from app.bench.measure import Result, Subject, Workload, measure
+from app.bench.measure import Float32, Ids, Result, Subject, Workload, measure, medians
 from tests.app.bench.subjects import Scripted
 
 
@@ -43,3 +48,43 @@ def test_the_outcome_tells_other_tokens_apart() -> None:
 def test_an_answer_that_is_too_short_is_no_result() -> None:
     with pytest.raises(ValueError, match="scripted answered 2 tokens where 3 were asked for"):
         run(Scripted(short=True))
+
+
+def spin(seconds: float) -> None:
+    """Keeps this thread's core busy for so many cpu-seconds."""
+    end = time.thread_time() + seconds
+    while time.thread_time() < end:
+        pass
+
+
+class Lingering(Scripted):
+    """Answers at once, and works on in another thread afterwards."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.after: list[threading.Thread] = []
+
+    def logprobs(self, contexts: Sequence[Ids]) -> Float32:
+        self.after.append(threading.Thread(target=spin, args=(0.05,)))
+        self.after[-1].start()
+        return super().logprobs(contexts)
+
+
+def test_what_a_subject_does_after_its_answer_is_its_work_and_what_the_workload_does_is_not() -> None:
+    subject = Lingering()
+
+    def play(asked: Subject) -> None:
+        asked.logprobs([[1]])
+        subject.after[0].join()
+        spin(0.3)  # a draw, a resampling
+        asked.answers([[1]], 1)
+
+    result = measure(Workload("W0", play), subject, backend="none", model="scripted")
+    assert 0.04 < result.cpu_seconds < 0.25
+
+
+def test_medians_say_of_how_many_laps_they_are() -> None:
+    laps = [replace(run(Scripted()), cpu_seconds=cpu, wall_seconds=1.0) for cpu in (3.0, 1.0, 2.0)]
+    assert (medians(laps).cpu_seconds, medians(laps).laps, laps[0].laps) == (2.0, 3, 1)
+    with pytest.raises(ValueError, match="something else each time"):
+        medians([laps[0], replace(laps[1], tokens=1)])

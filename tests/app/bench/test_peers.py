@@ -23,6 +23,7 @@ from app.bench.peers.one_cache import OneCache
 from app.bench.peers.stateless import Stateless
 from app.bench.peers.torch_streams import TorchStreams, torch_records
 from app.bench.tiny import make_tiny
+from runtime import UnsupportedFeatureError
 
 A, B, C = [1, 2, 3, 4, 5], [1, 2, 3, 9], [1, 2, 3, 4, 5, 6]
 
@@ -113,7 +114,7 @@ def test_bare_forwards_grow_and_copy_rows(
     subject.forget()
     subject.logprobs([B])
     assert subject.tokens_computed == 11 + 4
-    with pytest.raises(NotImplementedError, match="bare forwards"):
+    with pytest.raises(UnsupportedFeatureError, match="bare forwards"):
         subject.answers([A], 2)
 
 

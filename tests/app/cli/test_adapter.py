@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from runtime import GenerationOptions, SamplingOptions, load
 from tests.app.cli.conftest import Elsewise
@@ -96,10 +99,92 @@ def test_numbers_under_an_adapter_are_never_taken_for_the_base_s(elsewise: Elsew
         (":0.5", 2, "write the adapter's folder"),
         ("", 2, "write the adapter's folder"),
         ("nowhere", 1, "nowhere"),
-        ("FOLDER:much", 1, "much"),
+        ("FOLDER:much", 1, "'much' is no scale: write a number, "),
+        ("me/pirate:much", 1, "'much' is no scale: write a number, me/pirate:0.8"),
+        ("me/pirate", 1, "no adapter is called 'me/pirate': none is registered (on the shelf: none; elsewise models import"),
+        ("FOLDER/adapter_config.json", 1, "a file; give the folder"),
     ],
 )
 def test_an_adapter_that_is_none_is_refused(elsewise: Elsewise, folder: str, given: str, code: int, says: str) -> None:
     done = elsewise(*ASK, "--adapter", given.replace("FOLDER", folder))
     assert (done.code, done.out) == (code, "")
     assert says in done.err
+
+
+def test_one_of_the_shelf_is_asked_for_by_its_name(elsewise: Elsewise, folder: str) -> None:
+    # given
+    done = elsewise("models", "import", folder, "--name", "org/pirate@v1")
+    assert done.code == 0
+    assert "elsewise ask --adapter org/pirate@v1" in done.out
+    # when, then: an id has no colon, what follows one is a scale
+    expected = ids(elsewise(*ASK, "--adapter", f"{folder}:0.5").out)
+    for name in ("org/pirate@v1", "org/pirate"):
+        assert ids(elsewise(*ASK, "--adapter", f"{name}:0.5").out) == expected
+    [row] = [line for line in elsewise("models", "list").out.splitlines() if line.startswith("org/pirate@v1")]
+    assert "for a base it does not name" in row
+    assert "adapter peft" in row
+    assert row.rstrip().endswith("ready")
+    assert elsewise("models", "verify").out == "org/pirate@v1: sound\n"
+    done = elsewise(*ASK, "--adapter", "org/parrot:0.5")
+    assert (done.code, done.out) == (1, "")
+    assert "on the shelf: org/pirate@v1; elsewise models import FOLDER puts one there" in done.err
+
+
+def test_the_base_of_a_listed_adapter_cannot_move_the_cursor(elsewise: Elsewise, folder: str) -> None:
+    config = Path(folder, "adapter_config.json")
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"base_model_name_or_path": "org/\x1b[2JBase\n7B"}))
+    assert elsewise("models", "import", folder).code == 0
+    [row] = [line for line in elsewise("models", "list").out.splitlines() if line.startswith("pirate")]
+    assert "for org/?[2JBase?7B" in row
+
+
+def test_a_pickled_adapter_is_not_imported(elsewise: Elsewise, folder: str) -> None:
+    Path(folder, "adapter_model.safetensors").rename(Path(folder, "adapter_model.bin"))
+    done = elsewise("models", "import", folder)
+    assert (done.code, done.out) == (1, "")
+    assert "never opened" in done.err
+    assert "no models in" in elsewise("models", "list").err
+
+
+def config_of(folder: str, **settings: object) -> None:
+    config = Path(folder, "adapter_config.json")
+    config.write_text(json.dumps(json.loads(config.read_text()) | settings))
+
+
+def wide(folder: str) -> None:
+    weights = Path(folder, "adapter_model.safetensors")
+    tensors = load_file(weights)
+    tensors["base_model.model.head.lora_A.weight"] = np.ones((2, 17), np.float32)
+    save_file(tensors, weights)
+
+
+def pickled(folder: str) -> None:
+    Path(folder, "adapter_model.safetensors").rename(Path(folder, "adapter_model.bin"))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "says"),
+    [
+        (wide, "head is 17 -> 259 in the adapter, 16 -> 259 in the model; the adapter is for another base"),
+        (partial(config_of, base_model_name_or_path="org/Other-7B"), "made for org/Other-7B"),
+        (pickled, "adapter_model.bin, which is never opened"),
+    ],
+    ids=["another shape", "another base", "a pickle"],
+)
+@pytest.mark.parametrize("command", ["ask", "batch", "embed"])
+def test_an_adapter_that_does_not_fit_is_refused_by_every_command(
+    elsewise: Elsewise, folder: str, tmp_path: Path, command: str, spoil: Callable[[str], None], says: str
+) -> None:
+    spoil(folder)
+    (tmp_path / "questions.jsonl").write_text('{"prompt": "hello"}')
+    arguments = {
+        "ask": ASK,
+        "batch": ("ask", "--batch", str(tmp_path / "questions.jsonl"), *ASK[2:-1]),
+        "embed": ("embed", str(tmp_path / "questions.jsonl"), "--backend", "fake"),
+    }[command]
+    if command == "embed":
+        (tmp_path / "questions.jsonl").write_text('{"text": "hello"}')
+    done = elsewise(*arguments, "--adapter", folder)
+    assert (done.code, done.out) == (1, "")
+    [said] = done.err.splitlines()
+    assert says in said

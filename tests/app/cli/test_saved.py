@@ -195,10 +195,33 @@ def test_verify_names_what_is_damaged(elsewise: Elsewise, data: Path) -> None:
     conn.execute("UPDATE nodes SET text = 'forged' WHERE role = 'user'")
     conn.commit()
     conn.close()
+    lock = DataFolderLock(data, "window")
+    assert lock.acquire()
+    done = elsewise("sessions", "verify")
+    lock.release()
+    assert done.code == 1
+    assert "'Trip', turn 2: the run's row fails its checksum" in done.out
+    assert "damaged\nnothing was changed: " in done.err
+    assert "close it and verify again" in done.err
+
+
+def test_what_is_damaged_is_set_aside_once(elsewise: Elsewise, data: Path) -> None:
+    elsewise("ask", "hi", "--session", "Trip", *ASK)
+    conn = sqlite3.connect(data / "sessions.db")
+    conn.execute("UPDATE nodes SET text = 'forged' WHERE role = 'user'")
+    conn.commit()
+    conn.close()
     done = elsewise("sessions", "verify")
     assert done.code == 1
-    assert "'Trip'" in done.out
-    assert done.err.endswith("damaged\n")
+    assert "'Trip', turn 2: the run's row fails its checksum" in done.out
+    assert done.err.endswith("1 set aside: every session opens, with the text that is left\n")
+    again = elsewise("sessions", "verify")
+    assert (again.code, again.out) == (0, "")
+    assert again.err == "set aside before: 'Trip', turn 2: the run's row failed its checksum\nsound\n"
+    assert "user: forged" in elsewise("sessions", "show", "1").out
+    refused = elsewise("ask", "more", "--session", "Trip", *ASK)
+    assert refused.code == 1
+    assert "turn 2 is damaged" in refused.err
 
 
 def test_a_file_that_is_no_database_is_left_alone(elsewise: Elsewise, data: Path) -> None:

@@ -55,6 +55,10 @@ def test_what_cannot_be_done_is_said(elsewise: Elsewise, arguments: tuple[str, .
     assert code == 2 or len(done.err.splitlines()) == 1  # click adds how a command is used
 
 
+def test_who_is_verified_is_named_once(elsewise: Elsewise) -> None:
+    assert elsewise("models", "verify", "org/name").err == "org/name: not on the shelf; 'elsewise models list' names what is\n"
+
+
 @pytest.mark.parametrize("model", ["org/name", "org/name@main", "name", "missing.gguf"])
 def test_a_model_that_is_not_here_names_commands_that_work(elsewise: Elsewise, model: str) -> None:
     # given what an error offers

@@ -113,7 +113,12 @@ def test_while_the_window_is_open_nothing_is_imported(ask: Ask, tmp_path: Path, 
     try:
         done = ask("import", tmp_path / "m.json")
         assert done.exit_code == 1
-        assert "in use by" in done.output
+        assert "in use by window" in done.output
+        assert "close it and try again, or import in its window (File > Import)" in done.output
+        done = ask("export", session, tmp_path / "a.elsewise", "--portable", "--with-kv")
+        assert done.exit_code == 1
+        assert "or export from its window (File > Export Session File with KV), or leave out --with-kv" in done.output
+        assert not (tmp_path / "a.elsewise").exists(), "nothing is written by halves"
         assert ask("export", session, tmp_path / "a.json").exit_code == 0, "exports only read"
     finally:
         lock.release()

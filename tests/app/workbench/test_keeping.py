@@ -11,8 +11,9 @@ from typing import cast
 import pytest
 
 from app.workbench import workbench as workbench_module
-from runtime import Origin
+from runtime import BlockOptions, Origin
 from runtime.model import LocalModel
+from storage import BlockFile
 from tests.app.workbench.scene import Engine, FrailModel, Scene, until
 from tests.block_stores import SHELVES, MemoryBlocks, memory_options
 from ui import SessionView, Tier
@@ -167,3 +168,65 @@ async def path_of(scene: Scene, session_id: int) -> list[int]:
     """The ids of the path that is shown."""
     session = scene.workbench._sessions.opened(session_id)
     return list(session.path_ids(session.tree.path((await scene.view(session_id)).turns[-1].node_id)))
+
+
+def test_a_pinned_session_stays_warm_however_much_others_save(tmp_path: Path) -> None:
+    """A block file with room for two of three conversations: the pinned one, the oldest, is read back after a restart."""
+    text = "hello, this is a message of some length, so that it is worth a look " * 4
+
+    def opened(budget: int) -> Scene:
+        made = Engine()
+        made.options["blocks"] = BlockOptions("storage:open_blocks", str(tmp_path / "blocks.db"), budget)
+        return Scene.open(tmp_path / "s.db", made)
+
+    async def saved(scene: Scene, session_id: int) -> int:
+        await scene.workbench._keeper.close(20.0)
+        model = await scene.workbench.supervisor.model()
+        return (await model.save_blocks_async(await scene.path_ids(session_id))).tokens
+
+    async def measure() -> int:
+        scene = opened(1 << 30)
+        await saved(scene, await scene.asked(f"0 {text}"))
+        await scene.workbench.close()
+        with BlockFile(tmp_path / "blocks.db", 1 << 30) as file:
+            return file.stats().bytes
+
+    async def fill(budget: int, *, pinned: bool) -> tuple[list[int], list[int]]:
+        scene = opened(budget)
+        ids = [await scene.asked(f"first {text}")]
+        await scene.workbench.pin_session(ids[0], pinned)
+        kept = [await saved(scene, ids[0])]
+        for n in range(3):
+            ids.append(await scene.asked(f"other {n} {text}"))
+            kept.append(await saved(scene, ids[-1]))
+        await scene.workbench.close()
+        return ids, kept
+
+    async def reopened(budget: int, session_id: int) -> int:
+        scene = opened(budget)
+        model = await scene.workbench.supervisor.model()
+        await scene.view(session_id)
+        found = (await model.prefix_match_async(await scene.path_ids(session_id))).tokens
+        await scene.workbench.close()
+        return found
+
+    budget = asyncio.run(measure()) * 5 // 2
+    (tmp_path / "blocks.db").unlink()
+    ids, kept = asyncio.run(fill(budget, pinned=False))
+    assert asyncio.run(reopened(budget, ids[0])) < kept[0] // 2, "without a pin it is the first to go"
+    assert asyncio.run(reopened(budget, ids[-1])) == kept[-1]
+    (tmp_path / "blocks.db").unlink()
+    ids, kept = asyncio.run(fill(budget, pinned=True))
+    assert asyncio.run(reopened(budget, ids[0])) == kept[0]
+    # unpinned, it makes room again
+
+    async def unpin() -> None:
+        scene = opened(budget)
+        await scene.workbench.supervisor.model()
+        await scene.workbench.pin_session(ids[0], False)
+        for n in range(3):
+            await saved(scene, await scene.asked(f"more {n} {text}"))
+        await scene.workbench.close()
+
+    asyncio.run(unpin())
+    assert asyncio.run(reopened(budget, ids[0])) < kept[0] // 2

@@ -59,10 +59,12 @@ def test_it_is_warm_elsewhere(tmp_path: Path, running: bool) -> None:
         new = scene(there)
         view = await new.view(imported.sessions[0])
         assert await new.path_ids(view.session_id) == path
+        model = await new.workbench.supervisor.model()
+        assert len(path) - tokens <= 1
+        await model.next_token_logprobs(path)
+        counted = model.metrics()
+        assert (counted.tokens_restored, counted.tokens_computed) == (tokens, 1)
         await new.workbench.send(view.session_id, "and?")
-        model = new.workbench.supervisor.running
-        assert model is not None
-        assert model.metrics().tokens_restored >= tokens // 64 * 64  # whole blocks at the least
         await new.workbench.close()
 
     tokens, path = asyncio.run(out())
@@ -91,3 +93,75 @@ def test_a_block_file_that_fails_leaves_no_half_of_a_file(tmp_path: Path, monkey
     asyncio.run(out())
     assert file.read_bytes() == b"mine"
     assert [each.name for each in tmp_path.iterdir() if each.name.startswith(".")] == []
+
+
+def exported(tmp_path: Path) -> tuple[Path, int]:
+    """A portable file with KV of two blocks and more, and how many tokens of it are kept."""
+    file = tmp_path / "trip.kv.elsewise"
+
+    async def out() -> int:
+        here = scene(tmp_path / "here")
+        session_id = await here.asked(TEXT)
+        model = await here.workbench.supervisor.model()
+        saved = await model.save_blocks_async(await here.path_ids(session_id))
+        await here.workbench.export_session(session_id, ExportKind.WITH_KV, file, heard)
+        await here.workbench.close()
+        return saved.tokens
+
+    return file, asyncio.run(out())
+
+
+@pytest.mark.parametrize("running", [True, False])
+def test_the_window_takes_kv_in(tmp_path: Path, running: bool) -> None:
+    """While the engine runs it does it itself: the block file is its own."""
+    file, tokens = exported(tmp_path)
+    told: list[tuple[int, int]] = []
+
+    async def take() -> None:
+        there = scene(tmp_path / "there")
+        if running:
+            await there.asked("something else")
+        result = await there.workbench.import_file(file, heard)
+        assert result.carries_kv
+        taken = await there.workbench.take_kv(result.sessions, file, lambda done, total: told.append((done, total)))
+        assert taken == -(-tokens // 64)
+        assert told[-1][0] == told[-1][1] > taken
+        path = await there.path_ids(result.sessions[0])
+        model = await there.workbench.supervisor.model()
+        match, before = await model.prefix_match_async(path), model.metrics()
+        assert match.tokens == tokens
+        await model.next_token_logprobs(path)
+        after = model.metrics()
+        # what every conversation begins with may be in memory already
+        assert after.tokens_restored - before.tokens_restored == tokens - (match.warm or 0) > tokens - 64
+        assert after.tokens_computed - before.tokens_computed == 1
+        await there.workbench.close()
+
+    asyncio.run(take())
+
+
+def test_taking_kv_is_stopped_between_two_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was taken stays, the session too; and nothing waits for the rest."""
+    file, tokens = exported(tmp_path)
+    monkeypatch.setattr("app.portable_kv.AT_ONCE", 1)
+
+    async def take() -> None:
+        there = scene(tmp_path / "there")
+        model = await there.workbench.supervisor.model()
+        result = await there.workbench.import_file(file, heard)
+        path = await there.path_ids(result.sessions[0])
+        work: asyncio.Task[int] | None = None
+
+        def progress(done: int, _total: int) -> None:
+            if done == 3:  # the first block of the grid, the checkpoint that it might have, the second block
+                assert work is not None
+                work.cancel()
+
+        work = asyncio.create_task(there.workbench.take_kv(result.sessions, file, progress))
+        with pytest.raises(asyncio.CancelledError):
+            await work
+        assert (await model.prefix_match_async(path)).tokens == 128 < tokens
+        await there.workbench.send(result.sessions[0], "and?")
+        await there.workbench.close()
+
+    asyncio.run(take())

@@ -151,6 +151,52 @@ def test_a_damaged_turn_is_named_and_hides_nothing_else(play: Play, path: object
     play(second)
 
 
+@pytest.mark.parametrize("aside", [False, True])
+def test_no_model_goes_on_from_a_damaged_turn(play: Play, path: object, aside: bool) -> None:
+    """A piece in the middle of an answer is lost: what follows it would be another text."""
+    kept: dict[str, int] = {}
+
+    async def first(s: Scene) -> None:
+        session_id = await s.asked("one")
+        kept["damaged"] = (await s.last(session_id)).node_id
+        await s.workbench.send(session_id, "two")
+
+    async def second(s: Scene) -> None:
+        if aside:
+            assert await s.workbench.verify_data()
+            assert await s.workbench.verify_data() == []
+        session_id = (await s.workbench.sessions())[0].session_id
+        view = await s.view(session_id)
+        damaged = view.turns[2]
+        assert (damaged.node_id, damaged.status) == (kept["damaged"], TurnStatus.DAMAGED)
+        stored = {node.id: node for node in (await s.store.load_session(session_id)).nodes}
+        assert stored[kept["damaged"]].text in damaged.run.text  # all that was said stands there
+        before = rows(s.path, "SELECT count(*) FROM nodes")
+        with pytest.raises(Refusal, match="turn 3 is damaged"):
+            await s.workbench.send(session_id, "three")
+        with pytest.raises(Refusal, match="turn 3 is damaged"):
+            await s.workbench.regenerate(session_id, view.turns[-1].node_id)
+        with pytest.raises(Refusal, match="turn 3 is damaged"):
+            await s.workbench.continue_turn(session_id, kept["damaged"])
+        with pytest.raises(Refusal, match="turn 3 is damaged"):
+            await s.workbench.regenerate_exactly(session_id, kept["damaged"])
+        assert rows(s.path, "SELECT count(*) FROM nodes") == before
+        assert s.engine.prompts == []
+        await s.workbench.regenerate(session_id, kept["damaged"])  # beside it
+        await s.workbench.send(session_id, "three")
+        after = await s.view(session_id)
+        assert TurnStatus.DAMAGED not in [turn.status for turn in after.turns]
+        assert len(s.engine.prompts) == 2
+
+    play(first)
+    with sqlite3.connect(str(path)) as conn:
+        [(columns,)] = conn.execute("SELECT columns FROM token_chunks WHERE node_id = ?", [kept["damaged"]]).fetchall()
+        bent = columns[:30] + bytes([columns[30] ^ 1]) + columns[31:]
+        conn.execute("UPDATE token_chunks SET columns = ? WHERE node_id = ?", [bent, kept["damaged"]])
+    conn.close()
+    play(second)
+
+
 def refuse(store: SessionStore, *members: str) -> None:
     """These members fail as on a full disk."""
 

@@ -173,7 +173,7 @@ def test_an_id_on_the_shelf(toys: dict[str, Path], tmp_path: Path, monkeypatch: 
     with fake_model() as model:
         assert model.add_adapter("org/mine", "mine") == "mine"
         model.push_lora("org/mine@v1")
-        assert model.lora_stack == (("org--mine@v1", 1.0),)
+        assert model.lora_stack == (("org/mine@v1", 1.0),)
         # the very same weights under two names: one goes, the other stays
         model.load_adapter("mine")
         right(model, model.next_token_logprobs_sync([1, 2]), [1, 2], (("mine", 1.0),))

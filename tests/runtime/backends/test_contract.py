@@ -196,6 +196,32 @@ def test_chains_taken_at_once_are_those_taken_alone(loaded: Loaded, pack: Any) -
         ) or (loaded.backend.info.backend not in ("hf", "mlx"))
 
 
+@only(SLICEABLE)  # the states of a recurrent one are taken with each chain
+def test_chains_that_lie_between_each_other_are_taken_as_they_are(loaded: Loaded, pack: Any) -> None:
+    # given two rows whose slots alternate, and three branches that share their first new slot
+    backend, ids, other = loaded.backend, loaded.ids(31, 6), loaded.ids(32, 6)
+    tips, mine, theirs = [ROOT, ROOT], list[int](), list[int]()
+    for a, b in zip(ids, other, strict=True):
+        slots, _ = backend.forward(pack, np.array([a, b]), np.array(tips), NOTHING)
+        tips = slots.tolist()
+        mine.append(tips[0])
+        theirs.append(tips[1])
+    backend.forward(pack, loaded.ids(33, 4), np.array([tips[0], 12, 12, 12]), NOTHING)
+    # when several are taken at once, as many slots as lie between the first and the last
+    for chains in (
+        [mine[:2], theirs[:2]],
+        [theirs[:3], mine[1:4]],
+        [mine[2:4], theirs[1:3], mine[4:6], theirs[3:5]],
+        [[12, 13], [12, 15]],
+        [[12, 14], [12, 13], [15]],
+    ):
+        for got, chain_alone in zip(backend.take_many(pack, [np.array(c) for c in chains]), chains, strict=True):
+            # then each is what it is alone
+            want = backend.export(backend.take(pack, np.array(chain_alone)))
+            for name, array in backend.export(got).items():
+                np.testing.assert_array_equal(array, want[name])
+
+
 def test_payloads_chain_and_split(loaded: Loaded, pack: Any) -> None:
     backend, ids = loaded.backend, loaded.ids(21, 33)
     first, _ = append(backend, pack, ids[:20])

@@ -5,35 +5,75 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import mlx.core as mx
 import pytest
+from safetensors import safe_open
 from transformers.utils import logging
 
 from runtime import LoadProgress, load, spawn
 from runtime.loading import telling
 from tests.tiny_models import tiny_path
 
-OPTIONS: list[dict[str, Any]] = [{}, {"offload": "disk", "offload_memory_bytes": 1}]
+WAYS: list[tuple[str, dict[str, Any]]] = [("hf", {}), ("hf", {"offload": "disk", "offload_memory_bytes": 1}), ("mlx", {})]
 
 
-@pytest.mark.parametrize("options", OPTIONS, ids=["memory", "disk"])
-def test_a_load_says_how_many_tensors_are_in_place(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("backend", "options"), WAYS, ids=["hf", "hf, disk", "mlx"])
+def test_a_load_says_how_many_tensors_are_in_place(
+    backend: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(telling, "TELL_SECONDS", 0.0)
     said: list[LoadProgress] = []
-    with load(tiny_path("llama"), "hf", on_progress=said.append, **options) as model:
+    with load(tiny_path("llama"), backend, on_progress=said.append, **options) as model:
         told = list(said)
         model.next_token_logprobs_sync([1, 2, 3])
-    total = told[0].total
-    assert total > 10
+    with safe_open(tiny_path("llama") / "model.safetensors", "np") as file:
+        total = len(file.keys())
     assert told == [LoadProgress(done, total) for done in range(total + 1)]
     assert said == told  # nothing comes when it is loaded
     # and transformers has its own bars back
     assert logging.set_tqdm_hook(None) is None
 
 
-def test_an_engine_process_says_it_too() -> None:
+def test_what_was_told_to_be_in_place_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(telling, "TELL_SECONDS", 0.0)
+    reads: list[int] = []  # tensors that mlx has evaluated, at each word
+    evaluated = 0
+    evaluate = mx.eval
+
+    def counted(*arrays: Any) -> None:
+        nonlocal evaluated
+        evaluate(*arrays)
+        evaluated += sum(isinstance(array, mx.array) for array in arrays)
+
+    monkeypatch.setattr(mx, "eval", counted)
+    said: list[LoadProgress] = []
+
+    def hear(progress: LoadProgress) -> None:
+        said.append(progress)
+        reads.append(evaluated)
+
+    load(tiny_path("llama"), "mlx", on_progress=hear).close()
+    assert [progress.done for progress in said] == reads
+
+
+@pytest.mark.parametrize("backend", ["hf", "mlx"])
+def test_who_hears_it_may_give_up(backend: str) -> None:
+    class GivenUp(Exception):
+        pass
+
+    def give_up(progress: LoadProgress) -> None:
+        raise GivenUp
+
+    with pytest.raises(GivenUp):
+        load(tiny_path("llama"), backend, on_progress=give_up)
+    load(tiny_path("llama"), backend).close()  # and nothing has stayed in the way
+
+
+@pytest.mark.parametrize("backend", ["hf", "mlx"])
+def test_an_engine_process_says_it_too(backend: str) -> None:
     async def scenario() -> None:
         said: list[LoadProgress] = []
-        async with await spawn(tiny_path("llama"), "hf", on_progress=said.append):
+        async with await spawn(tiny_path("llama"), backend, on_progress=said.append):
             told = list(said)
         assert told[0].done == 0 < told[0].total == told[-1].total
         assert [progress.done for progress in told] == sorted(progress.done for progress in told)

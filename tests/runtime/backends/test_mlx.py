@@ -18,9 +18,9 @@ from mlx_lm.utils import load_model, quantize_model, save_model
 
 from runtime.backends.base import ROOT, Backend
 from runtime.backends.mlx.backend import MlxBackend, load
-from runtime.backends.mlx.cache import MlxPack
+from runtime.backends.mlx.cache import PIECE, MlxPack
 from runtime.backends.mlx.corrections import completed
-from runtime.errors import ModelLoadError, SnapshotFormatError, UnsupportedFeatureError
+from runtime.errors import MemoryBudgetError, ModelLoadError, SnapshotFormatError, UnsupportedFeatureError
 from runtime.loading.folder import ModelFolder
 from runtime.options import LoadOptions
 from tests.runtime.backends.reference import TOLERANCE, append, chain, expected, log_softmax, random_ids
@@ -92,6 +92,46 @@ def test_decoding_copies_no_buffer(llama: MlxBackend) -> None:
     mx.reset_peak_memory()
     llama.forward(pack, np.array([5]), at, NOTHING)
     assert mx.get_peak_memory() - before < llama.pack_bytes(pack) / 6
+
+
+def test_rows_that_move_while_memory_is_short_arrive(llama: MlxBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    # given a path behind a stranger's, and memory for the rows of one buffer, then only for few of them at a time
+    pack, ids, tail = llama.open_pack(), random_ids(5, 150), random_ids(6, 3)
+    append(llama, pack, random_ids(7, 100))
+    slots, _ = append(llama, pack, ids)
+    sizes: list[int] = []
+
+    def short(array: mx.array, indices: mx.array, axis: int) -> mx.array:
+        sizes.append(int(indices.size))
+        if indices.size > PIECE and len(sizes) != 1:
+            raise RuntimeError("[malloc] out of memory")
+        return taken(array, indices, axis=axis)
+
+    taken = mx.take
+    monkeypatch.setattr(mx, "take", short)
+    llama.retain(pack, slots, slots[-1:])
+    monkeypatch.undo()
+    # then all of them are where they belong
+    assert sizes[:5] == [150, 150, PIECE, PIECE, 150 - 2 * PIECE]
+    _, got = append(llama, pack, tail, 149)
+    np.testing.assert_allclose(got, expected("llama", [*ids, *tail])[150:], atol=TOLERANCE, rtol=0)
+
+
+def test_rows_for_which_there_is_no_memory_at_all_stay(llama: MlxBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    pack, ids, other = llama.open_pack(), random_ids(5, 20), random_ids(7, 10)
+    held, _ = append(llama, pack, other)
+    slots, _ = append(llama, pack, ids)
+
+    def full(*_: object, **__: object) -> mx.array:
+        raise RuntimeError("[malloc] out of memory")
+
+    monkeypatch.setattr(mx, "take", full)
+    with pytest.raises(MemoryBudgetError):
+        llama.retain(pack, slots, slots[-1:])
+    monkeypatch.undo()
+    for text, tip in ((ids, slots[-1]), (other, held[-1])):
+        _, got = append(llama, pack, [5], int(tip))
+        np.testing.assert_allclose(got, expected("llama", [*text, 5])[-1:], atol=TOLERANCE, rtol=0)
 
 
 def test_long_branches_go_as_rows_of_their_own(llama: MlxBackend, monkeypatch: pytest.MonkeyPatch) -> None:

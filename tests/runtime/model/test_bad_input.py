@@ -163,3 +163,15 @@ def test_ids_outside_the_vocabulary_have_no_bytes() -> None:
                 model.decode_token(bad)
             with pytest.raises(InvalidRequestError):
                 model.detokenize([65, bad])
+
+
+@pytest.mark.parametrize("bad", [1.0, "1", None, True, [1], b"a"], ids=repr)
+def test_what_is_no_token_id_is_said(bad: Any) -> None:
+    with fake_model() as model:
+        for act in (model.decode_token, model.is_eos, lambda token: model.detokenize([65, token])):
+            with pytest.raises(InvalidRequestError, match="a token id is a whole number"):
+                act(bad)
+        with pytest.raises(InvalidRequestError, match="a sequence of whole numbers"):
+            model.detokenize(5)  # type: ignore[arg-type]  # the mistake under test
+        assert model.detokenize(np.array([104, 105], np.int32)) == "hi"  # type: ignore[arg-type]  # taken too
+        assert model.decode_token(np.int64(65)) == b"A"  # type: ignore[arg-type]  # and so is one of its numbers

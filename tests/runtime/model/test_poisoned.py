@@ -18,13 +18,13 @@ from runtime.options import GenerationOptions, SamplingOptions
 from runtime.speculation.lookup import PromptLookup
 from runtime.speculation.options import SpeculativeOptions
 from tests.runtime.backends.reference import TOLERANCE, expected
-from tests.runtime.model.trouble import audit
+from tests.runtime.model.trouble import audit, poison
 from tests.tiny_models import tiny_path
 
 POISON = 999  # a token that `text` never gives
 CASES = [
     (backend, name, value)
-    for backend, names in (("hf", ("llama", "gemma3", "lfm2")), ("mlx", ("llama", "qwen3", "lfm2")))
+    for backend, names in (("hf", ("llama", "gemma3", "mistral", "lfm2")), ("mlx", ("llama", "qwen3", "mistral", "lfm2")))
     for name in names
     for value in (np.nan, np.inf)
 ]
@@ -32,37 +32,11 @@ INNOCENT = SamplingOptions(temperature=0.0, logit_bias={POISON: -1000.0})  # nev
 GREEDY = GenerationOptions(max_tokens=40, sampling=INNOCENT, ignore_eos=True, top_k=0)
 
 
-class Embedding:
-    """An mlx embedding one of whose rows is no number; the head that shares its weights is well."""
-
-    def __init__(self, inner: Any, value: float) -> None:
-        self._inner, self._value = inner, value
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)
-
-    def __call__(self, ids: Any) -> Any:
-        import mlx.core as mx
-
-        return mx.where((ids == POISON)[..., None], self._value, self._inner(ids))
-
-
-def poison(model: LocalModel, value: float) -> None:
-    """From now on the embedding of `POISON` is `value`; owner thread."""
-    backend: Any = model._engine.backend
-    if backend.info.backend == "mlx":
-        decoder = backend._model.model
-        decoder.embed_tokens = Embedding(decoder.embed_tokens, value)
-    else:
-        embedding = backend._model.get_input_embeddings()
-        embedding.register_forward_hook(lambda _, ids, out: out.masked_fill((ids[0] == POISON)[..., None], value))
-
-
 @contextmanager
 def poisoned(backend: str, name: str, value: float, **options: Any) -> Iterator[LocalModel]:
     """A loaded model; at the end nothing is leased, and all that it holds are numbers."""
     with load(tiny_path(name), backend=backend, threads=1 if backend == "hf" else None, **options) as model:
-        model._engine.call(lambda: poison(model, value)).result()
+        model._engine.call(lambda: poison(model, POISON, value)).result()
         yield model
         sound(model)
         audit(model)

@@ -25,6 +25,7 @@ from runtime import (
     InvalidRequestError,
     LanguageModel,
     SamplingOptions,
+    Session,
     load,
     spawn,
 )
@@ -61,6 +62,30 @@ def batch(**options: Any) -> Ask:
     return lambda model, _: anext(model.generate_many([PROMPT, PROMPT], [None, GenerationOptions(**options)]))
 
 
+def blocking(**options: Any) -> Ask:
+    """The thread's own stream."""
+    return lambda model, _: asyncio.to_thread(lambda: next(iter(model.generate_sync(PROMPT, GenerationOptions(**options)))))
+
+
+def session(**options: Any) -> Ask:
+    """The next answer in a session that has a beginning."""
+    return lambda model, _: anext(SESSIONS[id(model)].decode(GenerationOptions(**options)))
+
+
+def session_blocking(**options: Any) -> Ask:
+    return lambda model, _: asyncio.to_thread(lambda: next(iter(SESSIONS[id(model)].decode_sync(GenerationOptions(**options)))))
+
+
+def forked(**options: Any) -> Ask:
+    """A fork of it."""
+
+    async def ask(model: LanguageModel, _: Path) -> None:
+        with SESSIONS[id(model)].fork() as fork:
+            await anext(fork.decode(GenerationOptions(**options)))
+
+    return ask
+
+
 def text(**options: Any) -> Ask:
     return lambda model, _: model.complete("a", GenerationOptions(**options))
 
@@ -73,6 +98,14 @@ def ids(temperature: float) -> Ask:
     return lambda model, _: model.sample(PROMPT, 3, [], temperature)
 
 
+def several(temperature: float) -> Ask:
+    return lambda model, _: model.batch_sample([PROMPT, PROMPT], 3, [], temperature)
+
+
+def vectors_blocking(*texts: str) -> Ask:
+    return lambda model, _: asyncio.to_thread(lambda: model.embed_sync(list(texts)))
+
+
 def vectors(*texts: str) -> Ask:
     return lambda model, _: model.embed(list(texts))
 
@@ -81,7 +114,17 @@ def adapter(kind: str) -> Ask:
     return lambda model, root: model.add_adapter_async(root / kind)
 
 
-WAYS: dict[str, Callable[..., Ask]] = {"generate": one, "branches": branches, "batch": batch, "complete": text}
+SESSIONS: dict[int, Session] = {}  # by the model's id: one that has `PROMPT` in it
+WAYS: dict[str, Callable[..., Ask]] = {
+    "generate": one,
+    "generate_sync": blocking,
+    "branches": branches,
+    "batch": batch,
+    "complete": text,
+    "session": session,
+    "session, blocking": session_blocking,
+    "session, forked": forked,
+}
 OPTIONS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "a negative temperature": ({"sampling": SamplingOptions(temperature=-0.5)}, InvalidRequestError, "temperature .*-0.5"),
     "a temperature that is no number": (
@@ -113,6 +156,8 @@ BAD: dict[str, Bad] = {
         for way in WAYS
     },
     "a negative temperature: sample": Bad(ids(-0.5), InvalidRequestError, "temperature"),
+    "a negative temperature: batch_sample": Bad(several(-0.5), InvalidRequestError, "temperature"),
+    "a temperature that is no number: batch_sample": Bad(several(math.nan), InvalidRequestError, "temperature"),
     "a temperature that is no number: sample": Bad(ids(math.nan), InvalidRequestError, "temperature"),
     "a stop string of length 0: beams": Bad(beams(stop=("",)), InvalidRequestError, "none of them empty"),
     "a grammar that allows nothing: beams": Bad(beams(grammar=Grammar.regex(r"[^\s\S]")), GrammarError, "allows nothing"),
@@ -120,6 +165,9 @@ BAD: dict[str, Bad] = {
         beams(width=VOCABULARY + 1), InvalidRequestError, r"1,001 beams are wider than the vocabulary of 1,000"
     ),
     "embeddings of an empty text": Bad(vectors("one", ""), InvalidRequestError, r"texts\[1\] is empty, of 2"),
+    "embeddings of an empty text, blocking": Bad(
+        vectors_blocking("", "one"), InvalidRequestError, r"texts\[0\] is empty, of 2"
+    ),
     "embeddings of no text": Bad(vectors(), InvalidRequestError, "no texts|at least one|none"),
     "an adapter of the wrong shape": Bad(adapter("shape"), AdapterError, "q_proj is 65 -> 64 .* 64 -> 64 in the model"),
     "an adapter for another base": Bad(adapter("base"), AdapterError, "made for org/SomethingElse-7B"),
@@ -175,9 +223,14 @@ def model(request: pytest.FixtureRequest, runner: asyncio.Runner) -> Iterator[La
         made: LanguageModel = runner.run(spawn(tiny_path("llama"), "mlx", threads=1))
     else:
         made = load(tiny_path("llama"), request.param, threads=1)
-    with made:
+    with made, made.open_session() as session:
+        session.ensure_prefix_sync(PROMPT)
+        session.logprobs_sync()
         before = made.next_token_logprobs_sync(PROMPT)
+        SESSIONS[id(made)] = session
         yield made
+        del SESSIONS[id(made)]
+        assert session.ids == PROMPT
         np.testing.assert_array_equal(made.next_token_logprobs_sync(PROMPT), before)
 
 
@@ -194,6 +247,7 @@ def state(model: LanguageModel) -> dict[str, Any]:
         "adapters": info.adapters,
         "stack": model.lora_stack,
         "held": model.prefix_match(PROMPT),
+        "session": SESSIONS[id(model)].ids,
     }
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,6 +21,7 @@ from tests.tiny_models import tiny_path
 CASES = (
     ("fake", "attention"),
     ("fake", "recurrent"),
+    ("fake", "overlapping"),
     ("hf", "llama"),
     ("hf", "lfm2"),
     ("mlx", "llama"),
@@ -79,13 +80,30 @@ class Troubled:
 
     def forward(self, pack: Any, tokens: Any, parents: Any, want: Any) -> tuple[Any, npt.NDArray[np.float32]]:
         """The backend's own, with the faults."""
-        self._armed = next((self._faults.raise_on[t] for t in tokens.tolist() if t in self._faults.raise_on), None)
+        self._arm(tokens)
         slots, logits = self._backend.forward(pack, tokens, parents, want)
+        return slots, self._marred(tokens, want, logits)
+
+    def begin(self, pack: Any, tokens: Any, parents: Any, want: Any) -> tuple[Any, Callable[[], npt.NDArray[np.float32]]]:
+        """The same in two halves; a layer fails when it is called, in whichever of them the library does that."""
+        self._arm(tokens)
+        slots, fetch = self._backend.begin(pack, tokens, parents, want)
+
+        def waiting() -> npt.NDArray[np.float32]:
+            self._arm(tokens)  # others' forwards have been meanwhile
+            return self._marred(tokens, want, fetch())
+
+        return slots, waiting
+
+    def _arm(self, tokens: Any) -> None:
+        self._armed = next((self._faults.raise_on[t] for t in tokens.tolist() if t in self._faults.raise_on), None)
+
+    def _marred(self, tokens: Any, want: Any, logits: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
         logits = logits.copy()
         for row, at in enumerate(want.tolist()):
             if (bad := self._faults.bad_on.get(int(tokens[at]))) is not None:
                 logits[row, 5] = bad
-        return slots, logits
+        return logits
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +139,8 @@ def troubled(backend: str, name: str, **options: Any) -> Iterator[Case]:
     faults, toy = Faults(), backend == "fake"
 
     def make(found: Any, given: LoadOptions) -> Any:
-        source = (Behaviour(recurrent=name == "recurrent"), None) if toy else found
+        behaviour = Behaviour(recurrent=name == "recurrent", overlaps=name == "overlapping")
+        source = (behaviour, None) if toy else found
         return Troubled(resolve_backend(backend)(source, given), faults)
 
     register_backend("troubled", make)
@@ -130,6 +149,34 @@ def troubled(backend: str, name: str, **options: Any) -> Iterator[Case]:
             yield Case(model, faults, name, toy)
     finally:
         unregister_backend("troubled")
+
+
+class Embedding:
+    """An mlx embedding one of whose rows is no number; the head that shares its weights is well."""
+
+    def __init__(self, inner: Any, token: int, value: float) -> None:
+        self._inner, self._token, self._value = inner, token, value
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def __call__(self, ids: Any) -> Any:
+        import mlx.core as mx
+
+        return mx.where((ids == self._token)[..., None], self._value, self._inner(ids))
+
+
+def poison(model: LocalModel, token: int, value: float) -> None:
+    """From now on the embedding of `token` is `value`; owner thread."""
+    backend: Any = model._engine.backend
+    if backend.info.backend == "mlx":
+        decoder = backend._model.model
+        decoder.embed_tokens = Embedding(decoder.embed_tokens, token, value)
+    elif backend.info.backend == "fake":
+        backend._embed[token] = value
+    else:
+        embedding = backend._model.get_input_embeddings()
+        embedding.register_forward_hook(lambda _, ids, out: out.masked_fill((ids[0] == token)[..., None], value))
 
 
 def audit(model: LocalModel) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from runtime import BlocksSaved
+from runtime import BlocksSaved, InvalidRequestError
 from runtime.adapters.uses import Adapters
 
 
@@ -25,6 +25,19 @@ class FakeBlocks:
 
     async def copy_blocks_async(self, keys: Sequence[bytes], path: str | Path) -> int:
         return self.copy_blocks(keys, path)
+
+    def take_blocks(self, keys: Sequence[bytes], path: str | Path) -> int:
+        return 2 * len(keys) + len(Path(path).name)
+
+    async def take_blocks_async(self, keys: Sequence[bytes], path: str | Path) -> int:
+        return self.take_blocks(keys, path)
+
+    def pin_blocks(self, name: str, keys: Sequence[bytes]) -> None:
+        if name == "refused":
+            raise InvalidRequestError(f"{len(keys)} keys")
+
+    async def pin_blocks_async(self, name: str, keys: Sequence[bytes]) -> None:
+        self.pin_blocks(name, keys)
 
     def kv_snapshot(self, ids: Sequence[int], path: str | Path, *, adapters: Adapters = None) -> int:
         return len(ids) + len(Path(path).name) + len(adapters or ())

@@ -32,6 +32,7 @@ from runtime import (
     SamplingOptions,
     TokenRecord,
     TokenRun,
+    UnsupportedFeatureError,
 )
 from runtime import errors as runtime_errors
 from runtime.adapters.uses import Adapters
@@ -214,7 +215,7 @@ class FakeModel(
     def generate_sync(
         self, ids: Sequence[int], options: GenerationOptions | None = None, *, on_progress: OnProgress | None = None
     ) -> Iterator[TokenRecord]:
-        raise NotImplementedError
+        raise UnsupportedFeatureError("this model streams to who awaits it; nothing in the engine process blocks on a stream")
 
     async def sample(
         self,

@@ -16,6 +16,7 @@ from runtime import (
     BlocksSaved,
     EngineClient,
     InvalidRequestError,
+    RuntimeFault,
     SnapshotMismatchError,
     UnsupportedFeatureError,
     block_keys,
@@ -121,11 +122,21 @@ def test_blocks_are_copied_while_the_engine_runs_and_are_warm_elsewhere(
             await other.next_token_logprobs([*IDS, 1])
             assert (other.metrics().tokens_restored, other.metrics().tokens_computed) == (300, 1)
 
+        async with await spawn("anything", "fake", blocks=blocks(tmp_path / "taken.db")) as third:
+            assert await third.take_blocks_async([*keys, b"x" * 32], tmp_path / "copy.db") == 5
+            assert await third.take_blocks_async(keys, tmp_path / "copy.db") == 5  # which it holds already
+            await third.next_token_logprobs([*IDS, 1])
+            assert (third.metrics().tokens_restored, third.metrics().tokens_computed) == (300, 1)
+            with pytest.raises(RuntimeFault, match=r"missing\.db"):
+                await third.take_blocks_async(keys, tmp_path / "missing.db")
+
     asyncio.run(play())
     with load("anything", "fake", blocks=blocks(tmp_path / "b.db")) as model:
         assert model.copy_blocks(block_keys(model.info.kv_fingerprint, IDS), tmp_path / "parts.db") == 5
     with load("anything", "fake") as plain, pytest.raises(UnsupportedFeatureError, match="without blocks"):
         plain.copy_blocks([], tmp_path / "no.db")
+    with load("anything", "fake") as plain, pytest.raises(UnsupportedFeatureError, match="without blocks"):
+        plain.take_blocks([], tmp_path / "no.db")
 
 
 def test_the_arguments_cross_as_they_were_given(client: EngineClient) -> None:
@@ -137,6 +148,10 @@ def test_the_arguments_cross_as_they_were_given(client: EngineClient) -> None:
         assert (await client.save_blocks_async([1, 2, 3], replaces=1)).written == 2
         assert await client.kv_snapshot_async([1, 2], "abc") == client.kv_snapshot([1, 2], Path("abc")) == 5
         assert await client.copy_blocks_async([b"k"], "abc") == client.copy_blocks([b"k"], Path("abc")) == 4
+        assert await client.take_blocks_async([b"k"], "abc") == client.take_blocks([b"k"], Path("abc")) == 5
+        await client.pin_blocks_async("a", [b"k"])
+        with pytest.raises(InvalidRequestError, match="2 keys"):
+            client.pin_blocks("refused", [b"k", b"l"])
         assert await client.kv_restore_async("abc") == client.kv_restore(Path("abc")) == 3
         assert await client.kv_restore_async("abc", 7) == client.kv_restore("abc", upto=7) == 7
 

@@ -15,6 +15,7 @@ from runtime.wire.messages import (
     Call,
     Cancel,
     Chunk,
+    Drop,
     End,
     Failure,
     Load,
@@ -100,6 +101,31 @@ def test_a_cancelled_call_gets_no_answer() -> None:
             state = json.loads(text)
             assert state["cancelled"] == 1
             assert not [reply for reply in peer.replies if isinstance(reply, End | Failure)]
+
+    asyncio.run(scenario())
+
+
+def test_a_call_that_is_cancelled_before_it_began_is_forgotten() -> None:
+    async def scenario() -> None:
+        async with serving() as (server, peer):
+            peer.send(LOAD)
+            await peer.until(Loaded)
+            # given calls that are called off in the same breath, of every kind
+            for number, one in enumerate(
+                (
+                    call(1, "next_token_logprobs", ids=[1]),
+                    call(2, "generate_runs", ids=[3], options=None),
+                    call(3, "continue_many_runs", ids=[3], n=2, options=None),
+                ),
+                1,
+            ):
+                peer.send(one, Drop(number, 0), Cancel(number))
+            peer.send(call(9, "tokenize_async", text="b"))
+            await peer.until(Result, 9)
+            # then nothing of them is kept, and the engine comes to rest
+            await eventually(lambda: not server._calls and server._pusher is None)
+            assert not server._dropped
+            assert not [reply for reply in peer.replies if getattr(reply, "id", 9) not in (9, 0)]
 
     asyncio.run(scenario())
 

@@ -176,6 +176,23 @@ def test_draws_reach_beyond_the_head() -> None:
         assert ids == [by_inverse_cdf(probs, uniform(1, position)) for position in range(60)]
 
 
+@pytest.mark.parametrize("temperature", [1.0, 0.8, 2.5])
+def test_equals_that_lie_deep_are_told_apart_by_id(temperature: float) -> None:
+    # given few different scores, most draws beyond the head, and ids that do not follow the order
+    rng = np.random.default_rng(4)
+    levels = np.sort(rng.normal(size=200)).astype(np.float32)
+    logprobs = log_softmax(rng.choice(levels, size=(1, 60 * HEAD)))[0]
+    sampler = sampler_of(temperature=temperature)
+    probs = warped(sampler, logprobs)
+    order = np.lexsort((np.arange(len(probs)), -logprobs))
+    reached = np.cumsum(probs[order])
+    for position in range(80):
+        token, u = sampler.draw(logprobs, position)
+        at = int(np.searchsorted(reached, u, side="right"))
+        near = order[max(at - 1, 0) : at + 2]  # rounding may move a border by one
+        assert token in near
+
+
 @pytest.mark.parametrize(
     "stages", [{}, {"temperature": 0.7}, {"top_k": 12}, {"top_p": 0.8}, {"min_p": 0.1}, {"typical_p": 0.6}], ids=str
 )

@@ -78,3 +78,32 @@ def test_a_short_question_does_not_wait_for_a_long_prompt() -> None:
         long.result(60)
         # then it is answered after one chunk of the long one at most
         assert log.index("answered") <= 2
+
+
+def test_the_more_urgent_prompt_is_read_first_whoever_came_first() -> None:
+    # given a long text of the background that is being read, when a chat's prompt arrives, which is long as well
+    log: list[tuple[int, int]] = []  # of each forward: the background's tokens, and the chat's
+    asked, chat = Future[Any](), Future[Any]()
+
+    def note(tokens: Any) -> None:
+        log.append((int((tokens < 100).sum()), int((tokens >= 100).sum())))
+
+    with fake_model(Behaviour(before_forward=note), prefill_chunk_tokens=64) as model:
+        path = [token % 100 for token in some_ids(5, 1_000)]
+        urgent = [100 + token % 100 for token in some_ids(6, 640)]
+        namespace = model.info.kv_fingerprint
+
+        def arrive(_: object) -> None:
+            if len(log) == 1:
+                model._engine.submit([QueryJob(model._check(urgent), namespace, Priority.CHAT, waiters=[chat])])
+
+        job = QueryJob(model._check(path), namespace, Priority.BACKGROUND, waiters=[asked], on_progress=arrive)
+        model._engine.submit([job])
+        asked.result(60)
+        assert chat.done()
+    # then, but for the chunks that were in work, the background waits until the chat's is read to its end
+    first = next(at for at, (_, urgent_tokens) in enumerate(log) if urgent_tokens)
+    assert first <= 2
+    assert log[first : first + 10] == [(0, 64)] * 10
+    assert all(urgent_tokens == 0 for _, urgent_tokens in log[first + 10 :])
+    assert sum(tokens for tokens, _ in log) == 1_000

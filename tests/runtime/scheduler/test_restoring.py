@@ -318,3 +318,16 @@ def test_a_storm_of_paths_that_come_go_and_are_saved(kind: str, store: MemoryBlo
         assert model._engine.scheduler.cache.room.afloat == 0
         assert model.metrics().tokens_restored > 0
         assert model.metrics().blocks_saved > 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_said_to_be_held_is_what_is_not_computed(kind: str) -> None:
+    """On recurrent layers one goes on from checkpoints alone, however much else of a path is in memory."""
+    with fake_model(behaviour(kind)) as model:
+        model.cache_kv(STEM)
+        model.cache_kv([*STEM[:120], *some_ids(3, 40)])
+        for path in ([*STEM[:200], *some_ids(4, 30)], [*STEM[:120], 7, 8], [*STEM, 1], [*STEM[:60], 5], some_ids(9, 20)):
+            said, before = model.prefix_match(path), model.metrics()
+            model.next_token_logprobs_sync(path)
+            assert model.metrics().tokens_computed - before.tokens_computed == len(path) - said.tokens
+            assert said.tier == ("warm" if said.tokens else "cold")

@@ -10,13 +10,15 @@ import numpy as np
 import pytest
 
 from runtime.backends.fake import Behaviour, FakeBackend
-from runtime.errors import MemoryBudgetError
+from runtime.errors import MemoryBudgetError, NonFiniteLogitsError
 from runtime.options import GenerationOptions
 from runtime.scheduler.cache import Cache
-from runtime.scheduler.jobs import GenerateJob
+from runtime.scheduler.jobs import GenerateJob, Job
 from runtime.scheduler.rows import Row
+from runtime.scheduler.standing import bring_back
 from runtime.scheduler.stream import Stream
 from tests.fakes import assert_right, fake_model, reference, settled, some_ids
+from tests.runtime.model.trouble import poison
 
 
 def greedy(prompt: list[int], n: int) -> list[int]:
@@ -166,3 +168,24 @@ def test_a_batch_that_finds_no_memory_goes_once_more_before_it_is_halved() -> No
             assert_right(row, ids)
     # then the same tokens go through together
     assert sizes == [40, 40]
+
+
+def test_what_is_pushed_again_and_is_no_number_does_not_stay() -> None:
+    # given a place that is to be brought back along a path, one of whose tokens has come to be NaN
+    ids = np.array(some_ids(1, 12), np.int32)
+    with fake_model(Behaviour(recurrent=True)) as model:
+        scheduler, backend = model._engine.scheduler, model._engine.backend
+        job = Job(ids, model.info.kv_fingerprint)
+
+        def act() -> tuple[int, bool]:
+            place = scheduler.cache.place(job, len(ids))
+            poison(model, int(ids[-1]), np.nan)
+            try:
+                with pytest.raises(NonFiniteLogitsError, match="position 11"):
+                    bring_back(scheduler.cache, scheduler.counters, place, ids)
+                return place.workspace.held, bool(backend.sound(place.workspace.pack).all())
+            finally:
+                scheduler.cache.leave(place)
+
+        # then it is told so, and nothing of it is left for others to stand on
+        assert model._engine.call(act).result() == (0, True)

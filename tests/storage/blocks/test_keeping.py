@@ -188,6 +188,15 @@ def test_blocks_are_copied_into_another_file(file: Path, tmp_path: Path) -> None
         store.put([*chain("a", "b"), *chain("x", "y")])
         assert store.copy_to(there, [*keys("a", "b"), key("nowhere")]) == 2
         assert store.copy_to(there, [*keys("a", "b"), key("x")]) == 3  # those there already stay
+    with open_blocks(tmp_path / "more" / "third.db", BUDGET) as third:
+        assert third.take_from(there, [*keys("a", "b"), key("nowhere"), key("x")]) == 3
+        assert third.take_from(there, keys("a", "b")) == 2  # held already
+        assert third.get(keys("a", "b")) == expected("a", "b")
+        assert third.take_from(there, keys("a", "c")[1:]) == 0
+        with pytest.raises(OSError, match="nowhere"):
+            third.take_from(tmp_path / "nowhere.db", keys("a"))
+    with open_blocks(tmp_path / "more" / "small.db", 250) as small:  # room for two blocks of 100 bytes
+        assert small.take_from(there, [*keys("a", "b"), key("x")]) == small.stats().blocks == 2
     with open_blocks(there, 0, read_only=True) as copy:
         assert copy.get(keys("a", "b")) == expected("a", "b")
         assert copy.leading(keys("x", "y")) == 1

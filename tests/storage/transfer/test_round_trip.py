@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from storage import NewChunk, NewNode, SessionStore, UnknownRowError
+from storage import InvalidFileError, NewChunk, NewNode, SessionStore, UnknownRowError
 from tests.storage.helpers import chat, sql, with_store
 from tests.storage.transfer.trees import DIGEST, KNOWN, VOCABULARY, Export, as_json, as_portable, branching, fingerprint, taken
 
@@ -182,3 +182,32 @@ def comes_back(path: Path, tmp_path: Path, export: Export, tree: list[tuple[NewN
     export(path, session, tmp_path / "out")
     [copy] = taken(path, tmp_path / "out").sessions
     assert fingerprint(path, copy) == fingerprint(path, session)
+
+
+@pytest.mark.parametrize("export", [as_json, as_portable])
+def test_what_a_session_is_set_to_goes_with_it(path: Path, tmp_path: Path, export: Export) -> None:
+    """But for what means something on one machine, or with one store's numbers, alone."""
+    kept = {"options": {"temperature": 0.25, "stop": ["\n"]}, "preset": "calm", "format": ["regex", "a+"], "guess": "off"}
+    setup = {**kept, "adapters": [["/adapters/lora", "lora", 1.0, True]], "pruned": [[3, 0]]}
+
+    async def fill(store: SessionStore) -> int:
+        session = await branching(store)
+        await store.set_session_setup(session, setup)
+        return session
+
+    export(path, with_store(path, fill), tmp_path / "out")
+    other = tmp_path / "other.db"
+    with_store(other, chat)
+    [copy] = taken(other, tmp_path / "out").sessions
+    assert with_store(other, lambda store: store.session_setup(copy)) == kept
+    export(other, copy, tmp_path / "again")
+    [second] = taken(other, tmp_path / "again").sessions
+    assert with_store(other, lambda store: store.session_setup(second)) == kept
+
+
+def test_a_setup_that_is_none_is_refused(path: Path, tmp_path: Path) -> None:
+    session = {"title": "A", "created": 1.0, "updated": 1.0, "pinned": False, "setup": [1]}
+    text = f'{{"format": "elsewise.session", "version": 1,\n"session": {json.dumps(session)}, "nodes": []}}'
+    (tmp_path / "bad.json").write_text(text)
+    with pytest.raises(InvalidFileError, match="line 2, the session: setup should be an object, not a list"):
+        taken(path, tmp_path / "bad.json")

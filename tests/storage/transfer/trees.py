@@ -119,5 +119,5 @@ def taken(path: Path, file: Path) -> Imported:
 
 def leftovers(path: Path) -> list[int]:
     """Rows by table: what an import that was refused must not change."""
-    tables = ("sessions", "nodes", "token_chunks", "models", "vocabularies", "search")
+    tables = ("sessions", "nodes", "token_chunks", "models", "vocabularies", "search", "settings")
     return [sql(path, f"SELECT count(*) FROM {table}")[0][0] for table in tables]  # our own names

@@ -1,0 +1,155 @@
+"""Putting something on the shelf: made in a hidden folder beside it, renamed when it is whole.
+
+Whatever happens before the rename (a fault, a cancel, kill -9) leaves nothing that is listed; the next import removes
+the remains.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+import filelock
+
+from runtime.errors import AdapterError, ModelLoadError
+from runtime.loading.digests import sync_all, sync_folder
+from runtime.loading.manifest import Manifest, read_manifest
+from runtime.loading.paths import create_private, is_adapter, made_models_dir, models_dir, shelf_path
+from runtime.loading.progress import OnProgress, Progress
+
+T = TypeVar("T")
+
+_HIDDEN = ".importing-"
+_LOCK_SECONDS = 900.0  # another import may be converting a large file
+_SPARE_BYTES = 256 << 20
+
+
+def place_on_shelf(
+    source: Path,
+    name: str | None,
+    sha256: str,
+    needed: int,
+    *,
+    make: Callable[[Path, str], None],
+    opened: Callable[[Path], T],
+) -> T:
+    """Makes a folder of the shelf, whole or not at all. One that is there already, of the same content, is not made again.
+
+    Args:
+        source: What it is made from, for names and messages.
+        name: What it is found by later; None makes one from the source's.
+        sha256: Of the source's content.
+        needed: Bytes that it takes.
+        make: Writes all files, ``elsewise.json`` among them, into a folder, for an id.
+        opened: Checks a folder and reads it.
+
+    Raises:
+        ModelLoadError: The name is taken or cannot be one, the disk is full, or another import does not end.
+    """
+    with _only_one_import(made_models_dir()) as shelf:
+        model_id, present = _find_place(name, source, sha256, opened)
+        if present is not None:
+            return present
+        free = shutil.disk_usage(shelf).free
+        if needed + _SPARE_BYTES > free:
+            raise ModelLoadError(
+                f"{source.name} needs {needed / 1e9:,.1f} GB in {shelf}, {free / 1e9:,.1f} GB are free; "
+                "free some space or set ELSEWISE_MODELS"
+            )
+        hidden = Path(tempfile.mkdtemp(prefix=_HIDDEN, dir=shelf))
+        try:
+            make(hidden, model_id)
+            opened(hidden)
+            sync_all(hidden)
+            _publish(hidden, shelf_path(model_id))
+        finally:
+            shutil.rmtree(hidden, ignore_errors=True)
+        return opened(shelf_path(model_id))
+
+
+def shelf_folders(*, adapters: bool = False) -> list[Path]:
+    """All folders of models on the shelf, or of adapters, complete or not; hidden ones are neither."""
+    try:
+        folders = sorted(folder for folder in models_dir().iterdir() if folder.is_dir() and not folder.name.startswith("."))
+    except OSError:
+        return []
+    return [folder for folder in folders if is_adapter(folder) == adapters]
+
+
+def copy_files(files: Sequence[Path], target: Path, progress: OnProgress) -> None:
+    """Copies files into a folder, readable by their owner alone; tells of bytes."""
+    total, done = sum(file.stat().st_size for file in files), 0
+    for file in files:
+        with file.open("rb") as there, create_private(target / file.name) as here:
+            while chunk := there.read(8 << 20):
+                here.write(chunk)
+                done += len(chunk)
+                progress(Progress("copy", done, total))
+            here.flush()
+
+
+@contextlib.contextmanager
+def _only_one_import(shelf: Path) -> Iterator[Path]:
+    """Imports of all processes take turns; remains of dead ones are removed."""
+    try:
+        with filelock.FileLock(shelf / ".lock", timeout=_LOCK_SECONDS, mode=0o600):
+            for remains in shelf.glob(f"{_HIDDEN}*"):
+                shutil.rmtree(remains, ignore_errors=True)
+            yield shelf
+    except filelock.Timeout as fault:
+        raise ModelLoadError(f"another import has held {shelf} for {_LOCK_SECONDS:,.0f} s; wait for it or end it") from fault
+    except OSError as fault:
+        raise ModelLoadError(f"{shelf}: {fault.strerror}; free some space or set ELSEWISE_MODELS") from fault
+
+
+def _find_place(name: str | None, source: Path, sha256: str, opened: Callable[[Path], T]) -> tuple[str, T | None]:
+    """The id to import under, and what is there already and sound."""
+    model_id = name or _id_from(source)
+    holder = _holder(model_id, source)
+    if holder is not None and (isinstance(holder, Path) or holder.source_sha256 != sha256):
+        if name is not None:
+            what = "adapter" if is_adapter(shelf_path(model_id)) else "model"
+            origin = "put there by hand" if isinstance(holder, Path) else f"from {holder.source}"
+            raise ModelLoadError(f"another {what} is called {name!r} ({origin}); choose another name or remove it")
+        model_id = f"{model_id}-{sha256[:8]}"
+        holder = _holder(model_id, source)
+    if isinstance(holder, Manifest):
+        with contextlib.suppress(ModelLoadError, AdapterError):  # damaged: made again and replaced
+            return model_id, opened(shelf_path(model_id))
+    return model_id, None
+
+
+def _holder(model_id: str, source: Path) -> Manifest | Path | None:
+    """Who has an id: an import, by its manifest, or a folder that is not ours to replace; None where nobody has."""
+    folder = shelf_path(model_id)
+    try:
+        manifest = read_manifest(folder)
+    except ModelLoadError:  # a damaged import makes way
+        return None
+    if manifest is not None:
+        return manifest
+    own = folder.is_dir() and any(folder.iterdir()) and not folder.samefile(source)
+    return folder if own else None
+
+
+def _id_from(source: Path) -> str:
+    stem = source.stem if source.is_file() else source.name
+    cleaned = re.sub(r"[^A-Za-z0-9._+]+", "-", stem, flags=re.ASCII).strip("-._+")
+    return re.sub(r"\.{2,}|-{2,}", "-", cleaned)[:100] or "model"
+
+
+def _publish(hidden: Path, final: Path) -> None:
+    """Gives the finished folder its name; a damaged one that has it makes way."""
+    if final.exists():
+        aside = Path(tempfile.mkdtemp(prefix=_HIDDEN, dir=final.parent))
+        final.rename(aside / "old")
+        hidden.rename(final)
+        shutil.rmtree(aside, ignore_errors=True)
+    else:
+        hidden.rename(final)
+    sync_folder(final.parent)

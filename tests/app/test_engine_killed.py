@@ -1,0 +1,126 @@
+"""An engine that is killed, or whose disk fails, in the middle of saving KV: the next one reads nothing that is wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.supervisor import Supervisor
+from app.workbench import AppWorkbench
+from runtime import BlockOptions, BlocksSaved, EngineClient, GenerationOptions, SamplingOptions
+from storage import BlockFile, SessionStore
+from tests.app.saving_engine import PATHS, path_of
+from tests.fakes import assert_right, fake_model
+from tests.storage.faults import fired, run, under
+from ui import Refusal
+
+BUDGET = 1 << 30
+
+
+def save_under(file: Path, fault: str, log: Path) -> list[list[Any]]:
+    return run(under("vfs", [sys.executable, "-m", "tests.app.saving_engine", str(file)], file, fault, log))
+
+
+def check(file: Path, said: Sequence[Sequence[Any]]) -> None:
+    """What was said to be saved is there; whatever is there gives what a fresh run gives; and saving goes on."""
+    saved = {words[1]: words[2] for words in said if words[0] == "saved"}
+    with fake_model(blocks=BlockOptions("storage:open_blocks", str(file), BUDGET)) as model:
+        for number in range(PATHS):
+            path = path_of(number)
+            assert model.prefix_match(path).tokens >= saved.get(number, 0)
+            assert_right(model.next_token_logprobs_sync([*path, 1]), [*path, 1])
+            assert model.save_blocks(path).tokens == len(path)
+        assert model.info.warnings == ()
+    with BlockFile(file, BUDGET) as blocks:
+        assert blocks.stats().damaged == 0
+        assert blocks.stats().blocks >= PATHS * 2
+    with fake_model(blocks=BlockOptions("storage:open_blocks", str(file), BUDGET)) as model:
+        assert model.prefix_match(path_of(0)).tokens == len(path_of(0))
+        assert_right(model.next_token_logprobs_sync([*path_of(0), 2]), [*path_of(0), 2])
+        assert model.metrics().tokens_restored == len(path_of(0))
+
+
+def sweep(tmp_path: Path, fault: str, places: Sequence[int], caplog: pytest.LogCaptureFixture) -> tuple[int, int]:
+    """Faults at many writes; how many fired, and in how many runs the engine heard of one."""
+    caplog.set_level(logging.WARNING)
+    faults = heard = 0
+    for k in places:
+        file, log = tmp_path / f"{k}.db", tmp_path / f"{k}.log"
+        said = save_under(file, fault.format(k=k), log)
+        faults += fired(log)
+        heard += any(words[0] == "warned" for words in said)
+        check(file, said)
+        assert not caplog.records
+    print(f"engine saving, {fault}: {faults} faults fired in {len(places)} runs, {heard} were told")  # noqa: T201  # it says how much it swept
+    return faults, heard
+
+
+def test_an_engine_killed_while_it_saves(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    assert sweep(tmp_path, "pwrite64:signal=SIGKILL:when={k}", [45], caplog) == (1, 0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["SIGKILL", "TORN"])
+def test_an_engine_killed_at_many_writes(tmp_path: Path, caplog: pytest.LogCaptureFixture, kind: str) -> None:
+    places = range(1, 120, 17)
+    faults, _ = sweep(tmp_path, f"pwrite64:signal={kind}:when={{k}}", places, caplog)
+    assert faults >= len(places) - 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("error", ["ENOSPC", "EIO"])
+def test_a_disk_that_fails_under_a_save_in_the_background(tmp_path: Path, caplog: pytest.LogCaptureFixture, error: str) -> None:
+    places = range(30, 120, 30)
+    faults, heard = sweep(tmp_path, f"pwrite64:error={error}:when={{k}}+", places, caplog)
+    assert faults >= len(places)
+    assert heard == len(places)  # the model goes on, and says once what is wrong
+
+
+@pytest.mark.slow
+def test_text_is_whole_where_the_engine_dies_while_it_saves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The real engine process, killed inside `save_blocks` after an answer: the next message starts another."""
+    file, texts = tmp_path / "blocks.db", [f"{word}, a message that is long enough to be kept " * 6 for word in ("one", "two")]
+    blocks = {"factory": "storage:open_blocks", "path": str(file), "budget": BUDGET}
+    real, killed = EngineClient.save_blocks_async, list[int]()
+
+    async def save(client: EngineClient, *arguments: Any, **options: Any) -> BlocksSaved:
+        if killed:
+            return await real(client, *arguments, **options)
+        work = asyncio.ensure_future(real(client, *arguments, **options))
+        await asyncio.sleep(0)  # it is on its way
+        killed.append(client.pid)
+        os.kill(client.pid, signal.SIGKILL)
+        return await work
+
+    monkeypatch.setattr(EngineClient, "save_blocks_async", save)
+
+    async def play() -> None:
+        store = SessionStore.open(tmp_path / "s.db")
+        options = GenerationOptions(max_tokens=12, sampling=SamplingOptions(temperature=0.0), seed=5)
+        workbench = AppWorkbench(store, Supervisor("x", "fake", blocks=blocks), options)
+        session_id = (await workbench.new_session()).session_id
+        for text in texts:
+            try:
+                await workbench.send(session_id, text)
+            except Refusal as refusal:
+                pytest.fail(str(refusal))
+        assert len(killed) == 1
+        tree = await store.load_session(session_id)
+        assert [node.text for node in tree.nodes if node.role == "user"] == texts
+        assert all(node.text and not node.damaged for node in tree.nodes if node.role == "assistant")
+        assert await store.verify() == []
+        assert [turn.run.text for turn in (await workbench.open_session(session_id)).turns][-1]
+        await workbench.close()
+
+    asyncio.run(play())
+    with BlockFile(file, BUDGET) as held:
+        assert held.stats().damaged == 0
+        assert held.stats().blocks >= 4  # the second answer was kept

@@ -1,0 +1,89 @@
+"""Rows that decode together come and go, and nobody else's keys and values are copied for that: counted in slots."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from runtime.backends.fake import Behaviour
+from runtime.model import LocalModel, load
+from runtime.options import GenerationOptions, SamplingOptions
+from tests.runtime.backends.reference import random_ids
+from tests.tiny_models import tiny_path
+
+LONG = GenerationOptions(max_tokens=90, sampling=SamplingOptions(temperature=0.0), ignore_eos=True, top_k=0)
+
+
+class Copies:
+    """Slots that each member of a backend has copied; for `resize` those that it had to bring along."""
+
+    def __init__(self, backend: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.slots = {"load": 0, "retain": 0, "take": 0, "resize": 0}
+        self._backend, self._patch, self._inside = backend, monkeypatch, 0
+        self._watch("load", lambda pack, payload, parent, skip=0: 1)
+        self._watch("retain", lambda pack, slots, places: len(slots))
+        self._watch("take", lambda pack, slots: len(slots))
+        self._watch("take_many", lambda pack, chains: sum(map(len, chains)), "take")
+        self._watch("resize", lambda pack, capacity: backend.size(pack))
+
+    def _watch(self, member: str, weigh: Callable[..., int], name: str | None = None) -> None:
+        real = getattr(self._backend, member)
+
+        def act(*given: Any) -> Any:
+            self.slots[name or member] += weigh(*given) * (not self._inside)  # one may call another
+            self._inside += 1
+            try:
+                return real(*given)
+            finally:
+                self._inside -= 1
+
+        self._patch.setattr(self._backend, member, act)
+
+
+async def crowd(model: LocalModel) -> int:
+    """Eight streams, of which one leaves early; two more join while they run. The tokens that were said."""
+    said: dict[int, int] = {}
+    all_on = asyncio.Event()
+
+    async def stream(number: int, most: int) -> None:
+        prompt = [int(token) % 250 for token in random_ids(number, 40 if number < 8 else 5)]
+        said[number] = 0
+        async for _ in model.generate(prompt, LONG):
+            said[number] += 1
+            if len(said) == 8 and min(said.values()) == 5:
+                all_on.set()
+            if said[number] == most:
+                return
+
+    running = [asyncio.ensure_future(stream(number, 20 if number == 2 else 90)) for number in range(8)]
+    await all_on.wait()
+    running += [asyncio.ensure_future(stream(number, 30)) for number in (8, 9)]
+    await asyncio.gather(*running)
+    return sum(said.values())
+
+
+@pytest.mark.parametrize(
+    ("backend", "name"),
+    [
+        ("fake", "attention"),
+        ("fake", "overlapping"),
+        pytest.param("hf", "llama", marks=pytest.mark.slow),
+        pytest.param("mlx", "llama", marks=pytest.mark.slow),
+    ],
+)
+def test_rows_join_and_leave_without_a_copy_of_the_others(backend: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    source: Any = tiny_path(name) if backend != "fake" else (Behaviour(overlaps=name == "overlapping"), None)
+    with load(source, backend=backend) as model:
+        copies = model._engine.call(lambda: Copies(model._engine.backend, monkeypatch)).result()
+        # when rows come and go while others decode
+        asyncio.run(crowd(model))
+        model.prefix_match([1])
+        # then nothing was loaded or moved for that, what grew was doubled, and what was kept was copied once
+        (pack,) = model._engine.scheduler.cache.workspaces.open
+        assert copies.slots["load"] == copies.slots["retain"] == 0
+        assert copies.slots["resize"] <= 2 * pack.held
+        assert copies.slots["take"] == model.cache_report().tokens
+        monkeypatch.undo()
