@@ -160,6 +160,7 @@ class Soak:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)  # two hundred sessions
 def test_200_sessions_leave_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Real model, runtime, storage and use cases.
 
