@@ -26,7 +26,7 @@ from app.sample import ensure_sample
 from app.supervisor import Supervisor
 from app.workbench import AppWorkbench
 from storage import DataFolderLock, SessionStore, StoreDamagedError, StoreError, request_focus
-from ui import AppSettings, MainWindow, Scheme, WindowState, apply_theme
+from ui import AppSettings, Collector, MainWindow, Scheme, WindowState, apply_theme
 
 log = logging.getLogger(__name__)
 LOG_BYTES = 1 << 20
@@ -81,10 +81,13 @@ def _application() -> QApplication:
 
 def _rescued(data: DataFolder, fault: StoreDamagedError) -> DataFolder | None:
     """What a person chooses to open where the sessions are damaged."""
-    gc.enable()  # this may take a while; see `app.cli.group`
     application = _application()
-    with asyncio.Runner(loop_factory=lambda: QEventLoop(application)) as runner:
-        return runner.run(rescue(data, fault))
+    collector = Collector()
+    try:
+        with asyncio.Runner(loop_factory=lambda: QEventLoop(application)) as runner:
+            return runner.run(rescue(data, fault))
+    finally:
+        collector.stop()
 
 
 async def run_window(
@@ -123,15 +126,15 @@ async def run_window(
         await filled.wait()
         window.repaint()  # now, before the engine wants the processor
         log.info("%s %.3f s of processor time", COMPLETE, time.process_time())
-        gc.enable()  # see `app.cli.group`
         gc.freeze()  # what lives as long as the window need not be looked through again: full passes would be seen as jerks
-        gc.set_threshold(20_000, 20, 50)
+        collector = Collector(window)
         if on_shown is not None:
             on_shown(window, workbench)
         if not demo:
             workbench.warm_up()
         workbench.tidy_up()
         await ended.wait()
+    collector.stop()
     watcher.deleteLater()
     if states:
         await _keep(data, states[-1])

@@ -69,6 +69,7 @@ from ui.port import (
 )
 
 if TYPE_CHECKING:
+    from ui.collector import Collector
     from ui.inspector import Inspector
     from ui.recovery import RecoveryPage
     from ui.sessions import SessionPanel
@@ -88,6 +89,7 @@ __all__ = [
     "Backup",
     "BranchDiff",
     "BranchRow",
+    "Collector",
     "Column",
     "ColumnKind",
     "ColumnTokens",
@@ -152,6 +154,7 @@ __all__ = [
 ]
 
 _NAMES = {
+    "ui.collector": ("Collector",),
     "ui.inspector": ("Inspector",),
     "ui.recovery": ("RecoveryPage",),
     "ui.shown": ("Spot",),

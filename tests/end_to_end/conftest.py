@@ -7,6 +7,7 @@ import os
 os.environ["QT_QPA_PLATFORM"] = "offscreen"  # before PySide6 is imported anywhere
 
 import asyncio
+import gc
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
@@ -32,6 +33,14 @@ def paced() -> Iterator[str]:
     register_backend("paced", "tests.end_to_end.paced:load")
     yield "paced"
     unregister_backend("paced")
+
+
+@pytest.fixture(autouse=True)
+def collected_between_tests() -> Iterator[None]:
+    """Python collects nowhere but where the app lets it, also before and after its window."""
+    gc.disable()
+    yield
+    gc.enable()
 
 
 @pytest.fixture
