@@ -8,6 +8,7 @@ import signal
 import time
 
 import psutil
+import pytest
 
 from app.workbench import AppWorkbench
 from tests.end_to_end.test_window import OpenApp, answered, engine_pid, generated, last, new_session, say, until
@@ -24,6 +25,7 @@ def model() -> str:
     return str(tiny_folder("llama").path)
 
 
+@pytest.mark.slow
 def test_an_engine_killed_while_nobody_asks_is_started_again(open_app: OpenApp, paced: str) -> None:
     async def scene(window: MainWindow, workbench: AppWorkbench) -> None:
         await new_session(window)
@@ -79,6 +81,7 @@ def test_an_engine_killed_while_it_loads_is_started_by_the_next_message(open_app
     open_app(model(), paced, scene)
 
 
+@pytest.mark.slow
 def test_quitting_does_not_wait_for_a_frozen_engine(open_app: OpenApp, paced: str) -> None:
     began: list[float] = []
 
@@ -98,6 +101,7 @@ def test_quitting_does_not_wait_for_a_frozen_engine(open_app: OpenApp, paced: st
     assert time.monotonic() - began[0] < WATCHDOG_SECONDS / 3
 
 
+@pytest.mark.slow
 def test_another_engine_answers_the_next_message(open_app: OpenApp, paced: str) -> None:
     async def scene(window: MainWindow, workbench: AppWorkbench) -> None:
         await new_session(window)

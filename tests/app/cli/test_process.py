@@ -59,7 +59,7 @@ def test_bytes_that_are_no_text_are_taken_as_such(tmp_path: Path) -> None:
 
 def test_a_reader_that_goes_away_is_no_traceback(tmp_path: Path) -> None:
     text = tmp_path / "text"
-    text.write_text("word " * 5000)
+    text.write_text("word " * 500)
     command = f"{sys.executable} -m app score {text} --backend mock --json | head -n 1"
     done = subprocess.run(
         ["bash", "-c", command], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False

@@ -53,7 +53,7 @@ STATE_HARM: dict[str, Callable[[Stored], Stored]] = {
 CASES = [
     *(("llama", harm) for harm in HARM),
     *(("lfm2", harm) for harm in STATE_HARM),
-    *(("mamba", harm) for harm in STATE_HARM),
+    *(pytest.param("mamba", harm, marks=pytest.mark.slow) for harm in STATE_HARM),
 ]
 
 

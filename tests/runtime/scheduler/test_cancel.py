@@ -142,9 +142,12 @@ def test_a_stream_that_is_closed_early_keeps_its_kv(kind: str) -> None:
             return ids
 
         ids = asyncio.run(main())
-        assert settled(model)[1].leases == 0
+        report = settled(model)[1]
+        assert report.leases == 0
         path = [*prompt, *ids]
-        assert model.prefix_match(path).tokens >= len(path) - 1
+        assert report.tokens >= len(path) - 1
+        if kind != "recurrent":  # whose answer can be gone on from at its checkpoints alone
+            assert model.prefix_match(path).tokens >= len(path) - 1
         before = model.metrics().tokens_computed
         assert_right(model.next_token_logprobs_sync(path), path, kind)
         assert model.metrics().tokens_computed - before <= (1 if kind == "attention" else 20)

@@ -89,7 +89,9 @@ class Crowd:
         await asyncio.gather(*(some() for _ in range(AT_ONCE)))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind", ["overlapping", *(pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS if kind != "overlapping")]
+)
 def test_ten_thousand_leave(kind: str) -> None:
     # given little room, small chunks, and iterators in another thread that are dropped without a word
     behaviour = Behaviour(recurrent=kind == "recurrent", overlaps=kind == "overlapping")
