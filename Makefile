@@ -53,7 +53,7 @@ test-slow: setup  ## SmolLM2, fault sweeps, mutants
 bench: setup  ## the benchmark; BENCH_ARGS="--quick --only W5" adds options of `elsewise bench`
 	$(BIN)/elsewise bench $(BENCH_ARGS)
 
-bench-quick: setup  ## the same as BENCH_ARGS=--quick: two minutes at most
+bench-quick: setup  ## the same as BENCH_ARGS=--quick
 	$(BIN)/elsewise bench --quick
 
 screenshots: setup  ## draws the pictures in docs

@@ -22,6 +22,8 @@ from runtime import EngineDiedError, LanguageModel, block_keys
 from storage import SessionStore, open_blocks
 from ui import EngineState, ExportKind, OnTransfer
 
+UNBOUNDED: Final = 1 << 62  # bytes: who only reads the block file throws nothing of it away
+
 AT_ONCE: Final = 128  # names of blocks that are looked for between two reports, and two looks at who wants to stop
 
 
@@ -108,7 +110,7 @@ async def take_kv(
         if model is not None and model.info.options.get("blocks"):
             taken += await _asked(supervisor, model, model.take_blocks_async(part, path))
         elif model is None and blocks is not None:
-            taken += await asyncio.to_thread(take_from, path, Path(blocks["path"]), part)
+            taken += await asyncio.to_thread(take_from, path, Path(blocks["path"]), part, blocks.get("budget", BUDGET))
         progress(min(at + AT_ONCE, len(keys)), len(keys))
     return taken
 
@@ -121,17 +123,19 @@ def put_into(file: Path, blocks: Path, keys: list[bytes]) -> int:
     """
     if not blocks.exists():
         return 0
-    with closing(open_blocks(blocks, BUDGET)) as held:
+    with closing(open_blocks(blocks, UNBOUNDED)) as held:
         return held.copy_to(file, keys)
 
 
-def take_from(file: Path, blocks: Path, keys: list[bytes]) -> int:
-    """Copies what a portable file has of these blocks into the block file; how many. Each is verified. Blocking.
+def take_from(file: Path, blocks: Path, keys: list[bytes], budget: int) -> int:
+    """Copies what a portable file has of these blocks into the block file of `budget` bytes; how many. Blocking.
+
+    Each is verified.
 
     Raises:
         OSError: It has no blocks, or the block file cannot be written; that is then as it was.
     """
-    with closing(open_blocks(blocks, BUDGET)) as held:
+    with closing(open_blocks(blocks, budget)) as held:
         return held.take_from(file, keys)
 
 

@@ -105,7 +105,10 @@ class ModelInfo:
 
 @dataclass(frozen=True, slots=True)
 class Metrics:
-    """Counters since load; times in seconds. `tokens_computed` counts everything pushed through the model, padding too."""
+    """Counters since load; times in seconds.
+
+    `tokens_computed` counts what was pushed through the model, padding too, but for calls that failed.
+    """
 
     tokens_computed: int = 0
     tokens_reused: int = 0

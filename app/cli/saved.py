@@ -10,7 +10,7 @@ import click
 
 from app.cli.asking import PRESET, Asked
 from app.cli.common import load_model
-from app.kept import blocks_in
+from app.kept import blocks_in, disk_budget
 from app.paths import DataFolder
 from app.supervisor import Supervisor
 from app.workbench import AppWorkbench
@@ -46,7 +46,8 @@ async def ask_saved(
         raise click.ClickException(f"{data.root} is in use by {holder}; close it, or ask without --session")
     try:
         store = SessionStore.open(data.sessions)
-        supervisor = Supervisor(asked.model, asked.backend, start=_in_process, **asked.load, blocks=blocks_in(data))
+        blocks = blocks_in(data, await disk_budget(store))
+        supervisor = Supervisor(asked.model, asked.backend, start=_in_process, **asked.load, blocks=blocks)
         workbench = AppWorkbench(store, supervisor, GenerationOptions.from_mapping(PRESET), asked.call)
         try:
             return await _send(workbench, store, title, text, asked, on_run)

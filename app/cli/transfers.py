@@ -14,6 +14,7 @@ from rich.text import Text
 from app.cli.common import PIPE_WIDTH, console
 from app.cli.settings import Settings
 from app.cli.stores import with_store
+from app.kept import disk_budget
 from app.portable_kv import carries_blocks, keys_of, put_into, take_from
 from app.workbench.comparing import compare
 from app.workbench.outline import outline
@@ -92,11 +93,11 @@ def import_command(settings: Settings, file: Path, with_kv: bool) -> None:
     with _locked(settings, "sessions import", "import in its window (File > Import)"):
         store = SessionStore.open(settings.data.sessions)
         with _bar("importing") as progress:
-            keys = asyncio.run(_import(store, file, progress))
+            keys, budget = asyncio.run(_import(store, file, progress))
         if not carries_blocks(file):
             return
         if with_kv:
-            click.echo(f"note: {take_from(file, settings.data.blocks, keys):,} KV blocks were taken", err=True)
+            click.echo(f"note: {take_from(file, settings.data.blocks, keys, budget):,} KV blocks were taken", err=True)
         else:
             click.echo(
                 "note: the file carries KV blocks, which were not taken: nobody can check what somebody else computed; "
@@ -165,8 +166,8 @@ def console_out(text: Text) -> None:
     out.print(text, soft_wrap=True)
 
 
-async def _import(store: SessionStore, file: Path, progress: OnTransfer) -> list[bytes]:
-    """Imports and says so; the names of the KV blocks of what was imported."""
+async def _import(store: SessionStore, file: Path, progress: OnTransfer) -> tuple[list[bytes], int]:
+    """Imports and says so; the names of the KV blocks of what was imported, and the bytes that may be kept of all."""
     try:
         await store.drop_unfinished_imports()
         imported = await store.import_file(file, progress)
@@ -178,8 +179,9 @@ async def _import(store: SessionStore, file: Path, progress: OnTransfer) -> list
         for note in imported.notes:
             click.echo(f"note: {note}", err=True)
         if not carries_blocks(file):
-            return []
-        return [key for session_id in imported.sessions for key in await keys_of(store, session_id)]
+            return [], 0
+        keys = [key for session_id in imported.sessions for key in await keys_of(store, session_id)]
+        return keys, await disk_budget(store)
     finally:
         await store.close()
 

@@ -72,7 +72,7 @@ def test_a_damaged_file_of_an_older_version_is_salvaged_into_todays(golden: Path
 def test_there_is_a_golden_file_of_every_released_version() -> None:
     versions = [int(golden.name[1:4]) for golden in GOLDEN]
     assert versions == list(range(1, len(versions) + 1))
-    assert len(versions) >= 1
+    assert len(versions) >= len(NAMES) - 1
 
 
 def migrate(path: Path, fault: str, log: Path) -> list[list[object]]:

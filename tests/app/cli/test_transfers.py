@@ -11,11 +11,13 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from app import portable_kv
 from app.cli.group import cli
+from app.kept import disk_budget
 from app.paths import DataFolder
-from app.portable_kv import keys_of
+from app.portable_kv import UNBOUNDED, keys_of
 from runtime.blocks.store import Block
-from storage import DataFolderLock, SessionStore, open_blocks
+from storage import BlockFile, DataFolderLock, SessionStore, open_blocks
 from tests.storage.transfer.trees import branching
 
 Ask = Callable[..., Result]
@@ -159,3 +161,32 @@ def test_blocks_travel_only_if_both_want_it(ask: Ask, tmp_path: Path, session: i
     with closing(open_blocks(data.blocks, 1 << 20)) as blocks:
         assert blocks.get(keys[:1]) == [b"computed"]
     assert ask("verify").exit_code == 0
+
+
+def test_the_disk_that_the_settings_allow_holds_here_too(
+    ask: Ask, tmp_path: Path, session: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given more room than the default, in the settings
+    data, room = DataFolder(tmp_path / "data"), 5 << 30
+    store = SessionStore.open(data.sessions)
+    try:
+        asyncio.run(store.set_setting("settings", {"disk_bytes": room}))
+        assert asyncio.run(disk_budget(store)) == room
+        keys = asyncio.run(keys_of(store, session))
+    finally:
+        store.close_sync()
+    with closing(open_blocks(data.blocks, 1 << 20)) as blocks:
+        blocks.put([Block(keys[0], None, 4, [b"computed"])])
+    opened: list[int] = []
+
+    def watched(path: Path, budget: int) -> BlockFile:
+        opened.append(budget)
+        return open_blocks(path, budget)
+
+    monkeypatch.setattr(portable_kv, "open_blocks", watched)
+    # when blocks go out and come back
+    file = tmp_path / "a.elsewise"
+    assert ask("export", session, file, "--portable", "--with-kv").exit_code == 0
+    assert ask("import", file, "--with-kv").exit_code == 0
+    # then nothing that there is room for was thrown away at opening
+    assert opened == [UNBOUNDED, room]

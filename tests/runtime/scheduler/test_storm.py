@@ -17,7 +17,7 @@ from tests.fakes import KINDS, assert_right, fake_model, reference, some_ids
 from tests.runtime.model.trouble import audit
 
 GREEDY = GenerationOptions(max_tokens=12, sampling=SamplingOptions(temperature=0.0), ignore_eos=True, top_k=0)
-LEAVERS = 5_000  # of each kind of model
+LEAVERS = 10_000  # of each kind of model
 AT_ONCE = 60
 STEMS = [some_ids(i, 20) for i in range(4)]
 
