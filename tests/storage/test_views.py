@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -73,3 +74,18 @@ def test_the_example_in_the_documentation_runs(path: Path, tree: tuple[int, int,
         (tree[2], pytest.approx((4 * 1.25 + 2 * 2.0) / 6 / 0.6931471805599453, abs=1e-4)),
         (tree[3], None),
     ]
+
+
+@pytest.mark.parametrize("view", ["turns", "tokens", "branches"])
+def test_the_page_names_every_column(path: Path, tree: tuple[int, int, int, int], view: str) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "sql.md").read_text("utf-8")
+    row = next(line for line in page.splitlines() if line.startswith(f"| `{view}` |"))
+    assert re.findall(r"`(\w+)`", row.rsplit("|", 2)[1]) == [
+        name for (name,) in sql(path, f"SELECT name FROM pragma_table_info('{view}')")
+    ]
+
+
+def test_the_example_of_the_page_runs(path: Path, tree: tuple[int, int, int, int]) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "sql.md").read_text("utf-8")
+    query = page.partition('mode=ro" "')[2].partition('"\n')[0]
+    assert [node for node, _ in sql(path, query)] == sorted(tree[2:])
