@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -10,6 +11,14 @@ from runtime import GenerationOptions
 from tests.app.workbench.scene import OPTIONS, Engine, Scene
 
 Play = Callable[..., None]
+
+
+@pytest.fixture(autouse=True)
+def seeds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fresh seed is another one each time, but the same in every run: else now and then an answer would end itself early."""
+    numbers = itertools.count(1000)
+    for module in ("asking", "turns"):
+        monkeypatch.setattr(f"app.workbench.{module}.fresh_seed", lambda: next(numbers))
 
 
 @pytest.fixture
