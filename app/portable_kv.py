@@ -1,6 +1,7 @@
 """KV blocks that travel with a portable session file: from the block file of a data folder into it, and back.
 
-The block file has one user at a time: the engine where one runs, which is asked; else whoever holds the folder's lock.
+The block file has one user at a time: the engine where one runs, which is asked; else, for the window, a process that does
+nothing else. A command that holds the folder's lock opens it itself (`app.block_files`).
 """
 
 from __future__ import annotations
@@ -11,20 +12,21 @@ import os
 import sqlite3
 from collections.abc import Coroutine, Sequence
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+from app.block_files import apart
 from app.kept import BUDGET
 from app.supervisor import Supervisor
 from app.workbench.session import OpenSession
 from app.workbench.transfers import export
 from runtime import EngineDiedError, LanguageModel, block_keys
-from storage import SessionStore, open_blocks
+from storage import SessionStore
 from ui import EngineState, ExportKind, OnTransfer
 
-UNBOUNDED: Final = 1 << 62  # bytes: who only reads the block file throws nothing of it away
-
 AT_ONCE: Final = 128  # names of blocks that are looked for between two reports, and two looks at who wants to stop
+APART: Final = 4_096  # likewise, where a process has to be started for them
 
 
 async def keys_of(store: SessionStore, session_id: int) -> list[bytes]:
@@ -58,14 +60,14 @@ async def export_with_kv(store: SessionStore, supervisor: Supervisor, session_id
     """
     draft = path.with_name(f".{path.name}.{os.getpid()}.kv")
     try:
-        await export(store.path, session_id, ExportKind.WITH_KV, draft, progress)
+        await export(store, session_id, ExportKind.WITH_KV, draft, progress)
         keys, blocks = await keys_of(store, session_id), supervisor.options.get("blocks")
         starting = supervisor.state is EngineState.STARTING  # it holds the block file already
         model = await supervisor.model() if starting else supervisor.running
         if model is not None and model.info.options.get("blocks"):
             copied = await _asked(supervisor, model, model.copy_blocks_async(keys, draft))
         elif model is None and blocks is not None:
-            copied = await asyncio.to_thread(put_into, draft, Path(blocks["path"]), keys)
+            copied = await asyncio.to_thread(apart, draft, Path(blocks["path"]), keys)
         else:
             copied = 0
         await asyncio.to_thread(draft.replace, path)
@@ -102,41 +104,19 @@ async def take_kv(
         OSError: The block file cannot be written, or the other not be read.
     """
     keys = list(dict.fromkeys([key for session_id in session_ids for key in await keys_of(store, session_id)]))
-    taken = 0
-    for at in range(0, len(keys), AT_ONCE):
-        part = keys[at : at + AT_ONCE]
+    taken = at = 0
+    while at < len(keys):
         starting = supervisor.state is EngineState.STARTING  # it holds the block file already
         model, blocks = await supervisor.model() if starting else supervisor.running, supervisor.options.get("blocks")
+        part = keys[at : at + (AT_ONCE if model is not None else APART)]
         if model is not None and model.info.options.get("blocks"):
             taken += await _asked(supervisor, model, model.take_blocks_async(part, path))
         elif model is None and blocks is not None:
-            taken += await asyncio.to_thread(take_from, path, Path(blocks["path"]), part, blocks.get("budget", BUDGET))
-        progress(min(at + AT_ONCE, len(keys)), len(keys))
+            budget = blocks.get("budget", BUDGET)
+            taken += await asyncio.to_thread(partial(apart, path, Path(blocks["path"]), part, budget=budget))
+        at += len(part)
+        progress(at, len(keys))
     return taken
-
-
-def put_into(file: Path, blocks: Path, keys: list[bytes]) -> int:
-    """Copies what is held of these blocks into a portable file; how many. Blocking.
-
-    Raises:
-        OSError: The block file is in use, or the other cannot be written; that is then as it was.
-    """
-    if not blocks.exists():
-        return 0
-    with closing(open_blocks(blocks, UNBOUNDED)) as held:
-        return held.copy_to(file, keys)
-
-
-def take_from(file: Path, blocks: Path, keys: list[bytes], budget: int) -> int:
-    """Copies what a portable file has of these blocks into the block file of `budget` bytes; how many. Blocking.
-
-    Each is verified.
-
-    Raises:
-        OSError: It has no blocks, or the block file cannot be written; that is then as it was.
-    """
-    with closing(open_blocks(blocks, budget)) as held:
-        return held.take_from(file, keys)
 
 
 def carries_blocks(file: Path) -> bool:

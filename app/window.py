@@ -12,8 +12,8 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from PySide6.QtCore import QFileSystemWatcher, QSocketNotifier
 from PySide6.QtWidgets import QApplication
@@ -24,9 +24,10 @@ from app.paths import DataFolder
 from app.rescue import remedies, rescue
 from app.sample import ensure_sample
 from app.supervisor import Supervisor
+from app.windows import AppWindows
 from app.workbench import AppWorkbench
 from storage import DataFolderLock, SessionStore, StoreDamagedError, StoreError, request_focus
-from ui import AppSettings, Collector, MainWindow, Scheme, WindowState, apply_theme
+from ui import AppSettings, Collector, MainWindow, Scheme, apply_theme
 
 log = logging.getLogger(__name__)
 LOG_BYTES = 1 << 20
@@ -99,76 +100,69 @@ async def run_window(
     demo: bool = False,
     on_shown: Callable[[MainWindow, AppWorkbench], None] | None = None,
 ) -> None:
-    """Shows the window until it is closed; everything is saved and the engine has ended on return.
+    """Shows the window, and those opened from it, until the last is closed; all is saved and the engine has ended on return.
 
-    `on_shown` is called when the window stands on the screen with its first session in it (or what keeps it from being
+    `on_shown` is called when the first window stands on the screen with its first session in it (or what keeps it from being
     opened), and before anything of the engine is loaded.
     """
     supervisor = Supervisor(model, backend, log_path=data.engine_log, blocks=blocks_in(data))
-    workbench = AppWorkbench(store, supervisor)
+    workbench = AppWorkbench(store, supervisor, reopens=True)
     kept = await store.setting(WINDOW_SETTING)
-    states: list[WindowState] = []
+    windows = AppWindows(workbench, kept)
     settings = await workbench.load_settings()
-    window = MainWindow(workbench, state=_state(kept), keep_state=states.append)
+    window = windows.open_first()
     if settings != AppSettings():  # else it looks as it was made
         window.apply(settings)
-    ended = asyncio.Event()
-    window.closed.connect(ended.set)
     filled = asyncio.Event()
     for settled in (window.desk.session_shown, window.desk.refused, window.closed):
         settled.connect(lambda *_: filled.set())
     window.show()
     sample = await ensure_sample(store)
     rows = [row for row in await store.sessions() if not row.is_sample and row.branches]
-    window.start(sample if demo or not rows else rows[0].id)
-    watcher = _watch_focus(data.focus, window)
-    with _closing_on_signals(window):
+    known = [row.id for row in rows]
+    latest = sample if demo or not rows else rows[0].id
+    window.start(windows.session(known) or latest)
+    watcher = _watch_focus(data.focus, windows)
+    with _closing_on_signals(windows):
         await filled.wait()
         window.repaint()  # now, before the engine wants the processor
         log.info("%s %.3f s of processor time", COMPLETE, time.process_time())
         gc.freeze()  # what lives as long as the window need not be looked through again: full passes would be seen as jerks
-        collector = Collector(window)
+        windows.open_others(known)
+        collector = Collector()
         if on_shown is not None:
             on_shown(window, workbench)
         if not demo:
             workbench.warm_up()
         workbench.tidy_up()
-        await ended.wait()
+        await windows.ended.wait()
     collector.stop()
     watcher.deleteLater()
-    if states:
-        await _keep(data, states[-1])
+    left = windows.left()
+    if left is not None:
+        await _keep(data, left)
 
 
-async def _keep(data: DataFolder, state: WindowState) -> None:
-    """The store is closed by now: the window's place is a small write of its own."""
+async def _keep(data: DataFolder, left: dict[str, Any]) -> None:
+    """The store is closed by now: where the windows stood is a small write of its own."""
     store = SessionStore.open(data.sessions)
     try:
-        await store.set_setting(WINDOW_SETTING, asdict(state))
+        await store.set_setting(WINDOW_SETTING, left)
     finally:
         await store.close()
 
 
-def _state(kept: object) -> WindowState | None:
-    if not isinstance(kept, dict):
-        return None
-    try:
-        return WindowState(**kept)
-    except TypeError:  # another version's: the defaults will do
-        return None
-
-
 @contextmanager
-def _closing_on_signals(window: MainWindow) -> Iterator[None]:
-    """Ctrl-C and SIGTERM close the window like its button; Qt's loop must be woken for Python to see a signal."""
+def _closing_on_signals(windows: AppWindows) -> Iterator[None]:
+    """Ctrl-C and SIGTERM close all windows like Quit; Qt's loop must be woken for Python to see a signal."""
     ours, pythons = socket.socketpair()
     with ours, pythons:
         for end in (ours, pythons):
             end.setblocking(False)
         before = signal.set_wakeup_fd(pythons.fileno(), warn_on_full_buffer=False)
-        notifier = QSocketNotifier(ours.fileno(), QSocketNotifier.Type.Read, window)
+        notifier = QSocketNotifier(ours.fileno(), QSocketNotifier.Type.Read)
         notifier.activated.connect(lambda: ours.recv(64))
-        handlers = {number: signal.signal(number, lambda *_: window.close()) for number in (signal.SIGINT, signal.SIGTERM)}
+        handlers = {number: signal.signal(number, lambda *_: windows.close()) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
             yield
         finally:
@@ -178,16 +172,14 @@ def _closing_on_signals(window: MainWindow) -> Iterator[None]:
                 signal.signal(number, handler)
 
 
-def _watch_focus(focus: Path, window: MainWindow) -> QFileSystemWatcher:
-    """A second window touches the file: come to the front."""
-    watcher = QFileSystemWatcher(window)
+def _watch_focus(focus: Path, windows: AppWindows) -> QFileSystemWatcher:
+    """A second start of the app touches the file: come to the front."""
+    watcher = QFileSystemWatcher()
     if focus.exists():
         watcher.addPath(str(focus))
 
     def come_forward() -> None:
-        window.showNormal()
-        window.raise_()
-        window.activateWindow()
+        windows.come_forward()
         if str(focus) not in watcher.files() and focus.exists():
             watcher.addPath(str(focus))
 

@@ -12,6 +12,7 @@ from runtime.errors import (
     AdapterError,
     BackendUnavailableError,
     ContextOverflowError,
+    DownloadError,
     EngineDiedError,
     FullVocabUnavailableError,
     GrammarError,
@@ -51,20 +52,24 @@ if TYPE_CHECKING:
     from runtime.client import EngineClient, EngineLimits, spawn
     from runtime.completion import Completion
     from runtime.grammar.source import Grammar
+    from runtime.hub.fetching import fetch_adapter, fetch_any, fetch_model, plan_download
+    from runtime.hub.kept import Unfinished, discard_download, unfinished_downloads
+    from runtime.hub.plan import DownloadPlan, DownloadProgress, HubFile, OnDownload
     from runtime.info import AdapterInfo, CacheReport, EdgeReport, Metrics, ModelInfo, OnProgress, PromptProgress
     from runtime.language_model import LanguageModel, Message, PrefixMatch
+    from runtime.loading.fit import Fit, estimate_fit
     from runtime.loading.importer import import_model
     from runtime.loading.paths import models_dir
     from runtime.loading.progress import Progress
-    from runtime.loading.shelf import ShelfEntry, list_models
+    from runtime.loading.shelf import ModelShelf, ShelfEntry, list_models
     from runtime.loading.smollm2 import fetch_embedded
     from runtime.loading.telling import LoadProgress
-    from runtime.loading.verify import verify_model
     from runtime.members.blocks import BlocksSaved
     from runtime.members.pins import Pinned
     from runtime.model import load, load_model_by_name
     from runtime.options import GenerationOptions, LoadOptions, SamplingOptions
     from runtime.pooling import POOLINGS, Pooling
+    from runtime.priority import Priority
     from runtime.records import Finish, Origin, Scores, TokenRecord, TokenRun
     from runtime.resolution import AnswerEnds, ResolvedOptions, resolve_options
     from runtime.sampling.chain import Sampler, make_sampler
@@ -75,6 +80,7 @@ if TYPE_CHECKING:
     from runtime.session.alignment import aligned
     from runtime.session.config import SessionConfig
     from runtime.session.manifest import Manifest
+    from runtime.session.path import Mark
     from runtime.session.session import Session
     from runtime.session.snapshot import Generation, Snapshot
     from runtime.session.status import (
@@ -115,17 +121,22 @@ __all__ = [
     "ContextOverflowError",
     "ContextReport",
     "Divergence",
+    "DownloadError",
+    "DownloadPlan",
+    "DownloadProgress",
     "EdgeReport",
     "EngineClient",
     "EngineDiedError",
     "EngineLimits",
     "Finish",
+    "Fit",
     "FullVocabUnavailableError",
     "Generation",
     "GenerationOptions",
     "Grammar",
     "GrammarError",
     "History",
+    "HubFile",
     "Hypothesis",
     "InvalidRequestError",
     "LanguageModel",
@@ -134,18 +145,22 @@ __all__ = [
     "LoadProgress",
     "Manifest",
     "ManifestMismatchError",
+    "Mark",
     "MemoryBudgetError",
     "Message",
     "Metrics",
     "ModelInfo",
     "ModelLoadError",
+    "ModelShelf",
     "NonFiniteLogitsError",
+    "OnDownload",
     "OnProgress",
     "Origin",
     "Pinned",
     "Pooling",
     "PrefixMatch",
     "PrefixStatus",
+    "Priority",
     "Progress",
     "PromptProgress",
     "Replayed",
@@ -179,6 +194,7 @@ __all__ = [
     "ToolCalls",
     "Trie",
     "Truncation",
+    "Unfinished",
     "UnknownBackendError",
     "UnsupportedFeatureError",
     "__version__",
@@ -190,8 +206,13 @@ __all__ = [
     "clean_text",
     "convert_adapter",
     "default_backend",
+    "discard_download",
     "draw_step",
+    "estimate_fit",
+    "fetch_adapter",
+    "fetch_any",
     "fetch_embedded",
+    "fetch_model",
     "fresh_seed",
     "import_adapter",
     "import_model",
@@ -203,13 +224,14 @@ __all__ = [
     "make_sampler",
     "models_dir",
     "parse_tool_calls",
+    "plan_download",
     "register_backend",
     "replay_draw",
     "resolve_options",
     "spawn",
     "texts_of",
+    "unfinished_downloads",
     "unregister_backend",
-    "verify_model",
 ]
 
 _NAMES = {
@@ -244,6 +266,23 @@ _NAMES = {
     ),
     "runtime.completion": ("Completion",),
     "runtime.grammar.source": ("Grammar",),
+    "runtime.hub.fetching": (
+        "fetch_adapter",
+        "fetch_any",
+        "fetch_model",
+        "plan_download",
+    ),
+    "runtime.hub.kept": (
+        "Unfinished",
+        "discard_download",
+        "unfinished_downloads",
+    ),
+    "runtime.hub.plan": (
+        "DownloadPlan",
+        "DownloadProgress",
+        "HubFile",
+        "OnDownload",
+    ),
     "runtime.info": (
         "AdapterInfo",
         "CacheReport",
@@ -258,21 +297,26 @@ _NAMES = {
         "Message",
         "PrefixMatch",
     ),
+    "runtime.loading.fit": (
+        "Fit",
+        "estimate_fit",
+    ),
     "runtime.loading.importer": ("import_model",),
     "runtime.loading.paths": ("models_dir",),
     "runtime.loading.progress": ("Progress",),
     "runtime.loading.shelf": (
+        "ModelShelf",
         "ShelfEntry",
         "list_models",
     ),
     "runtime.loading.smollm2": ("fetch_embedded",),
     "runtime.loading.telling": ("LoadProgress",),
-    "runtime.loading.verify": ("verify_model",),
     "runtime.members.blocks": ("BlocksSaved",),
     "runtime.members.pins": ("Pinned",),
     "runtime.session.alignment": ("aligned",),
     "runtime.session.config": ("SessionConfig",),
     "runtime.session.manifest": ("Manifest",),
+    "runtime.session.path": ("Mark",),
     "runtime.session.session": ("Session",),
     "runtime.session.snapshot": ("Generation", "Snapshot"),
     "runtime.session.status": (
@@ -297,6 +341,7 @@ _NAMES = {
         "POOLINGS",
         "Pooling",
     ),
+    "runtime.priority": ("Priority",),
     "runtime.records": (
         "Finish",
         "Origin",

@@ -7,6 +7,7 @@
     ├── BackendUnavailableError (ImportError)   known, but its libraries are not installed
     ├── GrammarError, AdapterError, ToolCallError
     ├── ModelLoadError                          the model is missing, incomplete or not supported
+    │   └── DownloadError                       it could not be fetched; says why, and what was kept
     ├── ManifestMismatchError                   the session belongs to another model or setting
     ├── SnapshotFormatError                     not ours, damaged, or newer than this version
     ├── SnapshotMismatchError                   made by another model
@@ -76,6 +77,24 @@ class ToolCallError(RuntimeFault):
 
 class ModelLoadError(RuntimeFault):
     """The model is missing, incomplete, damaged or not supported."""
+
+
+class DownloadError(ModelLoadError):
+    """A model could not be fetched.
+
+    Args:
+        message: For the user.
+        reason: One word for programs: "network", "denied", "missing", "busy", "server", "changed", "hash", "space",
+            "unsuitable" (nothing that Elsewise runs) or "taken" (somebody else fetches it).
+        kept: Bytes that are here and need not be fetched again.
+    """
+
+    def __init__(self, message: str, reason: str = "server", kept: int = 0) -> None:
+        self.reason, self.kept = reason, kept
+        super().__init__(message)
+
+    def __reduce__(self) -> tuple[type[DownloadError], tuple[str, str, int]]:
+        return type(self), (str(self), self.reason, self.kept)
 
 
 class ManifestMismatchError(RuntimeFault):

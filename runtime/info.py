@@ -107,7 +107,7 @@ class ModelInfo:
 class Metrics:
     """Counters since load; times in seconds.
 
-    `tokens_computed` counts what was pushed through the model, padding too, but for calls that failed.
+    `tokens_computed` counts what was pushed through the model: padding too, and what went into calls that failed.
     """
 
     tokens_computed: int = 0

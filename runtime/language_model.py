@@ -35,6 +35,7 @@ from runtime.members.sessions import SessionMembers
 from runtime.members.texts import Message, TextMembers
 from runtime.members.vectors import VectorMembers
 from runtime.options import GenerationOptions
+from runtime.priority import Priority
 from runtime.records import Float32, TokenRecord, TokenRun
 
 __all__ = ["LanguageModel", "Message", "PrefixMatch"]
@@ -129,6 +130,7 @@ class LanguageModel(
         start: int = 0,
         *,
         adapters: Adapters = None,
+        priority: Priority = Priority.INSPECTOR,
         on_progress: OnProgress | None = None,
     ) -> list[TokenRecord]:
         """What the model thinks of each given token.
@@ -138,6 +140,7 @@ class LanguageModel(
             top_k: Alternatives recorded per token.
             start: The first position wanted; those before it are context only.
             adapters: As of `next_token_logprobs`.
+            priority: Before whom it is read; a generation's prompt is read as `Priority.CHAT`.
             on_progress: Hears how far it is after each chunk, on the caller's loop, in order; the last time before the
                 answer. So of `generate`, for its prompt.
 
@@ -153,6 +156,7 @@ class LanguageModel(
         start: int = 0,
         *,
         adapters: Adapters = None,
+        priority: Priority = Priority.INSPECTOR,
         on_progress: OnProgress | None = None,
     ) -> TokenRun:
         """`score` as columns, for the pipe and the window."""

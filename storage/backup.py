@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import datetime
+import logging
 import os
 import re
 import shutil
 import sqlite3
 import threading
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Final
@@ -18,6 +20,7 @@ from storage import sealed
 from storage.database import connect, ensure_file, fetch, sync_folder
 from storage.errors import StoreDamagedError, typed_errors
 
+log = logging.getLogger(__name__)
 KEPT: Final = 7  # daily backups
 FOLDER: Final = "backups"  # beside the database
 _DAILY: Final = re.compile(r"\.daily-(\d{6,})\.(\d{4}-\d{2}-\d{2})$")
@@ -48,6 +51,39 @@ def back_up(db: sqlite_utils.Database, target: Path) -> Path:
         draft.unlink(missing_ok=True)
     sync_folder(final.parent)
     return final
+
+
+def back_up_before(db: sqlite_utils.Database, path: Path, change: str) -> Path:
+    """Copies the database at `path`, behind `db`, before a change, and reads every row of the copy again.
+
+    What is damaged in the original is damaged in the copy too: that keeps nobody from the rest, and is logged.
+
+    Args:
+        db: The database.
+        path: Where it is.
+        change: What comes, for the name of the copy.
+
+    Returns:
+        Where the copy is.
+
+    Raises:
+        StoreDamagedError: The copy is not what the original is; it was deleted.
+    """
+    made = back_up(db, path.parent / FOLDER / f"{path.stem}.before-{change}{path.suffix}")
+    try:
+        with closing(connect(made, read_only=True, immutable=True).conn) as conn:
+            bad = set(_unsound(sqlite_utils.Database(conn, execute_plugins=False)))
+        if bad and (spoilt := bad - set(_unsound(db))):
+            words = f"{len(spoilt):,} rows of the backup {made.name} are not what they are in the original"
+            raise StoreDamagedError(f"{words}; nothing was changed. Is the disk sound?")
+    except BaseException:
+        made.unlink()
+        raise
+    if bad:
+        log.warning(
+            "%s: %d rows are damaged, here and in the backup %s; all others are brought up to date", path, len(bad), made
+        )
+    return made
 
 
 def back_up_daily(path: Path, stop: threading.Event) -> Path | None:
@@ -160,18 +196,22 @@ def _number(backup: Path) -> int:
 
 
 def _unsound_rows(copy: Path, stop: threading.Event) -> str:
-    """How many rows of a copy fail their checksum, in words; "" for none."""
+    """In which table of a copy the first row is that fails its checksum, in words; "" for none."""
     with closing(connect(copy, read_only=True, immutable=True).conn) as conn:
-        db = sqlite_utils.Database(conn, execute_plugins=False)
-        for table in sealed.COVERED:
-            last = 0
-            while not stop.is_set():
-                sql = f"SELECT rowid AS _row, * FROM {table} WHERE rowid > ? ORDER BY rowid LIMIT 64"  # noqa: S608  # our own names
-                rows = fetch(db, sql, [last])
-                if not rows:
-                    break
-                last = rows[-1]["_row"]
-                bad = sum(not sealed.intact(table, row) for row in rows)
-                if bad:
-                    return f"rows of {table.replace('_', ' ')} are damaged"
+        for table, _ in _unsound(sqlite_utils.Database(conn, execute_plugins=False), stop):
+            return f"rows of {table.replace('_', ' ')} are damaged"
     return ""
+
+
+def _unsound(db: sqlite_utils.Database, stop: threading.Event | None = None) -> Iterator[tuple[str, int]]:
+    """Table and number of every row that fails its checksum, until `stop`; tables that an older version lacks have none."""
+    there = {name for (name,) in db.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")}
+    for table in sealed.COVERED:
+        last = 0
+        while table in there and not (stop is not None and stop.is_set()):
+            sql = f"SELECT rowid AS _row, * FROM {table} WHERE rowid > ? ORDER BY rowid LIMIT 64"  # noqa: S608  # our own names
+            rows = fetch(db, sql, [last])
+            if not rows:
+                break
+            last = rows[-1]["_row"]
+            yield from ((table, row["_row"]) for row in rows if not sealed.intact(table, row))

@@ -67,6 +67,24 @@ def session_key(session_id: int | str) -> str:
     return f"session/{session_id}"
 
 
+def ends_key(session_id: int) -> str:
+    """The setting that says where the paths of a session ended when their KV was saved; it goes with the session."""
+    return f"ends/{session_id}"
+
+
+def set_saved_ends(db: sqlite_utils.Database, session_id: int, ends: Mapping[int, int]) -> None:
+    """Saves where paths ended, in tokens, by their last node."""
+    sessions.require(db, session_id)
+    set_setting(db, ends_key(session_id), [[node, tokens] for node, tokens in ends.items()])
+
+
+def saved_ends(db: sqlite_utils.Database, session_id: int) -> dict[int, int]:
+    """Likewise, as it was saved; what cannot be read of it is left out."""
+    held = setting(db, ends_key(session_id))
+    pairs = held if isinstance(held, list) else []
+    return {pair[0]: pair[1] for pair in pairs if isinstance(pair, list) and [type(each) for each in pair] == [int, int]}
+
+
 def _require_intact(db: sqlite_utils.Database, table: str, sql: str, key: str) -> dict[str, Any] | None:
     rows = fetch(db, sql, [clean(key)])
     if rows and not sealed.intact(table, rows[0]):

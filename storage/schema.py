@@ -12,10 +12,11 @@ from typing import Final
 
 import sqlite_utils
 
-from storage.backup import FOLDER, back_up
+from storage.backup import back_up_before
 from storage.database import connect, ensure_file, fetch, scalar, sync_folder, transaction
 from storage.errors import StoreDamagedError, StoreNewerError, StoreReadOnlyError
 from storage.migrations import APPLICATION_ID, migrations
+from storage.sessions import LISTED
 from storage.views import VIEWS
 
 _HEADER_BYTES: Final = 100  # of any SQLite file
@@ -92,7 +93,11 @@ def _survey(path: Path, *, to_write: bool) -> list[str]:
         if bent := [name for name in misshapen(db) if name not in VIEWS]:
             raise StoreDamagedError(f"{path}: the definition of {', '.join(bent)} is damaged")
         if to_write:  # a list that cannot be read is told of now, not in the middle of work
-            scalar(db, "SELECT total(length(title)) FROM sessions NOT INDEXED")
+            # of an older version, which has no folders yet, the titles; else the list as it will be asked for: where the header
+            # of one row is broken, another statement may still read it
+            known = len(applied) == len(migrations._migrations)  # noqa: SLF001  # the library has no public list
+            for _ in db.execute(LISTED, {"found": None}) if known else db.execute("SELECT title FROM sessions NOT INDEXED"):
+                pass
     return applied
 
 
@@ -119,7 +124,7 @@ def definitions(applied: Collection[str] | None = None) -> dict[str, str]:
 
 def _bring_up_to_date(db: sqlite_utils.Database, path: Path, *, pending: list[str]) -> None:
     if pending:
-        back_up(db, path.parent / FOLDER / f"{path.stem}.before-{pending[0]}{path.suffix}")
+        back_up_before(db, path, pending[0])
         migrations.apply(db)
     # a real write, so that a store that cannot be written is noticed now and not at the first message
     version = len(migrations.applied(db))

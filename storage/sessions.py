@@ -16,7 +16,7 @@ from storage.text import clean, from_json, to_json
 
 _COUNT: Final = len(sealed.COVERED["sessions"])
 _OWN: Final = ", ".join(f"s.{name}" for name in sealed.COVERED["sessions"])
-_LISTED: Final = f"""
+LISTED: Final = f"""
 SELECT {_OWN}, s.sha256, p.id, p.folder_id, p.place, p.tags, p.sha256
 FROM sessions s LEFT JOIN places p ON p.id = s.id
 WHERE :found IS NULL OR s.id IN (SELECT value FROM json_each(:found))
@@ -65,7 +65,7 @@ def listing(db: sqlite_utils.Database, query: str) -> list[SessionRow]:
     tags = [word[1:].casefold() for word in words if word[:1] == "#" and word[1:]]
     rest = " ".join(word for word in words if word[:1] != "#" or not word[1:])
     found = search.find(db, rest) if rest else None
-    cursor = db.execute(_LISTED, {"found": None if found is None else to_json(sorted(found))})
+    cursor = db.execute(LISTED, {"found": None if found is None else to_json(sorted(found))})
     rows = [_listed(row) for row in cursor]
     return [row for row in rows if row is not None and all(_is_tagged(row, tag) for tag in tags)]
 
@@ -131,7 +131,7 @@ def tags_of(text: object) -> tuple[str, ...]:
 
 
 def _listed(row: tuple[Any, ...]) -> SessionRow | None:
-    """A row of `_LISTED`, where it is to be shown; in plain Python, since there are thousands of them."""
+    """A row of `LISTED`, where it is to be shown; in plain Python, since there are thousands of them."""
     own, sha256, place, place_sha256 = row[:_COUNT], row[_COUNT], row[_COUNT + 1 : -1], row[-1]
     number, title, created, updated, _, pinned, is_sample, current, branches, _, trashed, importing = own
     damaged = not sealed.sealed_values(own, sha256)

@@ -49,3 +49,15 @@ class KeptMembers:
     async def session_setup(self, session_id: int) -> Any:
         """What a session is set to; None when nothing was ever saved for it."""
         return await self._database.read(lambda db: keep.setting(db, keep.session_key(session_id)))
+
+    async def set_saved_ends(self, session_id: int, ends: Mapping[int, int]) -> None:
+        """Saves where the paths of a session ended when their KV was saved: tokens by last node.
+
+        Raises:
+            UnknownRowError: There is no such session.
+        """
+        await self._database.write(lambda db: keep.set_saved_ends(db, session_id, ends))
+
+    async def saved_ends(self, session_id: int) -> dict[int, int]:
+        """Where they did; empty when nothing was ever saved."""
+        return await self._database.read(lambda db: keep.saved_ends(db, session_id))

@@ -126,6 +126,6 @@ def _drop_node(db: sqlite_utils.Database, node_id: int) -> bool:
 
 def _delete(db: sqlite_utils.Database, session_id: int) -> None:
     search.forget_session(db, session_id)
-    db.execute("DELETE FROM settings WHERE key = ?", [keep.session_key(session_id)])
+    db.execute("DELETE FROM settings WHERE key IN (?, ?)", [keep.session_key(session_id), keep.ends_key(session_id)])
     db.execute("DELETE FROM quarantine WHERE session_id = ?", [session_id])
     db.execute("DELETE FROM sessions WHERE id = ?", [session_id])

@@ -91,3 +91,46 @@ class Gate:
     def open(self) -> None:
         """Lets it go on."""
         self._open.set()
+
+
+class Turnstile:
+    """Lets forwards through one by one, once it is shut."""
+
+    def __init__(self) -> None:
+        self._free = threading.Event()
+        self._free.set()
+        self._passes, self._arrivals = threading.Semaphore(0), threading.Semaphore(0)
+
+    def arrive(self) -> None:
+        """A forward is about to begin."""
+        if not self._free.is_set():
+            self._arrivals.release()
+            assert self._passes.acquire(timeout=60)
+
+    def stand_before(self, model: LocalModel) -> None:
+        """Every forward of this model arrives here, on any backend."""
+        backend: Any = model._engine.backend
+        begin = backend.begin  # the first half of every forward
+
+        def held(*arguments: Any) -> Any:
+            self.arrive()
+            return begin(*arguments)
+
+        backend.begin = held
+
+    def shut(self) -> None:
+        """Those that come from now on wait."""
+        self._free.clear()
+
+    def wait(self) -> None:
+        """Until a forward stands before it."""
+        assert self._arrivals.acquire(timeout=60)
+
+    def let_through(self) -> None:
+        """The one that stands there."""
+        self._passes.release()
+
+    def open(self) -> None:
+        """For good."""
+        self._free.set()
+        self._passes.release()

@@ -219,12 +219,16 @@ def test_the_examples_of_the_readme_run_as_they_stand() -> None:
         assert (done.returncode, done.stderr) == (0, "")
         told.append(done.stdout)
     assert "' Paris'" in told[0]
+    for stage in ("typical", "xtc", "dry", "penalties", "bias"):
+        assert re.search(rf"^{stage} +[0-9,]+ left", told[0], re.MULTILINE)
+    assert re.search(r"^xtc .*, u = 0\.\d{3}: ", told[0], re.MULTILINE)
     assert any("Let me look.  clock {'zone': 'CET'}" in text for text in told)
     assert any("GRAMMAR" in text for text in told)
     adapters = next(text for text in told if "tokens computed for the swap: 0\n" in text)  # swapping back is warm
     assert "\ncomputed under the adapter: 3 of 19\n" in adapters
     assert "['adapter_config.json', 'adapters.safetensors'] 0.0\n" in adapters
     assert any("bytes of weights are on disk" in text for text in told)
+    assert any("cached and uncached agree: True" in text and "raise kv_cache_bytes" in text for text in told)
 
 
 def test_the_steps_of_the_readme_are_numbered_and_none_stands_there_twice() -> None:

@@ -28,6 +28,7 @@ class Actions(QObject):
         super().__init__(window)
         self._window = window
         self.new_session = self._make(self.tr("New Session"), "Ctrl+N")
+        self.new_window = self._make(self.tr("New Window"), "Ctrl+Shift+N")
         self.rename = self._make(self.tr("Rename Session…"))
         self.pin = self._make(self.tr("Pin Session"))
         self.trash = self._make(self.tr("Move Session to Trash"))
@@ -90,6 +91,7 @@ class Actions(QObject):
             self._menu(
                 self.tr("File"),
                 self.new_session,
+                self.new_window,
                 self.rename,
                 self.pin,
                 self.trash,

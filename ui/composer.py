@@ -119,6 +119,10 @@ class Composer(QWidget):
         """The drafts of the last window, see `drafts`; before any session is shown."""
         self._drafts = Drafts(kept)
 
+    def share(self, other: Composer) -> None:
+        """What another window keeps of drafts is kept together with it: a session may be left there and opened here."""
+        self._drafts = other._drafts
+
     def drafts(self) -> tuple[tuple[int, str], ...]:
         """What was written and not sent: session id (0 for one without turns) and text."""
         if self._session is not None:
@@ -147,6 +151,7 @@ class Composer(QWidget):
             self._drafts.drop(NEW, text)  # it may have been the first of its session
             return
         self._drop_version()
+        self._drafts.drop(self._key, text)  # it was put aside where the window is being closed
         if self.message == text:
             self.field.clear()
             self.chips.show_files(())

@@ -12,11 +12,17 @@ MOST_LINES = 10
 
 
 class DraftField(QPlainTextEdit):
-    """Plain text only, as tall as its lines; Enter submits, Shift-Enter breaks the line."""
+    """Plain text only, as tall as its lines; Enter submits, Shift-Enter breaks the line.
+
+    Args:
+        parent: Owns it.
+        around: Pixels that its height has beside its lines.
+    """
 
     submitted = Signal()
 
-    def __init__(self, parent: QWidget | None = None) -> None:
+    def __init__(self, parent: QWidget | None = None, around: int = 4) -> None:
+        self._around = around
         self._made = False  # Qt tells of the first font before there is anything to measure
         super().__init__(parent)
         self.setFont(interface_font(15))
@@ -76,4 +82,4 @@ class DraftField(QPlainTextEdit):
         self.setVerticalScrollBarPolicy(
             Qt.ScrollBarPolicy.ScrollBarAsNeeded if lines > MOST_LINES else Qt.ScrollBarPolicy.ScrollBarAlwaysOff
         )
-        self.setFixedHeight(min(lines, MOST_LINES) * self.fontMetrics().lineSpacing() + 4)
+        self.setFixedHeight(min(lines, MOST_LINES) * self.fontMetrics().lineSpacing() + self._around)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from ui.file_text import with_files
 from ui.port import TextFile
 
-NEW = 0  # the key of a session that has no turns yet: there is one at a time, and its id is forgotten if it stays empty
+NEW = 0  # the key of a session that has no turns yet: its id is forgotten if it stays empty
 MOST_KEPT = 50  # sessions whose drafts outlive the window, the latest
 
 
@@ -23,8 +23,16 @@ class Draft:
     files: tuple[TextFile, ...] = ()  # that go with it; they do not outlive the window
 
 
+def joined(first: Draft, second: Draft) -> Draft:
+    """Both, where there was room for one: two windows may have had a session without turns each."""
+    texts = [draft.text for draft in (first, second) if draft.text.strip()]
+    names = {file.name for file in first.files}
+    files = (*first.files, *(file for file in second.files if file.name not in names))
+    return replace(first, text="\n\n".join(dict.fromkeys(texts)), files=files)
+
+
 class Drafts:
-    """The drafts of the sessions that are not shown. Keys are session ids, or `NEW`."""
+    """The drafts of the sessions that are not shown, in no window. Keys are session ids, or `NEW`."""
 
     def __init__(self, kept: Iterable[Sequence[int | str]] = ()) -> None:
         self._held: dict[int, Draft] = {}
@@ -32,8 +40,10 @@ class Drafts:
             self.put(int(key), Draft(str(text), cursor=len(str(text))))
 
     def put(self, key: int, draft: Draft) -> None:
-        """Keeps a draft; a blank one is none."""
-        self._held.pop(key, None)
+        """Keeps a draft; a blank one is none. For a session without turns it stands before what is held already."""
+        held = self._held.pop(key, None)
+        if key == NEW and held is not None:
+            draft = joined(draft, held)
         if draft.text.strip() or draft.files:
             self._held[key] = draft
 

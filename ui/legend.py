@@ -48,7 +48,7 @@ class Legend(QToolButton):
 
     def sizeHint(self) -> QSize:
         words = self.fontMetrics().horizontalAdvance(name_of(self._measure))
-        return QSize(words + _PAD_PX + 5 * _SWATCH_PX + 4 * _GAP_PX + 2, scaled(22))
+        return QSize(words + _PAD_PX + 5 * scaled(_SWATCH_PX) + 4 * _GAP_PX + 2, scaled(22))
 
     def _repaint(self, _palette: object) -> None:  # a bound method is disconnected with the widget
         self.update()
@@ -61,9 +61,10 @@ class Legend(QToolButton):
         name = name_of(self._measure)
         painter.drawText(self.rect(), int(Qt.AlignmentFlag.AlignVCenter | Qt.AlignmentFlag.AlignLeft), name)
         x = float(self.fontMetrics().horizontalAdvance(name) + _PAD_PX)
+        side = scaled(_SWATCH_PX)
         for step in range(1, 6):
-            _paint_swatch(painter, palette, step, QRectF(x, (self.height() - _SWATCH_PX) / 2, _SWATCH_PX, _SWATCH_PX))
-            x += _SWATCH_PX + _GAP_PX
+            _paint_swatch(painter, palette, step, QRectF(x, (self.height() - side) / 2, side, side))
+            x += side + _GAP_PX
         painter.end()
 
     def open_menu(self) -> None:

@@ -18,7 +18,7 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from ui.theme.fonts import interface_font, mono_font
+from ui.theme.fonts import interface_font, mono_font, scaled
 from ui.theme.icons import SIZE_PX, icon
 from ui.theme.scheme import current_theme
 from ui.theme.text_size import fix_height
@@ -113,8 +113,9 @@ class Combo(QComboBox):
     def paintEvent(self, event: QPaintEvent) -> None:
         super().paintEvent(event)
         painter = QPainter(self)
-        left, top = self.width() - SIZE_PX - 5, (self.height() - SIZE_PX) // 2
-        icon("chevron-down", self._theme.palette.soft).paint(painter, left, top, SIZE_PX, SIZE_PX)
+        px = scaled(SIZE_PX)
+        left, top = self.width() - px - 5, (self.height() - px) // 2
+        icon("chevron-down", self._theme.palette.soft, px).paint(painter, left, top, px, px)
         painter.end()
 
 

@@ -12,7 +12,7 @@ from PySide6.QtWidgets import QLineEdit, QMenu, QSizePolicy, QVBoxLayout, QWidge
 
 from ui.port import FolderView, SessionSummary, TrashedSession
 from ui.session_list import SessionsView
-from ui.session_rows import SUMMARY, Head, SessionRows
+from ui.session_rows import IS_OPEN, SUMMARY, Head, SessionRows
 from ui.theme.fonts import interface_font
 from ui.transcript.visible import one_line
 from ui.widgets import Label, Notice
@@ -40,6 +40,7 @@ class SessionPanel(QWidget):
     folder_removed = Signal(int)
     trash_wanted = Signal(bool)  # the trash instead of the sessions, or the sessions again
     emptied = Signal(list)  # sessions to delete for good
+    window_wanted = Signal(int)  # a window of its own for a session
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -188,8 +189,12 @@ class SessionPanel(QWidget):
         menu = QMenu(self)
         menu.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
         row = self.view.indexAt(at).data(SUMMARY)
-        if isinstance(row, SessionSummary) and not row.is_sample:
-            self._session_menu(menu, row)
+        if isinstance(row, SessionSummary):
+            opened = self.view.indexAt(at).data(IS_OPEN)
+            own = menu.addAction(self.tr("Open in New Window"), lambda: self.window_wanted.emit(row.session_id))
+            own.setEnabled(not opened)  # a session is in one window
+            if not row.is_sample:
+                self._session_menu(menu, row)
         elif isinstance(row, TrashedSession):
             menu.addAction(self.tr("Put Back"), lambda: self.restored.emit(row.session_id))
             menu.addAction(self.tr("Delete for Good…"), lambda: self.ask_to_empty([row.session_id]))

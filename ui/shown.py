@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from runtime import Origin, TokenRecord, TokenRun
+from runtime import Finish, Origin, TokenRecord, TokenRun
 from ui.port import SessionView, TurnStatus, TurnView
 
 RUNNING = (TurnStatus.WAITING, TurnStatus.STREAMING)
@@ -34,8 +34,9 @@ class Fork:
 
 
 def typed_text(run: TokenRun) -> str:
-    """What a user wrote: the run's text without what the chat template put around it."""
-    return "".join(text for text, origin in zip(run.texts, run.origin, strict=True) if origin != Origin.TEMPLATE)
+    """What was said: the run's text without what the chat template put around it, and without the token that ends it."""
+    rows = zip(run.texts, run.origin, run.finish, strict=True)
+    return "".join(text for text, origin, finish in rows if origin != Origin.TEMPLATE and finish != Finish.EOS)
 
 
 class Shown:

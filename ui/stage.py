@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from PySide6.QtCore import QObject, QTimer
 from PySide6.QtWidgets import QMainWindow
@@ -42,8 +42,11 @@ class Stage(QObject):
         self.mode = Mode.TOKENS
         self._link_of: int | None = None  # the session whose link is asked about
         self._engine: EngineState | None = None  # as last told
+        self._offering = False  # the draft is a message that did not fit; when it is counted, what can be done is asked
         self._counted_at: tuple[EngineState, bool] | None = None
+        self._carried: tuple[int, int] | None = None  # what is to be pinned in the copy that is shown next
         desk.session_shown.connect(self._show_session)
+        desk.copy_shown.connect(self._carry_pin)
         desk.turn_changed.connect(self._show_turn)
         desk.tokens_arrived.connect(self._append_tokens)
         desk.activity_changed.connect(self.refresh)
@@ -54,6 +57,7 @@ class Stage(QObject):
         desk.models.menu_ready.connect(parts.top.model.open_menu)
         desk.status_changed.connect(self._show_status)
         desk.answers.draft_saved.connect(parts.composer.clear_sent)
+        desk.answers.did_not_fit.connect(self._offer_ways)
         desk.answers.copied.connect(parts.composer.carry)
         desk.drafts.composed.connect(self._show_cost)
         desk.drafts.scored.connect(parts.composer.show_bits)
@@ -169,7 +173,15 @@ class Stage(QObject):
             parts.link.dismiss()
         parts.inspector.show_path(view.turns, self._desk.answers.how_made)
         self._show_pin_again()
+        if self._carried is not None:
+            carried, self._carried = self._carried, None
+            self.pin(*carried)
         self._desk.drafts.compose(parts.composer.message, parts.composer.replaces)
+
+    def _carry_pin(self, nodes: Mapping[int, int]) -> None:
+        """The token that is pinned has another number in the copy."""
+        pinned = self._parts.transcript.pinned
+        self._carried = (nodes[pinned[0]], pinned[1]) if pinned is not None and pinned[0] in nodes else None
 
     def _show_turn(self, turn: TurnView) -> None:
         self._parts.transcript.update_turn(turn)
@@ -193,6 +205,16 @@ class Stage(QObject):
         self._parts.composer.meter.show_cost(composition)
         self._parts.composer.roles.setVisible(not composition.takes_roles)
         self._counted_length = self._desk.shown.length if self._desk.shown is not None else 0
+        if self._offering and self._parts.composer.meter.is_too_long:
+            self._parts.composer.overflow.offer(composition)
+        self._offering = False
+
+    def _offer_ways(self, session_id: int, text: str) -> None:
+        """A message was sent before anybody could count it, and does not fit: it is the draft again, and there is a choice."""
+        composer = self._parts.composer
+        if self._desk.is_shown(session_id) and not composer.message.strip():
+            composer.field.setPlainText(text)
+            self._offering = True
 
     def _show_left_out(self, count: int) -> None:
         words = self.tr("1 turn is left out") if count == 1 else self.tr("{0:,} turns are left out").format(count)

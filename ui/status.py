@@ -9,7 +9,7 @@ from PySide6.QtWidgets import QHBoxLayout, QWidget
 from ui.legend import Legend
 from ui.numbers import rate
 from ui.port import EngineState, StatusView, Tier
-from ui.theme.fonts import interface_font
+from ui.theme.fonts import interface_font, scaled, text_scale
 from ui.theme.scheme import current_theme
 from ui.theme.text_size import fix_height
 from ui.transfer_bar import TransferBar
@@ -18,6 +18,7 @@ from ui.widgets import ElidedLabel, Label
 HEIGHT = 26
 MARGIN = 16
 GAP = 22  # before each fact
+DOT = 8  # pixels, at 100 % text
 
 
 class StatusBar(QWidget):
@@ -102,9 +103,13 @@ class EngineDot(QWidget):
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
-        self.setFixedSize(8, 8)
         self._state = EngineState.NONE
         self._theme = current_theme()
+        self._theme.scaled.connect(self._resize)
+        self._resize()
+
+    def _resize(self) -> None:
+        self.setFixedSize(scaled(DOT), scaled(DOT))
 
     def show_state(self, state: EngineState) -> None:
         """Draws this one from now on."""
@@ -121,9 +126,9 @@ class EngineDot(QWidget):
         painter = QPainter(self)
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
         hollow = self._state in (EngineState.STARTING, EngineState.NONE)
-        painter.setPen(QPen(colour, 1.5) if hollow else Qt.PenStyle.NoPen)
+        painter.setPen(QPen(colour, 1.5 * text_scale()) if hollow else Qt.PenStyle.NoPen)
         painter.setBrush(Qt.BrushStyle.NoBrush if hollow else colour)
-        inset = 1.0 if hollow else 0.5
+        inset = (1.0 if hollow else 0.5) * text_scale()
         painter.drawEllipse(self.rect().toRectF().adjusted(inset, inset, -inset, -inset))
         painter.end()
 

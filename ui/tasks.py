@@ -54,6 +54,11 @@ class Tasks:
         if previous is not None:
             previous.cancel()
 
+    async def ended(self) -> None:
+        """Waits until nothing is running, except the caller's own task."""
+        while others := [task for task in self._running if not task.done() and task is not asyncio.current_task()]:
+            await asyncio.wait(others)
+
     async def cancel(self) -> None:
         """Ends everything that is running, except the caller's own task, and waits until it has ended."""
         others = [task for task in self._running if task is not asyncio.current_task()]

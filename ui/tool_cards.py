@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 from PySide6.QtCore import QEvent, QObject, Qt, Signal
 from PySide6.QtGui import QFont, QKeyEvent, QMouseEvent
-from PySide6.QtWidgets import QFrame, QLineEdit, QSizePolicy, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QFrame, QSizePolicy, QVBoxLayout, QWidget
 
+from ui.draft_field import DraftField
 from ui.parts import button, row
 from ui.port import ToolCard, TurnView
 from ui.theme.fonts import interface_font, mono_font
@@ -16,6 +17,7 @@ from ui.transcript.visible import one_line
 from ui.widgets import Label
 
 MOST_LINES = 8  # of arguments that are shown; the answer has all of them
+FIELD_EDGES = 10  # pixels above and below the lines of a field: its frame and padding
 
 
 class ToolCards(QObject):
@@ -80,7 +82,7 @@ class TurnCards(QWidget):
             column.addWidget(card)
             if card.result is not None:
                 card.result.textChanged.connect(self._refresh)
-                card.result.returnPressed.connect(self._send)
+                card.result.submitted.connect(self._send)
                 card.result.installEventFilter(self)
         column.addLayout(row(self.send_button, 1))
         self.send_button.installEventFilter(self)
@@ -106,7 +108,7 @@ class TurnCards(QWidget):
         self.send_button.setEnabled(not self._running and all(result.strip() for result in self._results()))
 
     def _results(self) -> list[str]:
-        return [card.result.text() for card in self.cards if card.result is not None]
+        return [card.result.toPlainText() for card in self.cards if card.result is not None]
 
     def _send(self) -> None:
         if self.can_answer and self.send_button.isEnabled():
@@ -126,7 +128,7 @@ class CallCard(QFrame):
         self._column = QVBoxLayout(self)
         self._column.setContentsMargins(12, 9, 12, 10)
         self._column.setSpacing(4)
-        self.result: QLineEdit | None = None
+        self.result: DraftField | None = None
         if call.problem:
             self._say(self.tr("a call that cannot be answered"), strong=True)
             self._say(call.problem)
@@ -149,12 +151,13 @@ class CallCard(QFrame):
         said.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Minimum)
         self._column.addWidget(said)
 
-    def _field(self, name: str) -> QLineEdit:
-        field = QLineEdit()
+    def _field(self, name: str) -> DraftField:
+        field = DraftField(around=FIELD_EDGES)
         field.setProperty("kind", "field")
         field.setFont(interface_font(13))
-        field.setPlaceholderText(self.tr("what {0} answers; you write it, nothing is executed").format(name))
+        field.set_hint(self.tr("what {0} answers; you write it, nothing is executed").format(name))
         field.setAccessibleName(self.tr("Result of {0}").format(name))
+        field.setAccessibleDescription(self.tr("Return sends it, Shift-Return begins another line"))
         self._column.addSpacing(4)
         self._column.addWidget(field)
         return field

@@ -10,8 +10,8 @@ from PySide6.QtWidgets import QApplication, QButtonGroup, QHBoxLayout, QMenu, QP
 
 from ui.port import BackendChoice, ModelChoice
 from ui.shown import Fork
-from ui.theme.fonts import interface_font
-from ui.theme.icons import icon
+from ui.theme.fonts import interface_font, scaled
+from ui.theme.icons import SIZE_PX, icon
 from ui.theme.scheme import current_theme
 from ui.theme.text_size import fix_height, panel_width
 from ui.transcript import Mode
@@ -22,7 +22,8 @@ HEIGHT = 44
 CONTROL_HEIGHT = 27
 LEFT, SIDEBAR = 220, 248  # up to the title, which stands over the transcript; the sidebar at 100 %
 TITLE_MOST, BRANCH_MOST = 480, 240  # pixels; beyond, they give way before anything else does
-MODEL_MOST, MODEL_LEAST = 240, 60
+TITLE_FAIR = 300  # down to here it makes room for the model's name
+MODEL_MOST, MODEL_FAIR, MODEL_LEAST = 240, 132, 60  # where it is fair, a name can be told from another one
 
 
 class TopBar(QWidget):
@@ -83,7 +84,7 @@ class TopBar(QWidget):
         return super().event(event)
 
     def _share_room(self) -> None:
-        """What does not fit: the model's name gives way, then the branch's, then the place over the sidebar; the title last."""
+        """What does not fit: the branch's name gives way, then the model's, then the place over the sidebar; the title last."""
         row = self._row
         sides, others = row.contentsMargins(), (self.modes, self.inspector_button)
         widths: dict[QWidget, int] = {part: part.sizeHint().width() for part in (self.title, self.model)}
@@ -97,9 +98,11 @@ class TopBar(QWidget):
         for part, least in (
             (self.title, min(title, TITLE_MOST)),
             (self.branch, min(branch, BRANCH_MOST)),
-            (self.model, MODEL_LEAST),
             (self.branch, self.branch.least_width()),
+            (self.model, MODEL_FAIR),
+            (self.title, min(title, TITLE_FAIR)),
             (self._left_part, left),
+            (self.model, MODEL_LEAST),
             (self.title, self.title.minimumSizeHint().width()),
         ):
             if part in widths and lack > 0:
@@ -182,7 +185,8 @@ class ModelChip(QPushButton):
         fix_height(self, CONTROL_HEIGHT)
         self.setLayoutDirection(Qt.LayoutDirection.RightToLeft)  # the arrow after the name
         self._theme = current_theme()
-        self._theme.changed.connect(self._tint)
+        for news in (self._theme.changed, self._theme.scaled):
+            news.connect(self._tint)
         self._tint()
         self._label = self._shown = ""
         self.show_model(None)
@@ -243,8 +247,10 @@ class ModelChip(QPushButton):
             action.triggered.connect(lambda _checked, name=backend.name: self.backend_chosen.emit(name))
             menu.addAction(action)
 
-    def _tint(self) -> None:
-        self.setIcon(icon("chevron-down", self._theme.palette.soft))
+    def _tint(self, _palette: object = None) -> None:
+        px = scaled(SIZE_PX)
+        self.setIconSize(QSize(px, px))
+        self.setIcon(icon("chevron-down", self._theme.palette.soft, px))
 
 
 class ModeSwitch(QWidget):

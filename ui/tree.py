@@ -20,7 +20,7 @@ from ui.numbers import probability, signed
 from ui.port import BranchRow
 from ui.session_list import paint_row_ground
 from ui.session_rows import Index
-from ui.theme.fonts import interface_font, scaled
+from ui.theme.fonts import interface_font, scaled, text_scale
 from ui.theme.scheme import current_theme
 from ui.transcript.visible import one_line
 
@@ -175,12 +175,13 @@ class _BranchDelegate(QStyledItemDelegate):
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
         paint_row_ground(painter, rect, palette.selection if row.current else None, state, palette.accent)
         left = rect.left() + 10 + INDENT * min(row.depth, DEEPEST_INDENT)
-        dot = QRectF(left + 0.75, rect.center().y() - _DOT / 2 + 1.25, _DOT - 1.5, _DOT - 1.5)
-        painter.setPen(QPen(QColor(palette.accent), 1.5))
+        across, pen = scaled(_DOT), 1.5 * text_scale()
+        dot = QRectF(left + pen / 2, rect.center().y() + 0.5 - (across - pen) / 2, across - pen, across - pen)
+        painter.setPen(QPen(QColor(palette.accent), pen))
         painter.setBrush(QColor(palette.accent) if row.current else Qt.BrushStyle.NoBrush)
         painter.drawEllipse(dot)
         words = rect.adjusted(0, 0, -8, 0)
-        words.setLeft(left + _DOT + 7)
+        words.setLeft(left + across + 7)
         if row.logprob is not None:
             score = signed(row.logprob, 1)
             painter.setFont(self._small)

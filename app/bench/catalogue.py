@@ -48,14 +48,17 @@ class Part:
 
     def meant_for(self, case: Case, cases: Sequence[Case], *, quick: bool) -> bool:
         """Whether it is run on this one of the models."""
-        if self.on is On.TINY and not case.tiny:
+        if self.on is On.ONCE or (self.on is On.TINY and not case.tiny):
             return False
+        if quick and self.name in ONE_BACKEND:
+            return case is cases[0]
         if self.on is On.BACKENDS or (quick and self.name not in COUNTS):
-            return self.on is not On.ONCE and case is next(each for each in cases if each.backend == case.backend)
-        return self.on is not On.ONCE
+            return case is next(each for each in cases if each.backend == case.backend)
+        return True
 
 
 COUNTS = ("W1", "W2", "W3")  # quick ones are run on every model too
+ONE_BACKEND = ("rows", "many", "swap", "grammar", "speculative")  # quick ones are run on the first backend alone
 PARTS = (
     Part("W1", "particles: counts and cpu", On.ALL, particles),
     Part("W2", "chat: counts", On.ALL, chat),

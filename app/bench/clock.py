@@ -11,6 +11,7 @@ from statistics import median
 
 import numpy as np
 
+Clock = Callable[[], float]  # seconds
 Told = Callable[[str], None]  # what goes on, for whoever watches
 
 
@@ -25,14 +26,15 @@ class Lap:
 
 
 class Stopwatch:
-    """Cpu-seconds of the process and wall time since `start`."""
+    """Cpu-seconds of the process and wall time since `start`; of clocks of one's own, what they say."""
 
-    def __init__(self) -> None:
+    def __init__(self, cpu: Clock = time.process_time, wall: Clock = time.perf_counter) -> None:
+        self._clocks = cpu, wall
         self._started: tuple[float, float] | None = None
 
     def start(self) -> None:
         """From now on."""
-        self._started = time.process_time(), time.perf_counter()
+        self._started = self._now()
 
     def lap(self, tokens: int, answers: Sequence[Sequence[int]] = ()) -> Lap:
         """Until now.
@@ -46,8 +48,12 @@ class Stopwatch:
         """
         if self._started is None:
             raise ValueError("the clock was never started: no first token came")
-        cpu, wall = self._started
-        return Lap(tokens, time.process_time() - cpu, time.perf_counter() - wall, digest(answers) if answers else "")
+        (cpu, wall), (cpu_now, wall_now) = self._started, self._now()
+        return Lap(tokens, cpu_now - cpu, wall_now - wall, digest(answers) if answers else "")
+
+    def _now(self) -> tuple[float, float]:
+        cpu, wall = self._clocks
+        return cpu(), wall()
 
 
 def digest(answers: Sequence[Sequence[int]]) -> str:
@@ -61,6 +67,8 @@ def digest(answers: Sequence[Sequence[int]]) -> str:
 def take_turns(contenders: Mapping[str, Callable[[], Lap]], rounds: int, tell: Told, *, warm_up: bool) -> dict[str, list[Lap]]:
     """Everybody's first lap, then everybody's second: A B A B.
 
+    What is there before the first lap is kept out of the garbage collector's sight until the last one has ended.
+
     Args:
         contenders: By name.
         rounds: Laps of each.
@@ -68,13 +76,18 @@ def take_turns(contenders: Mapping[str, Callable[[], Lap]], rounds: int, tell: T
         warm_up: Whether a first round is not counted.
     """
     laps: dict[str, list[Lap]] = {name: [] for name in contenders}
-    for turn in range(rounds + warm_up):
-        for name, run in contenders.items():
-            tell(name)
-            gc.collect()
-            lap = run()
-            if turn >= warm_up:
-                laps[name].append(lap)
+    gc.collect()
+    gc.freeze()
+    try:
+        for turn in range(rounds + warm_up):
+            for name, run in contenders.items():
+                tell(name)
+                gc.collect()
+                lap = run()
+                if turn >= warm_up:
+                    laps[name].append(lap)
+    finally:
+        gc.unfreeze()
     return laps
 
 

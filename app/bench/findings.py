@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 
 from app.bench.clock import Lap
+from app.bench.loaded import Loaded
 from app.bench.measure import Result
 
 EMBEDDED = "smollm2"
@@ -21,6 +22,7 @@ class Case:
     model: str  # "tiny-llama"
     folder: Path
     vocabulary: int
+    loaded: Loaded = field(default_factory=Loaded, compare=False, repr=False)  # what several parts use
 
     @property
     def tiny(self) -> bool:
@@ -60,6 +62,16 @@ class Gaps:
     max: float
     ticks: int
     work: str  # what was done meanwhile, and how often
+
+
+@dataclass(frozen=True, slots=True)
+class Took:
+    """How long a part was at work on one model, loading included."""
+
+    part: str
+    backend: str
+    model: str
+    seconds: float
 
 
 @dataclass(frozen=True, slots=True)

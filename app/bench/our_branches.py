@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from contextlib import aclosing
 from pathlib import Path
 
 from app.bench.clock import Lap, Stopwatch
+from app.bench.forwards import Forwards
+from app.bench.ideal import distinct_prefixes
 from app.bench.measure import Ids
 from app.bench.ours import open_model
 from runtime import BeamOptions, GenerationOptions, SamplingOptions
@@ -23,19 +26,27 @@ class OurBranches:
     def __init__(self, folder: Path, backend: str) -> None:
         self._model = open_model(folder, backend)
         self._runner = asyncio.Runner()
+        self._watch: Callable[[], Stopwatch] = Stopwatch
         self.computed = 0  # tokens that the last lap pushed through the model
+        self.needed = 0  # the fewest that its branches need, see `app.bench.ideal`
 
     def branches(self, prompt: Ids, n: int, tokens: int) -> Lap:
         """`tokens` drawn in each of `n` continuations of the prompt, with records of ten alternatives."""
         sampling = SamplingOptions(temperature=1.0)
         options = GenerationOptions(max_tokens=tokens, sampling=sampling, ignore_eos=True, seed=0, resolve=False)
 
-        async def main() -> int:
+        async def main() -> list[list[int]]:
+            answers: list[list[int]] = [[] for _ in range(n)]
             async with aclosing(self._model.continue_many(prompt, n, options)) as records:
-                return len([branch async for branch, _ in records])
+                async for branch, record in records:
+                    answers[branch].append(record.token_id)
+            return answers
 
         watch = self._begin()
-        return self._end(watch.lap(self._runner.run(main())))
+        answers = self._runner.run(main())
+        lap = self._end(watch.lap(sum(map(len, answers))))
+        self.needed = distinct_prefixes([*prompt, *answer[:-1]] for answer in answers)  # the last ones are not pushed
+        return lap
 
     def beams(self, prompt: Ids, width: int, tokens: int) -> Lap:
         """Beam search for hypotheses of `tokens`."""
@@ -43,6 +54,15 @@ class OurBranches:
         watch = self._begin()
         found = self._runner.run(self._model.beam_generate(prompt, options))
         return self._end(watch.lap(width * tokens, [one.ids for one in found]))
+
+    def forwards(self, run: Callable[[], Lap]) -> Lap:
+        """A lap whose times are those of its forwards alone."""
+        with Forwards(self._model) as forwards:
+            self._watch = forwards.watch
+            try:
+                return run()
+            finally:
+                self._watch = Stopwatch
 
     def close(self) -> None:
         """Ends the owner thread and the loop."""
@@ -52,7 +72,7 @@ class OurBranches:
     def _begin(self) -> Stopwatch:
         self._model.clear_cache()
         self.computed = -self._model.metrics().tokens_computed
-        watch = Stopwatch()
+        watch = self._watch()
         watch.start()
         return watch
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from pathlib import Path
 
 from app.bench.clock import Lap, Stopwatch
+from app.bench.findings import Case
+from app.bench.forwards import Forwards
 from app.bench.measure import Ids
 from app.bench.ours import open_model
 from runtime import GenerationOptions, SamplingOptions
@@ -24,6 +26,7 @@ class OurStreams:
     def __init__(self, folder: Path, backend: str) -> None:
         self._model = open_model(folder, backend)
         self._runner = asyncio.Runner()
+        self._watch: Callable[[], Stopwatch] = Stopwatch
 
     @property
     def tokens_computed(self) -> int:
@@ -42,10 +45,19 @@ class OurStreams:
     def score(self, ids: Ids) -> Lap:
         """Records of all tokens of a text."""
         self._model.clear_cache()
-        watch = Stopwatch()
+        watch = self._watch()
         watch.start()
         records = self._runner.run(self._model.score(ids))
         return watch.lap(len(records))
+
+    def forwards(self, run: Callable[[], Lap]) -> Lap:
+        """A lap whose times are those of its forwards alone."""
+        with Forwards(self._model) as forwards:
+            self._watch = forwards.watch
+            try:
+                return run()
+            finally:
+                self._watch = Stopwatch
 
     def close(self) -> None:
         """Ends the owner thread and the loop."""
@@ -55,7 +67,7 @@ class OurStreams:
     async def _decode(self, prompts: Sequence[Ids], n: int, top_k: int) -> Lap:
         greedy = SamplingOptions(temperature=0.0)
         options = GenerationOptions(max_tokens=n, sampling=greedy, ignore_eos=True, seed=0, resolve=False, top_k=top_k)
-        watch = Stopwatch()
+        watch = self._watch()
         answers: list[list[int]] = [[] for _ in prompts]
         before = 0  # tokens that came before the clock ran
 
@@ -70,3 +82,8 @@ class OurStreams:
 
         await asyncio.gather(*map(stream, prompts, answers))
         return watch.lap(len(prompts) * n - before, answers)
+
+
+def our_streams(case: Case) -> OurStreams:
+    """The one of a case."""
+    return case.loaded.get(OurStreams, lambda: OurStreams(case.folder, case.backend))

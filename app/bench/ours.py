@@ -8,6 +8,8 @@ from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
+from app.bench.findings import Case
+from app.bench.forwards import Forwards
 from app.bench.measure import Float32, Ids
 from runtime import GenerationOptions, LanguageModel, Metrics, SamplingOptions, load
 
@@ -52,6 +54,10 @@ class Ours:
         """Bytes of KV that a token takes."""
         return self._model.info.kv_bytes_per_token
 
+    def forwards(self) -> Forwards:
+        """What stops the time of its forwards."""
+        return Forwards(self._model)
+
     def logprobs(self, contexts: Sequence[Ids]) -> Float32:
         """One batch query."""
         loop = self._runner.get_loop()  # its own `run` would print the answer: signal.getsignal shows what it does not know
@@ -79,3 +85,8 @@ class Ours:
         options = GenerationOptions(max_tokens=n, sampling=greedy, ignore_eos=True, seed=0, resolve=False)
         async with aclosing(self._model.generate(prompt, options)) as records:
             return [record.token_id async for record in records]
+
+
+def our_subject(case: Case) -> Ours:
+    """The one of a case, with the usual budget."""
+    return case.loaded.get(Ours, lambda: Ours(case.folder, case.backend))

@@ -1,4 +1,4 @@
-"""The other process of W4: loads the model, opens a saved session again, and measures what bounds it; JSON to stdout."""
+"""The other process of W4: loads the model, opens a saved session once, and measures what bounds it; JSON to stdout."""
 
 from __future__ import annotations
 
@@ -9,15 +9,12 @@ import sys
 import time
 from contextlib import closing
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import numpy as np
 
 from app.bench.parts.reopen import NEW, ids_of, loading, session
 from runtime import load
-
-LAPS = 3  # of everything but the cold prefill; medians count
 
 
 def main(asked: dict[str, Any]) -> dict[str, float]:
@@ -26,24 +23,19 @@ def main(asked: dict[str, Any]) -> dict[str, float]:
     ids = session(int(asked["tokens"]), int(asked["turn"]), vocabulary)
     with closing(load(asked["source"], asked["backend"], **loading(asked["backend"], file))) as model:
         model.next_token_logprobs_sync(ids_of(3, 40, vocabulary))  # the library's first call is nobody's
-        per_token, cold, laps = model.info.kv_bytes_per_token, 0.0, list[tuple[float, float, float]]()
-        restored = computed = 0
-        for _ in range(LAPS):
-            model.clear_cache()
-            before = model.metrics()
-            reopen = _seconds(lambda: model.next_token_logprobs_sync([*ids, *ids_of(4, NEW, vocabulary)]))
-            after = model.metrics()
-            restored = after.tokens_restored - before.tokens_restored
-            computed = max(computed, after.tokens_computed - before.tokens_computed)
-            forward = _seconds(lambda: model.next_token_logprobs_sync([*ids, *ids_of(5, NEW, vocabulary)]))
-            laps.append((reopen, forward, _seconds(np.ones(restored * per_token, np.uint8).copy)))
+        per_token, cold = model.info.kv_bytes_per_token, 0.0
+        before = model.metrics()
+        reopen = _seconds(lambda: model.next_token_logprobs_sync([*ids, *ids_of(4, NEW, vocabulary)]))
+        after = model.metrics()
+        restored, computed = after.tokens_restored - before.tokens_restored, after.tokens_computed - before.tokens_computed
+        forward = _seconds(lambda: model.next_token_logprobs_sync([*ids, *ids_of(5, NEW, vocabulary)]))
+        copy = _seconds(np.ones(restored * per_token, np.uint8).copy)
         if asked["cold"]:
             other = ids_of(6, len(ids) + NEW, vocabulary)
             cold = _seconds(lambda: model.next_token_logprobs_sync(other))
-    read = median(_read_and_hash(file, len(ids) * per_token) for _ in range(LAPS))  # now: the file belongs to one at a time
+    read = _read_and_hash(file, len(ids) * per_token)  # now: the file belongs to one at a time
     if restored != len(ids):
         raise RuntimeError(f"{restored:,} of {len(ids):,} tokens were restored")
-    reopen, forward, copy = (median(figures) for figures in zip(*laps, strict=True))
     return {"reopen": reopen, "read": read, "copy": copy, "forward": forward, "cold": cold, "computed": computed}
 
 

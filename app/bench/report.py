@@ -13,9 +13,9 @@ from rich.console import Console
 
 from app.bench.calibration import Calibration
 from app.bench.catalogue import LATER
-from app.bench.findings import Findings
+from app.bench.findings import Findings, Took
 from app.bench.sizes import Sizes
-from app.bench.tables import calibration_table, count_table, gap_table, timing_table, verdict_table
+from app.bench.tables import calibration_table, count_table, gap_table, timing_table, took_table, verdict_table
 from runtime import __version__
 
 FORMAT = 2  # of the JSON
@@ -35,8 +35,9 @@ class Report:
     quick: bool
     sizes: Sizes
     parts: tuple[str, ...]  # names of those that ran
-    calibrations: tuple[Calibration, ...]  # before each model, in order
+    calibrations: tuple[Calibration, ...]  # before each model, in order; before the first alone if quick
     findings: Findings
+    took: tuple[Took, ...] = ()
 
     def print(self, console: Console) -> None:
         """Tables by backend and model, what the seconds are to be held against, and every figure beside its bar."""
@@ -48,6 +49,7 @@ class Report:
         if found.gaps:
             console.print(gap_table("event loop: ms between two ticks of a 1 ms timer", found.gaps))
         console.print(calibration_table("the machine meanwhile", self.calibrations))
+        console.print(took_table("how long it took", self.took))
         console.print(verdict_table("bars", found.verdicts, LATER))
         console.print(LEGEND, highlight=False)
         if not all(each.normal for each in self.calibrations):
@@ -58,7 +60,7 @@ class Report:
         path.write_text(json.dumps(self.as_json(), indent=1) + "\n", "utf-8")
 
     def as_json(self) -> dict[str, Any]:
-        """Plain data: format, version, machine, sizes, calibrations, results with their ratios, timings, gaps, bars."""
+        """Plain data: format, version, machine, sizes, calibrations, results with ratios, timings, gaps, bars, seconds."""
         found = self.findings
         return {
             "format": FORMAT,
@@ -72,6 +74,7 @@ class Report:
             "timings": [asdict(each) for each in found.timings],
             "gaps": [asdict(each) for each in found.gaps],
             "bars": [{**asdict(each), "met": each.met} for each in found.verdicts],
+            "took": [asdict(each) for each in self.took],
             "later": LATER,
         }
 

@@ -6,6 +6,8 @@ import json
 import os
 import sys
 import tempfile
+import time
+from contextlib import closing
 from pathlib import Path
 
 from rich.console import Console
@@ -13,7 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from app.bench.calibration import Calibration, calibrate
 from app.bench.catalogue import On, Part, chosen_parts
-from app.bench.findings import EMBEDDED, Case, Findings
+from app.bench.findings import EMBEDDED, Case, Findings, Took
 from app.bench.report import Report, wide_console
 from app.bench.sizes import Sizes, sizes_for
 from app.bench.tiny import ARCHITECTURES, make_tiny, shelf_tokenizer
@@ -91,20 +93,24 @@ def measure_all(cases: list[Case], parts: tuple[Part, ...], sizes: Sizes, *, qui
     plan = [*plan, (NOWHERE, [part for part in parts if part.on is On.ONCE])]
     found = Findings()
     calibrations: list[Calibration] = []
+    took: list[Took] = []
     with _progress() as progress:
         task = progress.add_task("", total=sum(len(meant) for _, meant in plan))
         for case, meant in plan:
-            if meant:
+            if meant and not (quick and calibrations):
                 progress.update(task, description="calibrating", refresh=True)
                 calibrations.append(calibrate(case.title))
-            for part in meant:
+            with closing(case.loaded):
+                for part in meant:
 
-                def tell(what: str, case: Case = case) -> None:
-                    progress.update(task, description=f"{case.title}: {what}", refresh=True)
+                    def tell(what: str, case: Case = case) -> None:
+                        progress.update(task, description=f"{case.title}: {what}", refresh=True)
 
-                found += part.run(case, sizes, tell)
-                progress.advance(task)
-    return Report(quick, sizes, tuple(part.name for part in parts), tuple(calibrations), found)
+                    began = time.perf_counter()
+                    found += part.run(case, sizes, tell)
+                    took.append(Took(part.name, case.backend, case.model, time.perf_counter() - began))
+                    progress.advance(task)
+    return Report(quick, sizes, tuple(part.name for part in parts), tuple(calibrations), found, tuple(took))
 
 
 def chosen_backends(names: tuple[str, ...], usual: tuple[str, ...]) -> tuple[str, ...]:

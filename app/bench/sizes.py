@@ -26,7 +26,7 @@ class Sizes:
     rounds: int = 5  # of whatever is timed
     reopen_tokens: int = 3000  # W4
     reopen_embedded: bool = True  # on the embedded model, whatever is measured else
-    reopen_processes: int = 3  # one where nothing but counts is wanted of it
+    reopen_processes: int = 5  # each opens it once; one where nothing but counts is wanted of it
     disk_stem: int = 2000
     decode_prompt: int = 32  # W5
     decode_tokens: int = 96
@@ -40,7 +40,8 @@ class Sizes:
     budget_tokens: int = 4000
     many_prompt: int = 256  # branches and beams
     many_tokens: int = 32
-    latency_seconds: float = 6.0  # W8
+    latency_seconds: float = 2.0  # W8, a window
+    latency_windows: int = 5
     sampler_tokens: int = 64  # of each vocabulary, number of rows and setting
     sampler_rows: tuple[int, ...] = (1, 8, 32)
     speculative_tokens: int = 64
@@ -91,16 +92,17 @@ QUICK = Sizes(
     budget_tokens=1200,
     many_prompt=96,
     many_tokens=16,
-    latency_seconds=1.2,
+    latency_seconds=0.4,
     sampler_tokens=16,
+    sampler_rows=(1, 8),
     speculative_tokens=16,
-    shelf_turns=400,
+    shelf_turns=500,  # a path of up to 400 is shown whole
     shelf_sessions=200,
     shelf_searched=60,
     shelf_blocks=6,
     view_tokens=6_000,
     view_sessions=3_000,
-    starts=2,
+    starts=1,
 )
 LARGE_MODEL = Sizes(  # SmolLM2: a token takes twenty times as long
     particles=8,
@@ -114,7 +116,7 @@ LARGE_MODEL = Sizes(  # SmolLM2: a token takes twenty times as long
     decode_tokens=24,
     many_prompt=96,
     many_tokens=12,
-    latency_seconds=10.0,
+    latency_seconds=3.0,
 )
 LARGE_QUICK = Sizes(
     particles=4,
@@ -131,7 +133,7 @@ LARGE_QUICK = Sizes(
     score_tokens=200,
     many_prompt=32,
     many_tokens=5,
-    latency_seconds=4.0,
+    latency_seconds=1.0,
     speculative_tokens=16,
 )
 WARM_UP = Sizes(particles=2, steps=2, particle_prompt=8, resample_every=1, turns=2, chat_tokens=40, branches=2, transcript=16)

@@ -10,7 +10,7 @@ from rich import box
 from rich.table import Table
 
 from app.bench.calibration import Calibration
-from app.bench.findings import Gaps, Timing, Verdict
+from app.bench.findings import Gaps, Timing, Took, Verdict
 from app.bench.measure import Result
 
 Each = TypeVar("Each")
@@ -78,6 +78,17 @@ def calibration_table(title: str, calibrations: Sequence[Calibration]) -> Table:
             f"{each.idle_max:.2f}",
             "" if each.normal else "busy",
         )
+    return table
+
+
+def took_table(title: str, took: Sequence[Took]) -> Table:
+    """The seconds of each part, all models together; then of all."""
+    table = _table(title, ("part",), ("models", "seconds"), ())
+    for name in dict.fromkeys(each.part for each in took):
+        seconds = [each.seconds for each in took if each.part == name]
+        table.add_row(name, str(len(seconds)), f"{sum(seconds):.1f}")
+    table.add_section()
+    table.add_row("all", "", f"{sum(each.seconds for each in took):.1f}")
     return table
 
 

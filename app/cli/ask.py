@@ -15,6 +15,8 @@ from app.cli.common import load_model, reading
 from app.cli.printing import Printer
 from app.cli.saved import ask_saved
 from app.cli.settings import Settings
+from app.workbench.making import plain_options
+from app.workbench.naming import told_options
 from runtime import LanguageModel, PromptProgress
 
 EXAMPLES = """\b
@@ -23,6 +25,7 @@ Examples:
   elsewise ask "Once upon a time" --raw --temperature 1 --seed 7
   elsewise ask "One, two, three," --raw --temperature 0 --stop seven
   elsewise ask "Is water wet?" --regex "(yes|no)"
+  elsewise ask "Tell a story." --option typical_p=0.9 --option dry_multiplier=0.8
   elsewise ask --batch questions.jsonl > answers.jsonl
 """
 
@@ -45,7 +48,8 @@ def ask(settings: Settings, text: str | None, **flags: Unpack[Flags]) -> None:
         raise click.UsageError("TEXT is empty; write a message")
     printer = Printer(asked.alternatives, asked.as_json, formed=asked.formed)
     if flags["session"] is not None:
-        seed = asyncio.run(ask_saved(settings.data, flags["session"], text, asked, printer.run))
+        seed, told = asyncio.run(ask_saved(settings.data, flags["session"], text, asked, printer.run))
+        printer.summary = replace(printer.summary, options=told)
     else:
         seed = asked.seed
         with load_model(asked.model, asked.backend, **asked.load) as model:
@@ -57,6 +61,9 @@ def ask(settings: Settings, text: str | None, **flags: Unpack[Flags]) -> None:
 
 async def _stream(model: LanguageModel, text: str, asked: Asked, printer: Printer) -> None:
     ids = await prompt_ids(model, text, asked)
+    resolved = asked.resolved(model)
+    told = told_options(plain_options(resolved.options), resolved.sources)
+    printer.summary = replace(printer.summary, options=told)
     printer.vocabulary = model.decode_token
     with ExitStack() as bar:
         show = bar.enter_context(reading())
@@ -67,7 +74,7 @@ async def _stream(model: LanguageModel, text: str, asked: Asked, printer: Printe
                 bar.close()  # what follows is the answer
                 printer.summary = replace(printer.summary, reused=progress.reused, computed=progress.computed)
 
-        async with aclosing(model.generate_runs(ids, asked.options(model), on_progress=on_progress)) as runs:
+        async with aclosing(model.generate_runs(ids, resolved.options, on_progress=on_progress)) as runs:
             async for run in runs:
                 printer.run(run, model.decode_token)
     printer.summary = replace(printer.summary, rate=model.metrics().tokens_per_second)

@@ -2,30 +2,26 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final, TypedDict, TypeVar
 
 import click
 
-from app.cli.common import read_text
 from app.cli.settings import Settings
+from app.cli.values import TEMPLATES, adapter_options, format_of, grammar_of, named_options, offload_of, schema_of
 from runtime import (
-    CHAT_FORMATS,
     GenerationOptions,
-    Grammar,
     GrammarError,
     InvalidRequestError,
     LanguageModel,
+    ResolvedOptions,
     fresh_seed,
     resolve_options,
 )
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 PRESET: Final = {"max_tokens": 128, "temperature": 0.8, "top_p": 0.95, "min_p": 0.05}  # where nobody says otherwise
-TEMPLATES = ("auto", "none", *CHAT_FORMATS)
 
 
 class Flags(TypedDict):
@@ -48,6 +44,7 @@ class Flags(TypedDict):
     sample_top_k: int | None
     top_p: float | None
     min_p: float | None
+    named: tuple[str, ...]
     seed: int | None
     alternatives: int
     as_json: bool
@@ -116,6 +113,15 @@ OPTIONS = (
         **_preset("min_p"),
         help="Sample among tokens with this share of the likeliest one's probability; 0 is off.",
     ),
+    click.option(
+        "--option",
+        "named",
+        multiple=True,
+        metavar="NAME=VALUE",
+        help="Any other option of the sampler by its name, the value as JSON; may be given again. Examples: "
+        "--option typical_p=0.9 --option xtc_probability=0.5 --option dry_multiplier=0.8 --option presence_penalty=0.5 "
+        """--option 'logit_bias={"36413": -5}' --option 'banned_tokens=[36413]'""",
+    ),
     click.option("--seed", type=click.IntRange(0), help="The same seed gives the same answer. Example: --seed 7"),
     click.option(
         "--top-k", "alternatives", type=click.IntRange(0, 1000), default=0, help="Show so many alternatives per token."
@@ -171,15 +177,16 @@ class Asked:
             "alternatives": recorded,
             "seed": seed,
         }
+        call |= named_options(flags["named"], {name for name, value in call.items() if value is not None})
         try:
-            call["grammar"] = grammar_of(_schema(flags["schema"]), flags["regex"])
+            call["grammar"] = grammar_of(schema_of(flags["schema"]), flags["regex"])
             resolve_options(call, preset=PRESET)
         except (InvalidRequestError, GrammarError) as fault:
             raise click.UsageError(str(fault)) from fault
         return cls(
             model=flags["model"] or settings.model,
             backend=flags["backend"] or settings.backend,
-            load=_format(flags["template"]) | adapter_options(flags["adapters"]) | _offload(flags["offload"]),
+            load=format_of(flags["template"]) | adapter_options(flags["adapters"]) | offload_of(flags["offload"]),
             call={name: value for name, value in call.items() if value is not None},
             system=flags["system"] or None,
             raw=flags["raw"],
@@ -205,35 +212,16 @@ class Asked:
             InvalidRequestError, GrammarError: They contradict each other.
         """
         if line is None:
-            return model.resolve_options(self.call, preset=PRESET).options
+            return self.resolved(model).options
         return model.resolve_options(line, session=self.call, preset=PRESET).options
 
+    def resolved(self, model: LanguageModel) -> ResolvedOptions:
+        """What holds for the one answer, and who said so.
 
-def grammar_of(schema: Any, regex: Any) -> Grammar | None:
-    """What an answer must look like; None where nothing is said.
-
-    Args:
-        schema: A JSON schema, as JSON text or as an object.
-        regex: A regular expression.
-
-    Raises:
-        InvalidRequestError: Both are given.
-        GrammarError: llguidance does not take it; its own message says why.
-    """
-    if schema is not None and regex is not None:
-        raise InvalidRequestError("a schema and a regex contradict each other: give one of the two")
-    if schema is not None:
-        return Grammar.json_schema(schema).check()
-    return None if regex is None else Grammar.regex(regex).check()
-
-
-def _schema(given: str | None) -> str | None:
-    """The JSON text itself, or a file's.
-
-    Raises:
-        click.ClickException: The file cannot be read.
-    """
-    return given if given is None or given.lstrip().startswith(("{", "[")) else read_text(given)
+        Raises:
+            InvalidRequestError, GrammarError: They contradict each other.
+        """
+        return model.resolve_options(self.call, preset=PRESET)
 
 
 def _check_company(flags: Flags) -> None:
@@ -248,41 +236,3 @@ def _check_company(flags: Flags) -> None:
         for name, given in (("--session", flags["session"] is not None), ("--top-k", flags["alternatives"])):
             if given:
                 raise click.UsageError(f"--batch answers lines, each on its own: leave out {name}")
-
-
-def _format(given: str | None) -> dict[str, Any]:
-    """Load options for a format's name or a template's file."""
-    if given is None:
-        return {}
-    if given in TEMPLATES:
-        return {"chat_format": given}
-    if Path(given).is_file():
-        return {"chat_template_file": given}
-    raise click.UsageError(f"--format {given}: neither one of {', '.join(TEMPLATES)} nor a file")
-
-
-def _offload(given: str | None) -> dict[str, Any]:
-    return {} if given in (None, "none") else {"offload": given}
-
-
-def adapter_options(given: tuple[str, ...]) -> dict[str, Any]:
-    """Load options for adapters: a number after the last colon is a scale."""
-    found: list[tuple[str, float]] = []
-    for text in given:
-        path, colon, end = text.rpartition(":")
-        try:
-            scale = float(end)
-        except ValueError:
-            if colon and path.strip() and "/" not in end and not Path(text).exists():
-                raise click.ClickException(f"--adapter {text}: {end!r} is no scale: write a number, {path}:0.8") from None
-            path, scale = text, 1.0
-        if not colon:
-            path, scale = text, 1.0
-        if not path.strip():
-            raise click.UsageError(
-                f"--adapter {text}: write the adapter's folder or name, and a scale after a colon: ./pirate:0.8"
-            )
-        if not math.isfinite(scale):
-            raise click.UsageError(f"--adapter {text}: the scale is a finite number (1 is as trained)")
-        found.append((path, scale))
-    return {"adapters": tuple(found)} if found else {}

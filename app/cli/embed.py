@@ -14,9 +14,9 @@ import click
 import numpy as np
 import numpy.typing as npt
 
-from app.cli.asking import adapter_options
 from app.cli.common import load_model, read_text, reading
 from app.cli.settings import Settings
+from app.cli.values import adapter_options
 from runtime import POOLINGS, Pooling, RuntimeFault
 
 SUFFIXES = (".npy", ".jsonl")

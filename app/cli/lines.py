@@ -10,8 +10,9 @@ from typing import Any
 
 import click
 
-from app.cli.asking import PRESET, Asked, grammar_of
+from app.cli.asking import PRESET, Asked
 from app.cli.common import read_text
+from app.cli.values import grammar_of
 from runtime import OPTION_NAMES, InvalidRequestError, RuntimeFault, resolve_options
 
 OWN = frozenset({"id", "prompt", "messages", "system", "tools", "schema", "regex"})

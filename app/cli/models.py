@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import click
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
-from rich.table import Table
-from rich.text import Text
 
-from app.cli.common import console, print_table
+from app.cli.bars import Bar
+from app.cli.common import print_table
+from app.cli.fetching import EMBEDDED, fetch_command
+from app.cli.fit_rows import fit_facts, fit_rows, fits
+from app.cli.model_rows import facts, facts_table, shelf_table
 from runtime import (
     ModelLoadError,
-    fetch_embedded,
+    ModelShelf,
+    discard_download,
     import_adapter,
     import_model,
     is_adapter_folder,
     list_models,
     list_shelf_adapters,
     models_dir,
-    verify_model,
+    unfinished_downloads,
 )
-from runtime import Progress as Step
-
-EMBEDDED = "smollm2"
 
 
 @click.group()
@@ -32,35 +32,56 @@ def models() -> None:
 
 
 @models.command("list")
-def list_command() -> None:
+@click.option("--json", "as_json", is_flag=True, help="A JSON object a line, one for each model.")
+def list_command(as_json: bool) -> None:
     """What is here, with sizes; of adapters, the model that they were made for."""
-    entries, adapters = list_models(), list_shelf_adapters()
+    entries, adapters = ModelShelf().models(), list_shelf_adapters()
     if not entries:
         click.echo(f"no models in {models_dir()}; fetch the embedded one: elsewise models get {EMBEDDED}", err=True)
-    if not entries and not adapters:
-        return
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    for name in ("name", "title", "parameters", "size", "format", "state"):
-        table.add_column(name, justify="right" if name in ("parameters", "size") else "left")
-    for entry in entries:
-        parameters = f"{entry.parameters / 1e6:,.0f} M" if entry.parameters else "-"
-        state = "ready" if entry.complete else entry.problem
-        table.add_row(
-            Text(entry.name), Text(entry.title), parameters, f"{entry.bytes / 1e6:,.0f} MB", entry.format, Text(state)
-        )
-    for adapter in adapters:
-        parameters = f"{adapter.parameters / 1e6:,.1f} M" if adapter.parameters else "-"
-        base = f"for {_one_line(adapter.base)}" if adapter.base else "for a base it does not name"
-        kind = "activated adapter" if adapter.kind == "alora" else "adapter"
-        size = f"{adapter.bytes / 1e6:,.1f} MB"
-        state = _one_line(adapter.problem) or "ready"
-        table.add_row(Text(adapter.name), Text(base), parameters, size, f"{kind} {adapter.layout}".rstrip(), Text(state))
-    print_table(table)
+    if as_json:
+        for entry in entries:
+            click.echo(json.dumps(facts(entry)))
+    elif entries or adapters:
+        print_table(shelf_table(entries, adapters))
+    for note in unfinished_downloads():
+        again = f"elsewise models fetch {note.repository}@{note.revision}"
+        click.echo(f"{note.name}: {note.kept:,} of {note.total:,} bytes are here; go on with: {again}", err=True)
 
 
-def _one_line(text: str) -> str:
-    """A text out of somebody's file, without what would move a terminal's cursor."""
-    return "".join(char if char.isprintable() else "?" for char in text)
+@models.command("info")
+@click.argument("name")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+@click.option("--context", type=click.IntRange(1), help="Tokens to reckon with. Example: --context 4096")
+def info_command(name: str, as_json: bool, context: int | None) -> None:
+    """All that is known of a model: size, format, context, what can run it, fingerprint, last use, folder, whether it fits."""
+    shelf = ModelShelf()
+    entry = shelf.find(name)
+    found = fits(shelf.config(name), entry.weights, entry.dtype, entry.backends, context) if entry.complete else []
+    if as_json:
+        click.echo(json.dumps(facts(entry) | {"fit": fit_facts(found)}))
+    else:
+        print_table(facts_table(entry, fit_rows(found)))
+
+
+@models.command("remove")
+@click.argument("name")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+def remove_command(name: str, yes: bool) -> None:
+    """Deletes a model or an adapter of the shelf, unless it is loaded, and says what that freed.
+
+    Of a download that was stopped, what is here.
+    """
+    shelf = ModelShelf()
+    try:
+        what, remove = str(shelf.folder(name)), shelf.remove
+    except ModelLoadError:
+        if not any(name in (note.name, note.repository) for note in unfinished_downloads()):
+            raise
+        what, remove = f"what is here of {name}", lambda name: discard_download(name) or 0
+    if not yes:
+        click.confirm(f"delete {what}?", abort=True, err=True)
+    freed = remove(name)
+    click.echo(f"{name}: removed, {freed:,} bytes are free again")
 
 
 @models.command("import")
@@ -81,30 +102,30 @@ def import_command(path: Path, name: str | None) -> None:
     click.echo(done)
 
 
-@models.command("get")
-@click.argument("name")
-def get_command(name: str) -> None:
-    """Fetches a model. So far: smollm2, the embedded one."""
-    if name != EMBEDDED:
-        raise ModelLoadError(
-            f"{name}: only '{EMBEDDED}' can be fetched by this version (elsewise models get {EMBEDDED}); "
-            "import one that you have with: elsewise models import FOLDER (or FILE.gguf)"
-        )
-    with Bar() as bar:
-        folder = fetch_embedded(bar.show)
-    click.echo(f"{folder.name}: ready in {folder.path}")
+@models.command("add")
+@click.argument("path", type=click.Path(path_type=Path))
+@click.option("--name", help="What to call it on the shelf. Example: --name org/name")
+def add_command(path: Path, name: str | None) -> None:
+    """Puts a model folder on the shelf that stays where it is: nothing is copied, and 'remove' leaves it alone."""
+    entry = ModelShelf().add(path, name)
+    click.echo(f"{entry.name}: ready in {entry.source}")
+
+
+models.add_command(fetch_command)
+models.add_command(fetch_command, "get")  # its first name
 
 
 @models.command("verify")
 @click.argument("name", required=False)
 def verify_command(name: str | None) -> None:
-    """Reads every file again and compares its SHA-256."""
+    """Reads every file once and compares it with the SHA-256 that is known of it."""
     here = [entry.name for entry in list_models()] + [adapter.name for adapter in list_shelf_adapters()]
     names = [name] if name else here
     failed = False
     for each in names:
         try:
-            verify_model(each)
+            with Bar() as bar:
+                ModelShelf().verify(each, bar.show)
             click.echo(f"{each}: sound")
         except ModelLoadError as fault:
             failed = True
@@ -112,27 +133,3 @@ def verify_command(name: str | None) -> None:
             click.echo(said if said.startswith(f"{each}: ") else f"{each}: {said}", err=True)
     if failed:
         raise click.exceptions.Exit(1)
-
-
-class Bar:
-    """A progress bar on stderr for loading's `Progress` steps, where somebody looks."""
-
-    def __init__(self) -> None:
-        columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
-        self._progress = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
-        self._task = self._progress.add_task("", total=None)
-        self._stage = ""
-
-    def __enter__(self) -> Bar:
-        self._progress.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._progress.stop()
-
-    def show(self, step: Step) -> None:
-        """One step."""
-        if step.stage != self._stage:  # a bar of its own: a total that is not known does not replace one that was
-            self._progress.remove_task(self._task)
-            self._task, self._stage = self._progress.add_task(step.stage, total=None), step.stage
-        self._progress.update(self._task, completed=step.done, total=step.total or None)

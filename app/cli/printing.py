@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import click
@@ -15,7 +15,11 @@ from runtime import Finish, TokenRecord, TokenRun
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """What the end line says."""
+    """What the end line says.
+
+    Attributes:
+        options: Every option that held, by name, with its value and who said so.
+    """
 
     tokens: int = 0
     finish: str | None = None
@@ -23,6 +27,7 @@ class Summary:
     reused: int | None = None
     computed: int | None = None
     rate: float | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Printer:
@@ -67,7 +72,8 @@ class Printer:
             end = {"type": "end", "tokens": summary.tokens, "finish_reason": summary.finish, "seed": seed}
             end["incomplete"] = summary.incomplete
             extra = {"reused": summary.reused, "computed": summary.computed, "tokens_per_second": summary.rate}
-            click.echo(json.dumps(end | {k: v for k, v in extra.items() if v is not None}))
+            end |= {k: v for k, v in extra.items() if v is not None}
+            click.echo(json.dumps(end | {"options": summary.options}, ensure_ascii=False))
         else:
             if not self._alternatives:
                 click.echo()

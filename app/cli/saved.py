@@ -14,6 +14,8 @@ from app.kept import blocks_in, disk_budget
 from app.paths import DataFolder
 from app.supervisor import Supervisor
 from app.workbench import AppWorkbench
+from app.workbench.making import MADE
+from app.workbench.naming import stored_sources, told_options
 from runtime import Finish, GenerationOptions, LanguageModel, TokenRun, clean_text
 from storage import DataFolderLock, SessionStore
 from ui import Event, Refusal, SessionSetup, TokensArrived
@@ -27,11 +29,12 @@ async def ask_saved(
     text: str,
     asked: Asked,
     on_run: Callable[[TokenRun, Decode], None],
-) -> int:
+) -> tuple[int, dict[str, Any]]:
     """Sends `text` in the session called `title` (made if there is none) and streams the answer to `on_run`.
 
     Returns:
-        The seed that the answer was drawn with: the command's, else the session's, else a fresh one.
+        The seed that the answer was drawn with (the command's, else the session's, else a fresh one), and every option that
+        held, with who said so.
 
     Raises:
         click.ClickException: Another process writes into the data folder, or the answer failed.
@@ -64,7 +67,7 @@ async def _send(
     text: str,
     asked: Asked,
     on_run: Callable[[TokenRun, Decode], None],
-) -> int:
+) -> tuple[int, dict[str, Any]]:
     rows = [row for row in await store.sessions() if row.title == title and not row.is_sample]
     session_id = rows[0].id if rows else await store.create_session(title)
 
@@ -88,8 +91,9 @@ async def _send(
     if finish is Finish.NONE:
         raise click.ClickException(last.note or "the answer did not end")
     nodes = (await store.load_session(session_id)).nodes
-    seed: int = next(node.stats["seed"] for node in nodes if node.id == last.node_id)
-    return seed
+    stats = next(node.stats for node in nodes if node.id == last.node_id)
+    made = stats.get(MADE) or {}
+    return stats["seed"], told_options(made.get("options") or {}, stored_sources(made))
 
 
 def _check_stack(title: str, setup: SessionSetup) -> None:

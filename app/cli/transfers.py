@@ -5,24 +5,26 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 
 import click
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.text import Text
 
+from app.block_files import put_into, take_from
 from app.cli.common import PIPE_WIDTH, console
 from app.cli.settings import Settings
 from app.cli.stores import with_store
 from app.kept import disk_budget
-from app.portable_kv import carries_blocks, keys_of, put_into, take_from
+from app.portable_kv import carries_blocks, keys_of
+from app.snapshots import snapshot_of
 from app.workbench.comparing import compare
 from app.workbench.outline import outline
 from app.workbench.session import OpenSession
-from runtime import list_models
+from app.workbench.taking import what_is_taken
 from storage import (
     DataFolderLock,
-    NodeRow,
     SessionStore,
     export_json,
     export_markdown,
@@ -70,6 +72,8 @@ def export_command(
         "portable": export_portable,
     }[kind]
     session_id = with_store(settings, lambda store: _find(store, session))
+    if portable:
+        write = partial(export_portable, snapshot=with_store(settings, lambda store: snapshot_of(store, session_id)))
     instead = "export from its window (File > Export Session File with KV), or leave out --with-kv"
     with _locked(settings, "sessions export --with-kv", instead) if with_kv else nullcontext():  # before anything is written
         with _bar("exporting") as progress:
@@ -174,7 +178,7 @@ async def _import(store: SessionStore, file: Path, progress: OnTransfer) -> tupl
         for session_id in imported.sessions:
             tree = await store.load_session(session_id)
             click.echo(f"{session_id}\t{tree.session.title}")
-            for note in await _unreadable(store, tree.nodes):
+            for note in await what_is_taken(store, tree.nodes):
                 click.echo(f"note: {note}", err=True)
         for note in imported.notes:
             click.echo(f"note: {note}", err=True)
@@ -184,22 +188,6 @@ async def _import(store: SessionStore, file: Path, progress: OnTransfer) -> tupl
         return keys, await disk_budget(store)
     finally:
         await store.close()
-
-
-async def _unreadable(store: SessionStore, nodes: tuple[NodeRow, ...]) -> list[str]:
-    """What the models on this machine cannot go on with, and what to do about it."""
-    found = []
-    here = {entry.name.lower() for entry in list_models()} | {entry.title.lower() for entry in list_models()}
-    for fingerprint in dict.fromkeys(node.kv_fingerprint for node in nodes if node.kv_fingerprint):
-        known = await store.model(fingerprint)
-        name = str((known or {}).get("name", ""))
-        if not any(name.lower() in entry or entry in name.lower() for entry in here if name):
-            words = f"the model {name!r}" if name else f"a model that the file does not name ({fingerprint[:12]})"
-            found.append(
-                f"its tokens were made with {words}, which is not on this machine: the session opens with text and numbers; "
-                "to go on with its very tokens find the model ('elsewise models get')"
-            )
-    return found
 
 
 async def _find(store: SessionStore, session: str) -> int:

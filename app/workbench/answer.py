@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ from runtime import GenerationOptions, LanguageModel, TokenRun
 from ui import AdapterChoice, TurnStats
 
 if TYPE_CHECKING:
+    from app.workbench.continuing import Continued
     from app.workbench.making import Repeat
 
 
@@ -43,6 +44,7 @@ class Answer:
     back: int | None = None  # where the session goes back to if its form lets nothing begin here; None: it stays, failed
     refused: str = ""  # that it did, in words
     overflow: bool = False  # the prompt did not fit into the context
+    foreign: bool = False  # the path's tokens are another tokenizer's
     hopeless: bool = False  # the same again can only fail again
     model: LanguageModel | None = None
     recorder: Recorder | None = None
@@ -53,6 +55,8 @@ class Answer:
     strands: list[Answer] = field(default_factory=list)  # drawn side by side in its stead
     stack: tuple[AdapterChoice, ...] | None = None  # it keeps these adapters to its end
     repeats: Repeat | None = None  # the answer that this one is to be again
+    continues: Continued | None = None  # the answer that this one goes on with
+    changed: Sequence[str] = ()  # what it does not have of that one, in words
     first_token: float | None = None
     last_token: float = 0.0
     made: int = 0  # tokens

@@ -83,6 +83,14 @@ class Answers(Claims):
         """
         return Speaker.of(model, await self._setups.bring(model, answer.stack))
 
+    async def speaker_now(self, session: OpenSession, model: LanguageModel) -> Speaker:
+        """The model under the adapters that a session has on its stack now.
+
+        Raises:
+            RuntimeFault: One of them cannot be used.
+        """
+        return await self._setups.speaker(session, model)
+
     def settle_options(self, answer: Answer, asked: Asked, speaker: Speaker) -> GenerationOptions:
         """How an answer is drawn (see `asking.settled`)."""
         return settled(answer, asked, speaker, self._call)

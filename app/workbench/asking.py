@@ -37,7 +37,9 @@ def settled(answer: Answer, asked: Asked, speaker: Speaker, call: Mapping[str, A
     said = call if answer.seed is None else {**call, "seed": answer.seed}
     resolved = speaker.model.resolve_options(said, session=layer, preset=answer.options)
     chosen = answer.seed is None and [asked.preset.seed, asked.session.get("seed"), call.get("seed")] != [None] * 3
-    answer.made_with = made_with(resolved, speaker, asked.adapters, seed_was_chosen=chosen)
+    if answer.continues is not None:
+        resolved, answer.changed, chosen = answer.continues.under(resolved, asked, seed_was_chosen=chosen)
+    answer.made_with = made_with(resolved, speaker, asked, seed_was_chosen=chosen)
     answer.options = resolved.options
     return answer.options
 

@@ -6,7 +6,6 @@ import asyncio
 import math
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -14,16 +13,14 @@ from app.supervisor import Supervisor
 from app.workbench.answers import Answers
 from app.workbench.copying import Copies
 from app.workbench.growing import EMPTY
-from app.workbench.pick import without_numbers
 from app.workbench.prompt import NewIds, as_run, render_turn
-from app.workbench.recorder import chunk
+from app.workbench.retelling import begin_with
 from app.workbench.session import OpenSession
 from app.workbench.sessions import Sessions
 from app.workbench.setup.adapters import stack_of_session
 from app.workbench.setup.beginning import LEFT_OUT, Beginning, file_block, left_out
 from app.workbench.tree import Turn
-from runtime import EngineDiedError, LanguageModel, Origin, RuntimeFault, clean_text
-from storage import NewNode
+from runtime import EngineDiedError, LanguageModel, Origin, Priority, RuntimeFault, clean_text
 from ui import Composition, ContextPart, PartKind, Refusal, TextFile
 
 MOST_FILE_BYTES = 1 << 20
@@ -88,7 +85,7 @@ class Composing:
             warm = (await model.prefix_match_async(ids, adapters=adapters)).tokens
             if len(ids) - warm > MOST_SCORED or len(ids) > model.info.context_length:
                 return None
-            scored = await model.score_run(ids, 1, start, adapters=adapters)
+            scored = await model.score_run(ids, 1, start, adapters=adapters, priority=Priority.BACKGROUND)
         except EngineDiedError:
             await self._supervisor.died(model)
             return None
@@ -125,35 +122,24 @@ class Composing:
             if isinstance(fault, EngineDiedError):
                 await self._supervisor.died(model)
             raise Refusal(str(fault)) from fault
-        turns = session.tree.turns(session.tip)
-        root = turns[0] if turns and turns[0].role == "system" else None
-        said = turns[1:] if root is not None else turns
-        room = model.info.context_length * (1 - SHARE_LEFT) - tokens - (session.turn_length(root) if root else 0)
+        before = session.place()[0]  # a question that did not fit is asked once more, and stays where it is
+        turns = session.tree.turns(before)
+        system = turns[0] if turns and turns[0].role == "system" else None
+        said = turns[1:] if system is not None else turns
+        room = model.info.context_length * (1 - SHARE_LEFT) - tokens - (session.turn_length(system) if system else 0)
         kept = _latest(session, said, room)
         if len(kept) == len(said):
             raise Refusal("the conversation is not what fills the context; shorten the message, or leave out a file")
         session.check_sound((segment for turn in kept for segment in turn.segments), after=len(turns) - len(kept))
-        session = (await self._copies.target(session)).session
+        target = await self._copies.target(session)
+        session = target.session
         with self._answers.claim(session):
-            await self._begin_with(session, len(kept), len(said) - len(kept), model.info.numbers_fingerprint)
+            turns = session.tree.turns(target.of(before))  # of the copy, where the sample was to be changed
+            root = turns[0].tip if turns and turns[0].role == "system" else None
+            gone = {LEFT_OUT: (left_out(root.stats) if root is not None else 0) + len(said) - len(kept)}
+            last = turns[len(turns) - len(kept) :]
+            await begin_with(self._sessions, session, root, last, gone, model.info.numbers_fingerprint)
         return session, len(said) - len(kept)
-
-    async def _begin_with(self, session: OpenSession, count: int, gone: int, numbers: str) -> None:
-        """Another beginning with the last `count` turns of the path; `gone` are left out."""
-        turns = session.tree.turns(session.tip)  # of the copy, where the sample was to be changed
-        root, kept = (turns[0] if turns and turns[0].role == "system" else None), turns[len(turns) - count :]
-        before = left_out(root.tip.stats) if root is not None else 0
-        beginning = Beginning.of(root.tip) if root is not None else Beginning()
-        stats = {**beginning.stats, LEFT_OUT: before + gone}
-        parent = await self._sessions.add(session, NewNode(session.id, None, "system", text=beginning.system, stats=stats))
-        for place, turn in enumerate(kept):
-            run, node = without_numbers(session.turn_run(turn)), turn.tip
-            role: Any = turn.role  # of a stored node, so one that the store knows
-            new = NewNode(session.id, parent.id, role, text=session.content(turn), finish_reason=node.finish_reason)
-            tokenised = place > 0 and len(session.runs.get(node.id, EMPTY))  # the first stands behind other tokens now
-            parent = await self._sessions.add(session, new, chunk(run, numbers) if tokenised else None)
-            if tokenised:
-                session.runs[parent.id] = run
 
     # ---- how ----------------------------------------------------------------------------------------------------------
 

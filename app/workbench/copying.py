@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from app.supervisor import Supervisor
@@ -12,9 +12,10 @@ from app.workbench.refusals import stored
 from app.workbench.session import OpenSession
 from app.workbench.sessions import Sessions
 from app.workbench.setup.setups import Setups
+from app.workbench.windows import Windows
 from runtime import InvalidRequestError
 from storage import NewNode, SessionStore
-from ui import Event, Refusal, SessionCopied, SessionsChanged
+from ui import Refusal, SessionCopied, SessionsChanged
 
 _NUMBERED = re.compile(r" \(copy(?: \d+)?\)$")
 
@@ -43,7 +44,7 @@ class Copies:
         supervisor: Knows the model that will go on in them.
         sessions: The open sessions.
         setups: What they are set to goes with them.
-        tell: Takes events for the window.
+        windows: Whoever looks at the sample looks at its copy from then on.
     """
 
     def __init__(
@@ -52,16 +53,21 @@ class Copies:
         supervisor: Supervisor,
         sessions: Sessions,
         setups: Setups,
-        tell: Callable[[Event], None],
+        windows: Windows,
     ) -> None:
         self._setups = setups
         self._store = store
         self._supervisor = supervisor
         self._sessions = sessions
-        self._tell = tell
+        self._windows = windows
+        self._tell = windows.tell
 
-    async def target(self, session: OpenSession) -> Target:
+    async def target(self, session: OpenSession, *, any_model: bool = False) -> Target:
         """The session itself, or a copy of the sample, which is shown from now on.
+
+        Args:
+            session: What is to be changed.
+            any_model: Its tokens are of no interest.
 
         Raises:
             Refusal: The model that runs cannot read the sample's tokens; says what to do. Nothing was copied.
@@ -69,7 +75,7 @@ class Copies:
         if not session.is_sample:
             return Target(session)
         model = self._supervisor.running  # one that is still loading is asked when the answer begins
-        if model is not None:
+        if model is not None and not any_model:
             try:
                 check_tokens(model, session, session.tree.path(session.tip))
             except InvalidRequestError as fault:
@@ -78,7 +84,8 @@ class Copies:
         made = await stored(self._store.copy_session(session.id, copy_title(session.title, titles)))
         copy = await self._sessions.show(made.session_id)
         await self._setups.carry(session, copy, made.nodes)
-        self._tell(SessionCopied(session.id, copy.view()))
+        self._windows.follow(session.id, copy)
+        self._tell(SessionCopied(session.id, copy.view(), made.nodes))
         self._tell(SessionsChanged())
         return Target(copy, made.nodes)
 

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from app.workbench.drawn import Drawn
 from app.workbench.fans import Fans
 from app.workbench.sessions import Sessions
-from ui import ColumnKind, Drawing
+from ui import BeamRules, ColumnKind, Drawing
 
 
 class DrawingMembers:
@@ -30,10 +30,10 @@ class DrawingMembers:
         await self._sessions.read_whole(session_id, node_id)
         await self._fans.run(session_id, node_id, index, ColumnKind.DRAWS, n)
 
-    async def beams(self, session_id: int, node_id: int, index: int | None, width: int) -> None:
+    async def beams(self, session_id: int, node_id: int, index: int | None, width: int, rules: BeamRules | None = None) -> None:
         """The likeliest continuations that a beam search finds."""
         await self._sessions.read_whole(session_id, node_id)
-        await self._fans.run(session_id, node_id, index, ColumnKind.BEAMS, width)
+        await self._fans.run(session_id, node_id, index, ColumnKind.BEAMS, width, rules)
 
     async def whole_row(self, session_id: int, node_id: int, index: int) -> npt.NDArray[np.float32]:
         """Everything the model might have said before a token."""

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from app.workbench.making import CUT_SHORT, MADE, REPEATED
+from app.workbench.making import CHANGED, CUT_SHORT, MADE, REPEATED
 from app.workbench.recorder import Recorder
-from app.workbench.session import HOPELESS, OVERFLOW
+from app.workbench.session import FOREIGN, HOPELESS, OVERFLOW
 from runtime import Finish, TokenRun
 from storage import SessionStore
 
@@ -66,10 +66,14 @@ def stats_of(answer: Answer, run: TokenRun) -> dict[str, Any]:
     if answer.repeats is not None and answer.made:
         ids = run.ids[len(run) - answer.made :]
         stats[REPEATED] = answer.repeats.outcome(ids, ended=answer.finish not in CUT_SHORT)
+    if answer.changed:
+        stats[CHANGED] = list(answer.changed)
     if answer.reused or answer.computed:  # else nothing of the prompt was read
         stats |= {"reused": answer.reused, "computed": answer.computed}
     if answer.overflow:
         stats[OVERFLOW] = True
+    if answer.foreign:
+        stats[FOREIGN] = True
     if answer.hopeless:
         stats[HOPELESS] = True
     if answer.message:

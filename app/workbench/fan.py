@@ -16,7 +16,7 @@ from app.workbench.tree import Segment
 from app.workbench.turn_notes import NOTES
 from runtime import Finish, TokenRun
 from storage import NewNode, SessionStore, StoreError
-from ui import Column, ColumnKind, Columns
+from ui import BeamRules, Column, ColumnKind, Columns
 
 BEFORE_WORDS = 4
 
@@ -30,6 +30,7 @@ class Fan:
         new: Each begins as such a node.
         kind: Drawn, or found by a beam search.
         wanted: How many.
+        rules: What a beam search goes by.
         strands: Those that have a node, each as an answer of its own.
         scores: Of beams, in the order of `strands`.
         beams: What a search that has not ended looks at, best first.
@@ -44,6 +45,7 @@ class Fan:
     new: NewNode
     kind: ColumnKind
     wanted: int
+    rules: BeamRules = field(default_factory=BeamRules)
     note: str = ""
     strands: list[Answer] = field(default_factory=list)
     scores: list[float] = field(default_factory=list)

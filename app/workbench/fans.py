@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
@@ -18,6 +18,7 @@ from app.workbench.asking import seeded
 from app.workbench.copying import Copies
 from app.workbench.ending import CUTS, Ending, stats_of
 from app.workbench.fan import Endings, Fan
+from app.workbench.fan_asking import beams_as, said, spelt
 from app.workbench.growing import EMPTY
 from app.workbench.judging import judge
 from app.workbench.making import found_with, next_branch, plain_options
@@ -31,22 +32,17 @@ from app.workbench.setup.setups import Asked
 from app.workbench.speaker import Speaker
 from app.workbench.tokenise import Tokeniser
 from runtime import (
-    BeamOptions,
     BeamStep,
     Finish,
     GenerationOptions,
-    LanguageModel,
-    Origin,
     PromptProgress,
-    TokenRun,
-    texts_of,
 )
 from storage import SessionStore, StoreError
-from ui import Column, ColumnKind, ColumnsChanged, ColumnTokens, Event, Refusal, SessionChanged, SessionsChanged
+from ui import BeamRules, Column, ColumnKind, ColumnsChanged, ColumnTokens, Event, Refusal, SessionChanged, SessionsChanged
 
 log = logging.getLogger(__name__)
 MOST_COLUMNS = 16
-DRAWN_TOKENS, SEARCHED_TOKENS = 64, 32  # of one column at most; the one that is kept can go on
+DRAWN_TOKENS = 64  # of one column at most; the one that is kept can go on
 
 
 class Fans:
@@ -86,8 +82,16 @@ class Fans:
         self._progress = on_progress
         self._keep = keep
 
-    async def run(self, session_id: int, node_id: int, index: int | None, kind: ColumnKind, wanted: int) -> None:
-        """Finds `wanted` continuations in front of token `index` of a turn, or of its end.
+    async def run(
+        self,
+        session_id: int,
+        node_id: int,
+        index: int | None,
+        kind: ColumnKind,
+        wanted: int,
+        rules: BeamRules | None = None,
+    ) -> None:
+        """Finds `wanted` continuations in front of token `index` of a turn, or of its end; a search goes by `rules`.
 
         Raises:
             Refusal: It cannot go on from there, or nothing came of it; nothing was changed.
@@ -100,7 +104,7 @@ class Fans:
         target = await self._copies.target(session)
         with self._answers.claim(target.session) as claimed:
             await self._answers.settle(target.session)
-            fan = Fan(target.session, target.place(new), kind, wanted)
+            fan = Fan(target.session, target.place(new), kind, wanted, rules or BeamRules())
             fan.note = STARTING if self._supervisor.running is None else ""
             self._show(fan)
             asked = self._answers.asked(target.session)  # now: it may be set anew while a model is loaded
@@ -268,33 +272,3 @@ class Fans:
             else:
                 fan.session.forget(strand.node_id)
             fan.strands.remove(strand)
-
-
-def beams_as(asked: GenerationOptions, fan: Fan) -> BeamOptions:
-    """The search for what may stand there: in the form of the session's answers, ended by what ends those."""
-    return BeamOptions(
-        width=fan.wanted,
-        max_tokens=SEARCHED_TOKENS,
-        eos_token_ids=asked.eos_token_ids,  # those of the chat format among them; None beside a form
-        ignore_eos=asked.ignore_eos,
-        stop=asked.stop,
-        grammar=asked.grammar,
-        grammar_prefix=0 if asked.grammar is None else said(fan),
-    )
-
-
-def said(fan: Fan) -> int:
-    """Tokens of the answer that stand in front of the place, without the template's."""
-    own = 0
-    for segment in reversed(fan.segments()):
-        run = fan.session.segment_run(segment)
-        own += int((run.origin != int(Origin.TEMPLATE)).sum())
-        if segment.node.turn_start:
-            break
-    return own
-
-
-def spelt(model: LanguageModel, ids: Sequence[int]) -> TokenRun:
-    """Ids as a run without numbers."""
-    data = [b"" if model.is_eos(token) else model.decode_token(token) for token in ids]
-    return TokenRun.unscored(ids, data, texts_of(data), Origin.SAMPLED)

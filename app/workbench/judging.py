@@ -6,6 +6,7 @@ import logging
 
 from app.faults import not_loaded, too_long
 from app.workbench.answer import Answer, last_message
+from app.workbench.prompt import OtherTokenizerError
 from app.workbench.refusals import form_refused
 from runtime import (
     BackendUnavailableError,
@@ -38,6 +39,10 @@ def judge(answer: Answer) -> None:
         answer.message = "" if answer.model is not None else not_loaded(error)
     elif isinstance(error, GrammarError) and answer.back is not None and not answer.made:
         answer.message = answer.refused = form_refused(error)
+    elif isinstance(error, OtherTokenizerError):
+        way = f"Choose the model it was written with{f', {error.name}' if error.name else ''}, or open it as text"
+        answer.message = f"{error.what}. Its text can be taken; its tokens, their numbers and its KV cannot. {way}"
+        answer.foreign = True
     elif isinstance(error, UnknownBackendError | BackendUnavailableError):
         answer.message, answer.hopeless = not_loaded(error), True
     elif isinstance(error, ContextOverflowError):

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Mapping
 
 from app.supervisor import Supervisor
 from app.workbench.answer import Answer
 from app.workbench.pinning import BlockPins
 from runtime import EngineDiedError, LanguageModel, RuntimeFault
+from storage import SessionStore, StoreError
 from ui import Refusal
 
 log = logging.getLogger(__name__)
@@ -18,11 +20,13 @@ class Keeper:
     """Asks the engine to save the paths of answers that have ended. All members belong to the window's loop.
 
     Args:
+        store: Remembers where paths ended when they were saved.
         supervisor: Gives the model, if it runs.
         pins: Hears of what was saved.
     """
 
-    def __init__(self, supervisor: Supervisor, pins: BlockPins) -> None:
+    def __init__(self, store: SessionStore, supervisor: Supervisor, pins: BlockPins) -> None:
+        self._store = store
         self._supervisor = supervisor
         self._pins = pins
         self._saving: dict[int, asyncio.Task[None]] = {}  # by session
@@ -44,8 +48,11 @@ class Keeper:
 
     async def close(self, seconds: float) -> None:
         """Waits for what is being saved, for so long; the rest is dropped: it is a cache."""
-        if self._saving:
-            await asyncio.wait(list(self._saving.values()), timeout=seconds)
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + seconds
+        while self._saving and (left := deadline - loop.time()) > 0:  # one that ends may begin the next of its session
+            await asyncio.wait(list(self._saving.values()), timeout=left, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.sleep(0)  # its end is heard of
         self._next.clear()
         tasks = list(self._saving.values())
         for task in tasks:
@@ -68,26 +75,52 @@ class Keeper:
         if not ids or len(ids) > model.info.context_length:
             return
         try:
-            replaces = self._replaced(answer)
+            ends = await self._ends_of(session.id)
+            node, replaces = self._replaced(answer, ends)
             saved = await model.save_blocks_async(ids, adapters=answer.options.adapters, replaces=replaces)
         except EngineDiedError:
             await self._supervisor.died(model)
         except RuntimeFault as fault:
             log.info("session %d was not kept: %s", session.id, fault)
         else:
-            self._ends.setdefault(session.id, {})[answer.node_id] = len(ids)
             log.debug("session %d: %s", session.id, saved)
+            await self._remember(session.id, ends, answer.node_id, saved.tokens, gone=node)
             await self._pins.saved(model, session.id, ids)
 
-    def _replaced(self, answer: Answer) -> int | None:
-        """Where an earlier save of this session ended on the answer's path: nobody goes on from there but through it.
+    async def _ends_of(self, session_id: int) -> dict[int, int]:
+        """Where paths of a session ended when they were saved, before the app was started too."""
+        ends = self._ends.get(session_id)
+        if ends is None:
+            try:
+                ends = await self._store.saved_ends(session_id)
+            except StoreError as fault:  # then a short block more stays than need be
+                log.info("where session %d was saved is not known: %s", session_id, fault)
+                ends = {}
+            ends = self._ends.setdefault(session_id, ends)
+        return ends
 
-        What other sessions have saved stays: they may end there.
+    async def _remember(self, session_id: int, ends: dict[int, int], node_id: int, tokens: int, *, gone: int | None) -> None:
+        """A path was saved; the short block of the node that is `gone` from the ends is not there any more."""
+        ends[node_id] = tokens
+        if gone is not None:
+            ends.pop(gone, None)
+        try:
+            await self._store.set_saved_ends(session_id, ends)
+        except StoreError as fault:
+            log.info("where session %d was saved is not kept: %s", session_id, fault)
+
+    def _replaced(self, answer: Answer, ends: Mapping[int, int]) -> tuple[int | None, int | None]:
+        """The node and the place where an earlier save of this session ended on the answer's path.
+
+        Nobody goes on from there but through it. What other sessions have saved stays: they may end there.
         """
-        ends, session = self._ends.get(answer.session.id, {}), answer.session
+        session = answer.session
         path = session.tree.path(answer.node_id)
         for at in range(len(path) - 1, 0, -1):
-            end = ends.get(path[at - 1].node.id)
-            if end is not None and end == len(session.path_ids(path[:at])):
-                return end
-        return None
+            segment, end = path[at - 1], ends.get(path[at - 1].node.id)
+            if end is None or (segment.stop is not None and segment.stop < session.runs.length(segment.node.id)):
+                continue  # nothing was saved there, or that end is another path's
+            length = len(session.path_ids(path[:at]))
+            if end in (length, length - 1):  # what was drawn last had no KV yet
+                return segment.node.id, end
+        return None, None

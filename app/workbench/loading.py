@@ -18,6 +18,7 @@ from app.workbench.refusals import BUSY, stored
 from app.workbench.sessions import Sessions
 from app.workbench.status import backend_choices, detail_of
 from app.workbench.vocabulary import Vocabulary
+from app.workbench.windows import Windows
 from runtime import RuntimeFault
 from storage import SessionStore, StoreError
 from ui import AppSettings, BackendChoice, Backup, Event, ModelChoice, Refusal, SessionChanged, SettingsView
@@ -35,6 +36,7 @@ class LoadingMembers(ABC):
     vocabulary: Vocabulary
     _store: SessionStore
     _sessions: Sessions
+    _windows: Windows
     _answers: Answers
     _settings: SettingsKeeper
     _chores: Chores
@@ -59,9 +61,10 @@ class LoadingMembers(ABC):
             log.warning("the engine did not start: %s", fault)
 
     async def _find_tiers(self) -> None:
-        """The engine runs now: what of the shown path it holds, and what of it is in its block file."""
-        session = self._sessions.shown
-        if session is not None and session.id not in self._answers.running:
+        """The engine runs now: what of the shown paths it holds, and what of them is in its block file."""
+        for session in self._windows.shown():
+            if session.id in self._answers.running:
+                continue
             before = session.warm, session.stored
             await self._sessions.find_warm(session)
             if (session.warm, session.stored) != before:

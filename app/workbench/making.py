@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
+from app.workbench.naming import DEFAULT, named_options, stored_sources
 from app.workbench.setup.adapters import engine_name
 from app.workbench.speaker import Speaker
 from runtime import BeamOptions, GenerationOptions, InvalidRequestError, LanguageModel, TokenRun, __version__
@@ -16,29 +17,30 @@ from storage import NodeRow
 from ui import AdapterChoice, Made, Setting
 
 if TYPE_CHECKING:
+    from app.workbench.setup.setups import Asked
     from runtime import ModelInfo, ResolvedOptions
 
 Int32 = npt.NDArray[np.int32]
 MADE = "made"  # in a stored answer's stats
 REPEATED = "repeated"  # there too: which answer it repeats, and where it parts from it
+CHANGED = "changed"  # there too: what it does not have of the answer that it goes on with
 CUT_SHORT = frozenset({"cancelled", "engine_died", "error", "app_ended"})  # ends that the model did not come to by itself
 
 NOT_KNOWN = "how this answer was made was not stored yet when it was written; regenerate it instead"
+_BEAMS = BeamOptions()
 SEARCHED = "beams"  # the kind of what a beam search found
 FOUND = "this answer was found by a beam search, nothing was drawn; ask for beams at its place, and it is found again"
 NOTHING_MADE = "there is nothing to repeat: the model said nothing here; regenerate the answer instead"
 
 
-def made_with(
-    resolved: ResolvedOptions, speaker: Speaker, stack: Sequence[AdapterChoice] | None, *, seed_was_chosen: bool
-) -> dict[str, Any]:
+def made_with(resolved: ResolvedOptions, speaker: Speaker, asked: Asked, *, seed_was_chosen: bool) -> dict[str, Any]:
     """What is stored of an answer at its beginning: every option that holds and who said so, the seed, and of which model."""
     info = speaker.model.info
     sources: dict[str, list[str]] = {}
     for name, who in resolved.sources.items():
         if name == "seed" and not seed_was_chosen:
-            who = "default"
-        if who != "default":
+            who = DEFAULT
+        if who != DEFAULT:
             sources.setdefault(who, []).append(name)
     return {
         "options": plain_options(resolved.options),
@@ -50,7 +52,8 @@ def made_with(
         "fingerprint": speaker.numbers,
         "base": info.kv_fingerprint,
         "adapters": [list(use) for use in (info.lora_stack if speaker.adapters is None else speaker.adapters)],
-        "stack": None if stack is None else [_kept(choice, info) for choice in stack if choice.on],
+        "stack": None if asked.adapters is None else [_kept(choice, info) for choice in asked.adapters if choice.on],
+        "preset": asked.preset_name,
         "version": __version__,
     }
 
@@ -66,7 +69,8 @@ def found_with(options: BeamOptions, made: Mapping[str, Any]) -> dict[str, Any]:
     plain["grammar"] = None if options.grammar is None else asdict(options.grammar)
     taken = ("stop", "eos_token_ids", "ignore_eos", "grammar")
     sources = {who: kept for who, names in made["sources"].items() if (kept := [name for name in names if name in taken])}
-    sources["call"] = ["width", *sources.get("call", ())]
+    asked = [name for name in ("length_penalty", "early_stopping") if getattr(options, name) != getattr(_BEAMS, name)]
+    sources["call"] = ["width", *asked, *sources.get("call", ())]
     return {**made, "kind": SEARCHED, "options": plain, "sources": sources}
 
 
@@ -247,11 +251,10 @@ def how_made(node: NodeRow) -> Made | None:
     if not isinstance(made, Mapping):
         return None
     options = made.get("options") or {}
-    said_by = {name: who for who, names in (made.get("sources") or {}).items() for name in names}
-    plain = {name: value for name, value in options.items() if name not in ("sampling", "seed", "stages", "resolve")}
-    named = {**plain, **{f"sampling.{name}": value for name, value in (options.get("sampling") or {}).items()}}
-    settings = [Setting(n.removeprefix("sampling."), _words(v), said_by.get(n, "default")) for n, v in named.items()]
-    settings.sort(key=lambda setting: setting.source == "default")
+    said_by = stored_sources(made)
+    named = named_options(options).items()
+    settings = [Setting(n.removeprefix("sampling."), words(v), said_by.get(n, DEFAULT)) for n, v in named]
+    settings.sort(key=lambda setting: setting.source == DEFAULT)
     facts = {
         "model": str(made.get("model")),
         "engine": " · ".join(str(made[name]) for name in ("backend", "device", "dtype") if made.get(name)),
@@ -272,7 +275,8 @@ def how_made(node: NodeRow) -> Made | None:
     return Made({name: words for name, words in facts.items() if words}, tuple(settings))
 
 
-def _words(value: Any) -> str:
+def words(value: Any) -> str:
+    """A stored value, for people."""
     match value:
         case None:
             return "none"
@@ -283,9 +287,9 @@ def _words(value: Any) -> str:
         case {"kind": kind, "source": source}:
             return f"{kind} {source}"
         case Mapping():
-            return ", ".join(f"{key}: {_words(item)}" for key, item in value.items()) or "none"
+            return ", ".join(f"{key}: {words(item)}" for key, item in value.items()) or "none"
         case list():
-            return ", ".join(map(_words, value)) or "none"
+            return ", ".join(map(words, value)) or "none"
     return str(value)
 
 

@@ -12,12 +12,29 @@ from typing import Any
 
 import numpy as np
 
+from app.workbench.making import MADE
 from app.workbench.session import OpenSession
 from app.workbench.tree import Segment
 from runtime import InvalidRequestError, LanguageModel, Origin, TokenRun, aligned, texts_of
 
 Message = Mapping[str, str]
 Tools = Sequence[Mapping[str, Any]] | None
+
+
+class OtherTokenizerError(InvalidRequestError):
+    """The tokens of a path mean something else to the model that is to go on from them.
+
+    Attributes:
+        what: The first that differs.
+        name: Of the model that wrote them, where that is known.
+    """
+
+    def __init__(self, what: str, name: str) -> None:
+        way = f"Choose the model it was written with{f', {name}' if name else ''}, or start a new session"
+        super().__init__(f"{what}. {way}")
+        self.what, self.name = what, name
+
+
 MARK = "\U000f8f8f"  # stands for the turn before; private use: nobody types it
 
 
@@ -175,7 +192,7 @@ def check_tokens(model: LanguageModel, session: OpenSession, segments: Sequence[
     """Refuses a path whose tokens another tokenizer made: their ids mean something else to this model.
 
     Raises:
-        InvalidRequestError: The first token that differs is named.
+        OtherTokenizerError: The first token that differs is named.
     """
     mine = model.info.numbers_fingerprint
     for segment in segments:
@@ -184,10 +201,17 @@ def check_tokens(model: LanguageModel, session: OpenSession, segments: Sequence[
             continue
         for token, data in zip(run.ids.tolist(), run.token_bytes, strict=True):
             if token >= model.info.vocab_size or model.decode_token(token) != data:
-                raise InvalidRequestError(
+                raise OtherTokenizerError(
                     f"this session was written with another tokenizer: its token {token} ({data.decode(errors='replace')!r}) "
-                    f"means something else to {model.info.name}. Choose the model it was written with, or start a new session"
+                    f"means something else to {model.info.name}",
+                    _written_by(session, segment.node.kv_fingerprint),
                 )
+
+
+def _written_by(session: OpenSession, fingerprint: str | None) -> str:
+    """The name of a model, as an answer of the session has it."""
+    made = (node.stats.get(MADE) for node in session.tree.nodes.values() if node.kv_fingerprint == fingerprint)
+    return next((str(one["model"]) for one in made if isinstance(one, Mapping) and one.get("model")), "")
 
 
 def as_run(model: LanguageModel, ids: Sequence[int], content: str) -> TokenRun:

@@ -7,9 +7,10 @@ from abc import ABC, abstractmethod
 from app.workbench.answers import Answers
 from app.workbench.composing import Composing
 from app.workbench.making import how_made
+from app.workbench.retelling import Retelling
 from app.workbench.sessions import Sessions
 from app.workbench.turns import Turns
-from ui import Composition, Event, Made, SessionChanged, TextFile
+from ui import Composition, Event, Made, SessionChanged, SessionsChanged, TextFile
 
 
 class SayingMembers(ABC):
@@ -17,6 +18,7 @@ class SayingMembers(ABC):
 
     _sessions: Sessions
     _turns: Turns
+    _retelling: Retelling
     _answers: Answers
     _composing: Composing
 
@@ -29,9 +31,26 @@ class SayingMembers(ABC):
         """Counters have changed."""
 
     async def send(self, session_id: int, text: str, replaces: int | None = None) -> None:
-        """Saves the user's turn (beside `replaces`, an earlier version of it), then streams an answer."""
+        """Saves the user's turn (beside `replaces`, an earlier version of it), then streams an answer.
+
+        Beside a turn of the model's it is another version of that one, and nothing is streamed.
+        """
         await self._sessions.read_whole(session_id)
+        if replaces is not None and self._sessions.opened(session_id).role_of(replaces) == "assistant":
+            await self._sessions.read_whole(session_id, replaces)
+            await self._retelling.edit_answer(session_id, replaces, text)
+            self._refresh_status()
+            return
         await self._turns.send(session_id, text, replaces)
+
+    async def open_as_text(self, session_id: int, node_id: int) -> None:
+        """The path to a turn once more as text, for any model; its last question is answered."""
+        await self._sessions.read_whole(session_id, node_id)
+        session = await self._retelling.open_as_text(session_id, node_id)
+        self._tell(SessionChanged(session.view()))
+        self._tell(SessionsChanged())
+        await self._turns.answer_last(session)
+        self._refresh_status()
 
     async def branch(self, session_id: int, node_id: int, index: int, token_id: int) -> None:
         """A sibling that has another token at `index`, and goes on from there."""

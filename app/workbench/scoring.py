@@ -12,7 +12,7 @@ from app.workbench.recorder import chunk
 from app.workbench.session import OpenSession
 from app.workbench.speaker import Speaker
 from app.workbench.tree import Segment
-from runtime import OnProgress, TokenRun
+from runtime import OnProgress, Priority, TokenRun
 from storage import SessionStore
 
 SCORED = ("logprob", "rank", "entropy", "top_ids", "top_logprobs", "covered_mass")
@@ -37,11 +37,13 @@ async def score_prompt(
     if not unscored.size:
         return
     first = int(unscored[0])
-    scored = await speaker.model.score_run(prompt, start=first, adapters=speaker.adapters, on_progress=on_progress)
+    scored = await speaker.model.score_run(
+        prompt, start=first, adapters=speaker.adapters, priority=Priority.CHAT, on_progress=on_progress
+    )
     at = 0
     for segment, run in zip(segments, runs, strict=True):
         start, at = at, at + len(run)
-        if at > first:
+        if at > first and len(run):  # a turn that is text so far has none: its words are among the next one's tokens
             begin = max(first - start, 0)
             part = scored[max(start - first, 0) : at - first]
             await _keep(speaker, store, session, segment.node.id, begin, part)

@@ -27,6 +27,7 @@ UNTITLED = "New session"
 AT_ONCE = 100  # turns of a path that are shown at first, and with each step back
 WHOLE = 4 * AT_ONCE  # turns of a path that is shown whole
 OVERFLOW = "overflow"  # in a stored answer's stats: its prompt did not fit into the context
+FOREIGN = "foreign"  # there too: another tokenizer cut what it was to go on from
 HOPELESS = "hopeless"  # there too: the same again can only fail again
 
 
@@ -129,6 +130,11 @@ class OpenSession(PathTokens):
             return node.parent_id, node.at_token  # an answer that never began is passed over
         return node.id, None
 
+    def role_of(self, node_id: int) -> str:
+        """Whose turn a node belongs to; "" where there is none."""
+        node = self.tree.nodes.get(node_id)
+        return "" if node is None else self.tree.opening(node).role
+
     def forget(self, node_id: int) -> None:
         """A node is gone; its question ends the path where it did."""
         node = self.tree.nodes[node_id]
@@ -187,6 +193,8 @@ class OpenSession(PathTokens):
             tier=self._tier(start, len(run)),
             stats=self.stats_of(node),
             can_retry=self.has_hope or not node.stats.get(HOPELESS, False),
+            overflowed=self.overflowed(node.id),
+            is_foreign=bool(node.stats.get(FOREIGN)) and self.failed_to_begin(node.id),
             calls=self._calls(turn),
             can_repeat=node.role == "assistant" and node.id not in self.states and not refusal(node),
         )

@@ -11,9 +11,10 @@ from app.workbench.refusals import GONE, stored
 from app.workbench.session import UNTITLED, OpenSession
 from app.workbench.setup.adapters import stack_of_session
 from app.workbench.setup.setups import Setups
+from app.workbench.windows import Window, Windows
 from runtime import EngineDiedError, RuntimeFault, clean_text
 from storage import NewChunk, NewNode, NodeRow, SessionStore, StoreError
-from ui import Event, Refusal, SessionChanged, SessionsChanged, SessionSummary
+from ui import Refusal, SessionChanged, SessionsChanged, SessionSummary
 
 log = logging.getLogger(__name__)
 TIERS_SECONDS = 1.0  # that a session waits to hear what of it is in memory and on the disk
@@ -22,23 +23,23 @@ SLICE = 64  # nodes whose tokens are read at a time
 
 
 class Sessions:
-    """The sessions that are open, and the one that is shown.
+    """The sessions that are open, in whichever window.
 
     Args:
         store: Where they are saved.
         supervisor: Knows what the engine holds of a path.
         setups: Reads what a session is set to.
-        tell: Takes events for the window.
+        windows: Know who looks at what.
     """
 
-    def __init__(self, store: SessionStore, supervisor: Supervisor, setups: Setups, tell: Callable[[Event], None]) -> None:
+    def __init__(self, store: SessionStore, supervisor: Supervisor, setups: Setups, windows: Windows) -> None:
         self._store = store
         self._setups = setups
         self._supervisor = supervisor
-        self._tell = tell
+        self._windows = windows
+        self._tell = windows.tell
         self._open: dict[int, OpenSession] = {}
         self._trashed: set[int] = set()  # of the open ones
-        self.shown: OpenSession | None = None
         self.closing = False  # the engine is not asked for anything any more
         self._making = asyncio.Lock()  # a session that is being made must not be cleared away as one nobody uses
 
@@ -59,15 +60,16 @@ class Sessions:
             raise Refusal("that session is not open")
         return session
 
-    async def show(self, session_id: int) -> OpenSession:
-        """Opens a session and reads its path; no model is needed."""
+    async def show(self, session_id: int, window: Window | None = None) -> OpenSession:
+        """Opens a session and reads its path, for the window that shows it from now on; no model is needed."""
         session = self._open.get(session_id)
         if session is None:
             session = OpenSession(await stored(self._store.load_session(session_id)))
             session = self._open.setdefault(session_id, session)  # somebody else may have opened it meanwhile
         await self._load(session, session.missing())
         await self._setups.load(session)
-        self.shown = session
+        if window is not None:
+            window.shown = session
         if not session.missing(earlier=True):  # what is looked at goes first; a command reads the rest
             await self.find_warm(session)
         return session
@@ -89,14 +91,20 @@ class Sessions:
             await self._load(session, session.missing(earlier=True))
             await self._load(session, session.unread(session.tree.path(node_id)))
 
-    async def create(self) -> OpenSession:
-        """An empty one, shown; one that is open and that nothing was said in is as good as a new one."""
+    async def create(self, window: Window) -> OpenSession:
+        """An empty one for a window; one that nothing was said in is as good as a new one, unless another window has it."""
         async with self._making:
-            unused = (each for each in self._open.values() if each.is_unused and each.id not in self._trashed)
-            empty = next(unused, None)
-            session = await self.show(await stored(self._store.create_session(UNTITLED)) if empty is None else empty.id)
+            empty = next((each.id for each in self._open.values() if self._is_free(each, window)), None)
+            session_id = await stored(self._store.create_session(UNTITLED)) if empty is None else empty
+            with window.opening(session_id):
+                session = await self.show(session_id, window)
         self._tell(SessionsChanged())
         return session
+
+    def _is_free(self, session: OpenSession, window: Window) -> bool:
+        """Whether nothing was said in a session, and no other window will say something."""
+        taken = session.id in self._trashed or self._windows.holder(session.id, but=window) is not None
+        return session.is_unused and not taken
 
     async def tidy(self) -> None:
         """Clears away what was 30 days in the trash, what a killed import left, and sessions nobody said anything in.
@@ -186,8 +194,8 @@ class Sessions:
         """Another model or engine was chosen: what could only fail again may be tried again."""
         for session in self._open.values():
             session.has_hope = True
-        if self.shown is not None:
-            self._tell(SessionChanged(self.shown.view()))
+        for session in self._windows.shown():
+            self._tell(SessionChanged(session.view()))
 
     async def find_warm(self, session: OpenSession) -> None:
         """How much of the path the engine holds, and how much of it stands in the block file."""
@@ -234,14 +242,24 @@ class Sessions:
 
     # ---- the list -----------------------------------------------------------------------------------------------------
 
-    async def summaries(self, query: str) -> Sequence[SessionSummary]:
+    async def summaries(self, query: str, window: Window) -> Sequence[SessionSummary]:
         """Pinned first, then the latest; an empty one stands there only while it is shown, or where somebody named it."""
         rows = await stored(self._store.sessions(query))
-        shown_id = self.shown.id if self.shown else None
+        shown = {session.id for session in self._windows.shown()}
         return [
-            SessionSummary(row.id, row.title, row.updated, row.branches, row.pinned, row.is_sample, row.folder_id, row.tags)
+            SessionSummary(
+                row.id,
+                row.title,
+                row.updated,
+                row.branches,
+                row.pinned,
+                row.is_sample,
+                row.folder_id,
+                row.tags,
+                elsewhere=self._windows.holder(row.id, but=window) is not None,
+            )
             for row in rows
-            if row.branches or row.id == shown_id or row.title != UNTITLED or row.folder_id is not None or row.tags
+            if row.branches or row.id in shown or row.title != UNTITLED or row.folder_id is not None or row.tags
         ]
 
     async def rename(self, session_id: int, title: str) -> None:

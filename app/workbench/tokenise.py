@@ -37,6 +37,14 @@ class Tokeniser:
             header = await render_header(speaker.model, session.messages(turns), tools=session.tools(node.id) or None)
         return as_run(speaker.model, header, "")
 
+    async def own_words(self, session: OpenSession, speaker: Speaker, node: NodeRow) -> None:
+        """The ids of an answer that somebody wrote, behind the header of an answer."""
+        model = speaker.model
+        header = await self.after_user(session, node, speaker)
+        begin, ids = await model.tokenize_async(""), await model.tokenize_async(node.text)
+        said = ids[len(begin) :] if ids[: len(begin)] == begin else ids
+        await self._keep(session, speaker, node, as_run(model, [*header.ids.tolist(), *said], node.text))
+
     async def before(self, session: OpenSession, speaker: Speaker, node_id: int) -> None:
         """Turns of the path before the one that `node_id` ends get their ids, where no model has seen them yet."""
         await self._tokenise(session, speaker, before=node_id)

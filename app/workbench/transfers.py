@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from app.supervisor import Supervisor
 from app.workbench.refusals import stored
@@ -40,7 +40,7 @@ class TransferMembers:
 
                 await export_with_kv(self._store, self.supervisor, session_id, path, progress)
             else:
-                await export(self._store.path, session_id, kind, path, progress)
+                await export(self._store, session_id, kind, path, progress)
         except (StoreError, RuntimeFault, OSError) as fault:
             raise Refusal(str(fault)) from fault
 
@@ -49,8 +49,11 @@ class TransferMembers:
         imported = await stored(self._store.import_file(path, progress))
         self._tell(SessionsChanged())
         from app.portable_kv import carries_blocks  # the window opens without it
+        from app.workbench.taking import what_is_taken
 
-        return ImportResult(imported.sessions, imported.notes, await asyncio.to_thread(carries_blocks, path))
+        taken = [await what_is_taken(self._store, (await stored(self._store.load_session(i))).nodes) for i in imported.sessions]
+        notes = dict.fromkeys([*imported.notes, *(note for notes in taken for note in notes)])
+        return ImportResult(imported.sessions, tuple(notes), await asyncio.to_thread(carries_blocks, path))
 
     async def take_kv(self, session_ids: Sequence[int], path: Path, progress: OnTransfer) -> int:
         """Takes what the engine of whoever wrote the file had computed, while this one runs."""
@@ -68,7 +71,7 @@ class TransferMembers:
         return await compare(self._store, self._sessions.opened(session_id), left, right)
 
 
-async def export(store: Path, session_id: int, kind: ExportKind, path: Path, progress: OnTransfer) -> None:
+async def export(store: SessionStore, session_id: int, kind: ExportKind, path: Path, progress: OnTransfer) -> None:
     """Writes a session to a file, on a thread; cancelled, it waits until the thread has cleared away what it wrote.
 
     Raises:
@@ -82,7 +85,13 @@ async def export(store: Path, session_id: int, kind: ExportKind, path: Path, pro
         if done == total or not done % 64:
             loop.call_soon_threadsafe(progress, done, total)
 
-    work = asyncio.ensure_future(asyncio.to_thread(partial(_write, kind, store, session_id, path, on_progress)))
+    snapshot = None
+    if kind in (ExportKind.PORTABLE, ExportKind.WITH_KV):
+        from app.snapshots import snapshot_of  # the window opens without it
+
+        snapshot = await snapshot_of(store, session_id)
+    write = partial(_write, kind, store.path, session_id, path, on_progress, snapshot)
+    work = asyncio.ensure_future(asyncio.to_thread(write))
     try:
         await asyncio.shield(work)
     except asyncio.CancelledError:
@@ -93,7 +102,14 @@ async def export(store: Path, session_id: int, kind: ExportKind, path: Path, pro
         raise
 
 
-def _write(kind: ExportKind, store: Path, session_id: int, path: Path, on_progress: Callable[[int, int], None]) -> None:
+def _write(
+    kind: ExportKind,
+    store: Path,
+    session_id: int,
+    path: Path,
+    on_progress: Callable[[int, int], None],
+    snapshot: Mapping[str, Any] | None,
+) -> None:
     from storage import export_json, export_markdown, export_portable, export_tokens  # loaded here, on the thread
 
     match kind:
@@ -104,4 +120,4 @@ def _write(kind: ExportKind, store: Path, session_id: int, path: Path, on_progre
         case ExportKind.CSV:
             export_tokens(store, session_id, path, on_progress)
         case ExportKind.PORTABLE | ExportKind.WITH_KV:
-            export_portable(store, session_id, path, on_progress)
+            export_portable(store, session_id, path, on_progress, snapshot)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from app.faults import STOPPED
-from app.workbench.making import repeat_note
-from app.workbench.setup.beginning import left_out
+from app.workbench.making import CHANGED, repeat_note
+from app.workbench.setup.beginning import as_text, left_out
 from app.workbench.tree import Tree
 from storage import NodeRow
 from ui import TurnStats
@@ -16,6 +19,7 @@ NOTES = {
     "engine_died": STOPPED,
     "app_ended": "cut off when Elsewise ended",
     "error": "failed",
+    "edited": "edited",
 }
 CUT = "a stop text cut it before it had the form asked for"
 DAMAGED = "some of this turn's stored rows are damaged; what could be read is shown, and no model goes on from it"
@@ -38,13 +42,21 @@ def note_of(tree: Tree, node: NodeRow, *, damaged: bool) -> str:
         return message
     cut = (node.status, node.finish_reason) == ("partial", "stop")
     ended = CUT if cut else NOTES.get(node.finish_reason or "", "")
-    return " · ".join(note for note in (repeat_note(node.stats), ended) if note)
+    return " · ".join(note for note in (repeat_note(node.stats), changed_note(node.stats), ended) if note)
+
+
+def changed_note(stats: Mapping[str, Any]) -> str:
+    """What an answer says of itself that went on otherwise than it began."""
+    told = stats.get(CHANGED)
+    return f"went on with {', '.join(map(str, told))}" if isinstance(told, list) and told else ""
 
 
 def _not_seen(tree: Tree, node: NodeRow) -> str:
     """What is said where a path goes on without the turns before."""
     root = tree.nodes.get(node.parent_id) if node.parent_id is not None else None
     count = left_out(root.stats) if root is not None and root.role == "system" else 0
+    if root is not None and as_text(root.stats):
+        return "opened as text; what it was opened from stands beside this, with its tokens and numbers"
     return f"{_turns(count)} not seen by the model; the whole conversation stands beside this" if count else ""
 
 

@@ -8,19 +8,21 @@ from functools import partial
 
 from app.workbench.answer import Answer, Given
 from app.workbench.answers import Answers, Prepare
+from app.workbench.continuing import Continued
 from app.workbench.copying import Copies
 from app.workbench.growing import EMPTY
 from app.workbench.making import Repeat, refusal
 from app.workbench.path_tokens import content_of
 from app.workbench.pick import began, leading_template, pick
 from app.workbench.points import beside
+from app.workbench.prompt import check_tokens
 from app.workbench.refusals import GONE
 from app.workbench.session import UNTITLED, OpenSession
 from app.workbench.sessions import Sessions
-from app.workbench.setup.beginning import Beginning, left_out
+from app.workbench.setup.beginning import Beginning, as_text, left_out
 from app.workbench.tokenise import Tokeniser
 from app.workbench.vocabulary import Vocabulary
-from runtime import Finish, InvalidRequestError, clean_text, fresh_seed
+from runtime import Finish, InvalidRequestError, RuntimeFault, TokenRun, clean_text, fresh_seed
 from storage import NewNode, NodeRow, StoreError
 from ui import Event, Refusal, SessionChanged, SessionsChanged
 
@@ -65,7 +67,7 @@ class Turns:
         if not text.strip():
             raise Refusal("write a message first")
         if replaces is not None and session.tree.opening(self._node(session, replaces)).role != "user":
-            raise Refusal("only your own messages can be edited; regenerate the model's")
+            raise Refusal("this turn cannot be edited")
         target = await self._copies.target(session)
         session, replaces = target.session, target.of(replaces)
         with self._answers.claim(session) as answer:
@@ -100,6 +102,16 @@ class Turns:
             self._tell(SessionsChanged())
             await self._stream(answer, reply, partial(self._tokeniser.after_user, session, reply))
 
+    async def answer_last(self, session: OpenSession) -> None:
+        """Streams an answer to the question that ends the path, where it ends with one."""
+        last = session.tree.nodes.get(session.tip) if session.tip is not None else None
+        if last is None or last.role not in ("user", "tool"):
+            return
+        with self._answers.claim(session) as answer:
+            await self._answers.settle(session)
+            reply = await self._sessions.add(session, NewNode(session.id, last.id, "assistant", status="open"))
+            await self._stream(answer, reply, partial(self._tokeniser.after_user, session, reply))
+
     async def begin(self, session_id: int, beginning: Beginning) -> OpenSession:
         """Another beginning; one that is there already is shown again. Returns the session, or the copy of the sample."""
         session = self._sessions.opened(session_id)
@@ -114,7 +126,8 @@ class Turns:
         return session
 
     async def _begin(self, session: OpenSession, beginning: Beginning) -> None:
-        roots = [root for root in session.tree.children(None) if root.role == "system" and not left_out(root.stats)]
+        first = (root for root in session.tree.children(None) if root.role == "system")
+        roots = [root for root in first if not left_out(root.stats) and not as_text(root.stats)]
         same = next((root for root in roots if Beginning.of(root) == beginning), None)
         if same is None:
             new = NewNode(session.id, None, "system", text=beginning.system, stats=beginning.stats)
@@ -188,10 +201,12 @@ class Turns:
             await self._go_on(answer, target.place(new), Given(known, node.kv_fingerprint))
 
     async def continue_turn(self, session_id: int, node_id: int) -> None:
-        """Goes on with an answer that was stopped."""
+        """Goes on with an answer that was stopped, with what it was made with (see `continuing`)."""
         session = self._sessions.opened(session_id)
         node = self._node(session, node_id)
         run = session.runs.get(node_id, EMPTY)
+        if node.role == "assistant" and not len(run) and node.text:  # text that no model has seen
+            run = await self._cut(session, node)
         if node.role != "assistant" or not began(run):
             raise Refusal("there is nothing to go on from; regenerate the answer instead")
         if int(run.finish[-1]) == Finish.EOS:
@@ -200,7 +215,22 @@ class Turns:
         target = await self._copies.target(session)
         with self._answers.claim(target.session) as answer:
             await self._answers.settle(target.session)
-            await self._go_on(answer, target.place(new), Given(EMPTY, node.kv_fingerprint))
+            answer.continues = Continued.read(session.tree, node)
+            await self._go_on(answer, target.place(new), Given(EMPTY, session.tree.nodes[node_id].kv_fingerprint))
+
+    async def _cut(self, session: OpenSession, node: NodeRow) -> TokenRun:
+        """The tokens of an answer that is text so far, on the disk when they come back."""
+        with self._answers.claim(session):
+            await self._answers.settle(session)
+            session.check_sound(session.tree.path(node.id))
+            model = await self._answers.model()
+            try:
+                check_tokens(model, session, session.tree.path(node.id))
+                await self._tokeniser.own_words(session, await self._answers.speaker_now(session, model), node)
+            except (RuntimeFault, StoreError) as fault:
+                raise Refusal(str(fault)) from fault
+            await self._sessions.refresh(session)
+        return session.runs[node.id]
 
     # ---- how ----------------------------------------------------------------------------------------------------------
 

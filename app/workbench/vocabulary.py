@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
+from typing import Any, Final
+
+import msgspec
 
 from runtime import LanguageModel
 from storage import SessionStore, StoreDamagedError, vocabulary_digest
 
 SETTING = "vocabulary"  # the digest of the one used last
+RAN: Final = "ran"  # the setting with the fingerprints of the models that were loaded here, the last one last
+MOST_RAN: Final = 1_000
 
 
 class Vocabulary:
@@ -21,6 +27,21 @@ class Vocabulary:
     def bytes_of(self, token_id: int) -> bytes:
         """Empty where the vocabulary is not known."""
         return self._tokens[token_id] if 0 <= token_id < len(self._tokens) else b""
+
+    @property
+    def is_known(self) -> bool:
+        """Whether any model was used here."""
+        return bool(self._tokens)
+
+    def saying(self, text: str) -> tuple[int, ...]:
+        """The tokens that say just that."""
+        wanted = text.encode()
+        return tuple(token for token, data in enumerate(self._tokens) if data == wanted and wanted)
+
+    def longest_start(self, text: str) -> bytes:
+        """The longest token that a text begins with; empty where there is none."""
+        wanted = text.encode()
+        return max((data for data in self._tokens if data and wanted.startswith(data)), key=len, default=b"")
 
     def holding(self, sought: Sequence[int | str] | None) -> tuple[int, ...]:
         """The ids among `sought`, and those of all tokens that contain one of its texts."""
@@ -43,14 +64,35 @@ class Vocabulary:
         digest = vocabulary_digest(self._tokens)
         if await self._held(digest) != self._tokens:  # nothing is there, it is damaged, or something else was planted
             await self._store.save_vocabulary(digest, self._tokens)
-        info = model.info
-        known = {"name": info.name, "model_fingerprint": info.model_fingerprint, "vocabulary": digest}
-        if await self._store.model(info.kv_fingerprint) != known:  # so that whoever opens the session elsewhere can find it
-            await self._store.save_model(info.kv_fingerprint, known)
+        await self._say_what_it_is(model, digest)
         await self._store.set_setting(SETTING, digest)
+
+    async def _say_what_it_is(self, model: LanguageModel, digest: str) -> None:
+        """What its fingerprint stands for: so that whoever opens a session, here or elsewhere, can tell what to do with it."""
+        info = model.info
+        known: dict[str, Any] = {"name": info.name, "model_fingerprint": info.model_fingerprint, "vocabulary": digest}
+        known["manifest"] = await asyncio.to_thread(_manifest, model)  # it reads the whole vocabulary
+        if await self._store.model(info.kv_fingerprint) != known:
+            await self._store.save_model(info.kv_fingerprint, known)
+        ran = await fingerprints_that_ran(self._store)
+        if ran[-1:] != [info.kv_fingerprint]:
+            others = [fingerprint for fingerprint in ran if fingerprint != info.kv_fingerprint]
+            await self._store.set_setting(RAN, [*others, info.kv_fingerprint][-MOST_RAN:])
 
     async def _held(self, digest: str) -> list[bytes] | None:
         try:
             return await self._store.vocabulary(digest)
         except StoreDamagedError:
             return None
+
+
+async def fingerprints_that_ran(store: SessionStore) -> list[str]:
+    """Of the models that were loaded in this data folder, the last one last."""
+    held = await store.setting(RAN)
+    return [each for each in held if isinstance(each, str)] if isinstance(held, list) else []
+
+
+def _manifest(model: LanguageModel) -> Any:
+    """What the model's tokens and numbers depend on, as JSON has it."""
+    with model.open_session() as session:
+        return msgspec.json.decode(msgspec.json.encode(session.manifest.to_mapping()))

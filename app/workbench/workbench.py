@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -10,6 +11,7 @@ from types import MappingProxyType
 from typing import Any
 
 from app.supervisor import Supervisor
+from app.workbench.answer import Answer
 from app.workbench.answers import Answers
 from app.workbench.app_settings import SettingsKeeper
 from app.workbench.chores import Chores
@@ -22,6 +24,8 @@ from app.workbench.keeping import Keeper
 from app.workbench.loading import LoadingMembers
 from app.workbench.pinning import BlockPins
 from app.workbench.pruning import prune
+from app.workbench.reopening import Reopening
+from app.workbench.retelling import Retelling
 from app.workbench.saying import SayingMembers
 from app.workbench.sessions import Sessions
 from app.workbench.setup.members import SetupMembers
@@ -32,9 +36,20 @@ from app.workbench.tokenise import Tokeniser
 from app.workbench.transfers import TransferMembers
 from app.workbench.turns import Turns
 from app.workbench.vocabulary import Vocabulary
+from app.workbench.windows import Windows
 from runtime import GenerationOptions, SamplingOptions
 from storage import SessionStore, StoreDamagedError, StoreError
-from ui import EngineState, Event, SessionChanged, SessionSummary, SessionView, StatusChanged, StatusView
+from ui import (
+    Event,
+    SessionChanged,
+    SessionSummary,
+    SessionTrashed,
+    SessionView,
+    ShownElsewhere,
+    StatusChanged,
+    StatusView,
+    WindowWanted,
+)
 
 log = logging.getLogger(__name__)
 
@@ -47,13 +62,16 @@ EMPTY_CALL: Mapping[str, Any] = MappingProxyType({})
 
 
 class AppWorkbench(SayingMembers, LoadingMembers, SetupMembers, ShelfMembers, TransferMembers, DrawingMembers):
-    """Use cases over the session store and the engine process; all members belong to the window's loop.
+    """Use cases over the session store and the engine process, for one window; all members belong to the window's loop.
+
+    `beside` gives those for one more window: they share everything but what is shown.
 
     Args:
         store: The sessions.
         supervisor: The engine process.
         preset: How answers are drawn where nobody says otherwise.
         call: What somebody says, by the names of `GenerationOptions.from_mapping`.
+        reopens: Whether an engine that died under an answer is started again by itself, once, for the session's sake.
     """
 
     def __init__(
@@ -62,24 +80,32 @@ class AppWorkbench(SayingMembers, LoadingMembers, SetupMembers, ShelfMembers, Tr
         supervisor: Supervisor,
         preset: GenerationOptions = PRESET,
         call: Mapping[str, Any] = EMPTY_CALL,
+        *,
+        reopens: bool = False,
     ) -> None:
         self._store = store
         self.supervisor = supervisor
         self.vocabulary = Vocabulary(store)
-        self._listeners: list[Callable[[Event], None]] = []
+        self._windows = Windows()
+        self.window = self._windows.add()
         self._chores = Chores()
         self._setups = Setups(store, supervisor, preset, call, self._free_adapters)
-        self._sessions = Sessions(store, supervisor, self._setups, self._tell)
+        self._sessions = Sessions(store, supervisor, self._setups, self._windows)
         self._pins = BlockPins(store, supervisor, self._chores)
-        self._keeper = Keeper(supervisor, self._pins)
-        self._answers = Answers(store, supervisor, self._setups, call, self._tell, self._refresh_status, self._keeper.keep)
+        self._keeper = Keeper(store, supervisor, self._pins)
+        self._answers = Answers(store, supervisor, self._setups, call, self._tell, self._refresh_status, self._ended)
+        self._reopening = Reopening(
+            self._sessions, supervisor, self._setups, self._chores, self._answers.running.__contains__, self._tell
+        )
+        self._reopens = reopens
         tokeniser = Tokeniser(store, self.vocabulary)
-        copies = Copies(store, supervisor, self._sessions, self._setups, self._tell)
+        copies = Copies(store, supervisor, self._sessions, self._setups, self._windows)
         self._turns = Turns(self._sessions, copies, self._answers, tokeniser, self.vocabulary, self._tell, self._refresh_status)
+        self._retelling = Retelling(self._sessions, supervisor, copies, self._answers, tokeniser, self._tell)
         self._settings = SettingsKeeper(store, supervisor, self._setups.presets)
         self._composing = Composing(self._sessions, supervisor, self._answers, copies)
         tell, refresh = self._tell, self._refresh_status
-        self._fans = Fans(store, supervisor, self._sessions, copies, self._answers, tokeniser, tell, refresh, self._keeper.keep)
+        self._fans = Fans(store, supervisor, self._sessions, copies, self._answers, tokeniser, tell, refresh, self._ended)
         self._drawn = Drawn(
             store,
             supervisor,
@@ -89,39 +115,66 @@ class AppWorkbench(SayingMembers, LoadingMembers, SetupMembers, ShelfMembers, Tr
             self._answers.model,
             self._setups.speaker,
         )
-        self.status = StatusView(EngineState.NONE)
         supervisor.subscribe(self._refresh_status)
 
-    # ---- the window listens -------------------------------------------------------------------------------------------
+    # ---- the windows listen -------------------------------------------------------------------------------------------
+
+    def beside(self) -> AppWorkbench:
+        """For one more window, which is to be closed like the first; the store and the engine end with the last."""
+        other = copy.copy(self)
+        other.window = self._windows.add()
+        other.window.status = status_of(self.supervisor, None)
+        return other
+
+    @property
+    def status(self) -> StatusView:
+        """The engine, and the last answer of what this window shows."""
+        return self.window.status
 
     def subscribe(self, listener: Callable[[Event], None]) -> None:
         """Events go to `listener` from now on."""
-        self._listeners.append(listener)
+        self.window.listeners.append(listener)
 
     def _tell(self, event: Event) -> None:
-        for listener in self._listeners:
-            listener(event)
+        self._windows.tell(event)
 
     def _refresh_status(self) -> None:
-        self.status = status_of(self.supervisor, self._sessions.shown)
-        self._tell(StatusChanged(self.status))
+        for window in self._windows:
+            window.status = status_of(self.supervisor, window.shown)
+            window.tell(StatusChanged(window.status))
+
+    def bring_forward(self, session_id: int) -> bool:
+        """Asks the other window that shows a session to come to the front; whether there is one."""
+        other = self._windows.holder(session_id, but=self.window)
+        if other is not None:
+            other.tell(WindowWanted(session_id))
+        return other is not None
+
+    def _ended(self, answer: Answer) -> None:
+        """An answer is over and written."""
+        self._keeper.keep(answer)
+        if self._reopens:
+            self._reopening.after(answer)
 
     # ---- sessions -----------------------------------------------------------------------------------------------------
 
     async def sessions(self, query: str = "") -> Sequence[SessionSummary]:
         """Pinned first, then the latest."""
-        return await self._sessions.summaries(query)
+        return await self._sessions.summaries(query, self.window)
 
     async def open_session(self, session_id: int) -> SessionView:
-        """Reads a session; no model is needed."""
-        await self.vocabulary.load()
-        session = await self._sessions.show(session_id)
+        """Reads a session; no model is needed. One that another window shows is shown there."""
+        if self.bring_forward(session_id):
+            raise ShownElsewhere("that session is open in another window")
+        with self.window.opening(session_id):
+            await self.vocabulary.load()
+            session = await self._sessions.show(session_id, self.window)
         self._refresh_status()
         return session.view()
 
     async def new_session(self) -> SessionView:
         """An empty one."""
-        session = await self._sessions.create()
+        session = await self._sessions.create(self.window)
         await self.vocabulary.load()
         self._refresh_status()
         return session.view()
@@ -140,6 +193,9 @@ class AppWorkbench(SayingMembers, LoadingMembers, SetupMembers, ShelfMembers, Tr
         stopped = session_id in self._answers.running
         self.stop(session_id)
         await self._sessions.trash(session_id)
+        other = self._windows.holder(session_id, but=self.window)
+        if other is not None:
+            other.tell(SessionTrashed(session_id))
         self._pins.changed()
         return stopped
 
@@ -195,11 +251,15 @@ class AppWorkbench(SayingMembers, LoadingMembers, SetupMembers, ShelfMembers, Tr
         """Bytes of any token, without the engine."""
         return [self.vocabulary.bytes_of(token) for token in token_ids]
 
-    async def close(self) -> None:
-        """Text first: streams are stopped and written, then KV is kept as far as there is time, the engine and the store end.
+    async def close(self) -> bool:
+        """Gives the window's session up; with the last window everything is saved and ends, which is what this returns.
+
+        Text first: streams are stopped and written, then KV is kept as far as there is time, the engine and the store end.
 
         An engine that does not answer is not waited for: its end ends whoever waits for it.
         """
+        if not self._windows.remove(self.window):
+            return False
         self._sessions.closing = True
         self._chores.close()
         for session_id in list(self._answers.running):
@@ -213,3 +273,4 @@ class AppWorkbench(SayingMembers, LoadingMembers, SetupMembers, ShelfMembers, Tr
         self._chores.cancel()
         await self._sessions.drop_empty()
         await self._store.close()
+        return True

@@ -47,7 +47,7 @@ def is_adapter_folder(path: str | Path) -> bool:
 
 def list_shelf_adapters() -> list[ShelvedAdapter]:
     """The adapters of the shelf, by name. Cheap: no weights are read."""
-    return [_shelved(folder) for folder in shelf_folders(adapters=True)]
+    return [shelf_adapter(folder) for folder in shelf_folders(adapters=True)]
 
 
 def import_adapter(path: str | Path, name: str | None = None, progress: OnProgress = ignore) -> ShelvedAdapter:
@@ -90,10 +90,11 @@ def import_adapter(path: str | Path, name: str | None = None, progress: OnProgre
         return folder
 
     needed = sum(file.stat().st_size for file in files)
-    return _shelved(place_on_shelf(source, name, sha256, needed, make=make, opened=opened))
+    return shelf_adapter(place_on_shelf(source, name, sha256, needed, make=make, opened=opened))
 
 
-def _shelved(folder: Path) -> ShelvedAdapter:
+def shelf_adapter(folder: Path) -> ShelvedAdapter:
+    """What a folder of the shelf holds; one that cannot be used says why."""
     size = sum(file.stat().st_size for file in folder.iterdir() if file.is_file())
     try:
         header = read_header(folder)

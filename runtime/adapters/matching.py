@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +17,12 @@ from runtime.records import Float32
 
 # What libraries and their wrappers put in front of one and the same module.
 _BODIES = ("base_model.", "language_model.", "model.", "transformer.", "backbone.")
+
+# Words that say in which form a model lies: its numbers' width, its quantisation, who can read it.
+_FORM = re.compile(
+    r"(?:^| )(?:i?q[1-8](?: (?:k|[01]|xxs|xs|s|m|l|xl|nl))*|[1-8] ?bits?|int[48]|fp?(?:8|16|32)|bf16|b?float(?:16|32)"
+    r"|mxfp4|nf4|dwq|awq|gptq|bnb|mlx|gguf|hf|quantized)(?= |$)"
+)
 
 
 def matched(header: AdapterHeader, targets: Mapping[str, ModuleShape]) -> AdapterHeader:
@@ -50,17 +56,24 @@ def matched(header: AdapterHeader, targets: Mapping[str, ModuleShape]) -> Adapte
     return replace(header, modules=modules)
 
 
-def check_base(header: AdapterHeader, model: str) -> None:
-    """Compares the base that an adapter names with a model's name, forgiving paths, owners and what names of copies add.
+def check_base(header: AdapterHeader, names: Sequence[str]) -> None:
+    """Compares the base that an adapter names with a model's names, forgiving what says only in which form it lies.
+
+    Owners, paths, revisions, capitals and signs do not count, nor do words such as "4bit", "mlx" or "gguf"; every other word
+    does: a chat model is not its base model, though all shapes are the same.
+
+    Args:
+        header: Of the adapter.
+        names: What the model is called; none: that is not known, and its modules alone decide (`matched`).
 
     Raises:
         AdapterError: They are different models.
     """
-    asked, here = _plain(header.base), _plain(model)
-    if asked and here and asked not in here and here not in asked:
+    asked = _plain(header.base)
+    if asked and names and asked not in {_plain(name) for name in names}:
         raise AdapterError(
-            f"{header.folder}: made for {header.base}, and this is {model}; load that base model, or, if it is the same under "
-            "another name, add the adapter with any_base=True"
+            f"{header.folder}: made for {header.base}, and this is {names[0]}; load that base model, or, if it is the same "
+            "under another name, add the adapter with any_base=True, or put that name into its adapter_config.json"
         )
 
 
@@ -83,4 +96,10 @@ def core(path: str) -> str:
 
 
 def _plain(name: str) -> str:
-    return re.sub(r"[^a-z0-9]", "", Path(name.partition("@")[0].rstrip("/")).name.lower())
+    """What of a model's name says which model it is."""
+    last = Path(name.partition("@")[0].rstrip("/")).name.lower()
+    words = re.sub(r"[^a-z0-9]+", " ", last)
+    kept, before = words, ""
+    while kept != before:
+        before, kept = kept, _FORM.sub(" ", kept)
+    return (kept if kept.strip() else words).replace(" ", "")

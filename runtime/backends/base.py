@@ -39,7 +39,8 @@ class Backend(Protocol):
     info: ModelInfo
     slot_bytes: int  # of a pack's buffers, per slot
     state_bytes: int  # of one recurrent state; 0 where there is none
-    forwards: int  # calls of the model since load
+    forwards: int  # calls of the model since load, failed ones too
+    pushed: int  # tokens that it was called with, padding included
     lent: int  # bytes that copies may take in the middle of a `forward`; fewer than `copy_cost`: in more calls of the model
     overlaps: bool  # whether a forward that was begun computes while the caller does something else
 

@@ -17,7 +17,7 @@ UNBOUNDED_CONTEXT = 131_072  # tokens; for models that name no limit (recurrent 
 LEAST_BUDGET = 64 << 20  # bytes
 BUDGET_SHARE = 4  # KV gets this fraction of the memory that is left after the weights
 
-_CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "max_sequence_length")
+CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "max_sequence_length")
 
 
 def digest(*parts: Any) -> str:
@@ -42,7 +42,7 @@ def kv_budget(options: LoadOptions, free: int) -> int:
 
 def whole_context(config: Mapping[str, Any]) -> int:
     """Tokens that the model was made for."""
-    limits = [config[key] for key in _CONTEXT_KEYS if isinstance(config.get(key), int)]
+    limits = [config[key] for key in CONTEXT_KEYS if isinstance(config.get(key), int)]
     return int(limits[0]) if limits else UNBOUNDED_CONTEXT
 
 

@@ -130,12 +130,12 @@ class FakeBackend(PackedBackend[FakePack]):
         return slots
 
     def push(self, pack: FakePack, step: Step) -> tuple[Float32, State | None]:
-        self.forwards += 1
+        self.count(len(step.tokens))
         self._misbehave(step.tokens)
         return self._compute(pack, step)
 
     def push_rows(self, pack: FakePack, bucket: Bucket) -> tuple[Float32, Sequence[State | None]]:
-        self.forwards += 1
+        self.count(bucket.tokens.size)
         self._misbehave(bucket.tokens.ravel())
         return joined(self._compute(pack, step) for step in steps_of(bucket))
 
@@ -193,8 +193,11 @@ class FakeBackend(PackedBackend[FakePack]):
 
     def logits_uncached(self, ids: Sequence[int], stacks: TokenStacks | None = None) -> Float32:
         tokens = as_ids(ids)
-        pack = self.open_pack()
-        _, logits = self.forward(pack, tokens, chain_parents(0, len(tokens), ROOT), np.array([len(tokens) - 1]), stacks)
+        pack, counted = self.open_pack(), (self.forwards, self.pushed)
+        try:
+            _, logits = self.forward(pack, tokens, chain_parents(0, len(tokens), ROOT), np.array([len(tokens) - 1]), stacks)
+        finally:  # as of every backend, what is computed beside the cache is not counted
+            self.forwards, self.pushed = counted
         last: Float32 = logits[0]
         return last
 

@@ -79,7 +79,7 @@ class MockBackend(PackedBackend[MockPack]):
         return np.arange(base, base + n)
 
     def push(self, pack: MockPack, step: Step) -> tuple[Float32, State | None]:
-        self.forwards += 1
+        self.count(len(step.tokens))
         pack.write(int(step.slots[0]), step.tokens)
         rows = [_logits(pack.tokens[pack.tree.path(int(step.slots[j]))]) for j in step.want]
         width = self.info.hidden_size if step.hidden else VOCABULARY

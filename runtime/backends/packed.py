@@ -64,7 +64,8 @@ class PackedBackend(SizedBackend[P]):
         stepwise: Whether a kept recurrent state takes only one token at a time (a library's limit, found at load).
         buckets: Whether chains may share a forward as its rows; else each has one of its own.
         ragged: Whether rows of one forward may have pasts of different length.
-        forwards: Calls of the model, since load.
+        forwards: Calls of the model, since load; those that failed too.
+        pushed: Tokens that it was called with, padding included.
     """
 
     tree: bool = True
@@ -74,6 +75,7 @@ class PackedBackend(SizedBackend[P]):
     buckets: bool = True
     ragged: bool = True
     forwards: int = 0
+    pushed: int = 0
 
     @abstractmethod
     def open_pack(self) -> P:
@@ -154,6 +156,11 @@ class PackedBackend(SizedBackend[P]):
             parts = state if isinstance(state, tuple) else (state,)
             sound[slot] &= all(self.finite(part) for part in parts if part is not None)
         return sound
+
+    def count(self, tokens: int) -> None:
+        """The model is about to be called with so many tokens."""
+        self.forwards += 1
+        self.pushed += tokens
 
     @property
     def chained(self) -> bool:

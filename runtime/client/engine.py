@@ -26,6 +26,7 @@ from runtime.info import CacheReport, Metrics, ModelInfo, OnProgress
 from runtime.language_model import Message, PrefixMatch
 from runtime.members.resolving import ResolvingMembers
 from runtime.options import GenerationOptions, given
+from runtime.priority import Priority, check_priority
 from runtime.records import Float32, TokenRecord, TokenRun
 from runtime.resolution import AnswerEnds
 from runtime.session.opening import OpensSessions
@@ -117,9 +118,10 @@ class EngineClient(
         start: int = 0,
         *,
         adapters: Adapters = None,
+        priority: Priority = Priority.INSPECTOR,
         on_progress: OnProgress | None = None,
     ) -> list[TokenRecord]:
-        return list(await self.score_run(ids, top_k, start, on_progress=on_progress, adapters=adapters))
+        return list(await self.score_run(ids, top_k, start, on_progress=on_progress, priority=priority, adapters=adapters))
 
     async def score_run(
         self,
@@ -128,10 +130,11 @@ class EngineClient(
         start: int = 0,
         *,
         adapters: Adapters = None,
+        priority: Priority = Priority.INSPECTOR,
         on_progress: OnProgress | None = None,
     ) -> TokenRun:
-        call = self._calls.call("score_run", on_progress=on_progress, top_k=top_k, start=start, **plain_query(ids, adapters))
-        return cast("TokenRun", await call)
+        asked = {"top_k": top_k, "start": start, "priority": check_priority(priority), **plain_query(ids, adapters)}
+        return cast("TokenRun", await self._calls.call("score_run", on_progress=on_progress, **asked))
 
     # ---- generation ------------------------------------------------------------------------------------------
 

@@ -28,7 +28,7 @@ TEXT_FILES = (
 SETTINGS_FILES = ("config.json", "generation_config.json")
 INDEX = "model.safetensors.index.json"
 MAX_JSON_BYTES = 32 << 20  # an index of a very large model has a few MB
-_PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 
 def open_folder(path: Path, *, name: str | None = None, backend: str = "hf") -> ModelFolder:
@@ -52,8 +52,7 @@ def open_folder(path: Path, *, name: str | None = None, backend: str = "hf") -> 
         )
     if raw is None:
         raise ModelLoadError(f"{path}: no config.json; this is not a model folder (a GGUF file is given by its own path)")
-    _check_architecture(raw, path)
-    check_sizes(raw, f"{path / 'config.json'}")
+    check_config(raw, str(path))
     weights = weight_files(path)
     for file in weights:
         check_safetensors(file)
@@ -138,7 +137,7 @@ def check_safetensors(path: Path) -> int:
 
 def _no_weights(path: Path) -> ModelLoadError:
     names = sorted(file.name for file in path.iterdir() if file.is_file())
-    pickles = [name for name in names if name.endswith(_PICKLES)]
+    pickles = [name for name in names if name.endswith(PICKLES)]
     if pickles:
         return ModelLoadError(
             f"{path}: only pickled weights ({pickles[0]}), which are never opened because they can run code; "
@@ -149,37 +148,59 @@ def _no_weights(path: Path) -> ModelLoadError:
     return ModelLoadError(f"{path}: no weights (model.safetensors or model.safetensors.index.json)")
 
 
-def _check_architecture(config: Mapping[str, Any], path: Path) -> None:
+def check_config(config: Mapping[str, Any], where: str) -> None:
+    """Refuses a configuration with sizes that no model has, or of a model that needs code of its own.
+
+    Args:
+        config: ``config.json``.
+        where: The folder or repository it is from, for messages.
+
+    Raises:
+        ModelLoadError: Names the key.
+    """
     kind = config.get("model_type")
     code = next((key for key in ("auto_map", "model_file") if config.get(key)), None)
     known = isinstance(kind, str) and kind.replace("_", "").replace("-", "").replace(".", "").isalnum()
-    if code and not (known and _library_knows(str(kind))):
+    if code and not (known and libraries_knowing(str(kind))):
         raise ModelLoadError(
-            f"{path}: the model needs code of its own ({code} in config.json), which is never run; "
+            f"{where}: the model needs code of its own ({code} in config.json), which is never run; "
             "choose a model whose architecture the libraries know"
         )
     if not known:
-        raise ModelLoadError(f"{path / 'config.json'}: model_type is {kind!r}; it must name the architecture")
+        raise ModelLoadError(f"{where}/config.json: model_type is {str(kind)[:40]!r}; it must name the architecture")
+    check_sizes(config, f"{where}/config.json")
 
 
-def _library_knows(kind: str) -> bool:
-    """Whether transformers or mlx_lm has this architecture, told from their files: importing them takes seconds."""
+def libraries_knowing(kind: str) -> tuple[str, ...]:
+    """Which of transformers and mlx_lm have an architecture, told from their files: importing them takes seconds."""
+    if not kind.replace("_", "").replace("-", "").replace(".", "").isalnum():
+        return ()
+    found = []
     for library, suffix in (("transformers", ""), ("mlx_lm", ".py")):
         spec = importlib.util.find_spec(library)
-        for place in (spec and spec.submodule_search_locations) or ():
-            if (Path(place) / "models" / f"{kind.replace('-', '_')}{suffix}").exists():
-                return True
-    return False
+        places = (spec and spec.submodule_search_locations) or ()
+        if any((Path(place) / "models" / f"{kind.replace('-', '_')}{suffix}").exists() for place in places):
+            found.append(library)
+    return tuple(found)
+
+
+def quantised_with(config: Mapping[str, Any]) -> tuple[str | None, str]:
+    """The method that weights were quantised with ("mlx", or a foreign one's name; None for plain ones), and its bits."""
+    mlx, other = config.get("quantization"), config.get("quantization_config")
+    if isinstance(mlx, Mapping) and "group_size" in mlx:
+        return "mlx", str(mlx.get("bits", "?"))
+    if isinstance(other, Mapping) and other.get("quant_method"):
+        return str(other["quant_method"])[:40], ""
+    return None, ""
 
 
 def _quantisation(config: Mapping[str, Any], path: Path, backend: str) -> str | None:
-    mlx, other = config.get("quantization"), config.get("quantization_config")
-    if isinstance(mlx, Mapping) and "group_size" in mlx:
+    method, bits = quantised_with(config)
+    if method == "mlx":
         if backend == "hf":
             raise ModelLoadError(f"{path}: weights quantised for MLX; load it with backend='mlx' or choose the plain model")
-        return f"{mlx.get('bits', '?')} bit (mlx)"
-    if isinstance(other, Mapping) and other.get("quant_method"):
-        method = other["quant_method"]
+        return f"{bits} bit (mlx)"
+    if method is not None:
         raise ModelLoadError(f"{path}: weights quantised with {method}, which needs CUDA libraries; choose the plain model")
     return None
 

@@ -7,7 +7,7 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from runtime.errors import ModelLoadError
@@ -16,8 +16,8 @@ from runtime.loading.paths import make_private, models_dir
 _CHUNK = 1 << 20
 
 
-def sha256_of(path: Path) -> str:
-    """The file's SHA-256 as hex; reads all of it.
+def sha256_of(path: Path, tell: Callable[[int], None] | None = None) -> str:
+    """The file's SHA-256 as hex; reads all of it, and tells the bytes of each read.
 
     Raises:
         ModelLoadError: It cannot be read.
@@ -27,6 +27,8 @@ def sha256_of(path: Path) -> str:
             digest = hashlib.sha256()
             while chunk := stream.read(_CHUNK):
                 digest.update(chunk)
+                if tell is not None:
+                    tell(len(chunk))
     except OSError as fault:
         raise ModelLoadError(f"{path}: cannot be read ({fault.strerror}); check the file and its permissions") from fault
     return digest.hexdigest()
@@ -37,22 +39,53 @@ def known_sha256(path: Path) -> str:
 
     What is remembered lies under the models folder, never beside the file.
     """
+    kept = remembered_sha256(path)
+    if kept is not None:
+        return kept
+    sha256 = sha256_of(path)
+    remember_sha256(path, sha256)
+    return sha256
+
+
+def remembered_sha256(path: Path) -> str | None:
+    """The SHA-256 that is remembered of a file with this path, size and time; None where none is.
+
+    Raises:
+        ModelLoadError: It cannot be looked at.
+    """
+    note = _note(path)
+    with contextlib.suppress(OSError, ValueError):
+        kept = json.loads(_place(path).read_text())
+        if isinstance(kept, dict) and isinstance(kept.get("sha256"), str) and note.items() <= kept.items():
+            return str(kept["sha256"])
+    return None
+
+
+def remember_sha256(path: Path, sha256: str) -> None:
+    """Keeps it for `remembered_sha256`."""
+    note, place = _note(path), _place(path)
+    with contextlib.suppress(OSError):  # a read-only models folder costs time, nothing else
+        make_private(place.parent)
+        write_atomically(place, json.dumps({**note, "sha256": sha256}).encode())
+
+
+def forget_digests(paths: Iterable[Path]) -> None:
+    """What is remembered of files that are no longer here."""
+    for path in paths:
+        with contextlib.suppress(OSError):
+            _place(path).unlink()
+
+
+def _note(path: Path) -> dict[str, str | int]:
     try:
         info = path.stat()
     except OSError as fault:
         raise ModelLoadError(f"{path}: cannot be read ({fault.strerror}); check the file and its permissions") from fault
-    name = str(path.absolute())
-    note = {"path": name, "size": info.st_size, "mtime_ns": info.st_mtime_ns}
-    place = models_dir() / ".digests" / f"{hashlib.sha256(os.fsencode(name)).hexdigest()}.json"
-    with contextlib.suppress(OSError, ValueError):
-        kept = json.loads(place.read_text())
-        if isinstance(kept, dict) and isinstance(kept.get("sha256"), str) and note.items() <= kept.items():
-            return str(kept["sha256"])
-    sha256 = sha256_of(path)
-    with contextlib.suppress(OSError):  # a read-only models folder costs time, nothing else
-        make_private(place.parent)
-        write_atomically(place, json.dumps({**note, "sha256": sha256}).encode())
-    return sha256
+    return {"path": str(path.absolute()), "size": info.st_size, "mtime_ns": info.st_mtime_ns}
+
+
+def _place(path: Path) -> Path:
+    return models_dir() / ".digests" / f"{hashlib.sha256(os.fsencode(path.absolute())).hexdigest()}.json"
 
 
 def digest_of_all(files: Mapping[str, str]) -> str:

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-import selectors
 import shutil
-import subprocess
-import sys
-import tempfile
 import time
 from functools import partial
 from pathlib import Path
@@ -16,6 +12,7 @@ from typing import Any
 
 from runtime.errors import ModelLoadError
 from runtime.loading.check import INDEX, SETTINGS_FILES, TEXT_FILES, chat_template_of, open_folder, read_json, weight_files
+from runtime.loading.children import Child
 from runtime.loading.digests import digest_of_all, known_sha256, template_digest
 from runtime.loading.folder import ModelFolder
 from runtime.loading.gguf.convertible import check
@@ -103,51 +100,27 @@ def _copy(source: Path, target: Path, progress: OnProgress) -> int:
 def _convert(source: Path, target: Path, progress: OnProgress) -> int:
     """Runs the converter; kills it when the caller cancels, when it hangs, and when anything else goes wrong."""
     limit = 120 + source.stat().st_size / _SLOWEST
-    with tempfile.TemporaryFile() as errors:
-        child = subprocess.Popen(
-            [sys.executable, "-P", "-m", "runtime.loading.convert", str(source), str(target)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            cwd=target,
-        )
-        try:
-            answer = _follow(child, limit, progress)
-        finally:
-            child.kill()
-            child.wait()
-            for pipe in (child.stdin, child.stdout):
-                if pipe is not None:
-                    pipe.close()
+    with Child("runtime.loading.convert", str(source), str(target), cwd=target) as child:
+        answer = _follow(child, limit, progress)
         if "parameters" in answer:
             return int(answer["parameters"])
         if "error" in answer:
             raise ModelLoadError(str(answer["error"]))
-        errors.seek(0)
-        last = (errors.read().decode(errors="replace").strip().splitlines() or [f"exit code {child.returncode}"])[-1]
-        raise ModelLoadError(f"{source}: the conversion ended without an answer ({last[:200]})")
+        raise ModelLoadError(f"{source}: the conversion ended without an answer ({child.last_words()})")
 
 
-def _follow(child: subprocess.Popen[bytes], limit: float, progress: OnProgress) -> dict[str, Any]:
+def _follow(child: Child, limit: float, progress: OnProgress) -> dict[str, Any]:
     """Reads the child's lines until it is done; reports at least once a second."""
-    assert child.stdout is not None
     deadline = time.monotonic() + limit
     state = Progress("convert", 0, 0)
     answer: dict[str, Any] = {}
-    rest = b""
-    with selectors.DefaultSelector() as selector:
-        selector.register(child.stdout, selectors.EVENT_READ)
-        while True:
-            progress(state)
-            if time.monotonic() > deadline:
-                return {"error": f"the conversion took longer than {limit:,.0f} s and was stopped"}
-            if not selector.select(timeout=1.0):
-                continue
-            data = child.stdout.read1(1 << 16)  # type: ignore[attr-defined]  # a BufferedReader, which typeshed calls IO
-            if not data:
-                return answer
-            *lines, rest = (rest + data).split(b"\n")
-            for line in lines:
-                answer = json.loads(line)
-                if "done" in answer:
-                    state = Progress("convert", answer["done"], answer["total"])
+    progress(state)
+    for line in child.lines():
+        if line is not None:
+            answer = json.loads(line)
+            if "done" in answer:
+                state = Progress("convert", answer["done"], answer["total"])
+        progress(state)
+        if time.monotonic() > deadline:
+            return {"error": f"the conversion took longer than {limit:,.0f} s and was stopped"}
+    return answer

@@ -22,6 +22,15 @@ class FileNote(msgspec.Struct, frozen=True):
     mtime_ns: int
 
 
+class HubNote(msgspec.Struct, frozen=True):
+    """The repository that a model was downloaded from."""
+
+    repository: str  # org/name
+    revision: str  # what was asked for: a branch, a tag or a commit
+    commit: str  # what that was, in full
+    endpoint: str  # of the hub
+
+
 class Manifest(msgspec.Struct, frozen=True):
     """Where an imported model or adapter came from and what it consists of."""
 
@@ -34,13 +43,14 @@ class Manifest(msgspec.Struct, frozen=True):
     parameters: int
     files: dict[str, FileNote]
     template_digest: str | None = None  # SHA-256 of the chat template's text, wherever it stands; None without one
+    hub: HubNote | None = None
 
 
 def notes_of(folder: Path) -> dict[str, FileNote]:
     """Size, time and SHA-256 of every file of a folder; reads all of them."""
     notes: dict[str, FileNote] = {}
     for path in sorted(folder.iterdir()):
-        if path.name != MANIFEST:
+        if path.name != MANIFEST and path.is_file():
             info = path.stat()
             notes[path.name] = FileNote(sha256_of(path), info.st_size, info.st_mtime_ns)
     return notes
@@ -73,8 +83,8 @@ def read_manifest(folder: Path) -> Manifest | None:
     return manifest
 
 
-def verify(folder: Path, manifest: Manifest, *, fully: bool = False) -> None:
-    """Compares the files with their notes; those whose size and time are unchanged are read only if asked to.
+def verify(folder: Path, manifest: Manifest) -> None:
+    """Compares the files with their notes; those whose size and time are unchanged are not read.
 
     Raises:
         ModelLoadError: Names the first file that is missing or another one, and what to do.
@@ -82,18 +92,33 @@ def verify(folder: Path, manifest: Manifest, *, fully: bool = False) -> None:
     for name, note in manifest.files.items():
         path = folder / name
         if Path(name).name != name or not path.is_file():
-            raise ModelLoadError(f"{path} is missing; {_remedy(manifest)}")
+            raise missing(path, manifest)
         info = path.stat()
-        if not fully and (info.st_size, info.st_mtime_ns) == (note.size, note.mtime_ns):
+        if (info.st_size, info.st_mtime_ns) == (note.size, note.mtime_ns):
             continue
-        found = sha256_of(path) if fully else known_sha256(path)
+        found = known_sha256(path)
         if found != note.sha256:
-            raise ModelLoadError(
-                f"{path} is damaged or was changed: its SHA-256 is {found[:12]}..., at import it was {note.sha256[:12]}...; "
-                f"{_remedy(manifest)}"
-            )
+            raise changed(path, found, note.sha256, manifest)
 
 
-def _remedy(manifest: Manifest) -> str:
-    again = "run make setup" if manifest.id == "smollm2" else f"import {manifest.source} again"
+def missing(path: Path, manifest: Manifest | None) -> ModelLoadError:
+    """A file is not there."""
+    return ModelLoadError(f"{path} is missing; {_remedy(manifest)}")
+
+
+def changed(path: Path, found: str, known: str, manifest: Manifest | None) -> ModelLoadError:
+    """A file is not what it was, by its SHA-256."""
+    when = "at import it was" if manifest else "when it was last read, with the same size and time, it was"
+    return ModelLoadError(
+        f"{path} is damaged or was changed: its SHA-256 is {found[:12]}..., {when} {known[:12]}...; {_remedy(manifest)}"
+    )
+
+
+def _remedy(manifest: Manifest | None) -> str:
+    if manifest is None:
+        return "put the file there again from where it came"
+    if manifest.hub:
+        again = f"fetch it again: elsewise models fetch {manifest.hub.repository}@{manifest.hub.commit}"
+    else:
+        again = "run make setup" if manifest.id == "smollm2" else f"import {manifest.source} again"
     return f"remove the model ({manifest.id}) and {again}"

@@ -19,12 +19,13 @@ import filelock
 from runtime.errors import AdapterError, ModelLoadError
 from runtime.loading.digests import sync_all, sync_folder
 from runtime.loading.manifest import Manifest, read_manifest
-from runtime.loading.paths import create_private, is_adapter, made_models_dir, models_dir, shelf_path
+from runtime.loading.paths import create_private, is_adapter, is_model_id, made_models_dir, models_dir, shelf_id, shelf_path
 from runtime.loading.progress import OnProgress, Progress
 
 T = TypeVar("T")
 
-_HIDDEN = ".importing-"
+HIDDEN = ".importing-"  # how the names of folders begin that are being made or removed
+_COMMIT_DIGITS = 7  # as many as git shows
 _LOCK_SECONDS = 900.0  # another import may be converting a large file
 _SPARE_BYTES = 256 << 20
 
@@ -61,7 +62,7 @@ def place_on_shelf(
                 f"{source.name} needs {needed / 1e9:,.1f} GB in {shelf}, {free / 1e9:,.1f} GB are free; "
                 "free some space or set ELSEWISE_MODELS"
             )
-        hidden = Path(tempfile.mkdtemp(prefix=_HIDDEN, dir=shelf))
+        hidden = Path(tempfile.mkdtemp(prefix=HIDDEN, dir=shelf))
         try:
             make(hidden, model_id)
             opened(hidden)
@@ -75,10 +76,74 @@ def place_on_shelf(
 def shelf_folders(*, adapters: bool = False) -> list[Path]:
     """All folders of models on the shelf, or of adapters, complete or not; hidden ones are neither."""
     try:
-        folders = sorted(folder for folder in models_dir().iterdir() if folder.is_dir() and not folder.name.startswith("."))
+        folders = sorted(
+            path for path in models_dir().iterdir() if not path.name.startswith(".") and (path.is_dir() or path.is_symlink())
+        )
     except OSError:
         return []
     return [folder for folder in folders if is_adapter(folder) == adapters]
+
+
+def link_on_shelf(source: Path, name: str | None) -> Path:
+    """A model folder that stays where it is gets a name on the shelf; nothing is copied.
+
+    Args:
+        source: The folder, checked.
+        name: What it is found by later; None makes one from the folder's.
+
+    Returns:
+        Its place on the shelf: a link.
+
+    Raises:
+        ModelLoadError: The name is taken or cannot be one, or the shelf cannot be written to.
+    """
+    model_id = name or _id_from(source)
+    place = shelf_path(model_id)
+    with _only_one_import(made_models_dir()):
+        if place.is_symlink() and place.resolve() == source.resolve():
+            return place
+        if place.exists() or place.is_symlink():
+            raise ModelLoadError(f"another model is called {model_id!r}; choose another name (--name) or remove it")
+        if source.resolve().is_relative_to(models_dir().resolve()):
+            raise ModelLoadError(f"{source} is on the shelf already")
+        place.symlink_to(source.resolve(), target_is_directory=True)
+        sync_folder(place.parent)
+    return place
+
+
+def find_folder(model_id: str) -> Path | None:
+    """The folder that an id names: of a model, or of an adapter by its full id; None where there is none.
+
+    An id without a revision finds the only one there is; of a download the revision that was asked for, and the beginning
+    of its commit, are names too.
+
+    Raises:
+        ModelLoadError: Several answer to it.
+    """
+    if not is_model_id(model_id):
+        return None
+    exact = shelf_path(model_id)
+    if exact.is_dir() or exact.is_symlink():
+        return exact
+    repository, _, revision = model_id.partition("@")
+    found = [
+        folder
+        for folder in shelf_folders()
+        if folder.name.startswith(f"{shelf_path(repository).name}@") and (not revision or _is_revision(folder, revision))
+    ]
+    if len(found) > 1:
+        names = ", ".join(shelf_id(folder) for folder in found)
+        raise ModelLoadError(f"{model_id} is here in {len(found)} revisions; choose one: {names}")
+    return found[0] if found else None
+
+
+def _is_revision(folder: Path, revision: str) -> bool:
+    with contextlib.suppress(ModelLoadError):
+        manifest = read_manifest(folder)
+        if manifest is not None and manifest.hub is not None:
+            hub = manifest.hub
+            return revision == hub.revision or (len(revision) >= _COMMIT_DIGITS and hub.commit.startswith(revision))
+    return False
 
 
 def copy_files(files: Sequence[Path], target: Path, progress: OnProgress) -> None:
@@ -98,7 +163,7 @@ def _only_one_import(shelf: Path) -> Iterator[Path]:
     """Imports of all processes take turns; remains of dead ones are removed."""
     try:
         with filelock.FileLock(shelf / ".lock", timeout=_LOCK_SECONDS, mode=0o600):
-            for remains in shelf.glob(f"{_HIDDEN}*"):
+            for remains in shelf.glob(f"{HIDDEN}*"):
                 shutil.rmtree(remains, ignore_errors=True)
             yield shelf
     except filelock.Timeout as fault:
@@ -146,7 +211,7 @@ def _id_from(source: Path) -> str:
 def _publish(hidden: Path, final: Path) -> None:
     """Gives the finished folder its name; a damaged one that has it makes way."""
     if final.exists():
-        aside = Path(tempfile.mkdtemp(prefix=_HIDDEN, dir=final.parent))
+        aside = Path(tempfile.mkdtemp(prefix=HIDDEN, dir=final.parent))
         final.rename(aside / "old")
         hidden.rename(final)
         shutil.rmtree(aside, ignore_errors=True)

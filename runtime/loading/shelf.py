@@ -1,63 +1,243 @@
-"""What models are on this machine's shelf."""
+"""What models are on this machine's shelf, and what can be done with them there."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import contextlib
+import shutil
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from runtime.errors import ModelLoadError
-from runtime.loading.check import check_safetensors, weight_files
-from runtime.loading.manifest import read_manifest
-from runtime.loading.paths import shelf_id
-from runtime.loading.placing import shelf_folders
+from runtime.loading.check import check_safetensors, open_folder, read_json, weight_files
+from runtime.loading.describing import describe, weights_of
+from runtime.loading.digests import digest_of_all, forget_digests, remembered_sha256
+from runtime.loading.folder import ModelFolder
+from runtime.loading.holding import alone, forget, last_used
+from runtime.loading.manifest import Manifest, read_manifest
+from runtime.loading.paths import models_dir, shelf_id
+from runtime.loading.placing import HIDDEN, find_folder, link_on_shelf, shelf_folders
+from runtime.loading.progress import OnProgress, ignore
+from runtime.loading.verify import verify_folder
 
 
 @dataclass(frozen=True, slots=True)
 class ShelfEntry:
-    """One model. `name` is what `resolve` takes."""
+    """One model of the shelf.
+
+    Attributes:
+        name: What `load` and ``--model`` take.
+        title: What users see.
+        source: The file, folder or repository it was made from.
+        path: Its folder.
+        bytes: Of its files.
+        parameters: Numbers in all, where that is known without reading weights.
+        format: "float32, from GGUF", "folder", "download", "link" (to a folder elsewhere, which `source` names then).
+        complete: Every file is there (at its size, where that is known); content is verified when it is loaded.
+        problem: Why it is not complete.
+        architecture: ``model_type`` of its config.
+        quantisation: "4 bit (mlx)", a foreign method's name; None for plain weights.
+        dtype: That most of its weights have on disk ("F32", "BF16"); empty where no header was read.
+        context: Tokens, where its config says how many.
+        backends: Which of "hf" and "mlx" can run it, whether or not they are installed.
+        fingerprint: SHA-256 of weights and config; None where the weights were never read.
+        last_used: Seconds since 1970; None for never, or not since that is noted.
+        commit: Of the repository it was downloaded from.
+        weights: Bytes of its tensors; 0 where no header was read.
+    """
 
     name: str
-    title: str  # what users see
-    source: str  # the file or folder it was made from
+    title: str
+    source: str
     path: Path
     bytes: int
     parameters: int | None
-    format: str  # "float32, from GGUF", "folder"
-    complete: bool  # every file is there (at its size, where that is known); content is verified when it is loaded
-    problem: str = ""  # why it is not complete
+    format: str
+    complete: bool
+    problem: str = ""
+    architecture: str = ""
+    quantisation: str | None = None
+    dtype: str = ""
+    context: int | None = None
+    backends: tuple[str, ...] = ()
+    fingerprint: str | None = None
+    last_used: float | None = None
+    commit: str = ""
+    weights: int = 0
+
+
+class ModelShelf:
+    """The models of this machine: one folder (`models_dir`), shared by all processes. All members block."""
+
+    def models(self) -> list[ShelfEntry]:
+        """All of them, by name. Cheap: no weights are read."""
+        return [_entry(folder) for folder in shelf_folders()]
+
+    def find(self, name: str) -> ShelfEntry:
+        """One model, with all that the headers of its weights say.
+
+        Raises:
+            ModelLoadError: It is not here.
+        """
+        entry = _entry(self.folder(name))
+        if entry.complete:
+            config = read_json(entry.path / "config.json") or {}
+            weights = weights_of(weight_files(entry.path), config)
+            entry = replace(entry, parameters=weights.parameters, dtype=weights.dtype, weights=weights.bytes)
+        return entry
+
+    def config(self, name: str) -> dict[str, Any]:
+        """Its ``config.json`` as it stands there; empty where it has none.
+
+        Raises:
+            ModelLoadError: It is not here, or no JSON.
+        """
+        return read_json(self.folder(name) / "config.json") or {}
+
+    def folder(self, name: str) -> Path:
+        """Where a model is: to reveal it.
+
+        Raises:
+            ModelLoadError: It is not here.
+        """
+        found = find_folder(name)
+        if found is None:
+            raise ModelLoadError(f"{name}: not on the shelf; 'elsewise models list' names what is")
+        return found
+
+    def open(self, name: str, *, backend: str = "hf") -> ModelFolder:
+        """A model, checked, for a backend.
+
+        Raises:
+            ModelLoadError: It is not here, damaged, or nothing that the backend can run.
+        """
+        return open_folder(self.folder(name), backend=backend)
+
+    def add(self, path: str | Path, name: str | None = None) -> ShelfEntry:
+        """Puts a model folder on the shelf that stays where it is: its files are neither copied nor, later, removed.
+
+        Args:
+            path: The folder.
+            name: What it is found by; made from the folder's name by default.
+
+        Raises:
+            ModelLoadError: It is no sound model folder, or the name is taken or cannot be one.
+        """
+        source = Path(path).expanduser().absolute()
+        open_folder(source, backend="mlx")
+        return _entry(link_on_shelf(source, name))
+
+    def verify(self, name: str, progress: OnProgress = ignore) -> None:
+        """Reads every file once and compares it with what is known of it.
+
+        Args:
+            name: A model or an adapter.
+            progress: Hears of bytes; raising in it stops.
+
+        Raises:
+            ModelLoadError: It is not here, or a file is missing or another one.
+        """
+        verify_folder(self.folder(name), progress)
+
+    def remove(self, name: str) -> int:
+        """Takes a model or an adapter off the shelf, for good.
+
+        Returns:
+            The bytes that are free again; none for a link to a folder elsewhere, which stays.
+
+        Raises:
+            ModelLoadError: It is not here, somebody has it loaded, or it cannot be removed; then it is all there.
+        """
+        folder = self.folder(name)
+        with alone(folder):
+            if folder.is_symlink():
+                folder.unlink()
+                forget(folder)
+                return 0
+            freed = _size(folder)
+            names = [path for path in folder.iterdir() if path.is_file()]
+            try:
+                aside = Path(tempfile.mkdtemp(prefix=HIDDEN, dir=models_dir()))
+                folder.rename(aside / "removed")  # in one moment: half a model is never listed
+            except OSError as fault:
+                raise ModelLoadError(f"{folder} cannot be removed ({fault.strerror}); check its permissions") from fault
+            shutil.rmtree(aside, ignore_errors=True)  # what a crash leaves of it, the next import removes
+            forget_digests(names)
+            forget(folder)
+        return freed
 
 
 def list_models() -> list[ShelfEntry]:
     """The models of the shelf, by name. Cheap: no weights are read."""
-    return [_entry(folder) for folder in shelf_folders()]
+    return ModelShelf().models()
 
 
 def _entry(folder: Path) -> ShelfEntry:
-    size = sum(file.stat().st_size for file in folder.iterdir() if file.is_file())
     name = shelf_id(folder)
+    plain = ShelfEntry(name, name, "", folder, _size(folder), None, "unknown", complete=False, last_used=last_used(folder))
+    if not folder.is_dir():
+        return replace(plain, format="link", problem=f"{folder.readlink()} is not there")
     try:
         manifest = read_manifest(folder)
     except ModelLoadError as fault:
-        return ShelfEntry(name, name, "", folder, size, None, "unknown", complete=False, problem=str(fault))
+        return replace(plain, problem=str(fault))
+    plain = replace(plain, **_described(folder))
     if manifest is None:
         problem = _missing(folder)
-        return ShelfEntry(name, name, "", folder, size, None, "folder", complete=not problem, problem=problem)
+        digest = None if problem else _digest(folder, manifest)
+        linked = folder.is_symlink()
+        where = str(folder.resolve()) if linked else ""
+        form = "link" if linked else "folder"
+        return replace(plain, format=form, source=where, complete=not problem, problem=problem, fingerprint=digest)
     missing = [
         file
         for file, note in manifest.files.items()
         if not (folder / file).is_file() or (folder / file).stat().st_size != note.size
     ]
-    return ShelfEntry(
-        name=name,
+    return replace(
+        plain,
         title=manifest.title,
         source=manifest.source,
-        path=folder,
-        bytes=size,
         parameters=manifest.parameters or None,
-        format="float32, from GGUF" if manifest.kind == "gguf" else "folder",
+        format="float32, from GGUF" if manifest.kind == "gguf" else "download" if manifest.hub else "folder",
         complete=not missing,
         problem=f"{missing[0]} is missing or of another size" if missing else "",
+        fingerprint=None if missing else _digest(folder, manifest),
+        commit=manifest.hub.commit if manifest.hub else "",
     )
+
+
+def _described(folder: Path) -> Mapping[str, Any]:
+    try:
+        found = describe(read_json(folder / "config.json") or {})
+    except ModelLoadError:  # what is wrong with it is said by whoever loads it
+        return {}
+    return {
+        "architecture": found.architecture,
+        "quantisation": found.quantisation,
+        "context": found.context,
+        "backends": found.backends,
+    }
+
+
+def _digest(folder: Path, manifest: Manifest | None) -> str | None:
+    """The weights' digest as loading works it out, where every file's SHA-256 is known already."""
+    with contextlib.suppress(ModelLoadError):
+        known: dict[str, str] = {}
+        for file in (*weight_files(folder), folder / "config.json"):
+            noted = manifest.files.get(file.name) if manifest else None
+            sha256 = noted.sha256 if noted else remembered_sha256(file)
+            if sha256 is None:
+                return None
+            known[file.name] = sha256
+        return digest_of_all(known)
+    return None
+
+
+def _size(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
 
 
 def _missing(folder: Path) -> str:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from runtime.errors import ModelLoadError
-from runtime.loading.check import open_folder
+from runtime.loading.check import PICKLES, open_folder
 from runtime.loading.digests import known_sha256
 from runtime.loading.folder import ModelFolder
 from runtime.loading.importer import find_imported, import_model
-from runtime.loading.paths import is_model_id, models_dir, shelf_path
-from runtime.loading.placing import shelf_folders
+from runtime.loading.paths import is_model_id, models_dir
+from runtime.loading.placing import find_folder
 
 EMBEDDED = "smollm2"
 # What an error offers: only commands that work.
@@ -18,7 +18,6 @@ WAYS_IN = (
     f"fetch the small default model with: elsewise models get {EMBEDDED}, or import one that you have with: "
     "elsewise models import FOLDER (or FILE.gguf)"
 )
-_PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 
 def resolve(source: str | Path, *, backend: str = "hf") -> ModelFolder:
@@ -35,7 +34,7 @@ def resolve(source: str | Path, *, backend: str = "hf") -> ModelFolder:
     if not str(source).strip() or source == Path():
         raise ModelLoadError("no model was named; give a folder, a GGUF file, or a name that elsewise models list shows")
     if isinstance(source, str) and is_model_id(source):
-        shelved = _on_shelf(source)
+        shelved = find_folder(source)
         if shelved is not None:
             return open_folder(shelved, backend=backend)
     path = Path(source).expanduser()
@@ -46,22 +45,8 @@ def resolve(source: str | Path, *, backend: str = "hf") -> ModelFolder:
     raise ModelLoadError(_not_here(source, path))
 
 
-def _on_shelf(model_id: str) -> Path | None:
-    """The shelf's folder of an id; one without a revision finds the only revision there is."""
-    exact = shelf_path(model_id)
-    if exact.is_dir():
-        return exact
-    if "@" in model_id:
-        return None
-    revisions = [folder for folder in shelf_folders() if folder.name.startswith(f"{exact.name}@")]
-    if len(revisions) > 1:
-        names = ", ".join(f"{model_id}@{folder.name.partition('@')[2]}" for folder in revisions)
-        raise ModelLoadError(f"{model_id} is here in {len(revisions)} revisions; choose one: {names}")
-    return revisions[0] if revisions else None
-
-
 def _from_file(path: Path, backend: str) -> ModelFolder:
-    if path.suffix.lower() in _PICKLES:
+    if path.suffix.lower() in PICKLES:
         raise ModelLoadError(f"{path}: a pickle, which is never opened because it can run code; choose safetensors or GGUF")
     if path.suffix.lower() == ".safetensors":
         raise ModelLoadError(f"{path}: weights alone are no model; give the folder that has them and config.json")
@@ -77,5 +62,5 @@ def _not_here(source: str | Path, path: Path) -> str:
     if isinstance(source, Path) or path.is_absolute() or path.suffix or not is_model_id(source):
         return f"{source}: no such file or folder; {WAYS_IN}"
     if "/" in source:
-        return f"{source} is not in {models_dir()}; {WAYS_IN}"
+        return f"{source} is not in {models_dir()}; fetch it with: elsewise models fetch {source}; {WAYS_IN}"
     return f"no model is called {source!r} here (elsewise models list shows them); {WAYS_IN}"

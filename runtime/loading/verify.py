@@ -2,19 +2,59 @@
 
 from __future__ import annotations
 
-from runtime.errors import ModelLoadError
-from runtime.loading.manifest import read_manifest, verify
-from runtime.loading.paths import is_model_id, shelf_path
+from collections.abc import Callable
+from pathlib import Path
+
+from runtime.loading.check import SETTINGS_FILES, TEXT_FILES, check_safetensors, weight_files
+from runtime.loading.digests import remember_sha256, remembered_sha256, sha256_of
+from runtime.loading.manifest import changed, missing, read_manifest
+from runtime.loading.paths import ADAPTER_CONFIG, is_adapter
+from runtime.loading.progress import OnProgress, Progress
 
 
-def verify_model(name: str) -> None:
-    """Compares every file of a model on the shelf with the SHA-256 taken at import.
+def verify_folder(folder: Path, progress: OnProgress) -> None:
+    """Reads each file once: against the SHA-256 taken at import, or the one that is remembered from when it was last read.
+
+    Args:
+        folder: A model's or an adapter's.
+        progress: Hears of bytes; raising in it stops.
 
     Raises:
-        ModelLoadError: It is not here, has no manifest, or a file differs.
+        ModelLoadError: Names the first file that is missing or another one.
     """
-    folder = shelf_path(name) if is_model_id(name) else None
-    manifest = read_manifest(folder) if folder is not None else None
-    if folder is None or manifest is None:
-        raise ModelLoadError(f"{name}: not on the shelf; 'elsewise models list' names what is")
-    verify(folder, manifest, fully=True)
+    manifest = read_manifest(folder)
+    files = [folder / name for name in manifest.files] if manifest else _wanted(folder)
+    for file in files:
+        if file.parent != folder or not file.is_file():
+            raise missing(file, manifest)
+    tell = _summed(progress, sum(file.stat().st_size for file in files))
+    for file in files:
+        note = manifest.files[file.name] if manifest else None
+        known = note.sha256 if note else remembered_sha256(file)
+        found = sha256_of(file, tell)
+        if known is not None and found != known:
+            raise changed(file, found, known, manifest)
+        if note is None:
+            remember_sha256(file, found)
+        if file.suffix == ".safetensors":
+            check_safetensors(file)
+
+
+def _wanted(folder: Path) -> list[Path]:
+    """What a folder that was put here by hand consists of."""
+    if is_adapter(folder):
+        return [folder / ADAPTER_CONFIG, *sorted(folder.glob("*.safetensors"))]
+    small = [folder / name for name in (*SETTINGS_FILES, *TEXT_FILES)]
+    return [*weight_files(folder), *(file for file in small if file.is_file())]
+
+
+def _summed(progress: OnProgress, total: int) -> Callable[[int], None]:
+    """Takes the bytes of every read, and tells how many of all there are by now."""
+    done = 0
+
+    def tell(count: int) -> None:
+        nonlocal done
+        done += count
+        progress(Progress("verify", done, total))
+
+    return tell

@@ -41,7 +41,7 @@ class AdapterMembers(Core):
         """Blocking."""
         header = read_header(path)
         if not any_base:
-            check_base(header, self.info.name)
+            check_base(header, self._names)
         header = matched(header, self._engine.call(self._engine.backend.adapter_targets).result())
         entry = self._adapters.add(name_of(header.folder) if name is None else name, header)
         self._tell()

@@ -25,9 +25,10 @@ from runtime.info import OnProgress
 from runtime.model.gathering import Gathering
 from runtime.model.generation import GenerationMembers
 from runtime.options import GenerationOptions, given
+from runtime.priority import Priority
 from runtime.records import TokenRun
 from runtime.scheduler.branching import BeamJob, FanJob
-from runtime.scheduler.jobs import GenerateJob, Priority, StayingJob
+from runtime.scheduler.jobs import GenerateJob, StayingJob
 
 
 class BranchingMembers(GenerationMembers, BranchRecords):

@@ -15,6 +15,7 @@ from runtime.engine import Engine
 from runtime.errors import InvalidRequestError
 from runtime.grammar.grammars import Grammars, Vocabulary
 from runtime.info import ModelInfo
+from runtime.loading.holding import Hold
 from runtime.model.text import TextSide
 from runtime.options import LoadOptions
 from runtime.records import Int32
@@ -32,10 +33,20 @@ class Core:
         engine: The owner thread with its backend.
         text: Tokenizer and template.
         options: What was asked for at load.
+        names: What the model is called, by anybody; () where that is not known, None where the backend alone says.
+        in_use: What keeps the shelf from removing the model's folders.
     """
 
-    def __init__(self, engine: Engine, text: TextSide, options: LoadOptions) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        text: TextSide,
+        options: LoadOptions,
+        names: tuple[str, ...] | None = None,
+        in_use: Sequence[Hold] = (),
+    ) -> None:
         self._engine = engine
+        self._in_use = in_use
         self._text = text.within(engine.backend.info.vocab_size)
         self._options = options
         self._ends = self._text.ends(engine.backend.info.vocab_size)
@@ -46,6 +57,7 @@ class Core:
         self._turns: dict[asyncio.AbstractEventLoop, list[Job]] = {}
         self._held: dict[int, Held] = {}  # by batch
         self._mailboxes: dict[asyncio.AbstractEventLoop, Mailbox] = {}
+        self._names = (self.info.name,) if names is None else names
         self._adapters = Registry(self.info.kv_fingerprint, self.info.vocab_size)
 
     @property

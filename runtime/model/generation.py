@@ -22,12 +22,13 @@ from runtime.language_model import Message
 from runtime.model.core import some
 from runtime.model.texts import TextMembers
 from runtime.options import GenerationOptions, SamplingOptions, given
+from runtime.priority import Priority
 from runtime.records import Finish, Int32, TokenRecord, TokenRun
 from runtime.resolution import resolve_options
 from runtime.sampling.chain import Sampler, make_sampler
 from runtime.sampling.draw import fresh_seed
 from runtime.sampling.report import SHOWN
-from runtime.scheduler.jobs import GenerateJob, Priority
+from runtime.scheduler.jobs import GenerateJob
 from runtime.speculation.draft import check_speculative
 
 Arrival = TokenRun | PromptProgress | BaseException | None  # what the owner thread tells; None: the end

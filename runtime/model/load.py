@@ -14,6 +14,7 @@ from runtime.backends.registry import brings_text, check_backend, resolve_backen
 from runtime.engine import Engine
 from runtime.errors import InvalidRequestError, UnsupportedFeatureError
 from runtime.loading.folder import ModelFolder
+from runtime.loading.holding import hold
 from runtime.loading.source import resolve
 from runtime.loading.telling import OnLoad, listener, listening
 from runtime.model.local import LocalModel
@@ -54,7 +55,9 @@ def load(
     else:
         model = resolve(source, backend=name)  # before the libraries are imported: a missing model is said at once
         text = TextSide.from_folder(model)
+    names = None if brings_text(name) else names_of(source, model)
     drafting = None if checked.draft_model is None else draft_source(checked.draft_model, name)
+    held = [hold(folder.path) for folder in (model, drafting) if isinstance(folder, ModelFolder)]  # nobody removes them now
     text = text.with_format(checked)
 
     told = on_progress or listener()
@@ -70,8 +73,10 @@ def load(
         return made, Scheduler(made, checked, budget, token_bytes, eos, Utf8Stream, draft)
 
     try:
-        loaded = LocalModel(Engine(make), text, checked)
+        loaded = LocalModel(Engine(make), text, checked, names, held)
     except BaseException:
+        for each in held:
+            each.release()
         if text.template is not None:
             text.template.close()
         raise
@@ -82,6 +87,16 @@ def load(
         loaded.close()
         raise
     return loaded
+
+
+def names_of(source: object, model: ModelFolder | Pair) -> tuple[str, ...]:
+    """What a model is called: by its folder, by the id it was asked for by, and by what it says of its own origin."""
+    names: list[object]
+    if isinstance(model, ModelFolder):
+        names = [model.name, model.path.name, source, model.config.get("_name_or_path")]
+    else:
+        names = [getattr(model[0], "name_or_path", None)]
+    return tuple(dict.fromkeys(name for name in names if isinstance(name, str) and name))
 
 
 def draft_source(source: str, backend: str) -> ModelFolder:
@@ -106,6 +121,7 @@ def load_draft(
         draft = resolve_backend(backend)(source, plain)
         own_bytes = TextSide.from_folder(source).tokenizer.byte_vocab(draft.info.vocab_size)
         check_draft(draft, model, own_bytes, token_bytes)
+        draft.set_kv_budget(0)  # its KV counts against the other's budget
     except BaseException:
         for each in (draft, model):
             if each is not None:

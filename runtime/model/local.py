@@ -121,6 +121,8 @@ class LocalModel(
         self._grammars.close()
         if self._text.template is not None:
             self._text.template.close()
+        for each in self._in_use:
+            each.release()
 
     async def close_async(self) -> None:
         """Off the loop."""

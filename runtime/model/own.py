@@ -10,8 +10,27 @@ from runtime.errors import InvalidRequestError
 from runtime.options import GenerationOptions
 
 FILE = "generation_config.json"
-_ALWAYS = ("repetition_penalty", "suppress_tokens", "max_new_tokens")
+_ALWAYS = ("repetition_penalty", "suppress_tokens", "bad_words_ids", "stop_strings", "max_new_tokens")
 _SAMPLED = ("temperature", "top_k", "top_p", "min_p", "typical_p")  # hold only where the model wants to be sampled
+# What changes an answer of transformers' `generate` and is no option here, with the values that leave it off.
+_NOT_FOLLOWED: dict[str, tuple[Any, ...]] = {
+    "no_repeat_ngram_size": (0,),
+    "encoder_no_repeat_ngram_size": (0,),
+    "encoder_repetition_penalty": (1,),
+    "begin_suppress_tokens": ([],),
+    "forced_bos_token_id": (),
+    "forced_eos_token_id": (),
+    "min_length": (0,),
+    "min_new_tokens": (0,),
+    "num_beams": (1,),
+    "penalty_alpha": (0,),
+    "epsilon_cutoff": (0,),
+    "eta_cutoff": (0,),
+    "top_h": (1,),
+    "guidance_scale": (1,),
+    "sequence_bias": ({}, []),
+    "exponential_decay_length_penalty": (),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +63,11 @@ class OwnOptions:
                     taken = more
                 except InvalidRequestError as fault:
                     warnings.append(f"{FILE}: {name} is left out: {fault}")
+        warnings += [
+            f"{FILE}: {name}={given[name]!r:.60} is not followed: there is no such option here"
+            for name, off in _NOT_FOLLOWED.items()
+            if name in given and given[name] not in off
+        ]
         return cls(GenerationOptions.from_mapping(taken), tuple(warnings))
 
     def within(self, vocab: int) -> OwnOptions:

@@ -17,8 +17,9 @@ from runtime.info import OnProgress
 from runtime.language_model import PrefixMatch
 from runtime.model.core import Core, some
 from runtime.options import GenerationOptions
+from runtime.priority import Priority, check_priority
 from runtime.records import Float32, Int32, Origin, Scores, TokenRecord, TokenRun
-from runtime.scheduler.jobs import CallJob, Priority, QueryJob, Rows, ScoreJob, Waiter, settle
+from runtime.scheduler.jobs import CallJob, QueryJob, Rows, ScoreJob, Waiter, settle
 from runtime.scoring import log_softmax
 from runtime.text.utf8 import texts_of
 
@@ -172,10 +173,11 @@ class QueryMembers(Core):
         start: int = 0,
         *,
         adapters: Adapters = None,
+        priority: Priority = Priority.INSPECTOR,
         on_progress: OnProgress | None = None,
     ) -> list[TokenRecord]:
         """Records."""
-        return list(await self.score_run(ids, top_k, start, on_progress=on_progress, adapters=adapters))
+        return list(await self.score_run(ids, top_k, start, on_progress=on_progress, priority=priority, adapters=adapters))
 
     async def score_run(
         self,
@@ -184,6 +186,7 @@ class QueryMembers(Core):
         start: int = 0,
         *,
         adapters: Adapters = None,
+        priority: Priority = Priority.INSPECTOR,
         on_progress: OnProgress | None = None,
     ) -> TokenRun:
         """Columns."""
@@ -192,7 +195,7 @@ class QueryMembers(Core):
             raise InvalidRequestError(f"start must lie within 0 and {len(checked) - 1}, not {start}")
         GenerationOptions(top_k=top_k).check()
         namespace, before = self._route(checked, adapters)
-        job = ScoreJob(checked, namespace, Priority.INSPECTOR, before=before, start=start, k=top_k)
+        job = ScoreJob(checked, namespace, check_priority(priority), before=before, start=start, k=top_k)
         if on_progress is not None:
             mailbox = self._mailbox()
             job.on_progress = lambda progress: mailbox.post(partial(on_progress, progress))

@@ -13,10 +13,10 @@ from runtime.errors import UnsupportedFeatureError
 from runtime.info import OnProgress
 from runtime.model.texts import TextMembers
 from runtime.pooling import Pooling, check_pooling, checked_texts
+from runtime.priority import Priority
 from runtime.records import Float32, Int32
 from runtime.scheduler.embedding import EmbedJob
 from runtime.scheduler.ids import check_ids
-from runtime.scheduler.jobs import Priority
 
 
 class VectorMembers(TextMembers):

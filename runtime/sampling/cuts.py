@@ -57,8 +57,35 @@ def typical(pool: Pool, p: float) -> None:
     order = pool.order
     if order.complete or (pool.last is not None and pool.last.rank < len(order.ids)):
         _typical_in_head(pool, p)
-    else:
+    elif pool.first is not None or pool.last is not None or not _typical_of_whole_row(pool, p):
         _typical_of_all(pool, p)
+
+
+def _typical_of_whole_row(pool: Pool, p: float) -> bool:
+    """Where nothing was cut before, without a look at what is very unlikely; False where that is not enough.
+
+    Where the last of what top-p leaves is further from the entropy than the likeliest of all, nothing is left out at the other
+    end, and typical leaves the same. Else all it leaves lies as near as the likeliest, which is a border that others stand
+    beyond.
+    """
+    order = pool.order
+    entropy = order.entropy
+    log_mass, target = np.log(order.total), p * order.total
+    likeliest = entropy - log_mass  # how far it is away: its surprisal is the logarithm of the mass
+    last = order.at_mass(target, left=True)
+    if order.surprisal(last.token) - entropy > likeliest:
+        pool.last = order.last_equal(last)
+        return True
+    known = order.down_to_surprisal(entropy + likeliest)
+    if known is None:
+        return False
+    surprisal = log_mass - (known.scores.astype(np.float64) - order.top) / order.temperature
+    far = np.abs(surprisal - entropy)
+    by_distance = np.argsort(far, kind="stable")
+    at = int(np.searchsorted(known.weights[by_distance].cumsum(), target, side="left"))
+    near = np.flatnonzero(far <= far[by_distance[min(at, len(far) - 1)]])
+    pool.first, pool.last = order.at_known(known, int(near[0])), order.at_known(known, int(near[-1]))
+    return True
 
 
 def _typical_in_head(pool: Pool, p: float) -> None:

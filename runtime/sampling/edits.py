@@ -14,6 +14,7 @@ from runtime.sampling.pool import Pool
 from runtime.sampling.settings import LARGEST
 
 LONGEST_MATCH = 50  # tokens of a repetition that DRY counts, as text-generation-webui
+_BACK = np.arange(LONGEST_MATCH)
 
 
 class Bias:
@@ -90,14 +91,16 @@ class Dry:
         if len(self.breakers) and len(ends):
             sound = ~np.isin(following, self.breakers)
             ends, following = ends[sound], following[sound]
-        lengths = np.ones(len(ends), np.int64)
-        alive = np.arange(len(ends))
-        for n in range(1, LONGEST_MATCH):
-            alive = alive[ends[alive] >= n]
-            if not len(alive) or ids[-1 - n] in self.breakers:
-                break
-            alive = alive[ids[ends[alive] - n] == ids[-1 - n]]
-            lengths[alive] = n + 1
+        if not len(ends):
+            return nothing, nothing
+        end = ids[: -LONGEST_MATCH - 1 : -1]  # backwards
+        if len(self.breakers) and (broken := np.isin(end, self.breakers)).any():
+            end = end[: broken.argmax()]
+        back = ends[:, None] - _BACK[: len(end)]  # (ends, n): the places that must hold the same
+        same = (ids[back] == end) & (back >= 0)
+        lengths = np.where(same.all(axis=1), len(end), same.argmin(axis=1))
+        if len(following) == 1:
+            return following, lengths
         tokens, places = np.unique(following, return_inverse=True)
         longest = np.zeros(len(tokens), np.int64)
         np.maximum.at(longest, places, lengths)

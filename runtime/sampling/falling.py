@@ -11,11 +11,13 @@ import numpy.typing as npt
 
 from runtime.ranking import STRIPES, Ranked, rectangle
 from runtime.records import Float32
-from runtime.sampling.select import Place, mass_where, place_of_mass
+from runtime.sampling.select import Place, mass_where, place_of_mass, spread_mass
+from runtime.scratch import scratch
 
 LONG_HEAD = 256  # that are sorted where a stage looks at more than one place
 HEAD = 64  # most distributions are settled among this many
 _DEEP = 8  # a part of so much of the row is sorted by value; what lies deeper is searched
+LIGHTEST = np.float32(-1000.0)  # nats below the likeliest; long before, a weight is 0
 COLDEST = 1e-30  # below it float32 knows no temperature; the likeliest has all of the weight long before
 
 
@@ -125,6 +127,26 @@ class Falling:
             self._total = float(self.edges[-1]) + (0.0 if self.complete else mass_where(self.tail))
         return self._total
 
+    @property
+    def entropy(self) -> float:
+        """Of the distribution, in nats."""
+        scaled = np.subtract(self.row, np.float32(self.top), out=scratch("entropy", len(self.row)))
+        self._cooled(scaled)
+        if self._tail is None:
+            self._tail = np.exp(scaled)
+            self._tail[self.ids] = 0
+        with np.errstate(invalid="ignore"):
+            spread = spread_mass(self._tail, scaled)
+        if math.isnan(spread):  # what is not there weighs nothing
+            spread = spread_mass(self._tail, np.maximum(scaled, LIGHTEST, out=scaled))
+        with np.errstate(divide="ignore"):
+            logs = np.maximum(np.log(self.weights), LIGHTEST)
+        return float(np.log(self.total) - (spread + float(np.dot(self.weights, logs))) / self.total)
+
+    def surprisal(self, token: int) -> float:
+        """Of one entry, in nats."""
+        return math.log(self.total) - (float(self.row[token]) - self.top) / self.temperature
+
     def at_mass(self, target: float, *, left: bool = False) -> Place:
         """The first entry at which the mass so far exceeds `target` (`left`: reaches it)."""
         if self.complete or (target <= self.edges[-1] if left else target < self.edges[-1]):
@@ -165,14 +187,27 @@ class Falling:
     def _in_deep(self, deep: _Deep, target: float, *, left: bool) -> Place | None:
         """`at_mass`, where those entries reach as far."""
         i = int(deep.edges.searchsorted(target, side="left" if left else "right"))
-        return self._at(deep, i) if i < len(deep.scores) else None
+        return self.at_known(deep, i) if i < len(deep.scores) else None
 
-    def _at(self, deep: _Deep, i: int) -> Place:
-        """The entry of rank `i`."""
+    def at_known(self, deep: _Deep, i: int) -> Place:
+        """The entry of rank `i` among those that were sorted."""
         own = deep.scores[i]
         equals = deep.ids[deep.found == own]  # ascending
         token = equals[i - int(np.searchsorted(-deep.scores, -own))] if len(equals) > 1 else equals[0]
         return Place(i, int(token), float(deep.edges[i - 1]) if i else 0.0, float(deep.weights[i]))
+
+    def down_to_surprisal(self, surprisal: float) -> _Deep | None:
+        """All entries that are not more surprising, in nats; None where they are too many to be sorted."""
+        score = self.top + self.temperature * (math.log(self.total) - surprisal)
+        return self._down_to(np.float32(score - 1e-5 * (1 + abs(score))))  # what rounding may take
+
+    def last_equal(self, place: Place) -> Place:
+        """The last of the entries that have the same score."""
+        own, deep = self.row[place.token], self._deep
+        known = deep is not None and own >= deep.least
+        equals = deep.ids[deep.found == own] if deep is not None and known else (self.row == own).nonzero()[0]
+        more = len(equals) - int(np.searchsorted(equals, place.token)) - 1
+        return Place(place.rank + more, int(equals[-1]), place.before + more * place.mass, place.mass) if more else place
 
     def _guesses(self, target: float, stripes: int) -> tuple[np.float32 | None, np.float32 | None]:
         """A higher and a lower score between which the place of a mass probably lies; None where the sample has none.
@@ -209,7 +244,7 @@ class Falling:
         score = self.top + self.temperature * math.log(weight) if 0 < weight < 1 else self.top
         deep = self._down_to(np.float32(score - 1e-5 * (1 + abs(score)))) if weight > 0 else None  # what rounding may take
         if deep is not None:
-            return self._at(deep, max(int(np.count_nonzero(deep.weights >= weight)) - 1, 0))
+            return self.at_known(deep, max(int(np.count_nonzero(deep.weights >= weight)) - 1, 0))
         enough = self.tail >= np.float32(weight)
         ids = np.flatnonzero(enough)
         if not len(ids):

@@ -46,6 +46,13 @@ def mass_where(weights: Float32, chosen: npt.NDArray[np.bool_] | None = None) ->
     return float(blocks.sum(dtype=np.float64)) + float(np.dot(weights[whole:], rest))
 
 
+def spread_mass(weights: Float32, values: Float32) -> float:
+    """The sum of ``(vocab,)`` weights times values, in such blocks."""
+    whole = len(weights) // _BLOCK * _BLOCK
+    blocks = np.vecdot(weights[:whole].reshape(-1, _BLOCK), values[:whole].reshape(-1, _BLOCK))
+    return float(blocks.sum(dtype=np.float64)) + float(np.dot(weights[whole:], values[whole:]))
+
+
 def place_of_mass(
     keys: Keys,
     weights: Float32,

@@ -11,7 +11,9 @@ from runtime.ranking import Ranked
 from runtime.records import Float32, Int32, Scores
 from runtime.sampling.chain import Sampler
 from runtime.sampling.history import History
+from runtime.sampling.report import report
 from runtime.scoring import normalised, summarise_ranked
+from runtime.stages import StageTable
 
 
 def draw_step(
@@ -21,6 +23,7 @@ def draw_step(
     top_k: int = 10,
     *,
     histories: Sequence[Int32 | History | None] | None = None,
+    stages: list[StageTable] | None = None,
 ) -> tuple[Int32, Scores]:
     """The tokens that the streams of a step draw, as `generate` draws them, and what the model thought of each.
 
@@ -30,6 +33,7 @@ def draw_step(
         positions: Where in its path each token will stand.
         top_k: Alternatives recorded.
         histories: What each stream has said, prompt included, where penalties or DRY are on.
+        stages: Where what each draw was made of is put, one row for each stream, as with `GenerationOptions.stages`.
 
     Raises:
         InvalidRequestError: Rows, samplers, positions and histories differ in number, or logits are no numbers.
@@ -46,11 +50,12 @@ def draw_step(
     if not finite.all():
         raise InvalidRequestError(f"row {int((~finite).argmax())} of the logits holds NaN or infinity")
     ranked = [Ranked(row, each) for row, each in zip(logprobs, mass.tolist(), strict=True)]
-    tokens = np.array(
-        [
-            sampler.draw(row, position, history=history, shift=float(normaliser))[0]
-            for sampler, row, position, history, normaliser in zip(samplers, ranked, positions, said, shift, strict=True)
-        ],
-        np.int32,
-    )
+    tokens = np.empty(n, np.int32)
+    for i, (sampler, row, position, history) in enumerate(zip(samplers, ranked, positions, said, strict=True)):
+        if stages is None:
+            tokens[i], _ = sampler.draw(row, position, history=history, shift=float(shift[i]))
+        else:
+            traced = sampler.trace(row, position, history=history, shift=float(shift[i]))
+            tokens[i] = traced.token
+            stages.append(report(traced))
     return tokens, summarise_ranked(ranked, tokens, top_k, entropy)

@@ -177,7 +177,6 @@ class Beams:
             raise
         for i, place in enumerate(one.places):
             place.slot = base + i
-        self._counters.tokens_computed += len(links)
         if not after.finite.all():
             raise non_finite(len(one.job.ids) + one.search.steps - 1)
         self._choose(one, after.logprobs, after.entropy)
@@ -186,7 +185,7 @@ class Beams:
         """Recurrent state may have gone along with another job: beams are brought back to where they were."""
         for place, link in zip(one.places, one.search.running, strict=True):
             if not place.workspace.resumable(place.slot):
-                place.slot = bring_back(self._cache, self._counters, place, one.path(link.before))
+                place.slot = bring_back(self._cache, place, one.path(link.before))
 
     def _choose(self, one: Running, logprobs: Float32, entropy: Float32 | None) -> None:
         """Forks and prunes; at the end, answers. `logprobs` ``(beams, vocab)`` belong to where the beams stand."""

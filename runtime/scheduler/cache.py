@@ -53,7 +53,7 @@ class Cache:
         self._last: LastRequest | None = None
         self._largest: tuple[EdgeReport, ...] = ()
         self.departures = 0  # jobs that have left
-        self._forwards_before = backend.forwards  # the self-test's
+        self._before = backend.forwards, backend.pushed  # the self-test's
 
     @property
     def budget(self) -> int:
@@ -73,7 +73,12 @@ class Cache:
     @property
     def forwards(self) -> int:
         """Calls of the model so far, failed ones too."""
-        return self._backend.forwards - self._forwards_before
+        return self._backend.forwards - self._before[0]
+
+    @property
+    def pushed(self) -> int:
+        """Tokens that the model was called with, those of failed calls too."""
+        return self._backend.pushed - self._before[1]
 
     @property
     def live(self) -> int:

@@ -31,7 +31,6 @@ class Counters:
     cache.
     """
 
-    tokens_computed: int = 0
     tokens_reused: int = 0
     queries: int = 0
     queries_deduplicated: int = 0
@@ -70,6 +69,7 @@ class Counters:
         """Lets other threads see the numbers of this moment."""
         trie = cache.trie
         of_cache = (
+            cache.pushed,
             cache.forwards,
             cache.bytes,
             cache.budget,
@@ -99,6 +99,7 @@ class Counters:
 
 _NAMES = tuple(f.name for f in fields(Counters) if not f.name.startswith("_"))
 _OF_CACHE = (
+    "tokens_computed",
     "forward_calls",
     "kv_bytes",
     "kv_budget",

@@ -174,7 +174,6 @@ class Decoding:
                 return
             bisect(rows, error, partial(self._push, drawn), self.end)
             return
-        self._counters.tokens_computed += len(share.tokens)
         drawn.append(_moved(share, base, after))
 
     def _push_guessed(self, drawn: list[Drawn], row: Row) -> bool:
@@ -201,7 +200,6 @@ class Decoding:
         except BaseException:  # noqa: BLE001  # without guesses it may go, or fails for whoever is guilty
             workspace.rollback(base)
             return False
-        self._counters.tokens_computed += len(tokens)
         part = draw_along(row, guesses, after)
         right = max(len(part.rows) - 1, 0)
         self._counters.tokens_drafted += len(guesses)
@@ -227,7 +225,6 @@ class Decoding:
         except BaseException:  # noqa: BLE001  # tried again, and bisected, by the next step
             workspace.rollback(base)
             return
-        self._counters.tokens_computed += len(share.tokens)
         self._ahead[workspace] = share, base
 
     def _collect(self, workspace: Workspace) -> list[Drawn]:
@@ -253,7 +250,7 @@ class Decoding:
         """
         for row in [row for row in rows if row.invoked]:
             self._finish.publish_row(row)  # what was computed under the route so far
-            if (slot := self._guarded(row, partial(activate, self._cache, self._counters, row))) is not None:
+            if (slot := self._guarded(row, partial(activate, self._cache, row))) is not None:
                 row.slot = slot
         rows = [row for row in rows if row in self.rows]
         for _ in range(len(rows)):
@@ -275,7 +272,7 @@ class Decoding:
         Returns:
             Its new slot; None when it could not be brought back and has ended.
         """
-        return self._guarded(row, lambda: bring_back(self._cache, self._counters, row.prefill, row.path))
+        return self._guarded(row, lambda: bring_back(self._cache, row.prefill, row.path))
 
     def _guarded(self, row: Row, act: Callable[[], int]) -> int | None:
         """What moves a generation: where it fails, that one has ended."""

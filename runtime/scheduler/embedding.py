@@ -241,7 +241,6 @@ class Embeddings:
     def _count(self, tokens: int, seconds: float) -> None:
         if tokens >= MIN_CHUNK // 2:
             self._speed += 0.5 * (tokens / max(seconds, 1e-6) - self._speed)
-        self._counters.tokens_computed += tokens
 
     def _leave(self, work: _Work, finish: str) -> None:
         self._ledger.leave(work.job, finish, prompt=work.total, reused=work.reused, computed=work.computed)

@@ -8,7 +8,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from enum import IntEnum
 from typing import Any, Protocol
 
 import numpy as np
@@ -18,18 +17,11 @@ from runtime.adapters.stacks import stack_of
 from runtime.grammar.constraint import Constraint
 from runtime.info import OnProgress
 from runtime.options import GenerationOptions, SamplingOptions
+from runtime.priority import Priority
 from runtime.records import Float32, Int32, Scores, TokenRun
 from runtime.sampling.chain import Sampler
 from runtime.scheduler.logits import Distribution
 from runtime.trie import Namespace, Span
-
-
-class Priority(IntEnum):
-    """Who goes first."""
-
-    CHAT = 0
-    INSPECTOR = 1
-    BACKGROUND = 2
 
 
 def nothing(_: object) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 
 from runtime.info import PromptProgress
@@ -13,6 +15,8 @@ from runtime.scheduler.logits import ChunkLogits, non_finite
 from runtime.scheduler.slot_paths import NOTHING
 from runtime.scheduler.workspace import Workspace
 from runtime.trie import Lease
+
+CHECKPOINT_TOKENS = 512  # at most so many lie between two states of a recurrent model from which one can go on
 
 
 @dataclass(slots=True, eq=False)
@@ -98,14 +102,14 @@ class Batch:
     last: dict[int, int] = field(default_factory=dict)  # the last row of each job -> for which token
     _fresh: dict[tuple[int, int], int] = field(default_factory=dict)  # (parent, token) -> slot of this batch, twins too
 
-    def advance(self, prefill: Prefill, quota: int) -> int:
-        """Adds up to `quota` of the job's next tokens, sharing rows with jobs that are in the batch already.
+    def advance(self, prefill: Prefill, quota: int, stop: int) -> int:
+        """Adds up to `quota` of the job's next tokens before `stop`, sharing rows with jobs that are in the batch already.
 
         Returns:
             Rows added.
         """
         ids, ws, added = prefill.tagged, self.workspace, 0
-        while prefill.at < prefill.total:
+        while prefill.at < stop:
             token, wanted = int(ids[prefill.at]), prefill.wants(prefill.at)
             shared = self._fresh.get((prefill.slot, token))  # another job of this batch computes it
             if shared is None and not wanted:
@@ -149,3 +153,24 @@ class Batch:
             for prefill, index in self.wanted.get(row, ()):
                 prefill.chunk = chunk
                 prefill.rows.append((index, i))
+
+
+def stops(group: Sequence[Prefill]) -> list[int]:
+    """How far each job may go in one forward, in tokens of its path.
+
+    A recurrent model can go on only where a forward has ended. So a path is cut where another one of the group ends inside it,
+    for whoever goes on from there, and every `CHECKPOINT_TOKENS`, for whoever comes later.
+    """
+    if not group[0].workspace.recurrent:
+        return [prefill.total for prefill in group]
+    found = []
+    for prefill in group:
+        inside = (end.total for end in group if prefill.at < end.total < prefill.total and _leads(end, prefill))
+        found.append(min((prefill.at + CHECKPOINT_TOKENS, prefill.total, *inside)))
+    return found
+
+
+def _leads(end: Prefill, prefill: Prefill) -> bool:
+    """Whether a shorter path is the beginning of a longer one."""
+    part = prefill.tagged[: end.total]
+    return bool(part[-1] == end.tagged[-1]) and np.array_equal(part, end.tagged)

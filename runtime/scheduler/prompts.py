@@ -15,7 +15,7 @@ from runtime.scheduler.faults import bisect
 from runtime.scheduler.finish import Finisher
 from runtime.scheduler.jobs import Job, StayingJob
 from runtime.scheduler.logits import Distribution
-from runtime.scheduler.prefill import Batch, Prefill
+from runtime.scheduler.prefill import Batch, Prefill, stops
 from runtime.scheduler.room import NoRoomError
 
 CHUNK_SECONDS = 0.08  # a prefill chunk while somebody else waits for a token
@@ -102,8 +102,8 @@ class Prompts:
         batch = Batch(group[0].workspace, group[0].workspace.size)
         started = time.monotonic()
         try:
-            for prefill in group:
-                batch.advance(prefill, quota - len(batch.tokens))
+            for prefill, stop in zip(group, stops(group), strict=True):
+                batch.advance(prefill, quota - len(batch.tokens), stop)
             batch.run()
         except BaseException as error:  # noqa: BLE001  # bisected: only the guilty request fails
             batch.workspace.rollback(batch.base)
@@ -120,7 +120,6 @@ class Prompts:
             self._speed += 0.5 * (pushed / max(seconds, 1e-6) - self._speed)
         self._counters.prefill_seconds += seconds
         self._counters.tokens_prefilled += pushed
-        self._counters.tokens_computed += pushed
         self._counters.publish(self._cache)  # before the answers, so that who sees one sees its numbers
         moved = [prefill for prefill in group if prefill.at > prefill.mark_at]
         for prefill in moved:
@@ -200,6 +199,7 @@ class Prompts:
         self._drop(prefill)
         how = "cancelled" if error is None else "error"
         self._finish.ledger.leave(prefill.job, how, reused=prefill.reused, computed=prefill.computed)
+        self._counters.publish(self._cache)  # before the answer, so that who has it sees the numbers
         if error is not None:
             prefill.job.fail(error)
         elif isinstance(prefill.job, StayingJob):

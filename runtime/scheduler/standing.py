@@ -8,14 +8,13 @@ import numpy as np
 
 from runtime.records import Int32
 from runtime.scheduler.cache import Cache
-from runtime.scheduler.counters import Counters
 from runtime.scheduler.jobs import Job
 from runtime.scheduler.logits import non_finite
 from runtime.scheduler.prefill import Prefill
 from runtime.scheduler.rows import Row
 
 
-def bring_back(cache: Cache, counters: Counters, prefill: Prefill, path: Int32) -> int:
+def bring_back(cache: Cache, prefill: Prefill, path: Int32) -> int:
     """Brings what stood at the end of `path` back there: its recurrent state went along with another job.
 
     Returns:
@@ -39,11 +38,10 @@ def bring_back(cache: Cache, counters: Counters, prefill: Prefill, path: Int32) 
     except BaseException:
         workspace.rollback(base)  # what was loaded before stands in the pack as well
         raise
-    counters.tokens_computed += len(missing)
     return slot
 
 
-def activate(cache: Cache, counters: Counters, row: Row) -> int:
+def activate(cache: Cache, row: Row) -> int:
     """An answer has said an invocation sequence: from its beginning on, the path is computed under the adapter.
 
     So the answer goes on as it would as a prompt, cut anywhere and continued. What it was drawn from stays in its records;
@@ -65,7 +63,7 @@ def activate(cache: Cache, counters: Counters, row: Row) -> int:
     prefill.job = job  # where it was a fan's until now
     cache.retag(prefill)
     row.invoked = False
-    return bring_back(cache, counters, prefill, row.path)
+    return bring_back(cache, prefill, row.path)
 
 
 def _namespaces(job: Job, ids: Int32) -> list[Hashable]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 CallFormat = Literal["auto", "hermes", "llama3", "mistral"]
@@ -16,11 +16,14 @@ class ToolCall:
         name: Of the tool.
         arguments: By name; plain JSON values.
         id: The model's own, or nine hexadecimal digits made from what it wrote (mistral's templates want nine).
+        span: Where in the answer it stands with all that belongs to it: its first character, and the one after its last.
+            Calls that were written as one list have one span.
     """
 
     name: str
     arguments: dict[str, Any]
     id: str
+    span: tuple[int, int] = field(default=(0, 0), compare=False)
 
 
 @dataclass(frozen=True, slots=True)

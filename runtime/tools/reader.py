@@ -48,6 +48,8 @@ class ToolCallReader:
         self._kind = ""  # of the call that is open
         self._named: tuple[str, str | None] | None = None  # mistral's name and id, where they stand before the arguments
         self._rest = ""
+        self._fed = 0  # characters
+        self._begun = 0  # where in them the open call begins
         self._gap: list[str] = []
         self._span = ValueSpan()
         self._text: list[str] = []
@@ -61,6 +63,7 @@ class ToolCallReader:
             ToolCallError: A call is malformed; the message says which, what is wrong, and quotes it.
         """
         self._rest += piece
+        self._fed += len(piece)
         while self._state():
             pass
         return self._taken()
@@ -114,6 +117,8 @@ class ToolCallReader:
         return True
 
     def _open(self, kind: str) -> None:
+        """A call begins; its opening, where it has one, was taken from the rest."""
+        self._begun = self._fed - len(self._rest) - len(_OPENERS.get(kind, ""))
         self._kind, self._named, self._span, self._state = kind, None, ValueSpan(), self._begin
 
     def _begin(self) -> bool:
@@ -213,7 +218,8 @@ class ToolCallReader:
             self._fail(f"{name[:60]} has {what}", text)
         given = item.get("id")
         made = hashlib.sha256(f"{self._number} {text}".encode()).hexdigest()[:9]
-        call = ToolCall(name, arguments, given if isinstance(given, str) and given else made)
+        span = self._begun, self._fed - len(self._rest)
+        call = ToolCall(name, arguments, given if isinstance(given, str) and given else made, span)
         fault = None if self._definitions is None else fault_of(call, self._definitions)
         if fault is not None:
             self._fail(fault, text)

@@ -17,6 +17,7 @@ from runtime.members.blocks import BlocksSaved
 from runtime.members.pins import Pinned
 from runtime.options import GenerationOptions
 from runtime.pooling import Pooling
+from runtime.priority import Priority
 from runtime.records import Finish
 from runtime.wire.adapters import AdapterName, AddAdapter, PushLora
 from runtime.wire.arrays import Array, pack_array, pack_run, unpack_array, unpack_run
@@ -53,6 +54,7 @@ class Score(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     top_k: int
     start: int
     adapters: AdapterUses = None
+    priority: Priority = Priority.INSPECTOR
 
 
 class Generate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

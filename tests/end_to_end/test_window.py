@@ -15,6 +15,7 @@ from PySide6.QtTest import QTest
 
 from app.paths import DataFolder
 from app.workbench import AppWorkbench
+from app.workbench.reopening import DONE
 from runtime import EngineClient, Origin, TokenRun
 from tests.end_to_end.conftest import Scene
 from tests.tiny_models import tiny_folder
@@ -23,7 +24,7 @@ from ui import EngineState, MainWindow, Tier, TurnStatus, TurnView
 
 OpenApp = Callable[[str, str, Scene], None]
 QUIT_SECONDS = 2.0
-PATIENCE_SECONDS = 60.0  # an engine imports torch before its first token; a condition that holds costs nothing
+PATIENCE_SECONDS = 150  # how long a condition may take on a busy machine; one that holds costs nothing
 
 
 async def until(condition: Callable[[], object]) -> None:
@@ -160,10 +161,13 @@ def test_a_chat_from_first_word_to_reopening(open_app: OpenApp, paced: str, data
         await answered(window, 4)
         os.kill(engine_pid(workbench), signal.SIGKILL)
         await until(lambda: last(window).status is TurnStatus.PARTIAL)
-        # then the text is kept and the window says what to do
+        # then the text is kept and the window says so
         assert len(generated(last(window))) >= 4
         assert "your text is kept" in last(window).note
-        assert workbench.status.engine is EngineState.DIED
+        # and it starts another one by itself, and reads the session anew
+        await until(lambda: last(window).note == DONE)
+        assert workbench.status.engine is EngineState.READY
+        assert last(window).tier is Tier.WARM
         # and the next message works
         died = last(window).node_id
         say(window, "Once more?")

@@ -9,8 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import sqlite_utils
 
-from storage import SessionStore, salvage
+from storage import SessionStore, StoreDamagedError, salvage
+from storage.backup import back_up
 from storage.migrations import migrations
 from tests.storage.faults import fired, run, under
 from tests.storage.helpers import sql, with_store
@@ -105,3 +107,31 @@ def test_a_migration_that_is_cut_short_leaves_one_version_or_the_other(
     print(f"migration, {fault}: {faults} faults fired, {old} of {len(places)} found the old version")  # noqa: T201  # it says how much it swept
     assert faults >= 1
     assert 0 < old <= len(places)
+
+
+def test_a_backup_before_a_migration_that_is_not_as_the_original_stops_it(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = unpacked(GOLDEN[0], path)
+
+    def on_a_bad_disk(db: sqlite_utils.Database, target: Path) -> Path:
+        made = back_up(db, target)
+        sql(made, "UPDATE nodes SET text = 'flipped' WHERE id = 1")
+        return made
+
+    monkeypatch.setattr("storage.backup.back_up", on_a_bad_disk)
+    with pytest.raises(StoreDamagedError, match=r"1 rows of the backup .* are not what they are in the original; nothing was"):
+        SessionStore.open(path)
+    assert list((path.parent / "backups").iterdir()) == []
+    assert path.read_bytes() == before
+
+
+def test_a_row_that_was_damaged_before_a_migration_keeps_nobody_from_the_rest(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    unpacked(GOLDEN[0], path)
+    sql(path, "UPDATE nodes SET text = 'flipped' WHERE id = 1")
+    damage = with_store(path, lambda store: store.verify())
+    assert {row.node_id for row in damage} == {1}
+    [backup] = (path.parent / "backups").iterdir()
+    assert sql(backup, "SELECT text FROM nodes WHERE id = 1") == [("flipped",)]
+    assert "1 rows are damaged, here and in the backup" in caplog.text
+    caplog.clear()

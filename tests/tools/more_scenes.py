@@ -88,10 +88,12 @@ async def scripts(window: MainWindow, workbench: AppWorkbench, folder: Path, nam
     keep(window, folder / f"{name}.png")
 
 
-async def cache(window: MainWindow, _: AppWorkbench, folder: Path, name: str) -> None:
+async def cache(window: MainWindow, workbench: AppWorkbench, folder: Path, name: str) -> None:
     """The cache after an answer."""
     window.desk.new_session()
     await settled(window)
+    assert window.desk.shown is not None
+    await workbench.set_option(window.desk.shown.session_id, "max_tokens", 40)
     await said(window, "Name three colours.")
     QTest.mouseClick(window.parts.inspector.tabs[2], Qt.MouseButton.LeftButton)
     await settled(window)
@@ -99,17 +101,21 @@ async def cache(window: MainWindow, _: AppWorkbench, folder: Path, name: str) ->
 
 
 async def reopened(window: MainWindow, _: AppWorkbench, folder: Path, name: str) -> None:
-    """After a restart: what was said before is on the disk, or warm again."""
+    """After a restart: what was said before is read from the disk, and goes on warm."""
+    window.resize(1360, 860)  # more than the screen that it was left on
     for _second in range(MODEL_SECONDS):
         await asyncio.sleep(1)
         if window.desk.engine.value == "ready":
             break
     await settled(window)
+    await said(window, "And three animals?")
+    QTest.mouseClick(window.parts.inspector.tabs[2], Qt.MouseButton.LeftButton)
+    await settled(window)
     keep(window, folder / f"{name}.png")
 
 
 async def tool_call(window: MainWindow, workbench: AppWorkbench, folder: Path, name: str) -> None:
-    """A call as a card, with a field for its result; in both modes."""
+    """A call as a card, with a field for its result."""
     del workbench
     assert window.desk.shown is not None
     view = window.desk.shown.view
@@ -117,29 +123,39 @@ async def tool_call(window: MainWindow, workbench: AppWorkbench, folder: Path, n
     last = replace(view.turns[-1], calls=(call,))
     window.desk.events.push(SessionChanged(replace(view, turns=(*view.turns[:-1], last))))
     await settled(window)
-    keep(window, folder / f"{name}.png")
-    window.acts.read.trigger()
+    result = window.parts.cards.turns[last.node_id].cards[0].result
+    assert result is not None
+    result.setPlainText("Saturday: sun, 21 °C\nSunday: rain from noon")
     await settled(window)
-    keep(window, folder / f"{name}-read.png")
+    keep(window, folder / f"{name}.png")
 
 
 async def narrow(window: MainWindow, _: AppWorkbench, folder: Path, name: str) -> None:
-    """A long title in small windows: the model's name gives way before it."""
+    """A long title in a small window: it makes room for the model's name."""
+    await resized(window, 900)
+    keep(window, folder / f"{name}.png")
+
+
+async def narrowest(window: MainWindow, _: AppWorkbench, folder: Path, name: str) -> None:
+    """The same in the smallest window."""
+    await resized(window, 560)
+    keep(window, folder / f"{name}.png")
+
+
+async def resized(window: MainWindow, width: int) -> None:
+    """A session with a long title, in a window of that width."""
     assert window.desk.shown is not None
     title = "What the lighthouse keeper wrote about cats and the sea"
     window.desk.events.push(SessionChanged(replace(window.desk.shown.view, title=title)))
-    for width in (900, 560):
-        window.resize(width, 640)
-        await settled(window)
-        keep(window, folder / f"{name}-{width}.png")
+    window.resize(width, 640)
+    await settled(window)
 
 
 async def large(window: MainWindow, _: AppWorkbench, folder: Path, name: str) -> None:
-    """All text at 200 %, and at 80 %."""
-    for percent in (200, 80):
-        window.apply(AppSettings(scheme="light", text_percent=percent))
-        await settled(window)
-        keep(window, folder / f"{name}-{percent}.png")
+    """All text at 200 %."""
+    window.apply(AppSettings(scheme="light", text_percent=200))
+    await settled(window)
+    keep(window, folder / f"{name}.png")
     window.apply(AppSettings(scheme="light"))
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 import tempfile
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from unittest.mock import patch
 
 import qasync
 from PySide6.QtCore import QEvent, QPointF, Qt
@@ -85,12 +87,14 @@ async def branch_with_tree(window: MainWindow, bench: AppWorkbench, folder: Path
 
 
 async def why_with_sliders(window: MainWindow, _: AppWorkbench, folder: Path, name: str) -> None:
-    """Why the sample's most surprising token was drawn, and what top-p .5 would have drawn instead."""
+    """Why the sample's most surprising token was drawn, and what top-p .5 would have drawn instead, and how."""
     turn = answers(window)[0]
     pin(window, turn.node_id, surprising(turn))
     QTest.mouseClick(window.parts.inspector.tabs[3], Qt.MouseButton.LeftButton)
     await settled(window)
-    window.parts.inspector.why.dials.rows["top_p"].slider.setValue(500)
+    row = window.parts.inspector.why.dials.rows["top_p"]
+    row.slider.setValue(500)
+    QTest.mouseClick(row.name, Qt.MouseButton.LeftButton)
     await settled(window)
     keep(window, folder / f"{name}.png")
 
@@ -222,26 +226,27 @@ def main() -> None:
     take(application, folder, "tokens", Scheme.LIGHT, tokens_with_card)
     take(application, folder, "branch", Scheme.LIGHT, branch_with_tree)
     take(application, folder, "tokens-dark", Scheme.DARK, tokens_with_card)
-    if "--all" in sys.argv:  # the first three are those of the README
+    take(application, folder, "why-dark", Scheme.DARK, why_with_sliders)
+    take(application, folder, "comparison", Scheme.LIGHT, more.comparison)
+    take(application, folder, "first-run", Scheme.LIGHT, more.first_run)
+    with patch.dict(os.environ, {"ELSEWISE_MODELS": "/models"}):  # no picture shows whose folders these are
+        take(application, folder, "no-model", Scheme.DARK, more.no_model, model="nobody/nothing")
+    take(application, folder, "tool-call", Scheme.LIGHT, more.tool_call)
+    take(application, folder, "narrow", Scheme.DARK, more.narrow)
+    take(application, folder, "large", Scheme.LIGHT, more.large)
+    take(application, folder, "continuations", Scheme.LIGHT, eight_continuations)
+    take(application, folder, "scripts", Scheme.LIGHT, more.scripts)
+    take(application, folder, "reopened", Scheme.DARK, more.cache, more.reopened)
+    if "--all" in sys.argv:  # those before are the README's
         take(application, folder, "why", Scheme.LIGHT, why_with_sliders)
-        take(application, folder, "why-dark", Scheme.DARK, why_with_sliders)
         take(application, folder, "preview", Scheme.LIGHT, preview_in_place)
-        take(application, folder, "continuations", Scheme.LIGHT, eight_continuations)
         take(application, folder, "continuations-dark-900", Scheme.DARK, narrow_continuations)
         take(application, folder, "sampling", Scheme.LIGHT, sampling)
         take(application, folder, "form-dark-900", Scheme.DARK, form)
         take(application, folder, "text-150-dark", Scheme.DARK, large_text)
         take(application, folder, "settings", Scheme.LIGHT, settings)
-        take(application, folder, "scripts", Scheme.LIGHT, more.scripts)
-        take(application, folder, "reopened", Scheme.DARK, more.cache, more.reopened)
         take(application, folder, "cache", Scheme.LIGHT, more.cache)
-    if {"--all", "--still"} & set(sys.argv):  # those that need no model
-        take(application, folder, "first-run", Scheme.LIGHT, more.first_run)
-        take(application, folder, "comparison", Scheme.LIGHT, more.comparison)
-        take(application, folder, "no-model", Scheme.DARK, more.no_model, model="nobody/nothing")
-        take(application, folder, "tool-call", Scheme.LIGHT, more.tool_call)
-        take(application, folder, "narrow", Scheme.DARK, more.narrow)
-        take(application, folder, "large", Scheme.LIGHT, more.large)
+        take(application, folder, "narrowest", Scheme.DARK, more.narrowest)
         take(application, folder, "backup", Scheme.LIGHT, more.backup)
         take(application, folder, "rare-options", Scheme.LIGHT, more.rare_options)
 

@@ -10,6 +10,7 @@ from runtime import TokenRun
 from tests.ui.fake_base import FakeBase
 from tests.ui.spoken import run_of
 from ui import (
+    BeamRules,
     Column,
     ColumnKind,
     Columns,
@@ -52,8 +53,8 @@ class FakeAnswers(FakeBase):
         self._note("continue_many", session_id, node_id, index, n)
         await self._columns(session_id, ColumnKind.DRAWS, n)
 
-    async def beams(self, session_id: int, node_id: int, index: int | None, width: int) -> None:
-        self._note("beams", session_id, node_id, index, width)
+    async def beams(self, session_id: int, node_id: int, index: int | None, width: int, rules: BeamRules | None = None) -> None:
+        self._note("beams", session_id, node_id, index, width, rules)
         await self._columns(session_id, ColumnKind.BEAMS, width)
 
     async def preview(self, session_id: int, node_id: int, index: int, token_id: int, most: int) -> Sequence[bytes]:

@@ -19,11 +19,11 @@ class FakeBase:
         self.vocabulary = Vocabulary()
         self.views: dict[int, SessionView] = {}
         self.summaries: dict[int, SessionSummary] = {}
-        self._listener: Callable[[Event], None] = lambda _event: None
+        self._listeners: list[Callable[[Event], None]] = []
         self._next = 100
 
     def subscribe(self, listener: Callable[[Event], None]) -> None:
-        self._listener = listener
+        self._listeners.append(listener)
 
     def new_id(self) -> int:
         self._next += 1
@@ -31,7 +31,8 @@ class FakeBase:
 
     def emit(self, event: Event) -> None:
         """News, as the app would tell it."""
-        self._listener(event)
+        for listener in self._listeners:
+            listener(event)
 
     def asked(self, name: str) -> list[tuple[object, ...]]:
         """The arguments of every call of that name."""

@@ -108,6 +108,9 @@ class FakeWorkbench(FakeSetups, FakeSettings, FakeTransfers, FakeShelf, FakeAnsw
     def how_made(self, session_id: int, node_id: int) -> Made | None:
         return self.made.get(node_id)
 
+    async def open_as_text(self, session_id: int, node_id: int) -> None:
+        self._note("open_as_text", session_id, node_id)
+
     async def continue_turn(self, session_id: int, node_id: int) -> None:
         self._note("continue_turn", session_id, node_id)
 
@@ -157,6 +160,7 @@ class FakeWorkbench(FakeSetups, FakeSettings, FakeTransfers, FakeShelf, FakeAnsw
     def token_text(self, session_id: int, token_ids: Sequence[int]) -> Sequence[bytes]:
         return self.vocabulary.bytes_of(token_ids)
 
-    async def close(self) -> None:
+    async def close(self) -> bool:
         self.calls.append(("close",))
         self.closed = True
+        return True

@@ -14,7 +14,7 @@ from PySide6.QtWidgets import QFileDialog
 from tests.ui.conftest import Scene, until
 from tests.ui.fakes import TRIP, FakeWorkbench
 from tests.ui.test_conversation import finish
-from ui import Composition, ContextPart, MainWindow, PartKind, TextFile
+from ui import Composition, ContextPart, MainWindow, PartKind, SessionChanged, TextFile, TurnStatus
 
 Play = Callable[[Scene], None]
 LEFT = Qt.MouseButton.LeftButton
@@ -140,6 +140,41 @@ def test_a_file_goes_with_the_message_or_is_pinned(in_window: Play, bench: FakeW
         await until(lambda: composer.chips.files == (boat,))
         QTest.mouseClick(composer.chips.chips[0].remove, LEFT)
         assert not composer.chips.files
+
+    in_window(scene)
+
+
+def test_what_was_sent_before_anybody_could_count_it_is_a_choice_afterwards(in_window: Play, bench: FakeWorkbench) -> None:
+    finish(bench)
+    full = Composition(12, None, 8200, 8192)
+
+    async def scene(window: MainWindow) -> None:
+        composer = window.parts.composer
+
+        async def refused(session_id: int, text: str, replaces: int | None = None) -> None:
+            """As a workbench whose engine was started by the message, and could not take it."""
+            bench.calls.append(("send", session_id, text, replaces))
+            view = bench.views[session_id]
+            failed = replace(bench.turn("assistant", []), status=TurnStatus.PARTIAL, overflowed=True, can_retry=False)
+            bench.views[session_id] = replace(view, turns=(*view.turns, bench.turn("user", [text]), failed))
+            bench.emit(SessionChanged(bench.views[session_id]))
+            counting(bench, full)
+
+        counting(bench, Composition(None, None, 8188, None))
+        bench.send = refused  # type: ignore[method-assign]  # the fake's answers always fit
+        QTest.keyClicks(composer.field, "Too long")
+        QTest.keyClick(composer.field, Qt.Key.Key_Return)
+        # then the message is the draft again, and what can be done is asked as soon as it is counted
+        await until(composer.overflow.isVisible)
+        assert composer.draft == "Too long"
+        assert "8 tokens too many for the context of 8,192" in composer.overflow.said.text()
+        assert len(bench.asked("send")) == 1
+        # it is asked once
+        composer.overflow.dismiss.click()
+        window.desk.drafts.compose(composer.message)
+        await until(lambda: len(bench.asked("compose")) >= 3)
+        await asyncio.sleep(0.05)
+        assert not composer.overflow.isVisible()
 
     in_window(scene)
 

@@ -114,3 +114,18 @@ def test_the_recordings_hint_is_cut_with_an_ellipsis(in_window: Play) -> None:
             assert hint.endswith(("…", "goes into a copy"))
 
     in_window(scene)
+
+
+def test_at_900_pixels_the_models_name_can_be_read_beside_a_long_title(in_window: Play, bench: FakeWorkbench) -> None:
+    title = "What the lighthouse keeper wrote about cats and the sea"
+    bench.summaries[TRIP] = replace(bench.summaries[TRIP], title=title)
+    bench.views[TRIP] = replace(bench.views[TRIP], title=title, branch_name="the ending in which it rains all the time")
+
+    async def scene(window: MainWindow) -> None:
+        top = window.parts.top
+        window.resize(900, 640)
+        await until(lambda: window.width() == 900 and not window.parts.inspector.isVisible())
+        await until(lambda: top.model.text().startswith("SmolLM2"))
+        assert top.title.width() >= 300
+
+    in_window(scene)

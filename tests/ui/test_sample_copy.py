@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from PySide6.QtCore import Qt
 from PySide6.QtTest import QTest
 
@@ -42,6 +44,32 @@ def test_a_change_of_the_sample_is_shown_in_its_copy(in_window: Play, bench: Fak
         assert composer.draft == ""
         assert composer.field.placeholderText() == "Message…"
         assert window.acts.rename.isEnabled()
+
+    in_window(scene)
+
+
+def test_the_pinned_token_is_pinned_in_the_copy(in_window: Play, bench: FakeWorkbench) -> None:
+    finish(bench)
+    make_sample(bench)
+    copy = 77
+
+    async def scene(window: MainWindow) -> None:
+        turns = bench.views[SAMPLE].turns
+        answer = turns[-1]
+        window.stage.pin(answer.node_id, 1)
+        again = [replace(t, node_id=t.node_id + 1000, variants=(t.node_id + 1000,)) for t in turns]
+        nodes = {turn.node_id: turn.node_id + 1000 for turn in turns}
+        bench.add(SessionSummary(copy, "A recording (copy)", 0.0, 3, pinned=False, is_sample=False), again)
+        bench.emit(SessionCopied(SAMPLE, bench.views[copy], nodes))
+        await until(lambda: window.parts.top.title.text() == "A recording (copy)")
+        assert window.parts.transcript.pinned == (answer.node_id + 1000, 1)
+        held = window.parts.inspector.token.spot
+        assert held is not None
+        assert (held.node_id, held.index) == (answer.node_id + 1000, 1)
+        # and where its turn is not part of the copy, nothing is pinned
+        bench.emit(SessionCopied(copy, bench.views[SAMPLE], {}))
+        await until(lambda: window.desk.is_shown(SAMPLE))
+        assert window.parts.transcript.pinned is None
 
     in_window(scene)
 

@@ -154,6 +154,9 @@ def test_values_are_read_as_they_are_written() -> None:
         ("logit_bias", "12", {"12": ""}),
         ("banned_tokens", "36413, 12", [36413, 12]),
         ("banned_tokens", "Paris", ["Paris"]),
+        ("banned_tokens", '" the", 12, "12", "a, \\"b\\": c", "\\n"', [" the", 12, "12", 'a, "b": c', "\n"]),
+        ("logit_bias", '" the": -5, 12: 2, "12": 1, "a, b: c": -100', {'" the"': -5, "12": 2, '"12"': 1, '"a, b: c"': -100}),
+        ("logit_bias", '"open: -5', {"open": -5}),
         ("order", "bias → temperature → top_k", ["bias", "temperature", "top_k"]),
         ("order", "temperature > top_p", ["temperature", "top_p"]),
         ("dry_breakers", '"\\n", 13', ["\n", 13]),
@@ -300,5 +303,33 @@ def test_tools_are_checked_and_offered(in_window: Play, bench: FakeWorkbench) ->
         await until(lambda: page.state.text() == "defines weather")
         QTest.mouseClick(page.offer_button, LEFT)
         await until(lambda: bench.asked("set_tools") == [(TRIP, '[{"name": "weather"}]')])
+
+    in_window(scene)
+
+
+def test_tokens_are_written_as_what_they_say_where_it_can_be_read() -> None:
+    says = {5: b" rain", 6: b"\n", 7: b"\xf0\x9f", 8: "\N{RIGHT-TO-LEFT OVERRIDE}".encode(), 9: b'"', 10: b" rain"}
+
+    def bytes_of(token: int) -> bytes:
+        return says.get(token, b"")
+
+    assert text_of("banned_tokens", [5, 6, 7, 8, 9, 10, 11], bytes_of) == r'" rain", "\n", 7, 8, "\"", 11'
+    assert text_of("logit_bias", {"5": -5, "7": 2.5}, bytes_of) == '" rain": -5, 7: 2.5'
+    assert value_of("logit_bias", text_of("logit_bias", {"5": -5}, bytes_of)) == {'" rain"': -5}
+
+
+def test_a_bias_is_typed_as_text_and_shown_as_text(in_window: Play, bench: FakeWorkbench) -> None:
+    rain = bench.vocabulary.id_of(" rain")
+
+    async def scene(window: MainWindow) -> None:
+        options = (await opened(window, SAMPLING)).sampling.options
+        await until(lambda: "logit_bias" in options.fields)
+        options.more.click()
+        retype(options.fields["logit_bias"], '" rain": -5')
+        await until(lambda: bench.asked("set_option") == [(TRIP, "logit_bias", {'" rain"': -5})])
+        # what comes back are ids, which are shown as what they say
+        await window.desk.workbench.set_option(TRIP, "logit_bias", {str(rain): -5})
+        window.setup.ask()
+        await until(lambda: options.fields["logit_bias"].text() == '" rain": -5')
 
     in_window(scene)

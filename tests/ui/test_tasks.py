@@ -97,3 +97,28 @@ def test_cancel_ends_everything_but_the_caller(arun: Arun) -> None:
         await until(lambda: len(tasks) == 0)
 
     arun(play())
+
+
+def test_ended_waits_for_all_that_runs_and_for_what_is_begun_meanwhile(arun: Arun) -> None:
+    async def play() -> None:
+        tasks, ended = Tasks(lambda _words: None), list[str]()
+
+        async def later() -> None:
+            await asyncio.sleep(0)
+            ended.append("later")
+
+        async def first() -> None:
+            await asyncio.sleep(0)
+            tasks.run(later())
+            ended.append("first")
+
+        tasks.run(first())
+        await tasks.ended()
+        assert ended == ["first", "later"]
+        # and what has ended already holds nobody up
+        done = tasks.run(first())
+        await until(done.done)
+        await tasks.ended()
+        assert len(ended) == 4
+
+    arun(play())

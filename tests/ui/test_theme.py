@@ -10,10 +10,14 @@ from PySide6.QtGui import QFont, QFontDatabase, QFontInfo, QFontMetricsF
 from PySide6.QtWidgets import QApplication
 
 from ui import DARK, LIGHT, Palette, Scheme, apply_theme
+from ui.parts import Combo
+from ui.status import EngineDot
 from ui.theme import current_theme
-from ui.theme.fonts import faces_for_scripts, interface_font, mono_font
+from ui.theme.fonts import faces_for_scripts, interface_font, mono_font, scaled
 from ui.theme.icons import icon
 from ui.theme.style import style_sheet
+from ui.theme.text_size import resize_text
+from ui.topbar import ModelChip
 
 
 def test_the_shipped_faces_are_used_with_tabular_figures(app: QApplication) -> None:
@@ -82,3 +86,25 @@ def test_it_follows_the_system(app: QApplication) -> None:
     theme = apply_theme(app, Scheme.SYSTEM)
     assert theme.palette in (LIGHT, DARK)
     apply_theme(app, Scheme.LIGHT)
+
+
+def test_what_is_drawn_grows_with_the_text(app: QApplication) -> None:
+    dot, chip, combo = EngineDot(), ModelChip(), Combo("which")
+    combo.addItem("one")
+
+    def arrow() -> int:
+        """Rows of the combo's right end that are not all of one colour: frame and arrow."""
+        combo.resize(combo.sizeHint())
+        image = combo.grab().toImage()
+        right = range(image.width() - 3 - scaled(20), image.width() - 3)
+        rows = [{image.pixel(x, y) for x in right} for y in range(3, image.height() - 3)]
+        return sum(len(row) > 1 for row in rows)
+
+    small = (dot.width(), chip.iconSize().width(), arrow())
+    resize_text(app, 2.0)
+    large = (dot.width(), chip.iconSize().width(), arrow())
+    resize_text(app, 1.0)
+    assert large[:2] == (2 * small[0], 2 * small[1])
+    assert large[2] >= 1.6 * small[2] > 0
+    for part in (dot, chip, combo):
+        part.deleteLater()

@@ -8,12 +8,13 @@ from dataclasses import replace
 import pytest
 from PySide6.QtCore import QPoint, Qt
 from PySide6.QtTest import QTest
-from PySide6.QtWidgets import QApplication, QLabel, QLineEdit, QWidget
+from PySide6.QtWidgets import QApplication, QLabel, QWidget
 
 from tests.ui.conftest import Scene, frames, until
 from tests.ui.fakes import TRIP, FakeWorkbench
 from tests.ui.test_conversation import finish
 from ui import MainWindow, SessionChanged, ToolCard
+from ui.draft_field import DraftField
 from ui.tool_cards import CallCard, TurnCards
 from ui.transcript import Mode
 
@@ -36,7 +37,7 @@ def focused() -> QWidget:
     return widget
 
 
-def field(card: CallCard) -> QLineEdit:
+def field(card: CallCard) -> DraftField:
     assert card.result is not None
     return card.result
 
@@ -63,7 +64,7 @@ def test_a_call_is_a_card_and_its_result_is_typed(in_window: Play, bench: FakeWo
         assert not cards.send_button.isEnabled()
         bench.emit(SessionChanged(bench.views[TRIP]))
         await frames()
-        assert field(cards.cards[0]).text() == "rain"  # the same calls: what was written stays
+        assert field(cards.cards[0]).toPlainText() == "rain"  # the same calls: what was written stays
         QTest.keyClicks(field(cards.cards[1]), "noon")
         QTest.keyClick(field(cards.cards[1]), Qt.Key.Key_Return)
         await until(lambda: bench.asked("answer_call") == [(TRIP, node, "rain\nnoon")])
@@ -120,7 +121,7 @@ def test_what_is_being_typed_goes_on_in_the_other_mode(in_window: Play, bench: F
         assert cards.isVisible()
         assert QApplication.focusWidget() is field(cards.cards[0])
         QTest.keyClicks(focused(), "'clock")
-        assert field(cards.cards[0]).text() == "2 o'clock"
+        assert field(cards.cards[0]).toPlainText() == "2 o'clock"
         assert bench.asked("branch") == []
 
     in_window(scene)
@@ -166,5 +167,84 @@ def test_an_answered_call_stays_a_card_without_a_field(in_window: Play, bench: F
         # another session has none
         window.desk.open(3)
         await until(lambda: window.parts.cards.turns == {})
+
+    in_window(scene)
+
+
+def test_a_result_may_have_several_lines(in_window: Play, bench: FakeWorkbench) -> None:
+    finish(bench)
+
+    async def scene(window: MainWindow) -> None:
+        node = calling(bench, CLOCK)
+        cards = await cards_of(window, node, 1)
+        result = field(cards.cards[0])
+        low = result.height()
+        QTest.keyClicks(result, "noon")
+        QTest.keyClick(result, Qt.Key.Key_Return, Qt.KeyboardModifier.ShiftModifier)
+        QTest.keyClicks(result, "or later")
+        assert bench.asked("answer_call") == []
+        assert result.height() > low
+        QApplication.clipboard().setText("\nby\nsun")
+        result.paste()
+        assert result.height() > 2 * low
+        await until(lambda: cards.height() >= result.height())  # the text makes room for it
+        QTest.keyClick(result, Qt.Key.Key_Return)
+        await until(lambda: bench.asked("answer_call") == [(TRIP, node, "noon\nor later\nby\nsun")])
+
+    in_window(scene)
+
+
+def test_read_shows_the_card_and_not_what_it_was_made_of(in_window: Play, bench: FakeWorkbench) -> None:
+    finish(bench)
+    call = '<tool_call>{"name": "clock", "arguments": {}}</tool_call>'
+    words = ["Let me", " look.", "\n\n<tool", '_call>{"name": "clock", "argum', 'ents": {}}', "</tool_call>", " A moment."]
+    text = "".join(words)
+    start = text.index("<tool")
+    card = replace(CLOCK, span=(start, start + len(call)))
+    view = bench.views[TRIP]
+    answer = bench.turn("assistant", words)
+    bench.views[TRIP] = replace(view, turns=(*view.turns[:-1], answer))
+
+    async def scene(window: MainWindow) -> None:
+        transcript = window.parts.transcript
+        window.stage.set_mode(Mode.READ)
+
+        def read() -> str:
+            transcript.read.select_all()
+            return transcript.read.selected_text
+
+        # given the answer as it streams, then what is known of it
+        await until(lambda: "tool_call" in read())
+        calling(bench, card)
+        await cards_of(window, answer.node_id, 1)
+        await until(lambda: "tool_call" not in read())
+        assert "clock" not in read()
+        assert read().rstrip().endswith("A moment.")
+        assert "Let me look." in read()
+        # and Tokens shows every one of them
+        window.stage.set_mode(Mode.TOKENS)
+        transcript.tokens.select_all()
+        assert call in transcript.tokens.selected_text
+        # and what cannot be answered is seen as it was written
+        window.stage.set_mode(Mode.READ)
+        calling(bench, ToolCard("", "", "call 1: no such tool"))
+        await until(lambda: "tool_call" in read())
+
+    in_window(scene)
+
+
+def test_an_answer_that_is_nothing_but_a_call_is_its_card(in_window: Play, bench: FakeWorkbench) -> None:
+    finish(bench)
+    call = '<tool_call>{"name": "clock", "arguments": {}}</tool_call>'
+    view = bench.views[TRIP]
+    answer = bench.turn("assistant", [call])
+    bench.views[TRIP] = replace(view, turns=(*view.turns[:-1], answer))
+
+    async def scene(window: MainWindow) -> None:
+        window.stage.set_mode(Mode.READ)
+        calling(bench, replace(CLOCK, span=(0, len(call))))
+        await cards_of(window, answer.node_id, 1)
+        pane = window.parts.transcript.read
+        await until(lambda: pane.page.boxes[-1].body.done and pane.page.boxes[-1].body.height == 0)
 
     in_window(scene)

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 
+import numpy as np
 import pytest
 from PySide6.QtCore import Qt
 from PySide6.QtTest import QTest
 
+from runtime import Finish, Origin, TokenRun
 from tests.ui.conftest import Scene, until
 from tests.ui.fakes import TRIP, FakeWorkbench
+from tests.ui.test_conversation import finish
 from ui import MainWindow
+from ui.shown import typed_text
 
 Play = Callable[[Scene], None]
 
@@ -29,6 +34,29 @@ def test_another_version_of_a_turn_is_counted_in_its_place(in_window: Play, benc
         await until(lambda: bench.asked("compose")[-1:] == [(TRIP, "Where")])
 
     in_window(scene)
+
+
+def test_another_version_of_an_answer_is_written_like_one_of_a_question(in_window: Play, bench: FakeWorkbench) -> None:
+    finish(bench)
+
+    async def scene(window: MainWindow) -> None:
+        assert window.desk.shown is not None
+        answer = window.desk.shown.view.turns[1]
+        composer = window.parts.composer
+        window.parts.transcript.edit_requested.emit(answer.node_id)
+        assert composer.draft == typed_text(answer.run)
+        composer.field.setPlainText("no: to Lisbon")
+        QTest.keyClick(composer.field, Qt.Key.Key_Return)
+        await until(lambda: bench.asked("send") == [(TRIP, "no: to Lisbon", answer.node_id)])
+
+    in_window(scene)
+
+
+def test_the_token_that_ends_an_answer_is_no_word_of_it() -> None:
+    run = TokenRun.unscored([1], [b"well"], ["well"], Origin.SAMPLED)
+    ended = TokenRun.unscored([2], [b"<end>"], ["<end>"], Origin.SAMPLED)
+    ended = replace(ended, finish=np.array([int(Finish.EOS)], np.uint8))
+    assert typed_text(TokenRun.concat([run, ended])) == "well"
 
 
 @pytest.mark.parametrize("answering", [True, False])

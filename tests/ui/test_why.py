@@ -23,7 +23,7 @@ from tests.ui.transcript.conftest import centre
 from ui import EngineState, MainWindow, SessionView, StatusChanged, StatusView
 from ui.inspector import Inspector
 from ui.inspector.replaying import candidates, replayed
-from ui.inspector.settings_rows import DialRow
+from ui.inspector.stage_rows import DialRow
 from ui.inspector.why_tab import WhyTab
 
 Play = Callable[[Scene], None]

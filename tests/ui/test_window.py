@@ -182,7 +182,7 @@ def test_closing_in_the_middle_of_a_stream_asks_once_and_says_closed(arun: Arun,
 
 
 def test_a_window_closes_even_if_saving_fails(arun: Arun, bench: FakeWorkbench, caplog: pytest.LogCaptureFixture) -> None:
-    async def broken() -> None:
+    async def broken() -> bool:
         bench.closed = True
         raise OSError("disk full")
 

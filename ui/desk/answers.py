@@ -18,6 +18,7 @@ class AnswersDesk(QObject):
     """
 
     copied = Signal(int, int)  # what was asked of the first session goes on in the second, which is shown next
+    did_not_fit = Signal(int, str)  # session and message: it is in the tree, and what can be done is a choice
     draft_saved = Signal(int, str)  # session and message: it is in the store, the draft has done its work
 
     def __init__(self, showing: Showing, drafts: DraftsDesk) -> None:
@@ -62,6 +63,10 @@ class AnswersDesk(QObject):
         """Goes on with an answer that was stopped."""
         self._showing.ask(lambda session: self._workbench.continue_turn(session, node_id))
 
+    def open_as_text(self, node_id: int) -> None:
+        """The path to that turn once more as text."""
+        self._showing.ask(lambda session: self._workbench.open_as_text(session, node_id))
+
     def how_made(self, node_id: int) -> Made | None:
         """How an answer was made."""
         shown = self._showing.shown
@@ -84,6 +89,10 @@ class AnswersDesk(QObject):
         try:
             await self._workbench.send(session_id, text, replaces)
             self.saved(session_id)
+            self._showing.events.flush()
+            shown = self._showing.shown
+            if shown is not None and shown.session_id == session_id and shown.view.turns and shown.view.turns[-1].overflowed:
+                self.did_not_fit.emit(session_id, text)
         finally:
             self._sending = None
             self._showing.activity_changed.emit()

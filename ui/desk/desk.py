@@ -23,9 +23,11 @@ from ui.port import (
     SessionChanged,
     SessionCopied,
     SessionsChanged,
+    SessionTrashed,
     StatusChanged,
     TokensArrived,
     TurnChanged,
+    WindowWanted,
     Workbench,
 )
 
@@ -41,6 +43,9 @@ class Desk(Showing):
     turn_changed = Signal(object)  # TurnView of the path shown
     tokens_arrived = Signal(int, object)  # node id, TokenRun, already part of `shown`
     status_changed = Signal(object)  # StatusView
+    copy_shown = Signal(object)  # before `session_shown`: the numbers of the copy's nodes, by those of the session shown
+    left = Signal()  # other windows stand: this one may go out of sight before its work has ended
+    front_wanted = Signal()  # another window was asked for what is shown here
 
     def __init__(self, workbench: Workbench, parent: QObject) -> None:
         super().__init__(workbench, self._deliver, parent)
@@ -61,24 +66,29 @@ class Desk(Showing):
         """The bytes of any tokens, for showing alternatives."""
         return [] if self.shown is None else list(self.workbench.token_text(self.shown.session_id, ids))
 
-    def start(self, session_id: int | None) -> None:
-        """Listens, lists the sessions and opens one: the given one, else the first of the list, else a new one."""
+    def start(self, session_id: int | None, *, fresh: bool = False) -> None:
+        """Listens, lists the sessions and opens one: the given one, else (not `fresh`) the first listed, else an empty one."""
         self.workbench.subscribe(self.events.push)
         self.status_changed.emit(self.workbench.status)
-        opening = self.tasks.run(self._start(session_id))
+        opening = self.tasks.run(self._start(session_id, fresh=fresh))
         opening.add_done_callback(self._then_list_models)  # what is looked at goes first
 
     async def close(self) -> None:
-        """Saves and ends everything; safe to call once."""
+        """Ends what belongs to this window, and with the last window everything; safe to call once.
+
+        While other windows stand, what was asked for here goes on behind them, to be saved.
+        """
         self.events.close()
         self.shown = None  # nothing is asked any more on behalf of a session
-        await self.workbench.close()
+        if not await self.workbench.close():
+            self.left.emit()
+            await self.tasks.ended()
         await self.tasks.cancel()
 
-    async def _start(self, session_id: int | None) -> None:
-        sessions = await self.sessions.list_all()
-        if session_id is None and sessions:
-            session_id = sessions[0].session_id
+    async def _start(self, session_id: int | None, *, fresh: bool) -> None:
+        free = [row for row in await self.sessions.list_all() if not row.elsewhere]
+        if session_id is None and free and not fresh:
+            session_id = free[0].session_id
         if self.shown is None:  # someone may have pressed New session already
             await (self.open_new() if session_id is None else self.open_session(session_id))
 
@@ -92,13 +102,18 @@ class Desk(Showing):
                 self.status_changed.emit(status)
             case SessionsChanged():
                 self.sessions.ask()
+            case SessionTrashed(session_id):
+                self.sessions.leave(session_id)
+            case WindowWanted():
+                self.front_wanted.emit()
             case SessionChanged(view):
                 if self.is_shown(view.session_id):
                     self.answers.saved(view.session_id)
                     self.show(view)
-            case SessionCopied(source_id, view):
+            case SessionCopied(source_id, view, nodes):
                 if self.is_shown(source_id):
                     self.answers.go_on_in_copy(source_id, view.session_id)
+                    self.copy_shown.emit(nodes)
                     self.show(view)
             case ColumnsChanged(session_id, columns):
                 self.draws.take_columns(session_id, columns)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from PySide6.QtCore import QObject, Signal
 
 from ui.desk.showing import Showing, in_silence
-from ui.port import Columns, ColumnTokens
+from ui.port import BeamRules, Columns, ColumnTokens
 
 PREVIEW_TOKENS = 8
 PREVIEW = "preview"
@@ -35,10 +35,16 @@ class DrawsDesk(QObject):
 
     # ---- several continuations ----------------------------------------------------------------------------------
 
-    def find_columns(self, node_id: int, index: int | None, count: int, *, beams: bool) -> None:
-        """Several continuations of one place: in front of a token, or (None) of the end of an answer."""
-        find = self._workbench.beams if beams else self._workbench.continue_many
-        self._showing.ask(lambda session: find(session, node_id, index, count))
+    def find_columns(self, node_id: int, index: int | None, count: int, *, beams: BeamRules | None) -> None:
+        """Several continuations of one place: in front of a token, or (None) of the end of an answer.
+
+        They are found by a search that goes by `beams`, or (None) drawn.
+        """
+        bench = self._workbench
+        if beams is None:
+            self._showing.ask(lambda session: bench.continue_many(session, node_id, index, count))
+        else:
+            self._showing.ask(lambda session: bench.beams(session, node_id, index, count, beams))
 
     def close_columns(self) -> None:
         """Shows the columns no more; they stay among the branches."""

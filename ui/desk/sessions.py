@@ -212,8 +212,16 @@ class SessionsDesk(QObject):
         self._undo.remember(Undo(self.tr("Move to Trash"), lambda: self._restore(session_id), session_id))
         self.trashed.emit(session_id, title, stopped)
         await self._list()
-        rest = await self._workbench.sessions()
-        if self._showing.is_shown(session_id):  # nobody opened another one meanwhile
+        await self._leave(session_id)
+
+    def leave(self, session_id: int) -> None:
+        """Another window threw that session away."""
+        self._tasks.run(self._leave(session_id))
+
+    async def _leave(self, session_id: int) -> None:
+        """Shows the next session, unless somebody opened another one already."""
+        rest = [row for row in await self._workbench.sessions() if not row.elsewhere]
+        if self._showing.is_shown(session_id):
             if rest:
                 self._showing.open(rest[0].session_id)
             else:

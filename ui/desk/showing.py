@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from typing import Any
 
 from PySide6.QtCore import QObject, Signal
 
 from ui.events import EventQueue
-from ui.port import Event, SessionView, Workbench
+from ui.port import Event, SessionView, ShownElsewhere, Workbench
 from ui.shown import Shown
 from ui.tasks import Tasks
 
@@ -95,8 +96,9 @@ class Showing(QObject):
     # ---- showing ------------------------------------------------------------------------------------------------
 
     async def open_session(self, session_id: int) -> None:
-        """Reads a session and shows it."""
-        self.show_answer(await self.workbench.open_session(session_id))
+        """Reads a session and shows it; one that another window shows comes to the front there."""
+        with suppress(ShownElsewhere):
+            self.show_answer(await self.workbench.open_session(session_id))
 
     async def open_new(self) -> None:
         """Shows an empty one."""

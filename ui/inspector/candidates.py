@@ -1,4 +1,7 @@
-"""What became of the likeliest tokens: raw probability, what the sampler made of it, or which stage cut them."""
+"""What became of the likeliest tokens: raw probability, what the sampler made of it, or which stage cut them.
+
+Of one stage: probability before it, the mass up to there, and probability after it.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +21,7 @@ from ui.theme.text_size import panel_width
 
 ROW_HEIGHT, HEAD_HEIGHT = 23, 20
 TOKEN_PX, SHARE_PX, AFTER_PX = 84, 44, 62
+SO_FAR_PX = 54  # the mass up to a token, in numbers
 _BAR_HEIGHT = 9
 _MIDDLE = int(Qt.AlignmentFlag.AlignVCenter)
 _RIGHT = _MIDDLE | int(Qt.AlignmentFlag.AlignRight)
@@ -43,6 +47,7 @@ class Candidates(QWidget):
         self._theme.scaled.connect(self._take_fonts)
         self._take_fonts()
         self.lines: tuple[Line, ...] = ()
+        self.stage = ""
         self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
 
     def sizeHint(self) -> QSize:
@@ -52,13 +57,14 @@ class Candidates(QWidget):
         self._number, self._head = interface_font(12), caption_font()
         self._mono, self._bold = mono_font(12.5), mono_font(12.5, QFont.Weight.DemiBold)
         self._token_px, self._share_px, self._after_px = (panel_width(px) for px in (TOKEN_PX, SHARE_PX, AFTER_PX))
+        self._so_far_px = panel_width(SO_FAR_PX)
         self.updateGeometry()
         self.update()
 
-    def show_lines(self, lines: Sequence[Line]) -> None:
-        """Shows these, the likeliest first."""
+    def show_lines(self, lines: Sequence[Line], stage: str = "") -> None:
+        """Shows these, the likeliest first: before and after one stage, or ("") all of them."""
         resized = len(lines) != len(self.lines)
-        self.lines = tuple(lines)
+        self.lines, self.stage = tuple(lines), stage
         self.setAccessibleName(self.tr("Candidates"))
         self.setAccessibleDescription("; ".join(self._spoken(line) for line in self.lines))
         if resized:
@@ -68,20 +74,21 @@ class Candidates(QWidget):
     def _spoken(self, line: Line) -> str:
         one = line.candidate
         after = self.tr("cut by {0}").format(cut_words(one.cut_by)) if one.cut_by else probability(one.after)
-        return self.tr("{0}: raw {1}, after the sampler {2}").format(token(line.data), probability(one.raw), after)
+        data, before = token(line.data), probability(one.before)
+        if not self.stage:
+            return self.tr("{0}: raw {1}, after the sampler {2}").format(data, before, after)
+        so_far, stage = probability(one.cumulative), cut_words(self.stage)
+        return self.tr("{0}: before {1} {2}, mass so far {3}, after it {4}").format(data, stage, before, so_far, after)
 
     def paintEvent(self, event: QPaintEvent) -> None:  # noqa: ARG002  # the signature is Qt's
         if not self.lines:
             return
-        palette, width = self._theme.palette, self.width()
+        palette = self._theme.palette
         painter = QPainter(self)
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
-        bars = QRectF(self._token_px + 6, 0, width - self._token_px - 6 - self._share_px - self._after_px - 6, 0)
-        painter.setFont(self._head)
-        painter.setPen(QColor(palette.faint))
-        painter.drawText(QRectF(0, 0, width - self._after_px, scaled(HEAD_HEIGHT) - 4), _RIGHT, self.tr("RAW"))
-        painter.drawText(QRectF(0, 0, width, scaled(HEAD_HEIGHT) - 4), _RIGHT, self.tr("SAMPLER"))
-        top = max(max(line.candidate.raw, line.candidate.after) for line in self.lines) or 1.0
+        bars = QRectF(self._token_px + 6, 0, self._before_px - self._share_px - self._token_px - 12, 0)
+        self._paint_heads(painter)
+        top = max(max(line.candidate.before, line.candidate.after) for line in self.lines) or 1.0
         points: list[QPointF] = []
         for place, line in enumerate(self.lines):
             y = scaled(HEAD_HEIGHT) + place * scaled(ROW_HEIGHT)
@@ -91,6 +98,22 @@ class Candidates(QWidget):
         painter.setBrush(Qt.BrushStyle.NoBrush)
         painter.drawPolyline(points)
         painter.end()
+
+    @property
+    def _before_px(self) -> int:
+        """Where the column of the probability before ends; behind it stand the mass so far, of one stage, and what came out."""
+        return self.width() - self._after_px - (self._so_far_px if self.stage else 0)
+
+    def _paint_heads(self, painter: QPainter) -> None:
+        height = scaled(HEAD_HEIGHT) - 4
+        heads = {self._before_px: self.tr("RAW"), self.width(): self.tr("SAMPLER")}
+        if self.stage:
+            heads = {self._before_px: self.tr("BEFORE"), self.width(): self.tr("AFTER")}
+            heads[self.width() - self._after_px] = self.tr("SO FAR")
+        painter.setFont(self._head)
+        painter.setPen(QColor(self._theme.palette.faint))
+        for right, words in heads.items():
+            painter.drawText(QRectF(0, 0, right, height), _RIGHT, words)
 
     def _paint_line(self, painter: QPainter, line: Line, bar: QRectF, top: float) -> None:
         palette, one, width = self._theme.palette, line.candidate, self.width()
@@ -106,7 +129,7 @@ class Candidates(QWidget):
             middle = y + height / 2 + 0.5
             painter.drawLine(QPointF(0, middle), QPointF(min(metrics.horizontalAdvance(words), self._token_px), middle))
         painter.setPen(Qt.PenStyle.NoPen)
-        for share, colour, inset in ((one.raw, palette.bar_rest, 0.0), (one.after, palette.bar, 2.5)):
+        for share, colour, inset in ((one.before, palette.bar_rest, 0.0), (one.after, palette.bar, 2.5)):
             if share > 0:
                 painter.setBrush(QColor(palette.hairline if cut else colour))
                 thick = _BAR_HEIGHT - 2 * inset
@@ -115,7 +138,9 @@ class Candidates(QWidget):
                 )
         painter.setFont(self._number)
         painter.setPen(QColor(palette.soft))
-        painter.drawText(QRectF(0, y, width - self._after_px, height), _RIGHT, probability(one.raw))
+        painter.drawText(QRectF(0, y, self._before_px, height), _RIGHT, probability(one.before))
+        if self.stage:
+            painter.drawText(QRectF(0, y, width - self._after_px, height), _RIGHT, probability(one.cumulative))
         painter.setPen(QColor(palette.faint if cut else palette.text))
         painter.drawText(QRectF(0, y, width, height), _RIGHT, cut_words(one.cut_by) if cut else probability(one.after))
 

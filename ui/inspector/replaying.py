@@ -50,14 +50,14 @@ class Candidate:
 
     Attributes:
         token: Its id.
-        raw: Its probability before every stage.
-        after: After the last; 0 where it was cut.
+        before: Its probability before the first stage; of one stage: before that one.
+        after: After the last, or after that one; 0 where it was cut.
         cut_by: The stage that removed it, or "".
-        cumulative: Mass of those up to it when the first stage that cuts looked at them.
+        cumulative: Mass of those up to it when the first stage that cuts, or that one, looked at them.
     """
 
     token: int
-    raw: float
+    before: float
     after: float
     cut_by: str
     cumulative: float
@@ -121,7 +121,25 @@ def candidates(outcome: Outcome, most: int, always: int) -> list[Candidate]:
         if token is not None and token in first and token not in chosen:
             chosen = [*chosen[: most - 1], token] if len(chosen) >= most else [*chosen, token]
     made = [Candidate(t, first[t], final.get(t, 0.0), _cut_by(outcome.stages, t), cumulative.get(t, 1.0)) for t in chosen]
-    return sorted(made, key=lambda c: (-c.raw, c.token))
+    return sorted(made, key=lambda c: (-c.before, c.token))
+
+
+def at_stage(outcome: Outcome, name: str, most: int, always: int) -> list[Candidate]:
+    """The likeliest tokens that one stage found, in its order; `always` is among them, also where it was cut before."""
+    stage = outcome.stage(name)
+    if stage is None:
+        return []
+    rows = list(zip(stage.ids, stage.before, stage.after, stage.cumulative, strict=True))
+    chosen = [row for row in rows if row[1] > 0][:most]
+    shown = {row[0] for row in chosen}
+    for row in rows:
+        if row[0] in (always, outcome.token) and row[0] not in shown:
+            chosen = [*chosen[: most - 1], row] if len(chosen) >= most else [*chosen, row]
+    made = [
+        Candidate(token, before, after, _cut_by(outcome.stages, token) if not after else "", cumulative)
+        for token, before, after, cumulative in chosen
+    ]
+    return sorted(made, key=lambda c: (-c.before, c.token))
 
 
 def _cut_by(stages: Sequence[Stage], token: int) -> str:
@@ -137,3 +155,11 @@ def share_of(outcome: Outcome, name: str, token: int) -> float | None:
     """A token's probability after a stage; None where the stage is off or does not know it."""
     stage = outcome.stage(name)
     return None if stage is None else _after(stage, token)
+
+
+def same_draw(one: Spot, other: Spot) -> bool:
+    """Whether nothing that is replayed differs."""
+    mine, theirs = one.record, other.record
+    if (one.node_id, one.index, mine.token_id) != (other.node_id, other.index, theirs.token_id):
+        return False
+    return (mine.stages, mine.logprob, mine.finish_reason) == (theirs.stages, theirs.logprob, theirs.finish_reason)

@@ -12,6 +12,7 @@ from PySide6.QtWidgets import QVBoxLayout, QWidget
 from runtime import TokenRecord
 from ui.inspector import words
 from ui.inspector.alternatives import Alternative, Alternatives
+from ui.inspector.beam_rows import BeamRows
 from ui.inspector.facts import Facts
 from ui.inspector.ways import Ways
 from ui.inspector.why import WhyFacts
@@ -44,7 +45,8 @@ class TokenTab(QWidget):
         self.alternatives = Alternatives()
         self.alternatives.chosen.connect(self._choose)
         self.alternatives.previewed.connect(self._preview)
-        self.draws, self.beams = Ways(self.tr("continuations from here")), Ways(self.tr("beams from here"))
+        self.draws, self.beam_rows = Ways(self.tr("continuations from here")), BeamRows()
+        self.beams = self.beam_rows.ways
         self.draws.wanted.connect(lambda count: self._continue(count, beams=False))
         self.beams.wanted.connect(lambda count: self._continue(count, beams=True))
         self.why = WhyFacts()
@@ -61,7 +63,7 @@ class TokenTab(QWidget):
         column.addSpacing(12)
         column.addWidget(self.draws)
         column.addSpacing(6)
-        column.addWidget(self.beams)
+        column.addWidget(self.beam_rows)
         column.addSpacing(14)
         self._parts = (self.large, self.facts, self.alternatives, self.why)
         self._line, self._caption = Hairline(), Caption(self.tr("Why this one"))
@@ -85,7 +87,7 @@ class TokenTab(QWidget):
             part.setVisible(spot is not None)
         self.empty.setVisible(spot is None)
         self.unscored.setVisible(spot is not None and spot.record.logprob is None)
-        for ways in (self.draws, self.beams):
+        for ways in (self.draws, self.beam_rows):
             ways.setVisible(spot is not None and can_continue)
         if spot is None:
             return

@@ -10,11 +10,12 @@ from PySide6.QtWidgets import QHBoxLayout, QPushButton, QVBoxLayout, QWidget
 
 from runtime import Origin, SamplingOptions
 from ui.inspector import words
-from ui.inspector.candidates import Candidates, Line
+from ui.inspector.candidates import Candidates, Line, cut_words
 from ui.inspector.draw_line import DrawLine
 from ui.inspector.facts import Facts
-from ui.inspector.replaying import Outcome, Row, candidates, replayed
+from ui.inspector.replaying import Candidate, Outcome, Row, at_stage, candidates, replayed, same_draw
 from ui.inspector.settings_rows import SettingsRows
+from ui.inspector.stage_words import stage_words
 from ui.inspector.token import Vocabulary
 from ui.inspector.why import WhyFacts
 from ui.numbers import count
@@ -48,6 +49,7 @@ class WhyTab(QWidget):
         self.missing = Label("", "soft")
         self.dials = SettingsRows()
         self.dials.changed.connect(lambda _sampling: self._replay())
+        self.dials.chosen.connect(lambda _stage: self._show_table())
         self.line = DrawLine()
         self.verdict = Label("", "", interface_font(13, QFont.Weight.Medium))
         self.note = Label("", "soft", interface_font(11.5))
@@ -55,9 +57,10 @@ class WhyTab(QWidget):
         self.ask = self._link(self.tr("ask the model for the whole row"), self._ask)
         self.facts = Facts(columns=1)
         self.table = Candidates()
-        for label in (self.empty, self.source, self.missing, self.verdict, self.note):
+        self.did = Label("", "soft", interface_font(11.5))  # the stage that was chosen
+        for label in (self.empty, self.source, self.missing, self.verdict, self.note, self.did):
             label.setWordWrap(True)
-        self._stages, self._among = Caption(self.tr("Stages")), Caption(self.tr("Candidates · line: mass so far"))
+        self._stages, self._among = Caption(self.tr("Stages · press one to see what it did")), Caption("")
         self._lay_out()
         self._show()
 
@@ -87,6 +90,8 @@ class WhyTab(QWidget):
         column.addSpacing(14)
         column.addWidget(self._among)
         column.addSpacing(4)
+        column.addWidget(self.did)
+        column.addSpacing(2)
         column.addWidget(self.table)
         column.addStretch(1)
 
@@ -95,7 +100,7 @@ class WhyTab(QWidget):
     def show_spot(self, spot: Spot | None, vocabulary: Vocabulary) -> None:
         """Shows a token; the same one again keeps the sliders where they are."""
         held, self._spot, self._vocabulary = self._spot, spot, vocabulary
-        if held is not None and spot is not None and _same(held, spot):
+        if held is not None and spot is not None and same_draw(held, spot):
             return
         self._drawing, self._row, self._asked = None, None, False
         self._show()
@@ -179,7 +184,7 @@ class WhyTab(QWidget):
         spot, drawing = self._spot, self._drawing
         record = None if spot is None else spot.record
         replays = record is not None and drawing is not None and (record.stages is not None or self._row is not None)
-        for part in (self._stages, self.dials, self.line, self.verdict, self._among, self.table):
+        for part in (self._stages, self.dials, self.line, self.verdict, self._among, self.table, self.did):
             part.setVisible(replays)
         self.missing.setVisible(spot is not None and drawing is not None and not replays)
         self.note.hide()
@@ -217,15 +222,32 @@ class WhyTab(QWidget):
             notes.append(searched if self._drawing.beams else unknown)
         self.note.setText("\n".join(notes))
         self.note.setVisible(bool(notes))
-        self.line.setVisible(bool(outcome.stages))
-        self.table.setVisible(bool(outcome.stages))
-        self._among.setVisible(bool(outcome.stages))
-        if not outcome.stages:
+        for part in (self.line, self.table, self._among):
+            part.setVisible(bool(outcome.stages))
+        if outcome.stages:
+            last = outcome.stages[-1]
+            ranked = sorted(zip(last.after, last.ids, strict=True), key=lambda pair: (-pair[0], pair[1]))
+            self.line.show_draw([share for share, _ in ranked if share > 0], outcome.u, self.verdict.text())
+        self._show_table()
+
+    def _show_table(self) -> None:
+        """The candidates on their way through all stages, or before and after the one that was chosen."""
+        outcome, spot = self.outcome, self._spot
+        stage = outcome.stage(self.dials.stage)
+        self.did.setVisible(stage is not None and self.table.isVisibleTo(self))
+        if spot is None or not outcome.stages:
             return
-        last = outcome.stages[-1]
-        ranked = sorted(zip(last.after, last.ids, strict=True), key=lambda pair: (-pair[0], pair[1]))
-        self.line.show_draw([share for share, _ in ranked if share > 0], outcome.u, self.verdict.text())
-        shown = candidates(outcome, MOST_CANDIDATES, record.token_id)
+        token = spot.record.token_id
+        if stage is None:
+            self._among.setText(self.tr("Candidates · line: mass so far"))
+            self._show_lines(candidates(outcome, MOST_CANDIDATES, token), spot, "")
+            return
+        self._among.setText(self.tr("{0} · line: mass so far").format(cut_words(stage.name)))
+        self.did.setText(stage_words(outcome, stage, self.dials.sampling))
+        self._show_lines(at_stage(outcome, stage.name, MOST_CANDIDATES, token), spot, stage.name)
+
+    def _show_lines(self, shown: Sequence[Candidate], spot: Spot, stage: str) -> None:
+        outcome, record = self.outcome, spot.record
         data = list(self._vocabulary([one.token for one in shown])) or [b""] * len(shown)
         lines = [
             Line(
@@ -236,7 +258,7 @@ class WhyTab(QWidget):
             )
             for one, known in zip(shown, data, strict=True)
         ]
-        self.table.show_lines(lines)
+        self.table.show_lines(lines, stage)
 
     def _verdict(self, outcome: Outcome, spot: Spot) -> str:
         record = spot.record
@@ -270,11 +292,3 @@ class WhyTab(QWidget):
         if origin in (Origin.SAMPLED, Origin.GRAMMAR, Origin.PICKED):
             return self.tr("The sampler’s stages were not stored with this token.")
         return self.tr("Nothing was drawn here: no sampler had a say.")
-
-
-def _same(one: Spot, other: Spot) -> bool:
-    """Whether nothing that is replayed differs."""
-    mine, theirs = one.record, other.record
-    if (one.node_id, one.index, mine.token_id) != (other.node_id, other.index, theirs.token_id):
-        return False
-    return (mine.stages, mine.logprob, mine.finish_reason) == (theirs.stages, theirs.logprob, theirs.finish_reason)

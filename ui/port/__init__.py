@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from ui.port.answers import AnswerCommands, Made, Setting
 from ui.port.drafts import Composition, ContextPart, DraftCommands, PartKind
-from ui.port.drawing import Column, ColumnKind, Columns, Drawing, DrawingUses
+from ui.port.drawing import BeamRules, Column, ColumnKind, Columns, Drawing, DrawingUses
 from ui.port.engine import BackendChoice, EngineCommands, EngineState, ModelChoice, StatusView
 from ui.port.events import (
     ColumnsChanged,
@@ -18,9 +18,11 @@ from ui.port.events import (
     SessionChanged,
     SessionCopied,
     SessionsChanged,
+    SessionTrashed,
     StatusChanged,
     TokensArrived,
     TurnChanged,
+    WindowWanted,
 )
 from ui.port.sessions import BranchRow, SessionCommands, SessionSummary, SessionView
 from ui.port.settings import AppSettings, Backup, DataFacts, SettingsCommands, SettingsView
@@ -40,7 +42,7 @@ from ui.port.setup import (
 from ui.port.shelf import FolderView, ShelfCommands, TrashedSession
 from ui.port.transfers import BranchDiff, DiffPart, DiffSide, ExportKind, ImportResult, OnTransfer, TransferCommands
 from ui.port.turns import Tier, TurnStats, TurnStatus, TurnView
-from ui.port.workbench import Refusal, Workbench
+from ui.port.workbench import Refusal, ShownElsewhere, Workbench
 
 __all__ = [
     "AdapterChoice",
@@ -50,6 +52,7 @@ __all__ = [
     "AppSettings",
     "BackendChoice",
     "Backup",
+    "BeamRules",
     "BranchDiff",
     "BranchRow",
     "Column",
@@ -85,6 +88,7 @@ __all__ = [
     "SessionCopied",
     "SessionSetup",
     "SessionSummary",
+    "SessionTrashed",
     "SessionView",
     "SessionsChanged",
     "Setting",
@@ -92,6 +96,7 @@ __all__ = [
     "SettingsView",
     "SetupCommands",
     "ShelfCommands",
+    "ShownElsewhere",
     "StatusChanged",
     "StatusView",
     "TextFile",
@@ -104,5 +109,6 @@ __all__ = [
     "TurnStats",
     "TurnStatus",
     "TurnView",
+    "WindowWanted",
     "Workbench",
 ]

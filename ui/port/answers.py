@@ -31,7 +31,14 @@ class AnswerCommands(Protocol):
         """Saves the user's turn, then streams an answer; returns when the answer has ended.
 
         With `replaces`, the turn stands beside that earlier user turn as another version of it (edit). So does a message
-        after one that did not fit into the context.
+        after one that did not fit into the context. Beside a turn of the model's, the text is another version of that one;
+        nothing is streamed, and `continue_turn` goes on from it.
+        """
+
+    async def open_as_text(self, session_id: int, node_id: int) -> None:
+        """The path to a turn once more, as another beginning without tokens, which any model can go on from.
+
+        Where it ends with a question, an answer is streamed.
         """
 
     async def branch(self, session_id: int, node_id: int, index: int, token_id: int) -> None:

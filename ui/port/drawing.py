@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -48,6 +48,21 @@ class ColumnKind(StrEnum):
 
     DRAWS = "draws"  # each drawn by the sampler
     BEAMS = "beams"  # the likeliest that a beam search finds, best first
+
+
+@dataclass(frozen=True, slots=True)
+class BeamRules:
+    """What a beam search goes by; see `runtime.BeamOptions`.
+
+    Attributes:
+        length_penalty: A sum of log-probabilities is divided by the length to this power: above 0 longer ones gain.
+        early_stopping: The search ends: True, when as many are complete as were asked for; False, when the best that is
+            still running, as long as it is now, is no better than the worst of those; "never", when it could not be so at
+            any length.
+    """
+
+    length_penalty: float = 1.0
+    early_stopping: bool | Literal["never"] = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,8 +124,11 @@ class DrawingUses(Protocol):
         The place is in front of token `index` of the turn, or (None) the end of the turn. The path that is shown stays.
         """
 
-    async def beams(self, session_id: int, node_id: int, index: int | None, width: int) -> None:
-        """The likeliest continuations that a beam search finds, as siblings; the place as in `continue_many`."""
+    async def beams(self, session_id: int, node_id: int, index: int | None, width: int, rules: BeamRules | None = None) -> None:
+        """The likeliest continuations that a beam search finds, as siblings; the place as in `continue_many`.
+
+        It goes by the usual rules unless others are given.
+        """
 
     async def preview(self, session_id: int, node_id: int, index: int, token_id: int, most: int) -> Sequence[bytes]:
         """The likeliest words after another token at that place, `most` tokens at most, at low priority; nothing is saved."""

@@ -57,7 +57,9 @@ class BackendChoice:
 class EngineCommands(Protocol):
     """Model and backend. Every coroutine may raise `Refusal`; how the engine is comes as `StatusChanged`."""
 
-    status: StatusView
+    @property
+    def status(self) -> StatusView:
+        """As last told."""
 
     async def models(self) -> Sequence[ModelChoice]:
         """What is on the shelf."""

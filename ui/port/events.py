@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from runtime import TokenRun
 from ui.port.drawing import Columns
@@ -24,6 +25,7 @@ class SessionCopied:
 
     source_id: int
     view: SessionView
+    nodes: Mapping[int, int] = field(default_factory=dict)  # the numbers of its nodes, by those they have in the sample
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +64,20 @@ class ColumnTokens:
 
 
 @dataclass(frozen=True, slots=True)
+class SessionTrashed:
+    """Another window threw away the session that is shown: show another one."""
+
+    session_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class WindowWanted:
+    """Another window asked for the session that is shown: come to the front."""
+
+    session_id: int
+
+
+@dataclass(frozen=True, slots=True)
 class SessionsChanged:
     """The session list is another one."""
 
@@ -81,5 +97,7 @@ Event = (
     | ColumnsChanged
     | ColumnTokens
     | SessionsChanged
+    | SessionTrashed
+    | WindowWanted
     | StatusChanged
 )

@@ -37,6 +37,7 @@ class SessionSummary:
     is_sample: bool  # the recorded one: it stays as it is, changes go into a copy
     folder_id: int | None = None
     tags: tuple[str, ...] = ()
+    elsewhere: bool = False  # another window shows it
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,13 +61,17 @@ class SessionCommands(Protocol):
         """The session list, pinned first, then the latest; those whose title or text matches `query`."""
 
     async def open_session(self, session_id: int) -> SessionView:
-        """Reads a session from the store; no model is needed."""
+        """Reads a session from the store; no model is needed.
+
+        Raises:
+            ShownElsewhere: Another window shows it; that one was told `WindowWanted`.
+        """
 
     async def show_earlier(self, session_id: int) -> SessionView:
         """The same with more turns of the beginning of a long path, of which only the end is shown at first."""
 
     async def new_session(self) -> SessionView:
-        """An empty session, or the one that is open and still empty; it stands in the list once it has a turn."""
+        """An empty session, or one that is still empty and in no other window; it stands in the list once it has a turn."""
 
     async def rename_session(self, session_id: int, title: str) -> None:
         """Gives it another title."""

@@ -114,6 +114,7 @@ class ToolCard:
     name: str
     arguments: str  # JSON, indented
     problem: str = ""  # why it is no call that could be answered
+    span: tuple[int, int] = (0, 0)  # the characters of the answer that are the call: where it begins, and where it ends
 
 
 class SetupCommands(Protocol):

@@ -52,6 +52,8 @@ class TurnView:
     stats: TurnStats | None = None
     can_repeat: bool = False  # how it was made is known: it can be made again exactly
     can_retry: bool = True  # False: the same again can only fail again; the note says what to do instead
+    overflowed: bool = False  # it never began: its question did not fit, and the next message takes the place of that one
+    is_foreign: bool = False  # it failed since the path has another tokenizer's tokens: it can be opened as text
     calls: tuple[ToolCard, ...] = ()  # of tools, that nobody has answered yet
     called: tuple[ToolCard, ...] = ()  # of tools, that the next turn answers
 

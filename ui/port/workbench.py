@@ -21,6 +21,10 @@ class Refusal(Exception):
     """A command that was not carried out. The text says what was wrong and what to do; nothing was lost."""
 
 
+class ShownElsewhere(Refusal):
+    """A session is not opened here since another window shows it, which comes to the front."""
+
+
 class Workbench(
     SessionCommands,
     ShelfCommands,
@@ -33,7 +37,7 @@ class Workbench(
     EngineCommands,
     Protocol,
 ):
-    """The use cases of the app. Every coroutine may raise `Refusal`.
+    """The use cases of the app, for one window. Every coroutine may raise `Refusal`.
 
     A command that would change the sample makes a copy of it, says `SessionCopied`, and goes on there.
     """
@@ -41,5 +45,8 @@ class Workbench(
     def subscribe(self, listener: Callable[[Event], None]) -> None:
         """Events go to `listener` from now on."""
 
-    async def close(self) -> None:
-        """Stops streams, saves, ends the engine; within 2 s."""
+    async def close(self) -> bool:
+        """The window ends. With the last one streams are stopped, everything is saved, the engine ends, within 2 s: True.
+
+        While others stand (False) what was asked for goes on, and is saved.
+        """

@@ -10,7 +10,7 @@ from PySide6.QtWidgets import QGridLayout, QLineEdit, QVBoxLayout, QWidget
 
 from ui.parts import LINE_PX, button, row
 from ui.port import OptionView
-from ui.setup.option_text import text_of, value_of
+from ui.setup.option_text import Bytes, text_of, unknown, value_of
 from ui.theme.fonts import interface_font
 from ui.widgets import IconButton, Label, plain_tooltip
 
@@ -31,8 +31,8 @@ LABELS = {
 }
 MORE = {  # folded away until they are wanted, or said by the session
     "order": ("order of stages", "their names from the raw scores to the draw; a stage that is left out does nothing"),
-    "logit_bias": ("bias", "is added to the scores of token ids, such as 36413: -5, 12: 2; the inspector shows ids"),
-    "banned_tokens": ("never drawn", "token ids, such as 36413, 12; the inspector shows ids"),
+    "logit_bias": ("bias", 'is added to the scores of tokens, such as " rain": -5, or by id, 36413: -5; spaces in front count'),
+    "banned_tokens": ("never drawn", 'tokens, such as " rain", "Rain", or their ids, 36413; spaces in front count'),
     "xtc_threshold": ("XTC from", "the probability from which XTC counts a token as a top choice"),
     "penalty_window": ("penalties look at", "so many last tokens; 0 is all"),
     "dry_base": ("DRY growth", "per token of what is repeated"),
@@ -62,6 +62,7 @@ class OptionRows(QWidget):
         self.clears: dict[str, IconButton] = {}
         self._captions: dict[str, Label] = {}
         self._own: dict[str, object] = {}
+        self.bytes_of: Bytes = unknown  # of tokens, to show what an id says
         self.more = button("", "link")
         self.more.setCheckable(True)
         self.more.toggled.connect(self._fold)
@@ -79,9 +80,9 @@ class OptionRows(QWidget):
                 self._add(option.name)
             field, source = self.fields[option.name], self.sources[option.name]
             self._own[option.name] = option.own
-            field.setPlaceholderText(text_of(option.name, option.value) or self._unsaid(option.name))
+            field.setPlaceholderText(self._text(option.name, option.value) or self._unsaid(option.name))
             if not (field.hasFocus() and field.isModified()):
-                field.setText("" if option.own is None else text_of(option.name, option.own))
+                field.setText(self._text(option.name, option.own))
             source.setText(option.source)
             source.setProperty("kind", "accent" if option.own is not None else "faint")
             source.style().polish(source)
@@ -97,8 +98,7 @@ class OptionRows(QWidget):
             assert isinstance(event, QKeyEvent)
             if event.key() == Qt.Key.Key_Escape and watched.isModified():
                 name = next(name for name, field in self.fields.items() if field is watched)
-                own = self._own[name]
-                watched.setText("" if own is None else text_of(name, own))
+                watched.setText(self._text(name, self._own[name]))
                 return True
         return super().eventFilter(watched, event)
 
@@ -123,6 +123,9 @@ class OptionRows(QWidget):
             self._grid.addWidget(part, line, column)
         self.fields[name], self.sources[name], self.clears[name] = field, source, clear
         self._captions[name] = caption
+
+    def _text(self, name: str, value: object) -> str:
+        return text_of(name, value, self.bytes_of)
 
     def _unsaid(self, name: str) -> str:
         return self.tr("fresh") if name == "seed" else self.tr("none")

@@ -1,23 +1,38 @@
-"""Options as they are written in a field: numbers, texts in quotation marks, token ids, stages in their order."""
+"""Options as they are written in a field: numbers, texts in quotation marks, tokens, stages in their order.
+
+A token is written as its text in quotation marks, or as its id where nobody knows a text that could be read.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 
 ARROW = " → "
 _TEXTS = ("stop", "dry_breakers")
 _IDS = ("banned_tokens",)
 _BIASES = ("logit_bias",)
 _NAMES = ("order",)
+_PIECE = re.compile(r'\s*("(?:[^"\\]|\\.)*"|[^,:"]*?)\s*(?::\s*([^,]*?)\s*)?(?:,|$)')  # a token, and its bias behind a colon
+
+Bytes = Callable[[int], bytes]
 
 
-def text_of(name: str, value: object) -> str:
-    """A value as it is written in a field."""
+def unknown(_token: int) -> bytes:
+    """The bytes of a token while no vocabulary is known."""
+    return b""
+
+
+def text_of(name: str, value: object, bytes_of: Bytes = unknown) -> str:
+    """A value as it is written in a field; `bytes_of` gives those of tokens, empty where it does not know them."""
     if value is None:
         return ""
     if name in _BIASES and isinstance(value, Mapping):
-        return ", ".join(f"{token}: {_number(bias)}" for token, bias in value.items())
+        biases = [f"{_token(token, bytes_of)}: {_number(bias)}" for token, bias in value.items()]
+        return ", ".join(dict.fromkeys(biases))  # two tokens may say the same
+    if name in _IDS and isinstance(value, Sequence) and not isinstance(value, str):
+        return ", ".join(dict.fromkeys(_item("stop", t) if isinstance(t, str) else _token(t, bytes_of) for t in value))
     if isinstance(value, str):
         return json.dumps(value, ensure_ascii=False) if name in _TEXTS else value
     if isinstance(value, Sequence):
@@ -34,10 +49,9 @@ def value_of(name: str, text: str) -> object:
         texts = _texts(text)
         return [str(each) for each in texts] if name == "stop" else texts
     if name in _IDS:
-        return [_read(each) for each in _split(text)]
+        return [json.loads(token) if token.startswith('"') else _read(token) for token, _ in _pieces(text)]
     if name in _BIASES:
-        pairs = [each.partition(":") for each in _split(text)]
-        return {token.strip(): _read(bias) for token, _, bias in pairs}
+        return {token: _read(bias) for token, bias in _pieces(text)}
     if name in _NAMES:
         return _split(text.replace("→", ",").replace(">", ","))
     return _read(text)
@@ -50,6 +64,37 @@ def _texts(text: str) -> list[str | int]:
     except ValueError:
         return [text]
     return [each if isinstance(each, str | int) and not isinstance(each, bool) else str(each) for each in read]
+
+
+def _pieces(text: str) -> list[tuple[str, str]]:
+    """Tokens as they are written, each with what stands behind its colon; what cannot be read so is split at its commas."""
+    found, at = list[tuple[str, str]](), 0
+    while at < len(text):
+        piece = _PIECE.match(text, at)
+        if piece is None or not _is_text(piece[1]):
+            return [(token.strip().strip('"'), bias) for token, _, bias in (each.partition(":") for each in _split(text))]
+        if piece[1]:
+            found.append((piece[1], piece[2] or ""))
+        at = piece.end()
+    return found
+
+
+def _is_text(written: str) -> bool:
+    """Whether a text in quotation marks can be read; what has none always can."""
+    try:
+        return not written.startswith('"') or isinstance(json.loads(written), str)
+    except ValueError:
+        return False
+
+
+def _token(token: object, bytes_of: Bytes) -> str:
+    """A token as its text, where that can be written on a line and read again."""
+    number = str(token)
+    try:
+        text = bytes_of(int(number)).decode()
+    except ValueError:  # no id, or bytes that are no whole characters
+        return number
+    return json.dumps(text, ensure_ascii=False) if text and all(c.isprintable() or c in "\n\t" for c in text) else number
 
 
 def _split(text: str) -> list[str]:

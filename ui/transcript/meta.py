@@ -15,6 +15,7 @@ from ui.transcript.ink import Ink
 from ui.transcript.turn import has_own_words
 
 _GAP_PX = 14
+_ACTION_GAP_PX = 12
 _ROW_PX = 17
 _TOP_PX = 4
 _BELOW_PX = TURN_GAP_PX + 1  # of the gap to the next turn, where the actions of a turn without a line appear
@@ -32,6 +33,8 @@ class Action(StrEnum):
     REGENERATE = "regenerate"
     REPEAT = "regenerate exactly"
     CONTINUE = "continue"
+    AS_TEXT = "open as text"
+    MODEL = "choose the model"
 
 
 class Tone(StrEnum):
@@ -165,6 +168,9 @@ def _standing(view: TurnView) -> list[_Wanted]:
             wanted.append(_Wanted(numbers.nats(stats.logprob), gives_way=True))
     if failed_to_begin(view):
         wanted += [_Wanted("retry", Tone.ACCENT, Action.REGENERATE)] if view.can_retry else []
+        if view.is_foreign:
+            wanted.append(_Wanted("open as text", Tone.ACCENT, Action.AS_TEXT))
+            wanted.append(_Wanted("choose the model", Tone.ACCENT, Action.MODEL))
     elif failed_to_go_on(view) and view.can_retry:
         wanted.append(_Wanted("retry", Tone.ACCENT, Action.CONTINUE))
     note = view.note or (READING if view.status is TurnStatus.WAITING else "")
@@ -175,13 +181,12 @@ def _standing(view: TurnView) -> list[_Wanted]:
 
 
 def _actions(view: TurnView) -> list[_Wanted]:
+    wanted: list[Action] = []
     if view.role == "user":
-        return [_Wanted("edit", Tone.SOFT, Action.EDIT), _Wanted("copy", Tone.SOFT, Action.COPY)]
-    if view.role != "assistant" or view.status in (TurnStatus.WAITING, TurnStatus.STREAMING) or failed_to_begin(view):
-        return []
-    actions = [_Wanted("copy", Tone.SOFT, Action.COPY), _Wanted("regenerate", Tone.SOFT, Action.REGENERATE)]
-    if view.can_repeat:
-        actions.append(_Wanted("regenerate exactly", Tone.SOFT, Action.REPEAT))
-    if view.status is TurnStatus.PARTIAL:
-        actions.append(_Wanted("continue", Tone.SOFT, Action.CONTINUE))
-    return actions
+        wanted = [Action.EDIT, Action.COPY]
+    elif view.role == "assistant" and not (view.status in (TurnStatus.WAITING, TurnStatus.STREAMING) or failed_to_begin(view)):
+        wanted = [Action.EDIT] if has_own_words(view.run) else []
+        wanted += [Action.COPY, Action.REGENERATE]
+        wanted += [Action.REPEAT] if view.can_repeat else []
+        wanted += [Action.CONTINUE] if view.status is TurnStatus.PARTIAL else []
+    return [_Wanted(action.value, Tone.SOFT, action, _ACTION_GAP_PX) for action in wanted]

@@ -32,6 +32,8 @@ class Pane(Scroller[BodyT]):
     regenerate_requested = Signal(int)
     repeat_requested = Signal(int)
     continue_requested = Signal(int)
+    text_requested = Signal(int)
+    model_requested = Signal()
     copy_requested = Signal(str)
 
     def __init__(self, page: Page[BodyT], ink: Ink, parent: QWidget | None = None) -> None:
@@ -224,3 +226,7 @@ class Pane(Scroller[BodyT]):
             self.repeat_requested.emit(view.node_id)
         elif action is Action.CONTINUE:
             self.continue_requested.emit(view.node_id)
+        elif action is Action.AS_TEXT:
+            self.text_requested.emit(view.node_id)
+        elif action is Action.MODEL:
+            self.model_requested.emit()

@@ -24,8 +24,15 @@ class ReadBody:
 
     @property
     def height(self) -> int:
-        """Pixels; estimated for stretches that were not rendered yet. Nothing where there is only the line under it."""
-        return 0 if self._turn.is_bare(template=False) else self.layout.height
+        """Pixels; estimated for stretches that were not rendered yet. Nothing where only cards and a line are under it."""
+        return 0 if self._turn.is_bare(template=False) or self._is_called_only() else self.layout.height
+
+    def _is_called_only(self) -> bool:
+        """Whether the answer is nothing but calls."""
+        if not self._turn.calls:
+            return False
+        self.layout.read()
+        return not len(self.layout)
 
     @property
     def done(self) -> bool:

@@ -11,12 +11,16 @@ from ui.transcript.turn import Turn
 
 
 class Source:
-    """What was read of a turn so far. Only a model's answer is markdown; what was typed stays as it is."""
+    """What was read of a turn so far. Only a model's answer is markdown; what was typed stays as it is.
+
+    Calls are left out: they stand as cards under the answer.
+    """
 
     def __init__(self, turn: Turn) -> None:
         self._turn = turn
         self._version = turn.version
         self._read = -1  # tokens; -1 before the first reading
+        self._calls: tuple[tuple[int, int], ...] = ()
         self._ends: npt.NDArray[np.int64] = np.empty(0, np.int64)  # where in the text each token ends
         self.text = ""
         self.stretches: list[Stretch] = []
@@ -24,7 +28,8 @@ class Source:
     @property
     def is_current(self) -> bool:
         """Whether everything the turn holds was read."""
-        return self._read == len(self._turn.tokens) and self._version == self._turn.version
+        held = self._turn
+        return self._read == len(held.tokens) and self._version == held.version and self._calls == held.calls
 
     @property
     def is_read(self) -> bool:
@@ -41,6 +46,9 @@ class Source:
             return None
         tokens = self._turn.tokens
         texts = ["" if is_hidden(m, template=False) else t for t, m in zip(tokens.texts, tokens.marks, strict=True)]
+        self._calls = self._turn.calls
+        for start, stop in reversed(self._calls):
+            texts = without(texts, start, stop)
         text, before, first_time = "".join(texts), self.text, self._read < 0
         self._ends = np.cumsum([len(t) for t in texts], dtype=np.int64)
         self._read, self._version, self.text = len(tokens), self._turn.version, text
@@ -85,3 +93,13 @@ class Source:
         if not self.text.strip():
             return []
         return list(stretches(self.text, begin) if self._turn.is_answer else plain_stretches(self.text))
+
+
+def without(texts: list[str], start: int, stop: int) -> list[str]:
+    """The same pieces, but for the characters from `start` to `stop` of what they say together."""
+    kept, at = list[str](), 0
+    for text in texts:
+        first, last = max(start - at, 0), max(stop - at, 0)
+        kept.append(text[:first] + text[max(first, last) :])
+        at += len(text)
+    return kept

@@ -68,6 +68,12 @@ class Turn:
         tokens = self.tokens
         return "".join(t for t, m in zip(tokens.texts, tokens.marks, strict=True) if not is_hidden(m, template=False))
 
+    @property
+    def calls(self) -> tuple[tuple[int, int], ...]:
+        """The characters of `text` that are calls which stand as cards under it, in their order."""
+        spans = {card.span for card in (*self.view.calls, *self.view.called) if card.span[0] < card.span[1]}
+        return tuple(sorted(spans))
+
     def append(self, run: TokenRun) -> None:
         """More tokens; a waiting turn streams from now on, and what it waited for is no news any more."""
         self.tokens.append(run)

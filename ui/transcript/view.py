@@ -43,10 +43,12 @@ class TranscriptView(QWidget):
     preview_wanted = Signal(int, int, int)  # node_id, index, token_id; `show_preview` answers
     preview_left = Signal()  # nobody waits for it any more
     variant_requested = Signal(int)
-    edit_requested = Signal(int)  # a user's turn: another version of it
+    edit_requested = Signal(int)  # a turn: another version of it
     regenerate_requested = Signal(int)
     repeat_requested = Signal(int)
     continue_requested = Signal(int)
+    text_requested = Signal(int)  # a turn whose path is to be opened as text
+    model_requested = Signal()  # another one is to be chosen
     copy_requested = Signal(str)
     earlier_requested = Signal()  # the beginning of what is shown of a long path is near
     link_requested = Signal(str)  # a web or mail address that was clicked in Read mode; nothing was opened
@@ -102,6 +104,8 @@ class TranscriptView(QWidget):
             pane.regenerate_requested.connect(self.regenerate_requested)
             pane.repeat_requested.connect(self.repeat_requested)
             pane.continue_requested.connect(self.continue_requested)
+            pane.text_requested.connect(self.text_requested)
+            pane.model_requested.connect(self.model_requested)
             pane.copy_requested.connect(self.copy_requested)
 
     def _near_beginning(self) -> None:

@@ -81,7 +81,7 @@ class Commands(QObject):
         self._parts.transcript.scroll_to_end()
 
     def edit(self, node_id: int) -> None:
-        """Another version of a user's turn, as a draft."""
+        """Another version of a turn, as a draft: of one's own, or of the model's, in one's own words."""
         turn = self._desk.shown.turn(node_id) if self._desk.shown is not None else None
         if turn is not None:
             self._parts.composer.notice.clear()
@@ -142,11 +142,12 @@ class Commands(QObject):
         self._parts.composer.notice.clear()
         shown = self._desk.shown
         at = at or self._parts.transcript.pinned
+        rules = self._parts.inspector.token.beam_rows.rules if beams else None
         turn = shown.turn(at[0]) if shown is not None and at is not None else None
         if at is not None and turn is not None and turn.role == "assistant":
-            self._desk.draws.find_columns(at[0], at[1], count, beams=beams)
+            self._desk.draws.find_columns(at[0], at[1], count, beams=rules)
         elif shown is not None and shown.last_answer is not None:
-            self._desk.draws.find_columns(shown.last_answer.node_id, None, count, beams=beams)
+            self._desk.draws.find_columns(shown.last_answer.node_id, None, count, beams=rules)
 
     def keep_column(self, node_id: int) -> None:
         """Shows the path through that column; the others stay among the branches."""

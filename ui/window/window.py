@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from PySide6.QtCore import QByteArray, Signal
 from PySide6.QtGui import QCloseEvent
@@ -40,18 +40,22 @@ class WindowState:
     mode: str = Mode.TOKENS.value
     drafts: Sequence[Sequence[int | str]] = ()  # session id (0: a session without turns) and what was not sent
     colours: str = Measure.SURPRISAL.value
+    session: int | None = None  # what it showed
 
 
 class MainWindow(QMainWindow):
-    """The one window. `start` needs a running event loop (qasync's); `closed` says that everything is saved and ended.
+    """A window. `start` needs a running event loop (qasync's); `closed` says that everything of it is saved and ended.
 
     Args:
-        workbench: The use cases.
+        workbench: The use cases, for this window.
         state: How the last window was left.
         keep_state: Called with this window's state when it closes.
+        beside: Another window of the same app: drafts are shared with it.
     """
 
     closed = Signal()
+    window_wanted = Signal(object)  # one more, with the session of that id, or (None) an empty one
+    quit_wanted = Signal()  # all windows
 
     def __init__(
         self,
@@ -59,6 +63,7 @@ class MainWindow(QMainWindow):
         *,
         state: WindowState | None = None,
         keep_state: Callable[[WindowState], None] | None = None,
+        beside: MainWindow | None = None,
     ) -> None:
         super().__init__()
         state = state or WindowState()
@@ -69,7 +74,10 @@ class MainWindow(QMainWindow):
         self.setMinimumSize(560, 420)
         self.desk = Desk(workbench, self)
         self.parts = Frame(sidebar=state.sidebar, inspector=state.inspector)
-        self.parts.composer.remember(state.drafts)
+        if beside is None:
+            self.parts.composer.remember(state.drafts)
+        else:
+            self.parts.composer.share(beside.parts.composer)
         self.setCentralWidget(self.parts)
         self.acts = Actions(self)
         self.stage = Stage(self, self.desk, self.parts, self.acts)
@@ -79,6 +87,9 @@ class MainWindow(QMainWindow):
         self.settings = SettingsWindow(self.desk, workbench, self)
         self._commands = Commands(self.desk, self.parts, self.stage, self.setup, self)
         wire_parts(self, self.desk, self.parts, self.stage, self._commands)
+        self.parts.sidebar.sessions.window_wanted.connect(self.window_wanted.emit)
+        self.desk.front_wanted.connect(self.come_forward)
+        self.desk.left.connect(self.hide)
         self._wire_setup()
         self._wire_menu()
         self.resize(1360, 860)
@@ -88,10 +99,28 @@ class MainWindow(QMainWindow):
         self.stage.colour_by(Measure(state.colours) if state.colours in set(Measure) else Measure.SURPRISAL)
         self.stage.refresh()
 
-    def start(self, session_id: int | None = None) -> None:
-        """Fills the window: the given session, else the first of the list. Call inside the running loop."""
-        self.desk.start(session_id)
+    def start(self, session_id: int | None = None, *, fresh: bool = False) -> None:
+        """Fills the window: the given session, else an empty one (`fresh`) or the first of the list.
+
+        Call inside the running loop.
+        """
+        self.desk.start(session_id, fresh=fresh)
         self.parts.composer.setFocus()
+
+    def state(self) -> WindowState:
+        """How it stands now, without what is being written."""
+        geometry = bytes(self.saveGeometry().toBase64().data()).decode()
+        parts = self.parts
+        shown = self.desk.shown.session_id if self.desk.shown is not None else None
+        panels = parts.wants_sidebar, parts.wants_inspector
+        return WindowState(geometry, *panels, self.stage.mode.value, (), parts.transcript.measure.value, shown)
+
+    def come_forward(self) -> None:
+        """In front of all others, with the keyboard."""
+        if self.isMinimized():
+            self.showNormal()
+        self.raise_()
+        self.activateWindow()
 
     # ---- wiring -------------------------------------------------------------------------------------------------
 
@@ -101,6 +130,7 @@ class MainWindow(QMainWindow):
         self.parts.composer.format_wanted.connect(self._open_settings)
         self.parts.composer.setup_wanted.connect(lambda: popover.toggle(SAMPLING))
         popover.model.models_wanted.connect(desk.models.ask_menu)
+        popover.sampling.options.bytes_of = lambda token: b"".join(desk.token_bytes([token]))
         self.settings.shown.connect(lambda view: self.apply(view.values))
         self.settings.colours_wanted.connect(self.stage.colour_by)
         for news in (desk.session_shown, desk.models.listed, desk.activity_changed, desk.status_changed):
@@ -114,7 +144,8 @@ class MainWindow(QMainWindow):
         connect(self.acts.settings, self._open_settings)
         connect(self.acts.about, lambda: AboutBox(self).open())
         connect(self.acts.close, self.close)
-        connect(self.acts.quit, self.close)
+        connect(self.acts.quit, self.quit_wanted.emit)
+        connect(self.acts.new_window, lambda: self.window_wanted.emit(None))
 
     def _refresh_setup(self) -> None:
         """What holds may be another thing for another session, path or model; nobody asks while nobody looks."""
@@ -146,12 +177,9 @@ class MainWindow(QMainWindow):
             self._ending = asyncio.get_running_loop().create_task(self._end())
 
     async def _end(self) -> None:
+        drafts = self.parts.composer.drafts()
         if self._keep_state is not None:
-            geometry = bytes(self.saveGeometry().toBase64().data()).decode()
-            parts = self.parts
-            mode, drafts = self.stage.mode.value, parts.composer.drafts()
-            colours = parts.transcript.measure.value
-            self._keep_state(WindowState(geometry, parts.wants_sidebar, parts.wants_inspector, mode, drafts, colours))
+            self._keep_state(replace(self.state(), drafts=drafts))
         self.setEnabled(False)
         self.settings.close()
         try:

@@ -8,7 +8,7 @@ from contextlib import closing
 from app.bench.clock import Told
 from app.bench.findings import Case, Findings, Verdict
 from app.bench.measure import Float32, Ids, Subject, measure
-from app.bench.ours import Ours
+from app.bench.ours import Ours, our_subject
 from app.bench.sizes import Sizes
 from app.bench.workloads.lru import simulate
 from app.bench.workloads.visits import visits
@@ -22,9 +22,7 @@ def budget(case: Case, sizes: Sizes, tell: Told) -> Findings:
         case.vocabulary, chats=sizes.chats, count=sizes.visits, message=sizes.message, answer=sizes.message_answer
     )
     tell(f"{workload.name}: loading")
-    with closing(Ours(case.folder, case.backend)) as unlimited:
-        per_token = unlimited.kv_bytes_per_token
-    limit = sizes.budget_tokens * per_token
+    limit = sizes.budget_tokens * our_subject(case).kv_bytes_per_token
     with closing(Ours(case.folder, case.backend, kv_cache_bytes=limit)) as ours:
         tell(f"{workload.name}, elsewise")
         log = _Log(ours)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from statistics import median
 
 from app.bench.clock import Told
-from app.bench.findings import Case, Findings, Verdict
+from app.bench.findings import Case, Findings, Limit, Verdict
+from app.bench.forwards import FORWARDS, LIMIT
 from app.bench.measure import Result, Subject, Workload, measure, medians
-from app.bench.ours import Ours
+from app.bench.ours import Ours, our_subject
 from app.bench.peers.bare import NAME as BARE
 from app.bench.sizes import WARM_UP, Sizes
 
@@ -19,8 +20,6 @@ RATIO_BAR = 1.05  # tokens over ideal that Elsewise promises to stay within
 CPU_BAR = 1.5  # times the cpu-seconds of bare forwards
 ONCE = "transformers, stateless"  # minutes of work that no bar asks for: once is enough
 ROW = "W1 cpu"
-
-Maker = Callable[[Path], Subject]
 
 
 def particles(case: Case, sizes: Sizes, tell: Told) -> Findings:
@@ -47,44 +46,58 @@ def _count(case: Case, sizes: Sizes, tell: Told, *, index: int) -> Findings:
 
 
 def _play(case: Case, sizes: Sizes, tell: Told, *, index: int, rounds: int) -> dict[str, list[Result]]:
-    """Elsewise first and its peers after it, in turns."""
-    workload: Workload = sizes.workloads(case.vocabulary)[index]
+    """Elsewise first and its peers after it, in turns; in W1 a lap of its forwards alone as well."""
+    workload = sizes.workloads(case.vocabulary)[index]
     results: dict[str, list[Result]] = {}
-    with ExitStack() as stack:
-        tell(f"{workload.name}: loading")
-        subjects = [make(case.folder) for make in makers(case, particles=index == 0)]
-        for subject in subjects:
-            stack.callback(subject.close)
-            WARM_UP.workloads(case.vocabulary)[index].play(subject)  # imports, first allocations
-        for turn in range(rounds):
-            for subject in subjects:
-                if turn == 0 or subject.name != ONCE:
-                    tell(f"{workload.name}, {subject.name}")
-                    result = measure(workload, subject, backend=case.backend, model=case.model)
-                    results.setdefault(subject.name, []).append(result)
+    tell(f"{workload.name}: loading")
+    ours, others = our_subject(case), peers(case, particles=index == 0)
+    for subject in (ours, *others):
+        WARM_UP.workloads(case.vocabulary)[index].play(subject)  # imports, first allocations
+
+    def play(name: str, lap: Callable[[], Result]) -> None:
+        tell(f"{workload.name}, {name}")
+        results.setdefault(name, []).append(lap())
+
+    for turn in range(rounds):
+        play(ours.name, partial(_lap, workload, ours, case))
+        for subject in others:
+            if turn == 0 or subject.name != ONCE:
+                play(subject.name, partial(_lap, workload, subject, case))
+        if index == 0:
+            play(FORWARDS, partial(_forwards, workload, ours, case))
     return results
 
 
-def makers(case: Case, *, particles: bool) -> list[Maker]:
-    """Elsewise on a backend, then the peers of that backend; their libraries are imported here.
+def _lap(workload: Workload, subject: Subject, case: Case) -> Result:
+    return measure(workload, subject, backend=case.backend, model=case.model)
+
+
+def _forwards(workload: Workload, ours: Ours, case: Case) -> Result:
+    with ours.forwards() as forwards:
+        lap = _lap(workload, ours, case)
+    return replace(lap, subject=FORWARDS, cpu_seconds=forwards.cpu_seconds, wall_seconds=forwards.wall_seconds)
+
+
+def peers(case: Case, *, particles: bool) -> list[Subject]:
+    """The peers of a case's backend; their libraries are imported here.
 
     Args:
-        case: The model.
+        case: The model, which each of them loads once.
         particles: Whether bare forwards are among them, which can do nothing else.
     """
-    found: list[Maker] = [partial(Ours, backend=case.backend)]
+    kinds: list[Callable[[Path], Subject]] = []
     if case.backend == "hf":
         from app.bench.peers.bare_torch import BareTorch
         from app.bench.peers.one_cache import OneCache
         from app.bench.peers.stateless import Stateless
 
-        found += [OneCache] + [Stateless] * case.tiny + [BareTorch] * particles
+        kinds += [OneCache] + [Stateless] * case.tiny + [BareTorch] * particles
     elif case.backend == "mlx":
         from app.bench.peers.bare_mlx import BareMlx
         from app.bench.peers.mlx_prompt_cache import MlxPromptCache
 
-        found += [MlxPromptCache] + [BareMlx] * particles
-    return found
+        kinds += [MlxPromptCache] + [BareMlx] * particles
+    return [case.loaded.get(kind, partial(kind, case.folder)) for kind in kinds]
 
 
 def _counted(ours: Result) -> Verdict:
@@ -95,12 +108,18 @@ def _counted(ours: Result) -> Verdict:
 
 def _by_cpu(results: Mapping[str, Sequence[Result]]) -> list[Verdict]:
     """Ours against bare forwards, and against whoever keeps a cache."""
-    ours, *_ = results.values()
+    ours = results[Ours.name]
     verdicts = []
     for name, peer in results.items():
-        if name not in (Ours.name, ONCE):
-            ratio = median(a.cpu_seconds / b.cpu_seconds for a, b in zip(ours, peer, strict=True))
+        if name not in (Ours.name, ONCE, FORWARDS):
             bar = CPU_BAR if name == BARE else 1.0
-            what = f"cpu / {name}"
-            verdicts.append(Verdict(ROW, ours[0].backend, ours[0].model, what, ratio, bar, at_least=False))
+            limit = Limit(_share(results[FORWARDS], peer), LIMIT)
+            figure = _share(ours, peer)
+            first = ours[0]
+            verdicts.append(Verdict(ROW, first.backend, first.model, f"cpu / {name}", figure, bar, at_least=False, limit=limit))
     return verdicts
+
+
+def _share(ours: Sequence[Result], peer: Sequence[Result]) -> float:
+    """Of a peer's cpu-seconds, the median of the rounds."""
+    return median(a.cpu_seconds / b.cpu_seconds for a, b in zip(ours, peer, strict=True))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import closing
 from functools import partial
 from typing import Any
 
@@ -11,7 +10,9 @@ import numpy as np
 
 from app.bench.clock import Lap, Told, speed, take_turns, wall
 from app.bench.findings import Case, Findings, Limit, Verdict, timing
-from app.bench.our_streams import OurStreams
+from app.bench.forwards import FORWARDS
+from app.bench.forwards import LIMIT as FORWARDS_LIMIT
+from app.bench.our_streams import our_streams
 from app.bench.sizes import Sizes
 
 ONE, EIGHT = "W5 one stream", "W5 eight streams"
@@ -32,38 +33,38 @@ def decode(case: Case, sizes: Sizes, tell: Told) -> Findings:
     prompts: list[list[int]] = rng.integers(case.vocabulary, size=(STREAMS, sizes.decode_prompt)).tolist()
     n = sizes.decode_tokens
     tell("W5: loading")
-    with closing(OurStreams(case.folder, case.backend)) as ours:
-        one: dict[str, Run] = {
-            OURS: partial(ours.decode, prompts[:1], n),
-            OURS_BARE: partial(ours.decode, prompts[:1], n, top_k=0),
-        }
-        eight: dict[str, Run] = {OURS: partial(ours.decode, prompts, n)}
-        with closing(open_streams(case)) as peer:
-            if case.backend == "hf":
-                one[GENERATE] = partial(peer.generate, prompts[0], n, records=False)
-                one[GENERATE_RECORDS] = partial(peer.generate, prompts[0], n, records=True)
-            else:
-                one[STREAM] = partial(peer.stream_generate, prompts[0], n, records=False)
-                one[STREAM_RECORDS] = partial(peer.stream_generate, prompts[0], n, records=True)
-            one[LOOP] = partial(peer.loop, prompts[:1], n, records=False)
-            one[LOOP_RECORDS] = partial(peer.loop, prompts[:1], n, records=True)
-            eight[LOOP_RECORDS] = partial(peer.loop, prompts, n, records=True)
-            laps_one = take_turns(one, sizes.rounds, lambda who: tell(f"{ONE}, {who}"), warm_up=True)
-            laps_eight = take_turns(eight, sizes.rounds, lambda who: tell(f"{EIGHT}, {who}"), warm_up=True)
+    ours, peer = our_streams(case), peer_streams(case)
+    one: dict[str, Run] = {
+        OURS: partial(ours.decode, prompts[:1], n),
+        OURS_BARE: partial(ours.decode, prompts[:1], n, top_k=0),
+    }
+    eight: dict[str, Run] = {OURS: partial(ours.decode, prompts, n)}
+    if case.backend == "hf":
+        one[GENERATE] = partial(peer.generate, prompts[0], n, records=False)
+        one[GENERATE_RECORDS] = partial(peer.generate, prompts[0], n, records=True)
+    else:
+        one[STREAM] = partial(peer.stream_generate, prompts[0], n, records=False)
+        one[STREAM_RECORDS] = partial(peer.stream_generate, prompts[0], n, records=True)
+    one[LOOP] = partial(peer.loop, prompts[:1], n, records=False)
+    one[LOOP_RECORDS] = partial(peer.loop, prompts[:1], n, records=True)
+    eight[LOOP_RECORDS] = partial(peer.loop, prompts, n, records=True)
+    eight[FORWARDS] = partial(ours.forwards, eight[OURS])
+    laps_one = take_turns(one, sizes.rounds, lambda who: tell(f"{ONE}, {who}"), warm_up=True)
+    laps_eight = take_turns(eight, sizes.rounds, lambda who: tell(f"{EIGHT}, {who}"), warm_up=True)
     timings = [timing(ONE, case, who, laps) for who, laps in laps_one.items()]
     timings += [timing(EIGHT, case, who, laps) for who, laps in laps_eight.items()]
     return Findings(timings=tuple(timings), verdicts=(*_one(case, laps_one), *_eight(case, laps_one, laps_eight)))
 
 
-def open_streams(case: Case) -> Any:
-    """The peers of a backend; its library is imported here."""
+def peer_streams(case: Case) -> Any:
+    """What a backend's library does by itself, the one of a case; the library is imported here."""
     if case.backend == "hf":
         from app.bench.peers.torch_streams import TorchStreams
 
-        return TorchStreams(case.folder)
+        return case.loaded.get(TorchStreams, lambda: TorchStreams(case.folder))
     from app.bench.peers.mlx_streams import MlxStreams
 
-    return MlxStreams(case.folder)
+    return case.loaded.get(MlxStreams, lambda: MlxStreams(case.folder))
 
 
 def _one(case: Case, laps: Laps) -> list[Verdict]:
@@ -91,12 +92,13 @@ def _one(case: Case, laps: Laps) -> list[Verdict]:
 
 def _eight(case: Case, one: Laps, eight: Laps) -> list[Verdict]:
     if case.tiny:
-        figure, what, bar = speed(eight[OURS], eight[LOOP_RECORDS], wall), _what(OURS, "bare 8-row loop, records"), 0.9
+        peer, what, bar = eight[LOOP_RECORDS], _what(OURS, "bare 8-row loop, records"), 0.9
     elif case.backend == "hf":
-        figure, what, bar = speed(eight[OURS], one[OURS], wall), _what(OURS, "one stream"), 3.0
+        peer, what, bar = one[OURS], _what(OURS, "one stream"), 3.0
     else:
         return []
-    return [Verdict(EIGHT, case.backend, case.model, what, figure, bar, at_least=True)]
+    limit = Limit(speed(eight[FORWARDS], peer, wall), FORWARDS_LIMIT)
+    return [Verdict(EIGHT, case.backend, case.model, what, speed(eight[OURS], peer, wall), bar, at_least=True, limit=limit)]
 
 
 def _what(who: str, peer: str) -> str:

@@ -9,7 +9,8 @@ from functools import partial
 import numpy as np
 
 from app.bench.clock import Lap, Told, cpu, speed, take_turns
-from app.bench.findings import Case, Findings, Verdict, timing
+from app.bench.findings import Case, Findings, Limit, Verdict, timing
+from app.bench.forwards import FORWARDS, LIMIT
 from app.bench.our_branches import OurBranches
 from app.bench.sizes import Sizes
 
@@ -21,17 +22,19 @@ Run = Callable[[], Lap]
 
 
 def many(case: Case, sizes: Sizes, tell: Told) -> Findings:
-    """Tokens computed for eight branches against prefix + 8 x new; on hf the cpu-seconds beside transformers as well."""
+    """Tokens computed for eight branches, against each token needed once; on hf the cpu-seconds beside transformers as well.
+
+    Needed are the prefix and every token of a branch but its last, which nobody asks what follows: prefix + 8 x (new - 1), or
+    fewer where branches begin alike.
+    """
     rng = np.random.default_rng(9)
     prompt: list[int] = rng.integers(case.vocabulary, size=sizes.many_prompt).tolist()
     n = sizes.many_tokens
     tell("many: loading")
     with closing(OurBranches(case.folder, case.backend)) as ours:
         ours.branches(prompt, N, n)
-        figure = ours.computed / (len(prompt) + N * n)
-        counted = Verdict(
-            TOKENS, case.backend, case.model, "computed / (prefix + 8 x new)", figure, 1.0, at_least=False, timed=False
-        )
+        figure, what = ours.computed / ours.needed, f"computed / needed (prefix {len(prompt)} + 8 x {n - 1}, shared ones once)"
+        counted = Verdict(TOKENS, case.backend, case.model, what, figure, 1.0, at_least=False, timed=False)
         if case.backend != "hf":  # mlx_lm has neither
             return Findings(verdicts=(counted,))
         from app.bench.peers.torch_branches import TorchBranches
@@ -43,11 +46,15 @@ def many(case: Case, sizes: Sizes, tell: Told) -> Findings:
             }
             found = Findings(verdicts=(counted,))
             for part, runs in parts.items():
+                runs[FORWARDS] = partial(ours.forwards, runs[OURS])
                 laps = take_turns(runs, sizes.rounds, partial(_tell, tell, part), warm_up=True)
-                ratio = speed(laps[PEER], laps[OURS], cpu)  # ours by theirs
+                share, least = (speed(laps[PEER], laps[who], cpu) for who in (OURS, FORWARDS))  # ours by theirs
+                verdict = Verdict(
+                    part, case.backend, case.model, f"cpu / {PEER}", share, 1.0, at_least=False, limit=Limit(least, LIMIT)
+                )
                 found += Findings(
                     timings=tuple(timing(part, case, who, own) for who, own in laps.items()),
-                    verdicts=(Verdict(part, case.backend, case.model, f"cpu / {PEER}", ratio, 1.0, at_least=False),),
+                    verdicts=(verdict,),
                 )
     return found
 

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from contextlib import closing
 from functools import partial
 from statistics import median
 
 import numpy as np
 
 from app.bench.clock import Lap, Told, take_turns
-from app.bench.findings import Case, Findings, Timing, Verdict, timing
-from app.bench.our_streams import OurStreams
-from app.bench.parts.decode import open_streams
+from app.bench.findings import Case, Findings, Limit, Timing, Verdict, timing
+from app.bench.forwards import FORWARDS, LIMIT
+from app.bench.our_streams import our_streams
+from app.bench.parts.decode import peer_streams
 from app.bench.sizes import Sizes
 
 ROW = "overhead"
@@ -28,27 +28,31 @@ def overhead(case: Case, sizes: Sizes, tell: Told) -> Findings:
     """
     rng = np.random.default_rng(8)
     timings: list[Timing] = []
-    added: list[float] = []
+    added, least = list[float](), list[float]()  # ms at each length
     n = sizes.overhead_tokens
     tell("overhead: loading")
-    with closing(OurStreams(case.folder, case.backend)) as ours, closing(open_streams(case)) as peer:
-        for context in sizes.contexts:
-            prompt: list[int] = rng.integers(case.vocabulary, size=context).tolist()
-            contenders = {
-                OURS: partial(ours.decode, [prompt], n, warm=True),
-                LOOP: partial(peer.at_depth(prompt), n),
-            }
-            part = f"{ROW} at {context:,}"
-            laps = take_turns(contenders, sizes.rounds, partial(_tell, tell, part), warm_up=True)
-            timings += [timing(part, case, who, each) for who, each in laps.items()]
-            added.append(median(_step_ms(a) - _step_ms(b) for a, b in zip(laps[OURS], laps[LOOP], strict=True)))
+    ours, peer = our_streams(case), peer_streams(case)
+    for context in sizes.contexts:
+        prompt: list[int] = rng.integers(case.vocabulary, size=context).tolist()
+        decode = partial(ours.decode, [prompt], n, warm=True)
+        contenders = {OURS: decode, LOOP: partial(peer.at_depth(prompt), n), FORWARDS: partial(ours.forwards, decode)}
+        part = f"{ROW} at {context:,}"
+        laps = take_turns(contenders, sizes.rounds, partial(_tell, tell, part), warm_up=True)
+        timings += [timing(part, case, who, each) for who, each in laps.items()]
+        for who, above in ((OURS, added), (FORWARDS, least)):
+            above.append(median(_step_ms(a) - _step_ms(b) for a, b in zip(laps[who], laps[LOOP], strict=True)))
     what = f"ms a token at context {sizes.contexts[-1]:,}"
     flat = f"ms more than at context {sizes.contexts[0]:,}"
     verdicts = (
-        Verdict(ROW, case.backend, case.model, what, added[-1], BAR_MS, at_least=False),
-        Verdict(ROW, case.backend, case.model, flat, added[-1] - added[0], FLAT_MS, at_least=False),
+        _verdict(case, what, added[-1], BAR_MS, least[-1]),
+        _verdict(case, flat, added[-1] - added[0], FLAT_MS, least[-1] - least[0]),
     )
     return Findings(timings=tuple(timings), verdicts=verdicts)
+
+
+def _verdict(case: Case, what: str, figure: float, bar: float, least: float) -> Verdict:
+    limit = Limit(least, f"{LIMIT}, against the loop with its records")
+    return Verdict(ROW, case.backend, case.model, what, figure, bar, at_least=False, limit=limit)
 
 
 def _tell(tell: Told, part: str, who: str) -> None:

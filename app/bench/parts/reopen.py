@@ -136,7 +136,7 @@ def _in_another_process(case: Case, source: str, file: Path, sizes: Sizes, *, co
 def _save(case: Case, source: str, file: Path, sizes: Sizes, tell: Told) -> tuple[Verdict, ...]:
     """A session of the usual length is saved, then a turn is added to it and saved beside another stream."""
     ids = ids_of(1, sizes.reopen_tokens, case.vocabulary)
-    written, engine_ms, stalls = 0, 0.0, list[float]()
+    written, engine_ms, stalls = 0, 0.0, list[float]()  # ms, the longest of each lap
     with closing(load(source, case.backend, **loading(case.backend, file))) as model:
         tell(f"{SAVE}: the session")
         model.cache_kv(ids)
@@ -148,6 +148,7 @@ def _save(case: Case, source: str, file: Path, sizes: Sizes, tell: Told) -> tupl
             saved, stall = asyncio.run(_beside_a_stream(model, turn, case.vocabulary))
             written, engine_ms = max(written, saved.written), max(engine_ms, saved.engine_seconds * 1000)
             stalls.append(stall * 1000)
+    stalled = f"ms a stream beside it waits longer for a token, the longest of a lap, median (the most: {max(stalls):.1f})"
 
     def verdict(what: str, figure: float, bar: float, *, counted: bool = False) -> Verdict:
         return Verdict(SAVE, case.backend, case.model, what, figure, bar, at_least=False, timed=not counted)
@@ -155,12 +156,12 @@ def _save(case: Case, source: str, file: Path, sizes: Sizes, tell: Told) -> tupl
     return (
         verdict(f"blocks written after a turn of {TURN} tokens", written, BLOCKS_BAR, counted=True),
         verdict("ms of engine time, the most of a lap", engine_ms, ENGINE_BAR_MS),
-        verdict("ms that another stream waits longer for a token meanwhile, median", median(stalls), STALL_BAR_MS),
+        verdict(stalled, median(stalls), STALL_BAR_MS),
     )
 
 
 async def _beside_a_stream(model: LanguageModel, ids: list[int], vocabulary: int) -> tuple[Any, float]:
-    """What `save_blocks` says, and by how much the longest gap between tokens grew, against as many gaps just before."""
+    """What `save_blocks` says, and by how much the longest gap between tokens meanwhile exceeded the usual one before."""
     options = GenerationOptions(max_tokens=BESIDE, sampling=SamplingOptions(temperature=0.0), ignore_eos=True, resolve=False)
     prompt = ids_of(99, 16, vocabulary)
     times: list[float] = []
@@ -182,8 +183,8 @@ async def _beside_a_stream(model: LanguageModel, ids: list[int], vocabulary: int
     saved = await saving
     pairs = list(itertools.pairwise(times))
     beside = [b - a for a, b in pairs if b >= began and a <= ended]
-    before = [b - a for a, b in pairs if b < began][-max(len(beside), 1) :]
-    return saved, max(max(beside, default=0.0) - max(before), 0.0)
+    usual = median(b - a for a, b in pairs if b < began)
+    return saved, max(max(beside, default=0.0) - usual, 0.0)
 
 
 def _disk(case: Case, source: str, file: Path, length: int) -> Verdict:

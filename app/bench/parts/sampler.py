@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -24,21 +25,28 @@ ROW = "sampler"
 BAR = 1.5
 ALTERNATIVES = 10
 VOCABULARIES = (50_000, 256_000)
-SAID = 512  # tokens of prompt and answer, for penalties
+SAID, PHRASE = 512, 20  # tokens of prompt and answer, for penalties; of those, the last that repeat the first
 SETTINGS = {
     "chat": SamplingOptions(temperature=0.8, top_p=0.95, top_k=40),
     "open": SamplingOptions(temperature=1.0),
     "preset": SamplingOptions(temperature=0.8, top_p=0.95, min_p=0.05),  # the window's and the command line's
     "top-p": SamplingOptions(top_p=0.9),
     "penalties": SamplingOptions(repetition_penalty=1.1, presence_penalty=0.2, frequency_penalty=0.1),
+    "typical": SamplingOptions(typical_p=0.95),
+    "XTC": SamplingOptions(xtc_probability=0.5, xtc_threshold=0.05),
+    "DRY": SamplingOptions(dry_multiplier=0.8),
+    "bias": SamplingOptions(logit_bias=dict.fromkeys(range(100, 200), 2.0), banned_tokens=tuple(range(200, 300))),
+    "stages": SamplingOptions(temperature=0.8, top_p=0.95, min_p=0.05),  # the preset, with what each stage did
 }
+USUAL = ("chat", "open", "preset", "top-p", "penalties")
+FEW_ROWS = 8  # up to which the others are measured too
 OURS, TORCH, PASSES = "elsewise", "log_softmax, topk, entropy", "numpy's passes alone"
 STRIPES = 64  # a row laid out as a rectangle has its largest entries found in one pass
 LIMIT = "numpy's passes over the rows alone; above it are calls on a few entries each, as many for every vocabulary"
 
 
 def sampler(nowhere: Case, sizes: Sizes, tell: Told) -> Findings:
-    """Draws and records of whole steps, for the usual settings of a chat, those of the app, single cuts, penalties, and none.
+    """Draws and records of whole steps, for the usual settings of a chat, those of the app, single stages, and none.
 
     The rows are normal logits whose spread makes distributions from nearly certain to a few hundred likely tokens.
     """
@@ -49,9 +57,10 @@ def sampler(nowhere: Case, sizes: Sizes, tell: Told) -> Findings:
             logits = step_logits(rows, vocabulary)
             steps = max(sizes.sampler_tokens // rows, 1)
             case = Case("numpy", f"{vocabulary:,} x {rows}", nowhere.folder, vocabulary)
-            for name, settings in SETTINGS.items():
+            for name in SETTINGS if rows <= FEW_ROWS else USUAL:
+                settings = SETTINGS[name]
                 contenders = {
-                    OURS: partial(_ours, logits, settings, steps),
+                    OURS: partial(_ours, logits, settings, steps, stages=name == "stages"),
                     TORCH: partial(_torch, logits, steps),
                     PASSES: partial(_passes, logits, settings, steps),
                 }
@@ -81,13 +90,17 @@ def step_logits(rows: int, vocabulary: int) -> npt.NDArray[np.float32]:
     return logits.astype(np.float32)
 
 
-def _ours(logits: npt.NDArray[np.float32], settings: SamplingOptions, steps: int) -> Lap:
+def _ours(logits: npt.NDArray[np.float32], settings: SamplingOptions, steps: int, *, stages: bool) -> Lap:
     samplers = [make_sampler(settings, seed) for seed in range(len(logits))]
-    said = np.random.default_rng(1).integers(0, logits.shape[1], SAID, np.int32)
+    phrase = np.random.default_rng(1).integers(0, logits.shape[1], SAID - PHRASE, np.int32)
+    said = np.concatenate([phrase, phrase[:PHRASE]])  # its end has been there before, which is what DRY looks for
     histories = [History(said) if each.remembers else None for each in samplers]  # counted as they grow, as in a stream
-    return _lap(
-        lambda step: draw_step(logits, samplers, [step] * len(logits), ALTERNATIVES, histories=histories), len(logits), steps
-    )
+
+    def step(i: int) -> object:
+        told: list[Any] | None = [] if stages else None
+        return draw_step(logits, samplers, [i] * len(logits), ALTERNATIVES, histories=histories, stages=told)
+
+    return _lap(step, len(logits), steps)
 
 
 def _torch(logits: npt.NDArray[np.float32], steps: int) -> Lap:
@@ -112,7 +125,7 @@ def _passes(logits: npt.NDArray[np.float32], settings: SamplingOptions, steps: i
     """What every entry must be read for, in as few calls as numpy can do it."""
     width = logits.shape[1] // STRIPES
     deep = settings.top_p is not None and settings.top_k is None and settings.min_p is None  # nothing cuts before it
-    cut = np.sort(logits, axis=-1)[:, -width // 2] if deep else None  # one for each row
+    cut = np.partition(logits, -width // 2, axis=-1)[:, -width // 2] if deep else None  # one for each row
 
     def passes(_: int) -> None:
         for row in logits:

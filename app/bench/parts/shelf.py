@@ -7,6 +7,7 @@ import hashlib
 import os
 import tempfile
 import time
+import tracemalloc
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +30,7 @@ LIST_BAR_MS = 200.0
 SEARCH_BAR_MS = 50.0
 READ_BAR = 1.5  # times reading and hashing the same bytes from a plain file
 SHARE_BAR = 1.05  # of the share of turns that is shown at first: what is read of the path
+OUT_OF_SIGHT_BAR = 0.15  # of the memory that a turn takes which is shown: its place in the tree, none of its tokens
 SHOWN = 100  # turns
 TURN = 40  # tokens
 TOP = 10
@@ -52,15 +54,18 @@ def shelf(case: Case, sizes: Sizes, tell: Told) -> Findings:
     """Times are of the process's processors, the median of a few."""
     with tempfile.TemporaryDirectory() as name:
         tell(f"{ROW}: saving sessions")
-        long, many = Path(name) / "long" / "sessions.sqlite3", Path(name) / "many" / "sessions.sqlite3"
+        short, long, many = (Path(name) / each / "sessions.sqlite3" for each in ("short", "long", "many"))
+        asyncio.run(_save_long(short, SHOWN))
         asyncio.run(_save_long(long, sizes.shelf_turns))
         asyncio.run(_save_many(many, sizes.shelf_sessions, sizes.shelf_searched))
         tell(ROW)
         opened, share = asyncio.run(_opened(long, sizes))
+        of_shown, of_all = (asyncio.run(_memory(path)) for path in (short, long))
         listed, searched = asyncio.run(_listed(many, sizes))
         read = _blocks(Path(name), sizes)
     tokens = sizes.shelf_turns * TURN
     limit = SHARE_BAR * min(SHOWN / sizes.shelf_turns, 1.0)
+    unseen = (of_all - of_shown) / (sizes.shelf_turns - SHOWN) / (of_shown / SHOWN)
 
     def verdict(what: str, value: float, bar: float, *, timed: bool = True) -> Verdict:
         return Verdict(ROW, case.backend, case.model, what, value, bar, at_least=False, timed=timed)
@@ -68,7 +73,8 @@ def shelf(case: Case, sizes: Sizes, tell: Told) -> Findings:
     return Findings(
         verdicts=(
             verdict(f"cpu ms: {sizes.shelf_turns:,} turns / {tokens:,} tokens to the first screen", opened, OPEN_BAR_MS),
-            verdict("share of its tokens that is read for that", share, limit, timed=False),
+            verdict("share of its tokens that is shown and held then", share, limit, timed=False),
+            verdict(f"bytes a turn out of sight takes / one of the {SHOWN} shown", unseen, OUT_OF_SIGHT_BAR, timed=False),
             verdict(f"cpu ms: list of {sizes.shelf_sessions:,} sessions", listed, LIST_BAR_MS),
             verdict(f"cpu ms: search over {sizes.shelf_searched:,} sessions", searched, SEARCH_BAR_MS),
             verdict(f"{sizes.shelf_blocks} KV blocks / (reading and hashing a plain file)", read, READ_BAR),
@@ -103,6 +109,26 @@ async def _opened(path: Path, sizes: Sizes) -> tuple[float, float]:
     taken = await _cpu_ms(open_it, sizes.rounds)
     pane.close()
     return taken, sum(len(turn.run) for turn in views[-1].turns) / (sizes.shelf_turns * TURN)
+
+
+async def _memory(path: Path) -> int:
+    """The most bytes of Python and numpy that opening a session takes, whatever of it is read on the way."""
+    await _peak(path)  # what is made once in a process is made by now
+    return await _peak(path)
+
+
+async def _peak(path: Path) -> int:
+    workbench = AppWorkbench(SessionStore.open(path), Supervisor(MODEL))
+    try:
+        [row] = await workbench.sessions()
+        tracemalloc.start()
+        try:
+            await workbench.open_session(row.session_id)
+            return tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+    finally:
+        await workbench.close()
 
 
 async def _listed(path: Path, sizes: Sizes) -> tuple[float, float]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
+from statistics import median
 
 from app.bench.clock import Lap, Stopwatch, Told, speed, take_turns, wall
-from app.bench.findings import Case, Findings, Verdict, timing
+from app.bench.findings import Case, Findings, Limit, Verdict, timing
 from app.bench.ours import one_thread
 from app.bench.sizes import Sizes
 from runtime import GenerationOptions, LanguageModel, SamplingOptions, SpeculativeOptions, load
@@ -18,6 +20,8 @@ MODEL = "smollm2"  # a made model repeats nothing, whatever it reads
 PLAIN, LOOKUP = "elsewise", "elsewise, prompt lookup"
 LINE = "alpha beta gamma delta epsilon zeta eta theta\n"
 TIMES = 6  # that the line stands in the prompt
+GUESSES = SpeculativeOptions().num_tokens
+LIMIT = f"{GUESSES + 1} tokens in one forward against one by one: every guess right, and none looked for"
 
 
 def speculative(case: Case, sizes: Sizes, tell: Told) -> Findings:
@@ -31,10 +35,11 @@ def speculative(case: Case, sizes: Sizes, tell: Told) -> Findings:
             LOOKUP: partial(_decode, model, prompt, sizes.speculative_tokens, SpeculativeOptions()),
         }
         laps = take_turns(contenders, min(sizes.rounds, 3), lambda who: tell(f"{ROW}, {who}"), warm_up=False)
+        limit = Limit(_all_right(model, prompt, min(sizes.rounds, 3)), LIMIT)
         rate = model.metrics().acceptance_rate or 0.0
     faster = f"speed / plain ({rate:.0%} accepted)"
     verdicts = (
-        Verdict(ROW, case.backend, MODEL, faster, speed(laps[LOOKUP], laps[PLAIN], wall), BAR, at_least=True),
+        Verdict(ROW, case.backend, MODEL, faster, speed(laps[LOOKUP], laps[PLAIN], wall), BAR, at_least=True, limit=limit),
         Verdict(ROW, case.backend, MODEL, "laps that say the same", _same(laps), 1.0, at_least=True, timed=False),
     )
     return Findings(timings=tuple(timing(ROW, named, who, each) for who, each in laps.items()), verdicts=verdicts)
@@ -44,6 +49,21 @@ def _same(laps: dict[str, list[Lap]]) -> float:
     """The share of laps in which both drew the same tokens."""
     same = [a.outcome == b.outcome for a, b in zip(laps[PLAIN], laps[LOOKUP], strict=True)]
     return sum(same) / len(same)
+
+
+def _all_right(model: LanguageModel, prompt: list[int], rounds: int) -> float:
+    """How many times as fast answers would come if no guess were wrong: by forwards of one token and of several."""
+    model.cache_kv(prompt)
+    ratios = []
+    for turn in range(rounds):
+        seconds = []
+        for place, count in enumerate((1, GUESSES + 1)):
+            new = [100 + 2 * turn + place] * count  # nobody has asked for these
+            started = time.perf_counter()
+            model.next_token_logprobs_sync([*prompt, *new])
+            seconds.append((time.perf_counter() - started) / count)
+        ratios.append(seconds[0] / seconds[1])
+    return median(ratios)
 
 
 def _decode(model: LanguageModel, prompt: list[int], n: int, speculation: SpeculativeOptions | None) -> Lap:

@@ -9,7 +9,7 @@ from typing import Any
 from storage import NodeRow
 from ui import TextFile
 
-TOOLS, FILES, LEFT_OUT = "tools", "files", "left_out"  # in a root's stats
+TOOLS, FILES, LEFT_OUT, AS_TEXT = "tools", "files", "left_out", "as_text"  # in a root's stats
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +47,11 @@ def left_out(stats: Mapping[str, Any]) -> int:
     """How many turns a root left out."""
     count = stats.get(LEFT_OUT, 0)
     return count if isinstance(count, int) else 0
+
+
+def as_text(stats: Mapping[str, Any]) -> bool:
+    """Whether what follows a root is another path's text, without its tokens."""
+    return bool(stats.get(AS_TEXT))
 
 
 def _files(stored: object) -> Sequence[TextFile]:

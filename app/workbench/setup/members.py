@@ -10,7 +10,9 @@ from app.workbench.chores import Chores
 from app.workbench.sessions import Sessions
 from app.workbench.setup.beginning import Beginning
 from app.workbench.setup.setups import Setups, clean_prompt
+from app.workbench.setup.token_names import with_ids
 from app.workbench.turns import Turns
+from app.workbench.vocabulary import Vocabulary
 from ui import AdapterChoice, AnswerFormat, Guess, SessionSetup, TextFile
 
 
@@ -22,14 +24,15 @@ class SetupMembers:
     _setups: Setups
     _turns: Turns
     _chores: Chores
+    vocabulary: Vocabulary
 
     async def setup(self, session_id: int) -> SessionSetup:
         """What the session is set to."""
         return self._setups.view(self._sessions.opened(session_id))
 
     async def set_option(self, session_id: int, name: str, value: object) -> SessionSetup:
-        """Sets one option, or leaves it to the others."""
-        await self._setups.set_option(self._sessions.opened(session_id), name, value)
+        """Sets one option, or leaves it to the others; tokens may be named by their text."""
+        await self._setups.set_option(self._sessions.opened(session_id), name, with_ids(name, value, self.vocabulary))
         return await self.setup(session_id)
 
     async def choose_preset(self, session_id: int, name: str) -> SessionSetup:

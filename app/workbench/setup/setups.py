@@ -42,6 +42,7 @@ class Asked:
     session: Mapping[str, Any]  # the session's layer, without adapters
     preset: GenerationOptions
     adapters: tuple[AdapterChoice, ...] | None  # None: it says nothing of them
+    preset_name: str = ""  # "": the one that is the default
 
 
 class Setups:
@@ -90,7 +91,7 @@ class Setups:
     def asked(self, session: OpenSession) -> Asked:
         """What an answer that begins now is asked for."""
         values = values_of(session)
-        return Asked(values.layer(), self.presets.options(values.preset), values.adapters or None)
+        return Asked(values.layer(), self.presets.options(values.preset), values.adapters or None, values.preset)
 
     async def carry(self, source: OpenSession, copy: OpenSession, nodes: Mapping[int, int]) -> None:
         """The copy of a session is set as that one is; `nodes` are its numbers for the nodes of that one."""

@@ -55,4 +55,6 @@ def cards(text: str, tools: Sequence[Mapping[str, Any]]) -> tuple[ToolCard, ...]
         found = parse_tool_calls(text, tools=tools)
     except ToolCallError as fault:
         return (ToolCard("", "", str(fault)),)
-    return tuple(ToolCard(call.name, json.dumps(call.arguments, indent=2, ensure_ascii=False)) for call in found.calls)
+    return tuple(
+        ToolCard(call.name, json.dumps(call.arguments, indent=2, ensure_ascii=False), span=call.span) for call in found.calls
+    )

@@ -99,7 +99,7 @@ class HfBackend(PackedBackend[TorchPack]):
             pack.begin(step, self._device)
             if self.recurrent:
                 pack.put_states([step.state])
-            self.forwards += 1
+            self.count(len(step.tokens))
             if step.hidden:
                 logits = self._model.base_model(**self._arguments(pack, step)).last_hidden_state[0]  # (n, hidden)
             else:
@@ -122,7 +122,7 @@ class HfBackend(PackedBackend[TorchPack]):
             pack.begin_rows(bucket, self._device)
             if self.recurrent:
                 pack.put_states(bucket.states or [None])
-            self.forwards += 1
+            self.count(bucket.tokens.size)
             logits = self._model(**self._row_arguments(pack, bucket)).logits  # (rows, columns, vocab)
             wanted = bucket.wanted(chosen=logits.shape[1] < width)
             logits = logits.flatten(0, 1)
@@ -201,7 +201,7 @@ class HfBackend(PackedBackend[TorchPack]):
     def hidden_states(self, tokens: Int64, stacks: TokenStacks | None = None) -> Float32:
         with _computing(), self._adapters.under(stacks, np.arange(tokens.size)):
             ids = torch.from_numpy(np.asarray(tokens, np.int64)).to(self._device)
-            self.forwards += 1
+            self.count(tokens.size)
             hidden = self._model.base_model(input_ids=ids, use_cache=False).last_hidden_state  # (rows, length, hidden)
             got: Float32 = hidden.float().cpu().numpy()
             return got

@@ -140,7 +140,7 @@ class MlxBackend(PackedBackend[MlxPack]):
             pack.begin_rows(bucket)
             if self.recurrent:
                 pack.put_states(bucket.states or [None])
-            self.forwards += 1
+            self.count(bucket.tokens.size)
             columns = bucket.columns
             chosen = bool(self._select) and len(columns) < width
             self._select.rows = mx.array(columns.astype(np.int32)) if chosen else None
@@ -239,7 +239,7 @@ class MlxBackend(PackedBackend[MlxPack]):
     def hidden_states(self, tokens: Int64, stacks: TokenStacks | None = None) -> Float32:
         with _memory(), self._adapters.under(stacks, np.arange(tokens.size)):
             caches = None if self._window is None else [Window(self._window) for _ in self._model.layers]
-            self.forwards += 1
+            self.count(tokens.size)
             hidden = self._select.hidden(mx.array(tokens.astype(np.int32)), caches)  # (rows, length, hidden)
             return np.array(hidden.astype(mx.float32))
 
@@ -282,7 +282,7 @@ class MlxBackend(PackedBackend[MlxPack]):
         want = None if len(step.want) == len(step.tokens) else mx.array(step.want.astype(np.int32))
         chosen = want is not None and bool(self._select) and not rows
         self._select.rows = want if chosen else None
-        self.forwards += 1
+        self.count(len(step.tokens))
         tokens = mx.array(step.tokens.astype(np.int32))
         call = self._select.hidden if step.hidden else self._model
         with self._adapters.under(step.stacks, step.want):

@@ -1,10 +1,12 @@
 """MLX's process-wide memory limits, set once at load and put back at unload. Linux ignores them harmlessly.
 
 Metal ends the process when it runs out of memory, and no `except` sees it. So the limits are in force before the first
-weight is read, and all of them come from the same three numbers: weights, KV budget, slack.
+weight is read, and all of them come from the same three numbers of every model: weights, KV budget, slack.
 """
 
 from __future__ import annotations
+
+import threading
 
 import mlx.core as mx
 import psutil
@@ -27,33 +29,67 @@ def recommended_bytes() -> int:
     return int(mx.device_info().get("max_recommended_working_set_size", 0))
 
 
-class DeviceLimits:
-    """The limits in force while a model is loaded. Owner thread."""
+class Process:
+    """The limits of this process, which the models that are loaded in it share. Any thread: each model has an owner thread.
+
+    What they keep resident adds up: every one has its weights, its KV and the slack of a forward, at the same moment.
+    """
 
     def __init__(self) -> None:
-        self._before: tuple[int, int, int] | None = None
-        self._wired = 0
+        self._lock = threading.Lock()
+        self._wanted: dict[DeviceLimits, int] = {}  # bytes
+        self._before: tuple[int, int, int] | None = None  # what stood before the first model
+        self._in_force = (0, 0)
 
-    def apply(self, weights: int, kv_budget: int) -> None:
-        """Keeps weights, budget and slack resident, at most what the device recommends; all in bytes.
+    def put(self, model: DeviceLimits, wanted: int) -> None:
+        """A model keeps so many bytes resident from now on."""
+        with self._lock:
+            self._wanted[model] = wanted
+            self._tell()
 
-        Called again with the same numbers it does nothing; with another budget it moves the limits.
-        """
-        wanted = weights + kv_budget + SLACK
-        recommended = recommended_bytes() or wanted
-        wired, most = min(wanted, recommended), max(wanted, recommended)
+    def drop(self, model: DeviceLimits) -> None:
+        """A model is gone; after the last one everything is as it was before the first."""
+        with self._lock:
+            if self._wanted.pop(model, None) is not None:
+                self._tell()
+
+    def _tell(self) -> None:
+        if not self._wanted:
+            if self._before is not None:
+                wired, cache, memory = self._before
+                self._before, self._in_force = None, (0, 0)
+                mx.set_wired_limit(wired)
+                mx.set_cache_limit(cache)
+                mx.set_memory_limit(memory)
+            return
+        total = sum(self._wanted.values())
+        recommended = recommended_bytes() or total
+        wanted = min(total, recommended), max(total, recommended)
+        if wanted == self._in_force:
+            return
+        wired, most = wanted
         if self._before is None:
             self._before = (mx.set_wired_limit(wired), mx.set_cache_limit(CACHE), mx.set_memory_limit(most))
-        elif wired != self._wired:
+        else:
             mx.set_wired_limit(wired)
             mx.set_memory_limit(most)
-        self._wired = wired
+        self._in_force = wanted
+
+
+_process = Process()
+
+
+class DeviceLimits:
+    """One model's part of the limits, from before its weights are read until it is unloaded."""
+
+    def apply(self, weights: int, kv_budget: int) -> None:
+        """Keeps weights, budget and slack resident, beside those of other models; all in bytes.
+
+        All together at most what the device recommends. Called again with the same numbers it does nothing; with another
+        budget it moves the limits.
+        """
+        _process.put(self, weights + kv_budget + SLACK)
 
     def reset(self) -> None:
-        """Puts the limits back that stood before `apply`."""
-        if self._before is not None:
-            wired, cache, memory = self._before
-            mx.set_wired_limit(wired)
-            mx.set_cache_limit(cache)
-            mx.set_memory_limit(memory)
-            self._before = None
+        """The model needs nothing any more. With the last one the limits are those that stood before the first."""
+        _process.drop(self)

@@ -7,6 +7,8 @@ import pytest
 
 from app.bench.calibration import calibrate
 from app.bench.gaps import gaps_of, ticks
+from app.bench.parts.latency import verdicts
+from app.bench.run import NOWHERE
 from app.bench.workloads.everything import BRANCHES, PARTICLES, Everything
 from runtime import load
 
@@ -27,6 +29,16 @@ def test_figures_of_gaps() -> None:
     middle, high, longest = gaps_of([1.0] * 98 + [5.0, 90.0])
     assert (middle, longest) == (1.0, 90.0)
     assert 5.0 <= high <= 90.0
+
+
+def test_bars_are_held_against_the_median_of_the_windows() -> None:
+    # given windows of which one was disturbed, and an idle loop that ticks every 2 ms
+    calm, disturbed, idle = [1.0] * 100, [1.0] * 50 + [90.0] * 50, [[2.0] * 100] * 3
+    found = verdicts(NOWHERE, idle, [calm, disturbed, calm], [disturbed, disturbed, calm])
+    # then one disturbed window of three says nothing, two do; the most of all is told, and the limit is the idle loop's
+    assert [(each.figure, each.bar, each.met) for each in found] == [(1.0, 16.0, True), (1.0, 50.0, True), (90.0, 40.0, False)]
+    assert [each.limit.figure for each in found if each.limit] == [2.0] * 3
+    assert all("the most: 90.0" in each.what for each in found)
 
 
 def test_everything_uses_the_model_in_every_way() -> None:

@@ -10,6 +10,7 @@ from app.bench.catalogue import NAMES, chosen_parts
 from app.bench.findings import Case, Findings, Timing
 from app.bench.measure import Result
 from app.bench.parts.counts import RATIO_BAR
+from app.bench.parts.sampler import SETTINGS
 from app.bench.run import measure_all
 from tests.app.bench.small import SMALL
 
@@ -18,6 +19,7 @@ OTHERS = ("W4", "W8", "start", "view", "shelf", "speculative")  # with processes
 COUNTED = ("W1", "W2", "W3", "W7")
 DRAWN = ("sampler", "grammar")
 TIMED = tuple(name for name in NAMES if name not in (*OTHERS, *COUNTED, *DRAWN))
+ALONE = {"bare forwards", "elsewise, its forwards alone"}
 PEERS = {"hf": {"transformers, one cache", "transformers, stateless"}, "mlx": {"mlx_lm, prompt cache"}}
 
 
@@ -43,7 +45,7 @@ def test_every_subject_plays_every_workload_on_every_model(counted: Findings) ->
         for backend, peers in PEERS.items()
         for name in ("llama", "qwen3")
         for workload in ("W1 particles", "W2 chat", "W3 branches")
-        for subject in {"elsewise"} | peers | ({"bare forwards"} if workload == "W1 particles" else set())
+        for subject in {"elsewise"} | peers | (ALONE if workload == "W1 particles" else set())
     }
     assert {p for p in played if p[2] != "W7 budget"} == wanted
     assert len(played) == len(counted.results) == len(wanted) + 2
@@ -76,12 +78,12 @@ def test_speeds_have_their_figures_beside_their_bars(timed: Findings) -> None:
     assert bars(timed) == {
         "W5 one stream": [(0.95, True), (1.0, True), (1.15, True)],
         "W5 eight streams": [(0.9, True)] * 2,
-        "W5 eight streams, recurrent": [(2.5, True)] * 2,
-        "W1 particles, recurrent": [(1.5, True)] * 2,
+        "W5 eight streams, recurrent": [(2.5, True)],
+        "W1 particles, recurrent": [(1.5, True)],
         "overhead": [(0.1, False)] * 2 + [(0.3, False)] * 2,
         "W6 score": [(1.0, False)] * 2 + [(1.2, False)] * 2,
-        "adapter swap": [(0.0, False)] * 2,
-        "many tokens": [(1.0, False)] * 2,
+        "adapter swap": [(0.0, False)],
+        "many tokens": [(1.0, False)],
         "many branches": [(1.0, False)],
         "many beams": [(1.0, False)],
         "trie": [(1.0, False), (50.0, False)],
@@ -92,12 +94,8 @@ def test_speeds_have_their_figures_beside_their_bars(timed: Findings) -> None:
 
 def test_draws_have_their_figures_beside_their_bars(drawn: Findings) -> None:
     assert bars(drawn) == {
-        "grammar": [(0.5, False)] * 4,
-        "sampler, chat": [(1.5, False)] * 4,
-        "sampler, open": [(1.5, False)] * 4,
-        "sampler, preset": [(1.5, False)] * 4,
-        "sampler, top-p": [(1.5, False)] * 4,
-        "sampler, penalties": [(1.5, False)] * 4,
+        "grammar": [(0.5, False)] * 2,
+        **{f"sampler, {name}": [(1.5, False)] * 4 for name in SETTINGS},
     }
     assert say_the_same(drawn.timings)
 

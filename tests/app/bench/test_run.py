@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import io
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -32,7 +32,7 @@ def short(cases: list[Case]) -> Report:
 @pytest.mark.slow
 def test_a_long_session_reads_its_share_and_lists_have_their_bars(cases: list[Case]) -> None:
     found = measure_all(cases[:1], chosen_parts(("shelf",)), SMALL, quick=True).findings.verdicts
-    bars = [(1.05 * 100 / 450, False), (1.5, False), (50.0, False), (200.0, False), (300.0, False)]
+    bars = [(0.15, False), (1.05 * 100 / 450, False), (1.5, False), (50.0, False), (200.0, False), (300.0, False)]
     assert sorted((verdict.bar, verdict.at_least) for verdict in found) == bars
     assert [verdict for verdict in found if not verdict.timed and not verdict.met] == []
 
@@ -49,6 +49,8 @@ def test_tables_fit_and_name_every_row(short: Report) -> None:
         assert f"{timing.wall_ms:.3f}" in text
     for verdict in short.findings.verdicts:
         assert f"{verdict.figure:.3f}" in text
+    for took in short.took:
+        assert f"{took.seconds:.1f}" in text
     assert "…" not in text
     assert text.count(" met ") >= sum(v.met for v in short.findings.verdicts)
 
@@ -71,13 +73,22 @@ def test_json_holds_the_same_figures(short: Report, tmp_path: Path) -> None:
     assert [row["ratio"] for row in read["results"]] == [r.ratio for r in short.findings.results]
     assert [row["wall_ms"] for row in read["timings"]] == [t.wall_ms for t in short.findings.timings]
     assert [row["met"] for row in read["bars"]] == [v.met for v in short.findings.verdicts]
-    assert [row["when"] for row in read["calibrations"]] == ["hf, tiny-llama", ""]
+    assert [row["when"] for row in read["calibrations"]] == ["hf, tiny-llama"]  # once, of a quick run
+    assert [(row["part"], row["model"]) for row in read["took"]] == [("W1", "tiny-llama"), ("W6", "tiny-llama"), ("trie", "")]
+    assert [row["limit"] for row in read["bars"]] == [v.limit and asdict(v.limit) for v in short.findings.verdicts]
     assert read["later"] == LATER
 
 
 def test_a_short_report_is_exact(short: Report) -> None:
     assert {v.row for v in short.findings.verdicts if not v.timed} == {"W1 particles", "W6 score", "trie"}
     assert [v for v in short.findings.verdicts if not v.timed and not v.met] == []
+
+
+def test_what_cannot_be_counted_has_the_least_it_could_be(short: Report) -> None:
+    # then each timed figure of these parts stands beside a limit of the same run
+    timed = [v for v in short.findings.verdicts if v.timed]
+    assert {v.row for v in timed} == {"W1 cpu", "W6 score", "trie"}
+    assert all(v.limit is not None and v.limit.figure > 0 for v in timed)
 
 
 def test_a_bar_is_met_on_its_side() -> None:
@@ -97,19 +108,17 @@ def test_quick_runs_count_everywhere_and_time_once_per_backend(cases: list[Case]
         "W2": 4,
         "W3": 4,
         "W4": 2,
-        "rows": 2,
         "W8": 2,
-        "swap": 2,
-        "speculative": 2,
-        "grammar": 2,
         "sampler": 0,
         "trie": 0,
         "shelf": 0,
         "view": 0,
         "start": 0,
     }
-    assert meant(quick=True) == {**everywhere, "W5": 2, "overhead": 2, "W6": 2, "W7": 2, "many": 2}
-    assert meant(quick=False) == {**everywhere, "W5": 4, "overhead": 4, "W6": 4, "W7": 4, "many": 4}
+    once = dict.fromkeys(("rows", "many", "swap", "grammar", "speculative"), 1)
+    assert meant(quick=True) == {**everywhere, **once, "W5": 2, "overhead": 2, "W6": 2, "W7": 2}
+    both = dict.fromkeys(("rows", "swap", "grammar", "speculative"), 2)
+    assert meant(quick=False) == {**everywhere, **both, "W5": 4, "overhead": 4, "W6": 4, "W7": 4, "many": 4}
     large = Case("hf", "smollm2", Path(), 10)
     left = {part.name for part in PARTS if part.meant_for(large, [large], quick=False)}
     assert left == {part.name for part in PARTS if part.on in (On.ALL, On.BACKENDS)}
@@ -141,7 +150,7 @@ def test_the_command_prints_and_writes(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_latency_is_measured_beside_both_kinds_of_model(cases: list[Case]) -> None:
-    found = measure_all(cases[:1], chosen_parts(("W8",)), replace(SMALL, latency_seconds=0.5), quick=True).findings
+    found = measure_all(cases[:1], chosen_parts(("W8",)), replace(SMALL, latency_seconds=0.2), quick=True).findings
     assert [gaps.who for gaps in found.gaps] == ["nothing runs", "engine process", "in process"]
     assert [verdict.bar for verdict in found.verdicts] == [16.0, 50.0, 40.0]
     for gaps in found.gaps:

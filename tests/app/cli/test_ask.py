@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
-from runtime import load
+from app.cli.asking import PRESET
+from runtime import GenerationOptions, SamplingOptions, load
+from runtime.model import LocalModel
 from tests.app.cli.conftest import Elsewise
 
 ASK = ("--backend", "fake", "--max-tokens", "8", "--seed", "1")
@@ -43,6 +45,55 @@ def test_json_is_an_object_a_line_and_then_the_end(elsewise: Elsewise) -> None:
         assert ranked.get(token["id"], (token["rank"], token["logprob"])) == (token["rank"], token["logprob"])
     assert "top" not in lines(elsewise("ask", "hello", *ASK, "--json").out)[0]
     assert done.err == ""
+
+
+def test_the_end_says_who_decided_each_option(elsewise: Elsewise, monkeypatch: pytest.MonkeyPatch) -> None:
+    done = elsewise("ask", "hello", *ASK, "--json", "--top-p", "0.7", "--stop", "zq", "--regex", "(yes|no)")
+    options = lines(done.out)[-1]["options"]
+    assert options["sampling.top_p"] == {"value": 0.7, "source": "call"}
+    assert options["max_tokens"] == {"value": 8, "source": "call"}
+    assert options["stop"] == {"value": ["zq"], "source": "call"}
+    assert options["grammar"] == {"value": {"kind": "regex", "source": "(yes|no)"}, "source": "call"}
+    assert options["sampling.temperature"] == {"value": 0.8, "source": "preset"}
+    assert options["sampling.top_k"] == {"value": 0, "source": "default"}
+    # and it has the model's own, where nobody else says anything
+    own = GenerationOptions(sampling=SamplingOptions(top_k=7, temperature=0.1))
+    monkeypatch.setattr(LocalModel, "own_options", own)
+    options = lines(elsewise("ask", "hello", *ASK, "--json").out)[-1]["options"]
+    assert options["sampling.top_k"] == {"value": 7, "source": "model"}
+    assert options["sampling.temperature"] == {"value": 0.8, "source": "preset"}
+    assert options["eos_token_ids"]["source"] == "model"
+    # of every setting the runtime knows
+    with load("", "fake") as model:
+        names = set(model.resolve_options({}).sources) - {"seed", "stages", "resolve"}
+    assert set(options) == names
+
+
+@pytest.mark.parametrize(
+    "named",
+    [
+        {"typical_p": 0.2},
+        {"xtc_probability": 1, "xtc_threshold": 0.001},
+        {"dry_multiplier": 4.5, "dry_allowed_length": 1, "dry_breakers": []},
+        {"presence_penalty": 1.5, "frequency_penalty": 0.5},
+        {"logit_bias": {"101": 9}},
+        {"banned_tokens": list(range(97, 123))},
+        {"order": ["min_p", "temperature"], "min_p": 0.01, "top_p": 1},
+    ],
+    ids=lambda named: "-".join(named),
+)
+def test_any_option_is_given_by_its_name(elsewise: Elsewise, named: dict[str, Any]) -> None:
+    given = [part for name, value in named.items() for part in ("--option", f"{name}={json.dumps(value)}")]
+    done = elsewise("ask", "hello", "--backend", "fake", "--max-tokens", "24", "--seed", "1", "--json", *given)
+    *tokens, end = lines(done.out)
+    # then it is what the library answers with these options, and the end says who decided them
+    with load("", "fake") as model:
+        options = model.resolve_options({"max_tokens": 24, "seed": 1, **named}, preset=PRESET).options
+        ids = model.render_chat([{"role": "user", "content": "hello"}])
+        assert [token["id"] for token in tokens] == [r.token_id for r in model.generate_sync(ids, options)]
+    assert {end["options"][f"sampling.{name}"]["source"] for name in named} == {"call"}
+    plain = lines(elsewise("ask", "hello", "--backend", "fake", "--max-tokens", "24", "--seed", "1", "--json").out)
+    assert [token["id"] for token in plain[:-1]] != [token["id"] for token in tokens]
 
 
 def test_alternatives_stand_on_a_line_per_token(elsewise: Elsewise) -> None:
@@ -170,6 +221,17 @@ def test_the_global_options_choose_the_model_too(elsewise: Elsewise) -> None:
         (("ask", "hi", "--backend", "fake", "--top-p", "1.5"), 2, "top_p must lie within (0, 1]"),
         (("ask", "hi", "--backend", "fake", "--top-p", "nan"), 2, "top_p must lie within (0, 1]"),
         (("ask", "hi", "--backend", "fake", "--min-p", "2"), 2, "min_p must lie within [0, 1]"),
+        (("ask", "hi", "--option", "typical_p"), 2, "--option typical_p: write NAME=VALUE, such as typical_p=0.9"),
+        (("ask", "hi", "--option", "typical=0.9"), 2, "unknown option 'typical': did you mean 'typical_p'"),
+        (("ask", "hi", "--option", "typical_p=0"), 2, "typical_p must lie within (0, 1]"),
+        (("ask", "hi", "--option", "typical_p=NaN"), 2, "typical_p must lie within (0, 1]"),
+        (("ask", "hi", "--option", "typical_p=much"), 2, "typical_p must lie within (0, 1]"),
+        (("ask", "hi", "--option", "min_p=0.1", "--option", "min_p=0.2"), 2, "--option min_p is given twice"),
+        (("ask", "hi", "--option", "min_p=0.1", "--min-p", "0.2"), 2, "--option min_p is given twice"),
+        (("ask", "hi", "--option", "temp=0.1", "--temperature", "0.2"), 2, "contradict each other"),
+        (("ask", "hi", "--option", "grammar=x"), 2, "--option grammar: use --schema or --regex"),
+        (("ask", "hi", "--option", 'logit_bias={"x": 1}'), 2, "its keys are token ids"),
+        (("ask", "hi", "--option", 'order=["top_p", "top_p"]'), 2, "stands there twice"),
         (("ask", "hi", "--schema", "{}", "--regex", "a"), 2, "contradict each other"),
         (("ask", "hi", "--schema", '{"type": "nothing"}'), 2, "schema"),
         (("ask", "hi", "--schema", "{"), 2, "not JSON"),

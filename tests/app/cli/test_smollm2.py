@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -27,6 +29,31 @@ def ask(folder: str, elsewise: Elsewise) -> Elsewise:
 def test_raw_text_is_continued(ask: Elsewise) -> None:
     done = ask("The capital of France is", "--raw", "--max-tokens", "2", *GREEDY)
     assert (done.code, done.out.split()[0]) == (0, "Paris.")
+
+
+README = Path(__file__).parents[3] / "README.md"
+EXAMPLES = [
+    shlex.split(line, comments=True)
+    for block in re.findall(r"^```sh\n(.*?)^```$", README.read_text("utf-8"), re.MULTILINE | re.DOTALL)
+    for line in block.splitlines()
+    if line.startswith("elsewise ask ")
+]
+OWN = ("--model", "--adapter", "--batch", "--schema", "my.jinja")  # need files that the reader has, or has just written
+
+
+@pytest.mark.parametrize("words", [e for e in EXAMPLES if not set(OWN) & set(e)], ids=" ".join)
+def test_the_examples_of_the_readme_answer(ask: Elsewise, words: list[str]) -> None:
+    _, _, *arguments = words
+    limit = () if "--max-tokens" in arguments else ("--max-tokens", "8")
+    done = ask(*arguments, *limit)
+    assert done.code == 0, done.err
+    assert done.out.strip()
+
+
+def test_the_readme_has_an_example_of_every_setting_of_the_sampler() -> None:
+    said = {word.partition("=")[0] for example in EXAMPLES for word in example}
+    wanted = {"typical_p", "xtc_probability", "dry_multiplier", "presence_penalty", "frequency_penalty", "logit_bias"}
+    assert {*wanted, "banned_tokens", "order", "--top-p", "--min-p", "--sample-top-k", "--temperature"} <= said
 
 
 def test_a_plain_format_answers_and_does_not_speak_for_the_user(ask: Elsewise) -> None:

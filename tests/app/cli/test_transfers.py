@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from app import portable_kv
+from app import block_files
+from app.block_files import UNBOUNDED
 from app.cli.group import cli
 from app.kept import disk_budget
 from app.paths import DataFolder
-from app.portable_kv import UNBOUNDED, keys_of
+from app.portable_kv import keys_of
 from runtime.blocks.store import Block
 from storage import BlockFile, DataFolderLock, SessionStore, open_blocks
 from tests.storage.transfer.trees import branching
@@ -183,7 +184,7 @@ def test_the_disk_that_the_settings_allow_holds_here_too(
         opened.append(budget)
         return open_blocks(path, budget)
 
-    monkeypatch.setattr(portable_kv, "open_blocks", watched)
+    monkeypatch.setattr(block_files, "open_blocks", watched)
     # when blocks go out and come back
     file = tmp_path / "a.elsewise"
     assert ask("export", session, file, "--portable", "--with-kv").exit_code == 0

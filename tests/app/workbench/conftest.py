@@ -17,7 +17,7 @@ Play = Callable[..., None]
 def seeds(monkeypatch: pytest.MonkeyPatch) -> None:
     """A fresh seed is another one each time, but the same in every run: else now and then an answer would end itself early."""
     numbers = itertools.count(1000)
-    for module in ("asking", "turns"):
+    for module in ("asking", "continuing", "turns"):
         monkeypatch.setattr(f"app.workbench.{module}.fresh_seed", lambda: next(numbers))
 
 

@@ -16,7 +16,17 @@ import numpy as np
 from app.supervisor import Supervisor
 from app.workbench import AppWorkbench
 from app.workbench.session import UNTITLED
-from runtime import EngineDiedError, GenerationOptions, LanguageModel, LoadProgress, OnProgress, SamplingOptions, TokenRun, load
+from runtime import (
+    EngineDiedError,
+    GenerationOptions,
+    LanguageModel,
+    LoadProgress,
+    OnProgress,
+    Priority,
+    SamplingOptions,
+    TokenRun,
+    load,
+)
 from storage import SessionStore
 from ui import Event, SessionView, TokensArrived, TurnView
 
@@ -41,10 +51,12 @@ class Engine:
     loading: asyncio.Event | None = None  # a start waits for it
     dies_after: int | None = None  # tokens of an answer; once
     holds_after: int | None = None  # tokens of an answer that begins now; waits until it is cancelled
+    gate: asyncio.Semaphore | None = None  # every token waits for it
     on_look: Callable[[str], None] = lambda _what: None  # called before the model sees anything
     starts: int = 0
     tell: Callable[[LoadProgress], None] | None = None  # how far the last start is
     prompts: list[list[int]] = field(default_factory=list)
+    priorities: list[Priority] = field(default_factory=list)  # of what was scored
 
     async def __call__(
         self, source: str, backend: str, *, on_progress: Callable[[LoadProgress], None] | None = None, **_: Any
@@ -76,10 +88,12 @@ class FrailModel:
         start: int = 0,
         *,
         adapters: Any = None,
+        priority: Priority = Priority.INSPECTOR,
         on_progress: OnProgress | None = None,
     ) -> TokenRun:
         self._engine.on_look("score")
-        return await self.model.score_run(ids, top_k, start, adapters=adapters, on_progress=on_progress)
+        self._engine.priorities.append(priority)
+        return await self.model.score_run(ids, top_k, start, adapters=adapters, priority=priority, on_progress=on_progress)
 
     async def generate_runs(
         self, ids: Sequence[int], options: GenerationOptions | None, *, on_progress: OnProgress | None = None
@@ -116,6 +130,8 @@ class FrailModel:
                         raise EngineDiedError("the engine process has ended: signal 9 (SIGKILL)")
                     if made == holds_after:
                         await asyncio.Event().wait()
+                    if engine.gate is not None:
+                        await engine.gate.acquire()
                     made += 1
                     yield branch, run[at : at + 1]
                     await asyncio.sleep(0)

@@ -11,7 +11,7 @@ from tests.app.workbench.conftest import Play
 from tests.app.workbench.fan_scene import last_columns
 from tests.app.workbench.scene import Scene, answered, own_tokens
 from tests.runtime.adapters.toys import toy_adapter
-from ui import AnswerFormat, ColumnKind, ColumnsChanged, FormatKind, Refusal
+from ui import AnswerFormat, BeamRules, ColumnKind, ColumnsChanged, FormatKind, Refusal
 
 
 def test_beams_are_the_runtimes_own_best_first(play: Play) -> None:
@@ -40,6 +40,45 @@ def test_beams_are_the_runtimes_own_best_first(play: Play) -> None:
             (stats,) = [n.stats for n in (await s.store.load_session(session_id)).nodes if n.id == column.node_id]
             assert stats["score"] == column.score
             assert stats["beams"] == 3
+
+    play(scene)
+
+
+@pytest.mark.parametrize("rules", [BeamRules(-2.0), BeamRules(3.0, True), BeamRules(0.0, "never")])
+def test_a_search_goes_by_the_rules_that_were_chosen(play: Play, rules: BeamRules) -> None:
+    async def scene(s: Scene) -> None:
+        session_id, old = await answered(s)
+        at = own_tokens(old)[4]
+        await s.workbench.set_option(session_id, "stop", ["e", "a"])  # hypotheses of many lengths
+        await s.workbench.beams(session_id, old.node_id, at, 4, rules)
+        columns = last_columns(s).columns
+        model = s.workbench.supervisor.running
+        assert model is not None
+        prompt = (await s.path_ids(session_id))[: -len(old.run) + at]
+        asked = BeamOptions(4, 32, rules.length_penalty, rules.early_stopping, stop=("e", "a"))
+        expected = await model.beam_generate(prompt, asked)
+        assert [(c.run.ids.tolist(), c.score) for c in columns] == [(h.ids, h.score) for h in expected]
+        # and how each was made says which, and who said so
+        made = s.workbench.how_made(session_id, columns[0].node_id)
+        assert made is not None
+        settings = {setting.name: (setting.value, setting.source) for setting in made.settings}
+        assert settings["length_penalty"] == (f"{rules.length_penalty:g}", "call")
+        words = {True: "yes", False: "no", "never": "never"}[rules.early_stopping]
+        assert settings["early_stopping"] == (words, "default" if rules.early_stopping is False else "call")
+
+    play(scene)
+
+
+def test_rules_that_make_no_sense_are_refused_and_leave_nothing(play: Play) -> None:
+    async def scene(s: Scene) -> None:
+        session_id, old = await answered(s)
+        before = len((await s.store.load_session(session_id)).nodes)
+        for rules, words in ((BeamRules(float("nan")), "length_penalty"), (BeamRules(51.0), "length_penalty")):
+            with pytest.raises(Refusal, match=words):
+                await s.workbench.beams(session_id, old.node_id, own_tokens(old)[4], 3, rules)
+        with pytest.raises(Refusal, match="ask for 2 to 16"):
+            await s.workbench.beams(session_id, old.node_id, own_tokens(old)[4], 17)
+        assert len((await s.store.load_session(session_id)).nodes) == before
 
     play(scene)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime import EngineDiedError, LanguageModel
+from runtime import EngineDiedError, LanguageModel, Priority
 from tests.app.workbench.conftest import Play
 from tests.app.workbench.scene import Engine, Scene, assert_same_view, until
 from ui import Composition, EngineState, PartKind, Refusal, TextFile
@@ -69,6 +69,8 @@ def test_a_draft_is_scored_as_it_will_stand(play: Play) -> None:
         turn = (await s.view(session_id)).turns[before]
         typed = turn.run.logprob[turn.run.origin == 1]
         assert bits == pytest.approx(float(-typed.sum() / 0.6931472), rel=1e-4)
+        # the draft gave way to whatever else was asked, and the message did not
+        assert s.engine.priorities == [Priority.CHAT, Priority.BACKGROUND, Priority.CHAT]
 
     play(scene)
 

@@ -6,15 +6,15 @@ import asyncio
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
 from app.workbench import workbench as workbench_module
 from runtime import BlockOptions, Origin
 from runtime.model import LocalModel
-from storage import BlockFile
-from tests.app.workbench.scene import Engine, FrailModel, Scene, until
+from storage import BlockFile, SessionStore, UnknownRowError
+from tests.app.workbench.scene import Engine, FrailModel, Scene, alternative, until
 from tests.block_stores import SHELVES, MemoryBlocks, memory_options
 from ui import SessionView, Tier
 
@@ -100,6 +100,43 @@ def test_closing_does_not_wait_for_a_disk_that_hangs(
     assert shelf.closed == 1
 
 
+def test_what_waits_for_an_earlier_save_is_kept_at_the_end_too(
+    tmp_path: Path, request: pytest.FixtureRequest, shelf: MemoryBlocks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three continuations end at once: two of them wait for the first, while the window is closed."""
+    monkeypatch.setattr(workbench_module, "KEEP_SECONDS", 20.0)
+    gate, saved = threading.Event(), list[int]()
+
+    async def play() -> None:
+        scene = Scene.open(tmp_path / "s.db", engine(request))
+        session_id = await scene.asked()
+        await scene.workbench._keeper.close(20.0)
+        model = await scene.workbench.supervisor.model()
+        real = model.save_blocks_async
+
+        async def save(ids: list[int], **options: Any) -> object:
+            done = await real(ids, **options)
+            saved.append(len(ids))
+            return done
+
+        monkeypatch.setattr(model, "save_blocks_async", save)
+
+        def hang(name: str) -> None:
+            if name == "put":
+                gate.wait(20)
+
+        shelf.before = hang
+        await scene.workbench.continue_many(session_id, (await scene.last(session_id)).node_id, None, 3)
+        assert saved == []
+        closing = asyncio.create_task(scene.workbench.close())
+        await until(lambda: scene.workbench._sessions.closing)
+        gate.set()
+        await closing
+
+    asyncio.run(play())
+    assert len(saved) == 3
+
+
 def test_a_disk_that_fails_costs_nobody_an_answer(tmp_path: Path, request: pytest.FixtureRequest, shelf: MemoryBlocks) -> None:
     def full(name: str) -> None:
         if name == "put":
@@ -157,11 +194,77 @@ def test_continuations_and_beams_are_kept_like_answers(
         before = len(await path_of(scene, session_id))
         await scene.workbench.send(session_id, "and?")
         await until(lambda: len(saved) == 1)
-        assert saved[0][1] == before
+        assert saved[0][1] == before - 1  # the token that was drawn last had no KV then
         await scene.workbench.close()
 
     asyncio.run(play())
     assert shelf.blocks
+
+
+@pytest.mark.parametrize("restarts", [True, False])
+def test_the_short_block_at_an_earlier_end_goes(
+    tmp_path: Path, request: pytest.FixtureRequest, shelf: MemoryBlocks, restarts: bool
+) -> None:
+    """Each evening a message more: of all the ends that were saved the last one's short block alone stays."""
+    text = "hello, this is a message of some length, so that it is worth a look " * 2
+    held: list[int] = []
+
+    async def evenings(numbers: range) -> None:
+        scene = Scene.open(tmp_path / "s.db", engine(request))
+        rows = await scene.store.sessions()
+        session_id = rows[0].id if rows else await scene.new()
+        for number in numbers:
+            await scene.view(session_id)
+            await scene.workbench.send(session_id, f"{number} {text}")
+            await scene.workbench._keeper.close(20.0)
+            held.append(len(await path_of(scene, session_id)))
+        await scene.workbench.close()
+
+    for part in (range(2), range(2, 4)) if restarts else (range(4),):
+        asyncio.run(evenings(part))
+    short = [tokens for _, tokens, _ in shelf.blocks.values() if tokens < 64]
+    assert [tokens % 64 for tokens in held[:-1]].count(0) == 0, "every evening ended within a block"
+    assert short == [(held[-1] - 1) % 64]
+
+
+def test_where_paths_were_saved_goes_with_their_session(tmp_path: Path) -> None:
+    async def play() -> None:
+        store = SessionStore.open(tmp_path / "s.db")
+        kept, gone = await store.create_session("kept"), await store.create_session("gone")
+        for session_id in (kept, gone):
+            await store.set_saved_ends(session_id, {7: 100, 9: 140})
+        await store.trash_session(gone)
+        await store.empty_trash([gone])
+        assert await store.saved_ends(kept) == {7: 100, 9: 140}
+        assert await store.saved_ends(gone) == {}
+        with pytest.raises(UnknownRowError):
+            await store.set_saved_ends(gone, {1: 1})
+        await store.set_setting(f"ends/{kept}", {"not": "pairs"})
+        assert await store.saved_ends(kept) == {}
+        assert await store.verify() == []
+        await store.close()
+
+    asyncio.run(play())
+
+
+def test_another_token_instead_of_the_last_one_takes_nobodys_end_away(
+    tmp_path: Path, request: pytest.FixtureRequest, shelf: MemoryBlocks
+) -> None:
+    """The branch goes through what was saved of the answer, which ends there all the same."""
+
+    async def play() -> None:
+        scene = Scene.open(tmp_path / "s.db", engine(request))
+        session_id = await scene.asked("hello, this is a message of some length, so that it is worth a look " * 2)
+        await scene.workbench._keeper.close(20.0)
+        [short] = [tokens for _, tokens, _ in shelf.blocks.values() if tokens < 64]
+        turn = await scene.last(session_id)
+        at = len(turn.run) - 1
+        await scene.workbench.branch(session_id, turn.node_id, at, alternative(turn, at))
+        await scene.workbench._keeper.close(20.0)
+        assert short in [tokens for _, tokens, _ in shelf.blocks.values()]
+        await scene.workbench.close()
+
+    asyncio.run(play())
 
 
 async def path_of(scene: Scene, session_id: int) -> list[int]:

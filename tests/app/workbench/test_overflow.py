@@ -142,3 +142,39 @@ def test_an_answer_that_reaches_the_limit_ends_there_and_is_kept(play: Play) -> 
         assert rows(s.path, "SELECT finish_reason, status FROM nodes WHERE id = ?", turn.node_id) == [("context", "partial")]
 
     play(scene, engine=small())
+
+
+def test_a_message_that_was_sent_before_an_engine_ran_can_still_have_turns_left_out_for_it(play: Play) -> None:
+    """Without an engine nobody can count it: it is kept, it says that it does not fit, and the choice is there then."""
+    text = "one more that is rather long"
+
+    async def first(s: Scene) -> None:
+        session_id = await s.new()
+        for number in range(3):
+            await s.workbench.send(session_id, f"q {number}")
+
+    async def second(s: Scene) -> None:
+        session_id = (await s.workbench.sessions())[0].session_id
+        before = (await s.view(session_id)).turns
+        assert (await s.workbench.compose(session_id, text)).context_length is None
+        await s.workbench.send(session_id, text)
+        failed = await s.last(session_id)
+        assert failed.overflowed
+        assert rows(s.path, "SELECT count(*) FROM nodes WHERE text = ?", text) == [(1,)]
+        counted = await s.workbench.compose(session_id, text)
+        assert counted.context_length == 110 < counted.context_used
+        # when room is made, then the question is asked once, after the latest turns
+        assert await s.workbench.leave_out(session_id, text) > 0
+        assert all(text not in turn.run.text for turn in (await s.view(session_id)).turns)
+        await s.workbench.send(session_id, text)
+        view = await s.view(session_id)
+        assert [text in turn.run.text for turn in view.turns if turn.role == "user"][-1]
+        assert sum(text in turn.run.text for turn in view.turns) == 1
+        assert own_tokens(view.turns[-1])
+        assert not view.turns[-1].overflowed
+        # what was said, and the first try, stand where they stood
+        back = await s.workbench.select(session_id, failed.node_id)
+        assert [turn.node_id for turn in back.turns][: len(before)] == [turn.node_id for turn in before]
+
+    play(first)
+    play(second, engine=Engine(options={"context_length": 110}))

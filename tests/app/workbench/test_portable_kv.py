@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from app.portable_kv import carries_blocks, keys_of, take_from
+from app.block_files import apart, put_into, take_from
+from app.portable_kv import carries_blocks, keys_of
 from runtime import BlockOptions
 from storage import SessionStore
 from tests.app.workbench.scene import Engine, Scene
@@ -93,6 +94,34 @@ def test_a_block_file_that_fails_leaves_no_half_of_a_file(tmp_path: Path, monkey
     asyncio.run(out())
     assert file.read_bytes() == b"mine"
     assert [each.name for each in tmp_path.iterdir() if each.name.startswith(".")] == []
+
+
+@pytest.fixture
+def no_block_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This process opens none."""
+
+    def refused(*_: object, **__: object) -> None:
+        raise AssertionError("the window opened the block file")
+
+    monkeypatch.setattr("storage.blocks.file.BlockFile.__init__", refused)
+
+
+@pytest.mark.usefixtures("no_block_file")
+def test_the_window_opens_no_block_file_itself(tmp_path: Path) -> None:
+    """Without an engine a process of its own does: what it fails of is an error here, and no more."""
+    blocks, file = tmp_path / "blocks.db", tmp_path / "a.elsewise"
+    assert apart(file, blocks, [b"k" * 32]) == 0, "there is none yet"
+    blocks.mkdir()
+    with pytest.raises(OSError, match=r"blocks\.db"):
+        apart(file, blocks, [b"k" * 32])
+    with pytest.raises(AssertionError, match="the window opened"):
+        put_into(file, blocks, [b"k" * 32])
+
+
+def test_a_process_that_dies_of_a_block_file_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("app.block_files.__name__", "tests.no_such_module")
+    with pytest.raises(OSError, match="the process that reads it has ended"):
+        apart(tmp_path / "a.elsewise", tmp_path / "blocks.db", [])
 
 
 def exported(tmp_path: Path) -> tuple[Path, int]:

@@ -135,7 +135,7 @@ def test_what_cannot_be_done_makes_no_copy(play: Play) -> None:
         question, answer = sample.turns[-2:]
         for work in (
             s.workbench.send(sample.session_id, " \n"),
-            s.workbench.send(sample.session_id, "x", answer.node_id),
+            s.workbench.send(sample.session_id, " \n", answer.node_id),
             s.workbench.branch(sample.session_id, question.node_id, 0, 65),
             s.workbench.branch(sample.session_id, answer.node_id, 0, 65),  # the template's
             s.workbench.regenerate(sample.session_id, question.node_id),

@@ -240,7 +240,7 @@ def test_what_cannot_be_done_is_refused_with_words(play: Play) -> None:
         answer, user = view.turns[-1].node_id, view.turns[-2].node_id
         refused = [
             (s.workbench.send(99, "x"), "not open"),
-            (s.workbench.send(session_id, "x", replaces=answer), "only your own messages"),
+            (s.workbench.send(session_id, " ", replaces=answer), "write what the answer should say"),
             (s.workbench.send(session_id, "x", replaces=99), "not part of this session"),
             (s.workbench.regenerate(session_id, user), "edit your own"),
             (s.workbench.regenerate(session_id, 99), "not part of this session"),

@@ -297,3 +297,34 @@ def test_an_answer_is_made_exactly_again_under_the_adapters_it_was_made_with(pla
 
     for scene in (first, second, third):
         play(scene)
+
+
+def test_tokens_are_named_by_what_they_say(play: Play) -> None:
+    async def scene(s: Scene) -> None:
+        session_id = await s.new()
+        # before any model was used nobody knows what tokens say
+        with pytest.raises(Refusal, match="named by token ids alone"):
+            await s.workbench.set_option(session_id, "banned_tokens", ["e"])
+        assert option(await s.workbench.set_option(session_id, "banned_tokens", [101]), "banned_tokens").own == [101]
+        await s.workbench.send(session_id, "hello")
+        # the toy's tokens are bytes
+        setup = await s.workbench.set_option(session_id, "banned_tokens", ["e", " ", 101, 7])
+        assert option(setup, "banned_tokens").own == [101, 32, 7]
+        setup = await s.workbench.set_option(session_id, "logit_bias", {'" "': -5, "e": 2, "65": 1, '"7"': 3})
+        assert option(setup, "logit_bias").own == {"32": -5, "101": 2, "65": 1, "55": 3}
+        # what is no token is refused, and says what it begins with; nothing is changed
+        with pytest.raises(Refusal, match='"hello" is more than one token: it begins with "h"'):
+            await s.workbench.set_option(session_id, "banned_tokens", ["hello"])
+        with pytest.raises(Refusal, match="no token of the model says"):
+            await s.workbench.set_option(session_id, "logit_bias", {'""': 1})
+        assert option(await s.workbench.setup(session_id), "banned_tokens").own == [101, 32, 7]
+        # and what is banned is not drawn
+        await s.workbench.set_option(session_id, "logit_bias", None)
+        await s.workbench.set_option(session_id, "banned_tokens", [chr(c) for c in range(128) if chr(c) != "x"])
+        await s.workbench.send(session_id, "again")
+        drawn = await s.last(session_id)
+        texts = [drawn.run.texts[i] for i in own_tokens(drawn)]
+        assert texts
+        assert all(not text.isascii() or text in ("", "x") or text.startswith("<|") for text in texts)
+
+    play(scene)

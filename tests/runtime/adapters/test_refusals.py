@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import pickle
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from runtime.adapters.folder import read_header
+from runtime.adapters.matching import check_base
 from runtime.errors import AdapterError, InvalidRequestError, UnsupportedFeatureError
 from runtime.model import LocalModel, load
 from runtime.options import GenerationOptions, LoadOptions
@@ -233,6 +236,46 @@ def test_backends_without_adapters_and_options_that_make_no_sense(folder: Path) 
             GenerationOptions(adapters=bad).check()  # type: ignore[arg-type]  # on purpose
     with pytest.raises(AdapterError, match="no such folder"):
         load(tiny_path("llama"), backend="hf", adapters=(str(folder / "nowhere"),))
+
+
+@pytest.mark.parametrize(
+    "base",
+    [
+        "tiny-llama", "org/Tiny_Llama", "org/tiny-llama@main", "/models/tiny llama/", "org/tiny-llama-4bit",
+        "x/tiny-llama-8-bit-mlx", "tiny-llama.Q4_K_M.gguf", "org/tiny-llama-q8_0", "tiny-llama-bf16-hf", "TinyLlama",
+        "tiny-llama-IQ3_xxs", "",
+    ],
+)  # fmt: skip
+def test_the_same_base_in_another_form_is_the_same(model: LocalModel, folder: Path, base: str) -> None:
+    change(folder, base_model_name_or_path=base)
+    assert model.info.name == "tiny-llama"
+    check_base(read_header(folder), model._names)
+
+
+@pytest.mark.parametrize(
+    "base",
+    ["llama", "tiny", "t", "tiny-llama-instruct", "tiny-llama-it", "tiny-llama-2", "org/tiny-llama-1b", "my-tiny-llama",
+     "tiny-llamas", "tiny-llama-v0.1", "hf/llama", "org/tiny-llama-chat-4bit"],
+)  # fmt: skip
+def test_a_base_of_nearly_the_same_name_is_another(model: LocalModel, folder: Path, base: str) -> None:
+    change(folder, base_model_name_or_path=base)
+    with pytest.raises(AdapterError, match=f"made for {base}, and this is tiny-llama; .*any_base=True"):
+        model.add_adapter(folder)
+
+
+def test_a_model_that_lies_under_another_name_is_known_by_its_own(folder: Path, tmp_path: Path) -> None:
+    change(folder, base_model_name_or_path="org/Real-7B-Instruct")
+    copy = tmp_path / "downloads"
+    shutil.copytree(tiny_path("llama"), copy)
+    config = json.loads((copy / "config.json").read_text())
+    (copy / "config.json").write_text(json.dumps(config | {"_name_or_path": "org/Real-7B-Instruct"}))
+    for backend in ("hf", "mlx"):
+        with load(copy, backend=backend) as model:
+            assert model.add_adapter(folder) == "A"
+            change(folder, base_model_name_or_path="org/Real-7B")
+            with pytest.raises(AdapterError, match="made for org/Real-7B, and this is downloads"):
+                model.add_adapter(folder, "B")
+            change(folder, base_model_name_or_path="org/Real-7B-Instruct")
 
 
 def test_any_base_takes_one_that_names_another_model(folder: Path) -> None:

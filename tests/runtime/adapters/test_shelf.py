@@ -18,6 +18,7 @@ from runtime import (
     AdapterError,
     LanguageModel,
     ModelLoadError,
+    ModelShelf,
     Progress,
     ShelvedAdapter,
     import_adapter,
@@ -27,7 +28,6 @@ from runtime import (
     list_shelf_adapters,
     load,
     spawn,
-    verify_model,
 )
 from runtime.adapters.convert import convert_adapter
 from tests.fakes import fake_model
@@ -76,7 +76,7 @@ def test_an_import_takes_what_an_adapter_is_and_nothing_else(layout: str, shelf:
     assert list_shelf_adapters() == [got]
     assert list_models() == []  # it is no model
     assert reports[-1].done == reports[-1].total > 0
-    verify_model("org/mine@v1")
+    ModelShelf().verify("org/mine@v1")
     # and again there is nothing to do
     assert import_adapter(source, "org/mine@v1", reports.clear) == got  # type: ignore[arg-type]  # would fail if it were called
 

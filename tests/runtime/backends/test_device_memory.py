@@ -29,7 +29,8 @@ SETTERS = ("set_wired_limit", "set_cache_limit", "set_memory_limit")
 
 @pytest.fixture
 def told(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
-    """What a device of 8 GiB is told, in order; before it stood at 1, 2 and 3."""
+    """What a device of 8 GiB is told, in order, in a process without other models; before it stood at 1, 2 and 3."""
+    monkeypatch.setattr(memory, "_process", memory.Process())
     calls: list[tuple[str, int]] = []
 
     def spy(name: str, before: int) -> None:
@@ -70,6 +71,59 @@ def test_limits_come_from_weights_and_budget_and_are_put_back(told: list[tuple[s
 def test_more_than_the_device_recommends_is_never_wired(told: list[tuple[str, int]]) -> None:
     DeviceLimits().apply(weights=6 * GIB, kv_budget=4 * GIB)
     assert told == limits(8 * GIB, 10 * GIB + memory.SLACK)
+
+
+@pytest.mark.parametrize("first_leaves", [True, False])
+def test_two_models_share_them_whoever_leaves_first(told: list[tuple[str, int]], first_leaves: bool) -> None:
+    # given one model, when a second one is loaded, then both are kept
+    first, second = DeviceLimits(), DeviceLimits()
+    first.apply(weights=GIB, kv_budget=GIB)
+    told.clear()
+    second.apply(weights=2 * GIB, kv_budget=GIB)
+    assert told == [("set_wired_limit", 5 * GIB + 2 * memory.SLACK), ("set_memory_limit", 8 * GIB)]
+    # and the budget of one moves what both have
+    told.clear()
+    first.apply(weights=GIB, kv_budget=5 * GIB)
+    assert told == [("set_wired_limit", 8 * GIB), ("set_memory_limit", 9 * GIB + 2 * memory.SLACK)]
+    first.apply(weights=GIB, kv_budget=GIB)
+    # when one is unloaded, then the other's are in force
+    told.clear()
+    going, staying, left = (first, second, 3 * GIB) if first_leaves else (second, first, 2 * GIB)
+    going.reset()
+    assert told == [("set_wired_limit", left + memory.SLACK), ("set_memory_limit", 8 * GIB)]
+    # and with the last everything is as it was before the first
+    told.clear()
+    staying.reset()
+    assert told == BACK
+    # and a model that comes later finds it so
+    told.clear()
+    second.apply(weights=GIB, kv_budget=GIB)
+    second.reset()
+    assert told == [*limits(2 * GIB + memory.SLACK), *BACK]
+
+
+@pytest.mark.parametrize("first_leaves", [True, False])
+def test_two_loaded_models_share_them(told: list[tuple[str, int]], first_leaves: bool) -> None:
+    first = load(tiny_path("llama"), backend="mlx", kv_cache_bytes=GIB)
+    weights = 4 * first.info.parameters
+    second = load(tiny_path("llama"), backend="mlx", kv_cache_bytes=2 * GIB)
+    assert told[3:] == [("set_wired_limit", 2 * weights + 3 * GIB + 2 * memory.SLACK), ("set_memory_limit", 8 * GIB)]
+    told.clear()
+    with second if first_leaves else first:
+        (first if first_leaves else second).close()
+        left = weights + (2 if first_leaves else 1) * GIB
+        assert told == [("set_wired_limit", left + memory.SLACK), ("set_memory_limit", 8 * GIB)]
+        told.clear()
+    assert told == BACK
+
+
+def test_a_draft_model_adds_its_weights_alone(told: list[tuple[str, int]]) -> None:
+    # given a model and its draft, whose KV counts against the model's budget
+    with load(tiny_path("llama"), backend="mlx", kv_cache_bytes=GIB, draft_model=str(tiny_path("llama"))) as model:
+        weights = 4 * model.info.parameters
+        assert told[-2:] == [("set_wired_limit", 2 * weights + GIB + 2 * memory.SLACK), ("set_memory_limit", 8 * GIB)]
+        told.clear()
+    assert told[-3:] == BACK
 
 
 def test_a_load_sets_them_once_before_the_weights_are_read(

@@ -21,4 +21,4 @@ def gguf(tmp_path: Path) -> Path:
 
 
 def left_behind(shelf: Path) -> list[str]:
-    return [path.name for path in shelf.iterdir() if path.name not in (".lock", ".digests")]
+    return [path.name for path in shelf.iterdir() if path.name not in (".lock", ".digests", ".used")]

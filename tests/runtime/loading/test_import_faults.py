@@ -98,7 +98,7 @@ def test_a_killed_converter_is_reported_and_leaves_nothing(shelf: Path, gguf: Pa
         child.kill()
         return child
 
-    monkeypatch.setattr("runtime.loading.importer.subprocess.Popen", popen)
+    monkeypatch.setattr("runtime.loading.children.subprocess.Popen", popen)
     # when, then
     with pytest.raises(ModelLoadError, match="ended without an answer"):
         import_model(gguf)

@@ -10,9 +10,8 @@ from runtime.errors import ModelLoadError
 from runtime.loading.importer import import_model
 from runtime.loading.manifest import MANIFEST
 from runtime.loading.paths import models_dir
-from runtime.loading.shelf import list_models
+from runtime.loading.shelf import ModelShelf, list_models
 from runtime.loading.source import resolve
-from runtime.loading.verify import verify_model
 from tests.runtime.loading.gguf_files import small_llama
 from tests.tiny_models import tiny_path
 
@@ -47,6 +46,7 @@ def test_a_folder_is_found_by_its_path(shelf: Path) -> None:
     [
         ("smollm2", "run make setup, or elsewise models get smollm2"),
         ("org/name@main", "org/name@main is not in .*elsewise models get smollm2, or .*elsewise models import FOLDER"),
+        ("org/name@main", "fetch it with: elsewise models fetch org/name@main; "),
         ("org/name", "org/name is not in .*elsewise models get smollm2, or .*elsewise models import FOLDER"),
         ("org/name-1.7B", "elsewise models import FOLDER"),
         ("nothing", "elsewise models import FOLDER"),
@@ -150,7 +150,7 @@ def test_an_empty_shelf_lists_nothing(shelf: Path) -> None:
 
 def test_every_byte_is_read_again_on_demand(imported: Path) -> None:
     # given: a change that leaves size and time as they were
-    verify_model("small")
+    ModelShelf().verify("small")
     path = imported / "model.safetensors"
     before = path.stat()
     data = bytearray(path.read_bytes())
@@ -159,10 +159,10 @@ def test_every_byte_is_read_again_on_demand(imported: Path) -> None:
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
     # when, then
     with pytest.raises(ModelLoadError, match=r"model\.safetensors is damaged or was changed"):
-        verify_model("small")
+        ModelShelf().verify("small")
 
 
 @pytest.mark.parametrize("name", ["missing", "../small", ""])
 def test_what_is_not_on_the_shelf_cannot_be_verified(name: str, shelf: Path) -> None:
     with pytest.raises(ModelLoadError, match="not on the shelf"):
-        verify_model(name)
+        ModelShelf().verify(name)

@@ -77,12 +77,25 @@ def test_a_stream_is_the_same_alone_in_a_batch_on_a_branch_and_warm(model: Local
     assert tokens(list(model.generate_sync(prompt, options(branch=1)))) != alone
 
 
-def test_the_same_stream_after_a_reload() -> None:
+@pytest.mark.parametrize("backend", ["hf", "mlx"])
+def test_the_same_stream_after_a_reload(backend: str) -> None:
     streams = []
     for _ in range(2):
-        with load(tiny_path("llama"), backend="hf", threads=1) as model:
+        with load(tiny_path("llama"), backend=backend, threads=1) as model:
             streams.append(tokens(list(model.generate_sync(ids(1, 30), options()))))
-    assert streams[0] == streams[1]
+            # and a branch of it, under its own number, from the middle
+            path = [*ids(1, 30), *streams[-1][:4]]
+            streams.append(tokens(list(model.generate_sync(path, options(max_tokens=8, branch=3)))))
+    assert streams[:2] == streams[2:]
+    assert streams[1] != streams[0][4:]
+
+
+def test_both_backends_draw_the_same_stream() -> None:
+    streams = {}
+    for backend in ("hf", "mlx"):
+        with load(tiny_path("llama"), backend=backend, threads=1) as model:
+            streams[backend] = tokens(list(model.generate_sync(ids(1, 30), options())))
+    assert streams["hf"] == streams["mlx"]
 
 
 @pytest.mark.parametrize(

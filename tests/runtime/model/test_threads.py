@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -49,11 +50,22 @@ class Watched:
             if name == "forward" and arguments[1].tolist() == BROKEN:
                 raise ZeroDivisionError("broken kernel")
             answer = method(*(a.inner if isinstance(a, Held) else a for a in arguments))
-            if name == "split":
-                return tuple(Held(part, self._callers, "payload freed") for part in answer)
+            if name in ("split", "take_many"):
+                return type(answer)(Held(part, self._callers, "payload freed") for part in answer)
+            if name == "begin":
+                return answer[0], self._awaited(answer[1])
             if name in MAKERS:
                 return Held(answer, self._callers, "pack freed" if name == "open_pack" else "payload freed")
             return answer
+
+        return call
+
+    def _awaited(self, fetch: Callable[[], Any]) -> Callable[[], Any]:
+        """The second half of a forward that was begun."""
+
+        def call() -> Any:
+            self._callers.setdefault("fetch", set()).add(threading.get_ident())
+            return fetch()
 
         return call
 
@@ -95,14 +107,15 @@ def work(model: LocalModel) -> None:
     model.next_token_logprobs_sync(some_ids(2, 30))
 
 
-@pytest.mark.parametrize("name", ["fake", "hf", "mlx"])
+@pytest.mark.parametrize("name", ["fake", "overlapping", "hf", "mlx"])
 def test_arrays_are_made_used_and_freed_by_one_thread_alone(name: str) -> None:
     callers: Callers = {}
 
     def watched(source: Any, options: LoadOptions) -> Any:
         callers["load"] = {threading.get_ident()}
-        given = (Behaviour(), None) if name == "fake" else source
-        return Watched(resolve_backend(name)(given, options), callers)
+        if name in ("hf", "mlx"):
+            return Watched(resolve_backend(name)(source, options), callers)
+        return Watched(resolve_backend("fake")((Behaviour(overlaps=name == "overlapping"), None), options), callers)
 
     register_backend("watched", watched)
     try:
@@ -111,7 +124,11 @@ def test_arrays_are_made_used_and_freed_by_one_thread_alone(name: str) -> None:
         gc.collect()
     finally:
         unregister_backend("watched")
-    assert {"load", *MAKERS, "forward", "split", "close", "logits_uncached", "unload", "payload freed"} <= {*callers, "restore"}
+    assert {"load", *MAKERS, "take_many", "forward", "split", "close", "logits_uncached", "unload", "payload freed"} <= {
+        *callers,
+        "restore",
+    }
+    assert ({"begin", "fetch"} <= callers.keys()) == (name in ("overlapping", "mlx"))
     del callers["pack freed"]  # an emptied shell: its arrays went with `close`
     (owner,) = callers["load"]
     assert owner != threading.get_ident()

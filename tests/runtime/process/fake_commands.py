@@ -33,7 +33,7 @@ async def _raise(model: FakeModel, argument: str) -> str:
 
 
 async def _state(model: FakeModel, argument: str) -> str:
-    return json.dumps({name: getattr(model, name) for name in ("queries", "generated", "cancelled", "turns")})
+    return json.dumps({name: getattr(model, name) for name in ("queries", "generated", "cancelled", "turns", "priorities")})
 
 
 async def _environment(model: FakeModel, argument: str) -> str:

@@ -29,6 +29,7 @@ from runtime import (
     ModelLoadError,
     Origin,
     PrefixMatch,
+    Priority,
     SamplingOptions,
     TokenRecord,
     TokenRun,
@@ -87,6 +88,7 @@ class FakeModel(
         self.generated = 0
         self.cancelled = 0
         self.turns: list[int] = []  # queries per turn of the event loop
+        self.priorities: list[Priority] = []  # of what was scored
         self.held: asyncio.Event | None = None
         self.beat = (0, "idle")
         self.close_seconds = 0.0
@@ -157,6 +159,7 @@ class FakeModel(
         start: int = 0,
         *,
         adapters: Adapters = None,
+        priority: Priority = Priority.INSPECTOR,
         on_progress: OnProgress | None = None,
     ) -> list[TokenRecord]:
         return list(await self.score_run(ids, top_k, start))
@@ -168,8 +171,10 @@ class FakeModel(
         start: int = 0,
         *,
         adapters: Adapters = None,
+        priority: Priority = Priority.INSPECTOR,
         on_progress: OnProgress | None = None,
     ) -> TokenRun:
+        self.priorities.append(priority)
         if on_progress is not None:
             on_progress(PromptProgress(len(ids) // 2, len(ids), 1, len(ids) // 2 - 1))
             on_progress(PromptProgress(len(ids), len(ids), 1, len(ids) - 1))

@@ -15,6 +15,7 @@ from runtime import (
     InvalidRequestError,
     LanguageModel,
     PrefixMatch,
+    Priority,
     PromptProgress,
     RuntimeFault,
     SamplingOptions,
@@ -116,6 +117,18 @@ def test_big_vectors_arrive_whole() -> None:
 def test_ids_may_be_numpy(client: EngineClient) -> None:
     np.testing.assert_array_equal(client.next_token_logprobs_sync(np.array([1, 2])), logprobs_of([1, 2]))  # type: ignore[arg-type]  # what callers do
     np.testing.assert_array_equal(client.next_token_logprobs_sync(list(np.array([1, 2]))), logprobs_of([1, 2]))
+
+
+def test_a_score_goes_with_its_priority(client: EngineClient) -> None:
+    async def scenario() -> None:
+        await client.score([1, 2])
+        await client.score_run([1, 2], priority=Priority.BACKGROUND)
+        await client.score([1, 2], priority=Priority.CHAT)
+        assert (await state_of(client))["priorities"][-3:] == [1, 2, 0]
+        with pytest.raises(InvalidRequestError, match=r"unknown priority 7: use one of Priority\.CHAT"):
+            await client.score([1, 2], priority=7)  # type: ignore[arg-type]  # the mistake
+
+    asyncio.run(scenario())
 
 
 @pytest.mark.parametrize(

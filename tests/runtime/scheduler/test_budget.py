@@ -22,7 +22,8 @@ LIBRARIES = [(backend, name) for backend in ("hf", "mlx") for name in ("llama", 
 
 def made(backend: str, name: str, slots: int, kv_dtype: str) -> LocalModel:
     """A model whose budget is so many slots, and as many recurrent states as a few of them need."""
-    source: Any = (Behaviour(recurrent=name == "recurrent"), None) if backend == "fake" else tiny_path(name)
+    behaviour = Behaviour(recurrent=name == "recurrent", overlaps=name == "overlapping")
+    source: Any = (behaviour, None) if backend == "fake" else tiny_path(name)
     threads = 1 if backend == "hf" else None
     model = load(source, backend=backend, kv_cache_bytes=1 << 30, threads=threads, kv_dtype=kv_dtype)
     sized = model._engine.backend
@@ -37,6 +38,7 @@ class Work:
         self._rng = np.random.default_rng(seed)
         self._longest = longest
         self._stems = [self._ids(longest) for _ in range(3)]
+        self._choice = np.random.default_rng(seed)  # of what is pinned
         self.refusals: list[str] = []
 
     def _ids(self, n: int) -> list[int]:
@@ -69,6 +71,11 @@ class Work:
             tasks[0].cancel()
         for outcome in await asyncio.gather(*tasks, return_exceptions=True):
             assert outcome is None or isinstance(outcome, asyncio.CancelledError), outcome
+        if self._choice.random() < 0.6:  # an open session comes back to the beginning of a stem, or leaves
+            stem = self._stems[int(self._choice.integers(3))]
+            await model.pin_async(stem[: int(self._choice.integers(1, len(stem) + 1))], int(self._choice.integers(1, 4)))
+        elif self._choice.random() < 0.5:
+            await model.unpin_async(int(self._choice.integers(1, 4)))
 
 
 def check(backend: str, name: str, seed: int, rounds: int, monkeypatch: pytest.MonkeyPatch, kv_dtype: str = "auto") -> None:
@@ -82,7 +89,8 @@ def check(backend: str, name: str, seed: int, rounds: int, monkeypatch: pytest.M
             assert meter.over == []
             assert meter.most <= metrics.kv_peak_bytes <= metrics.kv_budget
             assert model._engine.call(meter.now).result() <= metrics.kv_bytes
-            assert report.leases == report.leased_bytes == 0
+            assert report.leases == report.pins
+            assert report.pins or not report.leased_bytes
             if i % 7 == 6:
                 model.clear_cache()
         # and what is answered afterwards is right
@@ -95,6 +103,31 @@ def check(backend: str, name: str, seed: int, rounds: int, monkeypatch: pytest.M
         )
     assert all("kv_cache_bytes" in refusal for refusal in work.refusals)
     assert len(work.refusals) > 0 or slots > 40 or name == "mamba"  # which keeps nothing per token
+
+
+@pytest.mark.parametrize(("backend", "name"), [*FAKES, ("fake", "overlapping"), ("hf", "llama"), ("mlx", "llama")])
+def test_copies_ahead_begun_forwards_and_pins_are_weighed(backend: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    # given open sessions, answers that stream, and questions that leave a text together, in little room
+    work = Work(3, longest=30)
+    with made(backend, name, 150, "auto") as model, metered(model, monkeypatch) as meter:
+
+        async def main() -> None:
+            pinned = 0
+            for turn in range(4):
+                stem = work.text()[:20]
+                await model.batch_next_token_logprobs([[*stem, *work.text()[:4]] for _ in range(5)])
+                pinned += (await model.pin_async(stem, turn + 1)).tokens
+                await model.batch_sample([[*stem, 7], [*stem, 8]], 6, [], temperature=0.0)
+            assert pinned > 0
+
+        asyncio.run(main())
+        metrics, report = settled(model)
+        assert report.pins > 0
+        assert meter.over == []
+        assert meter.most <= metrics.kv_peak_bytes <= metrics.kv_budget
+        # then all of it was weighed
+        recurrent, overlaps = name == "recurrent", name == "overlapping" or backend == "mlx"
+        assert {"forward", "split", *(() if recurrent else ("take_many",)), *(("begin",) if overlaps else ())} <= meter.done
 
 
 @pytest.mark.parametrize("seed", range(8))

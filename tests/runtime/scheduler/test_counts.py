@@ -10,7 +10,7 @@ import pytest
 from runtime.backends.fake import Behaviour
 from runtime.model import LocalModel
 from runtime.options import GenerationOptions
-from tests.fakes import KINDS, assert_right, fake_model, some_ids
+from tests.fakes import KINDS, assert_right, fake_model, settled, some_ids
 
 
 def answer(model: LocalModel, ids: list[int], n: int) -> list[int]:
@@ -200,11 +200,9 @@ def test_generations_that_say_the_same_share_each_step(kind: str) -> None:
         model.clear_cache()
         before = model.metrics().tokens_computed
         tails = asyncio.run(model.batch_sample([prompt] * 5 + [other] * 2, 12, [], temperature=0.0))
-        # then each says what it says alone, and each different token is pushed once; a recurrent state goes on with the
-        # longer prompt, so the shorter one is pushed once more, for all five
+        # then each says what it says alone, and each different token is pushed once, also where one prompt ends inside another
         assert tails == [alone[0]] * 5 + [alone[1]] * 2
-        again = 30 if kind == "recurrent" else 0
-        assert model.metrics().tokens_computed - before == 31 + 2 * 11 + again
+        assert model.metrics().tokens_computed - before == 31 + 2 * 11
 
 
 def test_a_batch_limit_bounds_queries_as_well() -> None:
@@ -249,5 +247,35 @@ def test_a_forward_that_fails_is_counted_too() -> None:
     with fake_model(Behaviour(raise_on={7: ValueError("no")})) as model:
         with pytest.raises(Exception, match="no"):
             model.next_token_logprobs_sync([5, 6, 7])
-        assert model.metrics().forward_calls >= 1
-        assert model.metrics().tokens_computed == 0
+        # then its tokens are counted as well, and nothing of them is kept
+        assert model.metrics().forward_calls == 1
+        assert model.metrics().tokens_computed == 3
+        assert model.prefix_match([5, 6, 7]).tokens == 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_failed_and_was_pushed_again_is_counted(kind: str) -> None:
+    # given answers that stream together, one of which the model will not go on with
+    prompts = [some_ids(seed, 9) for seed in range(4)]
+    behaviour = Behaviour(recurrent=kind == "recurrent", overlaps=kind == "overlapping")
+    with fake_model(behaviour) as model:
+        tails = [answer(model, prompt, 6) for prompt in prompts]
+        guilty = next(t for t in tails[2][1:4] if all(t not in other[:5] for other in (*tails[:2], tails[3])))
+        model.clear_cache()
+        sizes: list[int] = []
+        behaviour.before_forward = lambda tokens: sizes.append(len(tokens))
+        behaviour.raise_on = {guilty: ValueError("no")}
+        before = model.metrics()
+
+        async def main() -> list[object]:
+            wanted = (model.sample(prompt, 6, [], temperature=0.0) for prompt in prompts)
+            return await asyncio.gather(*wanted, return_exceptions=True)
+
+        answers = asyncio.run(main())
+        assert [isinstance(each, ValueError) for each in answers] == [False, False, True, False]
+        # then every call is counted with all its tokens, those that failed and those that found out why
+        after = settled(model)[0]
+        assert after.forward_calls - before.forward_calls == len(sizes)
+        assert after.tokens_computed - before.tokens_computed == sum(sizes)
+        useful = 4 * 9 + 3 * 5 + tails[2].index(guilty)
+        assert sum(sizes) > useful

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from concurrent.futures import Future
 from itertools import pairwise
@@ -10,10 +11,12 @@ from typing import Any
 import pytest
 
 from runtime.backends.fake import Behaviour
+from runtime.errors import InvalidRequestError
 from runtime.model import LocalModel
 from runtime.options import GenerationOptions
-from runtime.scheduler.jobs import GenerateJob, Priority, QueryJob
-from tests.fakes import KINDS, fake_model, some_ids
+from runtime.priority import Priority
+from runtime.scheduler.jobs import GenerateJob, QueryJob
+from tests.fakes import KINDS, Gate, fake_model, some_ids
 
 LONG = 8_000  # tokens
 
@@ -101,7 +104,46 @@ def test_the_more_urgent_prompt_is_read_first_whoever_came_first() -> None:
         model._engine.submit([job])
         asked.result(60)
         assert chat.done()
-    # then, but for the chunks that were in work, the background waits until the chat's is read to its end
+    assert_read_first(log)
+
+
+def test_the_more_urgent_score_is_read_first() -> None:
+    # given a text of the background that is being scored, when a chat's prompt is to be scored
+    log: list[tuple[int, int]] = []  # of each forward: the background's tokens, and the chat's
+
+    gate = Gate()
+
+    def note(tokens: Any) -> None:
+        log.append((int((tokens < 100).sum()), int((tokens >= 100).sum())))
+        gate(tokens)
+
+    with fake_model(Behaviour(before_forward=note), prefill_chunk_tokens=64) as model:
+        path = [token % 100 for token in some_ids(5, 1_000)]
+        urgent = [100 + token % 100 for token in some_ids(6, 640)]
+        gate.shut()
+
+        async def main() -> None:
+            started = asyncio.Event()
+            asked = asyncio.create_task(
+                model.score_run(path, 2, priority=Priority.BACKGROUND, on_progress=lambda _: started.set())
+            )
+            await started.wait()
+            chat = asyncio.create_task(model.score(urgent, 2, priority=Priority.CHAT))
+            for _ in range(3):  # turns: it begins, what was asked in that turn is handed over, and it is there
+                await asyncio.sleep(0)
+            gate.open()
+            assert len(await chat) == 640
+            assert not asked.done()
+            assert len(await asked) == 1_000
+            with pytest.raises(InvalidRequestError, match="unknown priority 'chat'"):
+                await model.score([1, 2], priority="chat")  # type: ignore[arg-type]  # the mistake
+
+        asyncio.run(main())
+    assert_read_first(log)
+
+
+def assert_read_first(log: list[tuple[int, int]]) -> None:
+    """But for the chunks that were in work, the background waits until the chat's 640 tokens are read."""
     first = next(at for at, (_, urgent_tokens) in enumerate(log) if urgent_tokens)
     assert first <= 2
     assert log[first : first + 10] == [(0, 64)] * 10

@@ -10,7 +10,8 @@ import pytest
 from runtime.backends.fake import Behaviour
 from runtime.errors import MemoryBudgetError, SessionClosedError
 from runtime.model import load
-from runtime.scheduler.jobs import CallJob, Job, Priority
+from runtime.priority import Priority
+from runtime.scheduler.jobs import CallJob, Job
 from runtime.scheduler.waiting import Waiting
 from tests.fakes import KINDS, Gate, assert_right, fake_model, reference, settled, some_ids, wait_for_close
 

@@ -182,7 +182,7 @@ def test_what_is_pushed_again_and_is_no_number_does_not_stay() -> None:
             poison(model, int(ids[-1]), np.nan)
             try:
                 with pytest.raises(NonFiniteLogitsError, match="position 11"):
-                    bring_back(scheduler.cache, scheduler.counters, place, ids)
+                    bring_back(scheduler.cache, place, ids)
                 return place.workspace.held, bool(backend.sound(place.workspace.pack).all())
             finally:
                 scheduler.cache.leave(place)

@@ -186,7 +186,8 @@ def test_an_edge_counts_who_passed_it() -> None:
         report = settled(model)[1]
         trunk = next(edge for edge in report.largest if edge.tokens == 20)
         assert trunk.hits == 5
-        assert trunk.age < max(edge.age for edge in report.largest) + 1
+        ages = [edge.age for edge in report.largest]
+        assert trunk.age == min(ages) < max(ages)  # who is passed is as young as the youngest below
         assert report.hits == 5
         assert report.misses >= 1
         assert report.working_bytes > 0

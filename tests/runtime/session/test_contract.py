@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
 import struct
 from collections.abc import Iterator
 
@@ -185,3 +186,31 @@ def test_what_another_session_computed_is_found(case: Subject, session: Session)
         assert (status.reused, status.prefilled) == (40, 0)
         status = other.ensure_prefix_sync([*prefix[:40], 5])
         assert (status.reused, status.prefilled) == (40, 1)
+
+
+def test_the_hashes_of_a_report_are_those_of_what_stands_there(case: Subject, session: Session) -> None:
+    """Computed here from the ids and the bytes alone, after each thing that can happen to a session."""
+
+    def check() -> None:
+        ids, report = session.ids, session.explain_context()
+        assert report.token_hash == hashlib.sha256(b"".join(struct.pack("<I", token) for token in ids)).hexdigest()
+        assert report.byte_hash == hashlib.sha256(b"".join(case.model.decode_token(token) for token in ids)).hexdigest()
+        stored = {name: value for name, value in session.manifest.to_mapping().items() if name != "name"}
+        assert report.manifest_digest == hashlib.sha256(json.dumps(stored, sort_keys=True).encode()).hexdigest()
+        assert (report.resident, report.available) == (len(ids), report.limit - len(ids))
+        assert [segment.start for segment in report.segments] == [0, *(s.end for s in report.segments[:-1])][: len(ids)]
+
+    check()
+    session.ensure_prefix_sync(case.ids(31, 70))
+    check()
+    session.prefill_suffix_sync(case.ids(32, 5))
+    check()
+    list(session.decode_sync(greedy(3)))
+    check()
+    session.advance(int(case.ids(33, 1)[0]))
+    check()
+    session.truncate_sync(71)
+    check()
+    with session.fork() as fork:
+        fork.advance(int(case.ids(34, 1)[0]))
+        check()

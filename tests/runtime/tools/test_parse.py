@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime import InvalidRequestError, ToolCallError, ToolCallReader, parse_tool_calls
-from runtime.tools.calls import CallFormat
+from runtime.tools.calls import CallFormat, ToolCall
 
 WEATHER = {"name": "weather", "arguments": {"city": "Rom", "days": 2}}
 HERMES = f"<tool_call>\n{json.dumps(WEATHER)}\n</tool_call>"
@@ -219,3 +219,22 @@ def test_an_answer_goes_back_as_a_message() -> None:
     called = [{"type": "function", "id": "abcdefghi", "function": function}]
     assert message == {"role": "assistant", "content": "Look: ", "tool_calls": called}
     assert parse_tool_calls("No.").message() == {"role": "assistant", "content": "No."}
+
+
+@pytest.mark.parametrize(
+    ("text", "written"),
+    [
+        (f"Let me look.\n{HERMES}\n{HERMES} Wait.", [HERMES, HERMES]),
+        (f"{LLAMA}; {LLAMA} done", [LLAMA, LLAMA]),
+        (f"Hm. <|python_tag|>{LLAMA}", [f"<|python_tag|>{LLAMA}"]),
+        (f"Hm. {MISTRAL_NAMED} so", [MISTRAL_NAMED]),
+        (f"  {MISTRAL}", [MISTRAL]),
+    ],
+)
+@pytest.mark.parametrize("size", [1, 7, 1000])
+def test_a_call_says_where_it_stands_also_while_it_comes(text: str, written: list[str], size: int) -> None:
+    reader, calls = ToolCallReader(), list[ToolCall]()
+    for at in range(0, len(text), size):
+        calls += reader.feed(text[at : at + size]).calls
+    calls += reader.finish().calls
+    assert [text[slice(*call.span)] for call in calls] == written

@@ -6,11 +6,36 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from runtime.trie import Lease, Trie
+from runtime.trie import Lease, Node, Trie
 from tests.runtime.trie.toys import BYTES, SCORE, STATE, Path, Toy, ToyOps, check, ids, scored, walk
 
 paths = st.lists(st.integers(0, 2), max_size=7)
 names = st.sampled_from(["base", "adapter"])
+
+
+class StrictTrie(Trie):
+    """Holds every eviction against a naive one: leaf by leaf, the oldest first, until there is enough and not one more."""
+
+    def evict(self, size: int) -> int:
+        nodes = list(self.nodes())
+        expected = oldest(nodes, size)
+        weight = sum(node.nbytes for node in expected)
+        freed = super().evict(size)
+        assert [node for node in nodes if not node.attached] == [node for node in nodes if node in expected]
+        assert freed == weight
+        return freed
+
+
+def oldest(nodes: list[Node], size: int) -> list[Node]:
+    """What must go for so many bytes."""
+    gone: list[Node] = []
+    while sum(node.nbytes for node in gone) < size:
+        left = [node for node in nodes if node not in gone]
+        leaves = [node for node in left if not node.pins and not any(child in left for child in node.children.values())]
+        if not leaves:
+            break
+        gone.append(min(leaves, key=lambda node: node.stamp))
+    return gone
 
 
 class TrieMachine(RuleBasedStateMachine):
@@ -23,7 +48,7 @@ class TrieMachine(RuleBasedStateMachine):
 
     @initialize(budget=st.sampled_from([100, 300, 1000]))
     def open(self, budget: int) -> None:
-        self.trie = Trie(ToyOps(recurrent=self.recurrent), budget)
+        self.trie = StrictTrie(ToyOps(recurrent=self.recurrent), budget)
         self.stored: dict[tuple[str, Path], bool] = {}  # every prefix ever stored: is it a checkpoint
         self.leases: list[tuple[str, Path, Lease]] = []
 
@@ -59,13 +84,15 @@ class TrieMachine(RuleBasedStateMachine):
     def grow(self, data: st.DataObject, path: list[int]) -> None:
         at = data.draw(st.integers(0, len(self.leases) - 1))
         name, start, lease = self.leases[at]
-        before, detached = self.trie.bytes, not lease.node.attached
+        before, detached, evicted = self.trie.bytes, not lease.node.attached, self.trie.evicted_bytes
         done = self.trie.insert(lease, name, ids(path), Toy(tuple(path)), scored(path, 0))
         assert done.already + done.stored + done.refused == len(path)
         if detached:
             assert done.refused == len(path)
             assert self.trie.bytes == before
             return
+        if self.trie.evicted_bytes > evicted:  # only where the budget asks for it
+            assert before + (BYTES + SCORE) * len(path) + STATE > self.trie.budget
         reached = start + tuple(path[: done.already + done.stored])
         assert lease.length == len(reached)
         assert walk(lease.node) == reached
@@ -80,7 +107,7 @@ class TrieMachine(RuleBasedStateMachine):
     def release(self, data: st.DataObject) -> None:
         self.leases.pop(data.draw(st.integers(0, len(self.leases) - 1)))[2].release()
 
-    @rule(size=st.integers(1, 200))
+    @rule(size=st.integers(1, 200) | st.integers(1, 7).map(lambda tokens: tokens * (BYTES + SCORE)))
     def evict(self, size: int) -> None:
         evictable = self.trie.evictable_bytes
         leaves = {id(n): n.stamp for n in self.trie.nodes() if not n.children and not n.pins}

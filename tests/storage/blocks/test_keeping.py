@@ -213,3 +213,21 @@ def test_a_closed_file_says_so(file: Path) -> None:
     with pytest.raises(OSError, match="closed") as error:
         store.get(keys("a"))
     assert error.value.errno == errno.EBADF
+
+
+def test_the_file_on_the_disk_keeps_to_the_budget(file: Path) -> None:
+    """What the settings allow is bytes of KV; pages and what is free of them add little, also while it is written on."""
+    budget, each = 24 * MB, 3 * MB - 1000  # as large as a block of a small model
+    most = 0
+    with BlockFile(file, budget) as store:
+        for number in range(24):
+            store.put([block(str(number), nbytes=each)])
+            most = max(most, size(file))
+            assert store.stats().bytes <= budget
+    assert not file.with_name(f"{file.name}-wal").exists()
+    assert most <= budget * 9 // 8 + 4 * MB
+    assert budget - each <= size(file) <= budget * 9 // 8
+    # less is allowed from now on: the rest goes, from the disk too
+    with BlockFile(file, budget // 4) as store:
+        assert store.stats().bytes <= budget // 4
+    assert size(file) <= budget // 4 * 9 // 8 + MB

@@ -13,7 +13,7 @@ from PySide6.QtTest import QTest
 from tests.ui.conftest import Scene, frames, until
 from tests.ui.fakes import TRIP, FakeWorkbench
 from tests.ui.transcript.conftest import centre
-from ui import ColumnsChanged, MainWindow, TurnStatus
+from ui import BeamRules, ColumnsChanged, MainWindow, TurnStatus
 from ui.columns.card import LEAST_PX, joint
 from ui.transcript.measure import Measure
 
@@ -86,7 +86,7 @@ def test_beams_have_their_score_and_number_keys_of_the_menu_work(in_window: Play
         QTest.keyClick(
             window.parts.transcript.tokens, Qt.Key.Key_B, Qt.KeyboardModifier.ControlModifier | Qt.KeyboardModifier.AltModifier
         )
-        await until(lambda: idle.asked("beams") == [(TRIP, node_id, 3, 4)])
+        await until(lambda: idle.asked("beams") == [(TRIP, node_id, 3, 4, BeamRules())])
         await until(lambda: len(panel.cards) == 4 and not window.desk.running)
         assert panel.title.text() == "4 beams after … could visit"
         assert [card.score.text() for card in panel.cards] == ["score −0.50", "score −0.75", "score −1.00", "score −1.25"]
@@ -94,6 +94,34 @@ def test_beams_have_their_score_and_number_keys_of_the_menu_work(in_window: Play
         panel.cards[0].keep.setFocus()
         QTest.keyClick(panel.cards[0].keep, Qt.Key.Key_Escape)
         assert not panel.isVisible()
+
+    in_window(scene)
+
+
+def test_the_rules_of_a_beam_search_are_chosen_in_the_inspector(in_window: Play, idle: FakeWorkbench) -> None:
+    async def scene(window: MainWindow) -> None:
+        rows = window.parts.inspector.token.beam_rows
+        node_id = await pinned(window, idle)
+        assert not rows.penalty.isVisible()
+        # when they are folded out and set by keys
+        QTest.mouseClick(rows.more, Qt.MouseButton.LeftButton)
+        assert rows.penalty.isVisible()
+        rows.penalty.setFocus()
+        rows.penalty.selectAll()
+        QTest.keyClicks(rows.penalty, rows.penalty.locale().toString(-0.75, "f", 2))
+        rows.ends.setFocus()
+        QTest.keyClick(rows.ends, Qt.Key.Key_End)
+        QTest.mouseClick(rows.ways.buttons[2], Qt.MouseButton.LeftButton)
+        # then the search goes by them
+        asked = [(TRIP, node_id, 3, 2, BeamRules(-0.75, "never"))]
+        await until(lambda: idle.asked("beams") == asked and not window.desk.running)
+        # also that of the menu, and after they are folded away
+        QTest.mouseClick(rows.more, Qt.MouseButton.LeftButton)
+        assert not rows.penalty.isVisible()
+        rows.ends.setCurrentIndex(1)
+        window.acts.beams.trigger()
+        asked += [(TRIP, node_id, 3, 4, BeamRules(-0.75, True))]
+        await until(lambda: idle.asked("beams") == asked and not window.desk.running)
 
     in_window(scene)
 

@@ -86,6 +86,30 @@ def test_ones_own_turn_can_be_edited_and_copied(qtbot: QtBot, either: Transcript
     assert [box.top for box in pane_of(either).page.boxes] == before
 
 
+def test_the_models_turn_can_be_edited_too(qtbot: QtBot, either: TranscriptView) -> None:
+    asked: list[int] = []
+    either.edit_requested.connect(asked.append)
+    press_action(qtbot, either, 1, Action.EDIT)
+    assert asked == [2]
+
+
+def test_a_turn_that_another_tokenizer_keeps_from_beginning_says_the_ways_on(qtbot: QtBot, show: Show) -> None:
+    asked: list[object] = []
+    question, failed = (
+        drawn().turns[0],
+        turn(9, "assistant", template("<model>"), status=TurnStatus.PARTIAL, note="other tokens"),
+    )
+    transcript = show(session(question, replace(failed, is_foreign=True)))
+    transcript.text_requested.connect(asked.append)
+    transcript.model_requested.connect(lambda: asked.append("model"))
+    press_action(qtbot, transcript, 1, Action.AS_TEXT)
+    press_action(qtbot, transcript, 1, Action.MODEL)
+    assert asked == [9, "model"]
+    plain = show(session(question, failed))
+    actions = {part.action for part in plain.tokens.page.boxes[1].meta.parts(hovered=True)}
+    assert not actions & {Action.AS_TEXT, Action.MODEL}
+
+
 def test_the_actions_of_ones_own_turn_keep_clear_of_the_next(show: Show) -> None:
     for scale in (1.0, 2.0):
         transcript = show(drawn())
@@ -172,10 +196,10 @@ def test_a_long_note_is_wrapped_and_nothing_leaves_the_column(show: Show) -> Non
 
 def test_actions_come_after_a_note_that_stays_where_it_was(show: Show) -> None:
     stopped = replace(drawn().turns[1], status=TurnStatus.PARTIAL, note="stopped by you")
-    meta = show(session(stopped)).tokens.page.boxes[0].meta
+    meta = show(session(stopped), width=900).tokens.page.boxes[0].meta
     standing, hovered = meta.parts(hovered=False), meta.parts(hovered=True)
     assert hovered[: len(standing)] == standing
-    assert [part.text for part in hovered[len(standing) :]] == ["copy", "regenerate", "continue"]
+    assert [part.text for part in hovered[len(standing) :]] == ["edit", "copy", "regenerate", "continue"]
 
 
 def test_where_there_is_no_room_numbers_give_way_to_actions(show: Show) -> None:

@@ -1,0 +1,60 @@
+"""What of Elsewise's time its calls of the model take: it could not need less, however little stood around them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Self
+
+from app.bench.clock import Stopwatch
+from runtime import LanguageModel
+
+FORWARDS = "elsewise, its forwards alone"
+LIMIT = "its forwards alone, from tokens to logits in numpy"
+
+
+class Forwards:
+    """Stops the time of a model's forwards while it is entered; each is waited for, so that none hides behind other work.
+
+    Args:
+        model: In this process, and idle whenever this is entered or left.
+    """
+
+    def __init__(self, model: LanguageModel) -> None:
+        self._backend: Any = model._engine.backend  # type: ignore[attr-defined]  # noqa: SLF001  # nothing public lies so deep
+        self.cpu_seconds = self.wall_seconds = 0.0
+        self._running = False  # one of them may be made of the other
+
+    def __enter__(self) -> Self:
+        forward, begin = self._backend.forward, self._backend.begin
+
+        def at_once(*args: Any) -> Any:
+            slots, wait = begin(*args)
+            logits = wait()
+            return slots, lambda: logits
+
+        self._backend.forward, self._backend.begin = self._timed(forward), self._timed(at_once)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        del self._backend.forward, self._backend.begin
+
+    def watch(self) -> Stopwatch:
+        """One that runs while the model does."""
+        return Stopwatch(lambda: self.cpu_seconds, lambda: self.wall_seconds)
+
+    def _timed(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        def timed(*args: Any) -> Any:
+            if self._running:
+                return call(*args)
+            self._running = True
+            cpu, wall = time.process_time(), time.perf_counter()
+            try:
+                return call(*args)
+            finally:
+                self._running = False
+                self.cpu_seconds += time.process_time() - cpu
+                self.wall_seconds += time.perf_counter() - wall
+
+        return timed

@@ -1,0 +1,82 @@
+"""The block file of a data folder and a portable session file: KV blocks from the one into the other.
+
+Run as a program it does one such piece of work for the window, which opens no block file itself: on stdin what to do, on stdout
+how it went, each one JSON object.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any, Final
+
+from storage import open_blocks
+
+log = logging.getLogger(__name__)
+UNBOUNDED: Final = 1 << 62  # bytes: who only reads the block file throws nothing of it away
+
+
+def put_into(file: Path, blocks: Path, keys: Sequence[bytes]) -> int:
+    """Copies what is held of these blocks into a portable file; how many. Blocking.
+
+    Raises:
+        OSError: The block file is in use, or the other cannot be written; that is then as it was.
+    """
+    if not blocks.exists():
+        return 0
+    with closing(open_blocks(blocks, UNBOUNDED)) as held:
+        return held.copy_to(file, keys)
+
+
+def take_from(file: Path, blocks: Path, keys: Sequence[bytes], budget: int) -> int:
+    """Copies what a portable file has of these blocks into the block file of `budget` bytes; how many. Blocking.
+
+    Each is verified.
+
+    Raises:
+        OSError: It has no blocks, or the block file cannot be written; that is then as it was.
+    """
+    with closing(open_blocks(blocks, budget)) as held:
+        return held.take_from(file, keys)
+
+
+def apart(file: Path, blocks: Path, keys: Sequence[bytes], *, budget: int | None = None) -> int:
+    """`take_from`, or without a budget `put_into`, in a process of its own: whatever the file does to it, the window stays.
+
+    Blocking.
+
+    Raises:
+        OSError: As those, or the process ended without an answer.
+    """
+    asked = {"file": str(file), "blocks": str(blocks), "keys": [key.hex() for key in keys], "budget": budget}
+    command = [sys.executable, "-P", "-m", __name__]  # -P: nothing is imported from where the user happens to stand
+    done = subprocess.run(command, input=json.dumps(asked), capture_output=True, text=True, check=False)
+    for line in done.stderr.splitlines():
+        log.info("%s", line)
+    if done.returncode:
+        raise OSError(f"{blocks.name}: the process that reads it has ended ({done.returncode}); the file is as it was")
+    answer: dict[str, Any] = json.loads(done.stdout)
+    if "error" in answer:
+        raise OSError(answer["errno"], answer["error"], answer["file"])
+    return int(answer["count"])
+
+
+def main() -> None:
+    """Does what stdin says."""
+    asked = json.load(sys.stdin)
+    file, blocks, keys = Path(asked["file"]), Path(asked["blocks"]), [bytes.fromhex(key) for key in asked["keys"]]
+    try:
+        count = put_into(file, blocks, keys) if asked["budget"] is None else take_from(file, blocks, keys, asked["budget"])
+    except OSError as fault:
+        json.dump({"error": fault.strerror or str(fault), "errno": fault.errno, "file": fault.filename}, sys.stdout)
+    else:
+        json.dump({"count": count}, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()

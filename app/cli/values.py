@@ -1,0 +1,115 @@
+"""What the values of the options of `elsewise ask` mean, one by one."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+from app.cli.common import read_text
+from runtime import CHAT_FORMATS, Grammar, InvalidRequestError
+
+TEMPLATES = ("auto", "none", *CHAT_FORMATS)
+OWN_FLAGS: Final = {
+    "grammar": "--schema or --regex",
+    "response_format": "--schema",
+    "adapters": "--adapter",
+    "alternatives": "--top-k",
+    "logprobs": "--top-k",
+    "top_logprobs": "--top-k",
+    "stages": "the window's Why, or Python",
+    "sampling": "--option with the setting's own name",
+}
+
+
+def grammar_of(schema: Any, regex: Any) -> Grammar | None:
+    """What an answer must look like; None where nothing is said.
+
+    Args:
+        schema: A JSON schema, as JSON text or as an object.
+        regex: A regular expression.
+
+    Raises:
+        InvalidRequestError: Both are given.
+        GrammarError: llguidance does not take it; its own message says why.
+    """
+    if schema is not None and regex is not None:
+        raise InvalidRequestError("a schema and a regex contradict each other: give one of the two")
+    if schema is not None:
+        return Grammar.json_schema(schema).check()
+    return None if regex is None else Grammar.regex(regex).check()
+
+
+def schema_of(given: str | None) -> str | None:
+    """The JSON text itself, or a file's.
+
+    Raises:
+        click.ClickException: The file cannot be read.
+    """
+    return given if given is None or given.lstrip().startswith(("{", "[")) else read_text(given)
+
+
+def format_of(given: str | None) -> dict[str, Any]:
+    """Load options for a format's name or a template's file."""
+    if given is None:
+        return {}
+    if given in TEMPLATES:
+        return {"chat_format": given}
+    if Path(given).is_file():
+        return {"chat_template_file": given}
+    raise click.UsageError(f"--format {given}: neither one of {', '.join(TEMPLATES)} nor a file")
+
+
+def offload_of(given: str | None) -> dict[str, Any]:
+    """The load option for weights on disk, where they are asked for."""
+    return {} if given in (None, "none") else {"offload": given}
+
+
+def named_options(given: tuple[str, ...], said: Collection[str]) -> dict[str, Any]:
+    """The options given by name: JSON, or else a text.
+
+    Raises:
+        click.UsageError: Not written as NAME=VALUE, given twice, or one that has a flag of its own.
+    """
+    found: dict[str, Any] = {}
+    for text in given:
+        name, equals, value = text.partition("=")
+        name = name.strip()
+        if not equals or not name:
+            raise click.UsageError(f"--option {text}: write NAME=VALUE, such as typical_p=0.9")
+        if name in OWN_FLAGS:
+            raise click.UsageError(f"--option {name}: use {OWN_FLAGS[name]}")
+        if name in found or name in said:
+            raise click.UsageError(f"--option {name} is given twice")
+        try:
+            found[name] = json.loads(value)
+        except ValueError:
+            found[name] = value
+    return found
+
+
+def adapter_options(given: tuple[str, ...]) -> dict[str, Any]:
+    """Load options for adapters: a number after the last colon is a scale."""
+    found: list[tuple[str, float]] = []
+    for text in given:
+        path, colon, end = text.rpartition(":")
+        try:
+            scale = float(end)
+        except ValueError:
+            if colon and path.strip() and "/" not in end and not Path(text).exists():
+                raise click.ClickException(f"--adapter {text}: {end!r} is no scale: write a number, {path}:0.8") from None
+            path, scale = text, 1.0
+        if not colon:
+            path, scale = text, 1.0
+        if not path.strip():
+            raise click.UsageError(
+                f"--adapter {text}: write the adapter's folder or name, and a scale after a colon: ./pirate:0.8"
+            )
+        if not math.isfinite(scale):
+            raise click.UsageError(f"--adapter {text}: the scale is a finite number (1 is as trained)")
+        found.append((path, scale))
+    return {"adapters": tuple(found)} if found else {}

@@ -1,0 +1,126 @@
+"""The windows of the app on the screen: opened beside each other, closed one by one or all at once, and how they were left."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from typing import Any
+
+from app.workbench import AppWorkbench
+from ui import MainWindow, WindowState
+
+STEP = 32  # pixels between a window and the one that was opened from it
+
+
+class AppWindows:
+    """Keeps every window until all that was asked for in it has ended.
+
+    Args:
+        workbench: Of the first window; those of the others are made from it.
+        kept: How the windows were left, see `left`.
+    """
+
+    def __init__(self, workbench: AppWorkbench, kept: object) -> None:
+        self._workbench = workbench
+        self.first, self.others = _states(kept)
+        self._open: list[tuple[MainWindow, AppWorkbench]] = []
+        self._left: list[WindowState] = []
+        self._quitting = False
+        self.ended = asyncio.Event()
+
+    def open_first(self) -> MainWindow:
+        """The first window; it is to be shown and started."""
+        return self._add(self._workbench, self.first, None)
+
+    def session(self, known: Sequence[int]) -> int | None:
+        """What the first window is to show of the `known`: where others stood beside it, its session of last time."""
+        held = self.first.session if self.first is not None and self.others else None
+        return held if held in known else None
+
+    def open_others(self, known: Sequence[int]) -> None:
+        """Those that stood beside the first one when the app was left, each with its session where that is still `known`."""
+        for state in self.others:
+            if state.session in known:
+                self._open_beside(self._open[0][0], state, state.session)
+
+    @property
+    def front(self) -> MainWindow | None:
+        """The window that was opened or used last."""
+        visible = [window for window, _ in self._open if window.isVisible()]
+        return next((window for window in visible if window.isActiveWindow()), visible[-1] if visible else None)
+
+    def come_forward(self) -> None:
+        """Somebody started the app once more."""
+        if self.front is not None:
+            self.front.come_forward()
+
+    def close(self) -> None:
+        """All of them: the app ends."""
+        if self._open and not self._quitting:
+            self._quitting, self._left = True, []
+        for window, _ in list(self._open):
+            window.close()
+
+    def left(self) -> dict[str, Any] | None:
+        """How the windows were left, for the next start; None where none was closed.
+
+        The drafts of all windows are those of the one that was left last, for they are shared.
+        """
+        if not self._left:
+            return None
+        first, *others = self._left
+        drafts = self._left[-1].drafts
+        return asdict(replace(first, drafts=drafts)) | {"others": [asdict(replace(state, drafts=())) for state in others]}
+
+    def _add(self, workbench: AppWorkbench, state: WindowState | None, beside: MainWindow | None) -> MainWindow:
+        window = MainWindow(workbench, state=state, keep_state=self._keep, beside=beside)
+        self._open.append((window, workbench))
+        window.window_wanted.connect(lambda session_id: self._open_wanted(window, workbench, session_id))
+        window.quit_wanted.connect(self.close)
+        window.closed.connect(lambda: self._forget(window))
+        return window
+
+    def _open_wanted(self, window: MainWindow, workbench: AppWorkbench, session_id: int | None) -> None:
+        if session_id is None or not workbench.bring_forward(session_id):
+            self._open_beside(window, None, session_id)
+
+    def _open_beside(self, window: MainWindow, state: WindowState | None, session_id: int | None) -> None:
+        """One more window: where it stood, or a step from the one it was asked for in, and like that one."""
+        workbench = self._workbench.beside()
+        other = self._add(workbench, state or replace(window.state(), geometry=""), window)
+        if state is None:
+            other.resize(window.size())
+            other.move(window.x() + STEP, window.y() + STEP)
+        other.show()
+        other.start(session_id, fresh=True)
+
+    def _keep(self, state: WindowState) -> None:
+        if not self._quitting:
+            self._left = []  # of windows that are closed one by one, only the last comes back
+        self._left.append(state)
+
+    def _forget(self, window: MainWindow) -> None:
+        self._open = [(each, workbench) for each, workbench in self._open if each is not window]
+        window.deleteLater()
+        if not self._open:
+            self.ended.set()
+
+
+def _states(kept: object) -> tuple[WindowState | None, list[WindowState]]:
+    """The first window's state, and the others'; what another version wrote is passed over."""
+    if not isinstance(kept, Mapping):
+        return None, []
+    others = kept.get("others")
+    found = [_state(each) for each in others] if isinstance(others, list) else []
+    first = _state({name: value for name, value in kept.items() if name != "others"})
+    return first, [state for state in found if state is not None]
+
+
+def _state(kept: object) -> WindowState | None:
+    if not isinstance(kept, Mapping):
+        return None
+    try:
+        return WindowState(**kept)
+    except TypeError:  # another version's: the defaults will do
+        return None

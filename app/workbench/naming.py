@@ -1,0 +1,29 @@
+"""Every option that held, by name, with who said so: of an answer as it was stored, or before it is drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+_NOT_TOLD = ("sampling", "seed", "stages", "resolve")  # the seed stands beside the options
+DEFAULT = "default"
+
+
+def named_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Values by name as `ResolvedOptions.sources` has them ("sampling.temperature").
+
+    Args:
+        options: As `plain_options` gives them, or as they are stored.
+    """
+    plain = {name: value for name, value in options.items() if name not in _NOT_TOLD}
+    return plain | {f"sampling.{name}": value for name, value in (options.get("sampling") or {}).items()}
+
+
+def stored_sources(made: Mapping[str, Any]) -> dict[str, str]:
+    """Who said so, by name, of an answer as it is stored; what nobody said is not among them."""
+    return {name: who for who, names in (made.get("sources") or {}).items() for name in names}
+
+
+def told_options(options: Mapping[str, Any], sources: Mapping[str, str]) -> dict[str, dict[str, Any]]:
+    """By name: the value, and its source (call, session, preset, model, format, default, or two of them)."""
+    return {name: {"value": v, "source": sources.get(name, DEFAULT)} for name, v in named_options(options).items()}

@@ -1,0 +1,52 @@
+"""Tokens by what they say: a bias or a ban may name a piece of text in place of an id."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+
+from app.workbench.vocabulary import Vocabulary
+from ui import Refusal
+
+QUOTED = 60  # characters of a text that a refusal quotes
+
+
+def with_ids(name: str, value: object, vocabulary: Vocabulary) -> object:
+    """The value of an option with ids in place of texts; other options, and what is not of that shape, as they are.
+
+    In `logit_bias` a key is an id in digits, a text, or a text in quotation marks (as JSON writes it).
+
+    Raises:
+        Refusal: A text is no token of the model that was used last; says which one it begins with.
+    """
+    if name == "banned_tokens" and isinstance(value, Sequence) and not isinstance(value, str):
+        ids = [token for each in value for token in (_ids(each, vocabulary) if isinstance(each, str) else (each,))]
+        return list(dict.fromkeys(ids))
+    if name == "logit_bias" and isinstance(value, Mapping):
+        return {str(token): bias for key, bias in value.items() for token in _keyed(str(key), vocabulary)}
+    return value
+
+
+def _keyed(key: str, vocabulary: Vocabulary) -> Sequence[object]:
+    if key.removeprefix("-").isdecimal():
+        return (int(key),)
+    try:
+        text = json.loads(key) if key.startswith('"') else key
+    except ValueError:
+        text = key
+    return _ids(str(text), vocabulary)
+
+
+def _ids(text: str, vocabulary: Vocabulary) -> Sequence[int]:
+    """The tokens that say just that; there may be several of the same bytes."""
+    if not vocabulary.is_known:
+        raise Refusal("no model was used here yet, so tokens are named by token ids alone; load a model, then write it again")
+    found = vocabulary.saying(text)
+    if found:
+        return found
+    quoted = json.dumps(text[:QUOTED], ensure_ascii=False)
+    start = vocabulary.longest_start(text)
+    if not start:
+        raise Refusal(f"no token of the model says {quoted}; click a token and take its text from the inspector")
+    begins = json.dumps(start.decode(errors="replace"), ensure_ascii=False)
+    raise Refusal(f"{quoted} is more than one token: it begins with {begins}. Name tokens one by one; spaces in front count")

@@ -1,0 +1,143 @@
+"""Which files of a repository are taken, and which repositories are refused before anything large is fetched."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from runtime.errors import DownloadError, ModelLoadError
+from runtime.hub.listing import Listing
+from runtime.hub.plan import HubFile, Kind
+from runtime.loading.check import INDEX, MAX_JSON_BYTES, PICKLES, SETTINGS_FILES, TEXT_FILES, check_config, quantised_with
+from runtime.loading.describing import describe
+from runtime.loading.paths import ADAPTER_CONFIG
+
+_SHARD = re.compile(r"[A-Za-z0-9][\w.+-]*\.safetensors", re.ASCII)
+_ADAPTER_WEIGHTS = ("adapter_model.safetensors", "adapters.safetensors")  # peft's and mlx-lm's
+_CUDA = ("gptq", "awq", "bitsandbytes", "aqlm", "quip", "hqq", "eetq", "exl2", "exl3")
+
+
+def kind_of(listing: Listing) -> Kind:
+    """What a repository holds. A whole model is one, whatever lies beside it."""
+    whole = "config.json" in listing.files and any(_is_weights(name) for name in listing.files)
+    return "adapter" if ADAPTER_CONFIG in listing.files and not whole else "model"
+
+
+def check_kind(where: str, kind: Kind, wanted: Kind | None) -> None:
+    """Refuses a repository that holds the other of the two.
+
+    Raises:
+        DownloadError: With what it is, and how that is fetched ("unsuitable").
+    """
+    if wanted is not None and kind != wanted:
+        what = "an adapter, no model" if kind == "adapter" else "a model, no adapter"
+        raise _refused(where, f"{what}; fetch_{kind} takes it, and so does: elsewise models fetch")
+
+
+def adapter_files(listing: Listing) -> tuple[HubFile, ...]:
+    """Configuration and weights of an adapter.
+
+    Raises:
+        DownloadError: Its weights are missing, or pickled ("unsuitable").
+    """
+    where = str(listing.hub_id)
+    weights = [name for name in _ADAPTER_WEIGHTS if name in listing.files]
+    if not weights:
+        pickles = sorted(name for name in listing.files if name.endswith(PICKLES))
+        what = f"{pickles[0]} is never opened because such files can run code" if pickles else "its weights are missing"
+        raise _refused(where, f"an adapter, but {what}; choose a version of it with {_ADAPTER_WEIGHTS[0]}")
+    config = listing.files[ADAPTER_CONFIG]
+    if config.size > MAX_JSON_BYTES:
+        raise _refused(where, f"{config.name} has {config.size:,} bytes; at most {MAX_JSON_BYTES:,} are taken")
+    return (config, *(listing.files[name] for name in weights))
+
+
+def small_files(listing: Listing) -> tuple[HubFile, ...]:
+    """Configuration, tokenizer and template: what is needed to decide about the rest.
+
+    Raises:
+        DownloadError: The repository holds no model that Elsewise could take ("unsuitable").
+    """
+    where, names = str(listing.hub_id), listing.files.keys()
+    if "config.json" not in names:
+        raise _refused(where, _instead(names))
+    if not any(_is_weights(name) for name in names):
+        pickles = sorted(name for name in names if name.endswith(PICKLES))
+        what = (
+            f"only pickled weights ({pickles[0]}), which are never opened because they can run code"
+            if pickles
+            else "no weights"
+        )
+        raise _refused(where, f"{what}; choose a safetensors version of the model")
+    if "tokenizer.json" not in names:
+        raise _refused(where, "no tokenizer.json; choose a version of the model that has the fast tokenizer's file")
+    wanted = [listing.files[name] for name in (*SETTINGS_FILES, *TEXT_FILES, INDEX) if name in names]
+    for file in wanted:
+        if file.size > MAX_JSON_BYTES:
+            raise _refused(where, f"{file.name} has {file.size:,} bytes; at most {MAX_JSON_BYTES:,} are taken")
+    return tuple(wanted)
+
+
+def weights_to_take(listing: Listing, index: Mapping[str, Any] | None) -> tuple[HubFile, ...]:
+    """The safetensors files, as loading will look for them.
+
+    Args:
+        listing: Of the repository.
+        index: Its ``model.safetensors.index.json``, where it has one.
+
+    Raises:
+        DownloadError: The index names what is no safetensors file of the repository ("unsuitable").
+    """
+    where = str(listing.hub_id)
+    if index is None:
+        names = sorted(name for name in listing.files if _is_weights(name))
+        names = ["model.safetensors"] if "model.safetensors" in names else names
+    else:
+        table = index.get("weight_map")
+        names = sorted({str(shard) for shard in table.values()}) if isinstance(table, Mapping) else []
+        if not names:
+            raise _refused(where, f"{INDEX} names no weights")
+    for name in names:
+        if not _SHARD.fullmatch(name) or ".." in name:
+            raise _refused(where, f"{name[:100]!r} is no safetensors file of the repository's top folder")
+        if name not in listing.files:
+            raise _refused(where, f"{name} is missing from the repository ({len(names)} parts in all)")
+    return tuple(listing.files[name] for name in names)
+
+
+def check_suitable(where: str, config: Mapping[str, Any]) -> None:
+    """Refuses what no backend here could run.
+
+    Raises:
+        DownloadError: With the reason, and what can be done ("unsuitable").
+    """
+    try:
+        check_config(config, where)
+    except ModelLoadError as fault:
+        raise DownloadError(str(fault), "unsuitable") from fault
+    method, _ = quantised_with(config)
+    if method not in (None, "mlx"):
+        needs = "which needs CUDA libraries" if method in _CUDA else "which nothing here reads"
+        raise _refused(where, f"its weights are quantised with {method}, {needs}; choose the plain model, or one for MLX")
+    found = describe(config)
+    if not found.backends:
+        what = f"{found.architecture} quantised for MLX" if method else f"the architecture {found.architecture}"
+        raise _refused(where, f"neither transformers nor mlx-lm knows {what}; update them, or choose another model")
+
+
+def _is_weights(name: str) -> bool:
+    return "/" not in name and name.startswith("model") and name.endswith(".safetensors")
+
+
+def _instead(names: Iterable[str]) -> str:
+    """What a repository without a model's configuration is."""
+    listed = sorted(names)
+    gguf = [name for name in listed if name.lower().endswith(".gguf")]
+    if gguf:
+        return f"only GGUF files; download one ({gguf[0]}) and take it in with: elsewise models import FILE.gguf"
+    return "no config.json; this is not a model's repository"
+
+
+def _refused(where: str, why: str) -> DownloadError:
+    return DownloadError(f"{where}: {why}", "unsuitable")

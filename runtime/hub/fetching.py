@@ -1,0 +1,111 @@
+"""Asking for a model from a hub: the child process, seen from outside. Nothing here imports a network library."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import msgspec
+
+from runtime.adapters.importing import ShelvedAdapter, shelf_adapter
+from runtime.errors import DownloadError
+from runtime.hub.plan import DownloadPlan, DownloadProgress, HubId, Kind, OnDownload
+from runtime.hub.said import Said
+from runtime.loading.check import open_folder
+from runtime.loading.children import Child
+from runtime.loading.folder import ModelFolder
+from runtime.loading.paths import is_adapter, shelf_path
+
+# Our processes are offline by default; whoever comes here asked for the network. The rest keeps it to what was asked for.
+_ENVIRONMENT = {"HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_TELEMETRY": "1", "HF_HUB_DISABLE_XET": "1"}
+
+
+def ignore(progress: DownloadProgress) -> None:
+    """For callers who do not want to know."""
+    del progress
+
+
+def plan_download(model: str, progress: OnDownload = ignore) -> DownloadPlan:
+    """What fetching a model or an adapter would mean: files, sizes, the commit, what is here. Blocks.
+
+    Only configuration is fetched for it.
+
+    Args:
+        model: ``org/name``, or ``org/name@revision``.
+        progress: Called at least once a second; raising in it stops.
+
+    Raises:
+        DownloadError: It cannot be looked up, or is nothing that Elsewise runs.
+    """
+    for said in _said("plan", HubId.parse(model), progress):
+        if said.plan is not None:
+            return said.plan
+    raise DownloadError(f"{model}: the download ended without an answer")
+
+
+def fetch_model(model: str, progress: OnDownload = ignore) -> ModelFolder:
+    """Fetches a model from a Hugging Face hub onto the shelf. Blocks, for as long as it takes.
+
+    A download that stops, for whatever reason, is gone on with by the next one of the same repository.
+
+    Args:
+        model: ``org/name``, or ``org/name@revision``; the commit that this is now is what is fetched, and part of the name.
+        progress: Called at least once a second; raising in it stops the download, and what has arrived is kept.
+
+    Returns:
+        The model, checked.
+
+    Raises:
+        DownloadError: With the cause, and what was kept; nothing is on the shelf then that was not there before.
+        ModelLoadError: It is there, but was changed since.
+    """
+    return open_folder(shelf_path(_fetched(model, "model", progress)), backend="mlx")
+
+
+def fetch_adapter(adapter: str, progress: OnDownload = ignore) -> ShelvedAdapter:
+    """Fetches a LoRA adapter from a Hugging Face hub onto the shelf, as `fetch_model` does a model. Blocks.
+
+    Args:
+        adapter: ``org/name``, or ``org/name@revision``; in peft's layout or mlx-lm's.
+        progress: Called at least once a second; raising in it stops the download, and what has arrived is kept.
+
+    Returns:
+        The adapter, checked: `add_adapter`, `push_lora` and ``--adapter`` take its name, and ``org/name`` alone.
+
+    Raises:
+        DownloadError: With the cause, and what was kept; nothing is on the shelf then that was not there before.
+    """
+    return shelf_adapter(shelf_path(_fetched(adapter, "adapter", progress)))
+
+
+def fetch_any(repository: str, progress: OnDownload = ignore) -> ModelFolder | ShelvedAdapter:
+    """`fetch_model` or `fetch_adapter`, whichever it is."""
+    folder = shelf_path(_fetched(repository, None, progress))
+    return shelf_adapter(folder) if is_adapter(folder) else open_folder(folder, backend="mlx")
+
+
+def _fetched(repository: str, kind: Kind | None, progress: OnDownload) -> str:
+    """Fetches it; its name on the shelf."""
+    for said in _said("fetch", HubId.parse(repository), progress, kind):
+        if said.name:
+            return said.name
+    raise DownloadError(f"{repository}: the download ended without an answer")
+
+
+def _said(what: str, hub_id: HubId, progress: OnDownload, kind: Kind | None = None) -> Iterator[Said]:
+    state = DownloadProgress(state="look up")
+    progress(state)
+    only = () if kind is None else ("--kind", kind)
+    with Child("runtime.hub.child", what, str(hub_id), *only, environment=_ENVIRONMENT) as child:
+        for line in child.lines():
+            if line is None:  # nothing has come for a while
+                state = replace(state, rate=0.0, eta=None)
+                progress(state)
+                continue
+            said = msgspec.json.decode(line, type=Said)
+            if said.error:
+                raise DownloadError(said.error, said.reason, said.kept)
+            state = said.progress or state
+            progress(state)
+            yield said
+        raise DownloadError(f"{hub_id}: the download ended without an answer ({child.last_words()})")

@@ -1,0 +1,72 @@
+"""Long work in a process of its own that says how far it is, a JSON object a line."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Self
+
+LOOK_SECONDS = 1.0  # the caller hears at least this often, also where nothing is said
+
+
+class Child:
+    """``python -m MODULE ARGUMENTS``; it is killed at the end of the `with`, however that comes about.
+
+    Args:
+        module: Of ours; it ends when its standard input closes.
+        arguments: For it.
+        cwd: Where it runs.
+        environment: Beside this process's own.
+    """
+
+    def __init__(
+        self, module: str, *arguments: str, cwd: Path | None = None, environment: Mapping[str, str] | None = None
+    ) -> None:
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115  # closed with the child
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-m", module, *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            cwd=cwd,
+            env={**os.environ, **(environment or {})},
+            start_new_session=True,  # a Ctrl-C in the terminal is for whoever asked
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                pipe.close()
+        self._errors.close()
+
+    def lines(self) -> Iterator[bytes | None]:
+        """What it says, line by line, to its end; None wherever it has said nothing for a while."""
+        assert self._process.stdout is not None
+        rest = b""
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._process.stdout, selectors.EVENT_READ)
+            while True:
+                if not selector.select(timeout=LOOK_SECONDS):
+                    yield None
+                    continue
+                data = self._process.stdout.read1(1 << 16)  # type: ignore[attr-defined]  # a BufferedReader, which typeshed calls IO
+                if not data:
+                    return
+                *lines, rest = (rest + data).split(b"\n")
+                yield from lines
+
+    def last_words(self) -> str:
+        """The last line on its stderr, or its exit code; after the end of `lines`."""
+        code = self._process.wait()
+        self._errors.seek(0)
+        return (self._errors.read().decode(errors="replace").strip().splitlines() or [f"exit code {code}"])[-1][:200]

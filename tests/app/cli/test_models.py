@@ -1,0 +1,82 @@
+"""`elsewise models` on a shelf with models: list, info, remove."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from pathlib import Path
+
+import psutil
+import pytest
+
+from runtime import ModelShelf, import_model, load
+from tests.app.cli.conftest import Elsewise
+from tests.tiny_models import tiny_path
+
+
+@pytest.fixture
+def tiny(elsewise: Elsewise) -> Path:
+    return import_model(tiny_path("llama"), "org/tiny@v1").path
+
+
+def test_the_list_has_context_and_engines(elsewise: Elsewise, tiny: Path) -> None:
+    header, row = elsewise("models", "list").out.splitlines()
+    assert header.split() == ["name", "title", "parameters", "size", "format", "context", "runs", "on", "state"]
+    assert row.split()[-4:] == ["4,096", "hf,", "mlx", "ready"]
+
+
+def test_info_says_all_that_is_known(elsewise: Elsewise, tiny: Path) -> None:
+    # in a terminal
+    rows = dict(line.split(maxsplit=1) for line in elsewise("models", "info", "org/tiny").out.splitlines())
+    assert rows["name"].strip() == "org/tiny@v1"
+    assert rows["architecture"].strip() == "llama"
+    assert rows["folder"].strip() == str(tiny)
+    # and for programs
+    found = json.loads(elsewise("models", "info", "org/tiny", "--json").out)
+    assert (found["context"], found["backends"], found["dtype"]) == (4096, ["hf", "mlx"], "F32")
+    assert found["fingerprint"] == ModelShelf().find("org/tiny").fingerprint
+    [listed] = elsewise("models", "list", "--json").out.splitlines()
+    assert json.loads(listed)["name"] == "org/tiny@v1"
+
+
+def test_a_config_cannot_move_the_cursor(elsewise: Elsewise, tiny: Path) -> None:
+    config = json.loads((tiny / "config.json").read_text())
+    (tiny / "config.json").write_text(json.dumps(config | {"model_type": "lla\x1b[2Jma"}))
+    assert "\x1b" not in elsewise("models", "info", "org/tiny").out
+
+
+def test_a_model_is_removed_after_a_question(elsewise: Elsewise, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    size = sum(file.stat().st_size for file in tiny.iterdir())
+    with load("org/tiny", "hf"):
+        refused = elsewise("models", "remove", "org/tiny", "--yes")
+        assert (refused.code, refused.out) == (1, "")
+        assert "is loaded" in refused.err
+    monkeypatch.setattr("sys.stdin", io.StringIO())  # nobody there to say yes
+    assert elsewise("models", "remove", "org/tiny").code == 1
+    assert tiny.is_dir()
+    done = elsewise("models", "remove", "org/tiny", "--yes")
+    assert (done.code, done.out) == (0, f"org/tiny: removed, {size:,} bytes are free again\n")
+    assert not tiny.exists()
+    assert elsewise("models", "info", "org/tiny").code == 1
+
+
+def test_info_says_whether_it_fits(elsewise: Elsewise, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # given a machine with next to no memory
+    memory = psutil.virtual_memory()._replace(total=580_000_000, available=500_000_000)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
+    monkeypatch.setattr("sys.platform", "linux")
+    # then a small context fits and a large one does not, with the one that would
+    small = json.loads(elsewise("models", "info", "org/tiny", "--json", "--context", "16").out)["fit"][0]
+    assert (small["fits"], small["context"], small["memory"]) == (True, 16, 580_000_000)
+    out = elsewise("models", "info", "org/tiny").out
+    assert re.search(r"^too large \(hf\) +a context of [\d,]+ tokens fits *$", out, re.MULTILINE)
+    assert re.search(r"KV \d+\.\d\d GB for 4,096 tokens", out)
+
+
+def test_a_folder_is_added_by_a_name(elsewise: Elsewise) -> None:
+    done = elsewise("models", "add", str(tiny_path("llama")), "--name", "mine")
+    assert (done.code, done.out) == (0, f"mine: ready in {tiny_path('llama')}\n")
+    assert elsewise("models", "list").out.splitlines()[1].split()[0] == "mine"
+    assert elsewise("models", "remove", "mine", "--yes").out == "mine: removed, 0 bytes are free again\n"
+    assert tiny_path("llama").is_dir()

@@ -1,0 +1,134 @@
+"""What the window refuses before anything is computed; the next message is answered."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from tests.app.workbench.conftest import Play
+from tests.app.workbench.scene import Scene, own_tokens
+from tests.runtime.adapters.toys import toy_adapter
+from ui import AnswerFormat, FormatKind, Refusal
+
+VOCABULARY = 259  # of the fake model
+
+
+async def computed(s: Scene) -> int:
+    model = s.workbench.supervisor.running
+    assert model is not None
+    return model.metrics().tokens_computed
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("temperature", float("-inf"), "temperature"),
+        ("temperature", "warm", "temperature"),
+        ("top_p", 1.01, "top_p"),
+        ("top_p", float("nan"), "top_p"),
+        ("min_p", -0.1, "min_p"),
+        ("typical_p", 0, "typical_p"),
+        ("xtc_probability", 2, "xtc_probability"),
+        ("repetition_penalty", 0, "repetition_penalty"),
+        ("logit_bias", {"no such token": 1}, "token"),
+        ("logit_bias", {"5": float("nan")}, "logit_bias"),
+        ("banned_tokens", [-1], "banned_tokens"),
+        ("order", ["top_p", "top_p"], "twice"),
+        ("stop", [""], "empty"),
+    ],
+)
+def test_a_setting_that_makes_no_sense_is_refused(play: Play, name: str, value: Any, words: str) -> None:
+    async def scene(s: Scene) -> None:
+        session_id = await s.new()
+        before = await s.workbench.setup(session_id)
+        with pytest.raises(Refusal, match=words):
+            await s.workbench.set_option(session_id, name, value)
+        assert await s.workbench.setup(session_id) == before
+
+    play(scene)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("banned_tokens", list(range(VOCABULARY)), "nothing is left to draw"),
+        ("banned_tokens", [VOCABULARY], "outside the vocabulary of 259"),
+        ("logit_bias", {str(VOCABULARY): 1.0}, "outside the vocabulary of 259"),
+    ],
+)
+def test_what_only_the_model_can_refuse_is_refused_before_it_computes(play: Play, name: str, value: Any, words: str) -> None:
+    async def scene(s: Scene) -> None:
+        session_id = await s.new()
+        await s.workbench.send(session_id, "hello")
+        said, before = await s.last(session_id), await computed(s)
+        await s.workbench.set_option(session_id, name, value)
+        # when an answer is asked for, the place where it would stand says why there is none
+        await s.workbench.regenerate(session_id, said.node_id)
+        refused = await s.last(session_id)
+        assert words in refused.note
+        assert len(refused.run) <= len(said.run) - len(own_tokens(said))
+        # and continuations are refused where they were asked for
+        with pytest.raises(Refusal, match=words):
+            await s.workbench.continue_many(session_id, said.node_id, own_tokens(said)[1], 2)
+        assert await computed(s) == before
+        # then, without it, the next one is answered
+        await s.workbench.set_option(session_id, name, None)
+        await s.workbench.send(session_id, "and now?")
+        assert len((await s.last(session_id)).run) > 2
+
+    play(scene)
+
+
+def test_a_form_that_allows_nothing_is_refused(play: Play) -> None:
+    async def scene(s: Scene) -> None:
+        session_id = await s.new()
+        for form, words in (
+            (AnswerFormat(FormatKind.REGEX, r"[^\s\S]"), "allows nothing"),
+            (AnswerFormat(FormatKind.JSON_SCHEMA, '{"enum": []}'), "Unsatisfiable"),
+            (AnswerFormat(FormatKind.JSON_SCHEMA, "[1]"), "a JSON schema is a dictionary"),
+        ):
+            with pytest.raises(Refusal, match=words):
+                await s.workbench.set_format(session_id, form)
+        assert (await s.workbench.setup(session_id)).answer_format == AnswerFormat()
+
+    play(scene)
+
+
+def spoilt(folder: Path, how: str) -> str:
+    """An adapter that is not for this model."""
+    toy_adapter(folder, 1)
+    if how == "another shape":
+        tensors = load_file(folder / "adapter_model.safetensors")
+        tensors["base_model.model.head.lora_A.weight"] = np.ones((2, 17), np.float32)
+        save_file(tensors, folder / "adapter_model.safetensors")
+    else:
+        told = json.loads((folder / "adapter_config.json").read_text())
+        (folder / "adapter_config.json").write_text(json.dumps(told | {"base_model_name_or_path": "org/Other-7B"}))
+    return str(folder)
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [("another shape", "17 -> 259 in the adapter, 16 -> 259 in the model"), ("another base", "made for org/Other-7B")],
+)
+def test_an_adapter_for_another_model_is_refused_before_anything_is_computed(
+    play: Play, tmp_path: Path, how: str, words: str
+) -> None:
+    async def scene(s: Scene) -> None:
+        session_id = await s.new()
+        await s.workbench.send(session_id, "hello")
+        before = await computed(s)
+        with pytest.raises(Refusal, match=words):
+            await s.workbench.add_adapter(session_id, spoilt(tmp_path / "bad", how))
+        assert list((await s.workbench.setup(session_id)).adapters) == []
+        assert await computed(s) == before
+        # then the next message is answered, by the base
+        await s.workbench.send(session_id, "and now?")
+        assert len((await s.last(session_id)).run) > 2
+
+    play(scene)

@@ -1,0 +1,157 @@
+"""*Continue* goes on with what the answer was made with, and says what was set anew since."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from runtime import SamplingOptions
+from tests.app.workbench.conftest import Play
+from tests.app.workbench.scene import OPTIONS, Engine, Scene, own_tokens
+from ui import AnswerFormat, FormatKind, TurnView
+
+DRAWN = replace(OPTIONS, seed=None, sampling=SamplingOptions(temperature=1.5))
+
+
+async def made(s: Scene, session_id: int, turn: TurnView) -> dict[str, Any]:
+    """What is stored of how an answer was made."""
+    nodes = (await s.store.load_session(session_id)).nodes
+    stored: dict[str, Any] = next(node.stats["made"] for node in nodes if node.id == turn.node_id)
+    return stored
+
+
+async def stopped(s: Scene) -> tuple[int, TurnView]:
+    """A session whose answer was stopped after three tokens."""
+    s.engine.holds_after = 3
+    session_id = await s.stopped_after(3)
+    s.engine.holds_after = None
+    return session_id, await s.last(session_id)
+
+
+def ids(turn: TurnView) -> list[int]:
+    return [int(turn.run.ids[at]) for at in own_tokens(turn)]
+
+
+def test_it_says_what_it_would_have_said_had_nobody_stopped_it(play: Play) -> None:
+    """Also after another start, and with a seed that nobody chose."""
+    kept: dict[str, Any] = {}
+
+    async def first(s: Scene) -> None:
+        session_id, turn = await stopped(s)
+        kept.update(id=session_id, node=turn.node_id, seed=(await made(s, session_id, turn))["options"]["seed"])
+
+    async def second(s: Scene) -> None:
+        await s.view(kept["id"])
+        await s.workbench.continue_turn(kept["id"], kept["node"])
+        turn = await s.last(kept["id"])
+        assert turn.note == "reached the length limit"
+        assert (await made(s, kept["id"], turn))["options"]["seed"] == kept["seed"]
+        assert all("seed" not in names for names in (await made(s, kept["id"], turn))["sources"].values())
+        await s.workbench.set_option(kept["id"], "seed", kept["seed"])
+        await s.workbench.set_option(kept["id"], "max_tokens", 15)
+        question = (await s.view(kept["id"])).turns[-2]
+        await s.workbench.send(kept["id"], "hello", question.node_id)
+        assert ids(await s.last(kept["id"])) == ids(turn)
+
+    play(first, options=DRAWN)
+    play(second, options=DRAWN)
+
+
+def test_a_preset_that_says_something_else_by_now_does_not_change_it(play: Play) -> None:
+    kept: dict[str, Any] = {}
+
+    async def first(s: Scene) -> None:
+        session_id, turn = await stopped(s)
+        kept.update(id=session_id, node=turn.node_id)
+
+    async def second(s: Scene) -> None:
+        await s.view(kept["id"])
+        await s.workbench.continue_turn(kept["id"], kept["node"])
+        turn = await s.last(kept["id"])
+        stored = await made(s, kept["id"], turn)
+        assert stored["options"]["sampling"]["temperature"] == 1.5
+        assert "sampling.temperature" in stored["sources"]["preset"]
+        assert turn.note == "reached the length limit"
+        # what begins now is made as things are now
+        await s.workbench.regenerate(kept["id"], turn.node_id)
+        assert (await made(s, kept["id"], await s.last(kept["id"])))["options"]["sampling"]["temperature"] == 0.25
+
+    play(first, options=DRAWN)
+    play(second, options=replace(DRAWN, sampling=SamplingOptions(temperature=0.25)))
+
+
+def test_what_was_set_for_the_session_since_holds_and_is_said(play: Play) -> None:
+    async def scene(s: Scene) -> None:
+        session_id, turn = await stopped(s)
+        seed = (await made(s, session_id, turn))["options"]["seed"]
+        await s.workbench.set_option(session_id, "temperature", 0.5)
+        await s.workbench.continue_turn(session_id, turn.node_id)
+        on = await s.last(session_id)
+        assert on.note == "went on with temperature 0.5 (was 1.5) · reached the length limit"
+        options = (await made(s, session_id, on))["options"]
+        assert (options["sampling"]["temperature"], options["seed"]) == (0.5, seed)
+
+    play(scene, options=DRAWN)
+
+
+def test_what_was_taken_back_for_the_session_since_is_said_too(play: Play) -> None:
+    async def scene(s: Scene) -> None:
+        session_id = await s.new()
+        await s.workbench.set_option(session_id, "top_k", 3)
+        await s.workbench.set_option(session_id, "seed", 7)
+        await s.workbench.send(session_id, "hello")
+        turn = await s.last(session_id)
+        await s.workbench.set_option(session_id, "top_k", None)
+        await s.workbench.continue_turn(session_id, turn.node_id)
+        on = await s.last(session_id)
+        assert on.note == "went on with top_k 0 (was 3) · reached the length limit"
+        assert (await made(s, session_id, on))["options"]["seed"] == 7
+
+    play(scene, options=DRAWN)
+
+
+def test_another_preset_chosen_for_the_session_holds(play: Play) -> None:
+    async def scene(s: Scene) -> None:
+        session_id, turn = await stopped(s)
+        await s.workbench.set_option(session_id, "temperature", 0.25)
+        await s.workbench.save_preset(session_id, "cold")
+        await s.workbench.continue_turn(session_id, turn.node_id)
+        on = await s.last(session_id)
+        assert "went on with temperature 0.25 (was 1.5)" in on.note
+
+    play(scene, options=DRAWN)
+
+
+def test_another_form_is_said(play: Play) -> None:
+    async def scene(s: Scene) -> None:
+        session_id, turn = await stopped(s)
+        await s.workbench.set_format(session_id, AnswerFormat(FormatKind.REGEX, "(.|\n)*"))
+        await s.workbench.continue_turn(session_id, turn.node_id)
+        assert "went on with the form of the answer" in (await s.last(session_id)).note
+
+    play(scene, options=DRAWN)
+
+
+def test_going_on_twice_from_one_place_says_two_things(play: Play) -> None:
+    async def scene(s: Scene) -> None:
+        session_id, turn = await stopped(s)
+        said = []
+        for _ in range(2):
+            await s.workbench.continue_turn(session_id, turn.node_id)
+            said.append(ids(await s.last(session_id)))
+        assert said[0][:3] == said[1][:3]
+        assert said[0] != said[1]
+
+    play(scene, options=DRAWN)
+
+
+def test_an_answer_of_which_nothing_is_stored_goes_on_as_things_are_now(play: Play) -> None:
+    async def scene(s: Scene) -> None:
+        session_id, turn = await stopped(s)
+        session = s.workbench._sessions.opened(session_id)
+        node = session.tree.nodes[turn.node_id]
+        session.tree.put(replace(node, stats={name: value for name, value in node.stats.items() if name != "made"}))
+        await s.workbench.continue_turn(session_id, turn.node_id)
+        assert (await s.last(session_id)).note == "reached the length limit"
+
+    play(scene, engine=Engine(), options=DRAWN)

@@ -1,0 +1,117 @@
+"""An engine that dies under an answer is started again for its session: once, and the turn says what happened."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from app.faults import STOPPED
+from app.workbench.reopening import AGAIN, DONE, UNDER_WAY
+from runtime import EngineDiedError, ModelLoadError
+from tests.app.workbench.conftest import Play
+from tests.app.workbench.scene import Engine, Scene, own_tokens, until
+from ui import EngineState, SessionChanged, Tier, TurnStatus
+
+
+def watched(s: Scene) -> Scene:
+    """As the window's."""
+    s.workbench._reopens = True
+    return s
+
+
+def noted(s: Scene) -> list[str]:
+    """What the last turn said, in order."""
+    notes = [event.view.turns[-1].note for event in s.events if isinstance(event, SessionChanged) and event.view.turns]
+    return [note for note, before in zip(notes, ["", *notes], strict=False) if note != before]
+
+
+def test_the_session_is_warm_again_and_says_so(play: Play) -> None:
+    async def scene(s: Scene) -> None:
+        watched(s)
+        session_id = await s.asked("one")
+        s.engine.dies_after = 5
+        await s.workbench.send(session_id, "two")
+        await until(lambda: noted(s)[-1:] == [DONE])
+        assert noted(s)[-2:] == [UNDER_WAY, DONE]
+        turn = await s.last(session_id)
+        assert (turn.status, turn.note, turn.tier) == (TurnStatus.PARTIAL, DONE, Tier.WARM)
+        assert len(own_tokens(turn)) == 5
+        assert s.engine.starts == 2
+        assert s.workbench.status.engine is EngineState.READY
+        # nothing was said by itself, and the answer goes on from where it was
+        assert len(s.engine.prompts) == 2
+        await s.workbench.continue_turn(session_id, turn.node_id)
+        assert len(own_tokens(await s.last(session_id))) == 5 + 12
+        assert s.engine.starts == 2
+
+    play(scene)
+
+
+def test_exactly_once_until_something_goes_well(play: Play) -> None:
+    async def scene(s: Scene) -> None:
+        watched(s)
+        session_id = await s.new()
+        for count, starts in ((1, 2), (2, 2)):
+            s.engine.dies_after = 3
+            turn = await s.last(session_id) if count > 1 else None
+            await (s.workbench.send(session_id, "two") if turn is None else s.workbench.continue_turn(session_id, turn.node_id))
+            if count == 1:
+                await until(lambda: noted(s)[-1:] == [DONE])
+            assert s.engine.starts == starts
+        # the second time the error stands, and the way on with it
+        stands = await s.last(session_id)
+        assert stands.note == STOPPED
+        assert s.workbench.status.engine is EngineState.DIED
+        # whoever asks again gets an engine, and after an answer it is reopened once more
+        await s.workbench.continue_turn(session_id, stands.node_id)
+        assert s.engine.starts == 3
+        s.engine.dies_after = 3
+        await s.workbench.send(session_id, "three")
+        await until(lambda: noted(s)[-1:] == [DONE])
+        assert s.engine.starts == 4
+
+    play(scene)
+
+
+def test_an_engine_that_dies_of_this_very_session_is_left_alone(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene(s: Scene) -> None:
+        watched(s)
+        session_id = await s.asked("one")
+        s.engine.dies_after = 5
+
+        async def dies(*_: Any, **__: Any) -> None:
+            raise EngineDiedError("the engine process has ended: signal 9 (SIGKILL)")
+
+        monkeypatch.setattr("tests.app.workbench.scene.FrailModel.cache_kv_async", dies, raising=False)
+        await s.workbench.send(session_id, "two")
+        await until(lambda: noted(s)[-1:] == [AGAIN])
+        assert (s.engine.starts, s.workbench.status.engine) == (2, EngineState.DIED)
+        assert (await s.last(session_id)).note == AGAIN
+
+    play(scene)
+
+
+def test_an_engine_that_does_not_start_again_says_why(play: Play) -> None:
+    async def scene(s: Scene) -> None:
+        watched(s)
+        session_id = await s.asked("one")
+        s.engine.dies_after = 5
+        s.engine.refuses = [ModelLoadError("the model is gone")]
+        await s.workbench.send(session_id, "two")
+        await until(lambda: "the model is gone" in noted(s)[-1])
+        assert s.engine.starts == 2
+
+    play(scene)
+
+
+def test_a_command_has_nobody_to_reopen_it_for(play: Play) -> None:
+    async def scene(s: Scene) -> None:
+        session_id = await s.asked("one")
+        s.engine.dies_after = 5
+        await s.workbench.send(session_id, "two")
+        assert (await s.last(session_id)).note == STOPPED
+        assert not s.workbench._chores._tasks
+        assert s.engine.starts == 1
+
+    play(scene, engine=Engine())

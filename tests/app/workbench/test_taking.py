@@ -1,0 +1,157 @@
+"""What comes from elsewhere: a fingerprint decides what can be taken, and a portable file says how to resume it."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.workbench.taking import what_is_taken
+from runtime import LanguageModel, ModelInfo, Snapshot, SnapshotMismatchError, load
+from runtime.backends.fake import Behaviour
+from storage import PortableFile, SessionStore
+from tests.app.workbench.scene import Engine, Scene
+from ui import ExportKind
+
+
+def heard(_done: int, _total: int) -> None:
+    """Nobody listens."""
+
+
+def exported(folder: Path, *, options: dict[str, Any] | None = None, stopped: bool = False) -> tuple[Path, list[int]]:
+    """A portable file of a session of one answer, and the ids of its path."""
+
+    async def out() -> list[int]:
+        here = Scene.open(folder / "here.db", Engine(options=options or {}))
+        if stopped:
+            here.engine.holds_after = 3
+        session_id = await (here.stopped_after(3) if stopped else here.asked())
+        ids = await here.path_ids(session_id)
+        await here.workbench.export_session(session_id, ExportKind.PORTABLE, folder / "trip.elsewise", heard)
+        await here.workbench.close()
+        return ids
+
+    return folder / "trip.elsewise", asyncio.run(out())
+
+
+def snapshot_in(file: Path) -> Snapshot:
+    with closing(PortableFile(file)) as portable:
+        return Snapshot.from_mapping(portable.snapshot())
+
+
+def test_a_portable_file_can_be_resumed_and_its_answer_goes_on(tmp_path: Path) -> None:
+    file, ids = exported(tmp_path, stopped=True)
+    snapshot = snapshot_in(file)
+    assert list(snapshot.ids) == ids
+    assert [mark.label for mark in snapshot.marks] == ["user", "assistant"]
+    assert ("user", "hello") in snapshot.messages
+    with load("x", backend="fake") as model:
+        assert snapshot.text == b"".join(model.decode_token(token) for token in ids)
+        with model.resume(snapshot) as session:
+            assert session.snapshot().generation == snapshot.generation
+            said = [record.token_id for record in session.go_on_sync()]
+            assert len(said) == 12 - 3
+            assert session.explain_context().resident == len(ids) + len(said)
+
+
+@pytest.mark.parametrize(
+    ("made", "named"),
+    [({"source": (Behaviour(recurrent=True), None)}, "model: "), ({"context_length": 4096}, "context_length: ")],
+)
+def test_another_model_or_setting_is_refused_by_name(tmp_path: Path, made: dict[str, Any], named: str) -> None:
+    file, _ = exported(tmp_path)
+    source = made.pop("source", "x")
+    with load(source, backend="fake", **made) as model, pytest.raises(SnapshotMismatchError, match=named):
+        model.resume(snapshot_in(file))
+
+
+def notes(folder: Path, file: Path, engine: Engine | None) -> list[str]:
+    """What is said when the file is imported into a folder where that engine ran before (None: none ever did)."""
+
+    async def take() -> list[str]:
+        there = Scene.open(folder / "there.db", engine or Engine())
+        if engine is not None:
+            await there.asked("something else")
+        result = await there.workbench.import_file(file, heard)
+        await there.workbench.close()
+        return list(result.notes)
+
+    return asyncio.run(take())
+
+
+def test_where_the_very_model_ran_nothing_has_to_be_said(tmp_path: Path) -> None:
+    file, _ = exported(tmp_path)
+    assert notes(tmp_path, file, Engine()) == []
+
+
+def test_a_model_of_the_same_name_is_not_taken_for_the_same(tmp_path: Path) -> None:
+    """Other weights, the same tokens: named by its fingerprint, with all that differs."""
+    file, _ = exported(tmp_path)
+    [note] = notes(tmp_path, file, Engine(source=(Behaviour(recurrent=True), None)))
+    assert "which never ran here" in note
+    assert "reads the same tokens and can go on with them" in note
+    assert "its KV is computed again (model: " in note
+
+
+def test_where_no_model_is_known_the_ways_on_are_said(tmp_path: Path) -> None:
+    file, _ = exported(tmp_path)
+    [note] = notes(tmp_path, file, None)
+    assert "which is not on this machine (fingerprint " in note
+    assert "find the model" in note
+    assert "open it as text" in note
+
+
+def test_a_name_on_the_shelf_is_no_proof(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file, _ = exported(tmp_path)
+    monkeypatch.setattr("app.workbench.taking._on_the_shelf", lambda name: bool(name))
+    [note] = notes(tmp_path, file, None)
+    assert "whether it is the very one shows when it is loaded" in note
+
+
+def test_the_file_itself_cannot_claim_that_its_model_ran_here(tmp_path: Path) -> None:
+    """What was imported says what its models are; only what was loaded counts as having run."""
+    file, _ = exported(tmp_path)
+    assert len(notes(tmp_path, file, None)) == 1
+    store = SessionStore.open(tmp_path / "there.db")
+    nodes = asyncio.run(_nodes(store))
+    store.close_sync()
+    assert nodes
+
+
+async def _nodes(store: SessionStore) -> list[str]:
+    [row] = await store.sessions()
+    return await what_is_taken(store, (await store.load_session(row.id)).nodes)
+
+
+class Renamed:
+    """The same model under another fingerprint."""
+
+    def __init__(self, model: LanguageModel) -> None:
+        self._model = model
+        self.info: ModelInfo = replace(model.info, kv_fingerprint="another")
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+
+def test_a_path_of_two_models_has_no_snapshot(tmp_path: Path) -> None:
+    async def out() -> None:
+        here = Scene.open(tmp_path / "here.db", Engine())
+        session_id = await here.asked()
+        await here.workbench.supervisor.close()
+
+        async def start(*_: object, **__: object) -> LanguageModel:
+            return Renamed(await asyncio.to_thread(load, "x", backend="fake"))
+
+        here.workbench.supervisor._start_engine = start
+        await here.workbench.send(session_id, "two")
+        await here.workbench.export_session(session_id, ExportKind.PORTABLE, tmp_path / "two.elsewise", heard)
+        await here.workbench.close()
+
+    asyncio.run(out())
+    with closing(PortableFile(tmp_path / "two.elsewise")) as portable:
+        assert portable.snapshot() is None

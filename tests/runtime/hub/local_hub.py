@@ -1,0 +1,244 @@
+"""A hub on loopback that speaks the routes of the real one, and misbehaves where a test asks for it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+LARGE = 10_000  # bytes from which a file is stored apart from git, under its SHA-256
+
+Files = dict[str, bytes]
+Reply = Callable[["Request"], bool]  # answers in place of the hub; False where it does not
+
+
+@dataclass
+class Repository:
+    """Commits by their SHA-1, and names for them."""
+
+    commits: dict[str, Files] = field(default_factory=dict)
+    names: dict[str, str] = field(default_factory=dict)
+
+    def commit(self, files: Files, *names: str) -> str:
+        """A new one, which branches or tags point to from now on."""
+        told = json.dumps({name: hashlib.sha256(data).hexdigest() for name, data in sorted(files.items())})
+        sha = hashlib.sha1(told.encode()).hexdigest()
+        self.commits[sha] = dict(files)
+        self.names |= dict.fromkeys(names or ("main",), sha)
+        return sha
+
+
+class LocalHub:
+    """Repositories by their ids; `asked` has the requests, `before` may answer one itself."""
+
+    def __init__(self) -> None:
+        self.repositories: dict[str, Repository] = {}
+        self.asked: list[tuple[str, str, str | None]] = []  # method, path, range
+        self.before: list[Reply] = []
+        self.address = ""
+
+    def add(self, repository: str, files: Files) -> str:
+        """A repository, or a new commit of its branch main; returns the commit."""
+        return self.repositories.setdefault(repository, Repository()).commit(files)
+
+    def fetched(self) -> list[str]:
+        """The names of files whose content was asked for, in order."""
+        return [path.rpartition("/")[2] for method, path, _ in self.asked if method == "GET" and "/resolve/" in path]
+
+    def ranges(self, name: str) -> list[str | None]:
+        """The ranges that a file was asked for by."""
+        return [asked for method, path, asked in self.asked if method == "GET" and path.endswith(f"/{name}")]
+
+
+@dataclass
+class Request:
+    """One request and the means to answer it."""
+
+    hub: LocalHub
+    handler: BaseHTTPRequestHandler
+    path: str
+    data: bytes | None  # of the file that is asked for
+
+    @property
+    def method(self) -> str:
+        return self.handler.command
+
+    @property
+    def offset(self) -> int:
+        """Where the range begins that is asked for."""
+        found = re.fullmatch(r"bytes=(\d+)-", self.handler.headers.get("Range", ""))
+        return int(found[1]) if found else 0
+
+    def answer(self, status: int, body: bytes = b"", **headers: str) -> bool:
+        """Everything at once; `Content_Length` and so on as keywords."""
+        told = {name.replace("_", "-"): value for name, value in headers.items()}
+        told.setdefault("Content-Length", str(len(body)))
+        self.handler.send_response(status)
+        for name, value in told.items():
+            self.handler.send_header(name, value)
+        self.handler.end_headers()
+        if self.method != "HEAD":
+            self.handler.wfile.write(body)
+        return True
+
+    def json(self, status: int, value: Any, **headers: str) -> bool:
+        return self.answer(status, json.dumps(value).encode(), Content_Type="application/json", **headers)
+
+    def hang_up(self) -> None:
+        """Ends the connection, whatever was promised."""
+        self.handler.wfile.flush()
+        self.handler.close_connection = True
+
+
+def for_file(name: str, reply: Reply, *, times: int = 1_000_000) -> Reply:
+    """Answers the content of one file, so many times."""
+    left = times
+
+    def answer(request: Request) -> bool:
+        nonlocal left
+        if request.method != "GET" or not request.path.endswith(f"/{name}") or left <= 0:
+            return False
+        left -= 1
+        return reply(request)
+
+    return answer
+
+
+def stop_after(count: int) -> Reply:
+    """Sends so many bytes of what is asked for, then nothing."""
+
+    def reply(request: Request) -> bool:
+        assert request.data is not None
+        rest = request.data[request.offset :]
+        told = (
+            {"Content_Range": f"bytes {request.offset}-{len(request.data) - 1}/{len(request.data)}"} if request.offset else {}
+        )
+        request.answer(206 if request.offset else 200, rest[:count], Content_Length=str(len(rest)), **told)
+        request.hang_up()
+        return True
+
+    return reply
+
+
+def held(request: Request) -> bool:
+    """Sends half of a file, and the rest only when the client has gone."""
+    assert request.data is not None
+    half = len(request.data) // 2
+    request.answer(200, request.data[:half], Content_Length=str(len(request.data)))
+    request.handler.wfile.flush()
+    request.handler.rfile.read(1)
+    request.hang_up()
+    return True
+
+
+def status(code: int, **headers: str) -> Reply:
+    """An error instead of anything."""
+    return lambda request: request.answer(code, b"no", **headers)
+
+
+@contextmanager
+def running() -> Iterator[LocalHub]:
+    """A hub on a port of its own."""
+    hub = LocalHub()
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+        wbufsize = -1  # an answer leaves as one
+        disable_nagle_algorithm = True
+
+        def do_GET(self) -> None:
+            _serve(hub, self)
+
+        def do_HEAD(self) -> None:
+            _serve(hub, self)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    class Server(ThreadingHTTPServer):
+        daemon_threads = True
+
+        def handle_error(self, request: Any, client_address: Any) -> None:
+            pass  # a client that went away
+
+    server = Server(("127.0.0.1", 0), Handler)
+    hub.address = f"http://127.0.0.1:{server.server_port}"
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, name="local-hub")
+    thread.start()
+    try:
+        yield hub
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def _serve(hub: LocalHub, handler: BaseHTTPRequestHandler) -> None:
+    path = urlsplit(handler.path).path
+    hub.asked.append((handler.command, path, handler.headers.get("Range")))
+    resolved = re.fullmatch(r"/(.+?)/resolve/([^/]+)/(.+)", path)
+    api = re.fullmatch(r"/api/models/(.+?)(?:/(revision|tree)/([^/]+))?", path)
+    files: Files = {}
+    commit = ""
+    if resolved or api:
+        id_, revision = (resolved[1], resolved[2]) if resolved else (api[1], api[3] or "main") if api else ("", "")
+        repository = hub.repositories.get(unquote(id_))
+        revision = unquote(revision)
+        commit = repository.names.get(revision, revision) if repository else ""
+        files = repository.commits.get(commit, {}) if repository else {}
+    data = files.get(unquote(resolved[3])) if resolved else None
+    request = Request(hub, handler, path, data)
+    if any(reply(request) for reply in hub.before):
+        return
+    if not files:
+        known = bool(resolved or api) and commit
+        code = "RevisionNotFound" if known else "RepoNotFound"
+        request.answer(404 if known else 401, b"", X_Error_Code=code)
+    elif api and api[2] == "tree":
+        request.json(200, [_tree_entry(name, content) for name, content in files.items()])
+    elif api:
+        request.json(200, {"id": api[1], "sha": commit, "siblings": [_sibling(*pair) for pair in files.items()]})
+    elif data is None:
+        request.answer(404, b"", X_Error_Code="EntryNotFound")
+    else:
+        _send(request, data, commit)
+
+
+def _send(request: Request, data: bytes, commit: str) -> None:
+    told = {"ETag": f'"{oid(data)}"', "X_Repo_Commit": commit, "Accept_Ranges": "bytes"}
+    if request.offset >= len(data) > 0:
+        request.answer(416, b"", Content_Range=f"bytes */{len(data)}")
+    elif request.offset:
+        rest = data[request.offset :]
+        request.answer(206, rest, Content_Range=f"bytes {request.offset}-{len(data) - 1}/{len(data)}", **told)
+    else:
+        request.answer(200, data, **told)
+
+
+def oid(data: bytes) -> str:
+    """As the hub names content: git's SHA-1, or the SHA-256 of large files."""
+    if len(data) >= LARGE:
+        return hashlib.sha256(data).hexdigest()
+    return hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
+
+
+def _sibling(name: str, data: bytes) -> dict[str, Any]:
+    found: dict[str, Any] = {"rfilename": name, "size": len(data), "blobId": oid(data)}
+    if len(data) >= LARGE:
+        pointer = hashlib.sha1(data).hexdigest()
+        found |= {"blobId": pointer, "lfs": {"sha256": oid(data), "size": len(data), "pointerSize": 130}}
+    return found
+
+
+def _tree_entry(name: str, data: bytes) -> dict[str, Any]:
+    found: dict[str, Any] = {"type": "file", "path": name, "size": len(data), "oid": oid(data)}
+    if len(data) >= LARGE:
+        found["lfs"] = {"oid": oid(data), "size": len(data), "pointerSize": 130}
+    return found

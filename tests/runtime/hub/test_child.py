@@ -1,0 +1,111 @@
+"""Fetching through the child process: as the command line and the window do it. Killed, stopped, gone on with."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from runtime import DownloadError, DownloadProgress, ModelShelf, fetch_model, plan_download, unfinished_downloads
+from tests.runtime.hub.local_hub import Files, LocalHub, for_file, held, status
+
+WEIGHTS = "model.safetensors"
+PATIENCE_SECONDS = 60
+LIGHT = "import sys, runtime; runtime.fetch_model, runtime.plan_download; print('huggingface_hub' in sys.modules)"
+
+
+class Stopped(Exception):
+    pass
+
+
+def arrived(count: int) -> bool:
+    """Whether so many bytes are here."""
+    return any(note.kept >= count for note in unfinished_downloads())
+
+
+def small(tiny: Files) -> int:
+    """Bytes of the files that come before the weights."""
+    return sum(len(data) for name, data in tiny.items() if name.endswith((".json", ".jinja")))
+
+
+def children() -> list[psutil.Process]:
+    return [child for child in psutil.Process().children() if "runtime.hub.child" in " ".join(child.cmdline())]
+
+
+def test_a_model_is_planned_fetched_and_here(hub: LocalHub, tiny: Files) -> None:
+    # given
+    commit = hub.add("org/tiny", tiny)
+    plan = plan_download("org/tiny")
+    assert (plan.commit, plan.here, plan.config["model_type"]) == (commit, "", "llama")
+    # when
+    steps: list[DownloadProgress] = []
+    folder = fetch_model("org/tiny@main", steps.append)
+    # then
+    assert folder.path == ModelShelf().folder("org/tiny")
+    assert folder.path.name == f"org--tiny@{commit[:12]}"
+    assert steps[-1].done == steps[-1].total == plan.bytes
+    assert children() == []
+
+
+def test_what_went_wrong_arrives_as_it_was(hub: LocalHub, tiny: Files) -> None:
+    hub.add("org/tiny", tiny)
+    hub.before = [for_file(WEIGHTS, status(403))]
+    with pytest.raises(DownloadError, match=r"org/tiny@main: model.safetensors: the hub refuses \(HTTP 403\)") as refused:
+        fetch_model("org/tiny")
+    assert refused.value.reason == "denied"
+    assert refused.value.kept == unfinished_downloads()[0].kept > 0
+
+
+def test_who_listens_can_stop_it_and_goes_on_later(hub: LocalHub, tiny: Files) -> None:
+    # given a download in the middle of its weights
+    hub.add("org/tiny", tiny)
+    hub.before = [for_file(WEIGHTS, held, times=1)]
+    half = len(tiny[WEIGHTS]) // 2
+    here = small(tiny) + half
+
+    def stop(step: DownloadProgress) -> None:
+        if step.file == WEIGHTS and arrived(here):
+            raise Stopped
+
+    # when
+    with pytest.raises(Stopped):
+        fetch_model("org/tiny", stop)
+    # then nobody goes on behind one's back, and the next one needs the rest alone
+    assert children() == []
+    assert ModelShelf().models() == []
+    fetch_model("org/tiny")
+    assert hub.ranges(WEIGHTS) == [None, f"bytes={half}-"]
+
+
+@pytest.mark.slow
+def test_kill_9_of_both_processes_loses_nothing_that_came(hub: LocalHub, tiny: Files, shelf: Path) -> None:
+    # given another process that fetches, killed in the middle of the weights
+    hub.add("org/tiny", tiny)
+    hub.before = [for_file(WEIGHTS, held, times=1)]
+    count = small(tiny) + len(tiny[WEIGHTS]) // 2
+    with subprocess.Popen([sys.executable, "-c", "from runtime import fetch_model; fetch_model('org/tiny')"]) as other:
+        until = time.monotonic() + PATIENCE_SECONDS
+        while not arrived(count):
+            assert time.monotonic() < until
+            time.sleep(0.01)
+        grandchildren = psutil.Process(other.pid).children()
+        os.kill(other.pid, signal.SIGKILL)
+        other.wait()
+    gone, alive = psutil.wait_procs(grandchildren, PATIENCE_SECONDS)  # it ends with whoever asked
+    assert (len(gone), alive) == (1, [])
+    # when
+    fetch_model("org/tiny")
+    # then
+    assert hub.ranges(WEIGHTS) == [None, f"bytes={len(tiny[WEIGHTS]) // 2}-"]
+    assert sorted(path.name for path in shelf.iterdir() if path.name.startswith(".fetching")) == [".fetching"]
+
+
+def test_asking_needs_no_network_library_in_this_process() -> None:
+    done = subprocess.run([sys.executable, "-c", LIGHT], capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=True)
+    assert done.stdout == "False\n"

@@ -1,0 +1,169 @@
+"""Hubs that refuse, are busy or not there; a disk that is full. Always a typed error, and never half a model on the shelf."""
+
+from __future__ import annotations
+
+import re
+import resource
+import shutil
+from collections import namedtuple
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from huggingface_hub import constants
+
+from runtime.hub.kept import Kept, unfinished_downloads
+from runtime.hub.parts import ATTEMPTS
+from runtime.hub.plan import DownloadProgress
+from tests.runtime.hub.conftest import Fetch, failed
+from tests.runtime.hub.local_hub import Files, LocalHub, Reply, for_file, status
+
+WEIGHTS = "model.safetensors"
+Usage = namedtuple("Usage", "total used free")
+
+
+def listing(reply: Reply) -> Reply:
+    """Answers the question for the repository's files."""
+    return lambda request: "/api/models/" in request.path and reply(request)
+
+
+@pytest.mark.parametrize(
+    ("reply", "reason", "said"),
+    [
+        (
+            status(401, X_Error_Code="RepoNotFound"),
+            "missing",
+            "no such repository, or a private one: log in with 'hf auth login'",
+        ),
+        (status(404, X_Error_Code="RevisionNotFound"), "missing", "has no revision 'main'"),
+        (status(403, X_Error_Code="GatedRepo"), "denied", "its owners ask for consent; give it on .*/org/tiny, then log in"),
+        (status(403), "denied", r"the hub refuses \(HTTP 403\); log in with 'hf auth login', or set HF_TOKEN"),
+        (status(429), "busy", r"asks for fewer requests \(HTTP 429\); try again later"),
+        (status(500), "busy", r"is in trouble \(HTTP 500\)"),
+        (status(503), "busy", "HTTP 503"),
+        (status(418), "server", "HTTP 418"),
+        (lambda request: request.answer(200, b"<html>"), "server", "answer cannot be read"),
+        (lambda request: request.json(200, [1]), "server", "answer cannot be read"),
+        (
+            lambda request: request.json(200, {"id": "x", "sha": "../../up", "siblings": []}),
+            "server",
+            "its commit is '../../up'",
+        ),
+    ],
+)
+def test_a_refusal_says_what_it_was(reply: Reply, reason: str, said: str, hub: LocalHub, fetch: Fetch, tiny: Files) -> None:
+    hub.add("org/tiny", tiny)
+    hub.before = [listing(reply)]
+    fault = failed(fetch)
+    assert fault.reason == reason
+    assert re.search(said, str(fault))
+    assert hub.fetched() == []
+
+
+@pytest.mark.parametrize(
+    "sibling", [{"size": -1}, {"size": "1"}, {"size": None}, {"blobId": "../x"}, {"blobId": None}, {"rfilename": 3}]
+)
+def test_a_listing_that_makes_no_sense_is_refused(sibling: dict[str, Any], hub: LocalHub, fetch: Fetch, tiny: Files) -> None:
+    commit = hub.add("org/tiny", tiny)
+    odd = {"rfilename": "config.json", "size": 3, "blobId": "0" * 40} | sibling
+    hub.before = [listing(lambda request: request.json(200, {"id": "org/tiny", "sha": commit, "siblings": [odd]}))]
+    failed(fetch)
+
+
+def test_a_repository_and_a_revision_that_are_not_there(hub: LocalHub, fetch: Fetch, tiny: Files) -> None:
+    hub.add("org/tiny", tiny)
+    assert failed(fetch, "org/other").reason == failed(fetch, "org/tiny@v9").reason == "missing"
+
+
+@pytest.mark.parametrize(("code", "reason"), [(401, "denied"), (403, "denied"), (404, "missing"), (400, "server")])
+def test_a_file_that_is_refused_is_not_asked_for_again(
+    code: int, reason: str, hub: LocalHub, fetch: Fetch, tiny: Files, waits: list[float]
+) -> None:
+    hub.add("org/tiny", tiny)
+    hub.before = [for_file(WEIGHTS, status(code))]
+    assert failed(fetch).reason == reason
+    assert (len(hub.ranges(WEIGHTS)), waits) == (1, [])
+
+
+@pytest.mark.parametrize("code", [408, 429, 503])
+def test_a_busy_server_is_asked_again_later_and_later(
+    code: int, hub: LocalHub, fetch: Fetch, tiny: Files, waits: list[float], steps: list[DownloadProgress]
+) -> None:
+    # given one that recovers
+    hub.add("org/tiny", tiny)
+    hub.before = [for_file(WEIGHTS, status(code), times=3)]
+    fetch()
+    assert sum(waits) == 1 + 2 + 4
+    notes = {step.note for step in steps if step.state == "wait"}
+    assert len(notes) == 1
+    assert f"HTTP {code}" in notes.pop()
+
+
+def test_a_server_that_stays_busy_is_given_up(hub: LocalHub, fetch: Fetch, tiny: Files, waits: list[float]) -> None:
+    hub.add("org/tiny", tiny)
+    hub.before = [for_file(WEIGHTS, status(503))]
+    fault = failed(fetch)
+    assert (fault.reason, len(hub.ranges(WEIGHTS))) == ("busy", ATTEMPTS)
+    assert fault.kept > 0  # the small files
+
+
+@pytest.mark.parametrize(("asked", "waited"), [("7", 7), ("100000", 60), ("soon", 1), ("-5", 1)])
+def test_a_server_may_say_when_to_ask_again(
+    asked: str, waited: int, hub: LocalHub, fetch: Fetch, tiny: Files, waits: list[float]
+) -> None:
+    hub.add("org/tiny", tiny)
+    hub.before = [for_file(WEIGHTS, status(429, Retry_After=asked), times=1)]
+    fetch()
+    assert sum(waits) == waited
+
+
+def test_a_hub_that_is_not_there_is_said_to_be(hub: LocalHub, fetch: Fetch, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub.address = "http://127.0.0.1:9"  # where nobody listens
+    fault = failed(fetch)
+    assert fault.reason == "network"
+    assert "cannot be reached" in str(fault)
+
+
+def test_an_offline_process_says_why(hub: LocalHub, fetch: Fetch, tiny: Files, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub.add("org/tiny", tiny)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert "HF_HUB_OFFLINE forbids the network" in str(failed(fetch))
+    assert hub.asked == []
+
+
+def test_too_little_room_is_said_before_the_weights(
+    hub: LocalHub, fetch: Fetch, tiny: Files, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub.add("org/tiny", tiny)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(10**9, 10**9, 1000))
+    fault = failed(fetch)
+    assert fault.reason == "space"
+    assert "0.00 GB are free; free some space or set ELSEWISE_MODELS" in str(fault)
+    assert hub.fetched() == ["config.json"]
+
+
+@pytest.fixture
+def small_disk() -> Iterator[None]:
+    """Files of more than 100,000 bytes cannot be written: the kernel's own refusal."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_disk_that_fills_up_keeps_what_was_written(
+    hub: LocalHub, fetch: Fetch, tiny: Files, small_disk: None, request: pytest.FixtureRequest
+) -> None:
+    hub.add("org/tiny", tiny)
+    fault = failed(fetch)
+    assert fault.reason == "space"
+    assert "the disk is full; free some space and fetch again" in str(fault)
+    [note] = unfinished_downloads()
+    assert note.kept == fault.kept >= 100_000
+
+
+def test_one_process_fetches_a_repository_at_a_time(hub: LocalHub, fetch: Fetch, tiny: Files) -> None:
+    hub.add("org/tiny", tiny)
+    with Kept("org/tiny"):
+        assert failed(fetch).reason == "taken"
+    fetch()

@@ -1,0 +1,151 @@
+"""Hubs that lie, stop in the middle and change what they have."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+
+import pytest
+
+from runtime.hub.parts import ATTEMPTS
+from runtime.loading.source import resolve
+from tests.runtime.hub.conftest import Fetch, failed
+from tests.runtime.hub.local_hub import Files, LocalHub, Reply, Request, for_file, status, stop_after
+from tests.tiny_models import tiny_path
+
+WEIGHTS = "model.safetensors"
+
+
+def test_a_server_that_stops_again_and_again_is_gone_on_with(hub: LocalHub, fetch: Fetch, tiny: Files) -> None:
+    hub.add("org/tiny", tiny)
+    piece = len(tiny[WEIGHTS]) // 4 + 1
+    hub.before = [for_file(WEIGHTS, stop_after(piece), times=3)]
+    name = fetch()
+    assert hub.ranges(WEIGHTS) == [None, f"bytes={piece}-", f"bytes={2 * piece}-", f"bytes={3 * piece}-"]
+    assert resolve(name).weights_digest == resolve(tiny_path("llama")).weights_digest
+
+
+def test_a_server_that_brings_nothing_is_given_up(hub: LocalHub, fetch: Fetch, tiny: Files) -> None:
+    hub.add("org/tiny", tiny)
+    hub.before = [for_file(WEIGHTS, stop_after(10))]
+    fault = failed(fetch)
+    assert (fault.reason, len(hub.ranges(WEIGHTS))) == ("network", ATTEMPTS)
+
+
+def without_ranges(request: Request) -> bool:
+    assert request.data is not None
+    return request.answer(200, request.data)
+
+
+def test_a_server_without_ranges_begins_anew(hub: LocalHub, fetch: Fetch, tiny: Files) -> None:
+    hub.add("org/tiny", tiny)
+    hub.before = [for_file(WEIGHTS, stop_after(5000), times=1), for_file(WEIGHTS, without_ranges)]
+    assert resolve(fetch()).weights_digest == resolve(tiny_path("llama")).weights_digest
+
+
+def other_range(request: Request) -> bool:
+    assert request.data is not None
+    size = len(request.data)
+    return request.answer(206, request.data[1:], Content_Range=f"bytes 1-{size - 1}/{size}")
+
+
+@pytest.mark.parametrize("odd", [other_range, status(416), status(206), lambda r: r.answer(206, b"x", Content_Range="bytes x")])
+def test_a_part_that_was_not_asked_for_is_thrown_away(odd: Reply, hub: LocalHub, fetch: Fetch, tiny: Files) -> None:
+    hub.add("org/tiny", tiny)
+    hub.before = [for_file(WEIGHTS, stop_after(5000), times=1), for_file(WEIGHTS, odd, times=1)]
+    assert resolve(fetch()).weights_digest == resolve(tiny_path("llama")).weights_digest
+
+
+def longer(request: Request) -> bool:
+    assert request.data is not None
+    return request.answer(200, request.data + b"more")
+
+
+def shorter(request: Request) -> bool:
+    assert request.data is not None
+    return request.answer(200, request.data[:-4])
+
+
+def endless(request: Request) -> bool:
+    """No length, and more than there is."""
+    assert request.data is not None
+    request.handler.send_response(200)
+    request.handler.send_header("Connection", "close")
+    request.handler.end_headers()
+    request.handler.wfile.write(request.data + b"and so on")
+    request.hang_up()
+    return True
+
+
+@pytest.mark.parametrize("lie", [longer, shorter, endless, lambda r: r.answer(200, b"", Content_Length="18446744073709551616")])
+def test_a_length_that_is_a_lie_is_refused(lie: Reply, hub: LocalHub, fetch: Fetch, tiny: Files) -> None:
+    hub.add("org/tiny", tiny)
+    hub.before = [for_file(WEIGHTS, lie)]
+    assert failed(fetch).reason == "changed"
+
+
+def test_a_file_that_changed_between_two_parts_is_refused(hub: LocalHub, fetch: Fetch, tiny: Files) -> None:
+    # given another size behind the range
+    hub.add("org/tiny", tiny)
+
+    def grown(request: Request) -> bool:
+        size = len(tiny[WEIGHTS]) + 8
+        rest = b"!" * (size - request.offset)
+        return request.answer(206, rest, Content_Range=f"bytes {request.offset}-{size - 1}/{size}")
+
+    hub.before = [for_file(WEIGHTS, stop_after(5000), times=1), for_file(WEIGHTS, grown)]
+    assert failed(fetch).reason == "changed"
+
+
+def test_a_part_of_other_content_costs_one_more_attempt(hub: LocalHub, fetch: Fetch, tiny: Files) -> None:
+    # given what came first is damaged: the digest tells at the end
+    hub.add("org/tiny", tiny)
+
+    def damaged(request: Request) -> bool:
+        assert request.data is not None
+        request.answer(200, b"\0" * 5000, Content_Length=str(len(request.data)))
+        request.hang_up()
+        return True
+
+    hub.before = [for_file(WEIGHTS, damaged, times=1)]
+    assert resolve(fetch()).weights_digest == resolve(tiny_path("llama")).weights_digest
+    assert hub.ranges(WEIGHTS) == [None, "bytes=5000-", None]
+
+
+@pytest.mark.parametrize("name", [WEIGHTS, "tokenizer_config.json"])
+def test_a_wrong_digest_is_refused_and_not_kept(name: str, hub: LocalHub, fetch: Fetch, tiny: Files) -> None:
+    hub.add("org/tiny", tiny)
+
+    def other(request: Request) -> bool:
+        assert request.data is not None
+        return request.answer(200, bytes([request.data[0] ^ 1]) + request.data[1:])
+
+    hub.before = [for_file(name, other)]
+    fault = failed(fetch)
+    assert fault.reason == "hash"
+    assert f"{name}: its digest is not the one that the repository names" in str(fault)
+    hub.before, hub.asked = [], []
+    fetch()
+    assert hub.ranges(name) == [None]  # nothing of it was kept
+
+
+def test_compressed_content_is_refused(hub: LocalHub, fetch: Fetch, tiny: Files) -> None:
+    hub.add("org/tiny", tiny)
+
+    def packed(request: Request) -> bool:
+        assert request.data is not None
+        return request.answer(200, gzip.compress(request.data), Content_Encoding="gzip")
+
+    hub.before = [for_file(WEIGHTS, packed)]
+    assert "compressed" in str(failed(fetch))
+
+
+def test_weights_that_are_sound_bytes_but_no_weights_are_not_put_on_the_shelf(
+    hub: LocalHub, fetch: Fetch, tiny: Files, shelf: Path
+) -> None:
+    hub.add("org/tiny", {**tiny, WEIGHTS: b"\xff" * 20_000})
+    fault = failed(fetch)
+    assert fault.reason == "unsuitable"
+    assert "damaged safetensors file" in str(fault)
+    assert f"({fault.kept:,} bytes are kept until: elsewise models remove org/tiny)" in str(fault)
+    assert [path.name for path in shelf.iterdir() if path.is_dir() and path.name not in (".fetching", ".digests")] == []

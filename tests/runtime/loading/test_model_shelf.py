@@ -1,0 +1,202 @@
+"""What the shelf knows of its models; verifying and removing them."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from runtime.errors import ModelLoadError
+from runtime.loading.importer import import_model
+from runtime.loading.paths import models_dir
+from runtime.loading.progress import Progress
+from runtime.loading.shelf import ModelShelf
+from runtime.loading.source import resolve
+from runtime.model.load import load
+from tests.runtime.loading.conftest import left_behind
+from tests.tiny_models import tiny_path
+
+LOADER = "import sys; from runtime import load; m = load(sys.argv[1], 'hf'); print('up', flush=True); sys.stdin.read()"
+
+
+@pytest.fixture
+def tiny(shelf: Path) -> Path:
+    return import_model(tiny_path("llama"), "org/tiny@v1").path
+
+
+def by_hand(name: str, **config: object) -> Path:
+    """A folder that was put on the shelf without an import."""
+    folder = models_dir() / name
+    shutil.copytree(tiny_path("llama"), folder)
+    kept = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(kept | config))
+    return folder
+
+
+def test_an_entry_says_what_the_model_is(tiny: Path) -> None:
+    found = ModelShelf().find("org/tiny")  # its only revision
+    assert (found.name, found.path, found.architecture, found.context) == ("org/tiny@v1", tiny, "llama", 4096)
+    assert (found.dtype, found.quantisation, found.backends) == ("F32", None, ("hf", "mlx"))
+    assert found.parameters is not None
+    assert 0 < found.bytes - found.parameters * 4 < 200_000  # the rest: headers, config, tokenizer
+    assert found.fingerprint == resolve("org/tiny").weights_digest
+
+
+def test_the_fingerprint_of_a_folder_put_there_by_hand_is_known_once_it_was_read(shelf: Path) -> None:
+    by_hand("mine")
+    [entry] = ModelShelf().models()
+    assert (entry.complete, entry.fingerprint) == (True, None)
+    read = resolve("mine").weights_digest
+    [entry] = ModelShelf().models()
+    assert entry.fingerprint == read
+
+
+@pytest.mark.parametrize(
+    ("config", "quantisation", "backends"),
+    [
+        ({"quantization": {"group_size": 64, "bits": 4}}, "4 bit (mlx)", ("mlx",)),
+        ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "gptq", ()),
+        ({"quantization_config": {"quant_method": "awq"}}, "awq", ()),
+        ({"quantization_config": {"quant_method": "bitsandbytes"}}, "bitsandbytes", ()),
+        ({"model_type": "nobody_knows_it"}, None, ()),
+        ({"model_type": "../llama"}, None, ()),
+        ({"model_type": 7}, None, ()),
+    ],
+)
+def test_what_can_run_a_model_follows_from_its_config(
+    config: dict[str, object], quantisation: str | None, backends: tuple[str, ...], shelf: Path
+) -> None:
+    by_hand("mine", **config)
+    [entry] = ModelShelf().models()
+    assert (entry.quantisation, entry.backends) == (quantisation, backends)
+
+
+def test_packed_weights_are_counted_one_by_one(shelf: Path) -> None:
+    # given 8 rows of 64 numbers of 4 bits, in words of 32 bits, with a scale for each group of 32
+    folder = by_hand("packed", quantization={"group_size": 32, "bits": 4})
+    packed: dict[str, Any] = {"a.weight": np.zeros((8, 8), np.uint32), "a.scales": np.zeros((8, 2), np.float16)}
+    packed["norm.weight"] = np.zeros(64, np.float16)
+    save_file(packed, folder / "model.safetensors")
+    # then
+    found = ModelShelf().find("packed")
+    assert (found.parameters, found.dtype) == (8 * 64 + 64, "U32")
+
+
+def test_last_used_is_noted_when_a_model_is_loaded(tiny: Path) -> None:
+    shelf, before = ModelShelf(), time.time() - 1
+    assert shelf.find("org/tiny").last_used is None
+    load("org/tiny", "hf").close()
+    used = shelf.find("org/tiny").last_used
+    assert used is not None
+    assert before <= used <= time.time() + 1
+
+
+def test_verifying_tells_of_every_byte_once(tiny: Path) -> None:
+    steps: list[Progress] = []
+    ModelShelf().verify("org/tiny@v1", steps.append)
+    size = sum(file.stat().st_size for file in tiny.iterdir() if file.name != "elsewise.json")
+    assert (steps[-1].stage, steps[-1].done, steps[-1].total) == ("verify", size, size)
+    assert [step.done for step in steps] == sorted({step.done for step in steps})
+
+
+def test_a_folder_put_there_by_hand_is_compared_with_when_it_was_last_read(shelf: Path) -> None:
+    # given a folder that was read once, and bytes that changed under the same size and time
+    path = by_hand("mine") / "model.safetensors"
+    ModelShelf().verify("mine")
+    before, data = path.stat(), bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    # then
+    with pytest.raises(ModelLoadError, match=r"model\.safetensors is damaged or was changed.*put the file there again"):
+        ModelShelf().verify("mine")
+
+
+def test_removing_says_what_it_freed_and_leaves_nothing(tiny: Path, shelf: Path) -> None:
+    size = sum(file.stat().st_size for file in tiny.iterdir())
+    assert ModelShelf().remove("org/tiny") == size
+    assert left_behind(shelf) == []
+    assert ModelShelf().models() == []
+    with pytest.raises(ModelLoadError, match="not on the shelf"):
+        ModelShelf().remove("org/tiny")
+
+
+def test_a_folder_can_be_added_and_stays_where_it_is(shelf: Path, tmp_path: Path) -> None:
+    # given
+    own = shutil.copytree(tiny_path("llama"), tmp_path / "My Llama")
+    # when
+    entry = ModelShelf().add(own)
+    # then it is one of the shelf's, and nothing was copied
+    assert (entry.name, entry.format, entry.source, entry.complete) == ("My-Llama", "link", str(own), True)
+    assert resolve("My-Llama").weights_digest == resolve(own).weights_digest
+    assert ModelShelf().find("My-Llama").parameters == ModelShelf().find("My-Llama").weights // 4
+    ModelShelf().verify("My-Llama")
+    assert ModelShelf().add(own) == ModelShelf().models()[0]  # once more changes nothing
+    # and it is removed from there alone, once nobody has it loaded
+    with load("My-Llama", "hf"), pytest.raises(ModelLoadError, match="is loaded"):
+        ModelShelf().remove("My-Llama")
+    assert ModelShelf().remove("My-Llama") == 0
+    assert (own / "model.safetensors").is_file()
+    assert (ModelShelf().models(), left_behind(shelf)) == ([], [])
+
+
+def test_what_cannot_be_added_is_refused(tiny: Path, tmp_path: Path) -> None:
+    with pytest.raises(ModelLoadError, match=r"no config\.json"):
+        ModelShelf().add(tmp_path)
+    with pytest.raises(ModelLoadError, match="is on the shelf already"):
+        ModelShelf().add(tiny, "twice")
+    own = shutil.copytree(tiny_path("llama"), tmp_path / "own")
+    with pytest.raises(ModelLoadError, match=r"another model is called 'org/tiny@v1'; choose another name"):
+        ModelShelf().add(own, "org/tiny@v1")
+    with pytest.raises(ModelLoadError, match="cannot be a model's name"):
+        ModelShelf().add(own, "../up")
+    ModelShelf().add(own, "mine")
+    shutil.rmtree(own)  # a folder that has gone is said to be, and its name can be removed
+    assert [(entry.name, entry.problem) for entry in ModelShelf().models()] == [
+        ("mine", f"{own} is not there"),
+        ("org/tiny@v1", ""),
+    ]
+    with pytest.raises(ModelLoadError, match="mine"):
+        resolve("mine")
+    with pytest.raises(ModelLoadError, match="another model is called 'mine'"):
+        ModelShelf().add(tiny_path("llama"), "mine")
+    assert ModelShelf().remove("mine") == 0
+    assert ModelShelf().add(tiny_path("llama"), "mine").complete
+
+
+def test_a_loaded_model_is_not_removed(tiny: Path) -> None:
+    shelf = ModelShelf()
+    with load("org/tiny", "hf"):
+        with pytest.raises(ModelLoadError, match=r"org/tiny@v1 is loaded \(here or in another process\); unload it"):
+            shelf.remove("org/tiny")
+        assert (tiny / "model.safetensors").is_file()
+    assert shelf.remove("org/tiny") > 0
+
+
+def test_a_load_that_fails_holds_nothing(tiny: Path) -> None:
+    with pytest.raises(ModelLoadError, match="not one torch knows"):
+        load("org/tiny", "hf", device="toaster")
+    assert ModelShelf().remove("org/tiny") > 0
+
+
+@pytest.mark.slow
+def test_a_model_is_free_again_when_the_process_that_had_it_was_killed(tiny: Path) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", LOADER, "org/tiny"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "up\n"
+        with pytest.raises(ModelLoadError, match="is loaded"):
+            ModelShelf().remove("org/tiny")
+        other.kill()
+        other.wait()
+        assert ModelShelf().remove("org/tiny") > 0

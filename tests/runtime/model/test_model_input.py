@@ -1,0 +1,118 @@
+"""What the library's own model is called with, counted at its door: the metrics say the same, and no more than is needed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from contextlib import aclosing, contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+
+from runtime.errors import NonFiniteLogitsError
+from runtime.model import LocalModel, load
+from runtime.options import GenerationOptions, SamplingOptions
+from tests.fakes import settled, some_ids
+from tests.runtime.backends.reference import TOLERANCE, expected
+from tests.runtime.model.trouble import poison
+from tests.tiny_models import tiny_path
+
+ATTENTION = [("hf", "llama"), ("hf", "gemma3"), ("mlx", "llama"), ("mlx", "gemma3")]
+RECURRENT = [("hf", "mamba"), ("hf", "lfm2"), ("hf", "falcon_h1"), ("mlx", "mamba"), ("mlx", "lfm2"), ("mlx", "falcon_h1")]
+GREEDY = GenerationOptions(max_tokens=6, sampling=SamplingOptions(temperature=0.0), ignore_eos=True, top_k=0)
+
+
+class Door:
+    """Stands in for an mlx-lm model: counts what it is called with."""
+
+    def __init__(self, model: Any) -> None:
+        self._inside = model
+        self.calls: list[int] = []
+
+    def __call__(self, tokens: Any, *args: Any, **kwargs: Any) -> Any:
+        self.calls.append(int(tokens.size))
+        return self._inside(tokens, *args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inside, name)
+
+
+@contextmanager
+def watched(backend: str, name: str, **options: Any) -> Iterator[tuple[LocalModel, list[int]]]:
+    """A tiny model, and the tokens of each call of the library's."""
+    with load(tiny_path(name), backend=backend, threads=1 if backend == "hf" else None, **options) as model:
+        inner: Any = model._engine.backend
+        if backend == "mlx":
+            inner._model = door = Door(inner._model)
+            calls = door.calls
+        else:
+            calls = []
+            inner._model.register_forward_pre_hook(
+                lambda _, args, kwargs: calls.append(int(kwargs["input_ids"].numel())), with_kwargs=True
+            )
+        yield model, calls
+        metrics = settled(model)[0]
+        assert metrics.tokens_computed == sum(calls)
+        assert metrics.forward_calls == len(calls)
+
+
+def distinct(paths: Sequence[Sequence[int]]) -> int:
+    """Tokens of a trie of the paths."""
+    return len({tuple(path[:n]) for path in paths for n in range(1, len(path) + 1)})
+
+
+@pytest.mark.parametrize(("backend", "name"), [*ATTENTION, *RECURRENT])
+def test_everything_that_is_pushed_is_counted(backend: str, name: str) -> None:
+    # given all kinds of work: branches of a prompt, strangers, scores, streams that end early
+    stem = some_ids(1, 40, 900)
+    branches = [[*stem, *some_ids(10 + i, 1 + 3 * i, 900)] for i in range(5)]
+
+    async def main(model: LocalModel) -> None:
+        await model.batch_next_token_logprobs([*branches, some_ids(2, 7, 900), branches[1]])
+        await asyncio.gather(model.score(branches[4]), model.score(some_ids(3, 30, 900)), model.next_token_logprobs(stem[:9]))
+        await model.batch_sample([stem, branches[2]], 5, [], temperature=0.0)
+        async with aclosing(model.generate(branches[3], GREEDY)) as stream:
+            async for _ in stream:
+                break
+
+    with watched(backend, name) as (model, _):
+        asyncio.run(main(model))
+
+
+@pytest.mark.parametrize(("backend", "name"), [("hf", "llama"), ("mlx", "llama"), ("hf", "lfm2"), ("mlx", "lfm2")])
+def test_what_went_into_calls_that_failed_is_counted_too(backend: str, name: str) -> None:
+    # given a model that gives no numbers after one token
+    guilty = 950
+    paths = [[*some_ids(seed, 9, 900), token] for seed, token in enumerate((5, guilty, 7, 8))]
+
+    async def main(model: LocalModel) -> list[Any]:
+        return await asyncio.gather(*(model.next_token_logprobs(path) for path in paths), return_exceptions=True)
+
+    with watched(backend, name) as (model, calls):
+        model._engine.call(lambda: poison(model, guilty, np.nan)).result()
+        answers = asyncio.run(main(model))
+        assert [isinstance(answer, NonFiniteLogitsError) for answer in answers] == [False, True, False, False]
+        # then the batch was pushed again in parts: that was work, and the metrics say so
+        assert sum(calls) > distinct(paths)
+
+
+@pytest.mark.parametrize(("backend", "name"), RECURRENT)
+def test_prompts_that_end_inside_others_are_computed_once(backend: str, name: str) -> None:
+    # given prompts each of which is the beginning of the next, in any order, and a branch
+    longest = some_ids(1, 90, 900)
+    prompts = [longest[:50], longest, longest[:20], longest[:50], [*longest[:20], 7, 8]]
+    with watched(backend, name) as (model, calls):
+        rows = model.batch_next_token_logprobs_sync(prompts)
+        # then each token of the tree they make goes through the model once
+        assert sum(calls) == distinct(prompts)
+        for prompt, row in zip(prompts, rows, strict=True):
+            np.testing.assert_allclose(row, expected(name, prompt)[-1], atol=TOLERANCE, rtol=0)
+        # and whoever goes on from one of them, together or later, pushes its own tokens alone
+        tails = asyncio.run(model.batch_sample(prompts, 4, [], temperature=0.0))
+        paths = [[*prompt, *tail[:-1]] for prompt, tail in zip(prompts, tails, strict=True)]
+        assert sum(calls) == distinct(paths)
+        for end in (20, 50, 90):
+            paths.append([*longest[:end], 11, 12])
+            model.next_token_logprobs_sync(paths[-1])
+            assert sum(calls) == distinct(paths)

@@ -1,0 +1,95 @@
+"""Continuations of one point hold its prefix once: the bytes of all packs and of the cache, on real backends."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any, cast
+
+import pytest
+
+from runtime import GenerationOptions, SamplingOptions
+from runtime.model import LocalModel, load
+from tests.fakes import settled
+from tests.runtime.backends.reference import random_ids
+from tests.tiny_models import tiny_path
+
+PREFIX = [int(i) for i in random_ids(31, 1500)]
+NEW = 5  # tokens of a branch
+
+
+class Held:
+    """The bytes of keys and values in a backend's packs, as the libraries' own arrays have them, after every forward."""
+
+    def __init__(self, model: LocalModel) -> None:
+        self._backend = cast("Any", model._engine.backend)
+        self._packs: list[Any] = []
+        self.most = 0
+        self.rows = 0  # chains that were copied side by side into one forward
+        opened, forward, rows = self._backend.open_pack, self._backend.forward, self._backend.push_rows
+        begun = self._backend.begin
+
+        def open_pack() -> Any:
+            self._packs.append(opened())
+            return self._packs[-1]
+
+        def looked(act: Any) -> Any:
+            def call(*arguments: Any, **named: Any) -> Any:
+                answer = act(*arguments, **named)
+                self.look()
+                return answer
+
+            return call
+
+        def counted(pack: Any, bucket: Any) -> Any:
+            self.rows += len(bucket.slots)
+            return rows(pack, bucket)
+
+        self._backend.open_pack = open_pack
+        self._backend.forward, self._backend.begin = looked(forward), looked(begun)
+        self._backend.push_rows = counted
+
+    def look(self) -> None:
+        """Adds up what is held now."""
+        self.most = max(self.most, sum(self._backend.pack_bytes(pack) for pack in self._packs))
+
+
+@pytest.fixture(params=[(backend, kind) for backend in ("hf", "mlx") for kind in ("llama", "gemma3")], ids="-".join)
+def model(request: pytest.FixtureRequest) -> Iterator[LocalModel]:
+    backend, kind = request.param
+    with load(tiny_path(kind), backend=backend, threads=1) as made:
+        yield made
+
+
+def said(model: LocalModel, n: int) -> list[tuple[int, ...]]:
+    options = GenerationOptions(max_tokens=NEW, seed=3, ignore_eos=True, top_k=0, sampling=SamplingOptions(temperature=1.5))
+
+    async def main() -> list[tuple[int, ...]]:
+        branches: list[tuple[int, ...]] = [()] * n
+        async for branch, record in model.continue_many(PREFIX, n, options):
+            branches[branch] = (*branches[branch], record.token_id)
+        return branches
+
+    return asyncio.run(main())
+
+
+def test_eight_branches_hold_the_prefix_once(model: LocalModel) -> None:
+    held = Held(model)
+    per_token, slot = model.info.kv_bytes_per_token, model._engine.backend.slot_bytes
+    prefix = len(PREFIX) * slot
+    # given one branch
+    said(model, 1)
+    alone, alone_in_all = held.most, settled(model)[0].kv_peak_bytes
+    assert alone >= prefix
+    # when there are eight, after everything was dropped
+    model.clear_cache()
+    model.set_kv_budget(model.metrics().kv_budget)  # the high water is counted anew
+    held.most = 0
+    branches = said(model, 8)
+    assert len(set(branches)) > 4
+    # then what they hold more is what they said, far less than the prefix once more
+    own = len({branch[:m] for branch in branches for m in range(1, NEW + 1)})
+    assert held.most - alone <= 2 * own * slot < prefix / 4
+    assert settled(model)[0].kv_peak_bytes - alone_in_all <= 2 * own * (slot + per_token) < prefix / 4
+    # nor was it copied for the length of a forward, as it is where branches are rows of a batch
+    assert held.rows == 0

@@ -1,0 +1,57 @@
+"""Typical sampling of whole rows, against its definition in float64."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from runtime.options import SamplingOptions
+from runtime.records import Float32
+from runtime.sampling.chain import Sampler
+from runtime.scoring import log_softmax
+
+VOCAB = 20_000
+
+
+def defined(logprobs: Float32, p: float, temperature: float) -> npt.NDArray[np.bool_]:
+    """What is left: the nearest to the entropy that together reach the share, with whoever is as near as the last."""
+    scaled = logprobs.astype(np.float64) / temperature
+    weights = np.exp(scaled - scaled.max())
+    probs = weights / weights.sum()
+    there = probs > 0
+    surprisal = -np.log(np.where(there, probs, 1.0))
+    far = np.where(there, np.abs(surprisal - float(probs @ surprisal)), np.inf)
+    order = np.argsort(far, kind="stable")
+    kept: npt.NDArray[np.bool_] = far <= far[order[int(np.searchsorted(probs[order].cumsum(), p))]]
+    return kept
+
+
+@pytest.mark.parametrize("spread", [0.3, 2.0, 4.0, 6.0])  # from thousands of likely tokens to one
+@pytest.mark.parametrize("p", [0.2, 0.6, 0.95])  # the likeliest are left out, or stay
+@pytest.mark.parametrize("banned", [False, True])
+def test_what_is_left_is_what_the_definition_says(spread: float, p: float, banned: bool) -> None:
+    # given a row of which no head is known, with a temperature, and with entries that cannot be drawn
+    rng = np.random.default_rng(11)
+    logprobs = log_softmax((rng.normal(size=(1, VOCAB)) * spread).astype(np.float32))[0]
+    allowed = rng.random(VOCAB) < 0.5 if banned else None
+    wanted = defined(logprobs if allowed is None else np.where(allowed, logprobs, np.float32(-np.inf)), p, 0.8)
+    sampler = Sampler(SamplingOptions(temperature=0.8, typical_p=p), seed=3)
+    # when it is drawn with a report of each stage
+    traced = sampler.trace(logprobs, 0, allowed=allowed)
+    left = next(step.view for step in traced.steps if step.stage == "typical")
+    # then the same tokens are left, and the draw without a report is one of them, the same
+    held = left.holds(np.arange(VOCAB))
+    assert np.array_equal(held, wanted)
+    assert left.count == wanted.sum()
+    assert sampler.draw(logprobs, 0, allowed=allowed)[0] == traced.token
+    assert wanted[traced.token]
+
+
+def test_equals_of_the_last_one_stay() -> None:
+    # given scores of which many are the same, across the border of the share
+    logprobs = log_softmax(np.round(np.random.default_rng(5).normal(size=(1, VOCAB)) * 6).astype(np.float32) / 2)[0]
+    for p in (0.3, 0.7, 0.95):
+        traced = Sampler(SamplingOptions(typical_p=p), seed=1).trace(logprobs, 0)
+        left = next(step.view for step in traced.steps if step.stage == "typical")
+        assert np.array_equal(left.holds(np.arange(VOCAB)), defined(logprobs, p, 1.0))

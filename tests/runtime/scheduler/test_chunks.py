@@ -1,0 +1,103 @@
+"""How much of a prompt goes into one forward: what the model does in a given time, and on recurrent models no more than 512."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import Future
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from runtime.backends.fake import Behaviour
+from runtime.model import LocalModel
+from runtime.options import GenerationOptions
+from runtime.scheduler.jobs import QueryJob
+from runtime.scheduler.prefill import CHECKPOINT_TOKENS
+from tests.fakes import KINDS, assert_right, fake_model, some_ids
+
+
+class Clock:
+    """A clock that goes on with the tokens of each forward alone: a model of a known speed."""
+
+    def __init__(self, speed: float, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._seconds, self._speed = 0.0, speed
+        self.sizes: list[int] = []
+        monkeypatch.setattr("runtime.scheduler.prompts.time", SimpleNamespace(monotonic=lambda: self._seconds))
+
+    def __call__(self, tokens: Any) -> None:
+        self.sizes.append(len(tokens))
+        self._seconds += len(tokens) / self._speed
+
+
+def read(model: LocalModel, ids: list[int]) -> Any:
+    waiter: Future[Any] = Future()
+    model._engine.submit([QueryJob(model._check(ids), model.info.kv_fingerprint, waiters=[waiter])])
+    return waiter.result(60)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_chunk_is_what_the_model_does_in_its_time(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    # given a model of 1,000 tokens a second, of which nothing is known at first
+    clock = Clock(1_000.0, monkeypatch)
+    behaviour = Behaviour(before_forward=clock, recurrent=kind == "recurrent", overlaps=kind == "overlapping")
+    with fake_model(behaviour, prefill_chunk_tokens=4_096) as model:
+        # when it reads alone, then chunks come to what takes 400 ms, from below
+        read(model, some_ids(1, 5_000))
+        assert clock.sizes[0] < 200
+        assert all(before <= after for before, after in zip(clock.sizes[:-1], clock.sizes[1:-1], strict=False))
+        assert 395 <= clock.sizes[-2] <= 400
+        # when it reads beside an answer, then to what takes 80
+        begun, ended = threading.Event(), threading.Event()
+        job = model._generation(some_ids(2, 20), GenerationOptions(max_tokens=100_000, seed=1, ignore_eos=True))
+        job.on_run = lambda _: begun.set()
+        job.on_end = lambda _: ended.set()
+        model._engine.submit([job])
+        assert begun.wait(10)
+        clock.sizes.clear()
+        read(model, some_ids(3, 2_000))
+        job.cancelled = True
+        model._engine.nudge()
+        assert ended.wait(10)
+        chunks = [size for size in clock.sizes if size > 1]
+        assert all(75 <= size <= 80 for size in chunks[:-1])
+
+
+def test_a_slow_model_reads_some_tokens_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(10.0, monkeypatch)
+    with fake_model(Behaviour(before_forward=clock)) as model:
+        read(model, some_ids(1, 1_000))
+        assert clock.sizes[-2] == 32
+
+
+def test_checkpoints_are_as_near_to_each_other_however_fast_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    # given a model that could read thousands of tokens in the time of a chunk, and may
+    text = some_ids(1, 6_000)
+    clock = Clock(100_000.0, monkeypatch)
+    with fake_model(Behaviour(before_forward=clock), prefill_chunk_tokens=4_096, max_batch_tokens=4_096) as model:
+        read(model, text)
+        assert max(clock.sizes) > 4_000
+    clock = Clock(100_000.0, monkeypatch)
+    behaviour = Behaviour(before_forward=clock, recurrent=True)
+    with fake_model(behaviour, prefill_chunk_tokens=4_096, max_batch_tokens=4_096) as model:
+        # then a recurrent one keeps a state at least every 512 tokens
+        read(model, text)
+        assert sum(clock.sizes) == 6_000
+        assert max(clock.sizes) <= CHECKPOINT_TOKENS == 512
+        # and a branch anywhere computes no more than what lies between two
+        for at in (5_900, 4_000, 1_700, 513):
+            before, path = model.metrics().tokens_computed, [*text[:at], 7]
+            assert_right(read(model, path), path, "recurrent")
+            assert model.metrics().tokens_computed - before <= CHECKPOINT_TOKENS + 1
+        # several that are read together share a forward all the same
+        clock.sizes.clear()
+        waiters: list[Future[Any]] = [Future() for _ in range(3)]
+        model._engine.submit(
+            [
+                QueryJob(model._check(some_ids(9 + i, 500)), model.info.kv_fingerprint, waiters=[waiter])
+                for i, waiter in enumerate(waiters)
+            ]
+        )
+        for waiter in waiters:
+            waiter.result(60)
+        assert len(clock.sizes) <= 2

@@ -1,0 +1,213 @@
+"""The rows of the sampler's stages: each a button with its name, perhaps a slider, and at the right what the stage leaves."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from PySide6.QtCore import QRectF, QSize, Qt, Signal
+from PySide6.QtGui import QColor, QPainter, QPaintEvent
+from PySide6.QtWidgets import QHBoxLayout, QPushButton, QSizePolicy, QSlider, QWidget
+
+from ui.numbers import UNKNOWN, count, probability
+from ui.theme.fonts import interface_font
+from ui.theme.scheme import current_theme
+from ui.theme.text_size import fix_height, fix_width
+from ui.widgets import Label, plain_tooltip
+
+STEPS = 1000
+NAME_PX, KEPT_PX, SHARE_PX = 92, 44, 42
+ROW_HEIGHT = 25
+_BEYOND_PX = 6  # the ground of a chosen row reaches so far to both sides of it
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """From a slider's place (0 to 1) to a setting and back; places are finer where the setting is."""
+
+    to_value: Callable[[float], float]
+    to_place: Callable[[float], float]
+    digits: int = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Dial:
+    """One setting of the sampler: its stage, its name in the window, where it is off, and how its slider goes."""
+
+    setting: str
+    stage: str
+    words: str
+    off: float
+    scale: Scale
+
+
+def linear(low: float, high: float) -> Scale:
+    """Everywhere as fine."""
+    return Scale(lambda x: low + (high - low) * x, lambda value: (value - low) / (high - low))
+
+
+def squared(high: float) -> Scale:
+    """Finer towards 0."""
+    return Scale(lambda x: high * x * x, lambda value: math.sqrt(max(value, 0.0) / high), digits=3)
+
+
+def counts(most: int) -> Scale:
+    """Whole numbers, each the same share larger than the one before; the right end is 0, "off"."""
+
+    def count_of(x: float) -> float:
+        return 0.0 if x >= 1 else round(math.exp(x * math.log(most)))
+
+    return Scale(count_of, lambda k: 1.0 if k == 0 else math.log(max(k, 1)) / math.log(most), digits=0)
+
+
+class StageName(QPushButton):
+    """A stage's name: pressed, its numbers are shown. What does not fit is cut with an ellipsis."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.setCheckable(True)
+        self.setFlat(True)
+        self.setFont(interface_font(12))
+        self.setFocusPolicy(Qt.FocusPolicy.TabFocus)
+        self._theme = current_theme()
+        fix_width(self, NAME_PX)
+
+    def sizeHint(self) -> QSize:
+        return QSize(self.width(), self.fontMetrics().height())
+
+    def setText(self, text: str) -> None:
+        super().setText(text)
+        cut = self.fontMetrics().horizontalAdvance(text) > self.width()
+        self.setToolTip(plain_tooltip(text) if cut else "")
+
+    def paintEvent(self, event: QPaintEvent) -> None:  # noqa: ARG002  # the signature is Qt's
+        palette = self._theme.palette
+        told = self.isChecked() or (self.isEnabled() and self.underMouse())
+        painter = QPainter(self)
+        painter.setPen(QColor(palette.accent if self.hasFocus() else palette.text if told else palette.soft))
+        shown = self.fontMetrics().elidedText(self.text(), Qt.TextElideMode.ElideRight, self.width())
+        painter.drawText(self.rect(), int(Qt.AlignmentFlag.AlignVCenter | Qt.AlignmentFlag.AlignLeft), shown)
+        if self.hasFocus():
+            y = self.rect().center().y() + self.fontMetrics().height() // 2
+            painter.drawLine(0, y, self.fontMetrics().horizontalAdvance(shown), y)
+        painter.end()
+
+
+class StageRow(QWidget):
+    """Name at the left, something in the middle, tokens left and a probability at the right.
+
+    Args:
+        stage: Its name among `Stage.name`.
+        middle: What stands between; None: nothing.
+    """
+
+    chosen = Signal(str, bool)  # stage, whether its numbers are to be shown
+
+    def __init__(self, stage: str, middle: QWidget | None = None, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        fix_height(self, ROW_HEIGHT)
+        self.stage = stage
+        self._theme = current_theme()
+        self.name = StageName()
+        self.name.toggled.connect(lambda on: self.chosen.emit(self.stage, on))
+        self.kept = Label("", "faint", interface_font(11))
+        self.share = Label("", "", interface_font(12))
+        for label, width in ((self.kept, KEPT_PX), (self.share, SHARE_PX)):
+            fix_width(label, width)
+            label.setAlignment(Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter)
+        row = QHBoxLayout(self)
+        row.setContentsMargins(_BEYOND_PX, 0, _BEYOND_PX, 0)
+        row.setSpacing(4)
+        row.addWidget(self.name)
+        row.addWidget(QWidget() if middle is None else middle, 1)
+        row.addWidget(self.kept)
+        row.addWidget(self.share)
+
+    @property
+    def stops(self) -> tuple[QWidget, ...]:
+        """What the tab key reaches, in its order."""
+        return (self.name,)
+
+    def show_result(self, kept: int | None, share: float | None) -> None:
+        """Tokens of the vocabulary that are left, and what the pinned one has; None: the stage does nothing."""
+        self.kept.setText("" if kept is None else count(kept))
+        self.kept.setAccessibleName("" if kept is None else self.tr("{0} tokens left").format(count(kept)))
+        words = UNKNOWN if kept is not None else ""
+        self.share.setText(words if share is None else self.tr("cut") if share == 0 else probability(share))
+
+    def can_be_chosen(self, can: bool) -> None:
+        """Whether the stage did anything that could be shown."""
+        self.name.setEnabled(can)
+        self.name.setCursor(Qt.CursorShape.PointingHandCursor if can else Qt.CursorShape.ArrowCursor)
+
+    def mark(self, on: bool) -> None:
+        """Shows whether it is the chosen one; tells nobody."""
+        self.name.blockSignals(True)
+        self.name.setChecked(on)
+        self.name.blockSignals(False)
+        self.update()
+
+    def paintEvent(self, event: QPaintEvent) -> None:  # noqa: ARG002  # the signature is Qt's
+        if not self.name.isChecked():
+            return
+        painter = QPainter(self)
+        painter.setRenderHint(QPainter.RenderHint.Antialiasing)
+        painter.setPen(Qt.PenStyle.NoPen)
+        painter.setBrush(QColor(self._theme.palette.selection))
+        painter.drawRoundedRect(QRectF(self.rect()), 4, 4)
+        painter.end()
+
+
+class StaticRow(StageRow):
+    """A stage that has no slider."""
+
+    def __init__(self, stage: str, words: str) -> None:
+        super().__init__(stage)
+        self.name.setText(words)
+
+
+class DialRow(StageRow):
+    """One setting that can be moved."""
+
+    moved = Signal(str, float)  # setting, value
+
+    def __init__(self, dial: Dial, parent: QWidget | None = None) -> None:
+        self.slider = QSlider(Qt.Orientation.Horizontal)
+        super().__init__(dial.stage, self.slider, parent)
+        self._dial = dial
+        self.value = dial.off
+        self.slider.setRange(0, STEPS)
+        self.slider.setPageStep(STEPS // 10)
+        self.slider.setSingleStep(STEPS // 200)
+        self.slider.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
+        self.slider.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
+        self.slider.valueChanged.connect(self._slid)
+        self.set_value(dial.off)
+
+    @property
+    def stops(self) -> tuple[QWidget, ...]:
+        return self.name, self.slider
+
+    def set_value(self, value: float) -> None:
+        """Shows a value, also one beyond the slider's ends; tells nobody."""
+        self.slider.blockSignals(True)
+        self.slider.setValue(round(STEPS * min(max(self._dial.scale.to_place(value), 0.0), 1.0)))
+        self.slider.blockSignals(False)
+        self._name(value)
+
+    def _slid(self, place: int) -> None:
+        scale = self._dial.scale
+        value = round(scale.to_value(place / STEPS), scale.digits)
+        self._name(value)
+        self.moved.emit(self._dial.setting, value)
+
+    def _name(self, value: float) -> None:
+        self.value = value
+        digits = self._dial.scale.digits
+        written = f"{value:,.0f}" if digits == 0 else f"{value:.{digits}f}".rstrip("0").rstrip(".") or "0"
+        written = written.removeprefix("0") if written not in ("0", "") and written.startswith("0.") else written
+        off = value == self._dial.off and self._dial.setting != "temperature"
+        self.name.setText(f"{self._dial.words} {self.tr('off') if off else written}")
+        self.slider.setAccessibleName(self._dial.words)
+        self.slider.setAccessibleDescription(self.tr("off") if off else written)
