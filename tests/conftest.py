@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import faulthandler
+import gc
+from collections.abc import Generator
 
 import pytest
 from _pytest.faulthandler import fault_handler_stderr_fd_key
@@ -14,6 +16,7 @@ settings.register_profile("house", parent=settings(), deadline=None)
 settings.load_profile("house")
 
 GRACE = 30  # seconds from a test's own limit to the end of its process, as between the two limits in pyproject.toml
+LOOK_AFTER = (20_000, 20, 50)  # as of `gc.set_threshold`, counted at the end of a test
 SLOWEST = "falcon_h1"  # of the tiny models: attention and state spaces in each layer; both alone are in the fast tests too
 
 
@@ -32,3 +35,23 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     if limit is not None:
         stderr = item.config.stash[fault_handler_stderr_fd_key]
         faulthandler.dump_traceback_later(limit.args[0] + GRACE, file=stderr, exit=True)
+
+
+def pytest_configure() -> None:
+    """No test is interrupted by Python's collecting (see `pytest_runtest_protocol`)."""
+    gc.disable()
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol() -> Generator[None, object, object]:
+    """Reference cycles are looked for between two tests, in the main thread, as `ui.collector` does between two events.
+
+    Left to itself Python collects in whatever thread is running. One test's window is then destroyed by the engine's thread of
+    the next test, and Qt ends the process.
+    """
+    try:
+        return (yield)
+    finally:
+        due = [generation for generation, count in enumerate(gc.get_count()) if count > LOOK_AFTER[generation]]
+        if due:
+            gc.collect(due[-1])

@@ -7,7 +7,6 @@ import os
 os.environ["QT_QPA_PLATFORM"] = "offscreen"  # before PySide6 is imported anywhere
 
 import asyncio
-import gc
 import logging
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
@@ -67,14 +66,6 @@ def arun(app: QApplication) -> Iterator[Callable[[Coroutine[object, object, obje
             return result
 
         yield lambda work: runner.run(whole(work))
-
-
-@pytest.fixture(autouse=True)
-def collected_between_tests() -> Iterator[None]:
-    """Python collects neither while something is painted nor in another thread: as in the app (`ui.collector`)."""
-    gc.disable()
-    yield
-    gc.enable()
 
 
 @pytest.fixture(autouse=True)

@@ -1,0 +1,80 @@
+"""What holds for every test, seen from outside: a few tests in a process of their own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+WAITS = """
+import time
+import pytest
+
+{mark}
+def test_waits():
+    time.sleep(1)
+"""
+LEAVES = """
+import threading
+import weakref
+
+GONE = []
+
+class Ring:
+    def __init__(self):
+        self.itself = self
+
+def leave_rings():
+    weakref.finalize(Ring(), lambda: GONE.append(threading.current_thread()))
+    for _ in range(25_000):
+        Ring()
+
+def test_leaves_rings():
+    other = threading.Thread(target=leave_rings)
+    other.start()
+    other.join()
+    assert GONE == []
+
+def test_finds_them_gone():
+    assert GONE == [threading.main_thread()]
+"""
+
+
+def run(folder: Path, tests: str, *options: str) -> subprocess.CompletedProcess[str]:
+    """Runs a file of tests under the `conftest.py` of this folder."""
+    folder.joinpath("test_it.py").write_text(tests)
+    folder.joinpath("pytest.ini").write_text("[pytest]\n")
+    return subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-p",
+            "tests.conftest",
+            "-p",
+            "no:cacheprovider",
+            *options,
+            f"--rootdir={folder}",
+            folder,
+        ],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+@pytest.mark.parametrize(("mark", "passes"), [("@pytest.mark.timeout(60)", True), ("", False)])
+def test_the_process_ends_at_the_limit_unless_the_test_has_one_of_its_own(tmp_path: Path, mark: str, passes: bool) -> None:
+    limits = ["-o", "faulthandler_timeout=0.5", "-o", "faulthandler_exit_on_timeout=true"]
+    ended = run(tmp_path, WAITS.format(mark=mark), *limits)
+    assert ("1 passed" in ended.stdout) is passes, ended.stdout + ended.stderr
+    assert ("Timeout (" in ended.stderr) is not passes, ended.stderr
+
+
+def test_what_a_test_leaves_behind_is_collected_in_the_main_thread(tmp_path: Path) -> None:
+    ended = run(tmp_path, LEAVES)
+    assert "2 passed" in ended.stdout, ended.stdout + ended.stderr
