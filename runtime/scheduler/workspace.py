@@ -229,6 +229,7 @@ class Workspace:
         if prepared is not None and prepared.fits(tokens, arrays[0], arrays[1]):
             fetch = prepared.begin(arrays[0])[1]
         else:
+            prepared = None  # let go before: it holds the buffers, and what another writes to would be copied
             self._borrow(arrays[1], 0)
             fetch = self._backend.begin(self.pack, *arrays)[1]
         self._begun = Begun(self._computed, len(tokens), fetch)

@@ -9,12 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from runtime.adapters.stacks import Tags
 from runtime.backends.fake import Behaviour
 from runtime.model import LocalModel, load
 from runtime.options import GenerationOptions, SamplingOptions
+from runtime.scheduler.workspace import Workspace
 from tests.fakes import reference
-from tests.runtime.backends.reference import HF, RECURRENT, TOLERANCE, expected
+from tests.runtime.backends.reference import HF, RECURRENT, TOLERANCE, expected, log_softmax
 from tests.runtime.model.trouble import NativePanic, audit
+from tests.runtime.scheduler.test_begun import Plenty
 from tests.tiny_models import tiny_path
 
 N = 24
@@ -131,3 +134,31 @@ def test_a_library_that_fails_where_there_are_no_tokens_yet_costs_nobody_anythin
         backend.prepare = broken
         check("mlx", "llama", prompt, asyncio.run(said(model, prompt, options("greedy"))))
         audit(model)
+
+
+def test_what_does_not_fit_is_gone_before_another_forward_begins() -> None:
+    """Whoever still holds it holds the buffers, and the other forward would copy them all."""
+    import mlx.core as mx
+
+    with opened("mlx", "llama") as model:
+        backend = model._engine.backend
+        workspace = Workspace(backend, Tags(backend.info.kv_fingerprint), Plenty())
+        prompt = [5, 6, 7, 8]
+        for at, token in enumerate(prompt):
+            workspace.append(at - 1, token)
+        workspace.forward(prompt, range(-1, 3), [])
+        workspace.resize(40_000)
+        path = list(prompt)
+        for at in range(4, 12):
+            workspace.append(at - 1, at)
+            path.append(at)
+            mx.reset_peak_memory()
+            before = mx.get_active_memory()
+            workspace.begin([at], [at - 1])  # for other parents than was prepared, from the second on
+            workspace.prepare([0, 0], [at, at])
+            assert workspace._prepared is not None
+            logits = workspace.collect()
+            assert logits is not None
+            assert mx.get_peak_memory() - before < workspace.nbytes / 16, at
+            np.testing.assert_allclose(log_softmax(logits)[0], expected("llama", path)[-1], atol=TOLERANCE, rtol=0)
+        workspace.close()
