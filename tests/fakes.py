@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -71,6 +71,17 @@ def some_ids(seed: int, n: int, vocab: int = 256) -> list[int]:
     return [int(i) for i in np.random.default_rng(seed).integers(0, vocab, n)]
 
 
+def around_begins(backend: Any, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    """Has the first half of every forward go through `wrap`, also of one that was prepared before its tokens were known."""
+    prepare = backend.prepare
+
+    def prepared(*arguments: Any) -> Any:
+        begin = prepare(*arguments)
+        return None if begin is None else wrap(begin)
+
+    backend.begin, backend.prepare = wrap(backend.begin), prepared
+
+
 class Gate:
     """Stops a model in the middle of a forward: `before_forward=gate`. Open until `shut`."""
 
@@ -109,14 +120,15 @@ class Turnstile:
 
     def stand_before(self, model: LocalModel) -> None:
         """Every forward of this model arrives here, on any backend."""
-        backend: Any = model._engine.backend
-        begin = backend.begin  # the first half of every forward
 
-        def held(*arguments: Any) -> Any:
-            self.arrive()
-            return begin(*arguments)
+        def wrap(begin: Callable[..., Any]) -> Callable[..., Any]:
+            def held(*arguments: Any) -> Any:
+                self.arrive()
+                return begin(*arguments)
 
-        backend.begin = held
+            return held
+
+        around_begins(model._engine.backend, wrap)
 
     def shut(self) -> None:
         """Those that come from now on wait."""

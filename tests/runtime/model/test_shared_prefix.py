@@ -10,7 +10,7 @@ import pytest
 
 from runtime import GenerationOptions, SamplingOptions
 from runtime.model import LocalModel, load
-from tests.fakes import settled
+from tests.fakes import around_begins, settled
 from tests.runtime.backends.reference import random_ids
 from tests.tiny_models import tiny_path
 
@@ -27,7 +27,6 @@ class Held:
         self.most = 0
         self.rows = 0  # chains that were copied side by side into one forward
         opened, forward, rows = self._backend.open_pack, self._backend.forward, self._backend.push_rows
-        begun = self._backend.begin
 
         def open_pack() -> Any:
             self._packs.append(opened())
@@ -46,7 +45,8 @@ class Held:
             return rows(pack, bucket)
 
         self._backend.open_pack = open_pack
-        self._backend.forward, self._backend.begin = looked(forward), looked(begun)
+        self._backend.forward = looked(forward)
+        around_begins(self._backend, looked)
         self._backend.push_rows = counted
 
     def look(self) -> None:

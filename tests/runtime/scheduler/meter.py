@@ -95,6 +95,13 @@ def metered(model: LocalModel, monkeypatch: pytest.MonkeyPatch) -> Iterator[Mete
 
     for name in WATCHED if backend.overlaps else (name for name in WATCHED if name != "begin"):  # half of every `forward`
         monkeypatch.setattr(backend, name, watch(name, getattr(backend, name)))
+    prepare: Any = backend.prepare
+
+    def prepared(*args: Any) -> Any:
+        begin = prepare(*args)
+        return None if begin is None else watch("begin, prepared", begin)
+
+    monkeypatch.setattr(backend, "prepare", prepared)
     if backend.info.backend in ("hf", "mlx"):
         module = __import__(f"runtime.backends.{backend.info.backend}.cache", fromlist=["_resized"])
         monkeypatch.setattr(module, "_resized", growing(module._resized))
