@@ -9,7 +9,17 @@ from typing import Any, Final, TypedDict, TypeVar
 import click
 
 from app.cli.settings import Settings
-from app.cli.values import TEMPLATES, adapter_options, format_of, grammar_of, named_options, offload_of, schema_of
+from app.cli.values import (
+    TEMPLATES,
+    adapter_options,
+    format_of,
+    grammar_of,
+    named_options,
+    naming_tokens,
+    offload_of,
+    schema_of,
+    with_token_ids,
+)
 from runtime import (
     GenerationOptions,
     GrammarError,
@@ -120,7 +130,7 @@ OPTIONS = (
         metavar="NAME=VALUE",
         help="Any other option of the sampler by its name, the value as JSON; may be given again. Examples: "
         "--option typical_p=0.9 --option xtc_probability=0.5 --option dry_multiplier=0.8 --option presence_penalty=0.5 "
-        """--option 'logit_bias={"36413": -5}' --option 'banned_tokens=[36413]'""",
+        """--option 'logit_bias={" Paris": -5}' --option 'banned_tokens=[" rain", 36413]' (tokens by text or id)""",
     ),
     click.option("--seed", type=click.IntRange(0), help="The same seed gives the same answer. Example: --seed 7"),
     click.option(
@@ -145,12 +155,14 @@ class Asked:
         model: What to load, on `backend`, with `load` (of `LoadOptions`).
         call: How answers are drawn, as far as the command line says it, by the names of `GenerationOptions.from_mapping`;
             the seed is set, but for a session's answer that nobody gave one.
+        naming: More of them, that name tokens by what they say.
     """
 
     model: str
     backend: str
     load: dict[str, Any]
     call: dict[str, Any]
+    naming: dict[str, Any]
     system: str | None
     raw: bool
     alternatives: int
@@ -177,7 +189,11 @@ class Asked:
             "alternatives": recorded,
             "seed": seed,
         }
-        call |= named_options(flags["named"], {name for name, value in call.items() if value is not None})
+        named = named_options(flags["named"], {name for name, value in call.items() if value is not None})
+        naming = naming_tokens(named)
+        if naming and in_session:
+            raise click.UsageError(f"--option {next(iter(naming))}: with --session name tokens by their ids")
+        call |= {name: value for name, value in named.items() if name not in naming}
         try:
             call["grammar"] = grammar_of(schema_of(flags["schema"]), flags["regex"])
             resolve_options(call, preset=PRESET)
@@ -188,6 +204,7 @@ class Asked:
             backend=flags["backend"] or settings.backend,
             load=format_of(flags["template"]) | adapter_options(flags["adapters"]) | offload_of(flags["offload"]),
             call={name: value for name, value in call.items() if value is not None},
+            naming=naming,
             system=flags["system"] or None,
             raw=flags["raw"],
             alternatives=flags["alternatives"],
@@ -213,7 +230,7 @@ class Asked:
         """
         if line is None:
             return self.resolved(model).options
-        return model.resolve_options(line, session=self.call, preset=PRESET).options
+        return model.resolve_options(line, session=self._call(model), preset=PRESET).options
 
     def resolved(self, model: LanguageModel) -> ResolvedOptions:
         """What holds for the one answer, and who said so.
@@ -221,7 +238,10 @@ class Asked:
         Raises:
             InvalidRequestError, GrammarError: They contradict each other.
         """
-        return model.resolve_options(self.call, preset=PRESET)
+        return model.resolve_options(self._call(model), preset=PRESET)
+
+    def _call(self, model: LanguageModel) -> dict[str, Any]:
+        return self.call | (with_token_ids(self.naming, model.byte_vocab) if self.naming else {})
 
 
 def _check_company(flags: Flags) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -90,6 +90,38 @@ def named_options(given: tuple[str, ...], said: Collection[str]) -> dict[str, An
         except ValueError:
             found[name] = value
     return found
+
+
+def naming_tokens(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of the options that name tokens by what they say: only a model knows their ids."""
+    found: dict[str, Any] = {}
+    banned, biases = options.get("banned_tokens"), options.get("logit_bias")
+    banned = [banned] if isinstance(banned, str) else banned
+    if isinstance(banned, list) and any(isinstance(token, str) for token in banned):
+        found["banned_tokens"] = banned
+    if isinstance(biases, dict) and not all(key.removeprefix("-").isdecimal() for key in biases):
+        found["logit_bias"] = biases
+    return found
+
+
+def with_token_ids(options: Mapping[str, Any], tokens: list[bytes]) -> dict[str, Any]:
+    """The same with ids, as the window does it.
+
+    Args:
+        options: Those that name tokens by what they say.
+        tokens: The model's, by id.
+
+    Raises:
+        InvalidRequestError: A text that is no token of the model; the one that it begins with is named.
+    """
+    from app.workbench.setup.token_names import with_ids  # which brings the window's side along
+    from app.workbench.vocabulary import TokenBytes
+    from ui import Refusal
+
+    try:
+        return {name: with_ids(name, value, TokenBytes(tokens)) for name, value in options.items()}
+    except Refusal as refusal:
+        raise InvalidRequestError(str(refusal)) from refusal
 
 
 def adapter_options(given: tuple[str, ...]) -> dict[str, Any]:

@@ -16,13 +16,11 @@ RAN: Final = "ran"  # the setting with the fingerprints of the models that were 
 MOST_RAN: Final = 1_000
 
 
-class Vocabulary:
-    """Bytes by id, of the model that was used last."""
+class TokenBytes:
+    """Bytes by id, and back."""
 
-    def __init__(self, store: SessionStore) -> None:
-        self._store = store
-        self._tokens: list[bytes] = []
-        self._of: str | None = None
+    def __init__(self, tokens: list[bytes]) -> None:
+        self._tokens = tokens
 
     def bytes_of(self, token_id: int) -> bytes:
         """Empty where the vocabulary is not known."""
@@ -48,6 +46,15 @@ class Vocabulary:
         texts = [each.encode() for each in sought or () if isinstance(each, str)]
         found = {token for token, data in enumerate(self._tokens) if any(text in data for text in texts)}
         return tuple(sorted(found | {each for each in sought or () if isinstance(each, int)}))
+
+
+class Vocabulary(TokenBytes):
+    """That of the model that was used last."""
+
+    def __init__(self, store: SessionStore) -> None:
+        super().__init__([])
+        self._store = store
+        self._of: str | None = None
 
     async def load(self) -> None:
         """Reads the one that was used last, if none is there yet."""

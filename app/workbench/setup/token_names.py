@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 
-from app.workbench.vocabulary import Vocabulary
+from app.workbench.vocabulary import TokenBytes
 from ui import Refusal
 
 QUOTED = 60  # characters of a text that a refusal quotes
 
 
-def with_ids(name: str, value: object, vocabulary: Vocabulary) -> object:
+def with_ids(name: str, value: object, vocabulary: TokenBytes) -> object:
     """The value of an option with ids in place of texts; other options, and what is not of that shape, as they are.
 
     In `logit_bias` a key is an id in digits, a text, or a text in quotation marks (as JSON writes it).
@@ -27,7 +27,7 @@ def with_ids(name: str, value: object, vocabulary: Vocabulary) -> object:
     return value
 
 
-def _keyed(key: str, vocabulary: Vocabulary) -> Sequence[object]:
+def _keyed(key: str, vocabulary: TokenBytes) -> Sequence[object]:
     if key.removeprefix("-").isdecimal():
         return (int(key),)
     try:
@@ -37,7 +37,7 @@ def _keyed(key: str, vocabulary: Vocabulary) -> Sequence[object]:
     return _ids(str(text), vocabulary)
 
 
-def _ids(text: str, vocabulary: Vocabulary) -> Sequence[int]:
+def _ids(text: str, vocabulary: TokenBytes) -> Sequence[int]:
     """The tokens that say just that; there may be several of the same bytes."""
     if not vocabulary.is_known:
         raise Refusal("no model was used here yet, so tokens are named by token ids alone; load a model, then write it again")

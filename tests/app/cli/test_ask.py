@@ -96,6 +96,35 @@ def test_any_option_is_given_by_its_name(elsewise: Elsewise, named: dict[str, An
     assert [token["id"] for token in plain[:-1]] != [token["id"] for token in tokens]
 
 
+@pytest.mark.parametrize(
+    ("named", "ids"),
+    [
+        ({"banned_tokens": ["P", 124]}, {"banned_tokens": [80, 124]}),
+        ({"banned_tokens": "P"}, {"banned_tokens": [80]}),
+        ({"logit_bias": {"P": -100, "97": 3.5}}, {"logit_bias": {"80": -100, "97": 3.5}}),
+    ],
+)
+def test_tokens_may_be_named_by_what_they_say(elsewise: Elsewise, named: dict[str, Any], ids: dict[str, Any]) -> None:
+    def said(given: dict[str, Any]) -> tuple[list[int], Any]:
+        options = [part for name, value in given.items() for part in ("--option", f"{name}={json.dumps(value)}")]
+        done = elsewise("ask", "hello", "--backend", "fake", "--max-tokens", "24", "--seed", "1", "--json", *options)
+        *tokens, end = lines(done.out)
+        return [token["id"] for token in tokens], end["options"]
+
+    assert said(named) == said(ids)
+    assert said(named)[1][f"sampling.{next(iter(ids))}"]["source"] == "call"
+    assert said(named)[0] != said({})[0]
+
+
+def test_a_text_that_is_no_token_is_refused(elsewise: Elsewise) -> None:
+    done = elsewise("ask", "hello", "--backend", "fake", "--option", 'banned_tokens=["even"]')
+    assert done.code != 0
+    assert '"even" is more than one token: it begins with "e"' in done.err
+    done = elsewise("ask", "hello", "--backend", "fake", "--session", "one", "--option", "banned_tokens=e")
+    assert done.code == 2
+    assert "by their ids" in done.err
+
+
 def test_alternatives_stand_on_a_line_per_token(elsewise: Elsewise) -> None:
     done = elsewise("ask", "hello", *ASK, "--top-k", "2")
     assert len(done.out.splitlines()) == 8
