@@ -75,8 +75,8 @@ async def compare_models(
         tell.add(len(own))
     borders = _whole(len(ids)) if same else common_borders(*(ends_of(run.token_bytes) for run in runs))
     sides = [
-        ComparedSide(model.info.name, run, own, _tops(model, run))
-        for model, run, own in zip((left, right), runs, borders, strict=True)
+        ComparedSide(_name(model, other), run, own, _tops(model, run))
+        for model, other, run, own in zip((left, right), (right, left), runs, borders, strict=True)
     ]
     kl = None
     if with_rows:
@@ -164,6 +164,12 @@ def _used(model: LanguageModel) -> list[bytes]:
     while found and not found[-1]:
         found.pop()
     return found
+
+
+def _name(model: LanguageModel, other: LanguageModel) -> str:
+    """With the engine, where that is what tells it from the other."""
+    mine, theirs = model.info, other.info
+    return f"{mine.name} on {mine.backend}" if mine.name == theirs.name and mine.backend != theirs.backend else mine.name
 
 
 def _tops(model: LanguageModel, run: TokenRun) -> tuple[bytes, ...]:

@@ -65,19 +65,20 @@ class ComparedSide:
     @property
     def rank(self) -> Int32:
         """``(m,)`` of spans of one token; 0 of all others."""
-        return np.where(self.single, _at(self.run.rank, self.borders[:-1], 0), 0).astype(np.int32)
+        return np.where(self.single, np.append(self.run.rank, 0)[self.borders[:-1]], 0).astype(np.int32)
 
     @property
     def single(self) -> npt.NDArray[np.bool_]:
         """``(m,)`` whether a span is one token of this side."""
-        return np.diff(self.borders) == 1
+        found: npt.NDArray[np.bool_] = np.diff(self.borders) == 1
+        return found
 
     @property
     def top_logprob(self) -> Float64:
         """``(m,)`` nats of the token that it thought likeliest where each span begins; NaN unknown."""
         known = self.run.top_ids[:, 0] != NO_TOKEN
-        tops = np.where(known, self.run.top_logprobs[:, 0].astype(np.float64), np.nan)
-        return _at(tops, self.borders[:-1], np.nan)
+        tops: Float64 = np.where(known, self.run.top_logprobs[:, 0].astype(np.float64), np.nan)
+        return np.append(tops, np.nan)[self.borders[:-1]]
 
     def top_of(self, span: int) -> bytes:
         """The bytes of the token that it thought likeliest where a span begins; b"" unknown."""
@@ -146,11 +147,6 @@ class ModelComparison:
             Total(float(side.logprob[both].sum()), int(np.diff(side.borders)[both].sum()), size) for side in self.sides
         )
         return left, right
-
-
-def _at(values: npt.NDArray[np.generic], starts: Int64, missing: float) -> npt.NDArray[np.generic]:
-    """The values at `starts`; `missing` where one lies behind the last."""
-    return np.append(values, missing)[np.minimum(starts, len(values))]
 
 
 def _perplexity(logprob: float, count: int) -> float | None:

@@ -119,6 +119,7 @@ def test_a_model_and_itself_differ_nowhere(name: str, backend: str) -> None:
 def test_hf_and_mlx(name: str) -> None:
     with load(tiny_path(name), backend="hf") as left, load(tiny_path(name), backend="mlx") as right:
         found = compared(left, right, IDS, kl_start=0)
+    assert [side.name for side in found.sides] == [f"tiny-{name} on hf", f"tiny-{name} on mlx"]
     assert np.abs(found.difference[1:]).max() < 2 * TOLERANCE
     assert found.kl is not None
     assert found.kl[1:].max() < TOLERANCE
@@ -224,7 +225,7 @@ def test_a_tokenizer_that_reads_other_bytes_is_named(llama: LanguageModel) -> No
 
 
 def test_empty_and_one_token(llama: LanguageModel, toy: LanguageModel) -> None:
-    for nothing in ("", []):
+    for nothing in ("", list[int]()):
         with pytest.raises(InvalidRequestError, match="nothing to compare"):
             compared(llama, toy, nothing)
     found = compared(llama, llama, [7], kl_start=0)
@@ -280,7 +281,7 @@ def test_rows_are_asked_for_a_few_at_a_time(toy: LanguageModel) -> None:
             sizes.append(len(batch))
             return await toy.batch_next_token_logprobs(batch, **how)
 
-    compared(Counting(), toy, "rain " * 10, kl_start=0)  # type: ignore[arg-type]  # all else is passed on
+    compared(Counting(), toy, "rain " * 10, kl_start=0)
     assert sizes == [16, 16, 16, 1]
 
 
