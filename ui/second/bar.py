@@ -6,7 +6,7 @@ from PySide6.QtCore import Qt, Signal
 from PySide6.QtGui import QKeyEvent
 from PySide6.QtWidgets import QCheckBox, QFrame, QHBoxLayout, QSizePolicy, QVBoxLayout, QWidget
 
-from ui.parts import button
+from ui.parts import button, row
 from ui.port import PathComparison
 from ui.second.words import summary
 from ui.theme.fonts import interface_font
@@ -39,16 +39,17 @@ class SecondBar(QFrame):
         self.keep.clicked.connect(self.keep_wanted)
         self.close_button = IconButton("x", self.tr("Close the comparison"))
         self.close_button.clicked.connect(self.dismiss)
+        ways = row(self.next_button, self.again_button, self.keep, 1, spacing=16)
         texts = QVBoxLayout()
         texts.setSpacing(2)
         texts.addWidget(self.words)
         texts.addWidget(self.more)
-        row = QHBoxLayout(self)
-        row.setContentsMargins(16, 6, 12, 6)
-        row.setSpacing(12)
-        row.addLayout(texts, 1)
-        for part in (self.next_button, self.again_button, self.keep, self.close_button):
-            row.addWidget(part, 0, Qt.AlignmentFlag.AlignTop)
+        texts.addLayout(ways)
+        line = QHBoxLayout(self)
+        line.setContentsMargins(16, 6, 12, 6)
+        line.setSpacing(12)
+        line.addLayout(texts, 1)
+        line.addWidget(self.close_button, 0, Qt.AlignmentFlag.AlignTop)
         self.hide()
 
     def begin(self, label: str) -> None:

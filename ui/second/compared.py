@@ -97,7 +97,7 @@ class Compared:
 
 def difference_steps(difference: npt.NDArray[np.float64]) -> npt.NDArray[np.uint8]:
     """``(m,)`` of 0 (alike, or not known), 1 to 3 (the second model gave less), 4 to 6 (it gave more), from nats."""
-    bits = np.nan_to_num(np.abs(difference), nan=0.0) / math.log(2)
+    bits = np.where(np.isnan(difference), 0.0, np.abs(difference)) / math.log(2)
     size = np.searchsorted(np.array(DIFFERENCE_STEPS_BITS), bits, side="right")
     return np.where(size == 0, 0, size + np.where(difference > 0, MORE, LESS)).astype(np.uint8)
 

@@ -41,7 +41,7 @@ def compared_lines(facts: SpanFacts) -> tuple[tuple[str, str], ...]:
 
 
 def summary(comparison: PathComparison) -> tuple[str, str]:
-    """Two lines: what either model's perplexity is, and where they disagree."""
+    """What either model's perplexity is, a line for each; and where they disagree."""
     tr = QApplication.translate
     found = comparison.found
     parts = [
@@ -55,7 +55,7 @@ def summary(comparison: PathComparison) -> tuple[str, str]:
     where = tr("Second", "{0:,} of {1:,} places disagree about the likeliest token").format(found.disagrees(), len(found))
     if found.aligned_by == "bytes":
         where += tr("Second", "; the tokenizers differ, so they are aligned by bytes")
-    return "  ·  ".join(parts), where
+    return "\n".join(parts), where
 
 
 def difference_ranges() -> list[str]:
