@@ -28,10 +28,9 @@ Play = Callable[[Scene], None]
 
 
 def marks(window: MainWindow) -> list[bytes]:
-    """The colours and underlines of all turns."""
-    return [
-        bytes(mark & (STEP | RARE) for mark in turn.tokens.marks) for turn in window.parts.transcript._path.turns
-    ]  # what is painted
+    """The colours and underlines of all turns, as they are painted."""
+    turns = window.parts.transcript._path.turns
+    return [bytes(mark & (STEP | RARE) for mark in turn.tokens.marks) for turn in turns]
 
 
 async def menu() -> QMenu:
@@ -86,9 +85,7 @@ def test_a_path_is_compared_with_a_model_of_the_shelf(in_window: Play, bench: Fa
         assert window.stage.mode is Mode.TOKENS
         assert bench.asked("compare_with") == [(TRIP, "qwen3", False)]
         turns = bench.views[TRIP].turns
-        expected = difference_steps(
-            np.resize(np.array(bench.moved, np.float32), sum(len(turn.run) for turn in turns)).astype(float)
-        )
+        expected = difference_steps(np.resize(np.array(bench.moved), sum(len(turn.run) for turn in turns)))
         shown = b"".join(marks(window))
         assert [mark & STEP for mark in shown] == expected.tolist()
         assert [bool(mark & RARE) for mark in shown] == [i % 3 == 0 for i in range(len(shown))]
@@ -159,7 +156,7 @@ def test_the_inspector_and_the_card_show_both(in_window: Play, bench: FakeWorkbe
         assert card.content is not None
         lines = dict(card.content.lines)
         assert list(lines)[1:] == ["B − A", "KL"]
-        assert lines["B − A"] == "−5.77 bits"
+        assert lines["B − A"] == "+5.77 bits"
         assert lines["KL"] == f"{found.found.kl[12]:.3f} nats"
         assert "KL" in card.accessibleName()
 
@@ -371,8 +368,12 @@ def test_the_end_token_stays_hidden(in_window: Play, bench: FakeWorkbench) -> No
     in_window(scene)
 
 
+def rgb(colour: str) -> list[float]:
+    return [QColor(colour).redF(), QColor(colour).greenF(), QColor(colour).blueF()]
+
+
 def luminance(colour: str) -> float:
-    parts = [QColor(colour).redF(), QColor(colour).greenF(), QColor(colour).blueF()]
+    parts = rgb(colour)
     linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
     return float(np.dot(linear, (0.2126, 0.7152, 0.0722)))
 
@@ -392,7 +393,7 @@ BLIND = {
 @pytest.mark.parametrize("palette", [LIGHT, DARK], ids=["light", "dark"])
 @pytest.mark.parametrize("kind", BLIND)
 def test_the_colours_are_told_apart_and_read_on(palette: Palette, kind: str) -> None:
-    seen = [np.array(BLIND[kind]) @ QColor(c or palette.window).getRgbF()[:3] for c in palette.difference]
+    seen = [np.array(BLIND[kind]) @ rgb(c or palette.window) for c in palette.difference]
     for (i, one), (k, other) in combinations(enumerate(seen), 2):
         assert np.abs(one - other).max() > 0.04, (i, k)
     for less in (1, 2, 3):

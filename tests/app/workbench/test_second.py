@@ -62,7 +62,7 @@ class Engines(Engine):
             model = await super().__call__(source, backend, on_progress=on_progress, **options)
         if first:
             return model
-        return _Second(model, self)  # type: ignore[return-value]  # all else is passed on
+        return _Second(model, self)
 
 
 class _Second:
