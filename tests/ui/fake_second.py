@@ -20,7 +20,7 @@ class FakeSecond(FakeBase):
         super().__init__()
         self.seconds = [
             SecondChoice("smollm2", "mlx", "SmolLM2 on mlx", problem="mlx is not here"),
-            SecondChoice("smollm2", "hf", "SmolLM2, KV in 8 bits", adapters=(), kv_dtype="q8"),
+            SecondChoice("smollm2", "hf", "SmolLM2 in bfloat16", adapters=(), dtype="bfloat16"),
             QWEN,
         ]
         self.keeps_second = False

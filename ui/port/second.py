@@ -26,7 +26,7 @@ class SecondChoice:
         label: What it is called beside the model in use.
         detail: A few words more.
         adapters: That it is under; None: whatever it is loaded with.
-        kv_dtype: How its KV rests; "" as set.
+        dtype: What it computes in; "" as set.
         same_engine: It needs no second engine: the one that runs answers under other adapters.
         problem: Why it cannot be had here; "" where it can.
     """
@@ -36,7 +36,7 @@ class SecondChoice:
     label: str
     detail: str = ""
     adapters: tuple[AdapterChoice, ...] | None = None
-    kv_dtype: str = ""
+    dtype: str = ""
     same_engine: bool = False
     problem: str = ""
 

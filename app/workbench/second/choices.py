@@ -13,7 +13,13 @@ from ui import AdapterChoice, BackendChoice, SecondChoice
 if TYPE_CHECKING:
     from runtime import ShelfEntry
 
-QUANTISED = "q8"  # KV, as `LoadOptions.kv_dtype` names it
+OTHER_DTYPES = {  # what a model may compute in instead, where its engine can: MLX takes ages for 16 bits on a processor
+    ("hf", "float32"): "bfloat16",
+    ("hf", "bfloat16"): "float32",
+    ("hf", "float16"): "float32",
+    ("mlx", "bfloat16"): "float32",
+    ("mlx", "float16"): "float32",
+}
 
 
 def second_choices(
@@ -22,7 +28,7 @@ def second_choices(
     entries: Sequence[ShelfEntry],
     stack: Sequence[AdapterChoice],
     *,
-    kv_dtype: str,
+    dtype: str,
 ) -> list[SecondChoice]:
     """What there is, the nearest first.
 
@@ -31,13 +37,13 @@ def second_choices(
         backends: The engines, the one in use marked.
         entries: The shelf.
         stack: The adapters of the session, those that are switched off among them.
-        kv_dtype: How KV rests in the model in use.
+        dtype: What the model in use computes in; "" while none runs.
     """
     now = next((choice.name for choice in backends if choice.chosen), "auto")
     name = next((entry.title for entry in entries if entry.name == source), source)
     return [
         *_other_adapters(source, now, name, stack),
-        *_other_engines(source, now, name, stack, backends, kv_dtype),
+        *_other_engines(source, now, name, stack, backends, dtype),
         *(_other_model(entry, now, backends) for entry in entries if entry.name != source),
     ]
 
@@ -59,7 +65,7 @@ def _other_engines(
     name: str,
     stack: Sequence[AdapterChoice],
     backends: Sequence[BackendChoice],
-    kv_dtype: str,
+    dtype: str,
 ) -> list[SecondChoice]:
     on = tuple(choice for choice in stack if choice.on)
     found = [
@@ -67,8 +73,9 @@ def _other_engines(
         for choice in backends
         if not choice.chosen
     ]
-    if kv_dtype != QUANTISED:
-        found.append(SecondChoice(source, now, f"{name}, KV in 8 bits", adapters=on, kv_dtype=QUANTISED))
+    other = OTHER_DTYPES.get((now, dtype.rpartition(".")[2]))
+    if other is not None:
+        found.append(SecondChoice(source, now, f"{name} in {other}", adapters=on, dtype=other))
     return found
 
 

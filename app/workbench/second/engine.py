@@ -41,7 +41,7 @@ class SecondEngine:
         self._told = told
         if self._held is None or self._key != _key(choice):
             await self.close()
-            options = {"kv_dtype": choice.kv_dtype} if choice.kv_dtype else {}
+            options = {"dtype": choice.dtype} if choice.dtype else {}
             held = self._first.beside(choice.source, choice.backend, options)
             held.subscribe(lambda: self._told(held.reason) if held.reason else None)
             self._held, self._key = held, _key(choice)
@@ -82,4 +82,4 @@ def _room_for(choice: SecondChoice, tokens: int) -> Fit | None:
 
 
 def _key(choice: SecondChoice) -> tuple[str, ...]:
-    return choice.source, choice.backend, choice.kv_dtype
+    return choice.source, choice.backend, choice.dtype

@@ -36,8 +36,9 @@ class SecondMembers(ABC):
 
         entries = await asyncio.to_thread(_on_the_shelf)
         session = self._sessions.opened(session_id)
-        kv_dtype = str(self.supervisor.options.get("kv_dtype", ""))
-        return second_choices(self.supervisor.source, self.backends(), entries, values_of(session).adapters, kv_dtype=kv_dtype)
+        model = self.supervisor.running
+        dtype = "" if model is None else model.info.dtype
+        return second_choices(self.supervisor.source, self.backends(), entries, values_of(session).adapters, dtype=dtype)
 
     async def compare_with(
         self, session_id: int, choice: SecondChoice, progress: OnCompared, *, anyway: bool = False

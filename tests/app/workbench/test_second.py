@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import sqlite3
 from collections.abc import Callable, Mapping
 from contextlib import closing
@@ -13,9 +15,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from app.supervisor import Supervisor
+from app.workbench import AppWorkbench
 from app.workbench.second import comparing
 from app.workbench.second import engine as second_engine
+from app.workbench.second.choices import second_choices
 from runtime import (
+    EngineClient,
     EngineDiedError,
     Fit,
     LanguageModel,
@@ -26,11 +32,12 @@ from runtime import (
     SamplingOptions,
     load,
 )
+from storage import SessionStore
 from tests.app.workbench.conftest import Play
 from tests.app.workbench.scene import OPTIONS, Engine, Scene, answered, until
 from tests.runtime.adapters.toys import toy_adapter
 from tests.tiny_models import tiny_path
-from ui import AdapterChoice, NoRoomRefusal, PathComparison, Refusal, SecondChoice
+from ui import AdapterChoice, BackendChoice, NoRoomRefusal, PathComparison, Refusal, SecondChoice
 
 SAME = SecondChoice("x", "fake", "x on fake", adapters=())
 TINY = SecondChoice("tiny", "hf", "Tiny llama")
@@ -210,10 +217,10 @@ def test_the_second_engine_has_the_firsts_options_but_those_that_are_its_own(pla
         s.workbench.supervisor.options |= {
             "threads": 2, "blocks": {"path": "b"}, "draft_model": "d", "context_length": 64, "log_path": Path("/l/engine.log"),
         }  # fmt: skip
-        await compared(s, session_id, SecondChoice("x", "fake", "x", kv_dtype="q8"))
+        await compared(s, session_id, SecondChoice("x", "fake", "x", dtype="bfloat16"))
 
     play(scene, engine=engine)
-    assert engine.started[1] == ("x", "fake", {"threads": 2, "log_path": Path("/l/engine-second.log"), "kv_dtype": "q8"})
+    assert engine.started[1] == ("x", "fake", {"threads": 2, "log_path": Path("/l/engine-second.log"), "dtype": "bfloat16"})
 
 
 def test_one_that_cannot_be_loaded_is_told_and_nothing_is_left(play: Play) -> None:
@@ -381,9 +388,54 @@ def test_what_there_is_to_choose_from(play: Play, monkeypatch: pytest.MonkeyPatc
         choices = await s.workbench.second_choices(session_id)
         labels = [choice.label for choice in choices]
         assert ("x on hf" in labels, "x on mlx" in labels) == (False, True)  # hf runs it now
-        assert "x, KV in 8 bits" in labels
+        assert "x in bfloat16" in labels
         tiny = next(choice for choice in choices if choice.source == "local/tiny")
         assert (tiny.problem, tiny.adapters, tiny.same_engine) == ("", None, False)
         assert tiny.backend in ("hf", "mlx")
 
     play(scene, engine=Engines())
+
+
+def test_what_the_model_may_compute_in_instead() -> None:
+    backends = [BackendChoice("hf", "", True), BackendChoice("mlx", "mlx is not here", False)]
+    stack = [AdapterChoice("/a", "A"), AdapterChoice("/b", "B", 0.5, on=False)]
+    choices = second_choices("m", backends, [], stack, dtype="float32")
+    assert [(choice.label, choice.adapters, choice.problem) for choice in choices] == [
+        ("m with no adapters", (), ""),
+        ("m with the adapters B × 0.5", (AdapterChoice("/b", "B", 0.5),), ""),
+        ("m on mlx", (stack[0],), "mlx is not here"),
+        ("m in bfloat16", (stack[0],), ""),
+    ]
+    assert choices[-1].dtype == "bfloat16"
+    assert not any(choice.dtype for choice in second_choices("m", backends, [], [], dtype=""))
+
+
+@pytest.mark.slow
+def test_two_real_engines_and_one_that_is_killed(path: Path) -> None:
+    async def play() -> None:
+        store = SessionStore.open(path)
+        workbench = AppWorkbench(store, Supervisor("x", "fake"), OPTIONS)
+        try:
+            session_id = (await workbench.new_session()).session_id
+            await workbench.send(session_id, "where to?")
+            found = await workbench.compare_with(session_id, SAME, lambda *_: None)
+            assert np.abs(found.found.difference[1:]).max() == 0.0
+            await workbench.keep_second(True)
+            killed: list[int] = []
+
+            def kill(words: str, _done: int, _total: int) -> None:
+                held = workbench._second._held
+                second = held.running if held is not None else None
+                if words == "comparing" and isinstance(second, EngineClient) and not killed:
+                    killed.append(second.pid)
+                    os.kill(second.pid, signal.SIGKILL)
+
+            with pytest.raises(Refusal, match="the engine of x on fake stopped"):
+                await workbench.compare_with(session_id, SAME, kill)
+            assert killed
+            await workbench.send(session_id, "the first one lives")
+            assert (await workbench.compare_with(session_id, SAME, lambda *_: None)).read > found.read
+        finally:
+            await workbench.close()
+
+    asyncio.run(play())
