@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from app.workbench.speaker import Speaker
     from runtime import Fit, LanguageModel, ModelComparison
 
-MOST_ROWS = 1024  # tokens at the end of a path whose full vectors are compared too: two queries for each
+MOST_ROWS = 512  # tokens at the end of a path whose full vectors are compared too: two queries for each
 UNREAD = "no model has read this path yet: send a message, then there is something to compare"
 
 
