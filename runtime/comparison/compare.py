@@ -124,7 +124,7 @@ async def _tokens(model: LanguageModel, data: bytes, *, last: bool) -> list[int]
 
 
 async def _controls(left: LanguageModel, right: LanguageModel, pieces: dict[int, bytes]) -> dict[int, int]:
-    """Tokens of `left` that no text is cut into, and the tokens of `right` that spell them and are such too."""
+    """Tokens of `left` that no text is cut into, and the tokens of `right` that spell them."""
     alike = {token: data for token, data in pieces.items() if data.startswith(b"<") and data.endswith(b">")}
     if not alike:
         return {}
@@ -133,9 +133,7 @@ async def _controls(left: LanguageModel, right: LanguageModel, pieces: dict[int,
     found: dict[int, int] = {}
     for token, data in alike.items():
         text, other = data.decode(errors="replace"), theirs.get(data)
-        if other is None or await left.tokenize_async(text) == [token]:
-            continue
-        if await right.tokenize_async(text) != [other]:
+        if other is not None and await left.tokenize_async(text) != [token]:
             found[token] = other
     return found
 

@@ -298,3 +298,11 @@ def test_smollm2_against_a_toy_of_bytes(toy: LanguageModel) -> None:
     assert one.byte_perplexity is not None
     assert two.byte_perplexity is not None
     assert one.byte_perplexity < two.byte_perplexity
+
+
+@pytest.mark.slow
+def test_logits_of_another_width_have_no_kl(llama: LanguageModel) -> None:
+    with load(tiny_path("llama_wide"), backend="hf") as wide:
+        found = compared(llama, wide, IDS, kl_start=0)
+    assert (found.aligned_by, found.kl) == ("tokens", None)
+    np.testing.assert_allclose(found.right.logprob, log_likelihood(expected("llama_wide", IDS), IDS), atol=TOLERANCE)
