@@ -226,7 +226,8 @@ class Decoding:
             workspace.rollback(base)
             return
         self._ahead[workspace] = share, base
-        self._prepare(workspace, share, base)
+        if len(share.rows) == len(rows):  # else the others' forward comes first, and it would be dropped
+            self._prepare(workspace, share, base)
 
     def _prepare(self, workspace: Workspace, share: Share, base: int) -> None:
         """Readies the forward after the one that was begun, if what it will be can be told: no two rows stand at one place."""

@@ -162,3 +162,22 @@ def test_what_does_not_fit_is_gone_before_another_forward_begins() -> None:
             assert mx.get_peak_memory() - before < workspace.nbytes / 16, at
             np.testing.assert_allclose(log_softmax(logits)[0], expected("llama", path)[-1], atol=TOLERANCE, rtol=0)
         workspace.close()
+
+
+@pytest.mark.parametrize(("n", "some"), [(2, True), (3, False)])
+def test_nothing_is_prepared_where_others_push_before(n: int, some: bool) -> None:
+    """More rows than a batch may have: each step pushes what is left of them, and what was prepared would be dropped."""
+    with load((Behaviour(overlaps=True), None), backend="fake", max_batch_rows=2) as model:
+        assert isinstance(model, LocalModel)
+        counted, said = Counted(model), dict[int, list[tuple[int, float | None]]]()
+
+        async def main() -> None:
+            async with aclosing(model.continue_many([5, 6, 7], n, options("drawn"))) as records:
+                async for branch, record in records:
+                    said.setdefault(branch, []).append((record.token_id, record.logprob))
+
+        asyncio.run(main())
+        assert [len(said[branch]) for branch in range(n)] == [N] * n
+        for answer in said.values():
+            check("fake", "overlapping", [5, 6, 7], answer)
+        assert (counted.prepared > 0) == some
