@@ -216,6 +216,7 @@ class Decoding:
         """Begins the next forward of a workspace's rows; where that fails, the next step finds out what is wrong."""
         speculates = len(rows) == 1 and rows[0].guesses is not None  # it will push more than one token
         if not rows or workspace.recurrent or speculates or any(row.invoked for row in rows):
+            workspace.unprepare()
             return
         base = workspace.size
         share = Share.of(rows[: self._options.max_batch_rows])
@@ -223,6 +224,7 @@ class Decoding:
             _reserve(workspace, share)
             workspace.begin(share.tokens, share.parents)
         except BaseException:  # noqa: BLE001  # tried again, and bisected, by the next step
+            workspace.unprepare()
             workspace.rollback(base)
             return
         self._ahead[workspace] = share, base

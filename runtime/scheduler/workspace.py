@@ -272,6 +272,11 @@ class Workspace:
         """Nobody wants what was begun any more; its tokens stand here all the same, if they are numbers."""
         self._settle()
         self._begun = None
+        self.unprepare()
+
+    def unprepare(self) -> None:
+        """What was prepared will not be begun: it is let go, with the buffers and the adapters' weights that it holds."""
+        self._prepared = None
 
     def take(self, slots: Slots) -> Payload:
         """An immutable copy of the pack's own `slots`, a chain."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -181,3 +182,25 @@ def test_nothing_is_prepared_where_others_push_before(n: int, some: bool) -> Non
         for answer in said.values():
             check("fake", "overlapping", [5, 6, 7], answer)
         assert (counted.prepared > 0) == some
+
+
+@pytest.mark.parametrize("ends", ["eos", "closed", "cut"])
+def test_nothing_that_was_prepared_outlives_its_stream(ends: str) -> None:
+    """It holds the pack's buffers, and the weights of the adapters that it would be computed under."""
+    with opened("fake", "overlapping") as model:
+        prompt, counted = [5, 6, 7], Counted(model)
+        plain = asyncio.run(said(model, prompt, options("greedy")))
+        assert counted.prepared > 0
+        eos = tuple(token for token, _ in plain[9:10])
+        how = options("greedy") if ends != "eos" else replace(options("greedy"), ignore_eos=False, eos_token_ids=eos)
+
+        async def some() -> None:
+            async with aclosing(model.generate(prompt, how)) as records:
+                async for _ in records:
+                    if ends == "closed":
+                        break
+
+        asyncio.run(some())
+        audit(model)
+        assert all(workspace._prepared is None for workspace in model._engine.scheduler.cache.workspaces.open)
+        assert model._engine.scheduler.cache.workspaces.open
