@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from runtime.hub.plan import DownloadPlan, DownloadProgress, HubFile, OnDownload
     from runtime.info import AdapterInfo, CacheReport, EdgeReport, Metrics, ModelInfo, OnProgress, PromptProgress
     from runtime.language_model import LanguageModel, Message, PrefixMatch
+    from runtime.loading.catalogue import CatalogueModel, CatalogueVariant, catalogue, fitting
     from runtime.loading.fit import Fit, estimate_fit
     from runtime.loading.importer import import_model
     from runtime.loading.paths import models_dir
@@ -117,6 +118,8 @@ __all__ = [
     "BlocksSaved",
     "Branches",
     "CacheReport",
+    "CatalogueModel",
+    "CatalogueVariant",
     "Completion",
     "ContextOverflowError",
     "ContextReport",
@@ -202,6 +205,7 @@ __all__ = [
     "available_backends",
     "block_keys",
     "brings_text",
+    "catalogue",
     "check_backend",
     "clean_text",
     "convert_adapter",
@@ -213,6 +217,7 @@ __all__ = [
     "fetch_any",
     "fetch_embedded",
     "fetch_model",
+    "fitting",
     "fresh_seed",
     "import_adapter",
     "import_model",
@@ -296,6 +301,12 @@ _NAMES = {
         "LanguageModel",
         "Message",
         "PrefixMatch",
+    ),
+    "runtime.loading.catalogue": (
+        "CatalogueModel",
+        "CatalogueVariant",
+        "catalogue",
+        "fitting",
     ),
     "runtime.loading.fit": (
         "Fit",

@@ -10,6 +10,7 @@ import click
 from app.cli.bars import Bar
 from app.cli.common import print_table
 from app.cli.fetching import EMBEDDED, fetch_command
+from app.cli.finding import catalogue_command
 from app.cli.fit_rows import fit_facts, fit_rows, fits
 from app.cli.model_rows import facts, facts_table, shelf_table
 from runtime import (
@@ -111,6 +112,7 @@ def add_command(path: Path, name: str | None) -> None:
     click.echo(f"{entry.name}: ready in {entry.source}")
 
 
+models.add_command(catalogue_command)
 models.add_command(fetch_command)
 models.add_command(fetch_command, "get")  # its first name
 
