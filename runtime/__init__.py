@@ -17,6 +17,7 @@ from runtime.errors import (
     FullVocabUnavailableError,
     GrammarError,
     InvalidRequestError,
+    KeychainError,
     ManifestMismatchError,
     MemoryBudgetError,
     ModelLoadError,
@@ -52,9 +53,12 @@ if TYPE_CHECKING:
     from runtime.client import EngineClient, EngineLimits, spawn
     from runtime.completion import Completion
     from runtime.grammar.source import Grammar
+    from runtime.hub.asking import search_models, token_owner
     from runtime.hub.fetching import fetch_adapter, fetch_any, fetch_model, plan_download
+    from runtime.hub.found import HubModel
     from runtime.hub.kept import Unfinished, discard_download, unfinished_downloads
     from runtime.hub.plan import DownloadPlan, DownloadProgress, HubFile, OnDownload
+    from runtime.hub.tokens import forget_token, is_token_kept, keep_token, token_in_environment
     from runtime.info import AdapterInfo, CacheReport, EdgeReport, Metrics, ModelInfo, OnProgress, PromptProgress
     from runtime.language_model import LanguageModel, Message, PrefixMatch
     from runtime.loading.catalogue import CatalogueModel, CatalogueVariant, catalogue, fitting
@@ -140,8 +144,10 @@ __all__ = [
     "GrammarError",
     "History",
     "HubFile",
+    "HubModel",
     "Hypothesis",
     "InvalidRequestError",
+    "KeychainError",
     "LanguageModel",
     "Latency",
     "LoadOptions",
@@ -218,10 +224,13 @@ __all__ = [
     "fetch_embedded",
     "fetch_model",
     "fitting",
+    "forget_token",
     "fresh_seed",
     "import_adapter",
     "import_model",
     "is_adapter_folder",
+    "is_token_kept",
+    "keep_token",
     "list_models",
     "list_shelf_adapters",
     "load",
@@ -233,8 +242,11 @@ __all__ = [
     "register_backend",
     "replay_draw",
     "resolve_options",
+    "search_models",
     "spawn",
     "texts_of",
+    "token_in_environment",
+    "token_owner",
     "unfinished_downloads",
     "unregister_backend",
 ]
@@ -271,6 +283,17 @@ _NAMES = {
     ),
     "runtime.completion": ("Completion",),
     "runtime.grammar.source": ("Grammar",),
+    "runtime.hub.asking": (
+        "search_models",
+        "token_owner",
+    ),
+    "runtime.hub.found": ("HubModel",),
+    "runtime.hub.tokens": (
+        "forget_token",
+        "is_token_kept",
+        "keep_token",
+        "token_in_environment",
+    ),
     "runtime.hub.fetching": (
         "fetch_adapter",
         "fetch_any",

@@ -1,4 +1,4 @@
-"""`elsewise models catalogue`: models to fetch."""
+"""`elsewise models catalogue` and `search`: models to fetch."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ import click
 from rich.table import Table
 from rich.text import Text
 
-from app.cli.common import print_table
+from app.cli.common import console, print_table
 from app.cli.fit_rows import fit_facts, fit_word
-from runtime import CatalogueModel, catalogue, default_backend, fitting
+from app.cli.model_rows import one_line
+from runtime import CatalogueModel, HubModel, available_backends, catalogue, default_backend, fitting, search_models
 
 _PROPOSED = 3
 
@@ -48,6 +49,50 @@ def catalogue_command(as_json: bool, context: int | None) -> None:
         )
     print_table(table)
     click.echo(f"for {default_backend()} on this machine; fetch one with: elsewise models fetch ORG/NAME", err=True)
+
+
+@click.command("search")
+@click.argument("words", nargs=-1, required=True)
+@click.option("--limit", type=click.IntRange(1, 100), default=20, show_default=True, help="Models at most. Example: --limit 5")
+@click.option("--json", "as_json", is_flag=True, help="A JSON object a line, one for each model.")
+def search_command(words: tuple[str, ...], limit: int, as_json: bool) -> None:
+    """Asks the hub for text models with these words in their names, the most fetched first, and says which can run here.
+
+    This is one question to Hugging Face (or HF_ENDPOINT); nothing is fetched.
+    """
+    with console.status("asking the hub"):
+        found = search_models(" ".join(words), limit)
+    if not found:
+        click.echo("the hub finds nothing by these words", err=True)
+    if as_json:
+        for model in found:
+            click.echo(json.dumps(asdict(model) | {"runs_here": bool(_here(model))}))
+    elif found:
+        print_table(_found_table(found))
+
+
+def _found_table(found: tuple[HubModel, ...]) -> Table:
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    right = ("parameters", "downloads", "likes")
+    for name in ("model", "parameters", "weights", "downloads", "likes", "licence", "runs here"):
+        table.add_column(name, justify="right" if name in right else "left")
+    for model in found:
+        marks = [word for word, is_so in (("gated", model.gated), ("private", model.private)) if is_so]
+        table.add_row(
+            Text(model.source),
+            f"{model.parameters / 1e6:,.0f} M" if model.parameters else "-",
+            Text(one_line("adapter" if model.kind == "adapter" else model.quantisation or "plain")),
+            f"{model.downloads:,}",
+            f"{model.likes:,}",
+            Text(one_line(", ".join([model.licence or "-", *marks]))),
+            Text(one_line(", ".join(_here(model)) or f"no: {model.problem or 'its engine is not installed'}")),
+        )
+    return table
+
+
+def _here(model: HubModel) -> list[str]:
+    """The engines of this machine that can run it."""
+    return [name for name in model.backends if available_backends().get(name) is True]
 
 
 def _facts(model: CatalogueModel, context: int | None) -> dict[str, Any]:
