@@ -105,17 +105,13 @@ def answers(asked: Asked, progress: OnDownload = ignore, pause: threading.Event 
     order = msgspec.json.encode(msgspec.structs.replace(asked, token=asked.token or kept_token())) + b"\n"
     with Child("runtime.hub.child", environment=_ENVIRONMENT, order=order) as child:
         for line in child.lines():
-            if pause is not None and pause.is_set():
-                break
-            if line is None:  # nothing has come for a while
-                state = replace(state, rate=0.0, eta=None)
-                progress(state)
-                continue
-            said = msgspec.json.decode(line, type=Said)
+            said = Said() if line is None else msgspec.json.decode(line, type=Said)  # None: nothing has come for a while
             if said.error:
                 raise DownloadError(said.error, said.reason, said.kept)
-            state = said.progress or state
+            state = replace(state, rate=0.0, eta=None) if line is None else said.progress or state
             progress(state)
+            if pause is not None and pause.is_set() and not said.name:
+                break
             yield said
         else:
             raise DownloadError(f"{about}: the hub's process ended without an answer ({child.last_words()})")

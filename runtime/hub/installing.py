@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -35,8 +36,9 @@ def install(plan: DownloadPlan, folder: Path, sums: Mapping[str, str], endpoint:
     sha256, adapter = digest_of_all(sums), plan.kind == "adapter"
 
     def make(hidden: Path, model_id: str) -> None:
+        last = {file.oid: file.name for file in plan.files}
         for file in plan.files:
-            _move(folder / f"{file.oid}.part", hidden / file.name)
+            _move(folder / f"{file.oid}.part", hidden / file.name, alone=last[file.oid] == file.name)
         _note_for_huggingface(hidden, plan)
         notes = {}
         for file in plan.files:
@@ -84,12 +86,21 @@ def _header(folder: Path) -> AdapterHeader:
         raise ModelLoadError(str(fault)) from fault
 
 
-def _move(there: Path, here: Path) -> None:
-    """A second name where the disk knows such, so that a refusal leaves what was fetched."""
+def _move(there: Path, here: Path, *, alone: bool) -> None:
+    """A second name where the disk knows such, so that a refusal leaves what was fetched.
+
+    Args:
+        there: What was fetched.
+        here: What it shall be called.
+        alone: Nobody else will want the content.
+    """
     try:
         os.link(there, here)
     except OSError:
-        there.rename(here)
+        if alone:
+            there.rename(here)
+        else:
+            shutil.copyfile(there, here)
 
 
 def _note_for_huggingface(hidden: Path, plan: DownloadPlan) -> None:

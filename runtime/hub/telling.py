@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from runtime.hub.plan import DownloadProgress, HubFile, OnDownload
 from runtime.hub.rate import Rate
@@ -16,23 +16,25 @@ class Telling:
 
     Args:
         say: Hears the reports.
+        clock: Seconds, never backwards.
     """
 
-    def __init__(self, say: OnDownload) -> None:
+    def __init__(self, say: OnDownload, clock: Callable[[], float] = time.monotonic) -> None:
         self._say = say
+        self._clock = clock
         self._total = 0
         self._done: dict[str, int] = {}  # bytes by the name of a file
         self._sum = 0
         self._said: dict[str, float] = {}
         self._busy: set[str] = set()  # files that bytes may come of, now
-        self._rate = Rate()
+        self._rate = Rate(self._clock)
 
     def begin(self, files: Iterable[HubFile], here: Iterable[int]) -> None:
         """From now on of these files, of which so many bytes each are here: they count as done, and not for the rate."""
         named = list(files)
         self._done = {file.name: size for file, size in zip(named, here, strict=True)}
         self._total, self._sum = sum(file.size for file in named), sum(self._done.values())
-        self._rate = Rate()
+        self._rate = Rate(self._clock)
         self._rate.note(self._sum)
 
     def state(self, state: str, note: str = "") -> None:
@@ -70,7 +72,7 @@ class Telling:
         self._rate.note(self._sum)
 
     def _due(self, file: HubFile) -> bool:
-        now = time.monotonic()
+        now = self._clock()
         if now - self._said.get(file.name, -_TELL_SECONDS) < _TELL_SECONDS:
             return False
         self._said[file.name] = now
