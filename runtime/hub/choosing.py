@@ -12,6 +12,7 @@ from runtime.hub.plan import HubFile, Kind
 from runtime.loading.check import INDEX, MAX_JSON_BYTES, PICKLES, SETTINGS_FILES, TEXT_FILES, check_config, quantised_with
 from runtime.loading.describing import describe
 from runtime.loading.paths import ADAPTER_CONFIG
+from runtime.text.tokenizer import MAX_TOKENIZER_BYTES
 
 _SHARD = re.compile(r"[A-Za-z0-9][\w.+-]*\.safetensors", re.ASCII)
 _ADAPTER_WEIGHTS = ("adapter_model.safetensors", "adapters.safetensors")  # peft's and mlx-lm's
@@ -81,8 +82,9 @@ def small_files(listing: Listing) -> tuple[HubFile, ...]:
         raise _refused(where, why)
     wanted = [listing.files[name] for name in (*SETTINGS_FILES, *TEXT_FILES, INDEX) if name in names]
     for file in wanted:
-        if file.size > MAX_JSON_BYTES:
-            raise _refused(where, f"{file.name} has {file.size:,} bytes; at most {MAX_JSON_BYTES:,} are taken")
+        most = MAX_TOKENIZER_BYTES if file.name == "tokenizer.json" else MAX_JSON_BYTES
+        if file.size > most:
+            raise _refused(where, f"{file.name} has {file.size:,} bytes; at most {most:,} are taken")
     return tuple(wanted)
 
 

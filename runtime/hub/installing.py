@@ -19,6 +19,7 @@ from runtime.loading.digests import digest_of_all, template_digest
 from runtime.loading.manifest import FORMAT, FileNote, HubNote, Manifest, write_manifest
 from runtime.loading.paths import make_private
 from runtime.loading.placing import place_on_shelf
+from runtime.text.tokenizer import Tokenizer
 
 
 def install(plan: DownloadPlan, folder: Path, sums: Mapping[str, str], endpoint: str | None) -> None:
@@ -58,6 +59,8 @@ def install(plan: DownloadPlan, folder: Path, sums: Mapping[str, str], endpoint:
             hub=HubNote(plan.repository, plan.revision, plan.commit, endpoint or constants.ENDPOINT),
         )
         write_manifest(hidden, manifest)
+        if not adapter:
+            _check_text(hidden)
 
     def opened(placed: Path) -> None:
         if adapter:
@@ -77,6 +80,18 @@ def _parameters(hidden: Path, plan: DownloadPlan) -> int:
     except AdapterError as fault:
         raise ModelLoadError(str(fault)) from fault
     return header.parameters
+
+
+def _check_text(folder: Path) -> None:
+    """Refuses a tokenizer that cannot be read, or makes its library panic: without it the model is of no use.
+
+    Raises:
+        ModelLoadError: Names the file.
+    """
+    try:
+        Tokenizer.from_folder(open_folder(folder, backend="mlx"))
+    except ModelLoadError as fault:
+        raise ModelLoadError(str(fault).replace(f"{folder}/", "")) from fault  # the folder will be gone
 
 
 def _header(folder: Path) -> AdapterHeader:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import io
+import os
+
 import keyring
+import msgspec
 import psutil
 import pytest
 from keyring.backends.null import Keyring as Null
@@ -21,6 +25,7 @@ from runtime import (
     token_in_environment,
     token_owner,
 )
+from runtime.hub import child
 from runtime.hub.said import Asked
 from tests.runtime.hub.conftest import Keychain
 from tests.runtime.hub.local_hub import Files, LocalHub, Request, for_file, status
@@ -129,10 +134,10 @@ def test_nobody_can_read_it_of_the_process_that_has_it(private: LocalHub, keycha
     seen: list[str] = []
 
     def look(progress: DownloadProgress) -> None:
-        for child in psutil.Process().children():
-            words = child.cmdline()
+        for process in psutil.Process().children():
+            words = process.cmdline()
             if "runtime.hub.child" in words:
-                seen.extend([*words, *child.environ().values(), str(progress)])
+                seen.extend([*words, *process.environ().values(), str(progress)])
 
     # when
     fetch_model("me/tiny", look)
@@ -173,3 +178,28 @@ def test_a_token_that_no_header_can_carry_is_refused_unseen(private: LocalHub, m
     assert fault.value.reason == "denied"
     assert "hf_tok" not in str(fault.value)
     assert private.asked == []
+
+
+def test_a_fault_of_ours_does_not_show_it_either(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    # given the child, in this process, with a fault that names what it was sent
+    def broken(asked: Asked, token: str) -> None:
+        raise ZeroDivisionError(f"sent {token} to {asked}")
+
+    order = msgspec.json.encode(Asked("who", token=SECRET)) + b"\n"
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(order)))
+    monkeypatch.setattr(child, "_end_with_parent", lambda: None)
+    monkeypatch.setattr(child, "_do", broken)
+    mask = os.umask(0o022)
+    # when
+    code = child.main()
+    # then
+    os.umask(mask)
+    said = capsys.readouterr()
+    assert (code, said.out) == (2, "")
+    assert said.err.splitlines()[-1] == "ZeroDivisionError: sent (token) to Asked('who', '')"
+    assert SECRET not in said.err
+
+
+def test_a_child_that_nobody_asks_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"")))
+    assert child.main() == 3

@@ -118,11 +118,35 @@ def test_a_server_may_say_when_to_ask_again(
     assert sum(waits) == waited
 
 
-def test_a_hub_that_is_not_there_is_said_to_be(hub: LocalHub, fetch: Fetch, monkeypatch: pytest.MonkeyPatch) -> None:
-    hub.address = "http://127.0.0.1:9"  # where nobody listens
+@pytest.mark.parametrize("address", ["http://127.0.0.1:9", "http://no-such-hub.invalid"])
+def test_a_hub_that_is_not_there_is_said_to_be(address: str, hub: LocalHub, fetch: Fetch) -> None:
+    hub.address = address  # where nobody listens, and which nobody can look up
     fault = failed(fetch)
     assert fault.reason == "network"
     assert "cannot be reached" in str(fault)
+
+
+@pytest.mark.parametrize("address", ["http://127.0.0.1:9/blob", "http://no-such-store.invalid/blob"])
+def test_weights_on_a_server_that_is_not_there_are_asked_for_again(
+    address: str, hub: LocalHub, fetch: Fetch, tiny: Files, waits: list[float]
+) -> None:
+    hub.add("org/tiny", tiny)
+    hub.before = [for_file(WEIGHTS, status(302, Location=address))]
+    fault = failed(fetch)
+    assert (fault.reason, len(hub.ranges(WEIGHTS))) == ("network", ATTEMPTS)
+    assert sum(waits) == 1 + 2 + 4 + 8 + 16
+    assert fault.kept > 0
+    hub.before = []
+    fetch()
+
+
+@pytest.mark.parametrize(
+    "address", ["/org/tiny/resolve/main/model.safetensors", "file:///etc/passwd", "http://[", "gopher://x/"]
+)
+def test_a_redirect_that_leads_nowhere_is_a_typed_error(address: str, hub: LocalHub, fetch: Fetch, tiny: Files) -> None:
+    hub.add("org/tiny", tiny)
+    hub.before = [for_file(WEIGHTS, status(302, Location=address))]
+    assert failed(fetch).reason == "network"
 
 
 def test_an_offline_process_says_why(hub: LocalHub, fetch: Fetch, tiny: Files, monkeypatch: pytest.MonkeyPatch) -> None:

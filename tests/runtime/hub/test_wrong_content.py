@@ -112,6 +112,21 @@ def test_a_part_of_other_content_costs_one_more_attempt(hub: LocalHub, fetch: Fe
     assert hub.ranges(WEIGHTS) == [None, "bytes=5000-", None]
 
 
+def test_a_file_that_changed_for_good_between_two_parts_is_refused(hub: LocalHub, fetch: Fetch, tiny: Files) -> None:
+    # given as many bytes of something else from now on
+    hub.add("org/tiny", tiny)
+    other = bytes(len(tiny[WEIGHTS]))
+
+    def changed(request: Request) -> bool:
+        told = f"bytes {request.offset}-{len(other) - 1}/{len(other)}"
+        code, more = (206, {"Content_Range": told}) if request.offset else (200, {})
+        return request.answer(code, other[request.offset :], **more)
+
+    hub.before = [for_file(WEIGHTS, stop_after(5000), times=1), for_file(WEIGHTS, changed)]
+    assert failed(fetch).reason == "hash"
+    assert hub.ranges(WEIGHTS) == [None, "bytes=5000-", None]
+
+
 @pytest.mark.parametrize("name", [WEIGHTS, "tokenizer_config.json"])
 def test_a_wrong_digest_is_refused_and_not_kept(name: str, hub: LocalHub, fetch: Fetch, tiny: Files) -> None:
     hub.add("org/tiny", tiny)
