@@ -10,7 +10,7 @@ from huggingface_hub import constants, get_session
 from huggingface_hub.utils import build_hf_headers, hf_raise_for_status  # type: ignore[attr-defined]  # at run time only
 
 from runtime.errors import DownloadError
-from runtime.hub.answers import LOOK_UP_SECONDS, explained, patiently, refused
+from runtime.hub.answers import LOOK_UP_SECONDS, explained, patiently
 from runtime.hub.choosing import check_suitable, holds, why_no_model
 from runtime.hub.found import HubModel
 from runtime.hub.plan import HubId
@@ -76,8 +76,6 @@ def _get(route: str, asked: Mapping[str, Any], endpoint: str | None, token: str)
     headers = build_hf_headers(token=token or False, library_name="elsewise")
     with explained(where):
         response = get_session().get(where, params=dict(asked), headers=headers, timeout=LOOK_UP_SECONDS)
-        if response.status_code in (401, 403):  # huggingface_hub would call it a repository that is not there
-            raise refused(where, response.status_code)
         hf_raise_for_status(response)
         return response.json()
 

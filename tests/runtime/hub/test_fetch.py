@@ -141,6 +141,7 @@ def test_a_download_goes_on_where_it_stopped(
     assert set(hub.fetched()) == {WEIGHTS}
     assert unfinished_downloads() == []
     assert min(step.done for step in steps if step.file == WEIGHTS and step.state == "fetch") >= half
+    assert next(step.done for step in steps if step.total) == stopped.value.kept  # of all files, from the first report on
 
 
 def test_files_that_two_commits_share_are_fetched_once(hub: LocalHub, fetch: Fetch, tiny: Files) -> None:

@@ -75,7 +75,6 @@ def test_it_is_kept_for_one_hub_and_sent_to_no_other(
 
 def test_the_environments_token_wins(private: LocalHub, keychain: Keychain, monkeypatch: pytest.MonkeyPatch) -> None:
     keep_token("hf_old")
-    keychain.fault = AssertionError("nobody need look into the keychain")
     monkeypatch.setenv("HF_TOKEN", SECRET)
     assert token_in_environment() == "HF_TOKEN"
     assert token_owner() == "me"
@@ -171,8 +170,11 @@ def test_a_file_that_is_refused_says_how_to_get_it(
     assert (f"{private.address}/me/tiny" in str(fault.value)) is (code == 403)
 
 
-def test_a_token_that_no_header_can_carry_is_refused_unseen(private: LocalHub, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HF_TOKEN", "hf_tok\u00e9n two")
+@pytest.mark.parametrize("text", ["hf_tok\u00e9n", "hf_tok en", "hf_tok\x7fen", "hf_tok" * 200])
+def test_a_token_that_no_header_can_carry_is_refused_unseen(
+    text: str, private: LocalHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", text)
     with pytest.raises(DownloadError, match="has characters that no token has; set HF_TOKEN anew") as fault:
         plan_download("me/tiny")
     assert fault.value.reason == "denied"

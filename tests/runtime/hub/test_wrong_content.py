@@ -10,7 +10,7 @@ import pytest
 from runtime.hub.parts import ATTEMPTS
 from runtime.loading.source import resolve
 from tests.runtime.hub.conftest import Fetch, failed
-from tests.runtime.hub.local_hub import Files, LocalHub, Reply, Request, for_file, status, stop_after
+from tests.runtime.hub.local_hub import Files, LocalHub, Reply, Request, for_file, oid, status, stop_after
 from tests.tiny_models import tiny_path
 
 WEIGHTS = "model.safetensors"
@@ -142,6 +142,15 @@ def test_a_wrong_digest_is_refused_and_not_kept(name: str, hub: LocalHub, fetch:
     hub.before, hub.asked = [], []
     fetch()
     assert hub.ranges(name) == [None]  # nothing of it was kept
+
+
+def test_a_part_that_is_longer_than_its_file_begins_anew(hub: LocalHub, fetch: Fetch, tiny: Files, shelf: Path) -> None:
+    hub.add("org/tiny", tiny)
+    part = shelf / ".fetching" / "org--tiny" / f"{oid(tiny[WEIGHTS])}.part"
+    part.parent.mkdir(parents=True)
+    part.write_bytes(tiny[WEIGHTS] + b"more")
+    assert resolve(fetch()).weights_digest == resolve(tiny_path("llama")).weights_digest
+    assert hub.ranges(WEIGHTS) == [None]
 
 
 def test_compressed_content_is_refused(hub: LocalHub, fetch: Fetch, tiny: Files) -> None:
