@@ -26,9 +26,11 @@ from runtime import (
     token_owner,
 )
 from runtime.hub import child
+from runtime.hub.answers import token_to_send
 from runtime.hub.said import Asked
+from runtime.hub.searching import who
 from tests.runtime.hub.conftest import Keychain
-from tests.runtime.hub.local_hub import Files, LocalHub, Request, for_file, status
+from tests.runtime.hub.local_hub import Files, LocalHub, Request
 
 SECRET = "hf_aVerySecretToken"
 
@@ -55,9 +57,6 @@ def test_a_token_is_kept_used_and_forgotten(private: LocalHub, keychain: Keychai
     assert plan_download("me/tiny").name.startswith("me/tiny@")
     # and when it is forgotten
     assert (forget_token(), forget_token(), is_token_kept()) == (True, False, False)
-    with pytest.raises(DownloadError, match="no token is kept; keep one with 'elsewise models login'") as fault:
-        token_owner()
-    assert fault.value.reason == "denied"
 
 
 def test_it_is_kept_for_one_hub_and_sent_to_no_other(
@@ -78,14 +77,15 @@ def test_the_environments_token_wins(private: LocalHub, keychain: Keychain, monk
     monkeypatch.setenv("HF_TOKEN", SECRET)
     assert token_in_environment() == "HF_TOKEN"
     assert token_owner() == "me"
-    assert plan_download("me/tiny").name.startswith("me/tiny@")
 
 
 def test_a_token_that_the_hub_does_not_know_is_said_so(private: LocalHub) -> None:
     page = f"{private.address}/settings/tokens"
     with pytest.raises(DownloadError, match=f"the hub does not know this token; make one on {page}") as fault:
-        token_owner("hf_wrong")
+        who("hf_wrong", lambda seconds, why: None, endpoint=private.address)
     assert fault.value.reason == "denied"
+    with pytest.raises(DownloadError, match="no token is kept; keep one with 'elsewise models login'"):
+        who("", lambda seconds, why: None)
     assert token_owner(SECRET) == "me"
     assert not is_token_kept()  # to ask is not to keep
 
@@ -158,28 +158,14 @@ def test_a_hub_that_quotes_it_is_not_repeated(private: LocalHub, keychain: Keych
     assert SECRET not in str(fault.value)
 
 
-@pytest.mark.parametrize(("code", "said"), [(401, "log in with 'elsewise models login'"), (403, "accept its licence on")])
-def test_a_file_that_is_refused_says_how_to_get_it(
-    code: int, said: str, private: LocalHub, keychain: Keychain, tiny: Files
-) -> None:
-    keep_token(SECRET)
-    private.before = [for_file("model.safetensors", status(code))]
-    with pytest.raises(DownloadError, match=said) as fault:
-        fetch_model("me/tiny")
-    assert fault.value.reason == "denied"
-    assert (f"{private.address}/me/tiny" in str(fault.value)) is (code == 403)
-
-
 @pytest.mark.parametrize("text", ["hf_tok\u00e9n", "hf_tok en", "hf_tok\x7fen", "hf_tok" * 200])
-def test_a_token_that_no_header_can_carry_is_refused_unseen(
-    text: str, private: LocalHub, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_token_that_no_header_can_carry_is_refused_unseen(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", text)
     with pytest.raises(DownloadError, match="has characters that no token has; set HF_TOKEN anew") as fault:
-        plan_download("me/tiny")
+        token_to_send("")
     assert fault.value.reason == "denied"
     assert "hf_tok" not in str(fault.value)
-    assert private.asked == []
+    assert token_to_send(SECRET) == SECRET
 
 
 def test_a_fault_of_ours_does_not_show_it_either(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

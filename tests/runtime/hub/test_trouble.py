@@ -82,8 +82,11 @@ def test_a_file_that_is_refused_is_not_asked_for_again(
 ) -> None:
     hub.add("org/tiny", tiny)
     hub.before = [for_file(WEIGHTS, status(code))]
-    assert failed(fetch).reason == reason
+    fault = failed(fetch)
+    assert fault.reason == reason
     assert (len(hub.ranges(WEIGHTS)), waits) == (1, [])
+    assert ("log in with 'elsewise models login', or set HF_TOKEN" in str(fault)) is (reason == "denied")
+    assert (f"accept its licence on {hub.address}/org/tiny" in str(fault)) is (code == 403)
 
 
 @pytest.mark.parametrize("code", [408, 429, 503])
