@@ -20,6 +20,7 @@ import msgspec
 from runtime.errors import DownloadError
 from runtime.hub.answers import token_to_send
 from runtime.hub.downloading import Download
+from runtime.hub.limits import limit_answers
 from runtime.hub.plan import DownloadPlan, DownloadProgress, HubId
 from runtime.hub.said import Asked, Said
 from runtime.hub.searching import search, who
@@ -35,6 +36,7 @@ def main() -> int:
     asked = msgspec.json.decode(line, type=Asked)
     _end_with_parent()
     os.umask(0o077)
+    limit_answers()
     token = ""
     try:
         token = token_to_send(asked.token)

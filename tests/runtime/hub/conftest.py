@@ -13,6 +13,7 @@ from keyring.backend import KeyringBackend
 
 from runtime.errors import DownloadError
 from runtime.hub.downloading import Download
+from runtime.hub.limits import limit_answers
 from runtime.hub.plan import DownloadProgress, HubId
 from runtime.hub.tokens import VARIABLES
 from runtime.loading.shelf import ModelShelf
@@ -32,14 +33,14 @@ def shelf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture(scope="session")
 def client() -> Iterator[None]:
-    """huggingface_hub's own client, made once and without a proxy."""
+    """huggingface_hub's own client, made once, with the child's limits and without a proxy."""
     with pytest.MonkeyPatch.context() as patch:
         for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"):
             patch.delenv(name, raising=False)
             patch.delenv(name.lower(), raising=False)
         patch.setattr(ssl, "create_default_context", cache(ssl.create_default_context))  # 30 ms for each client
         huggingface_hub.close_session()
-        huggingface_hub.get_session()
+        limit_answers()
         yield
     huggingface_hub.close_session()
 

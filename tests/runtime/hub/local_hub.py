@@ -6,6 +6,7 @@ import hashlib
 import json
 import re
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -13,6 +14,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
+PATIENCE_SECONDS = 20
 LARGE = 10_000  # bytes from which a file is stored apart from git, under its SHA-256
 
 Files = dict[str, bytes]
@@ -129,6 +131,19 @@ def stop_after(count: int) -> Reply:
         return True
 
     return reply
+
+
+def once(ready: Callable[[], bool], reply: Reply) -> Reply:
+    """Answers when something else is done: files come side by side."""
+
+    def answer(request: Request) -> bool:
+        until = time.monotonic() + PATIENCE_SECONDS
+        while not ready():
+            assert time.monotonic() < until
+            time.sleep(0.01)
+        return reply(request)
+
+    return answer
 
 
 def held(request: Request) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -17,10 +16,9 @@ from runtime.hub.taking import AT_ONCE
 from runtime.loading.shelf import ModelShelf
 from runtime.loading.source import resolve
 from tests.runtime.hub.conftest import Fetch
-from tests.runtime.hub.local_hub import Files, LocalHub, Request, for_file, held, status, stop_after
+from tests.runtime.hub.local_hub import PATIENCE_SECONDS, Files, LocalHub, Request, for_file, held, once, status, stop_after
 
 SHARDS = 7
-PATIENCE_SECONDS = 20
 
 
 def named(index: int) -> str:
@@ -72,13 +70,10 @@ def test_one_that_fails_stops_the_others_and_keeps_what_they_have(
     hub.add("org/tiny", sharded)
     half = len(sharded[named(0)]) // 2
 
-    def refused(request: Request) -> bool:
-        until = time.monotonic() + PATIENCE_SECONDS
-        while not any(path.stat().st_size == half for path in shelf.rglob("*.part")):
-            assert time.monotonic() < until
-            time.sleep(0.01)
-        return request.answer(404)
+    def half_is_here() -> bool:
+        return any(path.stat().st_size == half for path in shelf.rglob("*.part"))
 
+    refused = once(half_is_here, status(404))
     hub.before = [for_file(named(0), held), for_file(named(1), refused)]
     # when
     with pytest.raises(DownloadError, match=rf"{named(1)}: not there \(HTTP 404\) \([\d,]+ bytes are kept") as fault:
