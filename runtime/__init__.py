@@ -51,6 +51,8 @@ if TYPE_CHECKING:
     from runtime.blocks.store import BlockStore
     from runtime.branches import Branches
     from runtime.client import EngineClient, EngineLimits, spawn
+    from runtime.comparison.compare import compare_models
+    from runtime.comparison.result import ComparedSide, ModelComparison, OnComparison
     from runtime.completion import Completion
     from runtime.grammar.source import Grammar
     from runtime.hub.asking import search_models, token_owner
@@ -124,6 +126,7 @@ __all__ = [
     "CacheReport",
     "CatalogueModel",
     "CatalogueVariant",
+    "ComparedSide",
     "Completion",
     "ContextOverflowError",
     "ContextReport",
@@ -158,10 +161,12 @@ __all__ = [
     "MemoryBudgetError",
     "Message",
     "Metrics",
+    "ModelComparison",
     "ModelInfo",
     "ModelLoadError",
     "ModelShelf",
     "NonFiniteLogitsError",
+    "OnComparison",
     "OnDownload",
     "OnProgress",
     "Origin",
@@ -214,6 +219,7 @@ __all__ = [
     "catalogue",
     "check_backend",
     "clean_text",
+    "compare_models",
     "convert_adapter",
     "default_backend",
     "discard_download",
@@ -281,6 +287,8 @@ _NAMES = {
         "EngineLimits",
         "spawn",
     ),
+    "runtime.comparison.compare": ("compare_models",),
+    "runtime.comparison.result": ("ComparedSide", "ModelComparison", "OnComparison"),
     "runtime.completion": ("Completion",),
     "runtime.grammar.source": ("Grammar",),
     "runtime.hub.asking": (
