@@ -21,7 +21,7 @@ from app.workbench.fan import Endings, Fan
 from app.workbench.fan_asking import beams_as, said, spelt
 from app.workbench.growing import EMPTY
 from app.workbench.judging import judge
-from app.workbench.making import found_with, next_branch, plain_options
+from app.workbench.making import found_with, plain_options
 from app.workbench.path_tokens import content_of
 from app.workbench.points import point
 from app.workbench.prompt import check_tokens
@@ -153,7 +153,7 @@ class Fans:
             raise Refusal("the temperature is 0: all would say the same. Ask for beams, or give it some warmth")
         if options.grammar is not None:
             options = replace(options, grammar_prefix=said(fan))
-        first = max(options.branch, next_branch(fan.session.tree.nodes.values(), options.seed))
+        first = max(options.branch, await self._sessions.next_branch(fan.session, options.seed))
         options = replace(options, branch=first)
         claimed.strands = fan.strands
         strands = [await self._strand(fan, speaker, replace(options, branch=first + k)) for k in range(fan.wanted)]
