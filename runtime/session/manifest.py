@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Self
 
 from runtime.adapters.uses import Adapters, check_adapters
@@ -89,6 +89,11 @@ class Manifest:
     def stack(self) -> tuple[tuple[str, float], ...]:
         """The adapters as a request names them."""
         return tuple((name, scale) for name, scale, _ in self.adapters)
+
+    def named_here(self, info: ModelInfo) -> Self:
+        """The same with the names that its adapters have where this model has loaded them: their digests say which they are."""
+        names = {each.digest: each.qualified for each in info.adapters if each.digest is not None}
+        return replace(self, adapters=tuple((names.get(digest, name), scale, digest) for name, scale, digest in self.adapters))
 
     @property
     def digest(self) -> str:
