@@ -21,7 +21,7 @@ from ui import BeamRules, Column, ColumnKind, Columns
 BEFORE_WORDS = 4
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, weakref_slot=True)
 class Fan:
     """Continuations in work.
 
@@ -89,6 +89,13 @@ class Fan:
             running,
             note,
         )
+
+    def say(self, words: str) -> None:
+        """What happens to those that the engine took down."""
+        self.note = words
+        for strand in self.strands:
+            if strand.finish == "engine_died":
+                strand.message = words
 
     def take(self, strand: Answer, run: TokenRun) -> bool:
         """Tokens of one strand arrived: whether it has come to its end."""

@@ -150,11 +150,12 @@ class AppWorkbench(SayingMembers, LoadingMembers, SetupMembers, ShelfMembers, Tr
             other.tell(WindowWanted(session_id))
         return other is not None
 
-    def _ended(self, answer: Answer) -> None:
-        """An answer is over and written."""
-        self._keeper.keep(answer)
+    def _ended(self, answers: Sequence[Answer], tell_all: Callable[[str], None] | None = None) -> None:
+        """Answers are over and written; `tell_all` says of those that were made side by side what happens to them."""
+        for answer in answers:
+            self._keeper.keep(answer)
         if self._reopens:
-            self._reopening.after(answer)
+            self._reopening.after(answers, tell_all)
 
     # ---- sessions -----------------------------------------------------------------------------------------------------
 
