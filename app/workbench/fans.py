@@ -122,7 +122,7 @@ class Fans:
         self._tell(ColumnsChanged(fan.session.id, fan.view()))
 
     def _say(self, fan: Fan, words: str) -> None:
-        """What happens to those that the engine took down, once for all and under each."""
+        """What happens to those that the engine took down."""
         fan.say(words)
         if fan.strands and self._last.get(fan.session.id) is fan:
             self._show(fan)

@@ -67,12 +67,17 @@ class BlockPins:
         self._keys = known
         await self._tell(model)
 
-    async def saved(self, model: LanguageModel, session_id: int, ids: Sequence[int]) -> None:
-        """A path of a session was saved; where that is pinned, it stays."""
+    @property
+    def any(self) -> bool:
+        """Whether the KV of any session is pinned."""
+        return any(self._keys.values())
+
+    async def saved(self, model: LanguageModel, session_id: int, fingerprint: str, ids: Sequence[int]) -> None:
+        """A path of a session was saved, as numbers of `fingerprint`; where that session is pinned, it stays."""
         async with self._telling:
             keys = self._keys.get(session_id)
             if keys is not None:
-                keys |= dict.fromkeys(block_keys(model.info.kv_fingerprint, ids, (len(ids), len(ids) - 1)))
+                keys |= dict.fromkeys(block_keys(fingerprint, ids, (len(ids), len(ids) - 1)))
                 await self._tell(model)
 
     async def _tell(self, model: LanguageModel | None) -> None:

@@ -329,7 +329,41 @@ def test_a_pinned_session_stays_warm_however_much_others_save(tmp_path: Path) ->
         await scene.workbench.pin_session(ids[0], False)
         for n in range(3):
             await saved(scene, await scene.asked(f"more {n} {text}"))
+        assert scene.workbench.status.disk_note == ""
         await scene.workbench.close()
 
     asyncio.run(unpin())
     assert asyncio.run(reopened(budget, ids[0])) < kept[0] // 2
+
+
+def test_where_pinned_sessions_fill_the_disk_it_is_said_until_there_is_room(tmp_path: Path) -> None:
+    text = "hello, this is a message of some length, so that it is worth a look " * 4
+
+    async def play() -> None:
+        made = Engine()
+        made.options["blocks"] = BlockOptions("storage:open_blocks", str(tmp_path / "blocks.db"), 400_000)
+        scene = Scene.open(tmp_path / "s.db", made)
+        pinned: list[int] = []
+        while not scene.workbench.status.disk_note:
+            assert len(pinned) < 20
+            pinned.append(await scene.asked(f"{len(pinned)} {text}"))
+            await scene.workbench._keeper.close(20.0)
+            await scene.workbench.pin_session(pinned[-1], True)
+            await until(lambda: not scene.workbench._chores._tasks)
+        assert len(pinned) > 2
+        assert "what pinned sessions hold fills it. Unpin a session" in scene.workbench.status.disk_note
+        # the first ones are held whole, nothing that is pinned made room
+        model = await scene.workbench.supervisor.model()
+        ids = await scene.path_ids(pinned[0])
+        assert (await model.prefix_match_async(ids)).tokens >= len(ids) - 1
+        for session_id in pinned:
+            await scene.workbench.pin_session(session_id, False)
+        await until(lambda: not scene.workbench._chores._tasks)
+        await scene.asked("after all " + text)
+        await until(lambda: not scene.workbench.status.disk_note)
+        # a path that is larger than all of it says so, too
+        await scene.asked(text * 8)
+        await until(lambda: "this session alone is larger" in scene.workbench.status.disk_note)
+        await scene.workbench.close()
+
+    asyncio.run(play())

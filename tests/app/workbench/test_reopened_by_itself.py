@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from app.faults import STOPPED
+from app.workbench.fan import CUT_OFF
 from app.workbench.reopening import AGAIN, DONE, UNDER_WAY
 from runtime import EngineDiedError, ModelLoadError
 from tests.app.workbench.conftest import Play
@@ -106,7 +107,7 @@ def test_an_engine_that_does_not_start_again_says_why(play: Play) -> None:
     play(scene)
 
 
-def test_continuations_side_by_side_say_it_under_each_and_once_for_all(play: Play) -> None:
+def test_continuations_side_by_side_say_it_once_for_all_and_each_as_a_turn(play: Play) -> None:
     async def scene(s: Scene) -> None:
         watched(s)
         session_id, old = await answered(s)
@@ -118,7 +119,7 @@ def test_continuations_side_by_side_say_it_under_each_and_once_for_all(play: Pla
         assert UNDER_WAY in said
         assert not columns.running
         assert len(columns.columns) > 1
-        assert {column.note for column in columns.columns} == {DONE}
+        assert {column.note for column in columns.columns} == {CUT_OFF}
         assert sum(len(column.run) for column in columns.columns) == 6
         assert s.engine.starts == 2
         for column in columns.columns:  # each is a version of the turn, and its turn says so too
