@@ -10,7 +10,6 @@ import argparse
 import os
 import sys
 import tempfile
-import threading
 from pathlib import Path
 
 import msgspec
@@ -19,6 +18,7 @@ from runtime.errors import DownloadError
 from runtime.hub.downloading import Download
 from runtime.hub.plan import DownloadPlan, HubId
 from runtime.hub.said import Said
+from runtime.loading.children import end_with_parent
 
 
 def main() -> int:
@@ -28,7 +28,7 @@ def main() -> int:
     parser.add_argument("repository")
     parser.add_argument("--kind", choices=("model", "adapter"))
     arguments = parser.parse_args()
-    _end_with_parent()
+    end_with_parent()
     os.umask(0o077)
     try:
         hub_id = HubId.parse(arguments.repository)
@@ -51,17 +51,6 @@ def _say_plan(plan: DownloadPlan) -> None:
 def _say(said: Said) -> None:
     sys.stdout.buffer.write(msgspec.json.encode(said) + b"\n")
     sys.stdout.buffer.flush()
-
-
-def _end_with_parent() -> None:
-    """Leaves when standard input closes."""
-
-    def wait() -> None:
-        while sys.stdin.buffer.read(1):
-            pass
-        os._exit(3)
-
-    threading.Thread(target=wait, daemon=True, name="parent-watch").start()
 
 
 if __name__ == "__main__":
