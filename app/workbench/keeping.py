@@ -93,7 +93,7 @@ class Keeper:
         else:
             log.debug("session %d: %s", session.id, saved)
             await self._remember(session.id, ends, answer.node_id, saved.tokens, gone=node)
-            await self._pins.saved(model, session.id, model.info.numbers_under(answer.options.adapters), ids)
+            await self._pins.saved(model, session.id, answer.options.adapters, ids)
             self._say(model, no_room=saved.no_room)
 
     def _say(self, model: LanguageModel, *, no_room: bool) -> None:

@@ -8,12 +8,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Self
 
+from runtime.adapters.adapter import Kind
 from runtime.adapters.uses import Adapters, check_adapters
 from runtime.errors import AdapterError, InvalidRequestError, ManifestMismatchError
 from runtime.info import ModelInfo
 
 _CONFIG = ("backend", "device", "dtype", "context_length")  # of the info
 _OPTIONS = ("attention", "kv_dtype")  # of its options
+_ACTIVATED: Kind = "alora"  # of adapters that a path switches on in its middle
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +96,13 @@ class Manifest:
         """The same with the names that its adapters have where this model has loaded them: their digests say which they are."""
         names = {each.digest: each.qualified for each in info.adapters if each.digest is not None}
         return replace(self, adapters=tuple((names.get(digest, name), scale, digest) for name, scale, digest in self.adapters))
+
+    @property
+    def kv_stack(self) -> tuple[tuple[str, float], ...] | None:
+        """(SHA-256, scale) of its adapters: what KV blocks are named by. None where one of them is active on a part only."""
+        if any(name.endswith(f"_{_ACTIVATED}") for name, _, _ in self.adapters):
+            return None
+        return tuple((digest, scale) for _, scale, digest in self.adapters)
 
     @property
     def digest(self) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from app.workbench.taking import what_is_taken
-from runtime import LanguageModel, ModelInfo, Snapshot, SnapshotMismatchError, load
+from runtime import LanguageModel, ModelInfo, Snapshot, SnapshotMismatchError, block_keys, load
 from runtime.backends.fake import Behaviour
 from storage import PortableFile, SessionStore
 from tests.app.workbench.scene import Engine, Scene, until
@@ -168,6 +168,9 @@ def test_a_session_under_adapters_is_resumed_under_the_same_numbers_whatever_the
             model.resume(snapshot)
         model.add_adapter(folder, "buccaneer")
         model.load_adapter("buccaneer")
+        stack = tuple((digest, scale) for _, scale, digest in snapshot.manifest.adapters)
+        names = block_keys(model.info.kv_fingerprint, snapshot.ids, (), stack)
+        assert snapshot.blocks == tuple(name.hex() for name in names)
         with model.resume(snapshot) as session:
             rest = [record.token_id for record in session.go_on_sync()]
             assert session.manifest.stack == (("buccaneer_lora", 1.0),)
