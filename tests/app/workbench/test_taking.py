@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from app.workbench.taking import what_is_taken
+from app.workbench.transfers import NO_SNAPSHOT
 from runtime import LanguageModel, ModelInfo, Snapshot, SnapshotMismatchError, block_keys, load
 from runtime.backends.fake import Behaviour
 from storage import PortableFile, SessionStore
@@ -32,7 +33,8 @@ def exported(folder: Path, *, options: dict[str, Any] | None = None, stopped: bo
             here.engine.holds_after = 3
         session_id = await (here.stopped_after(3) if stopped else here.asked())
         ids = await here.path_ids(session_id)
-        await here.workbench.export_session(session_id, ExportKind.PORTABLE, folder / "trip.elsewise", heard)
+        said = await here.workbench.export_session(session_id, ExportKind.PORTABLE, folder / "trip.elsewise", heard)
+        assert said == ""
         await here.workbench.close()
         return ids
 
@@ -191,7 +193,9 @@ def test_a_path_of_two_models_has_no_snapshot(tmp_path: Path) -> None:
 
         here.workbench.supervisor._start_engine = start
         await here.workbench.send(session_id, "two")
-        await here.workbench.export_session(session_id, ExportKind.PORTABLE, tmp_path / "two.elsewise", heard)
+        said = await here.workbench.export_session(session_id, ExportKind.PORTABLE, tmp_path / "two.elsewise", heard)
+        assert said == NO_SNAPSHOT
+        assert await here.workbench.export_session(session_id, ExportKind.JSON, tmp_path / "two.json", heard) == ""
         await here.workbench.close()
 
     asyncio.run(out())
