@@ -50,6 +50,8 @@ if TYPE_CHECKING:
     from runtime.blocks.store import BlockStore
     from runtime.branches import Branches
     from runtime.client import EngineClient, EngineLimits, spawn
+    from runtime.comparison.compare import compare_models
+    from runtime.comparison.result import ComparedSide, ModelComparison, OnComparison
     from runtime.completion import Completion
     from runtime.grammar.source import Grammar
     from runtime.hub.fetching import fetch_adapter, fetch_any, fetch_model, plan_download
@@ -117,6 +119,7 @@ __all__ = [
     "BlocksSaved",
     "Branches",
     "CacheReport",
+    "ComparedSide",
     "Completion",
     "ContextOverflowError",
     "ContextReport",
@@ -149,10 +152,12 @@ __all__ = [
     "MemoryBudgetError",
     "Message",
     "Metrics",
+    "ModelComparison",
     "ModelInfo",
     "ModelLoadError",
     "ModelShelf",
     "NonFiniteLogitsError",
+    "OnComparison",
     "OnDownload",
     "OnProgress",
     "Origin",
@@ -204,6 +209,7 @@ __all__ = [
     "brings_text",
     "check_backend",
     "clean_text",
+    "compare_models",
     "convert_adapter",
     "default_backend",
     "discard_download",
@@ -264,6 +270,8 @@ _NAMES = {
         "EngineLimits",
         "spawn",
     ),
+    "runtime.comparison.compare": ("compare_models",),
+    "runtime.comparison.result": ("ComparedSide", "ModelComparison", "OnComparison"),
     "runtime.completion": ("Completion",),
     "runtime.grammar.source": ("Grammar",),
     "runtime.hub.fetching": (

@@ -11,6 +11,7 @@ from ui.desk.answers import AnswersDesk
 from ui.desk.drafts import DraftsDesk
 from ui.desk.draws import DrawsDesk
 from ui.desk.models import ModelsDesk
+from ui.desk.second import SecondDesk
 from ui.desk.sessions import SessionsDesk
 from ui.desk.showing import Showing
 from ui.desk.tree import TreeDesk
@@ -56,6 +57,7 @@ class Desk(Showing):
         self.answers = AnswersDesk(self, self.drafts)
         self.draws = DrawsDesk(self)
         self.models = ModelsDesk(self)
+        self.second = SecondDesk(self)
 
     @property
     def engine(self) -> EngineState:
