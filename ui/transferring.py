@@ -103,8 +103,9 @@ class Transfers(QObject):
             self._notice.say(self.tr("stopped; nothing of it was kept"))
 
     async def _export(self, session_id: int, kind: ExportKind, path: Path) -> None:
-        await self._workbench.export_session(session_id, kind, path, self._status.transfer.show_progress)
-        self._notice.say(self.tr("exported to {0}").format(path))
+        without = await self._workbench.export_session(session_id, kind, path, self._status.transfer.show_progress)
+        said = self.tr("exported to {0}").format(path)
+        self._notice.say(f"{said}; {without}" if without else said)
 
     async def _import(self, path: Path) -> None:
         result = await self._workbench.import_file(path, self._status.transfer.show_progress)

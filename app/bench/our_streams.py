@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import aclosing
 from pathlib import Path
 
-from app.bench.clock import Lap, Stopwatch
+from app.bench.clock import Lap
 from app.bench.findings import Case
-from app.bench.forwards import Forwards
+from app.bench.forwards import Watched
 from app.bench.measure import Ids
 from app.bench.ours import open_model
 from runtime import GenerationOptions, SamplingOptions
 
 
-class OurStreams:
+class OurStreams(Watched):
     """A model in this process; a lap begins without a cache unless it says otherwise.
 
     Args:
@@ -25,8 +25,8 @@ class OurStreams:
 
     def __init__(self, folder: Path, backend: str) -> None:
         self._model = open_model(folder, backend)
+        super().__init__(self._model)
         self._runner = asyncio.Runner()
-        self._watch: Callable[[], Stopwatch] = Stopwatch
 
     @property
     def tokens_computed(self) -> int:
@@ -49,15 +49,6 @@ class OurStreams:
         watch.start()
         records = self._runner.run(self._model.score(ids))
         return watch.lap(len(records))
-
-    def forwards(self, run: Callable[[], Lap]) -> Lap:
-        """A lap whose times are those of its forwards alone."""
-        with Forwards(self._model) as forwards:
-            self._watch = forwards.watch
-            try:
-                return run()
-            finally:
-                self._watch = Stopwatch
 
     def close(self) -> None:
         """Ends the owner thread and the loop."""

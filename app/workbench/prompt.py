@@ -210,7 +210,7 @@ def check_tokens(model: LanguageModel, session: OpenSession, segments: Sequence[
 
 def _written_by(session: OpenSession, fingerprint: str | None) -> str:
     """The name of a model, as an answer of the session has it."""
-    made = (node.stats.get(MADE) for node in session.tree.nodes.values() if node.kv_fingerprint == fingerprint)
+    made = (node.stats.get(MADE) for node in session.tree.held() if node.kv_fingerprint == fingerprint)
     return next((str(one["model"]) for one in made if isinstance(one, Mapping) and one.get("model")), "")
 
 

@@ -52,7 +52,7 @@ class Tokeniser:
     async def _tokenise(self, session: OpenSession, speaker: Speaker, before: int) -> list[int] | None:
         """Gives the user turns of the path their ids, where no model has seen them yet; the last one's header."""
         model = speaker.model
-        await self._vocabulary.learn(model)
+        await self._vocabulary.learn_speaker(speaker)
         tools = session.tools(before) or None
         header: list[int] | None = None
         turns = [turn for turn in session.tree.turns(before) if turn.tip.id != before]

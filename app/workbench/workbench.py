@@ -7,6 +7,7 @@ import copy
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
@@ -100,7 +101,7 @@ class AppWorkbench(
         self._setups = Setups(store, supervisor, preset, call, self._free_adapters)
         self._sessions = Sessions(store, supervisor, self._setups, self._windows)
         self._pins = BlockPins(store, supervisor, self._chores)
-        self._keeper = Keeper(store, supervisor, self._pins)
+        self._keeper = Keeper(store, supervisor, self._pins, self._refresh_status)
         self._answers = Answers(store, supervisor, self._setups, call, self._tell, self._refresh_status, self._ended)
         self._reopening = Reopening(
             self._sessions, supervisor, self._setups, self._chores, self._answers.running.__contains__, self._tell
@@ -149,7 +150,7 @@ class AppWorkbench(
 
     def _refresh_status(self) -> None:
         for window in self._windows:
-            window.status = status_of(self.supervisor, window.shown)
+            window.status = replace(status_of(self.supervisor, window.shown), disk_note=self._keeper.note)
             window.tell(StatusChanged(window.status))
 
     def bring_forward(self, session_id: int) -> bool:
@@ -159,11 +160,12 @@ class AppWorkbench(
             other.tell(WindowWanted(session_id))
         return other is not None
 
-    def _ended(self, answer: Answer) -> None:
-        """An answer is over and written."""
-        self._keeper.keep(answer)
+    def _ended(self, answers: Sequence[Answer], tell_all: Callable[[str], None] | None = None) -> None:
+        """Answers are over and written; `tell_all` says of those that were made side by side what happens to them."""
+        for answer in answers:
+            self._keeper.keep(answer)
         if self._reopens:
-            self._reopening.after(answer)
+            self._reopening.after(answers, tell_all)
 
     # ---- sessions -----------------------------------------------------------------------------------------------------
 

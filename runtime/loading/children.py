@@ -8,6 +8,7 @@ import selectors
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Self
@@ -83,3 +84,14 @@ class Child:
         code = self._process.wait()
         self._errors.seek(0)
         return (self._errors.read().decode(errors="replace").strip().splitlines() or [f"exit code {code}"])[-1][:200]
+
+
+def end_with_parent() -> None:
+    """In a child: leaves when standard input closes, as it does when the parent ends, however that comes about."""
+
+    def wait() -> None:
+        while sys.stdin.buffer.read(1):
+            pass
+        os._exit(3)
+
+    threading.Thread(target=wait, daemon=True, name="parent-watch").start()

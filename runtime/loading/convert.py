@@ -13,7 +13,6 @@ import math
 import os
 import resource
 import sys
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -21,6 +20,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from runtime.errors import ModelLoadError, RuntimeFault
+from runtime.loading.children import end_with_parent
 from runtime.loading.gguf import vocabulary
 from runtime.loading.gguf.convertible import Checked, check
 from runtime.loading.gguf.decoder import Tensor, unpermuted
@@ -116,24 +116,13 @@ def _say(**message: object) -> None:
     sys.stdout.flush()
 
 
-def _end_with_parent() -> None:
-    """Leaves when standard input closes."""
-
-    def wait() -> None:
-        while sys.stdin.buffer.read(1):
-            pass
-        os._exit(3)
-
-    threading.Thread(target=wait, daemon=True, name="parent-watch").start()
-
-
 def main() -> int:
     """The child's whole life; 0 done, 1 refused."""
     parser = argparse.ArgumentParser(description="Convert a GGUF file into a model folder.")
     parser.add_argument("source", type=Path)
     parser.add_argument("target", type=Path)
     arguments = parser.parse_args()
-    _end_with_parent()
+    end_with_parent()
     os.umask(0o077)
     try:
         checked = check(arguments.source)

@@ -32,7 +32,7 @@ def short(cases: list[Case]) -> Report:
 @pytest.mark.slow
 def test_a_long_session_reads_its_share_and_lists_have_their_bars(cases: list[Case]) -> None:
     found = measure_all(cases[:1], chosen_parts(("shelf",)), SMALL, quick=True).findings.verdicts
-    bars = [(0.15, False), (1.05 * 100 / 450, False), (1.5, False), (50.0, False), (200.0, False), (300.0, False)]
+    bars = [(0.02, False), (1.05 * 100 / 450, False), (1.5, False), (50.0, False), (200.0, False), (300.0, False)]
     assert sorted((verdict.bar, verdict.at_least) for verdict in found) == bars
     assert [verdict for verdict in found if not verdict.timed and not verdict.met] == []
 
