@@ -12,9 +12,10 @@ import click
 from rich.table import Table
 from rich.text import Text
 
-from app.cli.common import load_model, print_table, read_text, reading
+from app.cli.common import load_model, print_table, read_text, reading, told_precision
 from app.cli.printing import probability, shown
 from app.cli.settings import Settings
+from app.cli.values import WEIGHTS, WEIGHTS_HELP, weights_of
 from runtime import LanguageModel, TokenRun
 
 
@@ -23,11 +24,19 @@ from runtime import LanguageModel, TokenRun
 @click.option("--model", help="A model folder, a GGUF file, or a name on the shelf.")
 @click.option("--backend", help="auto, hf, mlx, mock, or a registered one.")
 @click.option("--top-k", type=click.IntRange(0, 1000), default=3, show_default=True, help="Alternatives per token.")
+@click.option("--weights", type=click.Choice(WEIGHTS), help=WEIGHTS_HELP)
 @click.option("--json", "as_json", is_flag=True, help="One object a line.")
 @click.option("--csv", "as_csv", is_flag=True, help="Comma-separated values with a header.")
 @click.pass_obj
 def score(
-    settings: Settings, file: str, model: str | None, backend: str | None, top_k: int, as_json: bool, as_csv: bool
+    settings: Settings,
+    file: str,
+    model: str | None,
+    backend: str | None,
+    top_k: int,
+    weights: str | None,
+    as_json: bool,
+    as_csv: bool,
 ) -> None:
     """Log-probability, rank, entropy and top-k of every token of FILE ("-" for stdin)."""
     if as_json and as_csv:
@@ -35,16 +44,20 @@ def score(
     text = read_text(file)
     if not text:
         raise click.ClickException(f"{file}: empty; there is nothing to score")
-    with load_model(model or settings.model, backend or settings.backend) as loaded:
+    with load_model(model or settings.model, backend or settings.backend, **weights_of(weights)) as loaded:
         ids = loaded.tokenize(text)
         with reading() as on_progress:
             run = asyncio.run(loaded.score_run(ids, top_k=top_k, on_progress=on_progress))
         write = _write_json if as_json else _write_csv if as_csv else _write_table
         write(run, loaded)
+        precision = told_precision(loaded)
     total = [r.logprob for r in run if r.logprob is not None]
     if total:
+        told = f", {precision}" if precision else ""
         mean = sum(total) / len(total)
-        click.echo(f"{len(run):,} tokens, log-probability {sum(total):,.2f} nats, perplexity {math.exp(-mean):,.2f}", err=True)
+        click.echo(
+            f"{len(run):,} tokens, log-probability {sum(total):,.2f} nats, perplexity {math.exp(-mean):,.2f}{told}", err=True
+        )
 
 
 def _write_json(run: TokenRun, model: LanguageModel) -> None:

@@ -14,6 +14,7 @@ from app.workbench.answers import Answers
 from app.workbench.app_settings import SettingsKeeper
 from app.workbench.chores import Chores
 from app.workbench.damage import told
+from app.workbench.naming import with_weights
 from app.workbench.refusals import BUSY, stored
 from app.workbench.sessions import Sessions
 from app.workbench.status import backend_choices, detail_of
@@ -79,7 +80,13 @@ class LoadingMembers(ABC):
     async def models(self) -> Sequence[ModelChoice]:
         """What is on the shelf."""
         entries = await asyncio.to_thread(_on_the_shelf)
-        return [ModelChoice(e.name, e.title, detail_of(e), e.name == self.supervisor.source) for e in entries]
+        return [ModelChoice(e.name, self._label(e), detail_of(e), e.name == self.supervisor.source) for e in entries]
+
+    def _label(self, entry: ShelfEntry) -> str:
+        """A model's title; of the one that runs, with the form of its weights where that is not the plain one."""
+        running = self.supervisor.running
+        runs = running is not None and entry.name == self.supervisor.source
+        return with_weights(entry.title, running.info.quantisation) if running is not None and runs else entry.title
 
     async def choose_model(self, source: str) -> None:
         """From the next request on."""

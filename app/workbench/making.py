@@ -48,7 +48,7 @@ def made_with(resolved: ResolvedOptions, speaker: Speaker, asked: Asked, *, seed
         "model": info.name,
         "backend": info.backend,
         "device": info.device,
-        "dtype": info.dtype,
+        "dtype": info.precision,
         "fingerprint": speaker.numbers,
         "base": info.kv_fingerprint,
         "adapters": [list(use) for use in (info.lora_stack if speaker.adapters is None else speaker.adapters)],

@@ -71,6 +71,7 @@ class Vocabulary:
         """What its fingerprint stands for: so that whoever opens a session, here or elsewhere, can tell what to do with it."""
         info = model.info
         known: dict[str, Any] = {"name": info.name, "model_fingerprint": info.model_fingerprint, "vocabulary": digest}
+        known |= {"quantisation": info.quantisation} if info.quantisation else {}
         known["manifest"] = await asyncio.to_thread(_manifest, model)  # it reads the whole vocabulary
         if await self._store.model(info.kv_fingerprint) != known:
             await self._store.save_model(info.kv_fingerprint, known)

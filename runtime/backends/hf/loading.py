@@ -17,8 +17,11 @@ from transformers.utils import logging
 
 from runtime.backends import facts
 from runtime.backends.hf.offload import Offload, check_not_offloaded, offloading
+from runtime.backends.hf.perplexity import pack_and_measure
+from runtime.backends.hf.weights import check_weights
 from runtime.errors import ModelLoadError
 from runtime.loading.folder import ModelFolder
+from runtime.loading.perplexity import PLAIN, Perplexities
 from runtime.loading.telling import listener, told
 from runtime.options import LoadOptions
 
@@ -37,7 +40,9 @@ class LoadedModel:
     has_template: bool
     attention_before: str | None  # of a caller's own model, to be set back; None for one that we loaded
     device: torch.device  # where it computes
+    parameters: int
     offload: Offload | None = None  # what of it is on disk
+    perplexities: Perplexities | None = None  # where its linear weights were put into fewer bits
 
 
 def load_model(source: ModelFolder | tuple[Any, Any], options: LoadOptions) -> LoadedModel:
@@ -50,8 +55,10 @@ def load_model(source: ModelFolder | tuple[Any, Any], options: LoadOptions) -> L
         torch.set_num_threads(options.threads)
     if isinstance(source, tuple):
         check_not_offloaded(options)
+        check_weights(options, source[0].device, ready=True)
         return _adopted(*source)
     device = pick_device(options.device)
+    check_weights(options, device)
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     logging.disable_progress_bar()  # loading has a progress event of its own
     with offloading(options, device, source.name) as offload:
@@ -74,6 +81,9 @@ def load_model(source: ModelFolder | tuple[Any, Any], options: LoadOptions) -> L
         else:
             offload.measure(model)
         use_grouped_attention(model, device)
+        parameters = offload.parameters if offload else sum(p.numel() for p in model.parameters())
+        packed = options.weights not in ("auto", PLAIN)
+        perplexities = pack_and_measure(model, source, options.weights) if packed else None
     return LoadedModel(
         model=model,
         config=model.config.get_text_config(decoder=True),
@@ -83,7 +93,9 @@ def load_model(source: ModelFolder | tuple[Any, Any], options: LoadOptions) -> L
         has_template=source.chat_template is not None,
         attention_before=None,
         device=device,
+        parameters=parameters,
         offload=offload,
+        perplexities=perplexities,
     )
 
 
@@ -183,6 +195,7 @@ def _adopted(model: Any, tokenizer: Any) -> LoadedModel:
         has_template=bool(getattr(tokenizer, "chat_template", None)),
         attention_before=before if switched else None,
         device=model.device,
+        parameters=sum(p.numel() for p in model.parameters()),
     )
 
 
