@@ -34,7 +34,7 @@ class LoadOptions:
 
     `weights` holds a model's linear weights in 16, 8 or 4 bits, which makes a token on a CPU two to four times as fast. Answers
     are others than those of the float32 weights: `ModelInfo.warnings` has the perplexity of both on a fixed text, and
-    `ModelInfo.precision` stands beside the numbers. Embeddings, norms and KV stay as they are, and the head has 16 bits or more.
+    `ModelInfo.precision` stands beside the numbers. Embeddings, norms and KV stay as they are; the head has 16 bits or more.
 
     `chat_format` says how messages become text: "auto" is the model's own template, or none; "none" knows no roles: text is
     continued; the names are the formats of well-known families, for models without a template or in place of their own.

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import faulthandler
 import gc
+import os
 from collections.abc import Generator
 
 import pytest
 from _pytest.faulthandler import fault_handler_stderr_fd_key
 from hypothesis import settings
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # somebody has chosen: no model's threads are measured
 
 # No time limit for an example: how long one takes says how busy the machine is. Where CI is set, hypothesis itself takes
 # the same examples every time; elsewhere each run looks at new ones.

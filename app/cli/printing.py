@@ -72,12 +72,8 @@ class Printer:
         if self._json:
             end = {"type": "end", "tokens": summary.tokens, "finish_reason": summary.finish, "seed": seed}
             end["incomplete"] = summary.incomplete
-            extra: dict[str, Any] = {
-                "precision": summary.precision or None,
-                "reused": summary.reused,
-                "computed": summary.computed,
-                "tokens_per_second": summary.rate,
-            }
+            extra = {"reused": summary.reused, "computed": summary.computed, "tokens_per_second": summary.rate}
+            end |= {"precision": summary.precision} if summary.precision else {}
             end |= {k: v for k, v in extra.items() if v is not None}
             click.echo(json.dumps(end | {"options": summary.options}, ensure_ascii=False))
         else:

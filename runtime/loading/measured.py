@@ -15,6 +15,7 @@ from runtime.loading.digests import write_atomically
 from runtime.loading.paths import make_private, models_dir
 
 MAX_BYTES = 1 << 20
+THREADS = "threads"
 _PLACE = ".measured"
 
 
@@ -27,6 +28,17 @@ def measured(digest: str, key: str) -> dict[str, Any]:
     """
     found = _read(_file(digest)).get(key)
     return dict(found) if isinstance(found, Mapping) else {}
+
+
+def measured_threads(digest: str) -> dict[str, dict[int, float]]:
+    """Seconds of a token by number of threads, by how the weights are held and on what machine."""
+    found: dict[str, dict[int, float]] = {}
+    for key in _read(_file(digest)):
+        kind, comma, what = key.partition(", ")
+        if kind == THREADS and comma:
+            kept = measured(digest, key).items()
+            found[what] = {int(n): seconds for n, seconds in kept if n.isdigit() and isinstance(seconds, float)}
+    return found
 
 
 def keep_measured(digest: str, key: str, value: Mapping[str, Any]) -> None:

@@ -59,8 +59,8 @@ def keep_perplexities(digest: str, found: Mapping[str, float]) -> None:
     keep_measured(digest, KEY, {"format": FORMAT, **found})
 
 
-def told(digest: str) -> list[Perplexities]:
-    """Every form of the weights that was measured beside the plain one."""
+def measured_perplexities(digest: str) -> list[Perplexities]:
+    """Every form of a model's weights that was measured beside the plain one; see `ShelfEntry.fingerprint`."""
     found = kept_perplexities(digest)
     plain = found.get(PLAIN)
     return [] if plain is None else [Perplexities(name, plain, value) for name, value in found.items() if name != PLAIN]

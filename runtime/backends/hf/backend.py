@@ -22,6 +22,7 @@ from runtime.backends.hf.cache import Shape, SlotLayer, Tensors, TorchPack, make
 from runtime.backends.hf.codec import codec_of
 from runtime.backends.hf.loading import LoadedModel, attention_of, load_model
 from runtime.backends.hf.payload import TorchPayload
+from runtime.backends.hf.threads import CHOICE
 from runtime.backends.packed import Float32, PackedBackend, State, Step, as_ids, chain_parents
 from runtime.backends.selftest import kv_warning, self_test
 from runtime.backends.sized import state_size
@@ -77,6 +78,8 @@ class HfBackend(PackedBackend[TorchPack]):
             started = time.monotonic()
             self.logits_uncached([1])
             warnings += (loaded.offload.warning(time.monotonic() - started),)
+        if self._device.type == "cpu" and options.threads is None and loaded.offload is None and loaded.folder:
+            CHOICE.measure(loaded.weights_digest, self._weights, lambda: self.logits_uncached([0]))
         self.info = self._describe(options, warnings)
 
     def open_pack(self) -> TorchPack:
@@ -325,6 +328,7 @@ class HfBackend(PackedBackend[TorchPack]):
                 device=str(self._device),
                 dtype=dtype,
                 weights=self._weights,
+                threads=torch.get_num_threads() if self._device.type == "cpu" else options.threads,
                 kv_dtype=self._kv.name,
                 attention=attention_of(self._model),
             ),

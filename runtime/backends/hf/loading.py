@@ -18,6 +18,7 @@ from transformers.utils import logging
 from runtime.backends import facts
 from runtime.backends.hf.offload import Offload, check_not_offloaded, offloading
 from runtime.backends.hf.perplexity import pack_and_measure
+from runtime.backends.hf.threads import CHOICE
 from runtime.backends.hf.weights import check_weights
 from runtime.errors import ModelLoadError
 from runtime.loading.folder import ModelFolder
@@ -41,6 +42,7 @@ class LoadedModel:
     attention_before: str | None  # of a caller's own model, to be set back; None for one that we loaded
     device: torch.device  # where it computes
     parameters: int
+    folder: bool = True  # False: a caller's own model
     offload: Offload | None = None  # what of it is on disk
     perplexities: Perplexities | None = None  # where its linear weights were put into fewer bits
 
@@ -52,7 +54,7 @@ def load_model(source: ModelFolder | tuple[Any, Any], options: LoadOptions) -> L
         ModelLoadError: No such device, or transformers cannot load the folder; the message has its reason.
     """
     if options.threads is not None:
-        torch.set_num_threads(options.threads)
+        CHOICE.set(options.threads)
     if isinstance(source, tuple):
         check_not_offloaded(options)
         check_weights(options, source[0].device, ready=True)
@@ -194,6 +196,7 @@ def _adopted(model: Any, tokenizer: Any) -> LoadedModel:
         text_digest=facts.text_digest_of(tokenizer),
         has_template=bool(getattr(tokenizer, "chat_template", None)),
         attention_before=before if switched else None,
+        folder=False,
         device=model.device,
         parameters=sum(p.numel() for p in model.parameters()),
     )

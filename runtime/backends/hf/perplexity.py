@@ -48,7 +48,7 @@ def pack_and_measure(model: Any, source: ModelFolder, weights: str) -> Perplexit
 
 
 def perplexity(model: Any, ids: list[int]) -> float:
-    """E to the mean surprise of every token but the first, in one plain forward."""
+    """The exponential of the mean surprise of every token but the first, in one plain forward."""
     tokens = torch.tensor([ids])
     with torch.inference_mode():
         logits = model(input_ids=tokens, use_cache=False).logits[0, :-1].float()  # (n - 1, vocab)
