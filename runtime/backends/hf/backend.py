@@ -23,6 +23,7 @@ from runtime.backends.hf.codec import codec_of
 from runtime.backends.hf.loading import LoadedModel, attention_of, load_model
 from runtime.backends.hf.payload import TorchPayload
 from runtime.backends.hf.threads import CHOICE
+from runtime.backends.hf.weights import weight_bytes
 from runtime.backends.packed import Float32, PackedBackend, State, Step, as_ids, chain_parents
 from runtime.backends.selftest import kv_warning, self_test
 from runtime.backends.sized import state_size
@@ -81,6 +82,11 @@ class HfBackend(PackedBackend[TorchPack]):
         if self._device.type == "cpu" and options.threads is None and loaded.offload is None and loaded.folder:
             CHOICE.measure(loaded.weights_digest, self._weights, lambda: self.logits_uncached([0]))
         self.info = self._describe(options, warnings)
+
+    @property
+    def weight_bytes(self) -> int:
+        """Of linear modules: what a token of one stream reads."""
+        return weight_bytes(self._model)
 
     def open_pack(self) -> TorchPack:
         return TorchPack(make_layers(self._loaded.config), self._shapes, torch.empty(0, dtype=self._dtype, device=self._device))

@@ -174,7 +174,7 @@ def has_float16() -> bool:
     return torch.backends.quantized.engine in ("x86", "fbgemm")
 
 
-def pack_weights(model: Any, weights: str) -> int:
+def pack_weights(model: Any, weights: str) -> None:
     """Replaces the linear modules of a float32 model on the CPU, one after the other.
 
     Those that a forward never calls stay: state-space code reads some weights without calling their module.
@@ -182,22 +182,22 @@ def pack_weights(model: Any, weights: str) -> int:
     Args:
         model: Of transformers.
         weights: "float16", "bfloat16", "int8" or "int4".
-
-    Returns:
-        Bytes that one token of one stream reads of the linear modules.
     """
-    head, read = model.get_output_embeddings(), 0
+    head = model.get_output_embeddings()
     for path, module in _called(model).items():
         matrix = module.weight.detach().T if isinstance(module, Conv1D) else module.weight.detach()
         kind = _kind(weights, matrix, head=module is head)
         if kind is None:
-            read += int(matrix.nbytes)
             continue
         packed = kind(matrix.contiguous(), None if module.bias is None else module.bias.detach())
-        read += packed.nbytes
         parent, _, name = path.rpartition(".")
         setattr(model.get_submodule(parent), name, packed.eval())
-    return read
+
+
+def weight_bytes(model: Any) -> int:
+    """Bytes of all linear modules, packed or not: what a token of one stream reads."""
+    plain = (m.weight.nbytes for m in model.modules() if isinstance(m, torch.nn.Linear | Conv1D))
+    return int(sum(plain) + sum(m.nbytes for m in model.modules() if isinstance(m, PackedLinear)))
 
 
 def _called(model: Any) -> dict[str, Any]:
