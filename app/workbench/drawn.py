@@ -80,7 +80,7 @@ class Drawn:
             seed=seed if isinstance(seed, int) else None,
             branch=branch if isinstance(branch, int) else 0,
             history=np.array(ids_before(session, node, offset), np.int32),
-            model=str(made.get("model") or await self._name_of(theirs, model)),
+            model=_maker(made) or await self._name_of(theirs, model),
             stale=in_use(session, model, made) if model is not None and theirs != mine else "",
             can_ask=model is not None and theirs == mine,
             beams=beams_of(node),
@@ -174,6 +174,11 @@ class Drawn:
         if settings.dry_multiplier:
             settings = replace(settings, dry_breakers=self._vocabulary.holding(settings.dry_breakers))
         return settings
+
+
+def _maker(made: Mapping[str, Any]) -> str:
+    name = made.get("model")
+    return with_weights(str(name), made.get("quantisation")) if name else ""
 
 
 def in_use(session: OpenSession, model: LanguageModel, made: Mapping[str, Any]) -> str:

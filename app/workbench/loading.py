@@ -14,7 +14,6 @@ from app.workbench.answers import Answers
 from app.workbench.app_settings import SettingsKeeper
 from app.workbench.chores import Chores
 from app.workbench.damage import told
-from app.workbench.naming import with_weights
 from app.workbench.refusals import BUSY, stored
 from app.workbench.sessions import Sessions
 from app.workbench.status import backend_choices, detail_of
@@ -83,10 +82,11 @@ class LoadingMembers(ABC):
         return [ModelChoice(e.name, self._label(e), detail_of(e), e.name == self.supervisor.source) for e in entries]
 
     def _label(self, entry: ShelfEntry) -> str:
-        """A model's title; of the one that runs, with the form of its weights where that is not the plain one."""
+        """A model's title; of the one that runs, behind the form of its weights where that was asked for."""
         running = self.supervisor.running
-        runs = running is not None and entry.name == self.supervisor.source
-        return with_weights(entry.title, running.info.quantisation) if running is not None and runs else entry.title
+        if running is None or entry.name != self.supervisor.source or running.info.computed_with == running.info.dtype:
+            return entry.title
+        return f"{running.info.options['weights']} · {entry.title}"  # in front: what is too long is cut at its end
 
     async def choose_model(self, source: str) -> None:
         """From the next request on."""

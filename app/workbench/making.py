@@ -49,6 +49,7 @@ def made_with(resolved: ResolvedOptions, speaker: Speaker, asked: Asked, *, seed
         "backend": info.backend,
         "device": info.device,
         "dtype": info.precision,
+        "quantisation": info.quantisation,
         "fingerprint": speaker.numbers,
         "base": info.kv_fingerprint,
         "adapters": [list(use) for use in (info.lora_stack if speaker.adapters is None else speaker.adapters)],

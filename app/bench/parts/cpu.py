@@ -48,7 +48,7 @@ def _measured(case: Case, sizes: Sizes, tell: Told) -> Findings:
     peer: Any = peer_streams(case)
     forms = {form: _packed(case, form) for form in (OURS, *FORMS)}
     weights = {form: streams.weight_bytes for form, streams in forms.items()}
-    prompt: list[int] = np.random.default_rng(5).integers(1000, size=sizes.decode_prompt).tolist()
+    prompt: list[int] = np.random.default_rng(5).integers(min(case.vocabulary, 1000), size=sizes.decode_prompt).tolist()
     n = sizes.cpu_tokens
     contenders: dict[str, Callable[[], Lap]] = {form: partial(s.decode, [prompt], n) for form, s in forms.items()}
     contenders[GENERATE] = partial(peer.generate, prompt, n, records=False)
