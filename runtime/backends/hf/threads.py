@@ -7,6 +7,7 @@ measured where the user said how many: by `LoadOptions.threads`, by OMP_NUM_THRE
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 import time
@@ -67,19 +68,21 @@ class ThreadChoice:
 def probe(
     forward: Callable[[], object], most: int, set_threads: Callable[[int], None], clock: Callable[[], float] = time.perf_counter
 ) -> dict[int, float]:
-    """Seconds of a token by number of threads: all cores, half of them, and so on, for about a second."""
+    """Seconds of a token by number of threads: all cores, half of them, and so on, in turns, for about a second.
+
+    In turns, so that what else the machine does meets all of them. Of a model so large that a token takes a second, nothing but
+    all cores is tried.
+    """
+    counts = [most >> halvings for halvings in range(most.bit_length())]
     found: dict[int, float] = {}
     began = clock()
-    count = most
-    while count and (not found or clock() - began < BUDGET_SECONDS):
+    for count in counts * LAPS:
+        if found and clock() - began >= BUDGET_SECONDS:
+            break
         set_threads(count)
-        laps: list[float] = []
-        while len(laps) < LAPS and (not laps or clock() - began < BUDGET_SECONDS):
-            started = clock()
-            forward()
-            laps.append(clock() - started)
-        found[count] = min(laps)
-        count //= 2
+        started = clock()
+        forward()
+        found[count] = min(clock() - started, found.get(count, math.inf))
     return found
 
 
