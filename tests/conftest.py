@@ -20,14 +20,17 @@ settings.load_profile("house")
 
 GRACE = 30  # seconds from a test's own limit to the end of its process, as between the two limits in pyproject.toml
 LOOK_AFTER = (20_000, 20, 50)  # as of `gc.set_threshold`, counted at the end of a test
-SLOWEST = "falcon_h1"  # of the tiny models: attention and state spaces in each layer; both alone are in the fast tests too
+SLOWEST = (  # of what is run in many ways: for each there is one among the fast tests that takes the same paths
+    "falcon_h1",  # attention and state spaces in each layer
+    *("llama-float16", "llama-bfloat16", "llama-int4", "lfm2-int8"),  # weights in few bits; int8 is among the fast ones
+)
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What is run on every architecture is run on the slowest one with the slow tests."""
+    """What is run on everything is run on the slowest with the slow tests."""
     for item in items:
-        if SLOWEST in item.name:
+        if any(name in item.name for name in SLOWEST):
             item.add_marker(pytest.mark.slow)
 
 

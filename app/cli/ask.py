@@ -48,8 +48,8 @@ def ask(settings: Settings, text: str | None, **flags: Unpack[Flags]) -> None:
         raise click.UsageError("TEXT is empty; write a message")
     printer = Printer(asked.alternatives, asked.as_json, formed=asked.formed)
     if flags["session"] is not None:
-        seed, told = asyncio.run(ask_saved(settings.data, flags["session"], text, asked, printer.run))
-        printer.summary = replace(printer.summary, options=told)
+        seed, told, precision = asyncio.run(ask_saved(settings.data, flags["session"], text, asked, printer.run))
+        printer.summary = replace(printer.summary, options=told, precision=precision)
     else:
         seed = asked.seed
         with load_model(asked.model, asked.backend, **asked.load) as model:

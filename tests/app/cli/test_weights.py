@@ -19,16 +19,29 @@ def shelf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "shelf"
 
 
-def test_an_answer_and_a_score_say_what_they_were_computed_with(elsewise: Elsewise, tmp_path: Path) -> None:
-    model = ("--model", str(tiny_path("llama")), "--backend", "hf")
-    asked = elsewise("ask", "Hi", *model, "--weights", "int8", "--max-tokens", "2", "--seed", "7")
+def on_hf() -> tuple[str, ...]:
+    return "--model", str(tiny_path("llama")), "--backend", "hf"
+
+
+def test_an_answer_says_what_it_was_computed_with(elsewise: Elsewise) -> None:
+    asked = elsewise("ask", "Hi", *on_hf(), "--weights", "int8", "--max-tokens", "2", "--seed", "7")
     assert asked.code == 0
     note, last = asked.err.splitlines()[0], asked.err.splitlines()[-1]
     assert "weights are held in int8" in note
     assert "perplexity of a fixed text" in note
     assert last.endswith("seed 7, float32, int8 weights")
+
+
+@pytest.mark.slow
+def test_so_do_all_others_that_print_numbers(elsewise: Elsewise, tmp_path: Path) -> None:
+    model = on_hf()
     told = elsewise("ask", "Hi", *model, "--weights", "int8", "--max-tokens", "2", "--json")
     assert json.loads(told.out.splitlines()[-1])["precision"] == "float32, int8 weights"
+    in_session = elsewise("ask", "Hi", *model, "--weights", "int8", "--max-tokens", "2", "--session", "s")
+    assert in_session.err.splitlines()[-1].endswith(", float32, int8 weights")
+    (tmp_path / "lines.jsonl").write_text('{"prompt": "Hi"}')
+    batch = elsewise("ask", "--batch", str(tmp_path / "lines.jsonl"), *model, "--weights", "int8", "--max-tokens", "2")
+    assert "1 answers, 2 tokens, float32, int8 weights" in batch.err
     (tmp_path / "text.txt").write_text("Some words to score.")
     scored = elsewise("score", str(tmp_path / "text.txt"), *model, "--weights", "int4")
     assert scored.err.splitlines()[-1].endswith("float32, int4 weights")

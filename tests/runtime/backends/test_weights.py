@@ -51,7 +51,9 @@ def test_the_option_has_the_forms_that_are_tested() -> None:
         LoadOptions.from_mapping({"weights": "int"})
 
 
-@pytest.mark.parametrize("name", ["llama", "gpt2", "gemma3_80", "mamba", "lfm2"])
+@pytest.mark.parametrize(
+    "name", ["llama", "mamba", *(pytest.param(name, marks=pytest.mark.slow) for name in ("gpt2", "gemma3_80", "lfm2"))]
+)
 @pytest.mark.parametrize("weights", FORMS)
 def test_numbers_stay_within_what_is_printed(name: str, weights: str) -> None:
     ids = random_ids(4, 40)

@@ -125,6 +125,7 @@ def test_an_architecture_of_transformers_alone_is_named(plain: Path, monkeypatch
         convert_model(plain)
 
 
+@pytest.mark.slow
 def test_what_the_child_refuses_is_said_and_leaves_nothing(plain: Path, shelf: Path) -> None:
     weights = load_file(plain / "model.safetensors")
     weights.pop("model.norm.weight")
@@ -142,6 +143,7 @@ def test_room_on_the_disk_is_asked_for_first(plain: Path, monkeypatch: pytest.Mo
     assert left(shelf) == []
 
 
+@pytest.mark.slow
 def test_a_cancelled_conversion_leaves_nothing(plain: Path, shelf: Path) -> None:
     class CancelledError(Exception):
         pass
@@ -156,6 +158,7 @@ def test_a_cancelled_conversion_leaves_nothing(plain: Path, shelf: Path) -> None
     assert list_models() == []
 
 
+@pytest.mark.slow
 def test_a_killed_child_leaves_nothing(plain: Path, shelf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     children: list[Child] = []
 
