@@ -18,6 +18,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # somebody has chosen: no model's
 settings.register_profile("house", parent=settings(), deadline=None)
 settings.load_profile("house")
 
+# Nobody's own keychain is looked into: a test that wants one brings it.
+os.environ["PYTHON_KEYRING_BACKEND"] = "keyring.backends.fail.Keyring"
+
 GRACE = 30  # seconds from a test's own limit to the end of its process, as between the two limits in pyproject.toml
 LOOK_AFTER = (20_000, 20, 50)  # as of `gc.set_threshold`, counted at the end of a test
 SLOWEST = (  # of what is run in many ways: for each there is one among the fast tests that takes the same paths

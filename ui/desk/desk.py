@@ -11,6 +11,7 @@ from ui.desk.answers import AnswersDesk
 from ui.desk.drafts import DraftsDesk
 from ui.desk.draws import DrawsDesk
 from ui.desk.models import ModelsDesk
+from ui.desk.second import SecondDesk
 from ui.desk.sessions import SessionsDesk
 from ui.desk.showing import Showing
 from ui.desk.tree import TreeDesk
@@ -58,6 +59,7 @@ class Desk(Showing):
         self.draws = DrawsDesk(self)
         self.models = ModelsDesk(self)
         self._engine = EngineState.NONE  # as it was when somebody last told
+        self.second = SecondDesk(self)
 
     @property
     def engine(self) -> EngineState:

@@ -25,6 +25,7 @@ from ui.transcript import Measure, Mode
 from ui.transferring import Transfers
 from ui.window.commands import Commands
 from ui.window.menu import install_menu, wire_answers, wire_session, wire_view
+from ui.window.second import wire_second
 from ui.window.wiring import wire_parts
 
 logger = logging.getLogger(__name__)
@@ -86,6 +87,7 @@ class MainWindow(QMainWindow):
         self.popover = SetupPopover(self.setup, self.parts.top.model, self.parts)
         self.settings = SettingsWindow(self.desk, workbench, self)
         self._commands = Commands(self.desk, self.parts, self.stage, self.setup, self)
+        wire_second(self.desk, self.parts, self.stage)
         wire_parts(self, self.desk, self.parts, self.stage, self._commands)
         self.parts.sidebar.sessions.window_wanted.connect(self.window_wanted.emit)
         self.desk.front_wanted.connect(self.come_forward)
@@ -130,6 +132,8 @@ class MainWindow(QMainWindow):
         self.parts.composer.format_wanted.connect(self._open_settings)
         self.parts.composer.setup_wanted.connect(lambda: popover.toggle(SAMPLING))
         popover.model.models_wanted.connect(desk.models.ask_menu)
+        popover.model.comparison_wanted.connect(popover.close_again)
+        popover.model.comparison_wanted.connect(desk.second.ask_menu)
         popover.sampling.options.bytes_of = lambda token: b"".join(desk.token_bytes([token]))
         self.settings.shown.connect(lambda view: self.apply(view.values))
         self.settings.colours_wanted.connect(self.stage.colour_by)
