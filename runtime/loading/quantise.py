@@ -8,7 +8,8 @@ from typing import Literal, get_args
 
 from runtime.backends.registry import check_backend
 from runtime.errors import InvalidRequestError, ModelLoadError
-from runtime.loading.check import TEXT_FILES, chat_template_of, libraries_knowing, open_folder, quantised_with, read_json
+from runtime.loading.architectures import libraries_knowing
+from runtime.loading.check import TEXT_FILES, chat_template_of, open_folder, quantised_with, read_json
 from runtime.loading.children import Child
 from runtime.loading.describing import weights_of
 from runtime.loading.digests import digest_of_all, template_digest
