@@ -6,6 +6,7 @@ from PySide6.QtCore import Qt, Signal
 from PySide6.QtGui import QKeyEvent, QResizeEvent
 from PySide6.QtWidgets import QHBoxLayout, QVBoxLayout, QWidget
 
+from ui.coach import CoachMark
 from ui.columns import ColumnsPanel
 from ui.compare import ComparePane
 from ui.composer import Composer
@@ -13,6 +14,7 @@ from ui.find_bar import FindBar
 from ui.inspector import Inspector
 from ui.inspector.panel import WIDTH as INSPECTOR_WIDTH
 from ui.link_bar import LinkBar
+from ui.models.first import FirstModels
 from ui.port import BranchDiff
 from ui.second.bar import SecondBar
 from ui.sidebar import WIDTH as SIDEBAR_WIDTH
@@ -47,6 +49,7 @@ class Frame(QWidget):
         self.columns = ColumnsPanel()
         self.finder = FindBar()
         self.link = LinkBar()
+        self.first = FirstModels()
         self.cards = ToolCards(self.transcript)
         self.composer = Composer()
         self.inspector = Inspector()
@@ -66,6 +69,7 @@ class Frame(QWidget):
             (self.composer.field, self.composer.send_button),
         ):
             QWidget.setTabOrder(first, second)
+        self.coach = CoachMark(self.top.modes, self)
         self._show(self.sidebar, sidebar)
         self._show(self.inspector, inspector)
         current_theme().scaled.connect(self._fold)
@@ -132,6 +136,7 @@ class Frame(QWidget):
         middle.addWidget(self.compare, 5)
         self._foot.setContentsMargins(LEFT, 0, RIGHT, 0)
         self._foot.setSpacing(8)
+        self._foot.addWidget(self.first)
         self._foot.addWidget(self.link)
         self._foot.addWidget(self.composer)
         middle.addLayout(self._foot)

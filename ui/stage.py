@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from PySide6.QtCore import QObject, QTimer
+from PySide6.QtCore import QObject, QTimer, Signal
 from PySide6.QtWidgets import QMainWindow
 
 from runtime import Origin, TokenRun
@@ -35,6 +35,8 @@ METER_MS = 250  # between two counts of the context while an answer streams
 
 class Stage(QObject):
     """Desk to parts, one way. What the parts are asked by mouse and keys goes the other way, in `ui.window`."""
+
+    mode_changed = Signal(object)  # Mode
 
     def __init__(self, window: QMainWindow, desk: Desk, parts: Frame, acts: Actions) -> None:
         super().__init__(window)
@@ -88,6 +90,7 @@ class Stage(QObject):
         self._parts.top.modes.show_mode(mode)
         self._parts.status.show_legend(mode is Mode.TOKENS)
         (self._acts.read if mode is Mode.READ else self._acts.tokens).setChecked(True)
+        self.mode_changed.emit(mode)
 
     def colour_by(self, measure: Measure) -> None:
         """What the colours of tokens show."""

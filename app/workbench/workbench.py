@@ -17,11 +17,13 @@ from app.workbench.app_settings import SettingsKeeper
 from app.workbench.chores import Chores
 from app.workbench.composing import Composing
 from app.workbench.copying import Copies
+from app.workbench.downloads import Downloads
 from app.workbench.drawing import DrawingMembers
 from app.workbench.drawn import Drawn
 from app.workbench.fans import Fans
 from app.workbench.keeping import Keeper
 from app.workbench.loading import LoadingMembers
+from app.workbench.model_shelf import ModelMembers
 from app.workbench.pinning import BlockPins
 from app.workbench.pruning import prune
 from app.workbench.reopening import Reopening
@@ -63,7 +65,9 @@ PRESET = GenerationOptions(max_tokens=1024, sampling=SamplingOptions(temperature
 EMPTY_CALL: Mapping[str, Any] = MappingProxyType({})
 
 
-class AppWorkbench(SayingMembers, LoadingMembers, SetupMembers, ShelfMembers, TransferMembers, DrawingMembers, SecondMembers):
+class AppWorkbench(
+    SayingMembers, LoadingMembers, SetupMembers, ShelfMembers, TransferMembers, DrawingMembers, ModelMembers, SecondMembers
+):
     """Use cases over the session store and the engine process, for one window; all members belong to the window's loop.
 
     `beside` gives those for one more window: they share everything but what is shown.
@@ -91,6 +95,8 @@ class AppWorkbench(SayingMembers, LoadingMembers, SetupMembers, ShelfMembers, Tr
         self._windows = Windows()
         self.window = self._windows.add()
         self._chores = Chores()
+        self._downloads = Downloads(self._tell)
+        self._plans = {}
         self._setups = Setups(store, supervisor, preset, call, self._free_adapters)
         self._sessions = Sessions(store, supervisor, self._setups, self._windows)
         self._pins = BlockPins(store, supervisor, self._chores)
@@ -265,6 +271,7 @@ class AppWorkbench(SayingMembers, LoadingMembers, SetupMembers, ShelfMembers, Tr
             return False
         self._sessions.closing = True
         self._chores.close()
+        downloads = asyncio.create_task(self._downloads.close(), name="stop downloads")
         for session_id in list(self._answers.running):
             self._answers.stop(session_id)
         with suppress(TimeoutError):
@@ -275,5 +282,6 @@ class AppWorkbench(SayingMembers, LoadingMembers, SetupMembers, ShelfMembers, Tr
         await self._sessions.settle(self._answers.settle)
         self._chores.cancel()
         await self._sessions.drop_empty()
+        await downloads
         await self._store.close()
         return True

@@ -6,9 +6,8 @@ from PySide6.QtWidgets import QVBoxLayout, QWidget
 
 from ui.inspector.facts import Facts
 from ui.inspector.words import percent
-from ui.numbers import count
+from ui.numbers import count, size
 from ui.port import StatusView, Tier
-from ui.status import size
 from ui.widgets import Caption, Label
 
 

@@ -23,6 +23,7 @@ from ui.theme.scheme import Scheme, apply_theme
 from ui.theme.text_size import resize_text
 from ui.transcript import Measure, Mode
 from ui.transferring import Transfers
+from ui.welcome import Welcome
 from ui.window.commands import Commands
 from ui.window.menu import install_menu, wire_answers, wire_session, wire_view
 from ui.window.second import wire_second
@@ -86,6 +87,7 @@ class MainWindow(QMainWindow):
         self.setup = SetupDesk(self.desk, workbench)
         self.popover = SetupPopover(self.setup, self.parts.top.model, self.parts)
         self.settings = SettingsWindow(self.desk, workbench, self)
+        self.welcome = Welcome(self.desk, self.parts, self)
         self._commands = Commands(self.desk, self.parts, self.stage, self.setup, self)
         wire_second(self.desk, self.parts, self.stage)
         wire_parts(self, self.desk, self.parts, self.stage, self._commands)
@@ -132,6 +134,7 @@ class MainWindow(QMainWindow):
         self.parts.composer.format_wanted.connect(self._open_settings)
         self.parts.composer.setup_wanted.connect(lambda: popover.toggle(SAMPLING))
         popover.model.models_wanted.connect(desk.models.ask_menu)
+        self._wire_models()
         popover.model.comparison_wanted.connect(popover.close_again)
         popover.model.comparison_wanted.connect(desk.second.ask_menu)
         popover.sampling.options.bytes_of = lambda token: b"".join(desk.token_bytes([token]))
@@ -139,6 +142,17 @@ class MainWindow(QMainWindow):
         self.settings.colours_wanted.connect(self.stage.colour_by)
         for news in (desk.session_shown, desk.models.listed, desk.activity_changed, desk.status_changed):
             news.connect(self._refresh_setup)
+
+    def _wire_models(self) -> None:
+        more = lambda: self.settings.open_models(get=True)  # noqa: E731
+        self.desk.models.none_here.connect(more)
+        self.popover.model.more_wanted.connect(more)
+        self.parts.top.model.more_wanted.connect(more)
+        self.parts.first.more_wanted.connect(more)
+        self.parts.status.downloads.clicked.connect(lambda _checked=False: self.settings.open_models())
+        for show in (self.parts.status.show_downloads, self.popover.model.adapter_field.show_downloads):
+            self.desk.shelf.downloads_changed.connect(show)
+        self.stage.mode_changed.connect(self.welcome.show_mode)
 
     def _wire_menu(self) -> None:
         install_menu(QMenu(self), self.acts, self.parts)
