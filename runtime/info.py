@@ -78,6 +78,17 @@ class ModelInfo:
     whole_context: int = 0  # tokens that the model was made for, also where it was loaded with fewer; 0: not known
 
     @property
+    def precision(self) -> str:
+        """What its numbers are computed with, for people: "float32", "float32, int8 weights", "float32, 4 bits, ..."."""
+        return ", ".join(filter(None, (self.dtype, self.quantisation)))
+
+    @property
+    def computed_with(self) -> str:
+        """The dtype, and the form of the weights where `LoadOptions.weights` made it another: no part of the model itself."""
+        plain = self.options.get("weights") in (None, "auto", self.dtype)
+        return self.dtype if plain else self.precision
+
+    @property
     def numbers_fingerprint(self) -> str:
         """What numbers of requests that name no adapters are filed under: the base's `kv_fingerprint`, or with the stack."""
         return self._filed_under(self.stack_digest)

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from contextlib import aclosing
 from pathlib import Path
+from typing import Any
 
 from app.bench.clock import Lap
 from app.bench.findings import Case
@@ -21,10 +22,11 @@ class OurStreams(Watched):
     Args:
         folder: The model.
         backend: Its backend's name.
+        options: Of `LoadOptions`, beside those of every model here.
     """
 
-    def __init__(self, folder: Path, backend: str) -> None:
-        self._model = open_model(folder, backend)
+    def __init__(self, folder: Path, backend: str, **options: Any) -> None:
+        self._model = open_model(folder, backend, **options)
         super().__init__(self._model)
         self._runner = asyncio.Runner()
 
@@ -32,6 +34,12 @@ class OurStreams(Watched):
     def tokens_computed(self) -> int:
         """As the scheduler counts them."""
         return self._model.metrics().tokens_computed
+
+    @property
+    def weight_bytes(self) -> int:
+        """That a token of one stream reads of linear modules (hf)."""
+        backend: Any = self._model._engine.backend  # type: ignore[attr-defined]  # noqa: SLF001  # nothing public lies so deep
+        return int(backend.weight_bytes)
 
     def decode(self, prompts: Sequence[Ids], n: int, *, top_k: int = 10, warm: bool = False) -> Lap:
         """`n` greedy tokens after each prompt, all at once, with records of `top_k` alternatives.

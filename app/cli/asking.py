@@ -9,7 +9,18 @@ from typing import Any, Final, TypedDict, TypeVar
 import click
 
 from app.cli.settings import Settings
-from app.cli.values import TEMPLATES, adapter_options, format_of, grammar_of, named_options, offload_of, schema_of
+from app.cli.values import (
+    TEMPLATES,
+    WEIGHTS,
+    WEIGHTS_HELP,
+    adapter_options,
+    format_of,
+    grammar_of,
+    named_options,
+    offload_of,
+    schema_of,
+    weights_of,
+)
 from runtime import (
     GenerationOptions,
     GrammarError,
@@ -32,6 +43,7 @@ class Flags(TypedDict):
     template: str | None
     adapters: tuple[str, ...]
     offload: str | None
+    weights: str | None
     system: str | None
     raw: bool
     session: str | None
@@ -70,6 +82,7 @@ OPTIONS = (
         type=click.Choice(("none", "disk")),
         help="disk: weights that do not fit into memory are read from disk for every token (slow; hf only).",
     ),
+    click.option("--weights", type=click.Choice(WEIGHTS), help=WEIGHTS_HELP),
     click.option(
         "--adapter",
         "adapters",
@@ -186,7 +199,10 @@ class Asked:
         return cls(
             model=flags["model"] or settings.model,
             backend=flags["backend"] or settings.backend,
-            load=format_of(flags["template"]) | adapter_options(flags["adapters"]) | offload_of(flags["offload"]),
+            load=format_of(flags["template"])
+            | adapter_options(flags["adapters"])
+            | offload_of(flags["offload"])
+            | weights_of(flags["weights"]),
             call={name: value for name, value in call.items() if value is not None},
             system=flags["system"] or None,
             raw=flags["raw"],

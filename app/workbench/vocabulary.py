@@ -82,6 +82,7 @@ class Vocabulary:
         info = model.info
         fingerprint, adapters = (info.kv_fingerprint, ()) if speaker is None else (speaker.numbers, speaker.adapters)
         known: dict[str, Any] = {"name": info.name, "model_fingerprint": info.model_fingerprint, "vocabulary": digest}
+        known |= {"quantisation": info.quantisation} if info.quantisation else {}
         known["manifest"] = await asyncio.to_thread(_manifest, model, adapters)  # it reads the whole vocabulary
         if await self._store.model(fingerprint) != known:
             await self._store.save_model(fingerprint, known)

@@ -23,7 +23,7 @@ from runtime.hub.limits import limit_answers
 from runtime.hub.plan import DownloadPlan, DownloadProgress, HubId
 from runtime.hub.said import Asked, Said
 from runtime.hub.searching import search, who
-from runtime.loading.children import end_with_parent
+from runtime.loading.child_side import end_with_parent
 
 _PAUSE_SECONDS = 0.5  # between two reports while it waits
 

@@ -53,7 +53,7 @@ class Manifest:
         Raises:
             AdapterError: One that is not loaded.
         """
-        config = [(name, str(getattr(info, name))) for name in _CONFIG]
+        config = [(name, str(getattr(info, "computed_with" if name == "dtype" else name))) for name in _CONFIG]
         config += [(name, str(info.options.get(name, ""))) for name in _OPTIONS]
         return cls(
             name=info.name,

@@ -29,6 +29,7 @@ from ui.port import (
     SessionsChanged,
     SessionTrashed,
     StatusChanged,
+    StatusView,
     TokensArrived,
     TurnChanged,
     WindowWanted,
@@ -60,6 +61,7 @@ class Desk(Showing):
         self.answers = AnswersDesk(self, self.drafts)
         self.draws = DrawsDesk(self)
         self.models = ModelsDesk(self)
+        self._engine = EngineState.NONE  # as it was when somebody last told
         self.shelf = ShelfDesk(self, self.models)
         self.second = SecondDesk(self)
 
@@ -102,10 +104,16 @@ class Desk(Showing):
         if not opening.cancelled():
             self.models.ask()
 
+    def _take_status(self, status: StatusView) -> None:
+        if status.engine is EngineState.READY and self._engine not in (EngineState.READY, EngineState.BUSY):
+            self.models.ask()  # the one that runs is named with how it was loaded
+        self._engine = status.engine
+        self.status_changed.emit(status)
+
     def _deliver(self, event: Event) -> None:
         match event:
             case StatusChanged(status):
-                self.status_changed.emit(status)
+                self._take_status(status)
             case SessionsChanged():
                 self.sessions.ask()
             case SessionTrashed(session_id):
