@@ -6,18 +6,19 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING
 
 from PySide6.QtCore import QByteArray, Signal
 from PySide6.QtGui import QCloseEvent
 from PySide6.QtWidgets import QApplication, QMainWindow, QMenu
 
-from ui.about import AboutBox
 from ui.actions import Actions, connect
 from ui.desk import Desk
 from ui.frame import Frame
 from ui.port import AppSettings, Workbench
-from ui.settings import SettingsWindow
-from ui.setup import SAMPLING, SetupDesk, SetupPopover
+from ui.setup.desk import SetupDesk
+from ui.setup.pages import SAMPLING
 from ui.stage import Stage
 from ui.theme.scheme import Scheme, apply_theme
 from ui.theme.text_size import resize_text
@@ -26,6 +27,10 @@ from ui.transferring import Transfers
 from ui.window.commands import Commands
 from ui.window.menu import install_menu, wire_answers, wire_session, wire_view
 from ui.window.wiring import wire_parts
+
+if TYPE_CHECKING:  # both are loaded when they are first opened
+    from ui.settings import SettingsWindow
+    from ui.setup.popover import SetupPopover
 
 logger = logging.getLogger(__name__)
 
@@ -83,8 +88,7 @@ class MainWindow(QMainWindow):
         self.stage = Stage(self, self.desk, self.parts, self.acts)
         self.transfers = Transfers(workbench, self.desk, self.parts.status, self.parts.composer.notice, self)
         self.setup = SetupDesk(self.desk, workbench)
-        self.popover = SetupPopover(self.setup, self.parts.top.model, self.parts)
-        self.settings = SettingsWindow(self.desk, workbench, self)
+        self._workbench = workbench
         self._commands = Commands(self.desk, self.parts, self.stage, self.setup, self)
         wire_parts(self, self.desk, self.parts, self.stage, self._commands)
         self.parts.sidebar.sessions.window_wanted.connect(self.window_wanted.emit)
@@ -124,32 +128,48 @@ class MainWindow(QMainWindow):
 
     # ---- wiring -------------------------------------------------------------------------------------------------
 
+    @cached_property
+    def popover(self) -> SetupPopover:
+        """What hangs from the model's name."""
+        from ui.setup.popover import SetupPopover
+
+        made = SetupPopover(self.setup, self.parts.top.model, self.parts)
+        made.model.models_wanted.connect(self.desk.models.ask_menu)
+        made.sampling.options.bytes_of = lambda token: b"".join(self.desk.token_bytes([token]))
+        return made
+
+    @cached_property
+    def settings(self) -> SettingsWindow:
+        """The window of the settings."""
+        from ui.settings import SettingsWindow
+
+        made = SettingsWindow(self.desk, self._workbench, self)
+        made.shown.connect(lambda view: self.apply(view.values))
+        made.colours_wanted.connect(self.stage.colour_by)
+        return made
+
     def _wire_setup(self) -> None:
-        desk, popover = self.desk, self.popover
-        self.parts.top.setup_wanted.connect(popover.toggle)
+        desk = self.desk
+        self.parts.top.setup_wanted.connect(lambda: self.popover.toggle())
         self.parts.composer.format_wanted.connect(self._open_settings)
-        self.parts.composer.setup_wanted.connect(lambda: popover.toggle(SAMPLING))
-        popover.model.models_wanted.connect(desk.models.ask_menu)
-        popover.sampling.options.bytes_of = lambda token: b"".join(desk.token_bytes([token]))
-        self.settings.shown.connect(lambda view: self.apply(view.values))
-        self.settings.colours_wanted.connect(self.stage.colour_by)
+        self.parts.composer.setup_wanted.connect(lambda: self.popover.toggle(SAMPLING))
         for news in (desk.session_shown, desk.models.listed, desk.activity_changed, desk.status_changed):
             news.connect(self._refresh_setup)
 
     def _wire_menu(self) -> None:
         install_menu(QMenu(self), self.acts, self.parts)
         wire_session(self.acts, self.desk, self._commands, self.transfers)
-        wire_answers(self.acts, self.desk, self._commands, self.popover)
+        wire_answers(self.acts, self.desk, self._commands, lambda page: self.popover.toggle(page))
         wire_view(self.acts, self.parts, self.stage, self._commands)
         connect(self.acts.settings, self._open_settings)
-        connect(self.acts.about, lambda: AboutBox(self).open())
+        connect(self.acts.about, self._open_about)
         connect(self.acts.close, self.close)
         connect(self.acts.quit, self.quit_wanted.emit)
         connect(self.acts.new_window, lambda: self.window_wanted.emit(None))
 
     def _refresh_setup(self) -> None:
         """What holds may be another thing for another session, path or model; nobody asks while nobody looks."""
-        if self.popover.isVisible():
+        if "popover" in vars(self) and self.popover.isVisible():
             self.setup.ask()
 
     # ---- settings -----------------------------------------------------------------------------------------------
@@ -164,6 +184,11 @@ class MainWindow(QMainWindow):
     def _open_settings(self) -> None:
         self.settings.show_colours(self.parts.transcript.measure)
         self.settings.open()
+
+    def _open_about(self) -> None:
+        from ui.about import AboutBox
+
+        AboutBox(self).open()
 
     # ---- the end ------------------------------------------------------------------------------------------------
 
@@ -181,7 +206,8 @@ class MainWindow(QMainWindow):
         if self._keep_state is not None:
             self._keep_state(replace(self.state(), drafts=drafts))
         self.setEnabled(False)
-        self.settings.close()
+        if "settings" in vars(self):
+            self.settings.close()
         try:
             await self.transfers.close()
             await self.desk.close()
