@@ -26,6 +26,7 @@ from ui.transcript import Measure, Mode
 from ui.transferring import Transfers
 from ui.window.commands import Commands
 from ui.window.menu import install_menu, wire_answers, wire_session, wire_view
+from ui.window.open_windows import come_forward, wire_window_menu
 from ui.window.wiring import wire_parts
 
 if TYPE_CHECKING:  # both are loaded when they are first opened
@@ -121,10 +122,7 @@ class MainWindow(QMainWindow):
 
     def come_forward(self) -> None:
         """In front of all others, with the keyboard."""
-        if self.isMinimized():
-            self.showNormal()
-        self.raise_()
-        self.activateWindow()
+        come_forward(self)
 
     # ---- wiring -------------------------------------------------------------------------------------------------
 
@@ -161,6 +159,7 @@ class MainWindow(QMainWindow):
         wire_session(self.acts, self.desk, self._commands, self.transfers)
         wire_answers(self.acts, self.desk, self._commands, lambda page: self.popover.toggle(page))
         wire_view(self.acts, self.parts, self.stage, self._commands)
+        wire_window_menu(self, self.acts)
         connect(self.acts.settings, self._open_settings)
         connect(self.acts.about, self._open_about)
         connect(self.acts.close, self.close)
