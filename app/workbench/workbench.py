@@ -14,6 +14,7 @@ from app.supervisor import Supervisor
 from app.workbench.answer import Answer
 from app.workbench.answers import Answers
 from app.workbench.app_settings import SettingsKeeper
+from app.workbench.caching import CacheMembers, Caching
 from app.workbench.chores import Chores
 from app.workbench.composing import Composing
 from app.workbench.copying import Copies
@@ -61,7 +62,7 @@ PRESET = GenerationOptions(max_tokens=1024, sampling=SamplingOptions(temperature
 EMPTY_CALL: Mapping[str, Any] = MappingProxyType({})
 
 
-class AppWorkbench(SayingMembers, LoadingMembers, SetupMembers, ShelfMembers, TransferMembers, DrawingMembers):
+class AppWorkbench(SayingMembers, LoadingMembers, SetupMembers, ShelfMembers, TransferMembers, DrawingMembers, CacheMembers):
     """Use cases over the session store and the engine process, for one window; all members belong to the window's loop.
 
     `beside` gives those for one more window: they share everything but what is shown.
@@ -115,6 +116,7 @@ class AppWorkbench(SayingMembers, LoadingMembers, SetupMembers, ShelfMembers, Tr
             self._answers.model,
             self._setups.speaker,
         )
+        self._caching = Caching(supervisor, self._sessions, self.vocabulary, self._setups.speaker)
         supervisor.subscribe(self._refresh_status)
 
     # ---- the windows listen -------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from runtime import Origin, TokenRun
 from tests.ui.fake_answers import FakeAnswers
+from tests.ui.fake_cache import FakeCache
 from tests.ui.fake_settings import FakeSettings
 from tests.ui.fake_setup import FakeSetups
 from tests.ui.fake_shelf import FakeShelf
@@ -33,7 +34,7 @@ from ui import (
 SAMPLE, TRIP = 1, 2
 
 
-class FakeWorkbench(FakeSetups, FakeSettings, FakeTransfers, FakeShelf, FakeAnswers):
+class FakeWorkbench(FakeSetups, FakeSettings, FakeTransfers, FakeShelf, FakeCache, FakeAnswers):
     """Satisfies `ui.port.Workbench`.
 
     `calls` records every command. `answer` is what the next answers say, word by word; `gate` (if set) is waited for
