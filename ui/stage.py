@@ -192,6 +192,7 @@ class Stage(QObject):
             self._show_pin_again()
 
     def _append_tokens(self, node_id: int, run: TokenRun) -> None:
+        self._parts.cards.append_tokens(node_id, run)  # first: Read hides what the card shows
         self._parts.transcript.append_tokens(node_id, run)
         if not self._meter.isActive():
             self._meter.start()
