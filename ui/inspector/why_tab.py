@@ -187,9 +187,10 @@ class WhyTab(QWidget):
         for part in (self._stages, self.dials, self.line, self.verdict, self._among, self.table, self.did):
             part.setVisible(replays)
         self.missing.setVisible(spot is not None and drawing is not None and not replays)
-        self.note.hide()
-        self.reset.hide()
         self.ask.setVisible(self._can_ask())
+        if spot is None or drawing is None or record is None or not replays:
+            self.note.hide()
+            self.reset.hide()
         if spot is None or drawing is None or record is None:
             return
         if not replays:
