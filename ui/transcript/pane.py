@@ -14,6 +14,7 @@ from ui.transcript.ink import Ink
 from ui.transcript.meta import Action
 from ui.transcript.page import BodyT, Box, Page
 from ui.transcript.scroller import Scroller
+from ui.transcript.spoken import speak
 from ui.transcript.turn import Turn
 
 _RAIL_LINE_PX = 3
@@ -45,6 +46,11 @@ class Pane(Scroller[BodyT]):
         self._filled = False  # before a session is there, nothing is said about it
         self._beneath: dict[int, QWidget] = {}  # by node id
         page.under = self._height_under
+        speak(self, self._said)
+
+    def _said(self) -> str:
+        """All turns, each after who said it."""
+        return "\n".join(f"{box.turn.role}: {box.turn.text.strip()}" for box in self._page.boxes)
 
     def set_ink(self, ink: Ink) -> None:
         """Other colours."""
