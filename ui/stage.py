@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from PySide6.QtCore import QObject, QTimer
 from PySide6.QtWidgets import QMainWindow
@@ -108,6 +109,13 @@ class Stage(QObject):
         own = spot is not None and spot.record.origin is not Origin.TEMPLATE
         can_continue = own and turn is not None and turn.role == "assistant"
         self._parts.inspector.show_spot(spot, self._desk.token_bytes, can_choose=can_choose, can_continue=can_continue)
+
+    def show_range(self, parts: Sequence[tuple[int, int, int]]) -> None:
+        """Adds up in the inspector what is selected in the transcript: of each turn from one token to another."""
+        shown = self._desk.shown
+        turns = [(shown.turn(node_id), first, last) for node_id, first, last in parts] if shown is not None else []
+        cut = (replace(turn, run=turn.run[first:last]) for turn, first, last in turns if turn is not None)
+        self._parts.inspector.path.show_range(tuple(cut))
 
     @property
     def shown_summary(self) -> SessionSummary | None:

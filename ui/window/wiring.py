@@ -80,6 +80,7 @@ def _wire_top(desk: Desk, parts: Frame, stage: Stage, commands: Commands) -> Non
 def _wire_transcript(desk: Desk, parts: Frame, stage: Stage, commands: Commands) -> None:
     view = parts.transcript
     view.token_pinned.connect(stage.show_pin)
+    view.range_selected.connect(stage.show_range)
     view.alternative_chosen.connect(commands.branch)
     view.preview_wanted.connect(desk.draws.ask_preview)
     view.preview_left.connect(desk.draws.drop_preview)
@@ -110,6 +111,8 @@ def _wire_inspector(window: QWidget, desk: Desk, parts: Frame, stage: Stage, com
     inspector.alternative_chosen.connect(commands.branch)
     inspector.token_chosen.connect(stage.pin)
     inspector.columns_wanted.connect(commands.find_columns_at)
+    inspector.message_wanted.connect(parts.composer.setFocus)
+    inspector.uncertain_wanted.connect(parts.transcript.next_uncertain)
     inspector.token.preview_wanted.connect(parts.transcript.preview)
     why.drawing_wanted.connect(desk.draws.ask_drawing)
     why.row_wanted.connect(desk.draws.ask_row)
