@@ -22,6 +22,7 @@ from ui.theme.text_size import panel_width
 from ui.tool_cards import ToolCards
 from ui.topbar import TopBar
 from ui.transcript import TranscriptView
+from ui.widgets import Notice
 
 INSPECTOR_NEEDS = 1060  # pixels of window below which the inspector folds: the text keeps 480
 SIDEBAR_NEEDS = 728
@@ -44,7 +45,7 @@ class Frame(QWidget):
         self.compare = ComparePane()
         self.columns = ColumnsPanel()
         self.finder = FindBar()
-        self.link = LinkBar()
+        self.link, self.coach = LinkBar(), Notice("undo")
         self.cards = ToolCards(self.transcript)
         self.composer = Composer()
         self.inspector = Inspector()
@@ -129,6 +130,7 @@ class Frame(QWidget):
         middle.addWidget(self.compare, 5)
         self._foot.setContentsMargins(LEFT, 0, RIGHT, 0)
         self._foot.setSpacing(8)
+        self._foot.addWidget(self.coach)
         self._foot.addWidget(self.link)
         self._foot.addWidget(self.composer)
         middle.addLayout(self._foot)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from PySide6.QtCore import QObject, QTimer
+from PySide6.QtCore import QObject, QTimer, Signal
 from PySide6.QtWidgets import QMainWindow
 
 from runtime import Origin, TokenRun
@@ -35,6 +35,8 @@ METER_MS = 250  # between two counts of the context while an answer streams
 
 class Stage(QObject):
     """Desk to parts, one way. What the parts are asked by mouse and keys goes the other way, in `ui.window`."""
+
+    mode_changed = Signal()
 
     def __init__(self, window: QMainWindow, desk: Desk, parts: Frame, acts: Actions) -> None:
         super().__init__(window)
@@ -87,6 +89,7 @@ class Stage(QObject):
         self._parts.top.modes.show_mode(mode)
         self._parts.status.show_legend(mode is Mode.TOKENS)
         (self._acts.read if mode is Mode.READ else self._acts.tokens).setChecked(True)
+        self.mode_changed.emit()
 
     def colour_by(self, measure: Measure) -> None:
         """What the colours of tokens show."""

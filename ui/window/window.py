@@ -24,6 +24,7 @@ from ui.theme.scheme import Scheme, apply_theme
 from ui.theme.text_size import resize_text
 from ui.transcript import Measure, Mode
 from ui.transferring import Transfers
+from ui.window.coach import Coach
 from ui.window.commands import Commands
 from ui.window.menu import install_menu, wire_answers, wire_session, wire_view
 from ui.window.open_windows import come_forward, wire_window_menu
@@ -47,6 +48,7 @@ class WindowState:
     drafts: Sequence[Sequence[int | str]] = ()  # session id (0: a session without turns) and what was not sent
     colours: str = Measure.SURPRISAL.value
     session: int | None = None  # what it showed
+    coached: bool = False  # somebody was told what the colours mean
 
 
 class MainWindow(QMainWindow):
@@ -87,6 +89,8 @@ class MainWindow(QMainWindow):
         self.setCentralWidget(self.parts)
         self.acts = Actions(self)
         self.stage = Stage(self, self.desk, self.parts, self.acts)
+        self.coach = Coach(self.desk, self.parts, self, understood=state.coached)
+        self.stage.mode_changed.connect(self.coach.look)
         self.transfers = Transfers(workbench, self.desk, self.parts.status, self.parts.composer.notice, self)
         self.setup = SetupDesk(self.desk, workbench)
         self._workbench = workbench
@@ -118,7 +122,9 @@ class MainWindow(QMainWindow):
         parts = self.parts
         shown = self.desk.shown.session_id if self.desk.shown is not None else None
         panels = parts.wants_sidebar, parts.wants_inspector
-        return WindowState(geometry, *panels, self.stage.mode.value, (), parts.transcript.measure.value, shown)
+        return WindowState(
+            geometry, *panels, self.stage.mode.value, (), parts.transcript.measure.value, shown, self.coach.understood
+        )
 
     def come_forward(self) -> None:
         """In front of all others, with the keyboard."""
