@@ -81,6 +81,7 @@ class Actions(QObject):
         self.zoom = self._make(self.tr("Zoom"))
         self.all_to_front = self._make(self.tr("Bring All to Front"))
         self.windows = self._menu(self.tr("Window"), self.minimise, self.zoom, None, self.all_to_front)
+        self.recent = self._menu(self.tr("Import Recent"))
         self.about = self._make(self.tr("About Elsewise"), role=Role.AboutRole)
 
     @property
@@ -115,7 +116,7 @@ class Actions(QObject):
         ]
 
     def _transfers(self) -> list[QAction]:
-        return [self.import_file, *self.exports.values()]
+        return [self.import_file, self.recent.menuAction(), *self.exports.values()]
 
     def install(self, popup: QMenu) -> None:
         """Into the menu bar on macOS, into `popup` elsewhere; the shortcuts belong to the window either way."""

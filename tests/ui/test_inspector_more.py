@@ -101,12 +101,12 @@ def test_an_empty_tab_has_one_thing_to_do(in_window: Play, bench: FakeWorkbench)
         # where there are none, to where one writes
         window.desk.new_session()
         await until(lambda: window.desk.shown is not None and window.desk.shown.session_id != TRIP)
-        for place, tab in ((0, inspector.token), (1, inspector.path), (3, inspector.why)):
+        for place, empty in ((0, inspector.token.empty), (1, inspector.path.empty), (3, inspector.why.empty)):
             window.parts.transcript.setFocus()
             inspector.tabs[place].click()
             await frames(1)
-            assert tab.empty.button.text() == "Write a message"
-            press(tab.empty)
+            assert empty.button.text() == "Write a message"
+            press(empty)
             assert window.parts.composer.field.hasFocus()
 
     in_window(scene)

@@ -54,7 +54,9 @@ def _ranges(
     line, start = 0, 0  # the line in work, and the character of the source that it begins with
     for at, kind, text in lexer.get_tokens_unprocessed(source):
         shape = formats.get(_colour_of(str(kind)))
-        for piece in text.splitlines(keepends=True) if shape is not None else ():
+        for piece in text.splitlines(keepends=True):
+            if shape is None:
+                break
             while at >= start + len(lines[line]) + 1:
                 start += len(lines[line]) + 1
                 line += 1

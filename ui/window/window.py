@@ -28,6 +28,7 @@ from ui.window.coach import Coach
 from ui.window.commands import Commands
 from ui.window.menu import install_menu, wire_answers, wire_session, wire_view
 from ui.window.open_windows import come_forward, wire_window_menu
+from ui.window.recent import known_paths, wire_recent
 from ui.window.wiring import wire_parts
 
 if TYPE_CHECKING:  # both are loaded when they are first opened
@@ -49,6 +50,7 @@ class WindowState:
     colours: str = Measure.SURPRISAL.value
     session: int | None = None  # what it showed
     coached: bool = False  # somebody was told what the colours mean
+    recent: Sequence[str] = ()  # files that were imported or exported, the last one first
 
 
 class MainWindow(QMainWindow):
@@ -92,6 +94,7 @@ class MainWindow(QMainWindow):
         self.coach = Coach(self.desk, self.parts, self, understood=state.coached)
         self.stage.mode_changed.connect(self.coach.look)
         self.transfers = Transfers(workbench, self.desk, self.parts.status, self.parts.composer.notice, self)
+        self.transfers.recent += known_paths(state.recent)
         self.setup = SetupDesk(self.desk, workbench)
         self._workbench = workbench
         self._commands = Commands(self.desk, self.parts, self.stage, self.setup, self)
@@ -122,9 +125,8 @@ class MainWindow(QMainWindow):
         parts = self.parts
         shown = self.desk.shown.session_id if self.desk.shown is not None else None
         panels = parts.wants_sidebar, parts.wants_inspector
-        return WindowState(
-            geometry, *panels, self.stage.mode.value, (), parts.transcript.measure.value, shown, self.coach.understood
-        )
+        colours, coached, recent = parts.transcript.measure.value, self.coach.understood, tuple(map(str, self.transfers.recent))
+        return WindowState(geometry, *panels, self.stage.mode.value, (), colours, shown, coached, recent)
 
     def come_forward(self) -> None:
         """In front of all others, with the keyboard."""
@@ -166,6 +168,7 @@ class MainWindow(QMainWindow):
         wire_answers(self.acts, self.desk, self._commands, lambda page: self.popover.toggle(page))
         wire_view(self.acts, self.parts, self.stage, self._commands)
         wire_window_menu(self, self.acts)
+        wire_recent(self.acts.recent, self.transfers)
         connect(self.acts.settings, self._open_settings)
         connect(self.acts.about, self._open_about)
         connect(self.acts.close, self.close)
