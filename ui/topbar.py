@@ -23,7 +23,7 @@ CONTROL_HEIGHT = 27
 LEFT, SIDEBAR = 220, 248  # up to the title, which stands over the transcript; the sidebar at 100 %
 TITLE_MOST, BRANCH_MOST = 480, 240  # pixels; beyond, they give way before anything else does
 TITLE_FAIR = 300  # down to here it makes room for the model's name
-BRANCH_FAIR, FEWEST = 84, 4  # pixels of a branch's name that tell it from others; letters that still say anything
+BRANCH_FAIR, FEWEST = 110, 4  # pixels of a branch's name that tell it from others; letters that still say anything
 MODEL_MOST, MODEL_FAIR, MODEL_LEAST = 240, 132, 60  # where it is fair, a name can be told from another one
 
 
@@ -99,9 +99,9 @@ class TopBar(QWidget):
         for part, least in (
             (self.title, min(title, TITLE_MOST)),
             (self.branch, min(branch, BRANCH_MOST)),
+            (self.branch, min(branch, self.branch.least_width() + BRANCH_FAIR)),
             (self.model, MODEL_FAIR),
             (self._left_part, left),
-            (self.branch, min(branch, self.branch.least_width() + BRANCH_FAIR)),
             (self.title, min(title, TITLE_FAIR)),
             (self.branch, self.branch.least_width()),
             (self.model, MODEL_LEAST),

@@ -73,6 +73,27 @@ async def tokens_with_card(window: MainWindow, _: AppWorkbench, folder: Path, na
     keep(window, folder / f"{name}.png")
 
 
+async def before_an_alternative(window: MainWindow, bench: AppWorkbench, folder: Path, name: str) -> None:
+    """The token that the branch of `branch_with_tree` leaves at, with the keyboard on the alternative that it takes."""
+    assert window.desk.shown is not None
+    here = answers(window)[0]
+    other = next(row for row in window.desk.shown.view.branches if row.depth and not row.on_path)
+    window.desk.tree.select(other.node_id)
+    await settled(window)
+    there = answers(window)[0]
+    picked = next(i for i in range(len(there.run)) if int(there.run.origin[i]) == Origin.PICKED)
+    window.desk.tree.select(here.node_id)
+    await settled(window)
+    pin(window, here.node_id, picked)
+    await settled(window)
+    buttons = window.parts.inspector.token.alternatives.buttons
+    taken = next(b for b in buttons if b.alternative is not None and b.alternative.token_id == int(there.run.ids[picked]))
+    window.activateWindow()
+    taken.setFocus()
+    await settled(window)
+    keep(window, folder / f"{name}.png")
+
+
 async def branch_with_tree(window: MainWindow, bench: AppWorkbench, folder: Path, name: str) -> None:
     """Another branch of the sample, chosen in the outline."""
     assert window.desk.shown is not None
@@ -198,6 +219,9 @@ def take(
         async def act(window: MainWindow, workbench: AppWorkbench) -> None:
             try:
                 await settled(window)
+                if scene is not more.first_run:
+                    window.coach.understood = True
+                    window.coach.look()
                 await scene(window, workbench, folder, name)
             finally:
                 window.close()
@@ -224,6 +248,7 @@ def main() -> None:
     application = QApplication(["elsewise"])
     application.setQuitOnLastWindowClosed(False)
     take(application, folder, "tokens", Scheme.LIGHT, tokens_with_card)
+    take(application, folder, "alternative", Scheme.LIGHT, before_an_alternative)
     take(application, folder, "branch", Scheme.LIGHT, branch_with_tree)
     take(application, folder, "tokens-dark", Scheme.DARK, tokens_with_card)
     take(application, folder, "why-dark", Scheme.DARK, why_with_sliders)

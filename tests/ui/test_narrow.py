@@ -154,3 +154,19 @@ def test_a_branchs_name_can_be_read_or_is_not_there(
                 assert chip.name.shown.startswith("the en"), width
 
     in_window(scene)
+
+
+@pytest.mark.parametrize("percent", [100, 200])
+def test_no_panel_stands_outside_the_window_at_any_text_size(in_window: Play, app: QApplication, percent: int) -> None:
+    async def scene(window: MainWindow) -> None:
+        parts = window.parts
+        resize_text(app, percent / 100)
+        for width in (1100, 900):
+            window.resize(width, 860)
+            for ask in (parts.show_inspector, parts.show_sidebar, parts.show_inspector):
+                ask(True)
+                await frames(2)
+                for part in (parts.sidebar, parts.transcript, parts.composer, parts.inspector, parts.status, parts.top):
+                    assert not part.isVisible() or window.rect().contains(place(part, window)), (width, part)
+
+    in_window(scene)

@@ -68,7 +68,12 @@ class PathTab(QWidget):
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self.facts, self.range = Facts(columns=1), Facts(columns=1)
-        self._range_caption = Caption(self.tr("Selected range"))
+        self._range = QWidget()  # with the space above it
+        selected = QVBoxLayout(self._range)
+        selected.setContentsMargins(0, 16, 0, 0)
+        selected.setSpacing(6)
+        selected.addWidget(Caption(self.tr("Selected range")))
+        selected.addWidget(self.range)
         self.timeline = Timeline()
         self.timeline.chosen.connect(self._choose)
         self._places: tuple[tuple[int, int], ...] = ()
@@ -83,10 +88,7 @@ class PathTab(QWidget):
         column.addWidget(self._caption)
         column.addSpacing(6)
         column.addWidget(self.timeline)
-        for part, space in ((self._range_caption, 6), (self.range, 12)):
-            column.addSpacing(8)
-            column.addWidget(part)
-            column.addSpacing(space - 8)
+        column.addWidget(self._range)
         self.making = Making()
         column.addWidget(self.making)
         column.addStretch(1)
@@ -107,8 +109,7 @@ class PathTab(QWidget):
     def show_range(self, turns: tuple[TurnView, ...]) -> None:
         """Shows the sums over what is selected of the turns; every scored token of it counts, whoever said it."""
         numbers = numbers_of(tuple(replace(turn, role="assistant") for turn in turns))
-        for part in (self._range_caption, self.range):
-            part.setVisible(numbers.tokens > 0)
+        self._range.setVisible(numbers.tokens > 0)
         self.range.show_facts(self._words(numbers, of_range=True) if numbers.tokens else {})
 
     def show_made(self, made: Made | None) -> None:
