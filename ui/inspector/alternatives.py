@@ -167,5 +167,6 @@ class AlternativeButton(QAbstractButton):
         if self.hasFocus():
             painter.setPen(QPen(QColor(palette.accent), 1))
             painter.setBrush(Qt.BrushStyle.NoBrush)
-            painter.drawRoundedRect(self.rect().toRectF().adjusted(-4, 1.5, -0.5, -1.5), 4, 4)
+            edge = scaled(_TOKEN_LEFT) - 5.5  # around what is chosen; the number and the probability stand beside it
+            painter.drawRoundedRect(QRectF(edge, 1.5, left + room + 6 - edge, height - 3), 4, 4)
         painter.end()
