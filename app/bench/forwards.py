@@ -35,10 +35,11 @@ class Forwards:
             return slots, lambda: logits
 
         self._backend.forward, self._backend.begin = self._timed(forward), self._timed(at_once)
+        self._backend.prepare = lambda *_: None  # nothing of a forward is done elsewhere
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        del self._backend.forward, self._backend.begin
+        del self._backend.forward, self._backend.begin, self._backend.prepare
 
     def watch(self) -> Stopwatch:
         """One that runs while the model does."""

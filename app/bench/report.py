@@ -25,6 +25,7 @@ LEGEND = (
     "cpu is the whole process's, but for what a workload itself computes between two requests."
 )
 BUSY = "The machine was busy: a timed bar that was missed says little; measure again on an idle one."
+STOPPED = "Stopped before the end: the parts that had ended are told."
 WIDTH = 120  # where the output is no terminal
 
 
@@ -38,6 +39,7 @@ class Report:
     calibrations: tuple[Calibration, ...]  # before each model, in order; before the first alone if quick
     findings: Findings
     took: tuple[Took, ...] = ()
+    whole: bool = True  # nobody stopped it
 
     def print(self, console: Console) -> None:
         """Tables by backend and model, what the seconds are to be held against, and every figure beside its bar."""
@@ -54,6 +56,8 @@ class Report:
         console.print(LEGEND, highlight=False)
         if not all(each.normal for each in self.calibrations):
             console.print(BUSY, highlight=False)
+        if not self.whole:
+            console.print(STOPPED, highlight=False)
 
     def save(self, path: Path) -> None:
         """Writes the same figures as JSON."""
@@ -67,6 +71,7 @@ class Report:
             "elsewise": __version__,
             "machine": {"system": platform.platform(), "processor": platform.machine(), "python": platform.python_version()},
             "quick": self.quick,
+            "whole": self.whole,
             "parts": list(self.parts),
             "sizes": asdict(self.sizes),
             "calibrations": [{**asdict(each), "normal": each.normal} for each in self.calibrations],

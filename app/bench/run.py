@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import tempfile
 import time
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 from rich.console import Console
@@ -27,8 +29,10 @@ MODELS = (TINY, *ARCHITECTURES, EMBEDDED)
 NOWHERE = Case("", "", Path(), 0)
 
 
-def run_bench(*, quick: bool, model: str, backends: tuple[str, ...], only: tuple[str, ...], json_path: Path | None) -> None:
-    """Measures, prints tables to stdout and, if asked, writes JSON. Progress goes to stderr.
+def run_bench(*, quick: bool, model: str, backends: tuple[str, ...], only: tuple[str, ...], json_path: Path | None) -> bool:
+    """Measures, prints tables to stdout and, if asked, writes JSON. Progress goes to stderr, with a line for each part.
+
+    Who stops it (ctrl-C, SIGTERM) gets what was measured until then.
 
     Args:
         quick: Smaller sizes, fewer rounds.
@@ -37,6 +41,9 @@ def run_bench(*, quick: bool, model: str, backends: tuple[str, ...], only: tuple
             has a GPU).
         only: Names of parts; empty for all.
         json_path: Where the JSON goes.
+
+    Returns:
+        Whether nobody stopped it.
 
     Raises:
         UnknownBackendError, BackendUnavailableError: A backend that is not known, or cannot run here.
@@ -47,12 +54,13 @@ def run_bench(*, quick: bool, model: str, backends: tuple[str, ...], only: tuple
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     usual = BACKENDS if model != EMBEDDED or sys.platform == "darwin" else ("hf",)
     sizes = sizes_for(tiny=model != EMBEDDED, quick=quick)
-    with tempfile.TemporaryDirectory(prefix="elsewise-bench-") as made:
+    with tempfile.TemporaryDirectory(prefix="elsewise-bench-") as made, _term_as_ctrl_c():
         cases = make_cases(model, chosen_backends(backends, usual), Path(made), shelf_tokenizer())
         report = measure_all(cases, chosen_parts(only), sizes, quick=quick)
     report.print(wide_console())
     if json_path is not None:
         report.save(json_path)
+    return report.whole
 
 
 def make_cases(model: str, backends: tuple[str, ...], room: Path, text: Path | None) -> list[Case]:
@@ -88,29 +96,38 @@ def measure_all(cases: list[Case], parts: tuple[Part, ...], sizes: Sizes, *, qui
         parts: What is run.
         sizes: Of the workloads.
         quick: What the report says of the sizes.
+
+    Returns:
+        Of all parts, or of those that had ended when it was interrupted.
     """
     plan = [(case, [part for part in parts if part.meant_for(case, cases, quick=quick)]) for case in cases]
     plan = [*plan, (NOWHERE, [part for part in parts if part.on is On.ONCE])]
     found = Findings()
     calibrations: list[Calibration] = []
     took: list[Took] = []
-    with _progress() as progress:
-        task = progress.add_task("", total=sum(len(meant) for _, meant in plan))
-        for case, meant in plan:
-            if meant and not (quick and calibrations):
-                progress.update(task, description="calibrating", refresh=True)
-                calibrations.append(calibrate(case.title))
-            with closing(case.loaded):
-                for part in meant:
+    whole = False
+    try:
+        with _progress() as progress:
+            task = progress.add_task("", total=sum(len(meant) for _, meant in plan))
+            for case, meant in plan:
+                if meant and not (quick and calibrations):
+                    progress.update(task, description="calibrating", refresh=True)
+                    calibrations.append(calibrate(case.title))
+                with closing(case.loaded):
+                    for part in meant:
 
-                    def tell(what: str, case: Case = case) -> None:
-                        progress.update(task, description=f"{case.title}: {what}", refresh=True)
+                        def tell(what: str, case: Case = case) -> None:
+                            progress.update(task, description=f"{case.title}: {what}", refresh=True)
 
-                    began = time.perf_counter()
-                    found += part.run(case, sizes, tell)
-                    took.append(Took(part.name, case.backend, case.model, time.perf_counter() - began))
-                    progress.advance(task)
-    return Report(quick, sizes, tuple(part.name for part in parts), tuple(calibrations), found, tuple(took))
+                        began = time.perf_counter()
+                        found += part.run(case, sizes, tell)
+                        took.append(Took(part.name, case.backend, case.model, time.perf_counter() - began))
+                        progress.console.print(f"{case.title or 'no model'}: {part.name}, {took[-1].seconds:.1f} s")
+                        progress.advance(task)
+        whole = True
+    except KeyboardInterrupt:
+        pass  # what was measured is told
+    return Report(quick, sizes, tuple(part.name for part in parts), tuple(calibrations), found, tuple(took), whole)
 
 
 def chosen_backends(names: tuple[str, ...], usual: tuple[str, ...]) -> tuple[str, ...]:
@@ -142,3 +159,13 @@ def _progress() -> Progress:
     """On stderr, drawn only between two measurements: a drawing thread would be counted."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     return Progress(*columns, console=Console(stderr=True), auto_refresh=False, transient=True)
+
+
+@contextmanager
+def _term_as_ctrl_c() -> Iterator[None]:
+    """What is asked to end by SIGTERM ends as by ctrl-C: with its figures."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -11,6 +11,7 @@ PARTS = (
     *("W1", "W2", "W3", "W4", "W5", "rows", "overhead", "W6", "W7", "many", "W8"),
     *("swap", "sampler", "grammar", "speculative", "trie", "shelf", "view", "start"),
 )
+INTERRUPTED = 130  # as shells say it of ctrl-C
 MODELS = ("tiny", "llama", "qwen3", "smollm2")
 
 
@@ -26,7 +27,10 @@ MODELS = ("tiny", "llama", "qwen3", "smollm2")
 )
 @click.option("--backend", "backends", multiple=True, help="hf, mlx (more than once for several); default: all that run here.")
 @click.option("--json", "json_path", type=click.Path(path_type=Path, dir_okay=False), help="Write the figures here as well.")
-def bench(quick: bool, only: tuple[str, ...], model: str, backends: tuple[str, ...], json_path: Path | None) -> None:
+@click.pass_context
+def bench(
+    context: click.Context, quick: bool, only: tuple[str, ...], model: str, backends: tuple[str, ...], json_path: Path | None
+) -> None:
     r"""Measures Elsewise beside other libraries: tokens computed against tokens needed, speed, memory, latency.
 
     \b
@@ -34,8 +38,9 @@ def bench(quick: bool, only: tuple[str, ...], model: str, backends: tuple[str, .
     W7 byte budget, many (branches of one prompt, beams), W8 event-loop latency, swap (of adapters), sampler,
     grammar, speculative (decoding), trie, shelf (saved sessions, KV blocks), view (the window's text and list),
     start (to the window).
-    Every figure is printed beside its bar.
+    Every figure is printed beside its bar; ctrl-C prints those that there are.
     """
     from app.bench.run import run_bench  # the peers are imported for a benchmark alone
 
-    run_bench(quick=quick, model=model, backends=backends, only=only, json_path=json_path)
+    if not run_bench(quick=quick, model=model, backends=backends, only=only, json_path=json_path):
+        context.exit(INTERRUPTED)

@@ -127,6 +127,16 @@ class Backend(Protocol):
         the pack is as it was before the call.
         """
 
+    def prepare(
+        self, pack: Pack, parents: npt.NDArray[np.int64], stacks: TokenStacks | None = None
+    ) -> Callable[[npt.NDArray[np.int64]], tuple[npt.NDArray[np.int64], Callable[[], npt.NDArray[np.float32]]]] | None:
+        """What a `begin` needs to do before it needs the tokens, all of them wanted; the pack stays as it is.
+
+        Returns:
+            The rest of `begin`, called with the tokens, once, while the pack is still as it was; or dropped. None: nothing of
+            it can be done before.
+        """
+
     def copy_cost(self, pack: Pack, parents: npt.NDArray[np.int64]) -> int:
         """Bytes that a `forward` with these parents would copy for a moment, to push its chains side by side."""
 

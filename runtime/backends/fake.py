@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -143,6 +143,11 @@ class FakeBackend(PackedBackend[FakePack]):
         if not self.overlaps:
             return super().launch(pack, step)
         return lambda: self.push(pack, step)[0]
+
+    def ready(self, pack: FakePack, step: Step) -> Callable[[Int64], Callable[[], Float32]] | None:
+        if not self.overlaps:
+            return None
+        return lambda tokens: self.launch(pack, replace(step, tokens=tokens))
 
     def take(self, pack: FakePack, slots: Int64) -> FakePayload:
         slots = np.asarray(slots, np.int64)

@@ -25,7 +25,7 @@ _NO_BRANCH = -1
 
 
 @dataclass(frozen=True, slots=True)
-class _Undo:
+class Undo:
     """What `SlotTree.append` changed, for `SlotTree.rollback`."""
 
     size: int
@@ -57,7 +57,7 @@ class SlotTree:
         """The slot that `slot` follows, or ROOT."""
         return int(self._parent[slot])
 
-    def append(self, parents: Int64) -> _Undo:
+    def append(self, parents: Int64) -> Undo:
         """Adds ``len(parents)`` slots; the answer undoes it.
 
         Raises:
@@ -73,9 +73,9 @@ class SlotTree:
         for start, stop in runs(parents, base):
             self._append_run(base + start, base + stop, int(parents[start]), undo_tips)
         self.size = base + n
-        return _Undo(*undo, tuple(undo_tips.items()))
+        return Undo(*undo, tuple(undo_tips.items()))
 
-    def rollback(self, undo: _Undo) -> None:
+    def rollback(self, undo: Undo) -> None:
         """Takes the newest `append` back."""
         self.size, self.linear = undo.size, undo.linear
         del self._forks[undo.branches :], self._tips[undo.branches :]

@@ -226,6 +226,16 @@ class Decoding:
             workspace.rollback(base)
             return
         self._ahead[workspace] = share, base
+        self._prepare(workspace, share, base)
+
+    def _prepare(self, workspace: Workspace, share: Share, base: int) -> None:
+        """Readies the forward after the one that was begun, if what it will be can be told: no two rows stand at one place."""
+        further = [(row, at) for row, at in zip(share.rows, share.at, strict=True) if row.stream.left > 1]
+        if further and len(share.rows) == len(share.tokens):
+            try:
+                workspace.prepare([row.prefill.tag for row, _ in further], [base + at for _, at in further])
+            except BaseException:  # noqa: BLE001  # as in `_begin`: what is wrong shows when its tokens are there
+                return
 
     def _collect(self, workspace: Workspace) -> list[Drawn]:
         """The draws after the forward that was begun, for those of its rows that still run."""

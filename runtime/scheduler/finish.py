@@ -175,5 +175,7 @@ class Finisher:
                 first=row.started,
             )
             self._counters.publish(self._cache)  # before the end, so that who sees the end sees the numbers
-            row.stream.flush()
-            row.job.on_end(error)
+            try:
+                row.stream.flush()
+            finally:
+                row.job.on_end(error)

@@ -7,6 +7,7 @@ caller has gone. Runs on the owner thread alone.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
@@ -33,6 +34,8 @@ from runtime.scheduler.waiting import Waiting
 from runtime.speculation.lookup import PromptLookup
 
 __all__ = ["Scheduler", "typed"]
+
+log = logging.getLogger(__name__)
 
 
 class Scheduler:
@@ -161,23 +164,26 @@ class Scheduler:
             settle(future)
 
     def fail_all(self, error: BaseException) -> None:
-        """Nobody waits for ever: every job in work or waiting gets the error."""
-        for row in list(self._decoding.rows):
-            self._decoding.end(row, error)
-        self._beams.fail_all(error)
-        for prefill in list(self._prompts.running):
-            self._prompts.end(prefill, error)
-        for prefill in self.blocks.restores.cursors:
-            self._end_restore(prefill, error)
-        self._embeddings.fail_all(error)
-        for job in self._waiting:
-            self._ledger.leave(job, "error")
-            job.fail(error)
+        """Nobody waits for ever: every job in work or waiting gets the error, whatever state a broken step left them in."""
+        ends: list[Callable[[], None]] = [partial(self._decoding.end, row, error) for row in self._decoding.rows]
+        ends.append(partial(self._beams.fail_all, error))
+        ends += [partial(self._prompts.end, prefill, error) for prefill in self._prompts.running]
+        ends += [partial(self._end_restore, prefill, error) for prefill in self.blocks.restores.cursors]
+        ends.append(partial(self._embeddings.fail_all, error))
+        ends += [partial(self._fail_waiting, job, error) for job in self._waiting]
+        ends += [partial(settle, future, error=error) for _, future in self._leaving]
+        for end in ends:
+            try:
+                end()
+            except BaseException:  # the others are told all the same
+                log.exception("a request could not be ended in order")
         self._waiting.clear()
         self._queries.clear()
-        for _, future in self._leaving:
-            settle(future, error=error)
         self._leaving.clear()
+
+    def _fail_waiting(self, job: Job, error: BaseException) -> None:
+        self._ledger.leave(job, "error")
+        job.fail(error)
 
     def unload(self) -> None:
         """Frees what was cached and the draft model, ends the block thread; nothing runs any more."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
@@ -16,6 +15,7 @@ from runtime.backends.base import ROOT, Backend, Payload
 from runtime.backends.tree import count_chains
 from runtime.errors import MemoryBudgetError
 from runtime.records import Int32
+from runtime.scheduler.begun import Begun, Prepared
 from runtime.scheduler.memory import Memory
 from runtime.scheduler.slot_paths import SlotPaths, Tagged
 from runtime.trie import Lease
@@ -23,16 +23,6 @@ from runtime.trie import Lease
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 Slots = npt.NDArray[np.int64]
-
-
-@dataclass(slots=True)
-class Begun:
-    """A forward that computes by itself: its slots are reserved until somebody settles it."""
-
-    base: int  # the number of its first slot
-    count: int
-    fetch: Callable[[], npt.NDArray[np.float32]] | None  # None: it is settled
-    logits: npt.NDArray[np.float32] | None = None  # None: not settled, or it failed
 
 
 class Workspace:
@@ -55,6 +45,7 @@ class Workspace:
         self.touched = 0  # logical time of the last use
         self._paths = SlotPaths()
         self._begun: Begun | None = None
+        self._prepared: Prepared | None = None  # whoever writes to the pack drops it
         self._computed = 0  # slots whose keys stand in the pack; the others are reserved
         self._where: list[int] | None = None  # the pack's number of each computed slot, -1 for one that was dropped
         self.recurrent = "recurrent" in backend.info.attention_kinds
@@ -116,6 +107,7 @@ class Workspace:
     def load(self, lease: Lease, slot: int, depth: int) -> tuple[int, int]:
         """Copies what the lease holds beyond `depth` under `slot`, for which there is room; the last slot and its depth."""
         self._settle()
+        self._prepared = None
         at = 0
         for node in lease.node.path():
             start, at = at, at + len(node.tokens)
@@ -162,6 +154,7 @@ class Workspace:
     def truncate(self, size: int) -> None:
         """Drops the newest slots, on which nobody stands: those numbered below `size` stay."""
         self._settle()
+        self._prepared = None
         gone = self._computed - size
         self._backend.truncate(self.pack, self.held - gone)
         self._computed = size
@@ -191,6 +184,7 @@ class Workspace:
             MemoryBudgetError: No room for them in the budget, or on the device even after others gave way.
         """
         self._settle()
+        self._prepared = None
         base, above = self._computed, [p for p in parents if p < self._computed]
         states = count_chains(np.array(parents, np.int64) - base) if self.recurrent else 0
         self._memory.grow(self, len(tokens), states=states, standing=above)
@@ -212,6 +206,7 @@ class Workspace:
             for token in tokens.tolist():
                 end = self._paths.add(end, token)
             self._memory.grow(self, len(tokens), states=int(self.recurrent), standing=[] if slot == ROOT else [slot])
+            self._prepared = None
             held = self.held
             hidden = self._twice(lambda: self._backend.extend_hidden(self.pack, tokens.astype(np.int64), stacks))
         except BaseException:
@@ -230,8 +225,30 @@ class Workspace:
         """
         self._memory.grow(self, len(tokens), states=0, standing=[p for p in parents if p < self._computed])
         arrays = self._arrays(tokens, parents, np.arange(len(tokens)))
-        self._borrow(arrays[1], 0)
-        self._begun = Begun(self._computed, len(tokens), self._backend.begin(self.pack, *arrays)[1])
+        prepared, self._prepared = self._prepared, None
+        if prepared is not None and prepared.fits(tokens, arrays[0], arrays[1]):
+            fetch = prepared.begin(arrays[0])[1]
+        else:
+            self._borrow(arrays[1], 0)
+            fetch = self._backend.begin(self.pack, *arrays)[1]
+        self._begun = Begun(self._computed, len(tokens), fetch)
+
+    def prepare(self, tags: Sequence[int], parents: Sequence[int]) -> None:
+        """Does what can be done of the next `begin` while the last one computes, before its tokens are known.
+
+        Nothing is lost where another one follows, or none: it is dropped.
+
+        Args:
+            tags: Of the tokens.
+            parents: Slots of what was begun, each of one token.
+        """
+        begun = self._begun
+        if begun is None or begun.fetch is None:
+            return
+        own = np.array(parents, np.int64) - begun.base + (self.held - begun.count)
+        stacks = self._tags.untag(tags)[1] if self._tags.several else None
+        if (begin := self._backend.prepare(self.pack, own, stacks)) is not None:
+            self._prepared = Prepared(own, np.array(tags, np.int64), begin)
 
     def _arrays(self, tokens: Sequence[int], parents: Sequence[int], want: Slots) -> tuple[Any, ...]:
         """What the backend is given: plain ids, its own slots, wanted rows, and the adapters where there are any."""
@@ -268,6 +285,7 @@ class Workspace:
     def resize(self, capacity: int) -> None:
         """Other buffers, of exactly `capacity` slots; room for the moment of copying is there."""
         self._settle()
+        self._prepared = None
         try:
             self._twice(lambda: self._backend.resize(self.pack, capacity))
         finally:
@@ -283,6 +301,7 @@ class Workspace:
     def compact(self, kept: Sequence[int], tips: Iterable[int]) -> None:
         """Drops every slot but `kept`, in place, and every recurrent state but those at `tips`; see `live`."""
         self._settle()
+        self._prepared = None
         slots = np.array([self._own(slot) for slot in kept], np.int64)
         ends = np.array([self._own(slot) for slot in tips], np.int64)
         self._twice(lambda: self._backend.retain(self.pack, slots, ends))
@@ -295,6 +314,7 @@ class Workspace:
     def close(self) -> None:
         """Frees the buffers."""
         self._settle()
+        self._prepared = None
         self._backend.close(self.pack)
         self._paths = SlotPaths()
         self._computed, self._where, self.nbytes = 0, None, 0
@@ -319,6 +339,7 @@ class Workspace:
         try:
             begun.logits = fetch()
         except BaseException:  # noqa: BLE001  # pushed again, and bisected, by whoever wants it
+            self._prepared = None
             self.rollback(begun.base)
             return
         self._filled(self.held - begun.count, begun.count)

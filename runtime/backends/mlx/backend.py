@@ -18,6 +18,7 @@ from runtime.backends.base import Cost
 from runtime.backends.buckets import Bucket
 from runtime.backends.mlx import payload as payloads
 from runtime.backends.mlx.adapters import MlxAdapters
+from runtime.backends.mlx.blank import Blank
 from runtime.backends.mlx.cache import Arrays, MlxPack, Shape, Window, make_caches
 from runtime.backends.mlx.codec import codec_of
 from runtime.backends.mlx.corrections import PROVEN, SelectRows, hidden_window
@@ -108,18 +109,44 @@ class MlxBackend(PackedBackend[MlxPack]):
 
     def push(self, pack: MlxPack, step: Step) -> tuple[Float32, State | None]:
         with _memory():
+            self.count(len(step.tokens))
             logits, state = self._forward(pack, step, rows=False)
             mx.eval(logits, pack.arrays(), [a for a in state or () if a is not None])
             return self._fetched(pack, logits), state
 
     def launch(self, pack: MlxPack, step: Step) -> Callable[[], Float32]:
         with _memory():
-            parts = [(step, False)] if step.mask is None else list(parts_of(step))
             logits: list[mx.array] = []
-            for part, rows in parts:
+            for part, rows in self._parts(step):
+                self.count(len(part.tokens))
                 logits += self._forward(pack, part, rows=rows)[0]
                 mx.async_eval(logits, pack.arrays())  # type: ignore[no-untyped-call]  # its stub leaves the arguments out
         return lambda: self._awaited(pack, logits)
+
+    def ready(self, pack: MlxPack, step: Step) -> Callable[[Int64], Callable[[], Float32]] | None:
+        """The graph of a forward, whose tokens are put into its input when they are known."""
+        (part, rows), *more = self._parts(step)
+        if (
+            more or pack.capacity < pack.tree.size
+        ):  # parts are evaluated one by one: each would copy what the next one writes to
+            return None
+        blank = Blank(len(part.tokens))
+        with _memory(), pack.set_aside() as built:
+            logits = self._forward(pack, part, rows=rows, tokens=blank.array)[0]
+
+        def launch(tokens: Int64) -> Callable[[], Float32]:
+            self.count(blank.size)
+            blank.fill(tokens)
+            with _memory():
+                pack.adopt(built)
+                mx.async_eval(logits, pack.arrays())  # type: ignore[no-untyped-call]  # its stub leaves the arguments out
+            return lambda: self._awaited(pack, logits)
+
+        return launch
+
+    def _parts(self, step: Step) -> list[tuple[Step, bool]]:
+        """The calls of the model that a step takes, and whether each one's tokens are rows."""
+        return [(step, False)] if step.mask is None else list(parts_of(step))
 
     def _awaited(self, pack: MlxPack, logits: Sequence[mx.array]) -> Float32:
         with _memory():
@@ -271,10 +298,12 @@ class MlxBackend(PackedBackend[MlxPack]):
         pack.begin(Step(everything, everything, everything, everything), rows=False)
         return pack.caches
 
-    def _forward(self, pack: MlxPack, step: Step, *, rows: bool) -> tuple[list[mx.array], State | None]:
+    def _forward(
+        self, pack: MlxPack, step: Step, *, rows: bool, tokens: mx.array | None = None
+    ) -> tuple[list[mx.array], State | None]:
         """One call of the model, nothing evaluated: the wanted logits, if any, and the state after it.
 
-        With `rows` each token is a batch row of width 1.
+        With `rows` each token is a batch row of width 1. `tokens` stand in for the step's own.
         """
         pack.begin(step, rows=rows)
         if self.recurrent:
@@ -282,8 +311,8 @@ class MlxBackend(PackedBackend[MlxPack]):
         want = None if len(step.want) == len(step.tokens) else mx.array(step.want.astype(np.int32))
         chosen = want is not None and bool(self._select) and not rows
         self._select.rows = want if chosen else None
-        self.count(len(step.tokens))
-        tokens = mx.array(step.tokens.astype(np.int32))
+        if tokens is None:
+            tokens = mx.array(step.tokens.astype(np.int32))
         call = self._select.hidden if step.hidden else self._model
         with self._adapters.under(step.stacks, step.want):
             out = call(tokens[:, None] if rows else tokens[None], cache=pack.caches)

@@ -8,6 +8,8 @@ the one buffer and hands it out broadcast over the rows.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from copy import copy
 from typing import Any
 
 import mlx.core as mx
@@ -25,6 +27,7 @@ FIRST_CAPACITY = 64  # slots
 PIECE = 64  # slots that are moved at a time where there is no memory for all
 
 Arrays = tuple[mx.array | None, ...]
+Buffers = tuple[mx.array | None, mx.array | None]  # of one layer: keys, values
 Shape = tuple[int, int, int]  # heads, width of a key, width of a value
 
 
@@ -293,6 +296,26 @@ class MlxPack(WorkingPack):
         indices = [mx.array([row]) for row in range(rows)]
         found = [a for cache in self.recurrent for a in cache.cache]
         return [tuple(None if a is None else _row(a, index) for a in found) for index in indices]
+
+    @contextmanager
+    def set_aside(self) -> Iterator[list[Buffers]]:
+        """What is written inside is not written: the buffers that it would lead to are told at the end, for `adopt`."""
+        before = [(cache.keys, cache.values) for cache in self.attention]
+        built: list[Buffers] = []
+        try:
+            for cache in self.attention:  # a write changes the array that it is made through
+                cache.keys, cache.values = copy(cache.keys), copy(cache.values)
+            yield built
+            built += [(cache.keys, cache.values) for cache in self.attention]
+        finally:
+            for cache, (keys, values) in zip(self.attention, before, strict=True):
+                cache.keys, cache.values = keys, values
+
+    def adopt(self, built: list[Buffers]) -> None:
+        """What was set aside is written; the list is emptied, so that nothing else holds buffers that may be reused."""
+        for cache, (keys, values) in zip(self.attention, built, strict=True):
+            cache.keys, cache.values = keys, values
+        built.clear()
 
     def arrays(self) -> list[mx.array]:
         """All buffers, for one evaluation."""

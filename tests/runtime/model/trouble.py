@@ -86,14 +86,33 @@ class Troubled:
 
     def begin(self, pack: Any, tokens: Any, parents: Any, want: Any) -> tuple[Any, Callable[[], npt.NDArray[np.float32]]]:
         """The same in two halves; a layer fails when it is called, in whichever of them the library does that."""
+        return self._begun(tokens, want, lambda: self._backend.begin(pack, tokens, parents, want))
+
+    def _begun(
+        self, tokens: Any, want: Any, begin: Callable[[], tuple[Any, Callable[[], npt.NDArray[np.float32]]]]
+    ) -> tuple[Any, Callable[[], npt.NDArray[np.float32]]]:
         self._arm(tokens)
-        slots, fetch = self._backend.begin(pack, tokens, parents, want)
+        slots, fetch = begin()
 
         def waiting() -> npt.NDArray[np.float32]:
             self._arm(tokens)  # others' forwards have been meanwhile
             return self._marred(tokens, want, fetch())
 
         return slots, waiting
+
+    def prepare(self, *args: Any) -> Callable[[Any], tuple[Any, Callable[[], npt.NDArray[np.float32]]]] | None:
+        """What was prepared begins with the same faults; its layers were called before the tokens were known."""
+        self._armed = None
+        prepared = self._backend.prepare(*args)
+        if prepared is None:
+            return None
+
+        def begin(tokens: Any) -> tuple[Any, Callable[[], npt.NDArray[np.float32]]]:
+            self.spring()
+            begun: tuple[Any, Callable[[], npt.NDArray[np.float32]]] = prepared(tokens)
+            return begun
+
+        return lambda tokens: self._begun(tokens, np.arange(len(tokens)), lambda: begin(tokens))
 
     def _arm(self, tokens: Any) -> None:
         self._armed = next((self._faults.raise_on[t] for t in tokens.tolist() if t in self._faults.raise_on), None)

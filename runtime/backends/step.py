@@ -1,0 +1,51 @@
+"""One forward of a library's model, as packs see it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from runtime.adapters.stacks import TokenStacks
+from runtime.backends.buckets import Bucket
+from runtime.backends.sized import State
+from runtime.backends.tree import Bool, Int64
+
+Float32 = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One forward: new tokens, where their keys and values go, what they see."""
+
+    tokens: Int64  # (n,)
+    slots: Int64  # (n,) ascending
+    positions: Int64  # (n,) depths in the tree
+    want: Int64  # indices into tokens
+    path: Int64 | None = None  # a chain's slots before these tokens; None: all slots in order (in place, or a tree)
+    mask: Bool | None = None  # a tree's (n, slots in use): who sees whom; None: causal over the path
+    state: State | None = None  # recurrent state to start from; None: from nothing
+    hidden: bool = False  # hidden states are wanted in place of logits
+    stacks: TokenStacks | None = None  # of each token; None: the base alone
+
+    @property
+    def past(self) -> int:
+        """How many tokens precede the new ones in the buffers that the model sees."""
+        return int(self.slots[0]) if self.path is None else len(self.path)
+
+
+def steps_of(bucket: Bucket) -> Iterator[Step]:
+    """The rows of a bucket as forwards of their own."""
+    width = bucket.tokens.shape[1]
+    for row, (tokens, slots, positions) in enumerate(zip(bucket.tokens, bucket.slots, bucket.positions, strict=True)):
+        path = bucket.path[row] if bucket.missing is None else bucket.path[row, bucket.missing[row] :]
+        want = bucket.want[bucket.want // width == row] % width
+        yield Step(tokens, slots, positions, want, path=path, state=bucket.states[row] if bucket.states else None)
+
+
+def joined(answers: Iterable[tuple[Float32, State | None]]) -> tuple[Float32, Sequence[State | None]]:
+    """The answers to `steps_of` a bucket as the answer to it."""
+    logits, states = zip(*answers, strict=True)
+    return np.concatenate(logits), states
