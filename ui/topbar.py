@@ -85,7 +85,7 @@ class TopBar(QWidget):
         return super().event(event)
 
     def _share_room(self) -> None:
-        """What does not fit: names are cut down to what can be read, then the branch's goes, the model's; the title last."""
+        """What does not fit: the place over the sidebar, names as far as they can be read, then all of them; the title last."""
         row = self._row
         sides, others = row.contentsMargins(), (self.modes, self.inspector_button)
         widths: dict[QWidget, int] = {part: part.sizeHint().width() for part in (self.title, self.model)}
@@ -99,9 +99,9 @@ class TopBar(QWidget):
         for part, least in (
             (self.title, min(title, TITLE_MOST)),
             (self.branch, min(branch, BRANCH_MOST)),
+            (self._left_part, left),
             (self.branch, min(branch, self.branch.least_width() + BRANCH_FAIR)),
             (self.model, MODEL_FAIR),
-            (self._left_part, left),
             (self.title, min(title, TITLE_FAIR)),
             (self.branch, self.branch.least_width()),
             (self.model, MODEL_LEAST),

@@ -92,8 +92,8 @@ def test_the_models_name_gives_way_before_the_title(in_window: Play, bench: Fake
         assert label in top.model.toolTip()
         # a longer title takes the branch's room next, and is cut with an ellipsis itself only then
         bench.emit(SessionChanged(replace(bench.views[TRIP], title="A title that is quite a bit longer than it was")))
-        await until(lambda: top.title.width() < top.title.sizeHint().width())
-        assert top.branch.width() == top.branch.least_width()
+        await until(lambda: top.branch.width() == top.branch.least_width())
+        assert top.title.width() < top.title.sizeHint().width()
         assert top.title.toolTip() != ""
         # and with the room everything is back
         window.resize(1360, 860)
