@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from runtime import LoadProgress
 
 log = logging.getLogger(__name__)
+_OWN = ("blocks", "draft_model", "context_length", "adapters")  # options that suit one engine, or one model
 Starter = Callable[..., Awaitable[LanguageModel]]  # (source, backend, on_progress=..., **options)
 
 
@@ -65,6 +66,20 @@ class Supervisor:
     def running(self) -> LanguageModel | None:
         """The model, if it is loaded and alive."""
         return self._model
+
+    def beside(self, source: str, backend: str, changes: Mapping[str, Any]) -> Supervisor:
+        """Another one, for an engine beside this one's: it opens no block file, and guesses nothing ahead.
+
+        Args:
+            source: The model.
+            backend: Which engine runs it.
+            changes: Options that are others there.
+        """
+        options = {name: value for name, value in self.options.items() if name not in _OWN}
+        if "log_path" in options:
+            log_path = Path(options["log_path"])
+            options["log_path"] = log_path.with_stem(f"{log_path.stem}-second")
+        return Supervisor(source, backend, start=self._start_engine, **{**options, **changes})
 
     async def model(self) -> LanguageModel:
         """The loaded model; starts the engine if it does not run.

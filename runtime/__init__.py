@@ -17,6 +17,7 @@ from runtime.errors import (
     FullVocabUnavailableError,
     GrammarError,
     InvalidRequestError,
+    KeychainError,
     ManifestMismatchError,
     MemoryBudgetError,
     ModelLoadError,
@@ -50,13 +51,19 @@ if TYPE_CHECKING:
     from runtime.blocks.store import BlockStore
     from runtime.branches import Branches
     from runtime.client import EngineClient, EngineLimits, spawn
+    from runtime.comparison.compare import compare_models
+    from runtime.comparison.result import ComparedSide, ModelComparison, OnComparison
     from runtime.completion import Completion
     from runtime.grammar.source import Grammar
+    from runtime.hub.asking import search_models, token_owner
     from runtime.hub.fetching import fetch_adapter, fetch_any, fetch_model, plan_download
+    from runtime.hub.found import HubModel
     from runtime.hub.kept import Unfinished, discard_download, unfinished_downloads
     from runtime.hub.plan import DownloadPlan, DownloadProgress, HubFile, OnDownload
+    from runtime.hub.tokens import forget_token, is_token_kept, keep_token, token_in_environment
     from runtime.info import AdapterInfo, CacheReport, EdgeReport, Metrics, ModelInfo, OnProgress, PromptProgress
     from runtime.language_model import LanguageModel, Message, PrefixMatch
+    from runtime.loading.catalogue import CatalogueModel, CatalogueVariant, catalogue, fitting
     from runtime.loading.fit import Fit, estimate_fit
     from runtime.loading.importer import import_model
     from runtime.loading.paths import models_dir
@@ -117,6 +124,9 @@ __all__ = [
     "BlocksSaved",
     "Branches",
     "CacheReport",
+    "CatalogueModel",
+    "CatalogueVariant",
+    "ComparedSide",
     "Completion",
     "ContextOverflowError",
     "ContextReport",
@@ -137,8 +147,10 @@ __all__ = [
     "GrammarError",
     "History",
     "HubFile",
+    "HubModel",
     "Hypothesis",
     "InvalidRequestError",
+    "KeychainError",
     "LanguageModel",
     "Latency",
     "LoadOptions",
@@ -149,10 +161,12 @@ __all__ = [
     "MemoryBudgetError",
     "Message",
     "Metrics",
+    "ModelComparison",
     "ModelInfo",
     "ModelLoadError",
     "ModelShelf",
     "NonFiniteLogitsError",
+    "OnComparison",
     "OnDownload",
     "OnProgress",
     "Origin",
@@ -202,8 +216,10 @@ __all__ = [
     "available_backends",
     "block_keys",
     "brings_text",
+    "catalogue",
     "check_backend",
     "clean_text",
+    "compare_models",
     "convert_adapter",
     "default_backend",
     "discard_download",
@@ -213,10 +229,14 @@ __all__ = [
     "fetch_any",
     "fetch_embedded",
     "fetch_model",
+    "fitting",
+    "forget_token",
     "fresh_seed",
     "import_adapter",
     "import_model",
     "is_adapter_folder",
+    "is_token_kept",
+    "keep_token",
     "list_models",
     "list_shelf_adapters",
     "load",
@@ -228,8 +248,11 @@ __all__ = [
     "register_backend",
     "replay_draw",
     "resolve_options",
+    "search_models",
     "spawn",
     "texts_of",
+    "token_in_environment",
+    "token_owner",
     "unfinished_downloads",
     "unregister_backend",
 ]
@@ -264,8 +287,21 @@ _NAMES = {
         "EngineLimits",
         "spawn",
     ),
+    "runtime.comparison.compare": ("compare_models",),
+    "runtime.comparison.result": ("ComparedSide", "ModelComparison", "OnComparison"),
     "runtime.completion": ("Completion",),
     "runtime.grammar.source": ("Grammar",),
+    "runtime.hub.asking": (
+        "search_models",
+        "token_owner",
+    ),
+    "runtime.hub.found": ("HubModel",),
+    "runtime.hub.tokens": (
+        "forget_token",
+        "is_token_kept",
+        "keep_token",
+        "token_in_environment",
+    ),
     "runtime.hub.fetching": (
         "fetch_adapter",
         "fetch_any",
@@ -296,6 +332,12 @@ _NAMES = {
         "LanguageModel",
         "Message",
         "PrefixMatch",
+    ),
+    "runtime.loading.catalogue": (
+        "CatalogueModel",
+        "CatalogueVariant",
+        "catalogue",
+        "fitting",
     ),
     "runtime.loading.fit": (
         "Fit",

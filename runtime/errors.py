@@ -8,6 +8,7 @@
     ├── GrammarError, AdapterError, ToolCallError
     ├── ModelLoadError                          the model is missing, incomplete or not supported
     │   └── DownloadError                       it could not be fetched; says why, and what was kept
+    ├── KeychainError                           a token cannot be kept: no keychain, or it refuses
     ├── ManifestMismatchError                   the session belongs to another model or setting
     ├── SnapshotFormatError                     not ours, damaged, or newer than this version
     ├── SnapshotMismatchError                   made by another model
@@ -85,7 +86,7 @@ class DownloadError(ModelLoadError):
     Args:
         message: For the user.
         reason: One word for programs: "network", "denied", "missing", "busy", "server", "changed", "hash", "space",
-            "unsuitable" (nothing that Elsewise runs) or "taken" (somebody else fetches it).
+            "unsuitable" (nothing that Elsewise runs), "taken" (somebody else fetches it) or "paused" (who asked wanted it).
         kept: Bytes that are here and need not be fetched again.
     """
 
@@ -95,6 +96,10 @@ class DownloadError(ModelLoadError):
 
     def __reduce__(self) -> tuple[type[DownloadError], tuple[str, str, int]]:
         return type(self), (str(self), self.reason, self.kept)
+
+
+class KeychainError(RuntimeFault):
+    """The system keychain is missing, locked, or refuses; the message says what to do without it, and never has the token."""
 
 
 class ManifestMismatchError(RuntimeFault):

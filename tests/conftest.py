@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import faulthandler
 import gc
+import os
 from collections.abc import Generator
 
 import pytest
@@ -14,6 +15,9 @@ from hypothesis import settings
 # the same examples every time; elsewhere each run looks at new ones.
 settings.register_profile("house", parent=settings(), deadline=None)
 settings.load_profile("house")
+
+# Nobody's own keychain is looked into: a test that wants one brings it.
+os.environ["PYTHON_KEYRING_BACKEND"] = "keyring.backends.fail.Keyring"
 
 GRACE = 30  # seconds from a test's own limit to the end of its process, as between the two limits in pyproject.toml
 LOOK_AFTER = (20_000, 20, 50)  # as of `gc.set_threshold`, counted at the end of a test

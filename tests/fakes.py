@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -110,13 +110,20 @@ class Turnstile:
     def stand_before(self, model: LocalModel) -> None:
         """Every forward of this model arrives here, on any backend."""
         backend: Any = model._engine.backend
-        begin = backend.begin  # the first half of every forward
+        begin, prepare = backend.begin, backend.prepare  # the first half of every forward, and of what it is made
 
-        def held(*arguments: Any) -> Any:
-            self.arrive()
-            return begin(*arguments)
+        def held(begin: Callable[..., Any]) -> Callable[..., Any]:
+            def arriving(*arguments: Any) -> Any:
+                self.arrive()
+                return begin(*arguments)
 
-        backend.begin = held
+            return arriving
+
+        def prepared(*arguments: Any) -> Any:
+            rest = prepare(*arguments)
+            return None if rest is None else held(rest)
+
+        backend.begin, backend.prepare = held(begin), prepared
 
     def shut(self) -> None:
         """Those that come from now on wait."""

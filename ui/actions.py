@@ -69,6 +69,8 @@ class Actions(QObject):
         self.previous = self._make(self.tr("Previous Variant"), "Ctrl+[")
         self.next = self._make(self.tr("Next Variant"), "Ctrl+]")
         self.compare = self._make(self.tr("Compare with Another Branch"), "Ctrl+D")
+        self.second = self._make(self.tr("Compare with a Model…"), "Ctrl+Shift+D")
+        self.disagreement = self._make(self.tr("Next Disagreement"), "Ctrl+Shift+J")
         self.import_file = self._make(self.tr("Import…"), "Ctrl+O")
         self.exports = {
             ExportKind.JSON: self._make(self.tr("Export as JSON…"), "Ctrl+Shift+E"),
@@ -110,8 +112,12 @@ class Actions(QObject):
             ),
             self._menu(self.tr("Edit"), self.undo, self.copy, None, *self._finding()),
             self._view_menu(),
+<<<<<<< HEAD
             self._session_menu(*branching, self.compare),
             self.windows,
+=======
+            self._session_menu(*branching, self.compare, self.second),
+>>>>>>> main
             self._menu(self.tr("Help"), self.about),
         ]
 
@@ -144,7 +150,7 @@ class Actions(QObject):
     def _view_menu(self) -> QMenu:
         menu = self._menu(self.tr("View"), self.read, self.tokens, self.template, self.pruned)
         menu.addMenu(self._menu(self.tr("Colour By"), *self.colours.values()))
-        for entry in (None, self.sidebar, self.inspector, None, self.uncertain):
+        for entry in (None, self.sidebar, self.inspector, None, self.uncertain, self.disagreement):
             menu.addSeparator() if entry is None else menu.addAction(entry)
         return menu
 

@@ -14,6 +14,7 @@ from ui.inspector import Inspector
 from ui.inspector.panel import WIDTH as INSPECTOR_WIDTH
 from ui.link_bar import LinkBar
 from ui.port import BranchDiff
+from ui.second.bar import SecondBar
 from ui.sidebar import WIDTH as SIDEBAR_WIDTH
 from ui.sidebar import Sidebar
 from ui.status import StatusBar
@@ -43,6 +44,7 @@ class Frame(QWidget):
         self.sidebar = Sidebar()
         self.transcript = TranscriptView()
         self.compare = ComparePane()
+        self.second = SecondBar()
         self.columns = ColumnsPanel()
         self.finder = FindBar()
         self.link, self.coach = LinkBar(), Notice("undo")
@@ -125,6 +127,7 @@ class Frame(QWidget):
         middle.setContentsMargins(0, 0, 0, 16)
         middle.setSpacing(0)
         middle.addWidget(self.finder)
+        middle.addWidget(self.second)
         middle.addWidget(self.transcript, 2)
         middle.addWidget(self.columns, 3)
         middle.addWidget(self.compare, 5)

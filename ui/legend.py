@@ -8,6 +8,7 @@ from PySide6.QtCore import QPoint, QRectF, QSize, Qt, Signal
 from PySide6.QtGui import QAction, QColor, QIcon, QPainter, QPaintEvent, QPixmap
 from PySide6.QtWidgets import QApplication, QMenu, QToolButton, QWidget
 
+from ui.second.words import difference_ranges
 from ui.theme.fonts import interface_font, scaled
 from ui.theme.palette import Palette
 from ui.theme.scheme import current_theme
@@ -22,10 +23,12 @@ class Legend(QToolButton):
     """The ramp with the name of what it shows; opens the choice and its steps."""
 
     measure_chosen = Signal(object)  # a Measure
+    difference_chosen = Signal()  # of two models, while they are compared
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self._measure = Measure.SURPRISAL
+        self._compares = self._shows_difference = False
         self._theme = current_theme()
         self._theme.changed.connect(self._repaint)
         self.setFont(interface_font(11.5))
@@ -42,13 +45,38 @@ class Legend(QToolButton):
     def show_measure(self, measure: Measure) -> None:
         """The colours show this from now on."""
         self._measure = measure
-        self.setAccessibleName(self.tr("Colours show {0}: {1}").format(name_of(measure), "; ".join(ranges(measure)[1:])))
+        self._tell()
+
+    def show_difference(self, *, compares: bool, shown: bool) -> None:
+        """Whether two models are compared, and whether their difference is what the colours show."""
+        self._compares, self._shows_difference = compares, compares and shown
+        self._tell()
+
+    def _tell(self) -> None:
+        self.setAccessibleName(self.tr("Colours show {0}: {1}").format(self._name, "; ".join(self._ranges[1:])))
         self.updateGeometry()
         self.update()
 
+    @property
+    def _name(self) -> str:
+        return self.tr("difference") if self._shows_difference else name_of(self._measure)
+
+    @property
+    def _ranges(self) -> list[str]:
+        return difference_ranges() if self._shows_difference else ranges(self._measure)
+
+    @property
+    def _order(self) -> tuple[int, ...]:
+        """The steps from left to right; a diverging ramp has its weakest in the middle."""
+        return (3, 2, 1, 4, 5, 6) if self._shows_difference else (1, 2, 3, 4, 5)
+
+    def _ramp(self) -> tuple[str | None, ...]:
+        palette = self._theme.palette
+        return palette.difference if self._shows_difference else palette.surprise
+
     def sizeHint(self) -> QSize:
-        words = self.fontMetrics().horizontalAdvance(name_of(self._measure))
-        return QSize(words + _PAD_PX + 5 * scaled(_SWATCH_PX) + 4 * _GAP_PX + 2, scaled(22))
+        words, count = self.fontMetrics().horizontalAdvance(self._name), len(self._order)
+        return QSize(words + _PAD_PX + count * scaled(_SWATCH_PX) + (count - 1) * _GAP_PX + 2, scaled(22))
 
     def _repaint(self, _palette: object) -> None:  # a bound method is disconnected with the widget
         self.update()
@@ -58,12 +86,12 @@ class Legend(QToolButton):
         painter = QPainter(self)
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
         painter.setPen(QColor(palette.text if self.underMouse() or self.hasFocus() else palette.soft))
-        name = name_of(self._measure)
+        name = self._name
         painter.drawText(self.rect(), int(Qt.AlignmentFlag.AlignVCenter | Qt.AlignmentFlag.AlignLeft), name)
         x = float(self.fontMetrics().horizontalAdvance(name) + _PAD_PX)
         side = scaled(_SWATCH_PX)
-        for step in range(1, 6):
-            _paint_swatch(painter, palette, step, QRectF(x, (self.height() - side) / 2, side, side))
+        for step in self._order:
+            _paint_swatch(painter, palette, self._ramp()[step], QRectF(x, (self.height() - side) / 2, side, side))
             x += side + _GAP_PX
         painter.end()
 
@@ -71,14 +99,20 @@ class Legend(QToolButton):
         """The choice of what is shown, above the bar."""
         menu = QMenu(self)
         menu.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+        if self._compares:
+            words = self.tr("difference") + "\t" + self.tr("what a second model gave more or less")
+            action = QAction(words, menu, checkable=True, checked=self._shows_difference)
+            action.triggered.connect(lambda _checked=False: self.difference_chosen.emit())
+            menu.addAction(action)
         for measure in Measure:
-            action = QAction(f"{name_of(measure)}\t{meaning(measure)}", menu, checkable=True, checked=measure is self._measure)
+            chosen = measure is self._measure and not self._shows_difference
+            action = QAction(f"{name_of(measure)}\t{meaning(measure)}", menu, checkable=True, checked=chosen)
             action.triggered.connect(lambda _checked=False, measure=measure: self.measure_chosen.emit(measure))
             menu.addAction(action)
         menu.addSeparator()
-        for step, words in enumerate(ranges(self._measure)):
+        for step, words in enumerate(self._ranges):
             colour = QIcon()
-            colour.addPixmap(swatch(self._theme.palette, step), QIcon.Mode.Disabled)  # Qt's own would be grey
+            colour.addPixmap(swatch(self._theme.palette, self._ramp()[step]), QIcon.Mode.Disabled)  # Qt's own would be grey
             row = QAction(colour, words, menu)
             row.setEnabled(False)  # to be read
             menu.addAction(row)
@@ -125,21 +159,20 @@ def ranges(measure: Measure) -> list[str]:
     return [first.format(edges[0]) + unit, *between, last.format(edges[-1]) + unit]
 
 
-def swatch(palette: Palette, step: int) -> QPixmap:
-    """A step's colour as a picture."""
+def swatch(palette: Palette, colour: str | None) -> QPixmap:
+    """A step's colour as a picture; None is no colour."""
     ratio = 2.0
     pixmap = QPixmap(round(16 * ratio), round(16 * ratio))
     pixmap.setDevicePixelRatio(ratio)
     pixmap.fill(Qt.GlobalColor.transparent)
     painter = QPainter(pixmap)
     painter.setRenderHint(QPainter.RenderHint.Antialiasing)
-    _paint_swatch(painter, palette, step, QRectF(2, 2, _SWATCH_PX, _SWATCH_PX))
+    _paint_swatch(painter, palette, colour, QRectF(2, 2, _SWATCH_PX, _SWATCH_PX))
     painter.end()
     return pixmap
 
 
-def _paint_swatch(painter: QPainter, palette: Palette, step: int, at: QRectF) -> None:
-    colour = palette.surprise[step]
+def _paint_swatch(painter: QPainter, palette: Palette, colour: str | None, at: QRectF) -> None:
     painter.save()
     painter.setPen(QColor(palette.hairline) if colour is None else Qt.PenStyle.NoPen)
     painter.setBrush(Qt.BrushStyle.NoBrush if colour is None else QColor(colour))

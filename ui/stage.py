@@ -24,6 +24,7 @@ from ui.port import (
     TurnStatus,
     TurnView,
 )
+from ui.second.stage import SecondStage
 from ui.theme.palette import Palette
 from ui.theme.scheme import current_theme
 from ui.transcript import Measure, Mode
@@ -43,6 +44,7 @@ class Stage(QObject):
         self._window, self._desk, self._parts, self._acts = window, desk, parts, acts
         self.sessions: dict[int, SessionSummary] = {}
         self.mode = Mode.TOKENS
+        self.second = SecondStage(parts, acts, self.set_mode, self)
         self._link_of: int | None = None  # the session whose link is asked about
         self._engine: EngineState | None = None  # as last told
         self._offering = False  # the draft is a message that did not fit; when it is counted, what can be done is asked
@@ -93,6 +95,7 @@ class Stage(QObject):
 
     def colour_by(self, measure: Measure) -> None:
         """What the colours of tokens show."""
+        self.second.colour(difference=False)
         self._parts.transcript.colour_by(measure)
         self._parts.columns.colour_by(measure)
         self._parts.status.legend.show_measure(measure)
@@ -112,6 +115,7 @@ class Stage(QObject):
         own = spot is not None and spot.record.origin is not Origin.TEMPLATE
         can_continue = own and turn is not None and turn.role == "assistant"
         self._parts.inspector.show_spot(spot, self._desk.token_bytes, can_choose=can_choose, can_continue=can_continue)
+        self.second.show_spot(spot)
 
     def show_range(self, parts: Sequence[tuple[int, int, int]]) -> None:
         """Adds up in the inspector what is selected in the transcript: of each turn from one token to another."""
@@ -145,6 +149,7 @@ class Stage(QObject):
         said = shown is not None and bool(shown.view.turns)
         for action in acts.exports.values():
             action.setEnabled(said)
+        acts.second.setEnabled(said)
         acts.compare.setEnabled(shown is not None and len(shown.view.branches) > 1)
         acts.regenerate.setEnabled(answer is not None and not running)
         acts.regenerate_exactly.setEnabled(answer is not None and answer.can_repeat and not running)

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 
-from runtime import LanguageModel, LoadProgress, OnProgress, PromptProgress, load
+from runtime import LanguageModel, LoadProgress, OnComparison, OnProgress, PromptProgress, load
 
 console = Console(stderr=True)
 PIPE_WIDTH = 10_000  # characters; wider than any row
@@ -48,6 +48,15 @@ def reading() -> Iterator[OnProgress]:
             bar.update(task, total=progress.total, completed=progress.done, visible=progress.done < progress.total)
 
         yield show
+
+
+@contextmanager
+def comparing() -> Iterator[OnComparison]:
+    """A bar on stderr while two models read a text, where somebody looks."""
+    columns = (TextColumn("comparing"), BarColumn(), TextColumn("{task.completed:,.0f} of {task.total:,.0f} tokens"))
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("comparing", total=None, visible=False)
+        yield lambda done, total: bar.update(task, total=total, completed=done, visible=done < total)
 
 
 def print_table(table: Table) -> None:

@@ -72,6 +72,7 @@ class FetchBar:
         self._progress = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
         self._task = self._progress.add_task("look up", total=None, speed="")
         self._said: set[str] = set()
+        self._under_way: dict[str, None] = {}  # files that come side by side, the first one first
 
     def __enter__(self) -> FetchBar:
         self._progress.start()
@@ -83,10 +84,14 @@ class FetchBar:
     def show(self, step: DownloadProgress) -> None:
         """One step."""
         note = one_line(step.note) if step.note else ""
+        if step.state == "fetch" and step.file_done < step.file_total:
+            self._under_way[step.file] = None
+        else:
+            self._under_way.pop(step.file, None)
+        first, others = next(iter(self._under_way), step.file or step.state), len(self._under_way) - 1
         speed = f"{rate_text(step.rate)}, {time_left(step.eta)}" if step.rate else note
-        self._progress.update(
-            self._task, description=step.file or step.state, completed=step.done, total=step.total or None, speed=speed
-        )
+        shown = f"{first} +{others}" if others > 0 else first
+        self._progress.update(self._task, description=shown, completed=step.done, total=step.total or None, speed=speed)
         line = note or (f"{step.file}: {step.file_total:,} bytes" if step.state == "fetch" and step.total else "")
         if line and line not in self._said and not console.is_terminal:
             self._said.add(line)

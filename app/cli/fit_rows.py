@@ -48,6 +48,11 @@ def fit_facts(found: list[Fit]) -> list[dict[str, Any]]:
     return [asdict(fit) | {"total": fit.total, "fits": fit.fits} for fit in found]
 
 
+def fit_word(fit: Fit) -> str:
+    """Whether it fits, in a word or two."""
+    return "fits" if fit.fits else f"{fit.longest:,} tokens fit" if fit.longest else "too large"
+
+
 def bar(fit: Fit) -> str:
     """How much of the machine's memory it would take."""
     share = min(fit.total / fit.memory, 1.0) if fit.memory else 1.0

@@ -10,7 +10,9 @@ import click
 from app.cli.bars import Bar
 from app.cli.common import print_table
 from app.cli.fetching import EMBEDDED, fetch_command
+from app.cli.finding import catalogue_command, search_command
 from app.cli.fit_rows import fit_facts, fit_rows, fits
+from app.cli.logins import login_command, logout_command
 from app.cli.model_rows import facts, facts_table, shelf_table
 from runtime import (
     ModelLoadError,
@@ -111,6 +113,10 @@ def add_command(path: Path, name: str | None) -> None:
     click.echo(f"{entry.name}: ready in {entry.source}")
 
 
+models.add_command(catalogue_command)
+models.add_command(search_command)
+models.add_command(login_command)
+models.add_command(logout_command)
 models.add_command(fetch_command)
 models.add_command(fetch_command, "get")  # its first name
 

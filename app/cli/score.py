@@ -7,15 +7,18 @@ import csv
 import json
 import math
 import sys
+from typing import Any
 
 import click
 from rich.table import Table
 from rich.text import Text
 
-from app.cli.common import load_model, print_table, read_text, reading
+from app.cli.against import words, write_csv, write_json, write_table
+from app.cli.common import comparing, load_model, print_table, read_text, reading
 from app.cli.printing import probability, shown
 from app.cli.settings import Settings
-from runtime import LanguageModel, TokenRun
+from app.cli.values import adapter_options
+from runtime import LanguageModel, ModelComparison, TokenRun, compare_models
 
 
 @click.command()
@@ -25,16 +28,46 @@ from runtime import LanguageModel, TokenRun
 @click.option("--top-k", type=click.IntRange(0, 1000), default=3, show_default=True, help="Alternatives per token.")
 @click.option("--json", "as_json", is_flag=True, help="One object a line.")
 @click.option("--csv", "as_csv", is_flag=True, help="Comma-separated values with a header.")
+@click.option("--against", metavar="MODEL", help="Another model's numbers beside these; other tokenizers are aligned by bytes.")
+@click.option("--against-backend", help="What runs that one; alone: the same model on another engine.")
+@click.option(
+    "--against-adapter",
+    "against_adapters",
+    multiple=True,
+    help="Put a LoRA adapter on that one, with its scale (./pirate:0.8); alone: the same model with it.",
+)
+@click.option("--kl", is_flag=True, help="With --against: KL(A || B) at every token, where the vocabularies are the same.")
 @click.pass_obj
 def score(
-    settings: Settings, file: str, model: str | None, backend: str | None, top_k: int, as_json: bool, as_csv: bool
+    settings: Settings,
+    file: str,
+    model: str | None,
+    backend: str | None,
+    top_k: int,
+    as_json: bool,
+    as_csv: bool,
+    against: str | None,
+    against_backend: str | None,
+    against_adapters: tuple[str, ...],
+    kl: bool,
 ) -> None:
     """Log-probability, rank, entropy and top-k of every token of FILE ("-" for stdin)."""
     if as_json and as_csv:
         raise click.UsageError("choose one of --json and --csv")
+    beside = bool(against or against_backend or against_adapters)
+    if kl and not beside:
+        raise click.UsageError("--kl compares two models: give --against")
     text = read_text(file)
     if not text:
         raise click.ClickException(f"{file}: empty; there is nothing to score")
+    if beside:
+        first = model or settings.model, backend or settings.backend
+        second = against or first[0], against_backend or first[1]
+        found = _compare(text, first, second, adapter_options(against_adapters), kl=kl)
+        (write_json if as_json else write_csv if as_csv else write_table)(found)
+        for line in words(found):
+            click.echo(line, err=True)
+        return
     with load_model(model or settings.model, backend or settings.backend) as loaded:
         ids = loaded.tokenize(text)
         with reading() as on_progress:
@@ -45,6 +78,13 @@ def score(
     if total:
         mean = sum(total) / len(total)
         click.echo(f"{len(run):,} tokens, log-probability {sum(total):,.2f} nats, perplexity {math.exp(-mean):,.2f}", err=True)
+
+
+def _compare(
+    text: str, first: tuple[str, str], second: tuple[str, str], adapters: dict[str, Any], *, kl: bool
+) -> ModelComparison:
+    with load_model(*first) as left, load_model(*second, **adapters) as right, comparing() as on_progress:
+        return asyncio.run(compare_models(left, right, text, kl_start=0 if kl else None, on_progress=on_progress))
 
 
 def _write_json(run: TokenRun, model: LanguageModel) -> None:

@@ -28,6 +28,8 @@ from app.workbench.pruning import prune
 from app.workbench.reopening import Reopening
 from app.workbench.retelling import Retelling
 from app.workbench.saying import SayingMembers
+from app.workbench.second.engine import SecondEngine
+from app.workbench.second.members import SecondMembers
 from app.workbench.sessions import Sessions
 from app.workbench.setup.members import SetupMembers
 from app.workbench.setup.setups import Setups
@@ -62,7 +64,11 @@ PRESET = GenerationOptions(max_tokens=1024, sampling=SamplingOptions(temperature
 EMPTY_CALL: Mapping[str, Any] = MappingProxyType({})
 
 
+<<<<<<< HEAD
 class AppWorkbench(SayingMembers, LoadingMembers, SetupMembers, ShelfMembers, TransferMembers, DrawingMembers, CacheMembers):
+=======
+class AppWorkbench(SayingMembers, LoadingMembers, SetupMembers, ShelfMembers, TransferMembers, DrawingMembers, SecondMembers):
+>>>>>>> main
     """Use cases over the session store and the engine process, for one window; all members belong to the window's loop.
 
     `beside` gives those for one more window: they share everything but what is shown.
@@ -116,7 +122,11 @@ class AppWorkbench(SayingMembers, LoadingMembers, SetupMembers, ShelfMembers, Tr
             self._answers.model,
             self._setups.speaker,
         )
+<<<<<<< HEAD
         self._caching = Caching(supervisor, self._sessions, self.vocabulary, self._setups.speaker)
+=======
+        self._second, self._comparing = SecondEngine(supervisor), asyncio.Lock()
+>>>>>>> main
         supervisor.subscribe(self._refresh_status)
 
     # ---- the windows listen -------------------------------------------------------------------------------------------
@@ -269,7 +279,7 @@ class AppWorkbench(SayingMembers, LoadingMembers, SetupMembers, ShelfMembers, Tr
         with suppress(TimeoutError):
             await asyncio.wait_for(self._answers.ended(), PATIENCE_SECONDS)
         await self._keeper.close(KEEP_SECONDS)
-        await self.supervisor.close()
+        await asyncio.gather(self.supervisor.close(), self._second.close())
         await self._answers.ended()
         await self._sessions.settle(self._answers.settle)
         self._chores.cancel()

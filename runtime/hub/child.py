@@ -1,47 +1,80 @@
-"""``python -m runtime.hub.child plan|fetch ORG/NAME@REVISION``: the only process of Elsewise's that speaks to a hub.
+"""``python -m runtime.hub.child``: the only process of Elsewise's that speaks to a hub.
 
-On standard output: one JSON object a line (`Said`). Ends when its standard input closes, so it never outlives the process
-that asked for it; what has arrived by then is kept.
+On standard input one line, an `Asked`; on standard output one JSON object a line (`Said`). Ends when its standard input
+closes, so it never outlives the process that asked for it; what has arrived by then is kept.
 """
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 import tempfile
 import threading
+import time
+import traceback
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 
 from runtime.errors import DownloadError
+from runtime.hub.answers import token_to_send
 from runtime.hub.downloading import Download
-from runtime.hub.plan import DownloadPlan, HubId
-from runtime.hub.said import Said
+from runtime.hub.limits import limit_answers
+from runtime.hub.plan import DownloadPlan, DownloadProgress, HubId
+from runtime.hub.said import Asked, Said
+from runtime.hub.searching import search, who
+
+_PAUSE_SECONDS = 0.5  # between two reports while it waits
 
 
 def main() -> int:
-    """The child's whole life; 0 done, 1 refused."""
-    parser = argparse.ArgumentParser(description="Look up or fetch a model or an adapter from a Hugging Face hub.")
-    parser.add_argument("what", choices=("plan", "fetch"))
-    parser.add_argument("repository")
-    parser.add_argument("--kind", choices=("model", "adapter"))
-    arguments = parser.parse_args()
+    """The child's whole life; 0 done, 1 refused, 2 a fault of ours, 3 nobody asks any more."""
+    line = sys.stdin.buffer.readline()
+    if not line:
+        return 3
+    asked = msgspec.json.decode(line, type=Asked)
     _end_with_parent()
     os.umask(0o077)
+    limit_answers()
+    token = ""
     try:
-        hub_id = HubId.parse(arguments.repository)
-        download = Download(hub_id, lambda progress: _say(Said(progress=progress)), wanted=arguments.kind)
-        if arguments.what == "plan":
+        token = token_to_send(asked.token)
+        _do(asked, token)
+    except DownloadError as fault:
+        _say(Said(error=_without(token, str(fault)), reason=fault.reason, kept=fault.kept))
+        return 1
+    except Exception:  # noqa: BLE001  # the border of the process; its caller hears of the last line
+        sys.stderr.write(_without(token, traceback.format_exc()))
+        return 2
+    return 0
+
+
+def _do(asked: Asked, token: str) -> None:
+    if asked.what == "search":
+        _say(Said(found=search(asked.query, asked.limit, _wait, token=token)))
+    elif asked.what == "who":
+        _say(Said(name=who(token, _wait)))
+    else:
+        tell: Callable[[DownloadProgress], None] = lambda progress: _say(Said(progress=progress))  # noqa: E731
+        download = Download(HubId.parse(asked.repository), tell, wanted=asked.kind, token=token)
+        if asked.what == "plan":
             with tempfile.TemporaryDirectory(prefix="elsewise-") as scratch:
                 _say(Said(plan=download.plan(Path(scratch))))
         else:
             _say(Said(name=download.fetch(_say_plan)))
-    except DownloadError as fault:
-        _say(Said(error=str(fault), reason=fault.reason, kept=fault.kept))
-        return 1
-    return 0
+
+
+def _without(token: str, text: str) -> str:
+    """A hub may quote what it was sent."""
+    return text.replace(token, "(token)") if token else text
+
+
+def _wait(seconds: float, why: str) -> None:
+    until = time.monotonic() + seconds
+    while (left := until - time.monotonic()) > 0:
+        _say(Said(progress=DownloadProgress(state="wait", note=why)))
+        time.sleep(min(left, _PAUSE_SECONDS))
 
 
 def _say_plan(plan: DownloadPlan) -> None:

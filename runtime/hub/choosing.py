@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from runtime.errors import DownloadError, ModelLoadError
@@ -12,16 +12,34 @@ from runtime.hub.plan import HubFile, Kind
 from runtime.loading.check import INDEX, MAX_JSON_BYTES, PICKLES, SETTINGS_FILES, TEXT_FILES, check_config, quantised_with
 from runtime.loading.describing import describe
 from runtime.loading.paths import ADAPTER_CONFIG
+from runtime.text.tokenizer import MAX_TOKENIZER_BYTES
 
 _SHARD = re.compile(r"[A-Za-z0-9][\w.+-]*\.safetensors", re.ASCII)
 _ADAPTER_WEIGHTS = ("adapter_model.safetensors", "adapters.safetensors")  # peft's and mlx-lm's
 _CUDA = ("gptq", "awq", "bitsandbytes", "aqlm", "quip", "hqq", "eetq", "exl2", "exl3")
 
 
-def kind_of(listing: Listing) -> Kind:
-    """What a repository holds. A whole model is one, whatever lies beside it."""
-    whole = "config.json" in listing.files and any(_is_weights(name) for name in listing.files)
-    return "adapter" if ADAPTER_CONFIG in listing.files and not whole else "model"
+def holds(names: Collection[str]) -> Kind:
+    """What a repository of such files holds. A whole model is one, whatever lies beside it."""
+    whole = "config.json" in names and any(_is_weights(name) for name in names)
+    return "adapter" if ADAPTER_CONFIG in names and not whole else "model"
+
+
+def why_no_model(names: Collection[str]) -> str:
+    """Why a repository of such files holds no model that Elsewise could take, and what does; empty where it may hold one."""
+    if "config.json" not in names:
+        return _instead(names)
+    if not any(_is_weights(name) for name in names):
+        pickles = sorted(name for name in names if name.endswith(PICKLES))
+        what = (
+            f"only pickled weights ({pickles[0]}), which are never opened because they can run code"
+            if pickles
+            else "no weights"
+        )
+        return f"{what}; choose a safetensors version of the model"
+    if "tokenizer.json" not in names:
+        return "no tokenizer.json; choose a version of the model that has the fast tokenizer's file"
+    return ""
 
 
 def check_kind(where: str, kind: Kind, wanted: Kind | None) -> None:
@@ -60,22 +78,13 @@ def small_files(listing: Listing) -> tuple[HubFile, ...]:
         DownloadError: The repository holds no model that Elsewise could take ("unsuitable").
     """
     where, names = str(listing.hub_id), listing.files.keys()
-    if "config.json" not in names:
-        raise _refused(where, _instead(names))
-    if not any(_is_weights(name) for name in names):
-        pickles = sorted(name for name in names if name.endswith(PICKLES))
-        what = (
-            f"only pickled weights ({pickles[0]}), which are never opened because they can run code"
-            if pickles
-            else "no weights"
-        )
-        raise _refused(where, f"{what}; choose a safetensors version of the model")
-    if "tokenizer.json" not in names:
-        raise _refused(where, "no tokenizer.json; choose a version of the model that has the fast tokenizer's file")
+    if why := why_no_model(names):
+        raise _refused(where, why)
     wanted = [listing.files[name] for name in (*SETTINGS_FILES, *TEXT_FILES, INDEX) if name in names]
     for file in wanted:
-        if file.size > MAX_JSON_BYTES:
-            raise _refused(where, f"{file.name} has {file.size:,} bytes; at most {MAX_JSON_BYTES:,} are taken")
+        most = MAX_TOKENIZER_BYTES if file.name == "tokenizer.json" else MAX_JSON_BYTES
+        if file.size > most:
+            raise _refused(where, f"{file.name} has {file.size:,} bytes; at most {most:,} are taken")
     return tuple(wanted)
 
 

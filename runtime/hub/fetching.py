@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -9,8 +10,10 @@ import msgspec
 
 from runtime.adapters.importing import ShelvedAdapter, shelf_adapter
 from runtime.errors import DownloadError
+from runtime.hub.kept import unfinished_downloads
 from runtime.hub.plan import DownloadPlan, DownloadProgress, HubId, Kind, OnDownload
-from runtime.hub.said import Said
+from runtime.hub.said import Asked, Said
+from runtime.hub.tokens import kept_token
 from runtime.loading.check import open_folder
 from runtime.loading.children import Child
 from runtime.loading.folder import ModelFolder
@@ -37,20 +40,23 @@ def plan_download(model: str, progress: OnDownload = ignore) -> DownloadPlan:
     Raises:
         DownloadError: It cannot be looked up, or is nothing that Elsewise runs.
     """
-    for said in _said("plan", HubId.parse(model), progress):
+    for said in answers(Asked("plan", str(HubId.parse(model))), progress):
         if said.plan is not None:
             return said.plan
     raise DownloadError(f"{model}: the download ended without an answer")
 
 
-def fetch_model(model: str, progress: OnDownload = ignore) -> ModelFolder:
+def fetch_model(model: str, progress: OnDownload = ignore, *, pause: threading.Event | None = None) -> ModelFolder:
     """Fetches a model from a Hugging Face hub onto the shelf. Blocks, for as long as it takes.
 
-    A download that stops, for whatever reason, is gone on with by the next one of the same repository.
+    Several files come side by side: each report of its progress is of one of them, and of all together. A download that stops,
+    for whatever reason, is gone on with by the next one of the same repository; `unfinished_downloads` names those.
 
     Args:
         model: ``org/name``, or ``org/name@revision``; the commit that this is now is what is fetched, and part of the name.
         progress: Called at least once a second; raising in it stops the download, and what has arrived is kept.
+        pause: Once set, from any thread, the download stops within a second and what has arrived is kept ("paused"). To resume,
+            call this again: with the same id, or with `Unfinished.source` after a restart of the program.
 
     Returns:
         The model, checked.
@@ -59,15 +65,16 @@ def fetch_model(model: str, progress: OnDownload = ignore) -> ModelFolder:
         DownloadError: With the cause, and what was kept; nothing is on the shelf then that was not there before.
         ModelLoadError: It is there, but was changed since.
     """
-    return open_folder(shelf_path(_fetched(model, "model", progress)), backend="mlx")
+    return open_folder(shelf_path(_fetched(model, "model", progress, pause)), backend="mlx")
 
 
-def fetch_adapter(adapter: str, progress: OnDownload = ignore) -> ShelvedAdapter:
+def fetch_adapter(adapter: str, progress: OnDownload = ignore, *, pause: threading.Event | None = None) -> ShelvedAdapter:
     """Fetches a LoRA adapter from a Hugging Face hub onto the shelf, as `fetch_model` does a model. Blocks.
 
     Args:
         adapter: ``org/name``, or ``org/name@revision``; in peft's layout or mlx-lm's.
         progress: Called at least once a second; raising in it stops the download, and what has arrived is kept.
+        pause: As `fetch_model` has it.
 
     Returns:
         The adapter, checked: `add_adapter`, `push_lora` and ``--adapter`` take its name, and ``org/name`` alone.
@@ -75,37 +82,46 @@ def fetch_adapter(adapter: str, progress: OnDownload = ignore) -> ShelvedAdapter
     Raises:
         DownloadError: With the cause, and what was kept; nothing is on the shelf then that was not there before.
     """
-    return shelf_adapter(shelf_path(_fetched(adapter, "adapter", progress)))
+    return shelf_adapter(shelf_path(_fetched(adapter, "adapter", progress, pause)))
 
 
-def fetch_any(repository: str, progress: OnDownload = ignore) -> ModelFolder | ShelvedAdapter:
+def fetch_any(
+    repository: str, progress: OnDownload = ignore, *, pause: threading.Event | None = None
+) -> ModelFolder | ShelvedAdapter:
     """`fetch_model` or `fetch_adapter`, whichever it is."""
-    folder = shelf_path(_fetched(repository, None, progress))
+    folder = shelf_path(_fetched(repository, None, progress, pause))
     return shelf_adapter(folder) if is_adapter(folder) else open_folder(folder, backend="mlx")
 
 
-def _fetched(repository: str, kind: Kind | None, progress: OnDownload) -> str:
+def answers(asked: Asked, progress: OnDownload = ignore, pause: threading.Event | None = None) -> Iterator[Said]:
+    """What a child says to an order.
+
+    Raises:
+        DownloadError: What it could not do; or `pause` was set ("paused").
+    """
+    state = DownloadProgress(state="look up")
+    progress(state)
+    about = asked.repository or "the hub"
+    order = msgspec.json.encode(msgspec.structs.replace(asked, token=asked.token or kept_token())) + b"\n"
+    with Child("runtime.hub.child", environment=_ENVIRONMENT, order=order) as child:
+        for line in child.lines():
+            said = Said() if line is None else msgspec.json.decode(line, type=Said)  # None: nothing has come for a while
+            if said.error:
+                raise DownloadError(said.error, said.reason, said.kept)
+            state = replace(state, rate=0.0, eta=None) if line is None else said.progress or state
+            progress(state)
+            if pause is not None and pause.is_set() and not said.name:
+                break
+            yield said
+        else:
+            raise DownloadError(f"{about}: the hub's process ended without an answer ({child.last_words()})")
+    kept = sum(note.kept for note in unfinished_downloads() if note.repository == asked.repository.partition("@")[0])
+    raise DownloadError(f"{about}: paused ({kept:,} bytes are kept: the same command goes on with them)", "paused", kept)
+
+
+def _fetched(repository: str, kind: Kind | None, progress: OnDownload, pause: threading.Event | None) -> str:
     """Fetches it; its name on the shelf."""
-    for said in _said("fetch", HubId.parse(repository), progress, kind):
+    for said in answers(Asked("fetch", str(HubId.parse(repository)), kind), progress, pause):
         if said.name:
             return said.name
     raise DownloadError(f"{repository}: the download ended without an answer")
-
-
-def _said(what: str, hub_id: HubId, progress: OnDownload, kind: Kind | None = None) -> Iterator[Said]:
-    state = DownloadProgress(state="look up")
-    progress(state)
-    only = () if kind is None else ("--kind", kind)
-    with Child("runtime.hub.child", what, str(hub_id), *only, environment=_ENVIRONMENT) as child:
-        for line in child.lines():
-            if line is None:  # nothing has come for a while
-                state = replace(state, rate=0.0, eta=None)
-                progress(state)
-                continue
-            said = msgspec.json.decode(line, type=Said)
-            if said.error:
-                raise DownloadError(said.error, said.reason, said.kept)
-            state = said.progress or state
-            progress(state)
-            yield said
-        raise DownloadError(f"{hub_id}: the download ended without an answer ({child.last_words()})")

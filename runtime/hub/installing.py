@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from runtime.loading.digests import digest_of_all, template_digest
 from runtime.loading.manifest import FORMAT, FileNote, HubNote, Manifest, write_manifest
 from runtime.loading.paths import make_private
 from runtime.loading.placing import place_on_shelf
+from runtime.text.tokenizer import Tokenizer
 
 
 def install(plan: DownloadPlan, folder: Path, sums: Mapping[str, str], endpoint: str | None) -> None:
@@ -35,8 +37,9 @@ def install(plan: DownloadPlan, folder: Path, sums: Mapping[str, str], endpoint:
     sha256, adapter = digest_of_all(sums), plan.kind == "adapter"
 
     def make(hidden: Path, model_id: str) -> None:
+        last = {file.oid: file.name for file in plan.files}
         for file in plan.files:
-            _move(folder / f"{file.oid}.part", hidden / file.name)
+            _move(folder / f"{file.oid}.part", hidden / file.name, alone=last[file.oid] == file.name)
         _note_for_huggingface(hidden, plan)
         notes = {}
         for file in plan.files:
@@ -56,6 +59,8 @@ def install(plan: DownloadPlan, folder: Path, sums: Mapping[str, str], endpoint:
             hub=HubNote(plan.repository, plan.revision, plan.commit, endpoint or constants.ENDPOINT),
         )
         write_manifest(hidden, manifest)
+        if not adapter:
+            _check_text(hidden)
 
     def opened(placed: Path) -> None:
         if adapter:
@@ -77,6 +82,18 @@ def _parameters(hidden: Path, plan: DownloadPlan) -> int:
     return header.parameters
 
 
+def _check_text(folder: Path) -> None:
+    """Refuses a tokenizer that cannot be read, or makes its library panic: without it the model is of no use.
+
+    Raises:
+        ModelLoadError: Names the file.
+    """
+    try:
+        Tokenizer.from_folder(open_folder(folder, backend="mlx"))
+    except ModelLoadError as fault:
+        raise ModelLoadError(str(fault).replace(f"{folder}/", "")) from fault  # the folder will be gone
+
+
 def _header(folder: Path) -> AdapterHeader:
     try:
         return read_header(folder)
@@ -84,12 +101,21 @@ def _header(folder: Path) -> AdapterHeader:
         raise ModelLoadError(str(fault)) from fault
 
 
-def _move(there: Path, here: Path) -> None:
-    """A second name where the disk knows such, so that a refusal leaves what was fetched."""
+def _move(there: Path, here: Path, *, alone: bool) -> None:
+    """A second name where the disk knows such, so that a refusal leaves what was fetched.
+
+    Args:
+        there: What was fetched.
+        here: What it shall be called.
+        alone: Nobody else will want the content.
+    """
     try:
         os.link(there, here)
     except OSError:
-        there.rename(here)
+        if alone:
+            there.rename(here)
+        else:
+            shutil.copyfile(there, here)
 
 
 def _note_for_huggingface(hidden: Path, plan: DownloadPlan) -> None:

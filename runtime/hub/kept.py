@@ -35,6 +35,11 @@ class Unfinished(msgspec.Struct, frozen=True):
         """What it will be called on the shelf."""
         return shelf_name(self.repository, self.commit)
 
+    @property
+    def source(self) -> str:
+        """What `fetch_any` takes to go on with it, at the very commit that was begun."""
+        return f"{self.repository}@{self.commit}"
+
 
 class Kept:
     """The folder of a repository's download, for one process at a time.
@@ -126,13 +131,16 @@ def discard_download(name: str) -> int | None:
     return freed
 
 
-def kept_bytes(repository: str, files: Iterable[HubFile]) -> int:
-    """Of these files, how many bytes are here."""
-    found = 0
-    for file in files:
-        with contextlib.suppress(OSError):
-            found += min((_folder(repository) / f"{file.oid}.part").stat().st_size, file.size)
-    return found
+def kept_bytes(repository: str, files: Iterable[HubFile]) -> list[int]:
+    """Of each of these files, how many bytes are here."""
+    return [_here(_folder(repository) / f"{file.oid}.part", file.size) for file in files]
+
+
+def _here(path: Path, most: int) -> int:
+    try:
+        return min(path.stat().st_size, most)
+    except OSError:
+        return 0
 
 
 def _folder(repository: str) -> Path:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
@@ -18,7 +18,7 @@ import httpx2
 from huggingface_hub.errors import OfflineModeIsEnabled
 
 from runtime.errors import DownloadError
-from runtime.hub.listing import refused, unreachable
+from runtime.hub.answers import refused, unreachable
 from runtime.hub.plan import HubFile
 
 ATTEMPTS = 6  # in a row that bring less than _PROGRESS
@@ -31,10 +31,11 @@ _RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a file is, and with what it is asked for."""
+    """Where a file is, with what it is asked for, and the page where people give their consent."""
 
-    client: httpx2.Client
+    client: httpx2.AsyncClient
     url: str
+    page: str
     headers: Mapping[str, str]
 
 
@@ -42,7 +43,7 @@ class Part:
     """What is here of a file.
 
     Args:
-        path: Of the part file; what is in it is gone on with.
+        path: Of the part file; what is in it is gone on with, once `read_back` has read it.
         file: What it shall become.
 
     Raises:
@@ -56,17 +57,21 @@ class Part:
         except OSError as fault:
             raise self._unwritable(fault) from fault
         self._begin()
-        self._stream.seek(0)
-        while chunk := self._stream.read(_CHUNK):
-            self._digest(chunk)
-        if self.done > file.size:  # of another file, or of another day
-            self.restart()
 
     def __enter__(self) -> Part:
         return self
 
     def __exit__(self, *_: object) -> None:
         self._stream.close()
+
+    def read_back(self) -> Iterator[None]:
+        """Reads what is here already, a piece at a time."""
+        self._stream.seek(0)
+        while chunk := self._stream.read(_CHUNK):
+            self._digest(chunk)
+            yield
+        if self.done > self._file.size:  # of another file, or of another day
+            self.restart()
 
     @property
     def sound(self) -> bool:
@@ -129,8 +134,8 @@ class _AgainError(Exception):
         self.fault, self.after = fault, after
 
 
-def fetch_part(
-    part: Part, file: HubFile, address: Address, tell: Callable[[], None], wait: Callable[[float, str], None]
+async def fetch_part(
+    part: Part, file: HubFile, address: Address, tell: Callable[[], None], wait: Callable[[float, str], Awaitable[None]]
 ) -> None:
     """Fetches what is missing of a file, with patience, and compares its digest.
 
@@ -155,25 +160,25 @@ def fetch_part(
             resumed = False  # the beginning may be what is wrong: once from there
         before = part.done
         try:
-            _receive(part, file, address, tell)
+            await _receive(part, file, address, tell)
         except _AgainError as again:
             failures = 1 if part.done - before >= _PROGRESS else failures + 1
             if failures >= ATTEMPTS:
                 raise again.fault from again
             delay = float(2 ** (failures - 1)) if again.after is None else again.after
-            wait(min(delay, _LONGEST_WAIT), str(again.fault))
+            await wait(min(delay, _LONGEST_WAIT), str(again.fault))
             resumed = resumed or part.done > 0
 
 
-def _receive(part: Part, file: HubFile, address: Address, tell: Callable[[], None]) -> None:
+async def _receive(part: Part, file: HubFile, address: Address, tell: Callable[[], None]) -> None:
     """One request; it ends with the whole file, or with an error."""
     headers = {**address.headers, "Accept-Encoding": "identity"}
     if part.done:
         headers["Range"] = f"bytes={part.done}-"
     try:
-        with address.client.stream("GET", address.url, headers=headers, timeout=_SILENCE_SECONDS) as response:
-            _check_answer(part, file, response)
-            for chunk in response.iter_raw():
+        async with address.client.stream("GET", address.url, headers=headers, timeout=_SILENCE_SECONDS) as response:
+            _check_answer(part, file, response, address.page)
+            async for chunk in response.aiter_raw():
                 part.add(chunk)
                 tell()
     except OfflineModeIsEnabled as fault:
@@ -187,14 +192,14 @@ def _receive(part: Part, file: HubFile, address: Address, tell: Callable[[], Non
         raise _AgainError(DownloadError(message, "network"))
 
 
-def _check_answer(part: Part, file: HubFile, response: httpx2.Response) -> None:
+def _check_answer(part: Part, file: HubFile, response: httpx2.Response, page: str) -> None:
     """Refuses an answer that is not the rest of this very file."""
     status = response.status_code
     if status == 416:  # nothing behind what is here: it belongs to something else
         part.restart()
         raise _AgainError(DownloadError(f"{file.name}: the server has nothing after what is here", "changed"))
     if status not in (200, 206):
-        fault = refused(file.name, status)
+        fault = refused(file.name, status, page)
         if fault.reason == "busy":
             raise _AgainError(fault, _asked_for(response))
         raise fault

@@ -111,10 +111,10 @@ class DownloadPlan:
 
 @dataclass(frozen=True, slots=True)
 class DownloadProgress:
-    """One report.
+    """One report. Several files come side by side; a report is of one of them, and of all together.
 
     Attributes:
-        file: That is being worked on; empty where it is none.
+        file: That it is of; empty where it is none.
         file_done: Bytes of it, what was here before among them.
         file_total: Its size.
         done: Bytes of all files.

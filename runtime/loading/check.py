@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any, NoReturn
 from safetensors import SafetensorError, safe_open
 
 from runtime.errors import ModelLoadError
+from runtime.loading.architectures import libraries_knowing
 from runtime.loading.config import check_sizes, normalised
 from runtime.loading.digests import digest_of_all, known_sha256
 from runtime.loading.folder import ModelFolder
@@ -169,19 +169,6 @@ def check_config(config: Mapping[str, Any], where: str) -> None:
     if not known:
         raise ModelLoadError(f"{where}/config.json: model_type is {str(kind)[:40]!r}; it must name the architecture")
     check_sizes(config, f"{where}/config.json")
-
-
-def libraries_knowing(kind: str) -> tuple[str, ...]:
-    """Which of transformers and mlx_lm have an architecture, told from their files: importing them takes seconds."""
-    if not kind.replace("_", "").replace("-", "").replace(".", "").isalnum():
-        return ()
-    found = []
-    for library, suffix in (("transformers", ""), ("mlx_lm", ".py")):
-        spec = importlib.util.find_spec(library)
-        places = (spec and spec.submodule_search_locations) or ()
-        if any((Path(place) / "models" / f"{kind.replace('-', '_')}{suffix}").exists() for place in places):
-            found.append(library)
-    return tuple(found)
 
 
 def quantised_with(config: Mapping[str, Any]) -> tuple[str | None, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import selectors
 import subprocess
@@ -22,10 +23,16 @@ class Child:
         arguments: For it.
         cwd: Where it runs.
         environment: Beside this process's own.
+        order: What it finds on its standard input first: shorter than a pipe holds (64 KB).
     """
 
     def __init__(
-        self, module: str, *arguments: str, cwd: Path | None = None, environment: Mapping[str, str] | None = None
+        self,
+        module: str,
+        *arguments: str,
+        cwd: Path | None = None,
+        environment: Mapping[str, str] | None = None,
+        order: bytes = b"",
     ) -> None:
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115  # closed with the child
         self._process = subprocess.Popen(
@@ -37,6 +44,11 @@ class Child:
             env={**os.environ, **(environment or {})},
             start_new_session=True,  # a Ctrl-C in the terminal is for whoever asked
         )
+        if order:
+            assert self._process.stdin is not None
+            with contextlib.suppress(BrokenPipeError):  # it died at once; its last words tell why
+                self._process.stdin.write(order)
+                self._process.stdin.flush()
 
     def __enter__(self) -> Self:
         return self
@@ -46,7 +58,8 @@ class Child:
         self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
-                pipe.close()
+                with contextlib.suppress(BrokenPipeError):  # of an order that nobody read
+                    pipe.close()
         self._errors.close()
 
     def lines(self) -> Iterator[bytes | None]:

@@ -23,9 +23,9 @@ import numpy as np
 from runtime.errors import ModelLoadError, RuntimeFault
 from runtime.loading.gguf import vocabulary
 from runtime.loading.gguf.convertible import Checked, check
+from runtime.loading.gguf.decoder import Tensor, unpermuted
 from runtime.loading.gguf.dequantise import Floats, dequantise
 from runtime.loading.gguf.layout import GgufHeader
-from runtime.loading.gguf.llama import Tensor, unpermuted
 
 _BASE_MEMORY = 4 << 30  # bytes of address space: interpreter, numpy, tokenizer, and room
 

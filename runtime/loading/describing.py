@@ -13,7 +13,8 @@ from safetensors import SafetensorError, safe_open
 
 from runtime.backends.facts import CONTEXT_KEYS
 from runtime.errors import ModelLoadError
-from runtime.loading.check import libraries_knowing, quantised_with
+from runtime.loading.architectures import libraries_knowing
+from runtime.loading.check import quantised_with
 
 _WORD_BITS = 32  # mlx packs quantised weights into words of so many
 

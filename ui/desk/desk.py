@@ -12,6 +12,7 @@ from ui.desk.cache import CacheDesk
 from ui.desk.drafts import DraftsDesk
 from ui.desk.draws import DrawsDesk
 from ui.desk.models import ModelsDesk
+from ui.desk.second import SecondDesk
 from ui.desk.sessions import SessionsDesk
 from ui.desk.showing import Showing
 from ui.desk.tree import TreeDesk
@@ -58,6 +59,7 @@ class Desk(Showing):
         self.draws = DrawsDesk(self)
         self.cache = CacheDesk(self)
         self.models = ModelsDesk(self)
+        self.second = SecondDesk(self)
 
     @property
     def engine(self) -> EngineState:

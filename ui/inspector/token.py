@@ -14,7 +14,11 @@ from runtime import TokenRecord
 from ui.inspector import words
 from ui.inspector.alternatives import Alternative, Alternatives
 from ui.inspector.beam_rows import BeamRows
+<<<<<<< HEAD
 from ui.inspector.empty import Empty
+=======
+from ui.inspector.compared import ComparedRows
+>>>>>>> main
 from ui.inspector.facts import Facts
 from ui.inspector.ways import Ways
 from ui.inspector.why import WhyFacts
@@ -51,6 +55,7 @@ class TokenTab(QWidget):
         self.draws.wanted.connect(lambda count: self._continue(count, beams=False))
         self.beams.wanted.connect(lambda count: self._continue(count, beams=True))
         self.why = WhyFacts()
+        self.compared = ComparedRows()
         column = QVBoxLayout(self)
         column.setContentsMargins(16, 12, 16, 16)
         column.setSpacing(0)
@@ -60,6 +65,7 @@ class TokenTab(QWidget):
         column.addWidget(self.facts)
         column.addWidget(self.unscored)
         column.addSpacing(14)
+        column.addWidget(self.compared)
         column.addWidget(self.alternatives)
         column.addSpacing(12)
         column.addWidget(self.draws)

@@ -25,6 +25,8 @@ from ui.port.events import (
     TurnChanged,
     WindowWanted,
 )
+from ui.port.refusals import Refusal, ShownElsewhere
+from ui.port.second import NoRoomRefusal, OnCompared, PathComparison, SecondChoice, SecondCommands
 from ui.port.sessions import BranchRow, SessionCommands, SessionSummary, SessionView
 from ui.port.settings import AppSettings, Backup, DataFacts, SettingsCommands, SettingsView
 from ui.port.setup import (
@@ -43,7 +45,7 @@ from ui.port.setup import (
 from ui.port.shelf import FolderView, ShelfCommands, TrashedSession
 from ui.port.transfers import BranchDiff, DiffPart, DiffSide, ExportKind, ImportResult, OnTransfer, TransferCommands
 from ui.port.turns import Tier, TurnStats, TurnStatus, TurnView
-from ui.port.workbench import Refusal, ShownElsewhere, Workbench
+from ui.port.workbench import Workbench
 
 __all__ = [
     "AdapterChoice",
@@ -84,10 +86,15 @@ __all__ = [
     "Made",
     "ModelChoice",
     "ModelFacts",
+    "NoRoomRefusal",
+    "OnCompared",
     "OnTransfer",
     "OptionView",
     "PartKind",
+    "PathComparison",
     "Refusal",
+    "SecondChoice",
+    "SecondCommands",
     "SessionChanged",
     "SessionCommands",
     "SessionCopied",

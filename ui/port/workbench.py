@@ -1,4 +1,4 @@
-"""The one Protocol that the window knows, in parts of their own modules, and how it says no."""
+"""The one Protocol that the window knows, in parts of their own modules."""
 
 from __future__ import annotations
 
@@ -11,19 +11,12 @@ from ui.port.drafts import DraftCommands
 from ui.port.drawing import DrawingUses
 from ui.port.engine import EngineCommands
 from ui.port.events import Event
+from ui.port.second import SecondCommands
 from ui.port.sessions import SessionCommands
 from ui.port.settings import SettingsCommands
 from ui.port.setup import SetupCommands
 from ui.port.shelf import ShelfCommands
 from ui.port.transfers import TransferCommands
-
-
-class Refusal(Exception):
-    """A command that was not carried out. The text says what was wrong and what to do; nothing was lost."""
-
-
-class ShownElsewhere(Refusal):
-    """A session is not opened here since another window shows it, which comes to the front."""
 
 
 class Workbench(
@@ -36,6 +29,7 @@ class Workbench(
     SetupCommands,
     SettingsCommands,
     TransferCommands,
+    SecondCommands,
     EngineCommands,
     Protocol,
 ):

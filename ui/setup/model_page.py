@@ -21,6 +21,7 @@ class ModelPage(Page):
     """Shows `SessionSetup.model`, `adapters` and `guess`."""
 
     models_wanted = Signal()
+    comparison_wanted = Signal()
     adapter_wanted = Signal(str)  # a folder
     stack_wanted = Signal(object)  # list[AdapterChoice]
     guess_wanted = Signal(object)  # Guess
@@ -30,7 +31,10 @@ class ModelPage(Page):
         self.name = ElidedLabel("", "", interface_font(15))
         self.change_button = button(self.tr("Choose a model…"), "link")
         self.change_button.clicked.connect(self.models_wanted)
+        self.compare_button = button(self.tr("Compare with…"), "link")
+        self.compare_button.clicked.connect(self.comparison_wanted)
         self.column.addLayout(row(self.name, 1, self.change_button))
+        self.column.addLayout(row(1, self.compare_button))
         self.state = words()
         self.column.addWidget(self.state)
         self._facts = QWidget()

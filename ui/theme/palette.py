@@ -9,7 +9,11 @@ SURPRISE_STEPS_BITS = (0.5, 1.5, 3.0, 5.0, 8.0)  # below the first: no colour
 
 @dataclass(frozen=True, slots=True)
 class Palette:
-    """Colours as "#rrggbb". `surprise` runs from least to most; None is no colour."""
+    """Colours as "#rrggbb". `surprise` runs from least to most; None is no colour.
+
+    `difference` has three steps of what a second model gave less (orange), then three of what it gave more (blue): the pair
+    that every kind of colour vision tells apart. Text keeps its colour on all of them.
+    """
 
     dark: bool
     window: str
@@ -30,6 +34,7 @@ class Palette:
     on_accent: str
     on_strongest: str
     surprise: tuple[str | None, str, str, str, str, str]
+    difference: tuple[str | None, str, str, str, str, str, str]
 
     def step(self, bits: float) -> int:
         """Which place of `surprise` a surprisal in bits takes (0-5)."""
@@ -56,6 +61,7 @@ LIGHT = Palette(
     on_accent="#fcfcfa",
     on_strongest="#ffffff",
     surprise=(None, "#fbeedd", "#f8dcb4", "#f2b981", "#e98f5f", "#d9603f"),
+    difference=(None, "#fdebd3", "#f8cd98", "#ee9f4c", "#dfeaf6", "#abcbea", "#6ea8dc"),
 )
 
 DARK = Palette(
@@ -78,4 +84,5 @@ DARK = Palette(
     on_accent="#1c1d1c",
     on_strongest="#ffffff",
     surprise=(None, "#33291c", "#4a3720", "#6b4a26", "#8f5a2e", "#b5532f"),
+    difference=(None, "#33291b", "#5a4019", "#875614", "#1b2b3b", "#234769", "#2b649c"),
 )

@@ -41,12 +41,14 @@ class CardContent:
     before: str
     entropy: str
     rows: tuple[CardRow, ...]
+    lines: tuple[tuple[str, str], ...] = ()  # under them, at the left and at the right: what a second model says
 
     @property
     def spoken(self) -> str:
         """The same in one sentence, for a screen reader."""
         rows = ", ".join(f"{r.word} {numbers.probability(r.probability)}{' (chosen)' if r.chosen else ''}" for r in self.rows)
-        return f"after {self.before}, {self.entropy}: {rows}"
+        more = "".join(f"; {left} {right}" for left, right in self.lines)
+        return f"after {self.before}, {self.entropy}: {rows}{more}"
 
 
 def card_content(record: TokenRecord, before: str, words: Sequence[str], own: str) -> CardContent | None:
@@ -163,7 +165,7 @@ class Card(QWidget):
 
     def _sheet_size(self) -> QSize:
         assert self._content is not None
-        rows = 1 + len(self._content.rows)
+        rows = 1 + len(self._content.rows) + len(self._content.lines)
         width = _WIDTH * self._scale + self._word_width() - _WORD_LEAST * self._scale
         return QSize(round(width), round((rows * _ROW + 2 * _PAD_Y) * self._scale))
 
@@ -191,6 +193,9 @@ class Card(QWidget):
         for alternative in content.rows:
             row.translate(0, row.height())
             self._paint_row(painter, row, alternative, top)
+        for place, line in enumerate(content.lines):
+            row.translate(0, row.height())
+            self._paint_line(painter, row, line, ruled=not place)
 
     def _paint_head(self, painter: QPainter, row: QRectF, content: CardContent) -> None:
         painter.setPen(QColor(self._palette.soft))
@@ -223,6 +228,15 @@ class Card(QWidget):
         painter.setFont(self._text)
         painter.setPen(QColor(palette.soft))
         _write(painter, row, numbers.probability(alternative.probability), Qt.AlignmentFlag.AlignRight)
+
+    def _paint_line(self, painter: QPainter, row: QRectF, line: tuple[str, str], *, ruled: bool) -> None:
+        if ruled:
+            painter.setPen(QPen(QColor(self._palette.hairline), 1))
+            painter.drawLine(QPointF(row.left(), round(row.top()) + 0.5), QPointF(row.right(), round(row.top()) + 0.5))
+        painter.setFont(self._text)
+        painter.setPen(QColor(self._palette.text))
+        _write(painter, row, line[0])
+        _write(painter, row, line[1], Qt.AlignmentFlag.AlignRight)
 
 
 def _write(painter: QPainter, row: QRectF, text: str, align: Qt.AlignmentFlag = Qt.AlignmentFlag.AlignLeft) -> None:

@@ -16,6 +16,7 @@ class Ink:
     """Colours ready to paint with."""
 
     palette: Palette
+    diverging: bool = False  # spans are of the palette's `difference` rather than its `surprise`
     window: QColor = field(init=False)
     text: QColor = field(init=False)
     soft: QColor = field(init=False)
@@ -25,6 +26,7 @@ class Ink:
     disk: QColor = field(init=False)
     selection: QColor = field(init=False)
     steps: tuple[QBrush | None, ...] = field(init=False)
+    strongest: int | None = field(init=False)  # the step whose text has a colour of its own
     stamps: Stamps = field(init=False)
     rare: QPen = field(init=False)  # the underline of tokens beyond rank 10
     pin: QPen = field(init=False)
@@ -38,7 +40,9 @@ class Ink:
         selection = QColor(p.accent)
         selection.setAlphaF(0.26)
         object.__setattr__(self, "selection", selection)
-        object.__setattr__(self, "steps", tuple(None if c is None else QBrush(QColor(c)) for c in p.surprise))
+        ramp = p.difference if self.diverging else p.surprise
+        object.__setattr__(self, "steps", tuple(None if c is None else QBrush(QColor(c)) for c in ramp))
+        object.__setattr__(self, "strongest", None if self.diverging else len(ramp) - 1)
         object.__setattr__(self, "stamps", Stamps(self.steps))
         object.__setattr__(self, "rare", QPen(QColor(p.text), 1))
         pin = QPen(self.accent, 2)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from runtime import TokenRecord
 from ui.port import SessionView
+from ui.second.compared import Compared
 from ui.transcript.measure import Measure
 from ui.transcript.turn import Turn, has_own_words, is_same
 
@@ -18,6 +19,8 @@ class Path:
         view: What they were made of; None before a session is shown.
         measure: The number that colours tokens.
         template: Whether what the chat template added is shown.
+        compared: The numbers of a second model; None where none are known.
+        shows_difference: They colour tokens, in the place of `measure`.
     """
 
     def __init__(self) -> None:
@@ -25,6 +28,8 @@ class Path:
         self.view: SessionView | None = None
         self.measure = Measure.SURPRISAL
         self.template = False
+        self.compared: Compared | None = None
+        self.shows_difference = False
 
     def take(self, view: SessionView) -> Sequence[int]:
         """Takes a session, or another path of it; the places of turns that were there and changed."""
@@ -37,6 +42,7 @@ class Path:
             turn = held.get(turn_view.node_id)
             if turn is None:
                 turn = Turn(turn_view, self.measure)
+                self._lay_over(turn)
             elif not is_same(turn, turn_view):
                 turn.take(turn_view)
                 changed.append(len(turns))
@@ -53,6 +59,23 @@ class Path:
         self.measure = measure
         for turn in self.turns:
             turn.colour_by(measure)
+
+    def compare(self, compared: Compared | None, *, coloured: bool) -> None:
+        """The numbers of a second model are known; None: not any more.
+
+        Args:
+            compared: They.
+            coloured: Whether they colour the tokens.
+        """
+        self.compared, self.shows_difference = compared, coloured and compared is not None
+        for turn in self.turns:
+            self._lay_over(turn)
+
+    def _lay_over(self, turn: Turn) -> None:
+        if self.compared is not None and self.shows_difference:
+            turn.lay_over(self.compared.marks(turn.node_id))
+        else:
+            turn.lay_over(None)
 
     def index(self, node_id: int) -> int | None:
         """Which turn it is; None where it is not shown. The streaming one is the last."""

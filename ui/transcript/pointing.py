@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from PySide6.QtCore import QObject, QPoint
 
+from ui.second.words import compared_lines
 from ui.transcript.card import Card, CardContent, card_content
 from ui.transcript.ghost import ghost_of
 from ui.transcript.path import Path
@@ -57,4 +59,7 @@ class Pointing(QObject):
         if turn is None or record is None:
             return None
         words = words_of(record, self.resolve(record.top_ids))
-        return card_content(record, words_before(self._path.turns, turn, index), words, visible_bytes(record.token_bytes))
+        content = card_content(record, words_before(self._path.turns, turn, index), words, visible_bytes(record.token_bytes))
+        compared = self._path.compared
+        facts = None if compared is None else compared.facts(node_id, index)
+        return content if content is None or facts is None else replace(content, lines=compared_lines(facts))

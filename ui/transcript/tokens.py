@@ -14,10 +14,12 @@ from ui.theme.palette import SURPRISE_STEPS_BITS
 from ui.transcript.measure import Measure, steps
 
 STEP = 0b0000_0111  # place on the colour ramp
-RARE = 0b0000_1000  # rank above 10
+RARE = 0b0000_1000  # underlined: rank above 10, or what two models disagree on
 GENERATED = 0b0001_0000
 TEMPLATE = 0b0100_0000  # the two highest bits say what is left out: `max` over many marks finds them
 END = 0b1000_0000  # the end-of-sequence token: kept, not shown
+
+Over = tuple[npt.NDArray[np.uint8], npt.NDArray[np.bool_]]  # steps and underlines of the first tokens of a run
 
 _SEAL = 64  # rows: smaller runs are joined, so that a stream of single tokens does not keep a dozen arrays for each
 _FEW = 8  # tokens up to which a plain loop is quicker than arrays
@@ -33,6 +35,7 @@ class Tokens:
 
     def __init__(self, run: TokenRun, measure: Measure = Measure.SURPRISAL) -> None:
         self._measure = measure
+        self._over: Over | None = None
         self.texts: list[str] = []
         self.marks = bytearray()  # one byte a token: step and flags
         self._blocks: list[TokenRun] = []
@@ -50,7 +53,7 @@ class Tokens:
         self._blocks.append(run)
         self._starts.append(len(self.texts))
         self.texts.extend(_shown_texts(run))
-        self.marks.extend(_marks(run, self._measure))
+        self.marks.extend(self._marks_of(run, len(self.marks)))
         if len(self.texts) - self._starts[self._sealed] >= _SEAL:
             self._blocks[self._sealed :] = [TokenRun.concat(self._blocks[self._sealed :])]
             del self._starts[self._sealed + 1 :]
@@ -68,14 +71,26 @@ class Tokens:
         if self.texts != list(_shown_texts(run[:held])):
             return False
         self._blocks, self._starts, self._sealed = [run], [0], 1
-        self.marks[:] = _marks(run, self._measure)
+        self.marks[:] = self._marks_of(run, 0)
         self.texts.extend(_shown_texts(run[held:]))
         return True
 
     def colour_by(self, measure: Measure) -> None:
         """Colours by another number."""
         self._measure = measure
-        self.marks[:] = b"".join(_marks(block, measure) for block in self._blocks)
+        self._mark_again()
+
+    def lay_over(self, over: Over | None) -> None:
+        """Colours by numbers that are no part of the tokens, as long as these hold; None: by its own again."""
+        self._over = over
+        self._mark_again()
+
+    def _mark_again(self) -> None:
+        self.marks[:] = b"".join(self._marks_of(b, start) for b, start in zip(self._blocks, self._starts, strict=True))
+
+    def _marks_of(self, run: TokenRun, start: int) -> bytes:
+        """One byte for each token of a run that begins at row `start`."""
+        return _marks(run, self._measure) if self._over is None else _over_marks(run, self._over, start)
 
     def record(self, index: int) -> TokenRecord:
         """Token `index` with its numbers."""
@@ -123,6 +138,16 @@ def _marks(run: TokenRun, measure: Measure) -> bytes:
     marks[run.finish == int(Finish.EOS)] |= END
     marks |= _BY_ORIGIN[run.origin]
     return marks.tobytes()
+
+
+def _over_marks(run: TokenRun, over: Over, start: int) -> bytes:
+    """What is not covered has no colour."""
+    marks = np.zeros(len(run), np.uint8)
+    steps_over, lines = (part[start : start + len(run)] for part in over)
+    marks[: len(steps_over)] = steps_over
+    marks[: len(lines)][lines] |= RARE
+    marks[run.finish == int(Finish.EOS)] |= END
+    return (marks | _BY_ORIGIN[run.origin]).tobytes()
 
 
 def _few_marks(run: TokenRun) -> bytes:

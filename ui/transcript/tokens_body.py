@@ -176,7 +176,7 @@ class TokensBody:
 
     def _paint_glyphs(self, painter: QPainter, ink: Ink, shaped: ShapedLine, top: float, baseline: float) -> None:
         """Each colour in its own part of the line (of two touching ranges of formats Qt would colour only one)."""
-        pitch, strongest = self._faces.pitch, len(ink.steps) - 1
+        pitch, strongest = self._faces.pitch, ink.strongest
         rest = QRegion(-2 * pitch, int(top) - pitch, int(self._table.width) + 4 * pitch, 3 * pitch)
         on_strongest, template = QRegion(), QRegion()
         for span in shaped.spans:

@@ -50,6 +50,12 @@ class TokensPane(MarkedPane):
         if found is not None:
             self._pin_and_tell(found)
 
+    def next_underlined(self) -> None:
+        """Pins the next token that is underlined."""
+        found = walk.next_underlined(self._turns(), self._pin, template=self._template)
+        if found is not None:
+            self._pin_and_tell(found)
+
     # ---- the mouse ------------------------------------------------------------------------------------------------
 
     def mousePressEvent(self, event: QMouseEvent) -> None:

@@ -11,7 +11,7 @@ from ui.port import TurnStatus, TurnView
 from ui.transcript.calling import open_call
 from ui.transcript.compose import is_hidden
 from ui.transcript.measure import Measure
-from ui.transcript.tokens import Tokens
+from ui.transcript.tokens import Over, Tokens
 
 ROLES = {"user": "you", "assistant": "model", "system": "system", "tool": "tool"}
 
@@ -27,6 +27,7 @@ class Turn:
     def __init__(self, view: TurnView, measure: Measure = Measure.SURPRISAL) -> None:
         self.view = view
         self._measure = measure
+        self._over: Over | None = None
         self.tokens = Tokens(view.run, measure)
         self.version = 0
         self.revision = 0
@@ -96,6 +97,7 @@ class Turn:
         if self.tokens.take_numbers(view.run):
             return True
         self.tokens = Tokens(view.run, self._measure)
+        self.tokens.lay_over(self._over)
         self.version += 1
         return False
 
@@ -103,6 +105,11 @@ class Turn:
         """Its tokens show another number as their colour."""
         self._measure = measure
         self.tokens.colour_by(measure)
+
+    def lay_over(self, over: Over | None) -> None:
+        """Its tokens show numbers of somebody else's as their colour; None: their own again."""
+        self._over = over
+        self.tokens.lay_over(over)
 
 
 def is_same(turn: Turn, new: TurnView) -> bool:

@@ -12,6 +12,7 @@ from runtime import TokenRecord, TokenRun
 from ui.port import SessionView, TurnView
 from ui.theme.palette import LIGHT, Palette
 from ui.transcript.card import Card
+from ui.transcript.colouring import Colouring
 from ui.transcript.faces import Faces
 from ui.transcript.find import Finder, Match
 from ui.transcript.ink import Ink
@@ -66,6 +67,7 @@ class TranscriptView(QWidget):
         self.read = ReadPane(ink, faces, self)
         self.strip = EntropyStrip(palette, self)
         self.card = Card(palette, self.tokens)
+        self.colours = Colouring(self.tokens, self.read, self.card, self._path, palette)
         self._pointing = Pointing(self.tokens, self.card, self._path)
         self._finder = Finder(lambda: self._path.turns, self._show_match)
         self._stack, self._below = QStackedWidget(self), QWidget(self)
@@ -181,9 +183,7 @@ class TranscriptView(QWidget):
 
     def set_palette_of(self, palette: Palette) -> None:
         """Other colours."""
-        ink = Ink(palette)
-        for pane in self._panes():
-            pane.set_ink(ink)
+        self.colours.set_palette_of(palette)
         self.strip.set_palette_of(palette)
         self.card.set_palette_of(palette)
 
@@ -194,9 +194,7 @@ class TranscriptView(QWidget):
 
     def colour_by(self, measure: Measure) -> None:
         """Colours tokens by another number; nothing is laid out again."""
-        if measure is not self._path.measure:
-            self._path.colour_by(measure)
-            self.tokens.repaint_numbers()
+        self.colours.colour_by(measure)
 
     def set_text_scale(self, share: float = 1.0) -> None:
         """Another text size: this share of what all text of the window has."""

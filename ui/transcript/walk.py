@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ui.transcript.compose import Place, is_hidden
+from ui.transcript.tokens import RARE
 from ui.transcript.turn import Turn
 
 START = Place(0)
@@ -45,6 +46,19 @@ def neighbour(turns: Sequence[Turn], at: TokenAt, by: int, *, template: bool) ->
 def last(turns: Sequence[Turn], *, template: bool) -> TokenAt | None:
     """The last token that is shown."""
     return neighbour(turns, TokenAt(len(turns) - 1, len(turns[-1].tokens)), -1, template=template) if turns else None
+
+
+def next_underlined(turns: Sequence[Turn], at: TokenAt | None, *, template: bool) -> TokenAt | None:
+    """The next token that is shown and underlined, after `at`, then from the start again."""
+    first: TokenAt | None = None
+    for number, turn in enumerate(turns):
+        for token, mark in enumerate(turn.tokens.marks):
+            if mark & RARE and not is_hidden(mark, template=template):
+                found = TokenAt(number, token)
+                if at is None or found > at:
+                    return found
+                first = first or found
+    return first
 
 
 def next_uncertain(turns: Sequence[Turn], at: TokenAt | None) -> TokenAt | None:

@@ -38,6 +38,7 @@ def wire_session(acts: Actions, desk: Desk, commands: Commands, transfers: Trans
     connect(acts.previous, lambda: desk.tree.step_variant(-1))
     connect(acts.next, lambda: desk.tree.step_variant(+1))
     connect(acts.compare, commands.compare)
+    connect(acts.second, desk.second.ask_menu)
     connect(acts.import_file, transfers.ask_import)
     for kind, action in acts.exports.items():
         connect(action, partial(transfers.ask_export, kind))
@@ -73,3 +74,4 @@ def wire_view(acts: Actions, parts: Frame, stage: Stage, commands: Commands) -> 
     acts.pruned.toggled.connect(parts.sidebar.show_pruned)
     connect(acts.prune, parts.sidebar.tree.prune_current)
     connect(acts.uncertain, parts.transcript.next_uncertain)
+    connect(acts.disagreement, stage.second.next_disagreement)

@@ -27,8 +27,12 @@ from ui.transferring import Transfers
 from ui.window.coach import Coach
 from ui.window.commands import Commands
 from ui.window.menu import install_menu, wire_answers, wire_session, wire_view
+<<<<<<< HEAD
 from ui.window.open_windows import come_forward, wire_window_menu
 from ui.window.recent import known_paths, wire_recent
+=======
+from ui.window.second import wire_second
+>>>>>>> main
 from ui.window.wiring import wire_parts
 
 if TYPE_CHECKING:  # both are loaded when they are first opened
@@ -98,6 +102,7 @@ class MainWindow(QMainWindow):
         self.setup = SetupDesk(self.desk, workbench)
         self._workbench = workbench
         self._commands = Commands(self.desk, self.parts, self.stage, self.setup, self)
+        wire_second(self.desk, self.parts, self.stage)
         wire_parts(self, self.desk, self.parts, self.stage, self._commands)
         self.parts.sidebar.sessions.window_wanted.connect(self.window_wanted.emit)
         self.desk.front_wanted.connect(self.come_forward)
@@ -158,7 +163,17 @@ class MainWindow(QMainWindow):
         desk = self.desk
         self.parts.top.setup_wanted.connect(lambda: self.popover.toggle())
         self.parts.composer.format_wanted.connect(self._open_settings)
+<<<<<<< HEAD
         self.parts.composer.setup_wanted.connect(lambda: self.popover.toggle(SAMPLING))
+=======
+        self.parts.composer.setup_wanted.connect(lambda: popover.toggle(SAMPLING))
+        popover.model.models_wanted.connect(desk.models.ask_menu)
+        popover.model.comparison_wanted.connect(popover.close_again)
+        popover.model.comparison_wanted.connect(desk.second.ask_menu)
+        popover.sampling.options.bytes_of = lambda token: b"".join(desk.token_bytes([token]))
+        self.settings.shown.connect(lambda view: self.apply(view.values))
+        self.settings.colours_wanted.connect(self.stage.colour_by)
+>>>>>>> main
         for news in (desk.session_shown, desk.models.listed, desk.activity_changed, desk.status_changed):
             news.connect(self._refresh_setup)
 

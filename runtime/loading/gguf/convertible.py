@@ -7,12 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from runtime.errors import ModelLoadError
+from runtime.loading.gguf.decoder import FAMILIES, DecoderShape, Tensor, check_tensors
 from runtime.loading.gguf.dequantise import UNPACKERS
 from runtime.loading.gguf.header import read_header
 from runtime.loading.gguf.layout import GgufHeader
-from runtime.loading.gguf.llama import LlamaShape, Tensor, check_tensors
-
-ARCHITECTURES = ("llama",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +18,7 @@ class Checked:
     """A file that can be converted, as far as its header tells."""
 
     header: GgufHeader
-    shape: LlamaShape
+    shape: DecoderShape
     tensors: list[Tensor]
 
     @property
@@ -36,10 +34,10 @@ def check(path: Path) -> Checked:
         ModelLoadError: Damaged, or of a kind that cannot be converted.
     """
     header = read_header(path)
-    if header.architecture not in ARCHITECTURES:
-        works = ", ".join(ARCHITECTURES)
+    if header.architecture not in FAMILIES:
+        works = ", ".join(FAMILIES)
         raise ModelLoadError(f"{path}: the architecture {header.architecture!r} cannot be imported from GGUF; {works} can")
-    shape = LlamaShape.of(header)
+    shape = DecoderShape.of(header)
     tensors = check_tensors(header, shape)
     for tensor in tensors:
         kind = header.tensors[tensor.source].format.name

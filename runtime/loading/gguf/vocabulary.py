@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from runtime.errors import ModelLoadError
 from runtime.loading.gguf.layout import GgufHeader
@@ -17,6 +17,10 @@ CONTROL, USER_DEFINED = 3, 4  # of tokenizer.ggml.token_type
 _ENDINGS = ("<|endoftext|>", "<|im_end|>", "<|eot_id|>", "<|end_of_text|>", "<|eom_id|>", "<|end|>", "</s>", "<end_of_turn>")
 
 
+# Contractions, words with the sign before them, single digits, signs with the line ends behind them, white space.
+_QWEN2 = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+
+
 def _gpt2() -> pre_tokenizers.PreTokenizer:
     return pre_tokenizers.ByteLevel(add_prefix_space=False)
 
@@ -25,9 +29,15 @@ def _smollm() -> pre_tokenizers.PreTokenizer:
     return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), _gpt2()])
 
 
-# How text is cut before the merges, by tokenizer.ggml.pre. Each was checked against the model's own tokenizer; one that
-# is not here is refused, because a wrong cut gives plausible text and wrong numbers.
-PRE_TOKENIZERS: Mapping[str, Callable[[], pre_tokenizers.PreTokenizer]] = {"gpt-2": _gpt2, "smollm": _smollm}
+def _qwen2() -> pre_tokenizers.PreTokenizer:
+    parts = pre_tokenizers.Split(Regex(_QWEN2), behavior="isolated")
+    return pre_tokenizers.Sequence([parts, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+
+
+# How text is cut before the merges, by tokenizer.ggml.pre. Each was checked against the model's own tokenizer (qwen2: the
+# library's class of it); one that is not here is refused, because a wrong cut gives plausible text and wrong numbers.
+PRE_TOKENIZERS: Mapping[str, Callable[[], pre_tokenizers.PreTokenizer]] = {"gpt-2": _gpt2, "smollm": _smollm, "qwen2": _qwen2}
+COMPOSED = ("qwen2",)  # of them: text is brought into Unicode's composed form first
 
 
 def build_tokenizer(header: GgufHeader) -> Tokenizer:
@@ -44,6 +54,8 @@ def build_tokenizer(header: GgufHeader) -> Tokenizer:
             raise _fault(header, f"the merge {left!r} + {right!r} uses a token that is not in the vocabulary")
     tokenizer = Tokenizer(models.BPE(vocab, merges))
     tokenizer.pre_tokenizer = _pre_tokenizer(header)
+    if header.metadata["tokenizer.ggml.pre"] in COMPOSED:
+        tokenizer.normalizer = normalizers.NFC()
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.post_processor = processors.ByteLevel(trim_offsets=True)
     kinds = list(zip(tokens, types, strict=True))

@@ -1,15 +1,21 @@
 from __future__ import annotations
 
+import ssl
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 
 import huggingface_hub
+import keyring
 import pytest
 from huggingface_hub import constants
+from keyring.backend import KeyringBackend
 
 from runtime.errors import DownloadError
 from runtime.hub.downloading import Download
+from runtime.hub.limits import limit_answers
 from runtime.hub.plan import DownloadProgress, HubId
+from runtime.hub.tokens import VARIABLES
 from runtime.loading.shelf import ModelShelf
 from tests.runtime.hub.local_hub import Files, LocalHub, running
 from tests.tiny_models import tiny_path
@@ -27,14 +33,15 @@ def shelf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture(scope="session")
 def client() -> Iterator[None]:
-    """huggingface_hub's own client, made once and without a proxy."""
+    """huggingface_hub's own client, made once, with the child's limits and without a proxy."""
     with pytest.MonkeyPatch.context() as patch:
         for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"):
             patch.delenv(name, raising=False)
             patch.delenv(name.lower(), raising=False)
+        patch.setattr(ssl, "create_default_context", cache(ssl.create_default_context))  # 30 ms for each client
         huggingface_hub.close_session()
-        huggingface_hub.get_session()
-    yield
+        limit_answers()
+        yield
     huggingface_hub.close_session()
 
 
@@ -48,6 +55,44 @@ def hub(client: None, shelf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     with running() as server:
         monkeypatch.setenv("HF_ENDPOINT", server.address)
         yield server
+
+
+class Keychain(KeyringBackend):
+    """The system's, of one test."""
+
+    priority = 5
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # keyring's own
+        self.kept: dict[tuple[str, str], str] = {}
+        self.fault: Exception | None = None
+
+    def _check(self) -> None:
+        if self.fault is not None:
+            raise self.fault
+
+    def get_password(self, service: str, username: str) -> str | None:
+        self._check()
+        return self.kept.get((service, username))
+
+    def set_password(self, service: str, username: str, password: str) -> None:
+        self._check()
+        self.kept[service, username] = password
+
+    def delete_password(self, service: str, username: str) -> None:
+        self._check()
+        del self.kept[service, username]
+
+
+@pytest.fixture
+def keychain(monkeypatch: pytest.MonkeyPatch) -> Iterator[Keychain]:
+    """A keychain in place of none; no token in the environment."""
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    before, own = keyring.get_keyring(), Keychain()
+    keyring.set_keyring(own)
+    yield own
+    keyring.set_keyring(before)
 
 
 @pytest.fixture
@@ -73,8 +118,11 @@ def waits() -> list[float]:
 def fetch(hub: LocalHub, steps: list[DownloadProgress], waits: list[float]) -> Fetch:
     """Fetches in this process, as the child does."""
 
+    async def sleep(seconds: float) -> None:
+        waits.append(seconds)
+
     def run(model: str = "org/tiny") -> str:
-        return Download(HubId.parse(model), steps.append, endpoint=hub.address, sleep=waits.append).fetch()
+        return Download(HubId.parse(model), steps.append, endpoint=hub.address, sleep=sleep).fetch()
 
     return run
 

@@ -6,13 +6,15 @@ import hashlib
 import json
 import re
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import parse_qs, unquote, urlsplit
 
+PATIENCE_SECONDS = 20
 LARGE = 10_000  # bytes from which a file is stored apart from git, under its SHA-256
 
 Files = dict[str, bytes]
@@ -25,6 +27,8 @@ class Repository:
 
     commits: dict[str, Files] = field(default_factory=dict)
     names: dict[str, str] = field(default_factory=dict)
+    owner: str = ""  # whose token may read it; empty for everybody
+    told: dict[str, Any] = field(default_factory=dict)  # what a search says of it beside its files
 
     def commit(self, files: Files, *names: str) -> str:
         """A new one, which branches or tags point to from now on."""
@@ -42,6 +46,8 @@ class LocalHub:
         self.repositories: dict[str, Repository] = {}
         self.asked: list[tuple[str, str, str | None]] = []  # method, path, range
         self.before: list[Reply] = []
+        self.tokens: dict[str, str] = {}  # whose they are
+        self.queries: list[dict[str, list[str]]] = []
         self.address = ""
 
     def add(self, repository: str, files: Files) -> str:
@@ -127,6 +133,19 @@ def stop_after(count: int) -> Reply:
     return reply
 
 
+def once(ready: Callable[[], bool], reply: Reply) -> Reply:
+    """Answers when something else is done: files come side by side."""
+
+    def answer(request: Request) -> bool:
+        until = time.monotonic() + PATIENCE_SECONDS
+        while not ready():
+            assert time.monotonic() < until
+            time.sleep(0.01)
+        return reply(request)
+
+    return answer
+
+
 def held(request: Request) -> bool:
     """Sends half of a file, and the rest only when the client has gone."""
     assert request.data is not None
@@ -190,6 +209,8 @@ def _serve(hub: LocalHub, handler: BaseHTTPRequestHandler) -> None:
     if resolved or api:
         id_, revision = (resolved[1], resolved[2]) if resolved else (api[1], api[3] or "main") if api else ("", "")
         repository = hub.repositories.get(unquote(id_))
+        if repository and repository.owner and repository.owner != _user(hub, handler):
+            repository = None
         revision = unquote(revision)
         commit = repository.names.get(revision, revision) if repository else ""
         files = repository.commits.get(commit, {}) if repository else {}
@@ -197,7 +218,14 @@ def _serve(hub: LocalHub, handler: BaseHTTPRequestHandler) -> None:
     request = Request(hub, handler, path, data)
     if any(reply(request) for reply in hub.before):
         return
-    if not files:
+    if path == "/api/whoami-v2":
+        user = _user(hub, handler)
+        request.json(200, {"type": "user", "name": user}) if user else request.json(401, {"error": "Invalid"})
+    elif path == "/api/models":
+        asked = parse_qs(urlsplit(handler.path).query)
+        hub.queries.append(asked)
+        request.json(200, list(_found(hub, asked, _user(hub, handler)))[: int(asked["limit"][0])])
+    elif not files:
         known = bool(resolved or api) and commit
         code = "RevisionNotFound" if known else "RepoNotFound"
         request.answer(404 if known else 401, b"", X_Error_Code=code)
@@ -209,6 +237,26 @@ def _serve(hub: LocalHub, handler: BaseHTTPRequestHandler) -> None:
         request.answer(404, b"", X_Error_Code="EntryNotFound")
     else:
         _send(request, data, commit)
+
+
+def _user(hub: LocalHub, handler: BaseHTTPRequestHandler) -> str:
+    """Whose token a request carries; empty for nobody's."""
+    return hub.tokens.get(handler.headers.get("Authorization", "").removeprefix("Bearer "), "")
+
+
+def _found(hub: LocalHub, asked: dict[str, list[str]], user: str) -> Iterator[dict[str, Any]]:
+    """What a search tells, the most fetched first."""
+    plain = {"downloads": 0, "likes": 0, "gated": False, "tags": []}
+    for id_, repository in sorted(hub.repositories.items(), key=lambda pair: -pair[1].told.get("downloads", 0)):
+        if asked["search"][0].lower() not in id_.lower() or repository.owner not in ("", user):
+            continue
+        files = repository.commits[repository.names["main"]]
+        try:
+            config = {"config": json.loads(files["config.json"])}
+        except (KeyError, ValueError):
+            config = {}
+        siblings = [{"rfilename": name} for name in files]
+        yield {"id": id_, "private": bool(repository.owner), "siblings": siblings, **plain, **config, **repository.told}
 
 
 def _send(request: Request, data: bytes, commit: str) -> None:

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -70,7 +71,8 @@ def test_who_listens_can_stop_it_and_goes_on_later(hub: LocalHub, tiny: Files) -
     here = small(tiny) + half
 
     def stop(step: DownloadProgress) -> None:
-        if step.file == WEIGHTS and arrived(here):
+        assert step.state != "wait"
+        if arrived(here):
             raise Stopped
 
     # when
@@ -81,6 +83,43 @@ def test_who_listens_can_stop_it_and_goes_on_later(hub: LocalHub, tiny: Files) -
     assert ModelShelf().models() == []
     fetch_model("org/tiny")
     assert hub.ranges(WEIGHTS) == [None, f"bytes={half}-"]
+
+
+def test_a_pause_keeps_what_came_and_is_gone_on_with_at_its_commit(hub: LocalHub, tiny: Files) -> None:
+    # given a download in the middle of its weights
+    commit = hub.add("org/tiny", tiny)
+    hub.before = [for_file(WEIGHTS, held, times=1)]
+    half, pause = len(tiny[WEIGHTS]) // 2, threading.Event()
+    here = small(tiny) + half
+
+    def look(step: DownloadProgress) -> None:
+        assert step.state != "wait"
+        if arrived(here):
+            pause.set()
+
+    # when
+    with pytest.raises(DownloadError, match=rf"org/tiny@main: paused \({here:,} bytes are kept") as paused:
+        fetch_model("org/tiny", look, pause=pause)
+    # then
+    assert (paused.value.reason, paused.value.kept) == ("paused", here)
+    assert children() == []
+    assert ModelShelf().models() == []
+    # when it is gone on with after a restart, and the branch has moved meanwhile
+    hub.add("org/tiny", {**tiny, WEIGHTS: b"another"})
+    [note] = unfinished_downloads()
+    folder = fetch_model(note.source)
+    assert folder.path.name == f"org--tiny@{commit[:12]}"
+    assert hub.ranges(WEIGHTS) == [None, f"bytes={half}-"]
+
+
+def test_what_is_paused_before_it_begins_asks_nobody_for_weights(hub: LocalHub, tiny: Files) -> None:
+    hub.add("org/tiny", tiny)
+    pause = threading.Event()
+    pause.set()
+    with pytest.raises(DownloadError, match="paused") as paused:
+        fetch_model("org/tiny", pause=pause)
+    assert paused.value.reason == "paused"
+    assert WEIGHTS not in hub.fetched()
 
 
 @pytest.mark.slow

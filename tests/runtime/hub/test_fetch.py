@@ -15,7 +15,7 @@ from runtime.hub.plan import DownloadProgress, HubId
 from runtime.loading.shelf import ModelShelf
 from runtime.loading.source import resolve
 from tests.runtime.hub.conftest import Fetch
-from tests.runtime.hub.local_hub import LARGE, Files, LocalHub, Request, for_file, running, status, stop_after
+from tests.runtime.hub.local_hub import LARGE, Files, LocalHub, Request, for_file, once, running, status, stop_after
 from tests.tiny_models import tiny_path
 
 WEIGHTS = "model.safetensors"
@@ -25,6 +25,16 @@ TAKEN = {WEIGHTS, "config.json", "generation_config.json", "tokenizer.json", "to
 def remains(shelf: Path) -> list[str]:
     """Files of downloads that are not done."""
     return sorted(str(path.relative_to(shelf)) for path in (shelf / ".fetching").rglob("*") if path.is_file())
+
+
+def are_here(count: int) -> bool:
+    """Whether so many bytes of a download are."""
+    return any(note.kept >= count for note in unfinished_downloads())
+
+
+def small(tiny: Files) -> int:
+    """Bytes of all files that are taken but the weights."""
+    return sum(len(tiny[name]) for name in TAKEN - {WEIGHTS})
 
 
 def test_a_model_is_fetched_and_loads(hub: LocalHub, fetch: Fetch, tiny: Files, shelf: Path) -> None:
@@ -123,7 +133,8 @@ def test_a_download_goes_on_where_it_stopped(
     # given a server that ends in the middle and then refuses
     hub.add("org/tiny", tiny)
     half = len(tiny[WEIGHTS]) // 2
-    hub.before = [for_file(WEIGHTS, stop_after(half), times=1), for_file(WEIGHTS, status(403))]
+    refused = once(lambda: are_here(small(tiny) + half), status(403))
+    hub.before = [for_file(WEIGHTS, stop_after(half), times=1), for_file(WEIGHTS, refused)]
     with pytest.raises(DownloadError, match="refuses") as stopped:
         fetch()
     # then what came is kept and said, and nothing is listed as a model
@@ -141,12 +152,14 @@ def test_a_download_goes_on_where_it_stopped(
     assert set(hub.fetched()) == {WEIGHTS}
     assert unfinished_downloads() == []
     assert min(step.done for step in steps if step.file == WEIGHTS and step.state == "fetch") >= half
+    assert next(step.done for step in steps if step.total) == stopped.value.kept  # of all files, from the first report on
 
 
 def test_files_that_two_commits_share_are_fetched_once(hub: LocalHub, fetch: Fetch, tiny: Files) -> None:
     # given a download that stopped, and a branch that moved meanwhile
     hub.add("org/tiny", tiny)
-    hub.before = [for_file(WEIGHTS, stop_after(5000), times=1), for_file(WEIGHTS, status(404))]
+    refused = once(lambda: are_here(small(tiny) + 5000), status(404))
+    hub.before = [for_file(WEIGHTS, stop_after(5000), times=1), for_file(WEIGHTS, refused)]
     with pytest.raises(DownloadError, match="not there"):
         fetch()
     second = hub.add("org/tiny", {**tiny, "generation_config.json": b"{}"})

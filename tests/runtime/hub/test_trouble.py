@@ -33,11 +33,12 @@ def listing(reply: Reply) -> Reply:
         (
             status(401, X_Error_Code="RepoNotFound"),
             "missing",
-            "no such repository, or a private one: log in with 'hf auth login'",
+            "no such repository, or a private one: log in with 'elsewise models login', or set HF_TOKEN",
         ),
         (status(404, X_Error_Code="RevisionNotFound"), "missing", "has no revision 'main'"),
         (status(403, X_Error_Code="GatedRepo"), "denied", "its owners ask for consent; give it on .*/org/tiny, then log in"),
-        (status(403), "denied", r"the hub refuses \(HTTP 403\); log in with 'hf auth login', or set HF_TOKEN"),
+        (status(401), "denied", r"the hub refuses \(HTTP 401\); log in with 'elsewise models login', or set HF_TOKEN"),
+        (status(403), "denied", r"the hub refuses \(HTTP 403\); accept its licence on .*/org/tiny, and log in with 'elsewise"),
         (status(429), "busy", r"asks for fewer requests \(HTTP 429\); try again later"),
         (status(500), "busy", r"is in trouble \(HTTP 500\)"),
         (status(503), "busy", "HTTP 503"),
@@ -81,8 +82,11 @@ def test_a_file_that_is_refused_is_not_asked_for_again(
 ) -> None:
     hub.add("org/tiny", tiny)
     hub.before = [for_file(WEIGHTS, status(code))]
-    assert failed(fetch).reason == reason
+    fault = failed(fetch)
+    assert fault.reason == reason
     assert (len(hub.ranges(WEIGHTS)), waits) == (1, [])
+    assert ("log in with 'elsewise models login', or set HF_TOKEN" in str(fault)) is (reason == "denied")
+    assert (f"accept its licence on {hub.address}/org/tiny" in str(fault)) is (code == 403)
 
 
 @pytest.mark.parametrize("code", [408, 429, 503])
@@ -117,11 +121,35 @@ def test_a_server_may_say_when_to_ask_again(
     assert sum(waits) == waited
 
 
-def test_a_hub_that_is_not_there_is_said_to_be(hub: LocalHub, fetch: Fetch, monkeypatch: pytest.MonkeyPatch) -> None:
-    hub.address = "http://127.0.0.1:9"  # where nobody listens
+@pytest.mark.parametrize("address", ["http://127.0.0.1:9", "http://no-such-hub.invalid"])
+def test_a_hub_that_is_not_there_is_said_to_be(address: str, hub: LocalHub, fetch: Fetch) -> None:
+    hub.address = address  # where nobody listens, and which nobody can look up
     fault = failed(fetch)
     assert fault.reason == "network"
     assert "cannot be reached" in str(fault)
+
+
+@pytest.mark.parametrize("address", ["http://127.0.0.1:9/blob", "http://no-such-store.invalid/blob"])
+def test_weights_on_a_server_that_is_not_there_are_asked_for_again(
+    address: str, hub: LocalHub, fetch: Fetch, tiny: Files, waits: list[float]
+) -> None:
+    hub.add("org/tiny", tiny)
+    hub.before = [for_file(WEIGHTS, status(302, Location=address))]
+    fault = failed(fetch)
+    assert (fault.reason, len(hub.ranges(WEIGHTS))) == ("network", ATTEMPTS)
+    assert sum(waits) == 1 + 2 + 4 + 8 + 16
+    assert fault.kept > 0
+    hub.before = []
+    fetch()
+
+
+@pytest.mark.parametrize(
+    "address", ["/org/tiny/resolve/main/model.safetensors", "file:///etc/passwd", "http://[", "gopher://x/"]
+)
+def test_a_redirect_that_leads_nowhere_is_a_typed_error(address: str, hub: LocalHub, fetch: Fetch, tiny: Files) -> None:
+    hub.add("org/tiny", tiny)
+    hub.before = [for_file(WEIGHTS, status(302, Location=address))]
+    assert failed(fetch).reason == "network"
 
 
 def test_an_offline_process_says_why(hub: LocalHub, fetch: Fetch, tiny: Files, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ import pytest
 from runtime.hub.parts import ATTEMPTS
 from runtime.loading.source import resolve
 from tests.runtime.hub.conftest import Fetch, failed
-from tests.runtime.hub.local_hub import Files, LocalHub, Reply, Request, for_file, status, stop_after
+from tests.runtime.hub.local_hub import Files, LocalHub, Reply, Request, for_file, oid, status, stop_after
 from tests.tiny_models import tiny_path
 
 WEIGHTS = "model.safetensors"
@@ -112,6 +112,21 @@ def test_a_part_of_other_content_costs_one_more_attempt(hub: LocalHub, fetch: Fe
     assert hub.ranges(WEIGHTS) == [None, "bytes=5000-", None]
 
 
+def test_a_file_that_changed_for_good_between_two_parts_is_refused(hub: LocalHub, fetch: Fetch, tiny: Files) -> None:
+    # given as many bytes of something else from now on
+    hub.add("org/tiny", tiny)
+    other = bytes(len(tiny[WEIGHTS]))
+
+    def changed(request: Request) -> bool:
+        told = f"bytes {request.offset}-{len(other) - 1}/{len(other)}"
+        code, more = (206, {"Content_Range": told}) if request.offset else (200, {})
+        return request.answer(code, other[request.offset :], **more)
+
+    hub.before = [for_file(WEIGHTS, stop_after(5000), times=1), for_file(WEIGHTS, changed)]
+    assert failed(fetch).reason == "hash"
+    assert hub.ranges(WEIGHTS) == [None, "bytes=5000-", None]
+
+
 @pytest.mark.parametrize("name", [WEIGHTS, "tokenizer_config.json"])
 def test_a_wrong_digest_is_refused_and_not_kept(name: str, hub: LocalHub, fetch: Fetch, tiny: Files) -> None:
     hub.add("org/tiny", tiny)
@@ -127,6 +142,15 @@ def test_a_wrong_digest_is_refused_and_not_kept(name: str, hub: LocalHub, fetch:
     hub.before, hub.asked = [], []
     fetch()
     assert hub.ranges(name) == [None]  # nothing of it was kept
+
+
+def test_a_part_that_is_longer_than_its_file_begins_anew(hub: LocalHub, fetch: Fetch, tiny: Files, shelf: Path) -> None:
+    hub.add("org/tiny", tiny)
+    part = shelf / ".fetching" / "org--tiny" / f"{oid(tiny[WEIGHTS])}.part"
+    part.parent.mkdir(parents=True)
+    part.write_bytes(tiny[WEIGHTS] + b"more")
+    assert resolve(fetch()).weights_digest == resolve(tiny_path("llama")).weights_digest
+    assert hub.ranges(WEIGHTS) == [None]
 
 
 def test_compressed_content_is_refused(hub: LocalHub, fetch: Fetch, tiny: Files) -> None:

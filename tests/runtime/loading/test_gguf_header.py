@@ -94,7 +94,7 @@ def test_a_sound_file_of_another_kind_is_refused_before_any_work(what: str, tmp_
 
 def test_what_works_is_named_for_what_does_not(tmp_path: Path) -> None:
     path = UNSUITABLE["another architecture"].write(tmp_path / "other.gguf")
-    with pytest.raises(ModelLoadError, match="'mamba' cannot be imported from GGUF; llama can"):
+    with pytest.raises(ModelLoadError, match="'mamba' cannot be imported from GGUF; llama, qwen2, qwen3 can"):
         check(path)
 
 

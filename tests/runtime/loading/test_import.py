@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import shutil
 import stat
@@ -9,7 +8,6 @@ import threading
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 from safetensors.numpy import load_file
 
@@ -20,44 +18,15 @@ from runtime.loading.progress import Progress
 from runtime.loading.shelf import list_models
 from runtime.loading.source import resolve
 from runtime.text.tokenizer import Tokenizer
+from tests.runtime.loading.as_gguf import as_gguf
 from tests.runtime.loading.conftest import left_behind
 from tests.runtime.loading.gguf_files import (
     HEADS,
     KV_HEADS,
     LAYERS,
-    Stored,
-    llama_pairs,
     small_llama,
-    stored,
 )
-from tests.runtime.loading.gguf_files import GgufFile as Gguf
-from tests.tiny_models import tiny_path, tiny_tokenizer
-
-
-def permuted(weight: npt.NDArray[np.float32], heads: int) -> npt.NDArray[np.float32]:
-    """llama.cpp's row order, as its converter makes it."""
-    rows, columns = weight.shape
-    return weight.reshape(heads, 2, rows // heads // 2, columns).swapaxes(1, 2).reshape(rows, columns)
-
-
-def as_gguf(folder: Path, path: Path) -> Path:
-    """A tiny transformers llama as llama.cpp would write it."""
-    weights = load_file(folder / "model.safetensors")
-    names = {"input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm", "self_attn.q_proj": "attn_q"}
-    names |= {"self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output"}
-    names |= {"mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down"}
-    tensors: list[Stored] = [stored("token_embd.weight", weights["model.embed_tokens.weight"])]
-    for key, value in weights.items():
-        if key.startswith("model.layers."):
-            number, _, part = key.removeprefix("model.layers.").removesuffix(".weight").partition(".")
-            heads = {"self_attn.q_proj": 4, "self_attn.k_proj": 2}.get(part)
-            tensors.append(stored(f"blk.{number}.{names[part]}.weight", permuted(value, heads) if heads else value))
-    tensors += [stored("output_norm.weight", weights["model.norm.weight"]), stored("output.weight", weights["lm_head.weight"])]
-    layout = json.loads(tiny_tokenizer().to_str())["model"]
-    tokens = sorted(layout["vocab"], key=layout["vocab"].__getitem__)
-    pairs = llama_pairs(tokens, [" ".join(merge) for merge in layout["merges"]], pre="gpt-2", theta=100_000.0)
-    file = Gguf(pairs, tuple(tensors)).with_pair("llama.block_count", 4, 3).with_pair("llama.feed_forward_length", 4, 128)
-    return file.with_pair("llama.context_length", 4, 4096).write(path)
+from tests.tiny_models import tiny_path
 
 
 def test_a_converted_model_is_the_original(shelf: Path, tmp_path: Path) -> None:

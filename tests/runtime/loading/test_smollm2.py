@@ -14,7 +14,7 @@ from runtime.errors import ModelLoadError
 from runtime.loading.digests import sha256_of
 from runtime.loading.folder import ModelFolder
 from runtime.loading.gguf.convertible import check
-from runtime.loading.gguf.llama import unpermuted
+from runtime.loading.gguf.decoder import unpermuted
 from runtime.loading.importer import SOURCE
 from runtime.loading.paths import shelf_path
 from runtime.loading.smollm2 import GGUF_SHA256, fetch_embedded

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from typing import Any
 
@@ -30,6 +30,23 @@ class Door:
         self._inside = model
         self.calls: list[int] = []
 
+    def watch(self, prepare: Callable[..., Any]) -> Callable[..., Any]:
+        """Of calls that prepare a forward those count that are begun: until then nothing is computed."""
+
+        def prepared(*args: Any) -> Any:
+            before = len(self.calls)
+            rest = prepare(*args)
+            made = self.calls[before:]
+            del self.calls[before:]
+
+            def begin(tokens: Any) -> Any:
+                self.calls += made
+                return rest(tokens)
+
+            return None if rest is None else begin
+
+        return prepared
+
     def __call__(self, tokens: Any, *args: Any, **kwargs: Any) -> Any:
         self.calls.append(int(tokens.size))
         return self._inside(tokens, *args, **kwargs)
@@ -45,6 +62,7 @@ def watched(backend: str, name: str, **options: Any) -> Iterator[tuple[LocalMode
         inner: Any = model._engine.backend
         if backend == "mlx":
             inner._model = door = Door(inner._model)
+            inner.prepare = door.watch(inner.prepare)
             calls = door.calls
         else:
             calls = []

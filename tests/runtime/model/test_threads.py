@@ -53,19 +53,26 @@ class Watched:
             if name in ("split", "take_many"):
                 return type(answer)(Held(part, self._callers, "payload freed") for part in answer)
             if name == "begin":
-                return answer[0], self._awaited(answer[1])
+                return answer[0], self._noted("fetch", answer[1])
+            if name == "prepare" and answer is not None:
+                return lambda tokens: self._begun(answer, tokens)
             if name in MAKERS:
                 return Held(answer, self._callers, "pack freed" if name == "open_pack" else "payload freed")
             return answer
 
         return call
 
-    def _awaited(self, fetch: Callable[[], Any]) -> Callable[[], Any]:
-        """The second half of a forward that was begun."""
+    def _begun(self, rest: Callable[[Any], Any], tokens: Any) -> Any:
+        """A forward that was prepared is begun."""
+        slots, fetch = self._noted("begin", lambda: rest(tokens))()
+        return slots, self._noted("fetch", fetch)
+
+    def _noted(self, name: str, act: Callable[[], Any]) -> Callable[[], Any]:
+        """A part of a call that comes later."""
 
         def call() -> Any:
-            self._callers.setdefault("fetch", set()).add(threading.get_ident())
-            return fetch()
+            self._callers.setdefault(name, set()).add(threading.get_ident())
+            return act()
 
         return call
 
@@ -128,7 +135,7 @@ def test_arrays_are_made_used_and_freed_by_one_thread_alone(name: str) -> None:
         *callers,
         "restore",
     }
-    assert ({"begin", "fetch"} <= callers.keys()) == (name in ("overlapping", "mlx"))
+    assert ({"begin", "fetch", "prepare"} <= callers.keys()) == (name in ("overlapping", "mlx"))
     del callers["pack freed"]  # an emptied shell: its arrays went with `close`
     (owner,) = callers["load"]
     assert owner != threading.get_ident()

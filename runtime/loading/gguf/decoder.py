@@ -1,4 +1,8 @@
-"""GGUF's ``llama`` architecture in Hugging Face's layout: tensor names, shapes, row order, config.json."""
+"""GGUF's decoders of llama's build in Hugging Face's layout: tensor names, shapes, row order, config.json.
+
+A family differs from llama in a few parts of its attention. Each is proven equal to transformers on a tiny model
+(`tests/runtime/loading/test_import.py`).
+"""
 
 from __future__ import annotations
 
@@ -16,6 +20,32 @@ MAX_LAYERS, MAX_WIDTH, MAX_CONTEXT = 1024, 1 << 18, 1 << 27
 
 
 @dataclass(frozen=True, slots=True)
+class Family:
+    """What sets an architecture apart.
+
+    Attributes:
+        model_type: In config.json.
+        transformers: The class of the model there.
+        interleaved: Whether rows of q and k lie in GGUF in llama.cpp's order of rotary pairs.
+        biased: Whether q, k and v have biases.
+        normed: Whether q and k go through norms, a head at a time.
+    """
+
+    model_type: str
+    transformers: str
+    interleaved: bool = False
+    biased: bool = False
+    normed: bool = False
+
+
+FAMILIES = {  # by general.architecture
+    "llama": Family("llama", "LlamaForCausalLM", interleaved=True),
+    "qwen2": Family("qwen2", "Qwen2ForCausalLM", biased=True),
+    "qwen3": Family("qwen3", "Qwen3ForCausalLM", normed=True),
+}
+
+
+@dataclass(frozen=True, slots=True)
 class Tensor:
     """One tensor of the model: its names here and there, the shape it must have."""
 
@@ -26,9 +56,10 @@ class Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class LlamaShape:
-    """The sizes of a llama, checked against each other."""
+class DecoderShape:
+    """The sizes of a model, checked against each other."""
 
+    family: Family
     layers: int
     hidden: int
     intermediate: int
@@ -42,32 +73,36 @@ class LlamaShape:
     tied: bool
 
     @classmethod
-    def of(cls, header: GgufHeader) -> LlamaShape:
+    def of(cls, header: GgufHeader) -> DecoderShape:
         """Reads the metadata.
 
         Raises:
             ModelLoadError: A number is missing or absurd, or the file uses a feature that is not supported.
         """
         _refuse_unsupported(header)
-        hidden = _whole(header, "llama.embedding_length", MAX_WIDTH)
-        heads = _whole(header, "llama.attention.head_count", 4096)
-        head_dim = _whole(header, "llama.attention.key_length", 4096, hidden // heads)
+        name = header.architecture
+        hidden = _whole(header, f"{name}.embedding_length", MAX_WIDTH)
+        heads = _whole(header, f"{name}.attention.head_count", 4096)
+        head_dim = _whole(header, f"{name}.attention.key_length", 4096, hidden // heads)
         shape = cls(
-            layers=_whole(header, "llama.block_count", MAX_LAYERS),
+            family=FAMILIES[name],
+            layers=_whole(header, f"{name}.block_count", MAX_LAYERS),
             hidden=hidden,
-            intermediate=_whole(header, "llama.feed_forward_length", MAX_WIDTH * 8),
+            intermediate=_whole(header, f"{name}.feed_forward_length", MAX_WIDTH * 8),
             heads=heads,
-            kv_heads=_whole(header, "llama.attention.head_count_kv", heads, heads),
+            kv_heads=_whole(header, f"{name}.attention.head_count_kv", heads, heads),
             head_dim=head_dim,
             vocabulary=_vocabulary(header),
-            context=_whole(header, "llama.context_length", MAX_CONTEXT),
-            rope_theta=_positive(header, "llama.rope.freq_base", 10000.0),
-            norm_eps=_positive(header, "llama.attention.layer_norm_rms_epsilon", 1e-5),
+            context=_whole(header, f"{name}.context_length", MAX_CONTEXT),
+            rope_theta=_positive(header, f"{name}.rope.freq_base", 10000.0),
+            norm_eps=_positive(header, f"{name}.attention.layer_norm_rms_epsilon", 1e-5),
             tied="output.weight" not in header.tensors,
         )
-        for key, expected in (("llama.rope.dimension_count", head_dim), ("llama.attention.value_length", head_dim)):
+        for key, expected in ((f"{name}.rope.dimension_count", head_dim), (f"{name}.attention.value_length", head_dim)):
             if header.metadata.get(key, expected) != expected:
                 raise _fault(header, f"{key} is {header.metadata[key]!r} where the head size is {expected}: not supported")
+        if shape.family.model_type == "qwen2" and head_dim * heads != hidden:  # its config has no size of a head
+            raise _fault(header, f"{heads} heads of {head_dim} are not as wide as the model, {hidden}: not supported")
         if head_dim % 2 or shape.heads % shape.kv_heads:
             raise _fault(header, f"{heads} heads of {head_dim} over {shape.kv_heads} KV heads do not fit together")
         return shape
@@ -79,9 +114,14 @@ class LlamaShape:
         for n in range(self.layers):
             there, here = f"blk.{n}", f"model.layers.{n}"
             yield Tensor(f"{there}.attn_norm.weight", f"{here}.input_layernorm.weight", (self.hidden,))
-            yield Tensor(f"{there}.attn_q.weight", f"{here}.self_attn.q_proj.weight", (q, self.hidden), self.heads)
-            yield Tensor(f"{there}.attn_k.weight", f"{here}.self_attn.k_proj.weight", (kv, self.hidden), self.kv_heads)
-            yield Tensor(f"{there}.attn_v.weight", f"{here}.self_attn.v_proj.weight", (kv, self.hidden))
+            for part, rows, permuted in (("q", q, self.heads), ("k", kv, self.kv_heads), ("v", kv, 0)):
+                source, target = f"{there}.attn_{part}", f"{here}.self_attn.{part}_proj"
+                heads = permuted if self.family.interleaved else 0
+                yield Tensor(f"{source}.weight", f"{target}.weight", (rows, self.hidden), heads)
+                if self.family.biased:
+                    yield Tensor(f"{source}.bias", f"{target}.bias", (rows,))
+                if self.family.normed and part != "v":
+                    yield Tensor(f"{source}_norm.weight", f"{here}.self_attn.{part}_norm.weight", (self.head_dim,))
             yield Tensor(f"{there}.attn_output.weight", f"{here}.self_attn.o_proj.weight", (self.hidden, q))
             yield Tensor(f"{there}.ffn_norm.weight", f"{here}.post_attention_layernorm.weight", (self.hidden,))
             yield Tensor(f"{there}.ffn_gate.weight", f"{here}.mlp.gate_proj.weight", (self.intermediate, self.hidden))
@@ -94,8 +134,8 @@ class LlamaShape:
     def config(self) -> dict[str, Any]:
         """config.json, rope in both spellings."""
         return {
-            "architectures": ["LlamaForCausalLM"],
-            "model_type": "llama",
+            "architectures": [self.family.transformers],
+            "model_type": self.family.model_type,
             "hidden_size": self.hidden,
             "intermediate_size": self.intermediate,
             "num_hidden_layers": self.layers,
@@ -109,13 +149,13 @@ class LlamaShape:
             "rope_theta": self.rope_theta,
             "rope_parameters": {"rope_type": "default", "rope_theta": self.rope_theta},
             "tie_word_embeddings": self.tied,
-            "attention_bias": False,
+            "attention_bias": False,  # qwen2's are there without being asked for
             "mlp_bias": False,
             "dtype": "float32",
         }
 
 
-def check_tensors(header: GgufHeader, shape: LlamaShape) -> list[Tensor]:
+def check_tensors(header: GgufHeader, shape: DecoderShape) -> list[Tensor]:
     """The tensors to convert: all there, all of the right shape, none too many.
 
     Raises:
@@ -130,7 +170,9 @@ def check_tensors(header: GgufHeader, shape: LlamaShape) -> list[Tensor]:
             raise _fault(header, f"{tensor.source} has the shape {info.shape}, the sizes say {tensor.shape}")
     extra = sorted(header.tensors.keys() - {tensor.source for tensor in wanted})
     if extra:
-        raise _fault(header, f"the tensor {extra[0]} is not part of a plain llama (of {len(extra)} such): not supported")
+        raise _fault(
+            header, f"the tensor {extra[0]} is not part of a plain {header.architecture} (of {len(extra)} such): not supported"
+        )
     return wanted
 
 
@@ -142,10 +184,10 @@ def unpermuted(weight: npt.NDArray[np.float32], heads: int) -> npt.NDArray[np.fl
 
 
 def _refuse_unsupported(header: GgufHeader) -> None:
-    scaling = header.metadata.get("llama.rope.scaling.type", "none")
+    scaling = header.metadata.get(f"{header.architecture}.rope.scaling.type", "none")
     if scaling != "none" or "rope_freqs.weight" in header.tensors:
         raise _fault(header, "rope scaling in a GGUF is not supported; use the model's own folder")
-    if header.metadata.get("llama.expert_count", 0):
+    if header.metadata.get(f"{header.architecture}.expert_count", 0):
         raise _fault(header, "mixtures of experts in a GGUF are not supported; use the model's own folder")
     if header.metadata.get("split.count", 1) != 1:
         raise _fault(header, "one part of a split GGUF: join the parts with llama-gguf-split --merge first")
@@ -156,8 +198,9 @@ def _vocabulary(header: GgufHeader) -> int:
     if embedding is None or len(embedding.shape) != 2:
         raise _fault(header, "the tensor token_embd.weight is missing or has no two dimensions")
     rows = embedding.shape[0]
-    if header.metadata.get("llama.vocab_size", rows) != rows:
-        raise _fault(header, f"llama.vocab_size is {header.metadata['llama.vocab_size']!r}, the embedding has {rows:,} rows")
+    said = header.metadata.get(f"{header.architecture}.vocab_size", rows)
+    if said != rows:
+        raise _fault(header, f"{header.architecture}.vocab_size is {said!r}, the embedding has {rows:,} rows")
     return rows
 
 

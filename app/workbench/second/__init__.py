@@ -1,0 +1,1 @@
+"""A second model beside the one in use: what there is, its engine, and the path under both."""

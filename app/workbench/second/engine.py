@@ -1,0 +1,85 @@
+"""The engine of a second model: started for a comparison, ended after it unless it is kept."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from app.supervisor import Supervisor
+from runtime import RuntimeFault
+
+if TYPE_CHECKING:
+    from runtime import Fit, LanguageModel
+    from ui import SecondChoice
+
+
+class SecondEngine:
+    """Owns at most one engine process beside the supervisor's. All members belong to the window's loop.
+
+    Args:
+        first: The supervisor of the model in use: what its engine is started with, this one is too.
+    """
+
+    def __init__(self, first: Supervisor) -> None:
+        self._first = first
+        self._held: Supervisor | None = None
+        self._key: tuple[str, ...] = ()
+        self._told: Callable[[str], None] = lambda _words: None
+        self.keeps = False
+
+    def runs(self, choice: SecondChoice) -> bool:
+        """Whether it is loaded already."""
+        return self._held is not None and self._held.running is not None and self._key == _key(choice)
+
+    async def model(self, choice: SecondChoice, told: Callable[[str], None]) -> LanguageModel:
+        """The second model, loaded now unless it is; another one that was kept ends first.
+
+        Raises:
+            RuntimeFault: It cannot be loaded.
+        """
+        self._told = told
+        if self._held is None or self._key != _key(choice):
+            await self.close()
+            options = {"dtype": choice.dtype} if choice.dtype else {}
+            held = self._first.beside(choice.source, choice.backend, options)
+            held.subscribe(lambda: self._told(held.reason) if held.reason else None)
+            self._held, self._key = held, _key(choice)
+        return await self._held.model()
+
+    async def release(self) -> None:
+        """Ends it unless it is kept."""
+        if not self.keeps:
+            await self.close()
+
+    async def died(self, model: LanguageModel) -> None:
+        """A request to `model` met its end."""
+        if self._held is not None:
+            await self._held.died(model)
+
+    async def close(self) -> None:
+        """Ends it, within 2 s."""
+        held, self._held = self._held, None
+        if held is not None:
+            await held.close()
+
+
+async def room_for(choice: SecondChoice, tokens: int) -> Fit | None:
+    """What the second model would take for a text of so many tokens; None where that is not known."""
+    return await asyncio.to_thread(_room_for, choice, tokens)
+
+
+def _room_for(choice: SecondChoice, tokens: int) -> Fit | None:
+    from runtime import ModelShelf, default_backend, estimate_fit  # the window opens without them
+
+    shelf = ModelShelf()
+    try:
+        entry, config = shelf.find(choice.source), shelf.config(choice.source)
+    except RuntimeFault:  # it is a folder beside the shelf, or gone: loading says so
+        return None
+    backend = default_backend() if choice.backend == "auto" else choice.backend
+    return estimate_fit(config, entry.weights, dtype=entry.dtype, backend=backend, context=tokens) if entry.weights else None
+
+
+def _key(choice: SecondChoice) -> tuple[str, ...]:
+    return choice.source, choice.backend, choice.dtype

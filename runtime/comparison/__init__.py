@@ -1,0 +1,1 @@
+"""One text under two models: what either thinks of it, side by side."""

@@ -1,0 +1,156 @@
+"""What a comparison of two models has found, in columns."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from runtime.comparison.spans import Float64, Int64, ends_of, span_sums
+from runtime.records import NO_TOKEN, Int32, TokenRun
+
+OnComparison = Callable[[int, int], None]  # tokens done and in all; on the caller's loop
+
+
+@dataclass(frozen=True, slots=True)
+class Total:
+    """One model's numbers over the spans that both have scored: the same bytes on either side.
+
+    Attributes:
+        logprob: Of all of them together, nats.
+        tokens: The model's own, in those spans.
+        bytes: Of the text there.
+    """
+
+    logprob: float
+    tokens: int
+    bytes: int
+
+    @property
+    def perplexity(self) -> float | None:
+        """Per token of the model's own; not comparable between tokenizers. None where nothing is scored."""
+        return _perplexity(self.logprob, self.tokens)
+
+    @property
+    def byte_perplexity(self) -> float | None:
+        """Per byte: comparable between any two models."""
+        return _perplexity(self.logprob, self.bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class ComparedSide:
+    """What one model thinks of the text.
+
+    Attributes:
+        name: The model's.
+        run: Its own tokens of the text, scored.
+        borders: ``(m + 1,)`` span i is made of the tokens from border i to border i + 1.
+        top_bytes: ``(n,)`` the bytes of the token that it thought likeliest at the place of each of its tokens; b"" unknown.
+    """
+
+    name: str
+    run: TokenRun
+    borders: Int64
+    top_bytes: tuple[bytes, ...]
+
+    @property
+    def logprob(self) -> Float64:
+        """``(m,)`` nats of each span; NaN where one of its tokens is not scored (the first of all never is)."""
+        return span_sums(self.run.logprob, self.borders)
+
+    @property
+    def rank(self) -> Int32:
+        """``(m,)`` of spans of one token; 0 of all others."""
+        return np.where(self.single, np.append(self.run.rank, 0)[self.borders[:-1]], 0).astype(np.int32)
+
+    @property
+    def single(self) -> npt.NDArray[np.bool_]:
+        """``(m,)`` whether a span is one token of this side."""
+        found: npt.NDArray[np.bool_] = np.diff(self.borders) == 1
+        return found
+
+    @property
+    def top_logprob(self) -> Float64:
+        """``(m,)`` nats of the token that it thought likeliest where each span begins; NaN unknown."""
+        known = self.run.top_ids[:, 0] != NO_TOKEN
+        tops: Float64 = np.where(known, self.run.top_logprobs[:, 0].astype(np.float64), np.nan)
+        return np.append(tops, np.nan)[self.borders[:-1]]
+
+    def top_of(self, span: int) -> bytes:
+        """The bytes of the token that it thought likeliest where a span begins; b"" unknown."""
+        start = int(self.borders[span])
+        return self.top_bytes[start] if start < len(self.top_bytes) else b""
+
+    def tokens_of(self, span: int) -> tuple[bytes, ...]:
+        """The bytes of its tokens of a span."""
+        return self.run.token_bytes[int(self.borders[span]) : int(self.borders[span + 1])]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelComparison:
+    """One text under two models, span by span: the tokens where both cut it alike, else what lies between common borders.
+
+    Attributes:
+        left: The first model.
+        right: The second.
+        aligned_by: "tokens" where both read the same ids (every span is a token), else "bytes".
+        kl: ``(m,)`` nats, KL(left || right) of the distributions that each span's token is of; NaN where full vectors were
+            not compared. None where that was not asked for, or the vocabularies differ.
+    """
+
+    left: ComparedSide
+    right: ComparedSide
+    aligned_by: Literal["tokens", "bytes"]
+    kl: Float64 | None = None
+
+    def __len__(self) -> int:
+        """How many spans."""
+        return len(self.left.borders) - 1
+
+    @property
+    def sides(self) -> tuple[ComparedSide, ComparedSide]:
+        """Both."""
+        return self.left, self.right
+
+    @property
+    def difference(self) -> Float64:
+        """``(m,)`` nats: what right gives more than left; below 0 left gave more. NaN where one of them says nothing."""
+        with np.errstate(invalid="ignore"):  # -inf on both sides
+            found: Float64 = self.right.logprob - self.left.logprob
+        return found
+
+    @property
+    def scored(self) -> npt.NDArray[np.bool_]:
+        """``(m,)`` the spans of which both have a number."""
+        return ~(np.isnan(self.left.logprob) | np.isnan(self.right.logprob))
+
+    @property
+    def disagree(self) -> npt.NDArray[np.bool_]:
+        """``(m,)`` where the two would have gone on differently: of their likeliest tokens neither begins with the other."""
+        tops = [(self.left.top_of(i), self.right.top_of(i)) for i in range(len(self))]
+        return np.array([bool(a and b) and not (a.startswith(b) or b.startswith(a)) for a, b in tops], np.bool_)
+
+    def disagrees(self) -> int:
+        """How many spans."""
+        return int(self.disagree.sum())
+
+    def totals(self) -> tuple[Total, Total]:
+        """Of left and right, over the same bytes."""
+        both = self.scored
+        lengths = np.diff(np.concatenate(([0], ends_of(self.left.run.token_bytes)))[self.left.borders])
+        size = int(lengths[both].sum())
+        left, right = (
+            Total(float(side.logprob[both].sum()), int(np.diff(side.borders)[both].sum()), size) for side in self.sides
+        )
+        return left, right
+
+
+def _perplexity(logprob: float, count: int) -> float | None:
+    if not count:
+        return None
+    mean = -logprob / count
+    return math.exp(mean) if mean < 700 else math.inf

@@ -1,0 +1,112 @@
+"""The token of private models, in the system keychain. In the process that asks; the child gets it on its standard input."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from runtime.errors import InvalidRequestError, KeychainError
+
+if TYPE_CHECKING:
+    from keyring.backend import KeyringBackend
+
+VARIABLES = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")  # of the environment; they win
+_SERVICE = "elsewise"
+_LONGEST = 1000  # characters
+_ELSE = "set HF_TOKEN in the environment instead"
+
+
+def hub_address() -> str:
+    """The hub that is asked: ``HF_ENDPOINT``, or Hugging Face. A token is kept for one hub and sent to no other."""
+    return os.environ.get("HF_ENDPOINT", "").strip().rstrip("/") or "https://huggingface.co"
+
+
+def token_in_environment() -> str:
+    """The variable that holds a token, which is used then before the keychain's; empty where none does."""
+    return next((name for name in VARIABLES if os.environ.get(name, "").strip()), "")
+
+
+def keep_token(token: str) -> str:
+    """Keeps a token for the hub in the system keychain, in place of one that is there. Blocks; the system may ask its user.
+
+    Args:
+        token: A user access token that may read.
+
+    Returns:
+        The name of the keychain.
+
+    Raises:
+        InvalidRequestError: It cannot be a token; the message does not show it.
+        KeychainError: There is no keychain, it is locked, or it refuses.
+    """
+    stripped = token.strip()
+    sound = stripped.isascii() and stripped.isprintable() and " " not in stripped
+    if not (stripped and sound and len(stripped) <= _LONGEST):
+        raise InvalidRequestError("this is no token: give the one line of letters and digits that the hub showed (hf_...)")
+    keychain = _keychain()
+    try:
+        keychain.set_password(_SERVICE, hub_address(), stripped)
+    except Exception as fault:  # noqa: BLE001  # keychains are other people's code and raise what they like
+        raise _refused(fault, stripped) from None  # its cause may hold the token
+    return str(keychain.name)
+
+
+def forget_token() -> bool:
+    """Removes the hub's token from the system keychain; False where none was kept.
+
+    Raises:
+        KeychainError: There is no keychain, it is locked, or it refuses.
+    """
+    keychain = _keychain()
+    try:
+        if keychain.get_password(_SERVICE, hub_address()) is None:
+            return False
+        keychain.delete_password(_SERVICE, hub_address())
+    except Exception as fault:  # noqa: BLE001  # as above
+        raise _refused(fault) from None
+    return True
+
+
+def is_token_kept() -> bool:
+    """Whether the system keychain has a token for the hub; a machine without a keychain has none."""
+    return bool(kept_token())
+
+
+def kept_token() -> str:
+    """The keychain's token; empty where the environment has one, where none is kept, or where the keychain is not to be had.
+
+    What can be fetched without a token must not fail for want of a keychain: who is refused hears how to log in.
+    """
+    if token_in_environment():
+        return ""
+    try:
+        return _keychain().get_password(_SERVICE, hub_address()) or ""
+    except Exception:  # noqa: BLE001  # as above; whatever it is, there is none
+        return ""
+
+
+def _keychain() -> KeyringBackend:
+    """The system's, as keyring finds it.
+
+    Raises:
+        KeychainError: None that deserves the name.
+    """
+    import keyring  # looks through every installed package: only where a hub is asked
+    from keyring.core import recommended
+
+    try:
+        found = keyring.get_keyring()
+        fit = recommended(found)
+    except Exception as fault:  # noqa: BLE001  # as above
+        raise _refused(fault) from None
+    if not fit:  # keyring.backends.fail, or a plain file
+        raise KeychainError(
+            f"this machine has no system keychain (on Linux: gnome-keyring or KWallet, unlocked in your session); {_ELSE}"
+        )
+    return found
+
+
+def _refused(fault: Exception, token: str = "") -> KeychainError:
+    said = f"{type(fault).__name__}: {fault}".rstrip(": ")
+    said = said.replace(token, "(token)") if token else said
+    return KeychainError(f"the system keychain refuses ({said[:200]}); unlock it, or {_ELSE}")

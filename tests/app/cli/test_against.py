@@ -1,0 +1,77 @@
+"""`elsewise score --against`: two models on one text."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+
+import pytest
+
+from runtime import load
+from tests.app.cli.conftest import Elsewise
+from tests.runtime.adapters.toys import toy_adapter
+from tests.tiny_models import tiny_path
+
+TEXT = "so it goes, é\n\t“quoted”"
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> str:
+    path = tmp_path / "text.txt"
+    path.write_text(TEXT, "utf-8")
+    return str(path)
+
+
+def test_two_models_side_by_side(elsewise: Elsewise, text: str) -> None:
+    tiny = str(tiny_path("llama"))
+    done = elsewise("score", text, "--backend", "fake", "--against", tiny, "--against-backend", "hf", "--json", "--kl")
+    *rows, summary = [json.loads(line) for line in done.out.splitlines()]
+    assert "".join(row["text"] for row in rows) == TEXT
+    assert bytes.fromhex("".join(row["bytes"] for row in rows)).decode() == TEXT
+    with load(tiny, backend="hf") as model:
+        ids = model.tokenize(TEXT)
+        assert [row["against_tokens"] for row in rows] == [1] * len(ids)  # each of its borders is one of bytes
+        numbers = model.next_token_logprobs_sync(ids[:3])
+        assert rows[3]["against_logprob"] == pytest.approx(float(numbers[ids[3]]), abs=1e-5)
+        assert rows[3]["against_likeliest"] == model.decode_token(int(numbers.argmax())).decode(errors="replace")
+    for row in rows[1:]:
+        assert row["difference"] == pytest.approx(row["against_logprob"] - row["logprob"])
+        assert "kl" not in row
+    assert (rows[0]["logprob"], rows[0]["against_logprob"], rows[0]["difference"]) == (None, None, None)
+    assert (summary["aligned_by"], summary["places"]) == ("bytes", len(rows))
+    assert summary["right"]["logprob"] == pytest.approx(sum(row["against_logprob"] for row in rows[1:]))
+    assert "the tokenizers differ, aligned by bytes" in done.err
+    assert done.err.count("a byte") == 2
+
+
+def test_the_same_model_with_an_adapter(elsewise: Elsewise, text: str, tmp_path: Path) -> None:
+    folder = toy_adapter(tmp_path / "A", 1)
+    done = elsewise("score", text, "--backend", "fake", "--against-adapter", f"{folder}:0.5", "--kl", "--csv")
+    rows = list(csv.DictReader(io.StringIO(done.out)))
+    assert len(rows) == len(TEXT.encode())
+    assert any(float(row["difference"]) for row in rows[1:])
+    assert all(float(row["kl"]) >= 0 for row in rows[1:])
+    same = elsewise("score", text, "--backend", "fake", "--against-backend", "fake", "--csv")
+    assert {row["difference"] for row in list(csv.DictReader(io.StringIO(same.out)))[1:]} == {"0.0"}
+
+
+def test_the_table_marks_where_they_disagree(elsewise: Elsewise, text: str, tmp_path: Path) -> None:
+    folder = str(toy_adapter(tmp_path / "A", 1))
+    done = elsewise("score", text, "--backend", "fake", "--against-adapter", folder, "--kl")
+    lines = done.out.splitlines()
+    assert len(lines) == 1 + len(TEXT.encode())
+    assert [word in lines[0] for word in ("B - A", "rank B", "KL", "B says")] == [True] * 4
+    starred = sum(line.rstrip().endswith("*") for line in lines)
+    assert starred > 0
+    assert f"{starred:,} of {len(TEXT.encode()):,} places disagree" in done.err
+
+
+def test_what_cannot_be_compared_is_said(elsewise: Elsewise, text: str, tmp_path: Path) -> None:
+    done = elsewise("score", text, "--backend", "fake", "--kl")
+    assert (done.code, done.out) == (2, "")
+    assert "--against" in done.err
+    done = elsewise("score", text, "--backend", "fake", "--against", str(tmp_path / "nowhere"), "--against-backend", "hf")
+    assert (done.code, done.out) == (1, "")
+    assert "nowhere" in done.err

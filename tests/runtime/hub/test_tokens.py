@@ -1,0 +1,193 @@
+"""The token of private models: kept in a keychain, sent to its hub alone, and never shown."""
+
+from __future__ import annotations
+
+import io
+import os
+
+import keyring
+import msgspec
+import psutil
+import pytest
+from keyring.backends.null import Keyring as Null
+from keyring.errors import KeyringLocked, PasswordSetError
+
+from runtime import (
+    DownloadError,
+    DownloadProgress,
+    InvalidRequestError,
+    KeychainError,
+    fetch_model,
+    forget_token,
+    is_token_kept,
+    keep_token,
+    plan_download,
+    token_in_environment,
+    token_owner,
+)
+from runtime.hub import child
+from runtime.hub.answers import token_to_send
+from runtime.hub.said import Asked
+from runtime.hub.searching import who
+from tests.runtime.hub.conftest import Keychain
+from tests.runtime.hub.local_hub import Files, LocalHub, Request
+
+SECRET = "hf_aVerySecretToken"
+
+
+@pytest.fixture
+def private(hub: LocalHub, keychain: Keychain, tiny: Files) -> LocalHub:
+    """A hub with a repository that only one user may read."""
+    hub.add("me/tiny", tiny)
+    hub.repositories["me/tiny"].owner = "me"
+    hub.tokens[SECRET] = "me"
+    return hub
+
+
+def test_a_token_is_kept_used_and_forgotten(private: LocalHub, keychain: Keychain) -> None:
+    # given nobody is logged in
+    assert not is_token_kept()
+    with pytest.raises(DownloadError, match="no such repository, or a private one: log in with 'elsewise models login'"):
+        plan_download("me/tiny")
+    # when
+    keep_token(f"  {SECRET}\n")
+    # then
+    assert is_token_kept()
+    assert keychain.kept == {("elsewise", private.address): SECRET}
+    assert plan_download("me/tiny").name.startswith("me/tiny@")
+    # and when it is forgotten
+    assert (forget_token(), forget_token(), is_token_kept()) == (True, False, False)
+
+
+def test_it_is_kept_for_one_hub_and_sent_to_no_other(
+    private: LocalHub, keychain: Keychain, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keychain.kept["elsewise", "https://huggingface.co"] = SECRET
+    sent: list[str | None] = []
+    private.before = [lambda request: bool(sent.append(request.handler.headers.get("Authorization")))]  # type: ignore[func-returns-value]  # noted in passing
+    with pytest.raises(DownloadError, match="private"):
+        plan_download("me/tiny")
+    assert sent == [None]
+    monkeypatch.delenv("HF_ENDPOINT")
+    assert is_token_kept()
+
+
+def test_the_environments_token_wins(private: LocalHub, keychain: Keychain, monkeypatch: pytest.MonkeyPatch) -> None:
+    keep_token("hf_old")
+    monkeypatch.setenv("HF_TOKEN", SECRET)
+    assert token_in_environment() == "HF_TOKEN"
+    assert token_owner() == "me"
+
+
+def test_a_token_that_the_hub_does_not_know_is_said_so(private: LocalHub) -> None:
+    page = f"{private.address}/settings/tokens"
+    with pytest.raises(DownloadError, match=f"the hub does not know this token; make one on {page}") as fault:
+        who("hf_wrong", lambda seconds, why: None, endpoint=private.address)
+    assert fault.value.reason == "denied"
+    with pytest.raises(DownloadError, match="no token is kept; keep one with 'elsewise models login'"):
+        who("", lambda seconds, why: None)
+    assert token_owner(SECRET) == "me"
+    assert not is_token_kept()  # to ask is not to keep
+
+
+@pytest.mark.parametrize("text", ["", "  ", "two words", "two\nlines", "h\u00e9", "\x1b[31m", "x" * 1001])
+def test_what_is_no_token_is_not_kept_and_not_shown(text: str, keychain: Keychain) -> None:
+    with pytest.raises(InvalidRequestError, match="this is no token") as fault:
+        keep_token(text)
+    assert not text.strip() or text not in str(fault.value)
+    assert keychain.kept == {}
+
+
+def test_a_machine_without_a_keychain_says_what_to_do(keychain: Keychain, hub: LocalHub, tiny: Files) -> None:
+    # given keyring finds none, or one that keeps nothing
+    from keyring.backends.fail import Keyring as Fail
+
+    for none in (Fail(), Null()):  # type: ignore[no-untyped-call]  # keyring's own
+        keyring.set_keyring(none)
+        for act in (lambda: keep_token(SECRET), forget_token):
+            with pytest.raises(KeychainError, match=r"no system keychain .*; set HF_TOKEN in the environment instead") as fault:
+                act()
+            assert SECRET not in str(fault.value)
+        assert not is_token_kept()
+    # then what everybody may read is fetched all the same
+    hub.add("org/tiny", tiny)
+    assert plan_download("org/tiny").repository == "org/tiny"
+
+
+@pytest.mark.parametrize("kind", [KeyringLocked, PasswordSetError, OSError, ValueError])
+def test_a_keychain_that_refuses_is_a_typed_error(kind: type[Exception], keychain: Keychain) -> None:
+    keychain.kept["elsewise", "https://huggingface.co"] = SECRET
+    keychain.fault = kind(f"no, not {SECRET}")
+    with pytest.raises(KeychainError, match=r"the system keychain refuses .*; unlock it, or set HF_TOKEN") as fault:
+        keep_token(SECRET)
+    assert SECRET not in str(fault.value)
+    assert (fault.value.__cause__, fault.value.__suppress_context__) == (None, True)  # a traceback does not show it either
+    with pytest.raises(KeychainError):
+        forget_token()
+    assert not is_token_kept()
+
+
+def test_nobody_can_read_it_of_the_process_that_has_it(private: LocalHub, keychain: Keychain) -> None:
+    # given a child in the middle of its work
+    keep_token(SECRET)
+    seen: list[str] = []
+
+    def look(progress: DownloadProgress) -> None:
+        for process in psutil.Process().children():
+            words = process.cmdline()
+            if "runtime.hub.child" in words:
+                seen.extend([*words, *process.environ().values(), str(progress)])
+
+    # when
+    fetch_model("me/tiny", look)
+    # then
+    assert seen
+    assert not any(SECRET in text for text in seen)
+    assert SECRET not in repr(Asked("fetch", "me/tiny", token=SECRET))
+
+
+def test_a_hub_that_quotes_it_is_not_repeated(private: LocalHub, keychain: Keychain, tiny: Files) -> None:
+    keep_token(SECRET)
+
+    def quoting(request: Request) -> bool:
+        return request.json(200, {"id": "me/tiny", "sha": f"you sent {SECRET}", "siblings": []})
+
+    private.before = [quoting]
+    with pytest.raises(DownloadError, match=r"you sent \(token\)") as fault:
+        plan_download("me/tiny")
+    assert SECRET not in str(fault.value)
+
+
+@pytest.mark.parametrize("text", ["hf_tok\u00e9n", "hf_tok en", "hf_tok\x7fen", "hf_tok" * 200])
+def test_a_token_that_no_header_can_carry_is_refused_unseen(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", text)
+    with pytest.raises(DownloadError, match="has characters that no token has; set HF_TOKEN anew") as fault:
+        token_to_send("")
+    assert fault.value.reason == "denied"
+    assert "hf_tok" not in str(fault.value)
+    assert token_to_send(SECRET) == SECRET
+
+
+def test_a_fault_of_ours_does_not_show_it_either(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    # given the child, in this process, with a fault that names what it was sent
+    def broken(asked: Asked, token: str) -> None:
+        raise ZeroDivisionError(f"sent {token} to {asked}")
+
+    order = msgspec.json.encode(Asked("who", token=SECRET)) + b"\n"
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(order)))
+    monkeypatch.setattr(child, "_end_with_parent", lambda: None)
+    monkeypatch.setattr(child, "_do", broken)
+    mask = os.umask(0o022)
+    # when
+    code = child.main()
+    # then
+    os.umask(mask)
+    said = capsys.readouterr()
+    assert (code, said.out) == (2, "")
+    assert said.err.splitlines()[-1] == "ZeroDivisionError: sent (token) to Asked('who', '')"
+    assert SECRET not in said.err
+
+
+def test_a_child_that_nobody_asks_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"")))
+    assert child.main() == 3

@@ -1,0 +1,23 @@
+"""Which library runs which architecture, also where one runs it under another's name."""
+
+from __future__ import annotations
+
+import pytest
+
+from runtime.loading.architectures import libraries_knowing
+from runtime.loading.describing import describe
+
+
+@pytest.mark.parametrize("kind", ["llama", "mistral", "qwen3", "phi3", "gemma2", "gemma3_text", "falcon_mamba"])
+def test_both_libraries_run_it(kind: str) -> None:
+    assert libraries_knowing(kind) == ("transformers", "mlx_lm")
+
+
+def test_mistral_quantised_for_mlx_runs_there() -> None:
+    config = {"model_type": "mistral", "quantization": {"bits": 4, "group_size": 64}}
+    assert describe(config).backends == ("mlx",)
+
+
+@pytest.mark.parametrize("kind", ["never_heard_of", "", "../llama", "a/b", "os.path", "__init__"])
+def test_what_no_library_has_is_known_to_none(kind: str) -> None:
+    assert libraries_knowing(kind) == ()

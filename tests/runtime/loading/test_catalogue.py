@@ -1,0 +1,133 @@
+"""The list of models that comes with Elsewise: its numbers, its seal, and what is proposed on which machine."""
+
+from __future__ import annotations
+
+import importlib.resources
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from runtime.errors import ModelLoadError
+from runtime.hub.choosing import check_suitable
+from runtime.hub.plan import HubId
+from runtime.loading.catalogue import CatalogueModel, catalogue, fitting
+
+GB = 10**9
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> Iterator[None]:
+    catalogue.cache_clear()
+    yield
+    catalogue.cache_clear()
+
+
+@pytest.fixture
+def memory(monkeypatch: pytest.MonkeyPatch) -> Mapping[str, int]:
+    """A machine without a GPU, of so many bytes."""
+    size = {"total": 16 * GB}
+    plain = psutil.virtual_memory()
+    monkeypatch.setattr("runtime.loading.fit._on_gpu", lambda backend: False)
+    monkeypatch.setattr("runtime.loading.fit._apple", lambda: False)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: plain._replace(total=size["total"], available=size["total"] // 2))
+    return size
+
+
+def counted(config: Mapping[str, Any]) -> tuple[int, int]:
+    """Parameters in all and those of one table of words, from the numbers of a configuration."""
+    hidden, heads, kind = config["hidden_size"], config["num_attention_heads"], config["model_type"]
+    width = config.get("head_dim") or hidden // heads
+    queries, keys = heads * width, config["num_key_value_heads"] * width
+    layer = 2 * hidden * queries + 2 * hidden * keys + 3 * hidden * config["intermediate_size"]
+    layer += hidden * (4 if kind.startswith("gemma") else 2) + (2 * width if kind in ("qwen3", "gemma3_text") else 0)
+    table = config["vocab_size"] * hidden
+    tables = 1 if config["tie_word_embeddings"] else 2
+    return config["num_hidden_layers"] * layer + hidden + tables * table, table
+
+
+@pytest.mark.parametrize("model", catalogue(), ids=lambda model: model.name)
+def test_the_numbers_of_a_model_hang_together(model: CatalogueModel) -> None:
+    plain, *packed = model.variants
+    parameters, table = counted(plain.config)
+    assert model.parameters == parameters
+    assert plain.bytes in (2 * parameters, 2 * (parameters + table))  # some files hold a tied table twice
+    for variant in packed:
+        assert variant.bits in (4, 8)
+        assert 1 <= variant.bytes / (parameters * (variant.bits + 0.5) / 8) < 1.31
+    assert (model.source, model.context) == (plain.source, plain.config["max_position_embeddings"])
+    assert model.licence
+    assert len(model.good_for) < 80
+
+
+@pytest.mark.parametrize("model", catalogue(), ids=lambda model: model.name)
+def test_every_variant_is_one_that_the_loaders_take(model: CatalogueModel) -> None:
+    for variant in model.variants:
+        assert str(HubId.parse(variant.source)) == f"{variant.source}@main"
+        check_suitable(variant.source, variant.config)
+        assert variant.backends == (("mlx",) if variant.bits else ("hf", "mlx"))
+    assert model.variant("hf") is model.variants[0]
+    assert model.variant("mlx") is model.variants[-1]
+
+
+def test_it_is_a_dozen_from_the_smallest_to_8b() -> None:
+    sizes = [model.parameters for model in catalogue()]
+    assert 10 <= len(sizes) <= 15
+    assert sizes == sorted(sizes)
+    assert (sizes[0], sizes[-1]) == (134_515_008, 8_190_735_360)
+    sources = [variant.source for model in catalogue() for variant in model.variants]
+    assert len(sources) == len(set(sources))
+
+
+def test_a_changed_list_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # given a list in which a source is another's
+    real = (importlib.resources.files("resources") / "catalogue" / "models.json").read_bytes()
+    (tmp_path / "catalogue").mkdir()
+    (tmp_path / "catalogue" / "models.json").write_bytes(real.replace(b"Qwen/", b"Evil/", 1))
+    monkeypatch.setattr(importlib.resources, "files", lambda package: tmp_path)
+    # then
+    said = r"catalogue of models was changed \(its SHA-256 is .*install Elsewise again"
+    with pytest.raises(ModelLoadError, match=said):
+        catalogue()
+    with pytest.raises(ModelLoadError, match=said):
+        fitting(3)
+    (tmp_path / "catalogue" / "models.json").unlink()
+    with pytest.raises(ModelLoadError, match="catalogue of models cannot be read"):
+        catalogue()
+
+
+@pytest.mark.parametrize(
+    ("total", "names"),
+    [
+        (1, ["SmolLM2 135M"]),
+        (2, ["SmolLM2 135M"]),
+        (16, ["Qwen3 0.6B", "SmolLM2 360M", "SmolLM2 135M"]),
+        (64, ["Qwen3 4B", "Qwen3 1.7B", "Qwen3 0.6B"]),
+        (512, ["Qwen3 8B", "Qwen3 4B", "Qwen3 1.7B"]),
+    ],
+)
+def test_what_is_proposed_fits_and_anybody_can_fetch_it(total: int, names: list[str], memory: dict[str, int]) -> None:
+    memory["total"] = total * GB
+    found = fitting(3, "hf")
+    assert [model.name for model in found] == names
+    assert not any(model.variant("hf").gated for model in found)
+    assert all(model.fit("hf").fits for model in found) == (total > 2)  # the smallest is named all the same
+
+
+def test_quantised_variants_let_larger_models_fit(memory: dict[str, int]) -> None:
+    plain, packed = fitting(1, "hf")[0], fitting(1, "mlx")[0]
+    assert packed.parameters > plain.parameters
+    assert packed.fit("mlx").fits
+    assert not packed.fit("hf").fits
+    assert fitting(0, "hf") == ()
+
+
+def test_the_fit_is_of_what_lies_in_memory(memory: dict[str, int]) -> None:
+    # given a file that holds a tied matrix twice
+    model = next(model for model in catalogue() if model.name == "Qwen3 0.6B")
+    assert model.variants[0].bytes > 2 * model.parameters
+    # then it is counted once, as float32
+    assert model.fit("hf").weights == 4 * model.parameters
+    assert model.fit("hf", context=100).kv < model.fit("hf").kv

@@ -1,0 +1,70 @@
+"""The path that is shown beside what a second model says of it."""
+
+from __future__ import annotations
+
+from PySide6.QtCore import QObject, Signal
+
+from ui.desk.showing import Showing
+from ui.port import NoRoomRefusal, SecondChoice
+
+_KEY = "second"
+
+
+class SecondDesk(QObject):
+    """Part of `Desk`. One comparison at a time; the next one ends it.
+
+    Args:
+        showing: The session that is shown.
+    """
+
+    menu_ready = Signal(object)  # Sequence[SecondChoice]
+    began = Signal(str)  # the second model's label
+    progressed = Signal(str, int, int)  # what is done, how much of how much
+    compared = Signal(object, bool)  # PathComparison of the session that is shown; whether the second model is kept
+    failed = Signal(str, bool)  # why; whether only memory was short
+
+    def __init__(self, showing: Showing) -> None:
+        super().__init__(showing)
+        self._showing = showing
+        self._workbench = showing.workbench
+        self._last: SecondChoice | None = None
+
+    def ask_menu(self) -> None:
+        """What there is to compare with."""
+        self._showing.ask_latest("second menu", self._list)
+
+    def compare(self, choice: SecondChoice, *, anyway: bool = False) -> None:
+        """Compares the path with that."""
+        self._last = choice
+        self.began.emit(choice.label)
+        self._showing.ask_latest(_KEY, lambda session: self._compare(session, choice, anyway=anyway), self._fail)
+
+    def compare_again(self, anyway: bool) -> None:  # as the signal brings it
+        """The last one once more."""
+        if self._last is not None:
+            self.compare(self._last, anyway=anyway)
+
+    def stop(self) -> None:
+        """Ends what is under way; nothing of it stays."""
+        self._showing.tasks.drop(_KEY)
+
+    def keep(self, keep: bool) -> None:  # a state, as the signal brings it
+        """Whether the second model stays loaded."""
+        self._showing.tasks.run(self._workbench.keep_second(keep))
+
+    async def _list(self, session_id: int) -> None:
+        choices = await self._workbench.second_choices(session_id)
+        if self._showing.is_shown(session_id):
+            self.menu_ready.emit(choices)
+
+    async def _compare(self, session_id: int, choice: SecondChoice, *, anyway: bool) -> None:
+        try:
+            found = await self._workbench.compare_with(session_id, choice, self.progressed.emit, anyway=anyway)
+        except NoRoomRefusal as refusal:
+            self.failed.emit(str(refusal), True)
+            return
+        if self._showing.is_shown(session_id):
+            self.compared.emit(found, self._workbench.keeps_second)
+
+    def _fail(self, words: str) -> None:
+        self.failed.emit(words, False)

@@ -1,0 +1,92 @@
+"""What a second model says of the pinned token, beside the first."""
+
+from __future__ import annotations
+
+import math
+
+from PySide6.QtCore import Qt
+from PySide6.QtGui import QFont
+from PySide6.QtWidgets import QGridLayout, QVBoxLayout, QWidget
+
+from ui.inspector import words
+from ui.inspector.facts import Facts
+from ui.numbers import UNKNOWN, probability
+from ui.second.compared import SideFacts, SpanFacts
+from ui.second.words import LEFT, RIGHT, difference, divergence, in_nats
+from ui.theme.fonts import interface_font, mono_font
+from ui.widgets import Caption, ElidedLabel, Hairline, Label
+
+
+class ComparedRows(QWidget):
+    """Two columns of numbers, then what tells them apart; hidden while nothing is compared."""
+
+    def __init__(self, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.names = (self._cell("soft"), self._cell("soft"))
+        self._grid = QGridLayout()
+        self._grid.setContentsMargins(0, 0, 0, 0)
+        self._grid.setHorizontalSpacing(14)
+        self._grid.setVerticalSpacing(4)
+        self._grid.setColumnStretch(1, 1)
+        self._grid.setColumnStretch(2, 1)
+        self.cells: dict[str, tuple[ElidedLabel, ElidedLabel]] = {}
+        for column, name in enumerate(self.names, 1):
+            self._grid.addWidget(name, 0, column)
+        self.facts = Facts()
+        self.note = Label("", "soft", interface_font(12))
+        self.note.setWordWrap(True)
+        column_ = QVBoxLayout(self)
+        column_.setContentsMargins(0, 0, 0, 14)
+        column_.setSpacing(6)
+        column_.addWidget(Hairline())
+        column_.addSpacing(4)
+        column_.addWidget(Caption(self.tr("Two models")))
+        column_.addLayout(self._grid)
+        column_.addWidget(self.facts)
+        column_.addWidget(self.note)
+        self.hide()
+
+    def show_facts(self, facts: SpanFacts | None) -> None:
+        """Shows these; None: nothing is compared here."""
+        self.setVisible(facts is not None)
+        if facts is None:
+            return
+        sides = (facts.left, facts.right)
+        for sign, label, side in zip((LEFT, RIGHT), self.names, sides, strict=True):
+            label.setText(f"{sign} {side.name}")
+        self._row(self.tr("probability"), *(_probability(side) for side in sides))
+        self._row(self.tr("logprob"), *(in_nats(side.logprob) for side in sides))
+        self._row(self.tr("rank"), *(UNKNOWN if side.rank is None else f"{side.rank:,}" for side in sides))
+        self._row(self.tr("likeliest"), *(words.token(side.likeliest, 14) or UNKNOWN for side in sides), mono=True)
+        self._row(self.tr("tokens"), *(f"{side.tokens:,}" for side in sides))
+        self.facts.show_facts({self.tr("B − A"): difference(facts.difference), "KL": divergence(facts.kl)})
+        self.note.setText(self._note(facts))
+        self.note.setVisible(bool(self.note.text()))
+
+    def _note(self, facts: SpanFacts) -> str:
+        said = []
+        if facts.disagree:
+            said.append(self.tr("They would have gone on differently here."))
+        if facts.left.tokens != 1 or facts.right.tokens != 1:
+            said.append(self.tr("The numbers are of {0}, which both cut at its ends.").format(words.token(facts.text)))
+        return " ".join(said)
+
+    def _row(self, name: str, left: str, right: str, *, mono: bool = False) -> None:
+        if name not in self.cells:
+            line = len(self.cells) + 1
+            self._grid.addWidget(Label(name, "soft", interface_font(12)), line, 0)
+            self.cells[name] = self._cell(mono=mono), self._cell(mono=mono)
+            for column, cell in enumerate(self.cells[name], 1):
+                self._grid.addWidget(cell, line, column)
+        for sign, cell, text in zip((LEFT, RIGHT), self.cells[name], (left, right), strict=True):
+            cell.setText(text)
+            cell.setAccessibleName(f"{name} {sign} {text}")
+
+    def _cell(self, kind: str = "", *, mono: bool = False) -> ElidedLabel:
+        made = ElidedLabel("", kind, mono_font(12) if mono else interface_font(12, QFont.Weight.Medium))
+        made.setAlignment(Qt.AlignmentFlag.AlignRight)
+        return made
+
+
+def _probability(side: SideFacts) -> str:
+    return UNKNOWN if side.logprob is None else probability(math.exp(side.logprob))

@@ -1,0 +1,11 @@
+"""How the workbench says no."""
+
+from __future__ import annotations
+
+
+class Refusal(Exception):
+    """A command that was not carried out. The text says what was wrong and what to do; nothing was lost."""
+
+
+class ShownElsewhere(Refusal):
+    """A session is not opened here since another window shows it, which comes to the front."""

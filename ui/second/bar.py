@@ -1,0 +1,112 @@
+"""The line over the conversation while a second model is beside the first: how far it is, what came of it, what went wrong."""
+
+from __future__ import annotations
+
+from PySide6.QtCore import Qt, Signal
+from PySide6.QtGui import QKeyEvent
+from PySide6.QtWidgets import QCheckBox, QFrame, QHBoxLayout, QSizePolicy, QVBoxLayout, QWidget
+
+from ui.parts import button, row
+from ui.port import PathComparison
+from ui.second.words import summary
+from ui.theme.fonts import interface_font
+from ui.widgets import IconButton, Label
+
+
+class SecondBar(QFrame):
+    """Hidden while nothing is compared."""
+
+    stopped = Signal()  # what is under way
+    closed = Signal()
+    next_wanted = Signal()  # the next disagreement
+    again_wanted = Signal(bool)  # the same once more; whether memory does not matter
+    keep_wanted = Signal(bool)
+
+    def __init__(self, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.setObjectName("find")
+        self._busy = self._anyway = False
+        self.words = self._line("")
+        self.more = self._line("soft")
+        self.next_button = button(self.tr("Next disagreement"), "link")
+        self.next_button.clicked.connect(self.next_wanted)
+        self.again_button = button("", "link")
+        self.again_button.clicked.connect(lambda: self.again_wanted.emit(self._anyway))
+        self.keep = QCheckBox(self.tr("Keep loaded"))
+        self.keep.setFont(interface_font(12))
+        self.keep.setFocusPolicy(Qt.FocusPolicy.TabFocus)
+        self.keep.setToolTip(self.tr("The second model stays in memory for the next comparison"))
+        self.keep.clicked.connect(self.keep_wanted)
+        self.close_button = IconButton("x", self.tr("Close the comparison"))
+        self.close_button.clicked.connect(self.dismiss)
+        ways = row(self.next_button, self.again_button, self.keep, 1, spacing=16)
+        texts = QVBoxLayout()
+        texts.setSpacing(2)
+        texts.addWidget(self.words)
+        texts.addWidget(self.more)
+        texts.addLayout(ways)
+        line = QHBoxLayout(self)
+        line.setContentsMargins(16, 6, 12, 6)
+        line.setSpacing(12)
+        line.addLayout(texts, 1)
+        line.addWidget(self.close_button, 0, Qt.AlignmentFlag.AlignTop)
+        self.hide()
+
+    def begin(self, label: str) -> None:
+        """A comparison with that model is under way."""
+        self._show(self.tr("Comparing with {0}").format(label), "", busy=True)
+
+    def show_progress(self, words: str, done: int, total: int) -> None:
+        """How far it is."""
+        if self._busy:
+            self.more.setText(f"{words} {100 * done // total} %" if total else f"{words}…")
+            self.more.show()
+
+    def show_comparison(self, comparison: PathComparison, *, keeps: bool) -> None:
+        """What came of it."""
+        self._show(*summary(comparison), busy=False)
+        self.next_button.show()
+        self.next_button.setEnabled(bool(comparison.found.disagrees()))
+        self.keep.setChecked(keeps)
+        self.keep.show()
+
+    def say(self, words: str, *, anyway: bool = False) -> None:
+        """Why there is none; it can be tried again (`anyway`: although memory is short)."""
+        self._show(words, "", busy=False)
+        self._anyway = anyway
+        self.again_button.setText(self.tr("Compare anyway") if anyway else self.tr("Try again"))
+        self.again_button.show()
+
+    def dismiss(self) -> None:
+        """Stops what is under way, and goes."""
+        if self.isHidden():
+            return
+        busy, self._busy = self._busy, False
+        self.hide()
+        (self.stopped if busy else self.closed).emit()
+
+    def keyPressEvent(self, event: QKeyEvent) -> None:
+        if event.key() == Qt.Key.Key_Escape:
+            self.dismiss()
+        else:
+            super().keyPressEvent(event)
+
+    def _show(self, words: str, more: str, *, busy: bool) -> None:
+        self._busy = busy
+        self.words.setText(words)
+        self.more.setText(more)
+        self.more.setVisible(bool(more))
+        for part in (self.next_button, self.again_button, self.keep):
+            part.hide()
+        name = self.tr("Stop comparing") if busy else self.tr("Close the comparison")
+        self.close_button.setAccessibleName(name)
+        self.close_button.setToolTip(name)
+        self.setAccessibleName(f"{words}. {more}" if more else words)
+        self.show()
+
+    def _line(self, kind: str) -> Label:
+        made = Label("", kind, interface_font(12.5))
+        made.setWordWrap(True)
+        made.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
+        made.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Minimum)
+        return made

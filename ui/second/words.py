@@ -1,0 +1,78 @@
+"""How the numbers of two models are said beside each other."""
+
+from __future__ import annotations
+
+from PySide6.QtWidgets import QApplication
+
+from ui.numbers import UNKNOWN, bits, logprob, signed, to_bits
+from ui.port import PathComparison
+from ui.second.compared import DIFFERENCE_STEPS_BITS, SpanFacts
+
+LEFT, RIGHT = "A", "B"
+
+
+def in_nats(value: float | None) -> str:
+    """A log-probability, or a dash."""
+    return UNKNOWN if value is None else logprob(value)
+
+
+def difference(nats: float | None) -> str:
+    """What the second model gives more: "+1.20 bits"."""
+    if nats is None:
+        return UNKNOWN
+    return f"+{bits(nats)}" if to_bits(nats) >= 0.005 else bits(nats)
+
+
+def divergence(nats: float | None) -> str:
+    """A KL, or a dash."""
+    return UNKNOWN if nats is None else f"{signed(nats, 3)} nats"
+
+
+def compared_lines(facts: SpanFacts) -> tuple[tuple[str, str], ...]:
+    """For the card: the two log-probabilities, their difference, and the KL where it is known."""
+    tr = QApplication.translate
+    lines = [
+        (f"{LEFT}  {in_nats(facts.left.logprob)}", f"{RIGHT}  {in_nats(facts.right.logprob)} nats"),
+        (tr("Second", "B − A"), difference(facts.difference)),
+    ]
+    if facts.kl is not None:
+        lines.append(("KL", divergence(facts.kl)))
+    return tuple(lines)
+
+
+def summary(comparison: PathComparison) -> tuple[str, str]:
+    """What either model's perplexity is, a line for each; and where they disagree."""
+    tr = QApplication.translate
+    found = comparison.found
+    parts = [
+        tr("Second", "{0} {1}: perplexity {2} a token, {3} a byte").format(
+            sign, name, _perplexity(total.perplexity, 1), _perplexity(total.byte_perplexity, 2)
+        )
+        for sign, name, total in zip(
+            (LEFT, RIGHT), (comparison.left, comparison.right), found.totals(), strict=True
+        )
+    ]  # fmt: skip
+    where = tr("Second", "{0:,} of {1:,} places disagree about the likeliest token").format(found.disagrees(), len(found))
+    if found.aligned_by == "bytes":
+        where += tr("Second", "; the tokenizers differ, so they are aligned by bytes")
+    return "\n".join(parts), where
+
+
+def difference_ranges() -> list[str]:
+    """What the steps of the colour stand for, in the palette's order."""
+    tr = QApplication.translate
+    one, two, three = (f"{border:g}" for border in DIFFERENCE_STEPS_BITS)
+    steps = [
+        tr("Second", "{0} to {1} bits").format(one, two),
+        tr("Second", "{0} to {1} bits").format(two, three),
+        tr("Second", "{0} bits and more").format(three),
+    ]
+    return [
+        tr("Second", "less than {0} bits apart").format(one),
+        *(tr("Second", "B gave less: {0}").format(step) for step in steps),
+        *(tr("Second", "B gave more: {0}").format(step) for step in steps),
+    ]
+
+
+def _perplexity(value: float | None, places: int) -> str:
+    return UNKNOWN if value is None else signed(value, places)
