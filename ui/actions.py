@@ -112,12 +112,8 @@ class Actions(QObject):
             ),
             self._menu(self.tr("Edit"), self.undo, self.copy, None, *self._finding()),
             self._view_menu(),
-<<<<<<< HEAD
-            self._session_menu(*branching, self.compare),
-            self.windows,
-=======
             self._session_menu(*branching, self.compare, self.second),
->>>>>>> main
+            self.windows,
             self._menu(self.tr("Help"), self.about),
         ]
 

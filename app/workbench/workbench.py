@@ -64,11 +64,9 @@ PRESET = GenerationOptions(max_tokens=1024, sampling=SamplingOptions(temperature
 EMPTY_CALL: Mapping[str, Any] = MappingProxyType({})
 
 
-<<<<<<< HEAD
-class AppWorkbench(SayingMembers, LoadingMembers, SetupMembers, ShelfMembers, TransferMembers, DrawingMembers, CacheMembers):
-=======
-class AppWorkbench(SayingMembers, LoadingMembers, SetupMembers, ShelfMembers, TransferMembers, DrawingMembers, SecondMembers):
->>>>>>> main
+class AppWorkbench(
+    SayingMembers, LoadingMembers, SetupMembers, ShelfMembers, TransferMembers, DrawingMembers, CacheMembers, SecondMembers
+):
     """Use cases over the session store and the engine process, for one window; all members belong to the window's loop.
 
     `beside` gives those for one more window: they share everything but what is shown.
@@ -122,11 +120,8 @@ class AppWorkbench(SayingMembers, LoadingMembers, SetupMembers, ShelfMembers, Tr
             self._answers.model,
             self._setups.speaker,
         )
-<<<<<<< HEAD
         self._caching = Caching(supervisor, self._sessions, self.vocabulary, self._setups.speaker)
-=======
         self._second, self._comparing = SecondEngine(supervisor), asyncio.Lock()
->>>>>>> main
         supervisor.subscribe(self._refresh_status)
 
     # ---- the windows listen -------------------------------------------------------------------------------------------

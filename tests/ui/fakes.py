@@ -10,11 +10,8 @@ import numpy.typing as npt
 
 from runtime import Origin, TokenRun
 from tests.ui.fake_answers import FakeAnswers
-<<<<<<< HEAD
 from tests.ui.fake_cache import FakeCache
-=======
 from tests.ui.fake_second import FakeSecond
->>>>>>> main
 from tests.ui.fake_settings import FakeSettings
 from tests.ui.fake_setup import FakeSetups
 from tests.ui.fake_shelf import FakeShelf
@@ -38,11 +35,7 @@ from ui import (
 SAMPLE, TRIP = 1, 2
 
 
-<<<<<<< HEAD
-class FakeWorkbench(FakeSetups, FakeSettings, FakeTransfers, FakeShelf, FakeCache, FakeAnswers):
-=======
-class FakeWorkbench(FakeSetups, FakeSettings, FakeTransfers, FakeShelf, FakeSecond, FakeAnswers):
->>>>>>> main
+class FakeWorkbench(FakeSetups, FakeSettings, FakeTransfers, FakeShelf, FakeCache, FakeSecond, FakeAnswers):
     """Satisfies `ui.port.Workbench`.
 
     `calls` records every command. `answer` is what the next answers say, word by word; `gate` (if set) is waited for

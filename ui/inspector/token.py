@@ -14,11 +14,8 @@ from runtime import TokenRecord
 from ui.inspector import words
 from ui.inspector.alternatives import Alternative, Alternatives
 from ui.inspector.beam_rows import BeamRows
-<<<<<<< HEAD
-from ui.inspector.empty import Empty
-=======
 from ui.inspector.compared import ComparedRows
->>>>>>> main
+from ui.inspector.empty import Empty
 from ui.inspector.facts import Facts
 from ui.inspector.ways import Ways
 from ui.inspector.why import WhyFacts

@@ -27,12 +27,9 @@ from ui.transferring import Transfers
 from ui.window.coach import Coach
 from ui.window.commands import Commands
 from ui.window.menu import install_menu, wire_answers, wire_session, wire_view
-<<<<<<< HEAD
 from ui.window.open_windows import come_forward, wire_window_menu
 from ui.window.recent import known_paths, wire_recent
-=======
 from ui.window.second import wire_second
->>>>>>> main
 from ui.window.wiring import wire_parts
 
 if TYPE_CHECKING:  # both are loaded when they are first opened
@@ -146,6 +143,8 @@ class MainWindow(QMainWindow):
 
         made = SetupPopover(self.setup, self.parts.top.model, self.parts)
         made.model.models_wanted.connect(self.desk.models.ask_menu)
+        made.model.comparison_wanted.connect(made.close_again)
+        made.model.comparison_wanted.connect(self.desk.second.ask_menu)
         made.sampling.options.bytes_of = lambda token: b"".join(self.desk.token_bytes([token]))
         return made
 
@@ -163,17 +162,7 @@ class MainWindow(QMainWindow):
         desk = self.desk
         self.parts.top.setup_wanted.connect(lambda: self.popover.toggle())
         self.parts.composer.format_wanted.connect(self._open_settings)
-<<<<<<< HEAD
         self.parts.composer.setup_wanted.connect(lambda: self.popover.toggle(SAMPLING))
-=======
-        self.parts.composer.setup_wanted.connect(lambda: popover.toggle(SAMPLING))
-        popover.model.models_wanted.connect(desk.models.ask_menu)
-        popover.model.comparison_wanted.connect(popover.close_again)
-        popover.model.comparison_wanted.connect(desk.second.ask_menu)
-        popover.sampling.options.bytes_of = lambda token: b"".join(desk.token_bytes([token]))
-        self.settings.shown.connect(lambda view: self.apply(view.values))
-        self.settings.colours_wanted.connect(self.stage.colour_by)
->>>>>>> main
         for news in (desk.session_shown, desk.models.listed, desk.activity_changed, desk.status_changed):
             news.connect(self._refresh_setup)
 
