@@ -13,7 +13,7 @@ from dataclasses import replace
 from PySide6.QtCore import QObject, QTimer
 
 from runtime import TokenRun
-from ui.port import ColumnsChanged, ColumnTokens, Event, StatusChanged, TokensArrived
+from ui.port import ColumnsChanged, ColumnTokens, DownloadsChanged, Event, StatusChanged, TokensArrived
 
 logger = logging.getLogger(__name__)
 
@@ -76,7 +76,8 @@ class EventQueue(QObject):
 def merged(events: Iterable[Event]) -> Iterator[Event]:
     """The same news in fewer events.
 
-    Tokens that follow each other are joined per turn or column; of statuses, and of the columns of a session, the last stand.
+    Tokens that follow each other are joined per turn or column; of statuses, downloads and the columns of a session the last
+    stand.
     """
     events = list(events)
     last = {_whole(event): i for i, event in enumerate(events)}  # where a later one says all that this one says
@@ -86,7 +87,7 @@ def merged(events: Iterable[Event]) -> Iterator[Event]:
             tokens.setdefault((type(event), event.session_id, event.node_id), []).append(event)
         elif _whole(event) is not None and last[_whole(event)] != i:
             continue
-        elif isinstance(event, StatusChanged):
+        elif isinstance(event, StatusChanged | DownloadsChanged):
             yield event
         else:
             yield from _joined(tokens)
@@ -97,8 +98,8 @@ def merged(events: Iterable[Event]) -> Iterator[Event]:
 
 def _whole(event: Event) -> tuple[type, int] | None:
     """What an event tells all of, if it does: the next of the same kind makes it old."""
-    if isinstance(event, StatusChanged):
-        return StatusChanged, 0
+    if isinstance(event, StatusChanged | DownloadsChanged):
+        return type(event), 0
     return (ColumnsChanged, event.session_id) if isinstance(event, ColumnsChanged) else None
 
 

@@ -6,6 +6,7 @@ from PySide6.QtCore import Qt, Signal
 from PySide6.QtGui import QKeyEvent, QResizeEvent
 from PySide6.QtWidgets import QHBoxLayout, QVBoxLayout, QWidget
 
+from ui.coach import CoachMark
 from ui.columns import ColumnsPanel
 from ui.compare import ComparePane
 from ui.composer import Composer
@@ -13,6 +14,7 @@ from ui.find_bar import FindBar
 from ui.inspector import Inspector
 from ui.inspector.panel import WIDTH as INSPECTOR_WIDTH
 from ui.link_bar import LinkBar
+from ui.models.first import FirstModels
 from ui.port import BranchDiff
 from ui.second.bar import SecondBar
 from ui.sidebar import WIDTH as SIDEBAR_WIDTH
@@ -23,7 +25,6 @@ from ui.theme.text_size import panel_width
 from ui.tool_cards import ToolCards
 from ui.topbar import TopBar
 from ui.transcript import TranscriptView
-from ui.widgets import Notice
 
 INSPECTOR_NEEDS = 1060  # pixels of window below which the inspector folds: the text keeps 480
 SIDEBAR_NEEDS = 728
@@ -47,7 +48,8 @@ class Frame(QWidget):
         self.second = SecondBar()
         self.columns = ColumnsPanel()
         self.finder = FindBar()
-        self.link, self.coach = LinkBar(), Notice("undo")
+        self.link = LinkBar()
+        self.first = FirstModels()
         self.cards = ToolCards(self.transcript)
         self.composer = Composer()
         self.inspector = Inspector()
@@ -67,6 +69,7 @@ class Frame(QWidget):
             (self.composer.field, self.composer.send_button),
         ):
             QWidget.setTabOrder(first, second)
+        self.coach = CoachMark(self.top.modes, self)
         self._show(self.sidebar, sidebar)
         self._show(self.inspector, inspector)
         current_theme().scaled.connect(self._fold)
@@ -133,7 +136,7 @@ class Frame(QWidget):
         middle.addWidget(self.compare, 5)
         self._foot.setContentsMargins(LEFT, 0, RIGHT, 0)
         self._foot.setSpacing(8)
-        self._foot.addWidget(self.coach)
+        self._foot.addWidget(self.first)
         self._foot.addWidget(self.link)
         self._foot.addWidget(self.composer)
         middle.addLayout(self._foot)

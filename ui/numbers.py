@@ -62,3 +62,12 @@ def rate(tokens_per_second: float) -> str:
 def count(n: int) -> str:
     """A whole number with thousands separated: `8,192`."""
     return f"{n:,}"
+
+
+def size(count: float) -> str:
+    """Bytes: "14 MB", "1.5 GB"."""
+    for unit, step in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= step:
+            value = count / step
+            return (f"{value:.1f}".removesuffix(".0") if value < 10 else f"{value:.0f}") + f" {unit}"
+    return f"{count:.0f} B"

@@ -5,10 +5,9 @@ from __future__ import annotations
 from PySide6.QtCore import Signal
 from PySide6.QtWidgets import QFrame, QVBoxLayout, QWidget
 
-from ui.numbers import count
+from ui.numbers import count, size
 from ui.parts import button, row, words
 from ui.port import Composition
-from ui.status import size
 from ui.widgets import IconButton
 
 

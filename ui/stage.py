@@ -37,7 +37,7 @@ METER_MS = 250  # between two counts of the context while an answer streams
 class Stage(QObject):
     """Desk to parts, one way. What the parts are asked by mouse and keys goes the other way, in `ui.window`."""
 
-    mode_changed = Signal()
+    mode_changed = Signal(object)  # Mode
 
     def __init__(self, window: QMainWindow, desk: Desk, parts: Frame, acts: Actions) -> None:
         super().__init__(window)
@@ -91,7 +91,7 @@ class Stage(QObject):
         self._parts.top.modes.show_mode(mode)
         self._parts.status.show_legend(mode is Mode.TOKENS)
         (self._acts.read if mode is Mode.READ else self._acts.tokens).setChecked(True)
-        self.mode_changed.emit()
+        self.mode_changed.emit(mode)
 
     def colour_by(self, measure: Measure) -> None:
         """What the colours of tokens show."""

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from PySide6.QtCore import Qt
 from PySide6.QtGui import QColor, QPainter, QPaintEvent, QPen, QResizeEvent
 from PySide6.QtWidgets import QHBoxLayout, QWidget
 
 from ui.legend import Legend
-from ui.numbers import rate
-from ui.port import EngineState, StatusView, Tier
+from ui.models.status_link import DownloadsLink
+from ui.numbers import rate, size
+from ui.port import Download, EngineState, StatusView, Tier
 from ui.theme.fonts import interface_font, scaled, text_scale
 from ui.theme.scheme import current_theme
 from ui.theme.text_size import fix_height
@@ -43,8 +46,10 @@ class StatusBar(QWidget):
         for fact in self.facts:
             fact.setIndent(GAP)
             row.addWidget(fact)
-        self.transfer = TransferBar()
+        self.transfer, self.downloads = TransferBar(), DownloadsLink()
         row.addWidget(self.transfer)
+        row.addSpacing(GAP)
+        row.addWidget(self.downloads)
         row.addStretch(1)
         row.addWidget(self.legend)
 
@@ -55,6 +60,11 @@ class StatusBar(QWidget):
         self.engine.setAccessibleName(self.tr("Engine: {0}").format(self.engine.text()))
         for label, words in zip(self.facts, self._words(status), strict=True):
             label.setText(words)
+        self._fit()
+
+    def show_downloads(self, downloads: Sequence[Download]) -> None:
+        """Shows how far they are."""
+        self.downloads.show_downloads(downloads)
         self._fit()
 
     def show_legend(self, show: bool) -> None:  # a state, not an option
@@ -69,7 +79,8 @@ class StatusBar(QWidget):
     def _fit(self) -> None:
         """Facts that find no room are left out, from the right; the engine's state never is."""
         room = self.width() - 2 * MARGIN - self._dot.width() - self.engine.sizeHint().width() - 6
-        room -= 0 if self.legend.isHidden() else self.legend.sizeHint().width() + GAP
+        for part in (self.legend, self.downloads):
+            room -= 0 if part.isHidden() else part.sizeHint().width() + GAP
         for label in self.facts:
             room -= label.sizeHint().width() if label.text() else 0
             label.setVisible(bool(label.text()) and room >= 0)
@@ -131,12 +142,3 @@ class EngineDot(QWidget):
         inset = (1.0 if hollow else 0.5) * text_scale()
         painter.drawEllipse(self.rect().toRectF().adjusted(inset, inset, -inset, -inset))
         painter.end()
-
-
-def size(count: float) -> str:
-    """Bytes: "14 MB", "1.5 GB"."""
-    for unit, step in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if count >= step:
-            value = count / step
-            return (f"{value:.1f}".removesuffix(".0") if value < 10 else f"{value:.0f}") + f" {unit}"
-    return f"{count:.0f} B"

@@ -180,6 +180,7 @@ class ModelChip(QPushButton):
 
     chosen = Signal(str)  # source
     backend_chosen = Signal(str)  # name
+    more_wanted = Signal()  # than are on the shelf
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -232,7 +233,9 @@ class ModelChip(QPushButton):
             action.triggered.connect(lambda _checked, source=choice.source: self.chosen.emit(source))
             menu.addAction(action)
         if not choices:
-            menu.addAction(self.tr("No model is here yet: elsewise models import FILE")).setEnabled(False)
+            menu.addAction(self.tr("No model is here yet")).setEnabled(False)
+        menu.addSeparator()
+        menu.addAction(self.tr("More models…")).triggered.connect(lambda _checked=False: self.more_wanted.emit())
         self._add_backends(menu, backends)
         right = self.mapToGlobal(QPoint(self.width(), self.height() + 4))
         menu.popup(QPoint(right.x() - menu.sizeHint().width(), right.y()))

@@ -13,8 +13,9 @@ from rich.text import Text
 
 from app.cli.bars import Bar
 from app.cli.common import console, print_table
-from app.cli.fit_rows import fit_facts, fit_rows, fits
+from app.cli.fit_rows import fit_facts, fit_rows
 from app.cli.model_rows import one_line
+from app.fitting import fits
 from runtime import DownloadPlan, DownloadProgress, ShelvedAdapter, fetch_any, fetch_embedded, plan_download
 
 EMBEDDED = "smollm2"
@@ -130,6 +131,7 @@ def _summary(plan: DownloadPlan, more: Mapping[str, str]) -> Table:
         "in all": f"{plan.bytes:,} bytes in {len(plan.files)} files; {len(plan.left)} others are left",
         "here": f"{plan.kept:,} bytes of a download that was stopped" if plan.kept else "",
         "disk": f"{plan.free / 1e9:,.1f} GB free",
+        "licence": plan.licence,
         "runs on": ", ".join(plan.backends),
         "made for": str(plan.config.get("base_model_name_or_path") or "") if plan.kind == "adapter" else "",
         **more,

@@ -11,9 +11,10 @@ from app.cli.bars import Bar
 from app.cli.common import print_table
 from app.cli.fetching import EMBEDDED, fetch_command
 from app.cli.finding import catalogue_command, search_command
-from app.cli.fit_rows import fit_facts, fit_rows, fits
+from app.cli.fit_rows import fit_facts, fit_rows
 from app.cli.logins import login_command, logout_command
 from app.cli.model_rows import facts, facts_table, shelf_table
+from app.fitting import fits
 from runtime import (
     ModelLoadError,
     ModelShelf,

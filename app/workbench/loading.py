@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from runtime import ShelfEntry
 
 log = logging.getLogger(__name__)
+HINTS = frozenset({"tokens", "models"})  # what is explained once
+HINTS_SETTING = "hints"  # those that were dismissed
 
 
 class LoadingMembers(ABC):
@@ -122,6 +124,16 @@ class LoadingMembers(ABC):
         """Loads the model anew with what is set."""
         await self._change()
         return await self.settings()
+
+    async def hints(self) -> frozenset[str]:
+        """What nobody dismissed."""
+        held = await stored(self._store.setting(HINTS_SETTING))
+        return HINTS - {name for name in held if isinstance(name, str)} if isinstance(held, list) else HINTS
+
+    async def dismiss_hint(self, name: str) -> None:
+        """It is not shown again."""
+        left = await self.hints() - {name}
+        await stored(self._store.set_setting(HINTS_SETTING, sorted(HINTS - left)))
 
     async def back_up(self) -> Backup:
         """Copies all sessions and checks the copy."""

@@ -18,11 +18,13 @@ from app.workbench.caching import CacheMembers, Caching
 from app.workbench.chores import Chores
 from app.workbench.composing import Composing
 from app.workbench.copying import Copies
+from app.workbench.downloads import Downloads
 from app.workbench.drawing import DrawingMembers
 from app.workbench.drawn import Drawn
 from app.workbench.fans import Fans
 from app.workbench.keeping import Keeper
 from app.workbench.loading import LoadingMembers
+from app.workbench.model_shelf import ModelMembers
 from app.workbench.pinning import BlockPins
 from app.workbench.pruning import prune
 from app.workbench.reopening import Reopening
@@ -65,7 +67,15 @@ EMPTY_CALL: Mapping[str, Any] = MappingProxyType({})
 
 
 class AppWorkbench(
-    SayingMembers, LoadingMembers, SetupMembers, ShelfMembers, TransferMembers, DrawingMembers, CacheMembers, SecondMembers
+    SayingMembers,
+    LoadingMembers,
+    SetupMembers,
+    ShelfMembers,
+    TransferMembers,
+    DrawingMembers,
+    CacheMembers,
+    ModelMembers,
+    SecondMembers,
 ):
     """Use cases over the session store and the engine process, for one window; all members belong to the window's loop.
 
@@ -94,6 +104,8 @@ class AppWorkbench(
         self._windows = Windows()
         self.window = self._windows.add()
         self._chores = Chores()
+        self._downloads = Downloads(self._tell)
+        self._plans = {}
         self._setups = Setups(store, supervisor, preset, call, self._free_adapters)
         self._sessions = Sessions(store, supervisor, self._setups, self._windows)
         self._pins = BlockPins(store, supervisor, self._chores)
@@ -269,6 +281,7 @@ class AppWorkbench(
             return False
         self._sessions.closing = True
         self._chores.close()
+        downloads = asyncio.create_task(self._downloads.close(), name="stop downloads")
         for session_id in list(self._answers.running):
             self._answers.stop(session_id)
         with suppress(TimeoutError):
@@ -279,5 +292,6 @@ class AppWorkbench(
         await self._sessions.settle(self._answers.settle)
         self._chores.cancel()
         await self._sessions.drop_empty()
+        await downloads
         await self._store.close()
         return True

@@ -94,6 +94,8 @@ class Download:
             here=name if _is_here(name, kind) else "",
             backends=backends,
             kind=kind,
+            context=describe(config).context if kind == "model" else None,
+            licence=listing.licence,
         )
 
     def fetch(self, planned: Callable[[DownloadPlan], None] | None = None) -> str:

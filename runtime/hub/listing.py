@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from huggingface_hub import HfApi
 
@@ -11,14 +11,17 @@ from runtime.errors import DownloadError
 from runtime.hub.answers import LOOK_UP_SECONDS, explained, page_of, patiently
 from runtime.hub.plan import HubFile, HubId
 
+_LICENCE = 40  # characters of one
+
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """A repository at one commit: its files by name."""
+    """A repository at one commit: its files by name, and the licence that its page names."""
 
     hub_id: HubId
     commit: str
     files: dict[str, HubFile]
+    licence: str = ""
 
 
 def look_up(hub_id: HubId, endpoint: str | None, wait: Callable[[float, str], None], token: str = "") -> Listing:
@@ -41,7 +44,8 @@ def _asked(hub_id: HubId, endpoint: str | None, token: str) -> Listing:
     with explained(str(hub_id), hub_id, page_of(hub_id.repository, endpoint)):
         info = api.model_info(hub_id.repository, revision=hub_id.revision, files_metadata=True, timeout=LOOK_UP_SECONDS)
         found = [(s.rfilename, s.size, s.blob_id, s.lfs) for s in info.siblings or ()]
-    return _listing(hub_id, info.sha, found)
+        licence = _licence(info.tags)
+    return replace(_listing(hub_id, info.sha, found), licence=licence)
 
 
 def _listing(hub_id: HubId, commit: object, siblings: Sequence[tuple[object, object, object, object]]) -> Listing:
@@ -59,6 +63,13 @@ def _listing(hub_id: HubId, commit: object, siblings: Sequence[tuple[object, obj
             raise unreadable(f"{name!r} has the digest {oid!r}")
         files[name] = HubFile(name, size, str(oid), large is not None)
     return Listing(hub_id, str(commit), files)
+
+
+def _licence(tags: object) -> str:
+    """The hub repeats it among the tags: "license:mit"; nothing there is believed to be of the right type."""
+    named = [tag for tag in tags if isinstance(tag, str)] if isinstance(tags, list) else []
+    found = next((tag.partition(":")[2] for tag in named if tag.startswith("license:")), "")
+    return found[:_LICENCE] if found.isprintable() else ""
 
 
 def _digest(value: object, digits: int) -> bool:

@@ -79,6 +79,8 @@ class DownloadPlan:
         here: The name on the shelf, where this very commit is there already.
         backends: Which of "hf" and "mlx" can run it.
         kind: What it is.
+        context: Tokens that a model was made for, where its configuration says so.
+        licence: As its page says, in a word; empty where it does not.
     """
 
     repository: str
@@ -92,6 +94,8 @@ class DownloadPlan:
     here: str = ""
     backends: tuple[str, ...] = ()
     kind: Kind = "model"
+    context: int | None = None
+    licence: str = ""
 
     @property
     def name(self) -> str:

@@ -14,6 +14,8 @@ from PySide6.QtWidgets import QWidget
 
 from app.workbench import AppWorkbench
 from ui import AppSettings, MainWindow, SessionChanged, ToolCard
+from ui.settings import DATA
+from ui.theme import current_theme
 
 MODEL_SECONDS = 120  # that a model may take
 SCRIPTS = "Translate: 🐈‍⬛ 你好，世界 — 日本語 — مرحبا بالعالم — שלום עולם"
@@ -65,8 +67,30 @@ async def comparison(window: MainWindow, _: AppWorkbench, folder: Path, name: st
 
 async def first_run(window: MainWindow, _: AppWorkbench, folder: Path, name: str) -> None:
     """As it opens for the first time."""
+    for _attempt in range(100):
+        await asyncio.sleep(0.1)
+        if window.parts.first.isVisible() and window.parts.coach.isVisible():
+            break
     await settled(window)
     keep(window, folder / f"{name}.png")
+
+
+async def first_run_narrow(window: MainWindow, workbench: AppWorkbench, folder: Path, name: str) -> None:
+    """The same in a small window."""
+    window.resize(900, 640)
+    await first_run(window, workbench, folder, name)
+
+
+async def models(window: MainWindow, workbench: AppWorkbench, folder: Path, name: str) -> None:
+    """What is on the shelf, and what fits this machine."""
+    await workbench.change_setting("scheme", "dark" if current_theme().palette.dark else "light")
+    window.settings.open_models()
+    for _attempt in range(100):
+        await asyncio.sleep(0.1)
+        if window.settings.models.models and window.settings.models.get.offers.rows:
+            break
+    await asyncio.sleep(0.3)
+    keep(window.settings, folder / f"{name}.png")
 
 
 async def no_model(window: MainWindow, _: AppWorkbench, folder: Path, name: str) -> None:
@@ -162,7 +186,7 @@ async def large(window: MainWindow, _: AppWorkbench, folder: Path, name: str) ->
 async def backup(window: MainWindow, _: AppWorkbench, folder: Path, name: str) -> None:
     """The page about the data, after a backup."""
     window.acts.settings.trigger()
-    window.settings.show_page(4)
+    window.settings.show_page(DATA)
     await asyncio.sleep(0.5)
     QTest.mouseClick(window.settings.data.back_up_button, Qt.MouseButton.LeftButton)
     for _attempt in range(100):

@@ -19,6 +19,7 @@ from PySide6.QtWidgets import QApplication
 from app.paths import DataFolder
 from app.window import run_window
 from app.workbench import AppWorkbench
+from app.workbench.loading import HINTS, HINTS_SETTING
 from runtime import Origin
 from storage import SessionStore
 from tests.tools import more_scenes as more
@@ -209,6 +210,7 @@ def take(
     *scenes: Callable[..., Awaitable[None]],
     model: str = "smollm2",
     demo: bool = True,
+    hints: bool = False,
 ) -> None:
     """Opens the window on a fresh data folder with the sample, plays the scene, closes it; again for each further scene."""
     apply_theme(application, scheme)
@@ -219,9 +221,6 @@ def take(
         async def act(window: MainWindow, workbench: AppWorkbench) -> None:
             try:
                 await settled(window)
-                if scene is not more.first_run:
-                    window.coach.understood = True
-                    window.coach.look()
                 await scene(window, workbench, folder, name)
             finally:
                 window.close()
@@ -230,6 +229,8 @@ def take(
             tasks.append(asyncio.create_task(act(window, workbench)))
 
         store = SessionStore.open(data.sessions)
+        if not hints:
+            await store.set_setting(HINTS_SETTING, sorted(HINTS))
         await run_window(data, store, model, "auto", demo=demo and not again, on_shown=on_shown)
         await tasks[0]
 
@@ -253,7 +254,8 @@ def main() -> None:
     take(application, folder, "tokens-dark", Scheme.DARK, tokens_with_card)
     take(application, folder, "why-dark", Scheme.DARK, why_with_sliders)
     take(application, folder, "comparison", Scheme.LIGHT, more.comparison)
-    take(application, folder, "first-run", Scheme.LIGHT, more.first_run)
+    take(application, folder, "first-run", Scheme.LIGHT, more.first_run, hints=True)
+    take(application, folder, "models", Scheme.LIGHT, more.models)
     with patch.dict(os.environ, {"ELSEWISE_MODELS": "/models"}):  # no picture shows whose folders these are
         take(application, folder, "no-model", Scheme.DARK, more.no_model, model="nobody/nothing")
     take(application, folder, "tool-call", Scheme.LIGHT, more.tool_call)
@@ -271,6 +273,8 @@ def main() -> None:
         take(application, folder, "text-150-dark", Scheme.DARK, large_text)
         take(application, folder, "settings", Scheme.LIGHT, settings)
         take(application, folder, "cache", Scheme.LIGHT, more.cache)
+        take(application, folder, "models-dark", Scheme.DARK, more.models)
+        take(application, folder, "first-run-900", Scheme.DARK, more.first_run_narrow, hints=True)
         take(application, folder, "narrowest", Scheme.DARK, more.narrowest)
         take(application, folder, "backup", Scheme.LIGHT, more.backup)
         take(application, folder, "rare-options", Scheme.LIGHT, more.rare_options)

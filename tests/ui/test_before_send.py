@@ -238,7 +238,7 @@ def test_a_model_without_roles_says_so_where_the_message_is_written(in_window: P
         composer.roles.setFocus()
         QTest.keyClick(composer.roles, Qt.Key.Key_Space)
         # then the row that changes it is there
-        await until(lambda: window.settings.isVisible() and window.settings.models.combos["chat_format"].count() == 4)
+        await until(lambda: window.settings.isVisible() and window.settings.engine.combos["chat_format"].count() == 4)
         counting(bench, Composition(3, None, 3, 8192))
         QTest.keyClicks(composer.field, " time")
         await until(lambda: composer.roles.isHidden())

@@ -11,7 +11,17 @@ from PySide6.QtCore import QObject
 from tests.ui.conftest import until
 from tests.ui.fakes import FakeWorkbench
 from tests.ui.spoken import Vocabulary, run_of
-from ui import EngineState, Event, SessionsChanged, StatusChanged, StatusView, TokensArrived, TurnChanged
+from ui import (
+    Download,
+    DownloadsChanged,
+    EngineState,
+    Event,
+    SessionsChanged,
+    StatusChanged,
+    StatusView,
+    TokensArrived,
+    TurnChanged,
+)
 from ui.events import EventQueue, merged
 
 Arun = Callable[[Coroutine[object, object, object]], object]
@@ -39,6 +49,13 @@ def test_tokens_of_a_turn_are_joined_and_order_is_kept_around_other_news() -> No
 def test_of_many_statuses_the_last_one_stands() -> None:
     first, last = StatusChanged(StatusView(EngineState.STARTING)), StatusChanged(StatusView(EngineState.READY))
     assert list(merged([first, SessionsChanged(), last])) == [SessionsChanged(), last]
+
+
+def test_of_downloads_the_last_news_stands_and_no_tokens_are_parted_for_it() -> None:
+    vocabulary = Vocabulary()
+    first, last = (DownloadsChanged((Download("org/tiny", done=done),)) for done in (1, 2))
+    left = list(merged([tokens(vocabulary, 7, "a"), first, tokens(vocabulary, 7, "b"), last]))
+    assert [event.run.text if isinstance(event, TokensArrived) else event for event in left] == [last, "ab"]
 
 
 def test_the_queue_delivers_together_and_its_timer_rests(arun: Arun) -> None:

@@ -67,7 +67,7 @@ def test_a_model_is_chosen_from_the_menu(in_window: Play, bench: FakeWorkbench) 
         menu = QApplication.activePopupWidget()
         assert isinstance(menu, QMenu)
         entries = [action for action in menu.actions() if "run on" not in action.text() and not action.isSeparator()]
-        assert [entry.text().split("\t")[0] for entry in entries] == ["SmolLM2 135M Instruct", "Qwen3 0.6B"]
+        assert [entry.text().split("\t")[0] for entry in entries] == ["SmolLM2 135M Instruct", "Qwen3 0.6B", "More models…"]
         QTest.mouseClick(menu, Qt.MouseButton.LeftButton, pos=menu.actionGeometry(entries[1]).center())
         await until(lambda: window.parts.top.model.text() == "Qwen3 0.6B")
         assert bench.asked("choose_model") == [("qwen3",)]

@@ -15,7 +15,7 @@ from PySide6.QtWidgets import QApplication, QComboBox, QFileDialog
 from tests.ui.conftest import Scene, frames, until
 from tests.ui.fakes import FakeWorkbench
 from ui import DARK, LIGHT, AppSettings, MainWindow, Scheme, apply_theme
-from ui.settings import SettingsWindow
+from ui.settings import APPEARANCE, DATA, MEMORY, SettingsWindow
 from ui.theme import current_theme
 from ui.transcript import Measure, Mode
 from ui.widgets import Label
@@ -40,7 +40,7 @@ def test_it_is_non_modal_and_each_row_says_when_it_holds(in_window: Play) -> Non
     async def scene(window: MainWindow) -> None:
         settings = await opened(window)
         assert not settings.isModal()
-        said = {name: when.text() for rows in (settings.models, settings.memory, settings.generation, settings.appearance)
+        said = {name: when.text() for rows in (settings.engine, settings.memory, settings.generation, settings.appearance)
                 for name, when in rows.when.items()}  # fmt: skip
         later = {
             "backend",
@@ -70,9 +70,9 @@ def test_what_holds_after_a_reload_offers_one(in_window: Play, bench: FakeWorkbe
     async def scene(window: MainWindow) -> None:
         settings = await opened(window)
         assert settings.reload.words == ""
-        choose(settings.models.combos["device"], +1)
+        choose(settings.engine.combos["device"], +1)
         await until(lambda: bench.asked("change_setting") == [("device", "cpu")])
-        field = settings.models.numbers["context_length"]
+        field = settings.engine.numbers["context_length"]
         assert field.text() == "the model's own"
         field.setFocus()
         field.selectAll()
@@ -91,7 +91,7 @@ def test_what_holds_after_a_reload_offers_one(in_window: Play, bench: FakeWorkbe
 def test_memory_is_in_megabytes_and_refusals_are_inline(in_window: Play, bench: FakeWorkbench) -> None:
     async def scene(window: MainWindow) -> None:
         settings = await opened(window)
-        QTest.mouseClick(settings.tabs[1], LEFT)
+        QTest.mouseClick(settings.tabs[MEMORY], LEFT)
         field = settings.memory.numbers["kv_cache_bytes"]
         field.setFocus()
         QTest.keyClick(field, Qt.Key.Key_Up)
@@ -108,7 +108,7 @@ def test_memory_is_in_megabytes_and_refusals_are_inline(in_window: Play, bench: 
 def test_appearance_holds_at_once(in_window: Play, bench: FakeWorkbench) -> None:
     async def scene(window: MainWindow) -> None:
         settings = await opened(window)
-        QTest.mouseClick(settings.tabs[3], LEFT)
+        QTest.mouseClick(settings.tabs[APPEARANCE], LEFT)
         try:
             choose(settings.appearance.combos["scheme"], +2)
             await until(lambda: current_theme().palette is DARK)
@@ -137,7 +137,7 @@ def test_data_is_named_and_verified(in_window: Play, bench: FakeWorkbench) -> No
 
     async def scene(window: MainWindow) -> None:
         settings = await opened(window)
-        QTest.mouseClick(settings.tabs[4], LEFT)
+        QTest.mouseClick(settings.tabs[DATA], LEFT)
         assert settings.data.folder.text() == "/data/elsewise"
         assert "sessions.2026-11-21.db" in settings.data.backups.text()
         QTest.mouseClick(settings.data.verify_button, LEFT)
@@ -152,7 +152,7 @@ def test_data_is_named_and_verified(in_window: Play, bench: FakeWorkbench) -> No
 def test_a_backup_is_made_at_once_and_says_where_it_is(in_window: Play, bench: FakeWorkbench) -> None:
     async def scene(window: MainWindow) -> None:
         page = (await opened(window)).data
-        QTest.mouseClick(window.settings.tabs[4], LEFT)
+        QTest.mouseClick(window.settings.tabs[DATA], LEFT)
         assert not page.backed_up.isVisible()
         bench.slow_backup = asyncio.Event()
         QTest.mouseClick(page.back_up_button, LEFT)
@@ -177,7 +177,7 @@ def test_a_template_of_ones_own_is_a_chat_format(in_window: Play, bench: FakeWor
 
     async def scene(window: MainWindow) -> None:
         settings = await opened(window)
-        combo = settings.models.combos["chat_format"]
+        combo = settings.engine.combos["chat_format"]
         assert combo.itemText(combo.count() - 1) == "a template of your own…"
         combo.setFocus()
         QTest.keyClick(combo, Qt.Key.Key_End)

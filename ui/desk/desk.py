@@ -14,14 +14,17 @@ from ui.desk.draws import DrawsDesk
 from ui.desk.models import ModelsDesk
 from ui.desk.second import SecondDesk
 from ui.desk.sessions import SessionsDesk
+from ui.desk.shelf import ShelfDesk
 from ui.desk.showing import Showing
 from ui.desk.tree import TreeDesk
 from ui.desk.undo import UndoStack
 from ui.port import (
     ColumnsChanged,
     ColumnTokens,
+    DownloadsChanged,
     EngineState,
     Event,
+    ModelsChanged,
     SessionChanged,
     SessionCopied,
     SessionsChanged,
@@ -59,6 +62,7 @@ class Desk(Showing):
         self.draws = DrawsDesk(self)
         self.cache = CacheDesk(self)
         self.models = ModelsDesk(self)
+        self.shelf = ShelfDesk(self, self.models)
         self.second = SecondDesk(self)
 
     @property
@@ -127,6 +131,11 @@ class Desk(Showing):
                 self._take_tokens(event)
             case TurnChanged():
                 self._take_turn(event)
+            case DownloadsChanged(downloads):
+                self.shelf.take_downloads(downloads)
+            case ModelsChanged():
+                self.models.ask()
+                self.shelf.ask()
 
     def _take_tokens(self, news: TokensArrived) -> None:
         shown = self.shown

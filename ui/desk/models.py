@@ -16,6 +16,7 @@ class ModelsDesk(QObject):
 
     listed = Signal(object)  # Sequence[ModelChoice]
     menu_ready = Signal(object, object)  # Sequence[ModelChoice], Sequence[BackendChoice], on request
+    none_here = Signal()  # in place of a menu without models
 
     def __init__(self, showing: Showing) -> None:
         super().__init__(showing)
@@ -32,7 +33,7 @@ class ModelsDesk(QObject):
 
     def choose_model(self, source: str) -> None:
         """Another model from the next request on."""
-        self._tasks.run(self._choose_model(source))
+        self._tasks.run(self.open(source))
 
     def choose_backend(self, name: str) -> None:
         """Another engine from the next request on."""
@@ -41,9 +42,12 @@ class ModelsDesk(QObject):
     async def _list(self, *, menu: bool = False) -> None:
         models = await self._workbench.models()
         self.listed.emit(models)
-        if menu:
+        if menu and models:
             self.menu_ready.emit(models, self._workbench.backends())
+        elif menu:
+            self.none_here.emit()
 
-    async def _choose_model(self, source: str) -> None:
+    async def open(self, source: str) -> None:
+        """The same; a refusal is the caller's."""
         await self._workbench.choose_model(source)
         await self._list()

@@ -10,10 +10,9 @@ from PySide6.QtWidgets import QVBoxLayout, QWidget
 
 from ui.inspector.facts import Facts
 from ui.inspector.words import percent
-from ui.numbers import count
+from ui.numbers import count, size
 from ui.parts import button, row, words
 from ui.port import CacheCheck, CacheView, EngineState, StatusView, Tier
-from ui.status import size
 from ui.transcript.visible import one_line
 from ui.widgets import Caption
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from runtime import TokenRun
 from ui.port.drawing import Columns
 from ui.port.engine import StatusView
+from ui.port.models import DownloadsChanged, ModelsChanged
 from ui.port.sessions import SessionView
 from ui.port.turns import TurnView
 
@@ -100,4 +101,6 @@ Event = (
     | SessionTrashed
     | WindowWanted
     | StatusChanged
+    | DownloadsChanged
+    | ModelsChanged
 )

@@ -72,3 +72,9 @@ class SettingsCommands(Protocol):
 
     async def verify_data(self) -> Sequence[str]:
         """Reads every stored row; what is damaged, each with its session and turn."""
+
+    async def hints(self) -> frozenset[str]:
+        """What is explained once and was not dismissed yet: "tokens", "models"."""
+
+    async def dismiss_hint(self, name: str) -> None:
+        """It is not shown again."""

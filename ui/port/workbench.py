@@ -11,6 +11,7 @@ from ui.port.drafts import DraftCommands
 from ui.port.drawing import DrawingUses
 from ui.port.engine import EngineCommands
 from ui.port.events import Event
+from ui.port.models import ModelCommands
 from ui.port.second import SecondCommands
 from ui.port.sessions import SessionCommands
 from ui.port.settings import SettingsCommands
@@ -29,6 +30,7 @@ class Workbench(
     SetupCommands,
     SettingsCommands,
     TransferCommands,
+    ModelCommands,
     SecondCommands,
     EngineCommands,
     Protocol,

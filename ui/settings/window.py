@@ -22,6 +22,7 @@ from PySide6.QtWidgets import (
 
 from ui.desk import Desk
 from ui.legend import name_of
+from ui.models.page import ModelsPage
 from ui.parts import Page, tab
 from ui.port import AppSettings, SettingsView, Workbench
 from ui.settings.data_page import DataPage
@@ -30,6 +31,7 @@ from ui.transcript.measure import Measure
 from ui.widgets import Notice, plain_tooltip
 
 MEGABYTE = 1_000_000
+MODELS, ENGINE, MEMORY, GENERATION, APPEARANCE, DATA = range(6)  # pages
 OWN_TEMPLATE = "choose a file"  # among the chat formats: no format has that name
 MOST_CONTEXT, MOST_THREADS, MOST_KV = 10_000_000, 1024, 10_000_000
 
@@ -51,13 +53,15 @@ class SettingsWindow(QWidget):
         self.setObjectName("settings")
         self.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
         self.setWindowTitle(self.tr("Settings"))
-        self.resize(620, 520)
+        self.resize(720, 620)
         self.setMinimumSize(420, 320)
         self._desk, self._workbench = desk, workbench
         self.notice = Notice()
         self.reload = Notice()
         self.reload.acted.connect(lambda: self._run(self._reload()))
-        self.models, self.memory, self.generation = self._models(), self._memory(), self._generation()
+        self.models = ModelsPage(desk.shelf)
+        self.models.setting_wanted.connect(lambda tokens: self._change("context_length", tokens))
+        self.engine, self.memory, self.generation = self._engine(), self._memory(), self._generation()
         self.appearance = self._appearance()
         self.data = DataPage(workbench, self._run)
         self.data.refused.connect(self.notice.say)
@@ -66,14 +70,22 @@ class SettingsWindow(QWidget):
         self.tabs: list[QPushButton] = []
         self._lay_out()
 
-    def open(self) -> None:
-        """Opens, or comes to the front."""
+    def open(self, page: int | None = None) -> None:
+        """Opens, or comes to the front, at a page or at the one that was shown last."""
         self.notice.clear()
         self._run(self._show(None))
         self.show()
         self.raise_()
         self.activateWindow()
+        if page is not None:
+            self.show_page(page)
         self.tabs[self._stack.currentIndex()].setFocus()
+        self.models.open(get=False)
+
+    def open_models(self, *, get: bool = False) -> None:
+        """Opens at the models; with `get` the keyboard is where more are asked for."""
+        self.open(MODELS)
+        self.models.open(get=get)
 
     def show_page(self, page: int) -> None:
         """Brings a page to the front."""
@@ -84,12 +96,13 @@ class SettingsWindow(QWidget):
         """Shows what holds."""
         values, choices = view.values, view.choices
         for name in ("backend", "device", "dtype", "draft_model"):
-            self.models.show_choice(name, choices.get(name, ()), getattr(values, name), self._title)
+            self.engine.show_choice(name, choices.get(name, ()), getattr(values, name), self._title)
         self._show_format(values, choices.get("chat_format", ()))
         places = {"none": self.tr("in memory"), "disk": self.tr("on disk, where they do not fit")}
-        self.models.show_choice("offload", choices.get("offload", ()), values.offload, lambda name: places.get(name, name))
-        self.models.show_number("context_length", values.context_length or 0)
-        self.models.show_number("threads", values.threads or 0)
+        self.engine.show_choice("offload", choices.get("offload", ()), values.offload, lambda name: places.get(name, name))
+        self.engine.show_number("context_length", values.context_length or 0)
+        self.engine.show_number("threads", values.threads or 0)
+        self.models.show_setting(values.context_length)
         self.memory.show_number("kv_cache_bytes", round((values.kv_cache_bytes or 0) / MEGABYTE))
         self.memory.show_number("disk_bytes", round((values.disk_bytes or 0) / MEGABYTE))
         self.generation.show_choice(
@@ -113,8 +126,8 @@ class SettingsWindow(QWidget):
         titles |= {file: self.tr("your template: {0}").format(Path(file).name)} if file else {}
         titles |= {OWN_TEMPLATE: self.tr("a template of your own…")}
         offered = (*choices, *([file] if file else []), OWN_TEMPLATE)
-        self.models.show_choice("chat_format", offered, file or values.chat_format, lambda name: titles.get(name, name))
-        self.models.combos["chat_format"].setToolTip(plain_tooltip(file))
+        self.engine.show_choice("chat_format", offered, file or values.chat_format, lambda name: titles.get(name, name))
+        self.engine.combos["chat_format"].setToolTip(plain_tooltip(file))
 
     def show_colours(self, measure: Measure) -> None:
         """What the colours of tokens show."""
@@ -131,7 +144,7 @@ class SettingsWindow(QWidget):
     def _rows(self) -> Rows:
         return Rows(self._change, self.tr("now"), self.tr("after reload"))
 
-    def _models(self) -> Rows:
+    def _engine(self) -> Rows:
         rows = self._rows()
         rows.add_choice("backend", self.tr("Engine"), now=False)
         rows.add_choice("device", self.tr("Device"), now=False)
@@ -190,7 +203,8 @@ class SettingsWindow(QWidget):
         line.setContentsMargins(16, 12, 16, 0)
         line.setSpacing(18)
         pages = (
-            (self.tr("Models"), self._page(self.tr("Models and device"), self.models)),
+            (self.tr("Models"), self.models),
+            (self.tr("Engine"), self._page(self.tr("Engine and device"), self.engine)),
             (self.tr("Memory"), self._page(self.tr("Memory"), self.memory)),
             (self.tr("Generation"), self._page(self.tr("Generation"), self.generation)),
             (self.tr("Appearance"), self._page(self.tr("Appearance"), self.appearance)),

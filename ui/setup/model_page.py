@@ -5,11 +5,11 @@ from __future__ import annotations
 from PySide6.QtCore import Qt, Signal
 from PySide6.QtWidgets import QFileDialog, QGridLayout, QWidget
 
-from ui.numbers import count
+from ui.numbers import count, size
 from ui.parts import LINE_PX, Choice, Page, button, row, words
 from ui.port import Guess, ModelFacts, SessionSetup
+from ui.setup.adapter_field import AdapterField
 from ui.setup.adapter_rows import AdapterRows
-from ui.status import size
 from ui.theme.fonts import interface_font, mono_font
 from ui.widgets import ElidedLabel, Label
 
@@ -21,8 +21,10 @@ class ModelPage(Page):
     """Shows `SessionSetup.model`, `adapters` and `guess`."""
 
     models_wanted = Signal()
+    more_wanted = Signal()  # models than are on the shelf
     comparison_wanted = Signal()
     adapter_wanted = Signal(str)  # a folder
+    adapter_id_wanted = Signal(str)  # ORG/NAME
     stack_wanted = Signal(object)  # list[AdapterChoice]
     guess_wanted = Signal(object)  # Guess
 
@@ -31,10 +33,12 @@ class ModelPage(Page):
         self.name = ElidedLabel("", "", interface_font(15))
         self.change_button = button(self.tr("Choose a model…"), "link")
         self.change_button.clicked.connect(self.models_wanted)
+        self.more_button = button(self.tr("More models…"), "plain")
+        self.more_button.clicked.connect(self.more_wanted)
         self.compare_button = button(self.tr("Compare with…"), "link")
         self.compare_button.clicked.connect(self.comparison_wanted)
         self.column.addLayout(row(self.name, 1, self.change_button))
-        self.column.addLayout(row(1, self.compare_button))
+        self.column.addLayout(row(self.more_button, 1, self.compare_button))
         self.state = words()
         self.column.addWidget(self.state)
         self._facts = QWidget()
@@ -53,6 +57,9 @@ class ModelPage(Page):
         self.adapters = AdapterRows()
         self.adapters.wanted.connect(self.stack_wanted)
         self.column.addWidget(self.adapters)
+        self.adapter_field = AdapterField()
+        self.adapter_field.wanted.connect(self.adapter_id_wanted)
+        self.column.addWidget(self.adapter_field)
         self.add_button = button(self.tr("Add a folder…"))
         self.add_button.clicked.connect(self._choose_folder)
         self.column.addLayout(row(self.add_button, 1))

@@ -17,7 +17,7 @@ from PySide6.QtWidgets import (
 )
 
 from ui.parts import tab
-from ui.port import SessionSetup
+from ui.port import SessionSetup, Workbench
 from ui.setup.desk import Change, SetupDesk
 from ui.setup.form_page import FormPage
 from ui.setup.model_page import ModelPage
@@ -177,6 +177,7 @@ class SetupPopover(QFrame):
         desk.tools_checked.connect(self.tools.show_checked)
         change = self._change
         self.model.adapter_wanted.connect(lambda folder: change(lambda w, s: w.add_adapter(s, folder)))
+        self.model.adapter_id_wanted.connect(self._get_adapter)
         self.model.stack_wanted.connect(lambda stack: change(lambda w, s: w.set_adapters(s, stack)))
         self.model.guess_wanted.connect(lambda guess: change(lambda w, s: w.set_guess(s, guess)))
         self.sampling.system_wanted.connect(lambda text: change(lambda w, s: w.set_system(s, text)))
@@ -189,6 +190,21 @@ class SetupPopover(QFrame):
         self.form.check_wanted.connect(desk.check_format)
         self.tools.tools_wanted.connect(lambda source: change(lambda w, s: w.set_tools(s, source)))
         self.tools.check_wanted.connect(desk.check_tools)
+
+    def _get_adapter(self, wanted: str) -> None:
+        self.notice.clear()
+        field = self.model.adapter_field
+
+        async def get(workbench: Workbench, session: int) -> SessionSetup:
+            got = False
+            try:
+                setup = await workbench.get_adapter(session, wanted)
+                got = True
+            finally:
+                field.end(wanted, got=got)
+            return setup
+
+        self._desk.change(get, field.refuse, session_id=self._session_id)
 
     def _change(self, change: Change) -> None:
         self.notice.clear()

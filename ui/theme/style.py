@@ -85,6 +85,11 @@ QPushButton[kind="link"] { background: transparent; border: none; border-bottom:
   color: $accent; }
 QPushButton[kind="link"]:hover, QPushButton[kind="link"]:focus { border-bottom-color: $accent; }
 
+QPushButton[kind="plain"] { background: transparent; border: none; border-bottom: 1px solid transparent; padding: 2px 0;
+  color: $soft; }
+QPushButton[kind="plain"]:hover, QPushButton[kind="plain"]:focus { color: $text; border-bottom-color: $faint; }
+QPushButton[kind="plain"]:disabled { color: $faint; }
+
 QFrame#popover { background: $card; border: 1px solid $bar_rest; border-radius: 10px; }
 QFrame#popover QWidget#page, QFrame#popover QScrollArea, QFrame#popover QStackedWidget { background: transparent;
   border: none; }

@@ -24,7 +24,7 @@ from ui.theme.scheme import Scheme, apply_theme
 from ui.theme.text_size import resize_text
 from ui.transcript import Measure, Mode
 from ui.transferring import Transfers
-from ui.window.coach import Coach
+from ui.welcome import Welcome
 from ui.window.commands import Commands
 from ui.window.menu import install_menu, wire_answers, wire_session, wire_view
 from ui.window.open_windows import come_forward, wire_window_menu
@@ -50,7 +50,6 @@ class WindowState:
     drafts: Sequence[Sequence[int | str]] = ()  # session id (0: a session without turns) and what was not sent
     colours: str = Measure.SURPRISAL.value
     session: int | None = None  # what it showed
-    coached: bool = False  # somebody was told what the colours mean
     recent: Sequence[str] = ()  # files that were imported or exported, the last one first
 
 
@@ -92,12 +91,11 @@ class MainWindow(QMainWindow):
         self.setCentralWidget(self.parts)
         self.acts = Actions(self)
         self.stage = Stage(self, self.desk, self.parts, self.acts)
-        self.coach = Coach(self.desk, self.parts, self, understood=state.coached)
-        self.stage.mode_changed.connect(self.coach.look)
         self.transfers = Transfers(workbench, self.desk, self.parts.status, self.parts.composer.notice, self)
         self.transfers.recent += known_paths(state.recent)
         self.setup = SetupDesk(self.desk, workbench)
         self._workbench = workbench
+        self.welcome = Welcome(self.desk, self.parts, self)
         self._commands = Commands(self.desk, self.parts, self.stage, self.setup, self)
         wire_second(self.desk, self.parts, self.stage)
         wire_parts(self, self.desk, self.parts, self.stage, self._commands)
@@ -127,8 +125,8 @@ class MainWindow(QMainWindow):
         parts = self.parts
         shown = self.desk.shown.session_id if self.desk.shown is not None else None
         panels = parts.wants_sidebar, parts.wants_inspector
-        colours, coached, recent = parts.transcript.measure.value, self.coach.understood, tuple(map(str, self.transfers.recent))
-        return WindowState(geometry, *panels, self.stage.mode.value, (), colours, shown, coached, recent)
+        colours, recent = parts.transcript.measure.value, tuple(map(str, self.transfers.recent))
+        return WindowState(geometry, *panels, self.stage.mode.value, (), colours, shown, recent)
 
     def come_forward(self) -> None:
         """In front of all others, with the keyboard."""
@@ -145,6 +143,9 @@ class MainWindow(QMainWindow):
         made.model.models_wanted.connect(self.desk.models.ask_menu)
         made.model.comparison_wanted.connect(made.close_again)
         made.model.comparison_wanted.connect(self.desk.second.ask_menu)
+        made.model.more_wanted.connect(self._open_models)
+        self.desk.shelf.downloads_changed.connect(made.model.adapter_field.show_downloads)
+        made.model.adapter_field.show_downloads(self.desk.shelf.downloads)
         made.sampling.options.bytes_of = lambda token: b"".join(self.desk.token_bytes([token]))
         return made
 
@@ -163,8 +164,16 @@ class MainWindow(QMainWindow):
         self.parts.top.setup_wanted.connect(lambda: self.popover.toggle())
         self.parts.composer.format_wanted.connect(self._open_settings)
         self.parts.composer.setup_wanted.connect(lambda: self.popover.toggle(SAMPLING))
+        self._wire_models()
         for news in (desk.session_shown, desk.models.listed, desk.activity_changed, desk.status_changed):
             news.connect(self._refresh_setup)
+
+    def _wire_models(self) -> None:
+        for wanted in (self.desk.models.none_here, self.parts.top.model.more_wanted, self.parts.first.more_wanted):
+            wanted.connect(self._open_models)
+        self.parts.status.downloads.clicked.connect(lambda _checked=False: self.settings.open_models())
+        self.desk.shelf.downloads_changed.connect(self.parts.status.show_downloads)
+        self.stage.mode_changed.connect(self.welcome.show_mode)
 
     def _wire_menu(self) -> None:
         install_menu(QMenu(self), self.acts, self.parts)
@@ -196,6 +205,9 @@ class MainWindow(QMainWindow):
     def _open_settings(self) -> None:
         self.settings.show_colours(self.parts.transcript.measure)
         self.settings.open()
+
+    def _open_models(self) -> None:
+        self.settings.open_models(get=True)
 
     def _open_about(self) -> None:
         from ui.about import AboutBox

@@ -212,15 +212,21 @@ class Setups:
 
     # ---- adapters -----------------------------------------------------------------------------------------------------
 
-    async def add_adapter(self, session: OpenSession, folder: str) -> None:
-        """Puts one on top of the stack; it is loaded first, so that what is wrong with it is said now."""
+    async def add_adapter(self, session: OpenSession, folder: str, name: str = "") -> None:
+        """Puts one on top of the stack; it is loaded first, so that what is wrong with it is said now.
+
+        Args:
+            session: Whose stack.
+            folder: With the adapter in it.
+            name: What users see; the folder's own name by default.
+        """
         values = values_of(session)
         path = str(Path(folder).expanduser().absolute())  # noqa: ASYNC240  # looks at no file
         if any(choice.folder == path for choice in values.adapters):
-            raise Refusal(f"{Path(path).name} is on the stack already")
+            raise Refusal(f"{name or Path(path).name} is on the stack already")
         if len(values.adapters) >= MOST_ADAPTERS:
             raise Refusal(f"a stack has at most {MOST_ADAPTERS} adapters")
-        choice = AdapterChoice(path, Path(path).name)
+        choice = AdapterChoice(path, name or Path(path).name)
         await self.require(await self._model(), [choice])
         values = values_of(session)  # loading took its time
         await self._set(session, replace(values, adapters=(*values.adapters, choice)))

@@ -49,6 +49,7 @@ class LocalHub:
         self.tokens: dict[str, str] = {}  # whose they are
         self.queries: list[dict[str, list[str]]] = []
         self.address = ""
+        self.tags: Any = []  # of every repository
 
     def add(self, repository: str, files: Files) -> str:
         """A repository, or a new commit of its branch main; returns the commit."""
@@ -232,7 +233,8 @@ def _serve(hub: LocalHub, handler: BaseHTTPRequestHandler) -> None:
     elif api and api[2] == "tree":
         request.json(200, [_tree_entry(name, content) for name, content in files.items()])
     elif api:
-        request.json(200, {"id": api[1], "sha": commit, "siblings": [_sibling(*pair) for pair in files.items()]})
+        siblings = [_sibling(*pair) for pair in files.items()]
+        request.json(200, {"id": api[1], "sha": commit, "siblings": siblings, "tags": hub.tags})
     elif data is None:
         request.answer(404, b"", X_Error_Code="EntryNotFound")
     else:

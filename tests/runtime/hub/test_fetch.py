@@ -239,3 +239,21 @@ def test_a_token_goes_to_the_hub_and_nowhere_else(
         hub.before = [noted, for_file(WEIGHTS, moved)]
         fetch()
     assert set(seen) == {("hub", "Bearer hf_secret"), ("store", None)}
+
+
+@pytest.mark.parametrize(
+    ("tags", "licence"),
+    [
+        (["text-generation", "license:apache-2.0", "region:us"], "apache-2.0"),
+        ([], ""),
+        (["license:a\x1b[31m"], ""),
+        ([7, None, "license:" + "x" * 1000], "x" * 40),
+    ],
+)
+def test_the_licence_is_what_the_page_says(
+    tags: list[object], licence: str, hub: LocalHub, tiny: Files, steps: list[DownloadProgress], tmp_path: Path
+) -> None:
+    hub.add("org/tiny", tiny)
+    hub.tags = tags
+    plan = Download(HubId.parse("org/tiny"), steps.append, endpoint=hub.address).plan(tmp_path)
+    assert (plan.licence, plan.context) == (licence, 4096)

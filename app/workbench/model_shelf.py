@@ -1,0 +1,237 @@
+"""The workbench's members about the shelf of models and what is fetched for it (`ui.port.ModelCommands`)."""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from app.supervisor import Supervisor
+from app.workbench.downloads import Downloads
+from app.workbench.model_views import adapter_of, find_of, fit_of, model_of, offer_of, plan_of
+from app.workbench.sessions import Sessions
+from app.workbench.setup.setups import Setups
+from app.workbench.stoppable import stoppable
+from runtime import RuntimeFault
+from ui import (
+    EngineState,
+    Event,
+    FitView,
+    HubFind,
+    ModelPlan,
+    ModelsChanged,
+    Offer,
+    OnTransfer,
+    Refusal,
+    SessionSetup,
+    ShelfModel,
+)
+
+if TYPE_CHECKING:
+    from runtime import DownloadPlan, DownloadProgress, Fit, Progress, ShelfEntry, ShelvedAdapter
+
+    OnStep = Callable[[Progress], None]
+    OnDownload = Callable[[DownloadProgress], None]
+
+T = TypeVar("T")
+PLANS_KEPT = 8
+FOUND = 30  # models of a search at most
+PROPOSED = 3  # models to begin with
+
+
+class ModelMembers(ABC):
+    """What `ui.port.ModelCommands` promises; members of `AppWorkbench`."""
+
+    supervisor: Supervisor
+    _sessions: Sessions
+    _setups: Setups
+    _downloads: Downloads
+    _plans: dict[str, DownloadPlan]
+
+    @abstractmethod
+    def _tell(self, event: Event) -> None:
+        """Tells the window."""
+
+    async def model_shelf(self) -> Sequence[ShelfModel]:
+        """Models, then adapters."""
+        await self._downloads.find()
+        entries, adapters = await asyncio.to_thread(_on_the_shelf)
+        return [*(model_of(entry, self.supervisor.source) for entry in entries), *map(adapter_of, adapters)]
+
+    async def verify_model(self, name: str, progress: OnTransfer) -> None:
+        """Reads every file once."""
+        await _refused(stoppable(partial(_verify, name), lambda step: progress(step.done, step.total)))
+
+    async def remove_model(self, name: str) -> int:
+        """Deletes one that nobody has loaded."""
+        if name == self.supervisor.source and self.supervisor.state not in (EngineState.NONE, EngineState.DIED):
+            raise Refusal(f"{name} is in use here; open another model first")  # it may be on its way: nobody holds it yet
+        freed = await _refused(asyncio.to_thread(_remove, name))
+        self._tell(ModelsChanged())
+        return freed
+
+    async def add_model_folder(self, path: Path) -> str:
+        """A link on the shelf."""
+        name = await _refused(asyncio.to_thread(_add, path))
+        self._tell(ModelsChanged())
+        return name
+
+    async def import_gguf(self, path: Path, progress: OnTransfer) -> str:
+        """Converted onto the shelf."""
+        name = await _refused(stoppable(partial(_import, path), lambda step: progress(step.done, step.total)))
+        self._tell(ModelsChanged())
+        return name
+
+    async def plan_model(self, wanted: str) -> ModelPlan:
+        """Asks the hub; nobody hears how far that is."""
+        plan, fit = await _refused(stoppable(partial(_plan, wanted), lambda _step: None))
+        self._plans[plan.name] = plan
+        for old in list(self._plans)[:-PLANS_KEPT]:
+            del self._plans[old]
+        return plan_of(plan, fit)
+
+    async def fit_of_model(self, name: str) -> FitView | None:
+        """By the headers of its weights."""
+        options = self.supervisor.options
+        if options.get("offload", "none") != "none":
+            return None  # what does not fit stays on disk
+        fit = await _refused(asyncio.to_thread(_fit_here, name, options.get("context_length")))
+        return None if fit is None else fit_of(fit)
+
+    async def fit(self, plan: ModelPlan, context: int) -> FitView | None:
+        """With so many tokens."""
+        held = self._plans.get(plan.name)
+        found = None if held is None else await asyncio.to_thread(_first_fit, held, context)
+        return None if found is None else fit_of(found)
+
+    async def offers(self) -> Sequence[Offer]:
+        """From the catalogue that comes with Elsewise."""
+        return await _refused(asyncio.to_thread(_offers))
+
+    async def search_hub(self, words: str) -> Sequence[HubFind]:
+        """One question to the hub."""
+        return await _refused(asyncio.to_thread(_search, words))
+
+    def download(self, wanted: str) -> None:
+        """Begins or goes on."""
+        self._downloads.begin(wanted)
+
+    async def pause_download(self, repository: str) -> None:
+        """What has arrived is kept."""
+        await self._downloads.pause(repository)
+
+    async def cancel_download(self, repository: str) -> int:
+        """What has arrived is deleted."""
+        return await self._downloads.cancel(repository)
+
+    async def get_adapter(self, session_id: int, wanted: str) -> SessionSetup:
+        """From the shelf, or from the hub."""
+        session = self._sessions.opened(session_id)
+        here = await asyncio.to_thread(_adapter_here, wanted.strip())
+        if here is None:
+            task = self._downloads.begin(wanted, adapter=True)
+            try:
+                fetched = await asyncio.shield(task)
+            except asyncio.CancelledError:
+                if task.cancelled():
+                    raise Refusal("the download was stopped; what has arrived is kept") from None
+                raise
+            if not fetched.is_adapter:
+                raise Refusal(f"{fetched.name} is a model, no adapter; it is on the shelf")
+            here = fetched.name, fetched.folder
+        name, folder = here
+        await self._setups.add_adapter(session, folder, name)
+        return self._setups.view(session)
+
+
+async def _refused(work: Awaitable[T]) -> T:
+    """What the shelf or the hub says no to, as a refusal."""
+    try:
+        return await work
+    except RuntimeFault as fault:
+        raise Refusal(str(fault)) from fault
+
+
+# ---- on a thread; what they need of the runtime is loaded there, for the window opens without it --------------------------
+
+
+def _on_the_shelf() -> tuple[list[ShelfEntry], list[ShelvedAdapter]]:
+    from runtime import list_models, list_shelf_adapters
+
+    return list_models(), list_shelf_adapters()
+
+
+def _verify(name: str, progress: OnStep) -> None:
+    from runtime import ModelShelf
+
+    ModelShelf().verify(name, progress)
+
+
+def _remove(name: str) -> int:
+    from runtime import ModelShelf
+
+    return ModelShelf().remove(name)
+
+
+def _add(path: Path) -> str:
+    from runtime import ModelShelf
+
+    return ModelShelf().add(path).name
+
+
+def _import(path: Path, progress: OnStep) -> str:
+    from runtime import import_model
+
+    if path.suffix.lower() != ".gguf":
+        raise Refusal(f"{path.name} is no GGUF file; a model folder is added with Add folder…")
+    return import_model(path, None, progress).path.name.replace("--", "/")
+
+
+def _plan(wanted: str, progress: OnDownload) -> tuple[DownloadPlan, Fit | None]:
+    from runtime import plan_download
+
+    plan = plan_download(wanted, progress)
+    return plan, _first_fit(plan, None)
+
+
+def _offers() -> list[Offer]:
+    from runtime import catalogue, fitting, list_models
+
+    best = {model.name for model in fitting(PROPOSED)}
+    here = {entry.name.partition("@")[0] for entry in list_models() if entry.complete}
+    return [offer_of(model, here, best=model.name in best) for model in catalogue()]
+
+
+def _search(words: str) -> list[HubFind]:
+    from runtime import available_backends, search_models
+
+    here = {name for name, state in available_backends().items() if state is True}
+    return [find_of(model, here) for model in search_models(words, FOUND)]
+
+
+def _first_fit(plan: DownloadPlan, context: int | None) -> Fit | None:
+    """On the engine that would be chosen."""
+    from app.fitting import fits
+
+    found = [] if plan.kind == "adapter" else fits(plan.config, plan.weights, "", plan.backends, context)
+    return found[0] if found else None
+
+
+def _fit_here(name: str, context: int | None) -> Fit | None:
+    from app.fitting import fits
+    from runtime import ModelShelf
+
+    shelf = ModelShelf()
+    entry = shelf.find(name)
+    found = fits(shelf.config(name), entry.weights, entry.dtype, entry.backends, context) if entry.complete else []
+    return found[0] if found else None
+
+
+def _adapter_here(wanted: str) -> tuple[str, str] | None:
+    from runtime import list_shelf_adapters
+
+    found = [each for each in list_shelf_adapters() if wanted in (each.name, each.name.partition("@")[0])]
+    return (found[-1].name, str(found[-1].path)) if found else None

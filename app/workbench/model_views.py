@@ -1,0 +1,104 @@
+"""Models, plans and finds of the runtime in the window's words."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ui import FitView, HubFind, ModelPlan, Offer, ShelfModel
+
+if TYPE_CHECKING:
+    from runtime import CatalogueModel, DownloadPlan, Fit, HubModel, ShelfEntry, ShelvedAdapter
+
+
+def model_of(entry: ShelfEntry, source: str) -> ShelfModel:
+    """A model of the shelf."""
+    form = f"{entry.quantisation}, {entry.format}" if entry.quantisation else entry.format
+    return ShelfModel(
+        name=entry.name,
+        title=entry.title,
+        folder=str(entry.path),
+        size=entry.bytes,
+        form=form,
+        context=entry.context,
+        engines=entry.backends,
+        last_used=entry.last_used,
+        fingerprint=entry.fingerprint or "",
+        problem="" if entry.complete else entry.problem,
+        loaded=entry.name == source,
+        linked=entry.format == "link",
+    )
+
+
+def adapter_of(found: ShelvedAdapter) -> ShelfModel:
+    """An adapter of the shelf."""
+    base = f"for {found.base}" if found.base else "for a base that it does not name"
+    what = "activated adapter" if found.kind == "alora" else "adapter"
+    return ShelfModel(
+        name=found.name,
+        title=found.name,
+        folder=str(found.path),
+        size=found.bytes,
+        form=f"{what}, {base}",
+        problem=found.problem,
+        kind="adapter",
+    )
+
+
+def fit_of(fit: Fit) -> FitView:
+    """Whether a model fits."""
+    return FitView(
+        engine=fit.backend,
+        context=fit.context,
+        weights=fit.weights,
+        kv=fit.kv,
+        working=fit.libraries + fit.working,
+        memory=fit.memory,
+        free=fit.free,
+        longest=fit.longest,
+    )
+
+
+def plan_of(plan: DownloadPlan, fit: Fit | None) -> ModelPlan:
+    """What fetching a repository means."""
+    return ModelPlan(
+        repository=plan.repository,
+        commit=plan.commit,
+        name=plan.name,
+        files=[(file.name, file.size) for file in plan.files],
+        size=plan.bytes,
+        kept=plan.kept,
+        disk=plan.free,
+        licence=plan.licence,
+        engines=plan.backends,
+        here=bool(plan.here),
+        kind=plan.kind,
+        base=str(plan.config.get("base_model_name_or_path") or "") if plan.kind == "adapter" else "",
+        context=plan.context,
+        fit=None if fit is None else fit_of(fit),
+    )
+
+
+def offer_of(model: CatalogueModel, here: set[str], *, best: bool) -> Offer:
+    """A model that is proposed; `here` are the repositories on the shelf."""
+    chosen, fit = model.variant(), fit_of(model.fit())
+    return Offer(
+        name=model.name,
+        wanted=chosen.source,
+        parameters=model.parameters,
+        size=chosen.bytes,
+        licence=model.licence,
+        good_for=model.good_for,
+        fit=fit,
+        gated=chosen.gated,
+        here=any(variant.source in here for variant in model.variants),
+        best=best,
+    )
+
+
+def find_of(model: HubModel, here: set[str]) -> HubFind:
+    """What the hub found; `here` are the engines of this machine."""
+    parameters = f"{model.parameters / 1e6:,.0f} M parameters" if model.parameters else ""
+    what = "an adapter" if model.kind == "adapter" else model.quantisation or ""
+    parts = (parameters, what, model.licence, f"{model.downloads:,} downloads last month", "private" if model.private else "")
+    problem = model.problem or ("" if here & set(model.backends) else "no engine of this machine runs it")
+    return HubFind(model.source, " · ".join(part for part in parts if part), problem, model.gated, model.kind)

@@ -1,0 +1,165 @@
+"""The shelf of models as the window asks for it, with real folders."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from runtime import ModelShelf
+from runtime.loading.describing import weights_of
+from runtime.loading.holding import hold
+from tests.app.workbench.conftest import Play
+from tests.app.workbench.scene import Engine, Scene, until
+from tests.runtime.adapters.toys import toy_adapter
+from tests.runtime.loading.gguf_files import small_llama
+from tests.tiny_models import tiny_path
+from ui import EngineState, ModelsChanged, Refusal
+
+
+@pytest.fixture(scope="session")
+def tiny() -> Path:
+    return tiny_path("llama")
+
+
+@pytest.fixture(autouse=True)
+def shelf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "models"
+    folder.mkdir()
+    monkeypatch.setenv("ELSEWISE_MODELS", str(folder))
+    return folder
+
+
+def test_a_model_is_listed_verified_and_removed(play: Play, shelf: Path, tiny: Path) -> None:
+    shutil.copytree(tiny, shelf / "org--tiny")
+    weights = shelf / "org--tiny" / "model.safetensors"
+
+    async def scene(s: Scene) -> None:
+        (model,) = await s.workbench.model_shelf()
+        assert (model.name, model.form, model.context, model.engines) == ("org/tiny", "folder", 4096, ("hf", "mlx"))
+        assert model.size == sum(file.stat().st_size for file in (shelf / "org--tiny").iterdir())
+        fit = await s.workbench.fit_of_model("org/tiny")
+        assert fit is not None
+        assert (fit.fits, fit.context, fit.weights) == (True, 4096, weights_of([weights], {}).bytes)  # float32 on a processor
+        # verified: what is read is remembered, and compared
+        steps: list[tuple[int, int]] = []
+        await s.workbench.verify_model("org/tiny", lambda done, total: steps.append((done, total)))
+        assert steps
+        assert len((await s.workbench.model_shelf())[0].fingerprint) == 64
+        data = bytearray(weights.read_bytes())
+        data[-1] ^= 1
+        noted = weights.stat()
+        weights.write_bytes(data)
+        os.utime(weights, ns=(noted.st_atime_ns, noted.st_mtime_ns))  # it rotted: nobody wrote it
+        with pytest.raises(Refusal, match=r"model\.safetensors"):
+            await s.workbench.verify_model("org/tiny", lambda _done, _total: None)
+        # one that is loaded stays
+        held = hold(shelf / "org--tiny")  # as loading does
+        with pytest.raises(Refusal, match="is loaded"):
+            await s.workbench.remove_model("org/tiny")
+        held.release()
+        assert weights.exists()
+        assert await s.workbench.remove_model("org/tiny") == model.size
+        assert ModelsChanged() in s.events
+        assert await s.workbench.model_shelf() == []
+        with pytest.raises(Refusal, match="not on the shelf"):
+            await s.workbench.remove_model("org/tiny")
+
+    play(scene)
+
+
+def test_one_that_is_on_its_way_into_the_engine_stays(play: Play, shelf: Path, tiny: Path) -> None:
+    shutil.copytree(tiny, shelf / "org--tiny")
+    engine = Engine(loading=asyncio.Event())
+
+    async def scene(s: Scene) -> None:
+        await s.workbench.choose_model("org/tiny")
+        await until(lambda: s.workbench.status.engine is EngineState.STARTING)
+        with pytest.raises(Refusal, match="in use here; open another model first"):
+            await s.workbench.remove_model("org/tiny")
+        assert (shelf / "org--tiny").exists()
+        engine.loading.set()  # type: ignore[union-attr]  # set above
+        await until(lambda: s.workbench.status.engine is EngineState.READY)
+
+    play(scene, engine=engine)
+
+
+def test_verifying_can_be_stopped(play: Play, shelf: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copytree(tiny, shelf / "org--tiny")
+    monkeypatch.setattr("runtime.loading.verify.sha256_of", _forever)
+
+    async def scene(s: Scene) -> None:
+        steps: list[int] = []
+        task = asyncio.create_task(s.workbench.verify_model("org/tiny", lambda done, _total: steps.append(done)))
+        await until(lambda: len(steps) > 1)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        told = len(steps)
+        await s.workbench.model_shelf()
+        assert len(steps) == told
+
+    play(scene)  # which finds no thread left
+
+
+def _forever(_file: Path, tell: object) -> str:
+    while True:
+        tell(1)  # type: ignore[operator]  # it raises once nobody wants to know
+
+
+def test_folders_and_files_come_onto_the_shelf(play: Play, tmp_path: Path, tiny: Path) -> None:
+    gguf = small_llama().write(tmp_path / "small.gguf")
+    own = tmp_path / "own"
+    shutil.copytree(tiny, own)
+    adapter = toy_adapter(tmp_path / "pirate", 1)
+
+    async def scene(s: Scene) -> None:
+        assert await s.workbench.add_model_folder(own) == "own"
+        steps: list[tuple[int, int]] = []
+        name = await s.workbench.import_gguf(gguf, lambda done, total: steps.append((done, total)))
+        found = {model.name: model for model in await s.workbench.model_shelf()}
+        assert found.keys() == {"own", name}
+        assert (found["own"].linked, found[name].linked) == (True, False)
+        assert found[name].form == "float32, from GGUF"
+        assert await s.workbench.remove_model("own") == 0
+        assert (own / "model.safetensors").exists()
+        for wrong, why in ((adapter, "whole model|config.json|adapter"), (tmp_path, "config.json")):
+            with pytest.raises(Refusal, match=why):
+                await s.workbench.add_model_folder(wrong)
+        with pytest.raises(Refusal, match="is no GGUF file"):
+            await s.workbench.import_gguf(own, lambda _done, _total: None)
+        assert [entry.name for entry in ModelShelf().models()] == [name]
+
+    play(scene)
+
+
+def test_proposals_come_without_a_network(play: Play, shelf: Path, tiny: Path) -> None:
+    shutil.copytree(tiny, shelf / "HuggingFaceTB--SmolLM2-135M-Instruct@0123456789ab")
+
+    async def scene(s: Scene) -> None:
+        offers = await s.workbench.offers()
+        assert [offer.parameters for offer in offers] == sorted(offer.parameters for offer in offers)
+        assert 1 <= sum(offer.best for offer in offers) <= 3
+        assert all(offer.fit.fits and not offer.gated for offer in offers if offer.best)
+        assert [offer.name for offer in offers if offer.here] == ["SmolLM2 135M"]
+        assert all(offer.size > 0 and offer.licence and "/" in offer.wanted for offer in offers)
+
+    play(scene)
+
+
+def test_hints_are_dismissed_for_good(play: Play) -> None:
+    async def first(s: Scene) -> None:
+        assert await s.workbench.hints() == {"tokens", "models"}
+        await s.workbench.dismiss_hint("tokens")
+        assert await s.workbench.hints() == {"models"}
+
+    async def second(s: Scene) -> None:
+        assert await s.workbench.hints() == {"models"}
+        await s.workbench.dismiss_hint("models")
+        assert await s.workbench.hints() == set()
+
+    play(first)
+    play(second)

@@ -1,0 +1,69 @@
+"""A model in the whole app: looked up, fetched, opened, asked, and not removed while it is loaded."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from PySide6.QtCore import Qt
+from PySide6.QtTest import QTest
+
+from app.workbench import AppWorkbench
+from runtime import ModelLoadError, ModelShelf
+from tests.end_to_end.test_window import OpenApp, new_session, until
+from tests.runtime.hub.local_hub import LocalHub, running
+from tests.tiny_models import tiny_folder, tiny_path
+from ui import EngineState, MainWindow
+
+LEFT = Qt.MouseButton.LeftButton
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalHub]:
+    monkeypatch.setenv("ELSEWISE_MODELS", str(tmp_path / "models"))
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+    with running() as server:
+        monkeypatch.setenv("HF_ENDPOINT", server.address)
+        yield server
+
+
+@pytest.mark.slow
+def test_a_model_is_got_opened_and_kept_while_it_is_loaded(open_app: OpenApp, hub: LocalHub) -> None:
+    commit = hub.add("org/tiny", {path.name: path.read_bytes() for path in tiny_path("llama").iterdir() if path.is_file()})
+
+    async def scene(window: MainWindow, workbench: AppWorkbench) -> None:
+        await new_session(window)
+        await until(lambda: workbench.status.engine is EngineState.READY)
+        assert hub.asked == []
+        QTest.mouseClick(window.parts.top.model, LEFT)
+        QTest.mouseClick(window.popover.model.more_button, LEFT)
+        page = window.settings.models
+        await until(page.get.field.hasFocus)
+        QTest.keyClicks(page.get.field, "org/tiny")
+        QTest.keyClick(page.get.field, Qt.Key.Key_Return)
+        await until(page.get.card.isVisible)
+        assert page.get.card.commit.text() == f"commit {commit[:12]}"
+        QTest.mouseClick(page.get.card.download_button, LEFT)
+        name = f"org/tiny@{commit[:12]}"
+        await until(lambda: name in page.models)
+        row = page.models[name]
+        before = workbench.supervisor.running
+        QTest.mouseClick(row.open_button, LEFT)
+        await until(lambda: workbench.supervisor.running not in (None, before))
+        await until(row.in_use.isVisible)
+        assert window.parts.top.model.text() == row.model.title
+        # it is loaded: it stays, and does so where another process has it
+        QTest.mouseClick(row.remove_button, LEFT)
+        QTest.mouseClick(row.ask.do_button, LEFT)
+        await until(lambda: "is in use here" in page.notice.words)
+        with pytest.raises(ModelLoadError, match="is loaded"):
+            await asyncio.to_thread(ModelShelf().remove, name)
+        assert name in page.models
+        # and it is sound
+        QTest.mouseClick(row.verify_button, LEFT)
+        await until(lambda: row.state.text().startswith("sound"))
+
+    open_app(str(tiny_folder("llama").path), "hf", scene)

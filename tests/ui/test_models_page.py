@@ -1,0 +1,227 @@
+"""The page of models: the shelf, what is fetched for it, and what is known before anything is fetched."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from PySide6.QtCore import Qt, QUrl
+from PySide6.QtGui import QDesktopServices
+from PySide6.QtTest import QTest
+from PySide6.QtWidgets import QApplication, QFileDialog, QWidget
+
+from tests.ui.conftest import Scene, frames, until
+from tests.ui.fake_models import FIT
+from tests.ui.fakes import FakeWorkbench
+from ui import Download, DownloadState, MainWindow, ShelfModel
+from ui.models.page import ModelsPage
+from ui.settings import MODELS
+
+Play = Callable[[Scene], None]
+LEFT = Qt.MouseButton.LeftButton
+QWEN, SMOL = "org/qwen@abc", "smollm2"
+BIG = Download(
+    "org/big", DownloadState.RUNNING, "model.safetensors", 120_000_000, 4_000_000_000, 1_200_000_000, 8_000_000_000,
+    rate=31e6, eta=220.0, step="fetch",
+)  # fmt: skip
+IN_USE = "org/qwen is loaded (here or in another process); unload it before removing it"
+
+
+async def opened(window: MainWindow) -> ModelsPage:
+    QTest.keyClick(window, Qt.Key.Key_Comma, Qt.KeyboardModifier.ControlModifier)
+    page = window.settings.models
+    await until(lambda: window.settings.isVisible() and page.models and page.get.offers.rows)
+    return page
+
+
+def test_the_shelf_says_what_each_model_is(in_window: Play, bench: FakeWorkbench) -> None:
+    bench.on_shelf[1] = replace(bench.on_shelf[1], title="<b>qwen</b>\n\x1b[31m", problem="model.safetensors is missing")
+    bench.on_shelf.append(ShelfModel("me/pirate@1", "me/pirate", "/p", 3_000_000, "adapter, for org/base", kind="adapter"))
+
+    async def scene(window: MainWindow) -> None:
+        page = await opened(window)
+        row = page.models[SMOL]
+        assert row.facts.text() == "smollm2 · float32, from GGUF · 8,192 tokens · runs on hf, mlx · f2f9db9051cd"
+        assert (row.size_label.text(), row.in_use.isVisible(), row.open_button.isEnabled()) == ("638 MB", True, False)
+        broken = page.models[QWEN]
+        assert broken.problem.text() == "model.safetensors is missing"
+        assert not broken.open_button.isEnabled()
+        assert "\n" not in broken.title.text()
+        assert broken.remove_button.accessibleName().startswith("Remove <b>qwen</b>")
+        assert not page.models["me/pirate@1"].open_button.isVisible()
+        assert not page.empty.isVisible()
+        assert bench.asked("plan_model") == []
+
+    in_window(scene)
+
+
+def test_a_model_is_opened(in_window: Play, bench: FakeWorkbench) -> None:
+    async def scene(window: MainWindow) -> None:
+        page = await opened(window)
+        QTest.mouseClick(page.models[QWEN].open_button, LEFT)
+        await until(lambda: bench.asked("choose_model") == [(QWEN,)])
+
+    in_window(scene)
+
+
+def test_one_that_does_not_fit_is_opened_only_when_it_is_said_again(in_window: Play, bench: FakeWorkbench) -> None:
+    bench.shelf_fit = replace(FIT, weights=32_000_000_000, longest=0)
+
+    async def scene(window: MainWindow) -> None:
+        row = (await opened(window)).models[QWEN]
+        QTest.mouseClick(row.open_button, LEFT)
+        await until(lambda: row.ask_open.words.startswith("does not fit with 8,192 tokens: about 33 GB of this machine's 8 GB"))
+        assert row.ask_open.keep_button.hasFocus()
+        QTest.keyClick(row.ask_open.keep_button, Qt.Key.Key_Space)
+        assert (row.ask_open.words, row.open_button.hasFocus()) == ("", True)
+        assert bench.asked("choose_model") == []
+        QTest.keyClick(row.open_button, Qt.Key.Key_Space)
+        await until(lambda: row.ask_open.words)
+        QTest.mouseClick(row.ask_open.do_button, LEFT)
+        await until(lambda: bench.asked("choose_model") == [(QWEN,)])
+
+    in_window(scene)
+
+
+def test_a_model_is_verified_in_its_row(in_window: Play, bench: FakeWorkbench) -> None:
+    bench.gate = asyncio.Semaphore(0)
+
+    async def scene(window: MainWindow) -> None:
+        page = await opened(window)
+        row = page.models[SMOL]
+        QTest.mouseClick(row.verify_button, LEFT)
+        assert not row.remove_button.isEnabled()
+        bench.gate.release()  # type: ignore[union-attr]  # set above
+        await until(lambda: row.state.text() == "reading 100 MB of 638 MB…")
+        assert row.bar.accessibleDescription() == "16 %"
+        # it is stopped
+        QTest.keyClick(row.stop_button, Qt.Key.Key_Space)
+        await until(lambda: row.state.text() == "stopped before everything was read")
+        # and done
+        bench.gate = None
+        QTest.mouseClick(row.verify_button, LEFT)
+        await until(lambda: row.state.text().startswith("sound"))
+        bench.problem = "model.safetensors is another file"
+        QTest.mouseClick(row.verify_button, LEFT)
+        await until(lambda: row.state.text() == "model.safetensors is another file")
+        assert row.remove_button.isEnabled()
+        assert not row.bar.isVisible()
+
+    in_window(scene)
+
+
+def test_a_model_is_removed_after_a_question_in_its_row(in_window: Play, bench: FakeWorkbench) -> None:
+    async def scene(window: MainWindow) -> None:
+        page = await opened(window)
+        row = page.models[QWEN]
+        QTest.mouseClick(row.remove_button, LEFT)
+        assert row.ask.words == "delete it for good? 335 MB are free again"
+        assert row.ask.keep_button.hasFocus()
+        QTest.keyClick(row.ask.keep_button, Qt.Key.Key_Escape)  # which leaves the window open
+        assert (row.ask.words, row.remove_button.hasFocus(), window.settings.isVisible()) == ("", True, True)
+        assert bench.asked("remove_model") == []
+        # one that somebody has loaded stays, and it is said why
+        bench.refusal = IN_USE
+        QTest.keyClick(row.remove_button, Qt.Key.Key_Space)
+        QTest.mouseClick(row.ask.do_button, LEFT)
+        await until(lambda: page.notice.words == IN_USE)
+        assert QWEN in page.models
+        QTest.mouseClick(row.remove_button, LEFT)
+        QTest.mouseClick(row.ask.do_button, LEFT)
+        await until(lambda: QWEN not in page.models)
+        await until(lambda: page.notice.words == "removed; 335 MB are free again")
+
+    in_window(scene)
+
+
+def test_a_folder_is_added_and_a_gguf_imported(in_window: Play, bench: FakeWorkbench, tmp_path: Path) -> None:
+    bench.on_shelf = []
+
+    async def scene(window: MainWindow) -> None:
+        window.settings.open_models()
+        page = window.settings.models
+        await until(lambda: page.empty.isVisible())
+        choose(page, page.add_button, str(tmp_path))
+        await until(lambda: tmp_path.name in page.models)
+        assert not page.empty.isVisible()
+        row = page.models[tmp_path.name]
+        QTest.mouseClick(row.remove_button, LEFT)
+        assert "its folder stays" in row.ask.words
+        bench.gate = asyncio.Semaphore(2)
+        choose(page, page.import_button, "/files/some.gguf")
+        await until(lambda: page.import_words.text() == "converting… 33 %")
+        assert not page.import_button.isEnabled()
+        bench.gate.release()
+        await until(lambda: page.notice.words == "some is on the shelf")
+        assert page.import_button.isEnabled()
+
+    in_window(scene)
+
+
+def choose(page: ModelsPage, button: QWidget, path: str) -> None:
+    QTest.mouseClick(button, LEFT)
+    dialog = next(each for each in page.window().findChildren(QFileDialog) if each.isVisible())
+    assert dialog.windowModality() != Qt.WindowModality.ApplicationModal
+    dialog.fileSelected.emit(path)
+    dialog.close()
+
+
+def test_a_folder_is_revealed(in_window: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def no_program(url: QUrl) -> bool:
+        asked.append(url.toLocalFile())
+        return False
+
+    async def scene(window: MainWindow) -> None:
+        page = await opened(window)
+        QTest.mouseClick(page.models[QWEN].reveal_button, LEFT)
+        assert asked == ["/models/org--qwen@abc"]
+        assert page.notice.words == "no program here shows folders; it is /models/org--qwen@abc"
+
+    monkeypatch.setattr(QDesktopServices, "openUrl", no_program)
+    in_window(scene)
+
+
+def test_the_keyboard_goes_from_top_to_bottom(in_window: Play, bench: FakeWorkbench) -> None:
+    async def scene(window: MainWindow) -> None:
+        page = await opened(window)
+        bench.show_download(BIG)
+        await until(lambda: "org/big" in page.downloads)
+        await frames()
+        page.downloads["org/big"].pause_button.setFocus()
+        seen: list[QWidget | None] = []
+        for _ in range(60):
+            focused = QApplication.focusWidget()
+            if focused in seen:
+                break
+            seen.append(focused)
+            QTest.keyClick(window.settings, Qt.Key.Key_Tab)
+        inside = [part for part in seen if part is not None and page.isAncestorOf(part)]
+        heights = [part.mapTo(page, part.rect().center()).y() for part in inside]
+        assert len(inside) == 2 + 3 + 4 + 2 + 3 + 3  # download, models, folder and import, field and buttons, proposals
+        assert heights == sorted(heights)
+        assert all(part.accessibleName() or getattr(part, "text", str)() for part in inside)
+
+    in_window(scene)
+
+
+def test_more_models_lead_here(in_window: Play, bench: FakeWorkbench) -> None:
+    bench.choices = []
+
+    async def scene(window: MainWindow) -> None:
+        settings = window.settings
+        # from the popover
+        window.popover.open()
+        QTest.mouseClick(window.popover.model.more_button, LEFT)
+        await until(lambda: settings.isVisible() and settings.models.get.field.hasFocus())
+        settings.close()
+        # and from where a model is to be chosen and there is none
+        QTest.mouseClick(window.popover.model.change_button, LEFT)
+        await until(settings.isVisible)
+        assert settings.tabs[MODELS].isChecked()
+
+    in_window(scene)

@@ -1,0 +1,96 @@
+"""The first start: one hint about tokens, and models that fit after the sample session."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from PySide6.QtCore import Qt
+from PySide6.QtTest import QTest
+
+from tests.ui.conftest import Scene, frames, until
+from tests.ui.fakes import TRIP, FakeWorkbench
+from ui import MainWindow
+from ui.transcript import Mode
+
+Play = Callable[[Scene], None]
+LEFT = Qt.MouseButton.LeftButton
+
+
+def test_tokens_are_explained_once(in_window: Play, bench: FakeWorkbench) -> None:
+    bench.left_hints = frozenset({"tokens"})
+
+    async def scene(window: MainWindow) -> None:
+        coach = window.parts.coach
+        await until(coach.isVisible)
+        assert window.parts.composer.field.hasFocus()  # it takes no keyboard
+        for width in (1400, 900, 560):
+            window.resize(width, 640)
+            await frames()
+            assert window.parts.rect().contains(coach.geometry())
+        # in Read mode there are no colours to explain
+        window.stage.set_mode(Mode.READ)
+        assert not coach.isVisible()
+        window.stage.set_mode(Mode.TOKENS)
+        assert coach.isVisible()
+        QTest.mouseClick(coach.done_button, LEFT)
+        await until(lambda: bench.asked("dismiss_hint") == [("tokens",)])
+        window.stage.set_mode(Mode.READ)
+        window.stage.set_mode(Mode.TOKENS)
+        assert not coach.isVisible()
+
+    in_window(scene)
+
+
+def test_who_clicks_a_token_needs_no_explanation(in_window: Play, bench: FakeWorkbench) -> None:
+    bench.left_hints = frozenset({"tokens"})
+
+    async def scene(window: MainWindow) -> None:
+        await until(window.parts.coach.isVisible)
+        tokens = window.parts.transcript.tokens
+        turn = bench.views[TRIP].turns[1]
+        await until(lambda: tokens.token_box(turn.node_id, 0) is not None)
+        box = tokens.token_box(turn.node_id, 0)
+        assert box is not None
+        QTest.mouseClick(tokens.viewport(), LEFT, pos=box.center())
+        await until(lambda: bench.asked("dismiss_hint") == [("tokens",)])
+        assert not window.parts.coach.isVisible()
+
+    in_window(scene)
+
+
+def test_models_that_fit_stand_after_the_sample(in_window: Play, bench: FakeWorkbench) -> None:
+    bench.left_hints = frozenset({"models"})
+    bench.views[TRIP] = replace(bench.views[TRIP], is_sample=True)
+
+    async def scene(window: MainWindow) -> None:
+        first = window.parts.first
+        await until(first.isVisible)
+        (row,) = first.offers.rows  # that suit this machine
+        assert (row.name.text(), row.facts.text()[:23]) == ("Qwen3 0.6B", "596 M parameters · 1.2 ")
+        assert bench.asked("download") == bench.asked("plan_model") == []
+        QTest.mouseClick(row.get_button, LEFT)
+        assert bench.asked("download") == [("org/qwen3",)]
+        await until(lambda: row.get_button.text() == "fetching")
+        # it belongs to the sample alone
+        window.desk.new_session()
+        await until(lambda: not first.isVisible())
+        window.desk.open(TRIP)
+        await until(first.isVisible)
+        QTest.mouseClick(first.dismiss_button, LEFT)
+        assert not first.isVisible()
+        await until(lambda: bench.asked("dismiss_hint") == [("models",)])
+
+    in_window(scene)
+
+
+def test_nothing_is_explained_twice(in_window: Play, bench: FakeWorkbench) -> None:
+    bench.views[TRIP] = replace(bench.views[TRIP], is_sample=True)
+
+    async def scene(window: MainWindow) -> None:
+        await frames()
+        assert not window.parts.coach.isVisible()
+        assert not window.parts.first.isVisible()
+        assert bench.asked("model_shelf") == []
+
+    in_window(scene)

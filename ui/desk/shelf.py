@@ -1,0 +1,185 @@
+"""The shelf of models, and what is fetched for it."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from PySide6.QtCore import QObject, Signal
+
+from ui.desk.models import ModelsDesk
+from ui.desk.showing import Showing
+from ui.port import Download, ModelPlan
+
+
+class ShelfDesk(QObject):
+    """Part of `Desk`. What is refused is told by `refused`, unless it belongs to one row.
+
+    Args:
+        showing: Has the tasks.
+        models: Opens a model.
+    """
+
+    listed = Signal(object)  # Sequence[ShelfModel]
+    offered = Signal(object)  # Sequence[Offer]
+    downloads_changed = Signal(object)  # tuple[Download, ...]
+    planned = Signal(object)  # ModelPlan
+    plan_refused = Signal(str)
+    found = Signal(str, object)  # the words, Sequence[HubFind]
+    search_refused = Signal(str)
+    fitted = Signal(object, object)  # ModelPlan, FitView or None
+    verifying = Signal(str, int, int)  # name, bytes done, of so many
+    verified = Signal(str, str)  # name, what is wrong with it
+    verify_stopped = Signal(str)
+    importing = Signal(int, int)  # done, of so many
+    import_ended = Signal(str)  # the name on the shelf; "" where it was stopped or refused
+    too_large = Signal(str, object)  # name, FitView: it does not fit, and was not opened
+    removed = Signal(str, int)  # name, bytes that are free again
+    refused = Signal(str)
+
+    def __init__(self, showing: Showing, models: ModelsDesk) -> None:
+        super().__init__(showing)
+        self._tasks = showing.tasks
+        self._workbench = showing.workbench
+        self._models = models
+        self._verifying: dict[str, asyncio.Task[None]] = {}
+        self._importing: asyncio.Task[None] | None = None
+        self.downloads: tuple[Download, ...] = ()
+
+    # ---- what is here -------------------------------------------------------------------------------------------------
+
+    def ask(self) -> None:
+        """Reads the shelf, and what is proposed."""
+        self._tasks.latest("shelf", self._list(), self.refused.emit)
+
+    def take_downloads(self, downloads: tuple[Download, ...]) -> None:
+        """News of them."""
+        self.downloads = downloads
+        self.downloads_changed.emit(downloads)
+
+    def open(self, name: str) -> None:
+        """Another model from the next request on; a download that brought it is not told of any more."""
+        self._tasks.run(self._open(name), self.refused.emit)
+
+    def open_if_it_fits(self, name: str) -> None:
+        """The same; one that does not fit is told of instead."""
+        self._tasks.latest("open", self._open_if_it_fits(name), self.refused.emit)
+
+    def verify(self, name: str) -> None:
+        """Reads all of it."""
+        task = self._tasks.run(self._verify(name), lambda words: self.verified.emit(name, words))
+        self._verifying[name] = task
+        task.add_done_callback(lambda task: self._over(name, task))
+
+    def stop_verifying(self, name: str) -> None:
+        """Somebody has read enough."""
+        if name in self._verifying:
+            self._verifying[name].cancel()
+
+    def remove(self, name: str) -> None:
+        """For good."""
+        self._tasks.run(self._remove(name), self.refused.emit)
+
+    def add_folder(self, path: Path) -> None:
+        """A folder that stays where it is."""
+        self._tasks.run(self._add(path), self.refused.emit)
+
+    def import_gguf(self, path: Path) -> None:
+        """One at a time."""
+        if self._importing is None:
+            self._importing = self._tasks.run(self._import(path), self.refused.emit)
+            self._importing.add_done_callback(self._imported)
+
+    def stop_import(self) -> None:
+        """Nothing of it stays."""
+        if self._importing is not None:
+            self._importing.cancel()
+
+    # ---- the hub ------------------------------------------------------------------------------------------------------
+
+    def plan(self, wanted: str) -> None:
+        """What fetching it means; an older question is let go."""
+        self._tasks.latest("plan", self._plan(wanted), self.plan_refused.emit)
+
+    def drop_questions(self) -> None:
+        """Nobody wants to know any more."""
+        for key in ("plan", "search the hub"):
+            self._tasks.drop(key)
+
+    def search(self, words: str) -> None:
+        """Asks the hub for models by words; an older question is let go."""
+        self._tasks.latest("search the hub", self._search(words), self.search_refused.emit)
+
+    def fit(self, plan: ModelPlan, context: int) -> None:
+        """With so many tokens."""
+        self._tasks.latest("fit", self._fit(plan, context), self.refused.emit)
+
+    def download(self, wanted: str) -> None:
+        """Begins, or goes on."""
+        self._workbench.download(wanted)
+
+    def pause(self, repository: str) -> None:
+        """What has arrived is kept."""
+        self._tasks.run(self._workbench.pause_download(repository), self.refused.emit)
+
+    def cancel(self, repository: str) -> None:
+        """What has arrived is deleted."""
+        self._tasks.run(self._cancel(repository), self.refused.emit)
+
+    # ---- how ----------------------------------------------------------------------------------------------------------
+
+    async def _list(self) -> None:
+        self.listed.emit(await self._workbench.model_shelf())
+        self.offered.emit(await self._workbench.offers())
+
+    async def _open(self, name: str) -> None:
+        await self._models.open(name)
+        for view in self.downloads:
+            if view.name == name:
+                await self._workbench.cancel_download(view.repository)
+        await self._list()
+
+    async def _open_if_it_fits(self, name: str) -> None:
+        fit = await self._workbench.fit_of_model(name)
+        if fit is None or fit.fits:
+            await self._open(name)
+        else:
+            self.too_large.emit(name, fit)
+
+    async def _verify(self, name: str) -> None:
+        await self._workbench.verify_model(name, lambda done, total: self.verifying.emit(name, done, total))
+        self.verified.emit(name, "")
+
+    def _over(self, name: str, task: asyncio.Task[None]) -> None:
+        self._verifying.pop(name, None)
+        if task.cancelled():
+            self.verify_stopped.emit(name)
+
+    async def _remove(self, name: str) -> None:
+        self.removed.emit(name, await self._workbench.remove_model(name))
+
+    async def _add(self, path: Path) -> None:
+        self.import_ended.emit(await self._workbench.add_model_folder(path))
+
+    async def _import(self, path: Path) -> None:
+        self.importing.emit(0, 0)
+        name = ""
+        try:
+            name = await self._workbench.import_gguf(path, self.importing.emit)
+        finally:
+            self.import_ended.emit(name)
+
+    def _imported(self, _task: asyncio.Task[None]) -> None:
+        self._importing = None
+
+    async def _plan(self, wanted: str) -> None:
+        self.planned.emit(await self._workbench.plan_model(wanted))
+
+    async def _search(self, words: str) -> None:
+        self.found.emit(words, await self._workbench.search_hub(words))
+
+    async def _fit(self, plan: ModelPlan, context: int) -> None:
+        self.fitted.emit(plan, await self._workbench.fit(plan, context))
+
+    async def _cancel(self, repository: str) -> None:
+        await self._workbench.cancel_download(repository)

@@ -1,0 +1,1 @@
+"""Models: what is on the shelf, what is fetched for it, whether it fits."""

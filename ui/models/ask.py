@@ -1,0 +1,67 @@
+"""A question in the row that it is about, with a way to do it and a way to leave it."""
+
+from __future__ import annotations
+
+from PySide6.QtCore import Qt, Signal
+from PySide6.QtGui import QKeyEvent
+from PySide6.QtWidgets import QFrame, QHBoxLayout, QWidget
+
+from ui.parts import button, words
+
+
+class AskBar(QFrame):
+    """Hidden until something is asked. The keyboard is on the way that changes nothing, and goes back to `home`.
+
+    Args:
+        home: What was pressed to get here.
+        leave: What the way is called that changes nothing.
+    """
+
+    agreed = Signal()
+
+    def __init__(self, home: QWidget, leave: str) -> None:
+        super().__init__()
+        self.setProperty("kind", "undo")
+        self._home = home
+        self._words = words("", "")
+        self.do_button = button("", "link")
+        self.keep_button = button(leave, "plain")
+        self.do_button.clicked.connect(self._agree)
+        self.keep_button.clicked.connect(self.leave)
+        line = QHBoxLayout(self)
+        line.setContentsMargins(10, 5, 10, 5)
+        line.setSpacing(14)
+        line.addWidget(self._words, 1)
+        line.addWidget(self.do_button)
+        line.addWidget(self.keep_button)
+        self.hide()
+
+    @property
+    def words(self) -> str:
+        """What it asks; "" while it does not."""
+        return "" if self.isHidden() else self._words.text()
+
+    def ask(self, question: str, action: str) -> None:
+        """Asks."""
+        self._words.setText(question)
+        self.setAccessibleName(question)
+        self.do_button.setText(action)
+        self.show()
+        self.keep_button.setFocus(Qt.FocusReason.OtherFocusReason)
+
+    def leave(self) -> None:
+        """Nothing is done."""
+        inside = self.do_button.hasFocus() or self.keep_button.hasFocus()
+        self.hide()
+        if inside:
+            self._home.setFocus(Qt.FocusReason.OtherFocusReason)
+
+    def keyPressEvent(self, event: QKeyEvent) -> None:
+        if event.key() == Qt.Key.Key_Escape:
+            self.leave()
+        else:
+            super().keyPressEvent(event)
+
+    def _agree(self) -> None:
+        self.leave()
+        self.agreed.emit()

@@ -1,0 +1,162 @@
+"""How to get a model: by its name on the hub, or one of those that are proposed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from PySide6.QtCore import Signal
+from PySide6.QtWidgets import QLineEdit, QVBoxLayout, QWidget
+
+from ui.desk.shelf import ShelfDesk
+from ui.models.finds import Finds
+from ui.models.offers import Offers
+from ui.models.plan_card import PlanCard
+from ui.parts import button, row, words
+from ui.port import FitView, HubFind, ModelPlan, Offer
+from ui.theme.fonts import interface_font
+from ui.widgets import Caption
+
+
+class GetSection(QWidget):
+    """A field, what it means, and proposals.
+
+    Args:
+        desk: Asks the hub, and only where somebody looked something up.
+    """
+
+    seen_wanted = Signal(object)  # a widget that is to come into sight
+    setting_wanted = Signal(int)  # models are to be loaded with so many tokens
+    changed = Signal()  # other rows stand here
+
+    def __init__(self, desk: ShelfDesk) -> None:
+        super().__init__()
+        self._desk = desk
+        self._busy: tuple[str, ...] = ()  # repositories of downloads
+        self.field = QLineEdit()
+        self.field.setProperty("kind", "field")
+        self.field.setFont(interface_font(13))
+        self.field.setPlaceholderText(self.tr("org/name, org/name@revision, or words"))
+        self.field.setAccessibleName(self.tr("Repository, or words to search for"))
+        self.look_button, self.search_button = button(self.tr("Look up")), button(self.tr("Search the hub"))
+        self.finds = Finds()
+        self.looking = words("", "soft")
+        self.card = PlanCard()
+        self.offers = Offers()
+        hint = self.tr("From Hugging Face, by its name, or words to search for. The hub is asked when you press, never before.")
+        column = QVBoxLayout(self)
+        column.setContentsMargins(0, 0, 0, 0)
+        column.setSpacing(8)
+        column.addWidget(words(hint))
+        column.addLayout(row(self.field, self.look_button, self.search_button))
+        column.addWidget(self.looking)
+        column.addWidget(self.card)
+        column.addWidget(self.finds)
+        column.addSpacing(4)
+        column.addWidget(Caption(self.tr("Chat models that are known to run")))
+        column.addWidget(self.offers)
+        self.looking.hide()
+        self._connect()
+
+    @property
+    def buttons(self) -> tuple[QWidget, ...]:
+        """In the order of the keyboard."""
+        return self.field, self.look_button, self.search_button, *self.card.buttons, *self.finds.buttons, *self.offers.buttons
+
+    def show_busy(self, repositories: Sequence[str]) -> None:
+        """Of these a download stands already."""
+        self._busy = tuple(repositories)
+        self.offers.show_offers([each.offer for each in self.offers.rows], self._busy)
+
+    def _show_offers(self, offers: Sequence[Offer]) -> None:
+        self.offers.show_offers(offers, self._busy)
+        self.changed.emit()
+
+    def _show_plan(self, plan: ModelPlan) -> None:
+        self.looking.hide()
+        self.look_button.setEnabled(True)
+        self.card.show_plan(plan)
+        self.seen_wanted.emit(self.card)
+
+    def _show_fit(self, plan: ModelPlan, fit: FitView | None) -> None:
+        if self.card.plan is plan:
+            self.card.show_fit(fit)
+
+    def _show_found(self, words: str, found: Sequence[HubFind]) -> None:
+        self.search_button.setEnabled(True)
+        self.looking.hide()
+        if not found:
+            self._say(self.tr("the hub finds nothing by {0}").format(words), "soft")
+        self.finds.show_finds(found)
+        self.changed.emit()
+
+    def _refuse(self, why: str) -> None:
+        self.look_button.setEnabled(True)
+        self.search_button.setEnabled(True)
+        self._say(why, "warm")
+
+    def _look_up(self) -> None:
+        wanted = self.field.text().strip()
+        if not wanted:
+            self.field.setFocus()
+            return
+        self.card.hide()
+        self.look_button.setEnabled(False)
+        self._say(self.tr("asking the hub about {0}…").format(wanted), "soft")
+        self._desk.plan(wanted)
+
+    def _search(self) -> None:
+        words = self.field.text().strip()
+        if not words:
+            self.field.setFocus()
+            return
+        self.card.hide()
+        self.finds.show_finds(())
+        self.search_button.setEnabled(False)
+        self._say(self.tr("searching the hub for {0}…").format(words), "soft")
+        self._desk.search(words)
+
+    def _look_at(self, source: str) -> None:
+        """One that was found: what fetching it means."""
+        self.field.setText(source)
+        self._look_up()
+
+    def _forget(self, _text: str) -> None:
+        """What is typed now is another question."""
+        if not self.look_button.isEnabled() or not self.search_button.isEnabled():
+            self._desk.drop_questions()
+            self.look_button.setEnabled(True)
+            self.search_button.setEnabled(True)
+        self.looking.hide()
+
+    def _get(self, offer: Offer) -> None:
+        if offer.gated or not offer.fit.fits:  # something is to be known first
+            self.field.setText(offer.wanted)
+            self._look_up()
+        else:
+            self._desk.download(offer.wanted)
+
+    def _say(self, text: str, kind: str) -> None:
+        self.looking.setProperty("kind", kind)
+        self.looking.style().unpolish(self.looking)
+        self.looking.style().polish(self.looking)
+        self.looking.setText(text)
+        self.looking.show()
+
+    def _connect(self) -> None:
+        desk = self._desk
+        desk.offered.connect(self._show_offers)
+        desk.planned.connect(self._show_plan)
+        desk.plan_refused.connect(self._refuse)
+        desk.fitted.connect(self._show_fit)
+        desk.found.connect(self._show_found)
+        desk.search_refused.connect(self._refuse)
+        self.look_button.clicked.connect(self._look_up)
+        self.search_button.clicked.connect(self._search)
+        self.finds.wanted.connect(self._look_at)
+        self.field.returnPressed.connect(self._look_up)
+        self.field.textEdited.connect(self._forget)
+        self.card.download_wanted.connect(desk.download)
+        self.card.open_wanted.connect(desk.open)
+        self.card.context_wanted.connect(desk.fit)
+        self.card.setting_wanted.connect(self.setting_wanted)
+        self.offers.wanted.connect(self._get)

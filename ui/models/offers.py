@@ -1,0 +1,105 @@
+"""Models that Elsewise proposes, each with one button."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from PySide6.QtCore import Signal
+from PySide6.QtGui import QFont
+from PySide6.QtWidgets import QPushButton, QVBoxLayout, QWidget
+
+from ui.numbers import count, size
+from ui.parts import button, row, words
+from ui.port import Offer
+from ui.theme.fonts import interface_font
+from ui.widgets import ElidedLabel, Label
+
+
+class Offers(QWidget):
+    """A row for each."""
+
+    wanted = Signal(object)  # Offer
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows: list[OfferRow] = []
+        self._column = QVBoxLayout(self)
+        self._column.setContentsMargins(0, 0, 0, 0)
+        self._column.setSpacing(9)
+
+    @property
+    def buttons(self) -> tuple[QPushButton, ...]:
+        """In the order of the keyboard."""
+        return tuple(each.get_button for each in self.rows)
+
+    def show_offers(self, offers: Sequence[Offer], busy: Sequence[str] = ()) -> None:
+        """Shows these; of those whose repositories are `busy` a download stands already."""
+        if [each.offer.wanted for each in self.rows] != [offer.wanted for offer in offers]:
+            for old in self.rows:
+                self._column.removeWidget(old)
+                old.hide()
+                old.deleteLater()
+            self.rows = [OfferRow(offer) for offer in offers]
+            for made in self.rows:
+                made.wanted.connect(self.wanted)
+                self._column.addWidget(made)
+        for each, offer in zip(self.rows, offers, strict=True):
+            each.show_offer(offer, busy=offer.wanted in busy)
+
+
+class OfferRow(QWidget):
+    """One of them."""
+
+    wanted = Signal(object)  # Offer
+
+    def __init__(self, offer: Offer) -> None:
+        super().__init__()
+        self.offer = offer
+        self.name = ElidedLabel("", "", interface_font(13, QFont.Weight.Medium))
+        self.good_for = ElidedLabel("", "soft", interface_font(11.5))
+        self.facts = words("", "soft")
+        self.facts.setFont(interface_font(11.5))
+        self.state = Label("", "accent", interface_font(11.5))
+        self.get_button = button(self.tr("Get"))
+        self.get_button.clicked.connect(lambda: self.wanted.emit(self.offer))
+        left = QVBoxLayout()
+        left.setSpacing(1)
+        head = row(self.name, self.state, spacing=8)
+        head.addWidget(self.good_for, 1)
+        left.addLayout(head)
+        left.addWidget(self.facts)
+        line = row(spacing=12)
+        line.setContentsMargins(0, 0, 0, 0)
+        line.addLayout(left, 1)
+        line.addWidget(self.get_button)
+        self.setLayout(line)
+
+    def show_offer(self, offer: Offer, *, busy: bool) -> None:
+        """Shows it."""
+        self.offer = offer
+        self.name.setText(offer.name)
+        self.good_for.setText(offer.good_for)
+        self.facts.setText(self._facts(offer))
+        self.state.setText(self.tr("suits this machine") if offer.best and not offer.here else "")
+        self.state.setVisible(bool(self.state.text()))
+        words = self.tr("here") if offer.here else self.tr("fetching") if busy else self.tr("Get")
+        self.get_button.setText(words)
+        self.get_button.setEnabled(not offer.here and not busy)
+        self.get_button.setAccessibleName(self.tr("Get {0}, {1}").format(offer.name, size(offer.size)))
+
+    def _facts(self, offer: Offer) -> str:
+        fit = offer.fit
+        if fit.fits:
+            fits = self.tr("fits with {0} tokens").format(count(fit.context))
+        elif fit.longest:
+            fits = self.tr("fits with {0} tokens at most").format(count(fit.longest))
+        else:
+            fits = self.tr("does not fit: about {0} of {1}").format(size(fit.total), size(fit.memory))
+        consent = self.tr("its owners ask for consent first") if offer.gated else ""
+        parameters = self.tr("{0} parameters").format(parameter_words(offer.parameters))
+        return " · ".join(part for part in (parameters, size(offer.size), offer.licence, fits, consent) if part)
+
+
+def parameter_words(parameters: int) -> str:
+    """As 135 M, 7.2 B."""
+    return f"{parameters / 1e9:.1f} B" if parameters >= 999_500_000 else f"{parameters / 1e6:.0f} M"

@@ -1,0 +1,233 @@
+"""The page of models: downloads under way, what is on the shelf, and how to get more."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from pathlib import Path
+
+from PySide6.QtCore import QSize, Qt, Signal
+from PySide6.QtWidgets import QFileDialog, QScrollArea, QVBoxLayout, QWidget
+
+from ui.desk.shelf import ShelfDesk
+from ui.models.bars import ThinBar
+from ui.models.download_row import DownloadRow
+from ui.models.getting import GetSection
+from ui.models.shelf_row import ShelfRow
+from ui.numbers import size
+from ui.parts import Page, button, row, words
+from ui.port import Download, ShelfModel
+from ui.widgets import Caption, Notice
+
+
+class ModelsPage(Page):
+    """Shows the shelf and asks the desk.
+
+    Args:
+        desk: The shelf.
+    """
+
+    setting_wanted = Signal(int)  # models are to be loaded with so many tokens
+
+    def __init__(self, desk: ShelfDesk) -> None:
+        super().__init__()
+        self._desk = desk
+        self.notice = Notice()
+        self._head_downloads = Caption(self.tr("Downloads"))
+        self.downloads: dict[str, DownloadRow] = {}  # by repository
+        self.models: dict[str, ShelfRow] = {}  # by name
+        self.empty = words(self.tr("No model is here yet. Get one below, or add a folder that has one."))
+        self.add_button = button(self.tr("Add folder…"))
+        self.import_button = button(self.tr("Import GGUF…"))
+        self.importing, self.import_words = ThinBar(self.tr("Importing")), words("", "soft")
+        self.stop_import_button = button(self.tr("Stop"), "plain")
+        self.get = GetSection(desk)
+        self._download_rows, self._model_rows = _column(), _column()
+        self._lay_out()
+        self._connect()
+
+    def minimumSizeHint(self) -> QSize:
+        """Of its height nothing: the scroll area asks what it takes at its width, and no more is to be scrolled."""
+        return QSize(super().minimumSizeHint().width(), 0)
+
+    # ---- what is shown ------------------------------------------------------------------------------------------------
+
+    def open(self, *, get: bool) -> None:
+        """Reads the shelf; with `get` the keyboard is where more are asked for."""
+        self._desk.ask()
+        if get:
+            self.get.field.setFocus(Qt.FocusReason.OtherFocusReason)
+            self._see(self.get.field)
+
+    def show_models(self, models: Sequence[ShelfModel]) -> None:
+        """What is on the shelf; rows that stay keep the keyboard and what they say."""
+        wanted = {model.name for model in models}
+        for name in [name for name in self.models if name not in wanted]:
+            _drop(self._model_rows, self.models.pop(name))
+        for place, model in enumerate(models):
+            held = self.models.get(model.name)
+            if held is None:
+                held = self.models[model.name] = self._model_row(model)
+                self._model_rows.insertWidget(place, held)
+            held.show_model(model)
+        self.models = {model.name: self.models[model.name] for model in models}
+        self.empty.setVisible(not models)
+        self._chain()
+
+    def show_downloads(self, downloads: Sequence[Download]) -> None:
+        """What is being fetched, or was stopped."""
+        wanted = {view.repository for view in downloads}
+        gone = [repository for repository in self.downloads if repository not in wanted]
+        for repository in gone:
+            _drop(self._download_rows, self.downloads.pop(repository))
+        new = False
+        for view in downloads:
+            held = self.downloads.get(view.repository)
+            if held is None:
+                held, new = self._download_row(view), True
+                self.downloads[view.repository] = held
+                self._download_rows.addWidget(held)
+            held.show_download(view)
+        self._head_downloads.setVisible(bool(downloads))
+        if new or gone:
+            self._chain()
+            self.get.show_busy(list(self.downloads))
+
+    def show_setting(self, context: int | None) -> None:
+        """So many tokens models are loaded with."""
+        self.get.card.show_setting(context)
+
+    def _show_import(self, done: int, total: int) -> None:
+        share = f" {100 * done // total} %" if total else ""
+        self.import_words.setText(self.tr("converting…{0}").format(share))
+        self.importing.show_share(done, total)
+        self._set_importing(True)
+
+    def _end_import(self, name: str) -> None:
+        self._set_importing(False)
+        if name:
+            self.notice.say(self.tr("{0} is on the shelf").format(name))
+
+    def _set_importing(self, running: bool) -> None:  # a state, not an option
+        for part in (self.importing, self.import_words, self.stop_import_button):
+            part.setVisible(running)
+        self.import_button.setEnabled(not running)
+
+    def _say_removed(self, _name: str, freed: int) -> None:
+        free = self.tr("removed; {0} are free again").format(size(freed))
+        self.notice.say(free if freed else self.tr("taken off the shelf; its folder stays where it is"))
+        self.add_button.setFocus(Qt.FocusReason.OtherFocusReason)  # the row that had the keyboard is gone
+
+    # ---- what is asked ------------------------------------------------------------------------------------------------
+
+    def _ask_folder(self) -> None:
+        dialog = self._dialog(self.tr("Add a model's folder"))
+        dialog.setFileMode(QFileDialog.FileMode.Directory)
+        dialog.setOption(QFileDialog.Option.ShowDirsOnly)
+        dialog.fileSelected.connect(lambda path: self._desk.add_folder(Path(path)))
+        dialog.open()
+
+    def _ask_gguf(self) -> None:
+        dialog = self._dialog(self.tr("Import a GGUF file"))
+        dialog.setFileMode(QFileDialog.FileMode.ExistingFile)
+        dialog.setNameFilter(self.tr("GGUF files (*.gguf)"))
+        dialog.fileSelected.connect(lambda path: self._desk.import_gguf(Path(path)))
+        dialog.open()
+
+    def _dialog(self, title: str) -> QFileDialog:
+        self.notice.clear()
+        dialog = QFileDialog(self.window(), title)
+        dialog.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+        return dialog
+
+    # ---- how ----------------------------------------------------------------------------------------------------------
+
+    def _model_row(self, model: ShelfModel) -> ShelfRow:
+        made, desk = ShelfRow(model), self._desk
+        made.open_wanted.connect(desk.open_if_it_fits)
+        made.open_anyway_wanted.connect(desk.open)
+        made.verify_wanted.connect(desk.verify)
+        made.stop_wanted.connect(desk.stop_verifying)
+        made.remove_wanted.connect(desk.remove)
+        made.refused.connect(self.notice.say)
+        return made
+
+    def _download_row(self, view: Download) -> DownloadRow:
+        made, desk = DownloadRow(view), self._desk
+        made.pause_wanted.connect(desk.pause)
+        made.go_on_wanted.connect(desk.download)
+        made.cancel_wanted.connect(desk.cancel)
+        made.open_wanted.connect(desk.open)
+        return made
+
+    def _connect(self) -> None:
+        desk = self._desk
+        desk.listed.connect(self.show_models)
+        desk.downloads_changed.connect(self.show_downloads)
+        desk.verifying.connect(lambda name, done, total: self._in_row(name, lambda each: each.show_progress(done, total)))
+        desk.verified.connect(lambda name, problem: self._in_row(name, lambda each: each.show_verified(problem)))
+        desk.too_large.connect(lambda name, fit: self._in_row(name, lambda each: each.show_too_large(fit)))
+        desk.verify_stopped.connect(lambda name: self._in_row(name, ShelfRow.show_stopped))
+        desk.importing.connect(self._show_import)
+        desk.import_ended.connect(self._end_import)
+        desk.removed.connect(self._say_removed)
+        desk.refused.connect(self.notice.say)
+        self.get.seen_wanted.connect(self._see)
+        self.get.setting_wanted.connect(self.setting_wanted)
+        self.get.changed.connect(self._chain)
+        self.add_button.clicked.connect(self._ask_folder)
+        self.import_button.clicked.connect(self._ask_gguf)
+        self.stop_import_button.clicked.connect(desk.stop_import)
+
+    def _in_row(self, name: str, show: Callable[[ShelfRow], None]) -> None:
+        held = self.models.get(name)
+        if held is not None:
+            show(held)
+
+    def _see(self, part: QWidget) -> None:
+        """Scrolls there once it has its place."""
+        viewport = self.parentWidget()
+        area = viewport.parentWidget() if viewport is not None else None
+        if isinstance(area, QScrollArea):
+            self.column.activate()
+            area.ensureWidgetVisible(part)
+
+    def _chain(self) -> None:
+        """Tab goes from top to bottom, whenever the rows were made."""
+        parts: list[QWidget] = []
+        for download in self.downloads.values():
+            parts += download.buttons
+        for model in self.models.values():
+            parts += model.buttons
+        parts += [self.add_button, self.import_button, self.stop_import_button, *self.get.buttons]
+        for first, second in pairwise(parts):
+            QWidget.setTabOrder(first, second)
+
+    def _lay_out(self) -> None:
+        column = self.column
+        column.addWidget(self.notice)
+        column.addWidget(self._head_downloads)
+        column.addLayout(self._download_rows)
+        self.head(self.tr("On this machine"))
+        column.addWidget(self.empty)
+        column.addLayout(self._model_rows)
+        column.addLayout(row(self.add_button, self.import_button, 1))
+        column.addWidget(self.importing)
+        column.addLayout(row(self.import_words, self.stop_import_button))
+        self.head(self.tr("Get a model"))
+        column.addWidget(self.get)
+        column.addStretch(1)
+        self._head_downloads.hide()
+        self._set_importing(False)
+
+
+def _column() -> QVBoxLayout:
+    made = QVBoxLayout()
+    made.setSpacing(9)
+    return made
+
+
+def _drop(column: QVBoxLayout, part: QWidget) -> None:
+    column.removeWidget(part)
+    part.hide()
+    part.deleteLater()

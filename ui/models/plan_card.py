@@ -1,0 +1,203 @@
+"""What fetching a repository means: files, commit, licence, disk, and whether it fits, before a byte of it is fetched."""
+
+from __future__ import annotations
+
+from PySide6.QtCore import Signal
+from PySide6.QtGui import QFont
+from PySide6.QtWidgets import QFrame, QGridLayout, QPushButton, QVBoxLayout, QWidget
+
+from ui.models.bars import FitBar, FitLegend
+from ui.models.wording import FINGERPRINT_SHOWN, fit_words
+from ui.numbers import count, size
+from ui.parts import Combo, button, row, words
+from ui.port import FitView, ModelPlan
+from ui.theme.fonts import interface_font, mono_font
+from ui.transcript.visible import one_line
+from ui.widgets import ElidedLabel, Label
+
+LEAST_CONTEXT = 1024  # tokens
+MOST_FILES = 200  # that are listed
+
+
+class PlanCard(QFrame):
+    """Shows a `ModelPlan`; hidden until there is one."""
+
+    download_wanted = Signal(str)  # pinned to the commit
+    open_wanted = Signal(str)  # name, of one that is here already
+    context_wanted = Signal(object, int)  # ModelPlan, tokens to reckon with
+    setting_wanted = Signal(int)  # models are to be loaded with so many tokens
+    dismissed = Signal()
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.setProperty("kind", "card")
+        self.plan: ModelPlan | None = None
+        self._setting: int | None = None
+        self.title = ElidedLabel("", "", interface_font(13.5, QFont.Weight.Medium))
+        self.commit = Label("", "soft", mono_font(11.5))
+        self.facts, self.kept = words("", "soft"), words("", "soft")
+        self.bar, self.legend = FitBar(), FitLegend()
+        self.fit_words = words("", "")
+        self.context = Combo(self.tr("Context to reckon with"))
+        self.context.activated.connect(self._choose)
+        self.setting_button = button(self.tr("load models with this"), "link")
+        self.setting_button.clicked.connect(self._ask_setting)
+        self.files_button = button("", "plain")
+        self.files_button.setCheckable(True)
+        self.files_button.toggled.connect(self._show_files)
+        self._files = QWidget()
+        self._grid = QGridLayout(self._files)
+        self._lines: list[QWidget] = []
+        self.download_button = QPushButton()
+        self.download_button.setObjectName("send")
+        self.download_button.setFont(interface_font(12.5, QFont.Weight.DemiBold))
+        self.download_button.clicked.connect(self._go)
+        self.leave_button = button(self.tr("Not now"), "plain")
+        self.leave_button.clicked.connect(self._leave)
+        self._lay_out()
+        self.hide()
+
+    @property
+    def buttons(self) -> tuple[QWidget, ...]:
+        """In the order of the keyboard."""
+        return self.context, self.setting_button, self.files_button, self.download_button, self.leave_button
+
+    def show_plan(self, plan: ModelPlan) -> None:
+        """Shows this one."""
+        self.plan = plan
+        self.title.setText(plan.repository)
+        self.setAccessibleName(self.tr("Plan for {0}").format(one_line(plan.repository)))
+        self.commit.setText(self.tr("commit {0}").format(plan.commit[:FINGERPRINT_SHOWN]))
+        self.facts.setText(self._facts(plan))
+        self.kept.setText(self.tr("{0} are here already, of a download that was stopped").format(size(plan.kept)))
+        self.kept.setVisible(bool(plan.kept) and not plan.here)
+        self.files_button.setChecked(False)
+        self.files_button.setText(self.tr("1 file") if len(plan.files) == 1 else self.tr("{0:,} files").format(len(plan.files)))
+        self._fill_files(plan)
+        self._show_contexts(plan)
+        self.show_fit(plan.fit)
+        self.show()
+
+    def show_fit(self, fit: FitView | None) -> None:
+        """With another context."""
+        plan = self.plan
+        assert plan is not None
+        for part in (self.bar, self.legend, self.context, self._context_label):
+            part.setVisible(fit is not None)
+        self.fit_words.setVisible(fit is not None or plan.kind == "model")
+        if fit is None:
+            self.fit_words.setText(self.tr("no engine of this machine runs it: {0} would").format(", ".join(plan.engines)))
+            self.setting_button.hide()
+        else:
+            self.bar.show_fit(fit)
+            self.legend.show_fit(fit)
+            self.fit_words.setText(fit_words(fit))
+            self.context.setCurrentIndex(max(self.context.findData(fit.context), 0))
+            self._show_setting(fit)
+        fits = fit is None or fit.fits
+        words = self.tr("Download {0}") if fits else self.tr("Download {0} anyway")
+        left = max(plan.size - plan.kept, 0)
+        self.download_button.setText(self.tr("Open") if plan.here else words.format(size(left)))
+        self.download_button.setEnabled(not (plan.here and plan.kind == "adapter"))
+
+    def show_setting(self, context: int | None) -> None:
+        """So many tokens models are loaded with; None: as many as they were made for."""
+        self._setting = context
+        if self.plan is not None and self.plan.fit is not None:
+            self._show_setting(self.plan.fit)
+
+    def _show_setting(self, fit: FitView) -> None:
+        chosen = self.context.currentData()
+        holds = self._setting is not None and chosen == self._setting
+        self.setting_button.setEnabled(not holds)
+        self.setting_button.setText(self.tr("models are loaded with this") if holds else self.tr("load models with this"))
+        self.setting_button.setVisible(bool(fit.longest))
+
+    def _facts(self, plan: ModelPlan) -> str:
+        adapter = self.tr("an adapter for {0}").format(plan.base) if plan.base else self.tr("an adapter")
+        parts = (
+            self.tr("on the shelf already") if plan.here else "",
+            adapter if plan.kind == "adapter" else "",
+            self.tr("{0} to fetch").format(size(plan.size)),
+            self.tr("licence {0}").format(plan.licence) if plan.licence else self.tr("licence not named"),
+            self.tr("runs on {0}").format(", ".join(plan.engines)),
+            self.tr("{0} free on disk").format(size(plan.disk)),
+        )
+        return one_line(" · ".join(part for part in parts if part))
+
+    def _show_contexts(self, plan: ModelPlan) -> None:
+        self.context.clear()
+        if plan.fit is None:
+            return
+        longest, most = plan.fit.longest, plan.context or plan.fit.context
+        sizes = {plan.fit.context, most}
+        tokens = LEAST_CONTEXT
+        while tokens < most:
+            sizes.add(tokens)
+            tokens *= 2
+        whole = longest // LEAST_CONTEXT * LEAST_CONTEXT
+        if LEAST_CONTEXT <= whole < most:
+            sizes.add(whole)
+        for tokens in sorted(sizes):
+            name = self.tr("{0} tokens").format(count(tokens))
+            self.context.addItem(name if tokens <= longest else self.tr("{0}: too many").format(name), tokens)
+
+    def _fill_files(self, plan: ModelPlan) -> None:
+        for old in self._lines:
+            self._grid.removeWidget(old)
+            old.deleteLater()
+        self._lines = []
+        for line, (name, bytes_) in enumerate(plan.files[:MOST_FILES]):
+            parts = ElidedLabel(name, "soft", mono_font(11.5)), Label(size(bytes_), "soft", interface_font(11.5))
+            for place, part in enumerate(parts):
+                self._grid.addWidget(part, line, place)
+                self._lines.append(part)
+
+    def _show_files(self, show: bool) -> None:  # the signal's
+        self._files.setVisible(show)
+
+    def _choose(self, place: int) -> None:
+        if self.plan is not None:
+            self.context_wanted.emit(self.plan, self.context.itemData(place))
+
+    def _ask_setting(self) -> None:
+        tokens = self.context.currentData()
+        if tokens:
+            self.setting_wanted.emit(tokens)
+
+    def _go(self) -> None:
+        plan = self.plan
+        assert plan is not None
+        if plan.here:
+            self.open_wanted.emit(plan.name)
+        else:
+            self.download_wanted.emit(plan.pinned)
+        self._leave()
+
+    def _leave(self) -> None:
+        self.plan = None
+        self.hide()
+        self.dismissed.emit()
+
+    def _lay_out(self) -> None:
+        self._grid.setContentsMargins(0, 0, 0, 0)
+        self._grid.setHorizontalSpacing(14)
+        self._grid.setVerticalSpacing(2)
+        self._grid.setColumnStretch(0, 1)
+        self._files.hide()
+        self._context_label = Label(self.tr("Context"), "soft", interface_font(12.5))
+        self._context_label.setBuddy(self.context)
+        column = QVBoxLayout(self)
+        column.setContentsMargins(14, 12, 14, 12)
+        column.setSpacing(7)
+        column.addLayout(row(self.title, 1, self.commit))
+        column.addWidget(self.facts)
+        column.addWidget(self.kept)
+        column.addSpacing(4)
+        column.addWidget(self.bar)
+        column.addWidget(self.legend)
+        column.addWidget(self.fit_words)
+        column.addLayout(row(self._context_label, self.context, self.setting_button, 1, spacing=10))
+        column.addLayout(row(self.files_button, 1))
+        column.addWidget(self._files)
+        column.addLayout(row(self.download_button, self.leave_button, 1, spacing=14))

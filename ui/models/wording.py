@@ -1,0 +1,66 @@
+"""Numbers of models and downloads in words."""
+
+from __future__ import annotations
+
+from PySide6.QtCore import QCoreApplication
+
+from ui.numbers import count, size
+from ui.port import FitView, ShelfModel
+
+FINGERPRINT_SHOWN = 12  # hexadecimal digits
+DAY = 86_400  # seconds
+
+
+def rate_words(rate: float) -> str:
+    """Bytes a second."""
+    return f"{size(rate)}/s"
+
+
+def time_left(seconds: float | None) -> str:
+    """Seconds that are left."""
+    if seconds is None:
+        return ""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return _tr("{0} h {1} min left").format(hours, minutes)
+    return _tr("{0} min {1} s left").format(minutes, rest) if minutes else _tr("{0} s left").format(rest)
+
+
+def used_words(last_used: float | None, now: float) -> str:
+    """When a model was last used; "" where nobody noted it."""
+    if last_used is None:
+        return ""
+    days = int(now // DAY - last_used // DAY)
+    if days <= 0:
+        return _tr("used today")
+    return _tr("used yesterday") if days == 1 else _tr("used {0:,} days ago").format(days)
+
+
+def facts_of(model: ShelfModel, now: float) -> str:
+    """All that a row says of a model, in one line."""
+    parts = (
+        model.name if model.name != model.title else "",
+        model.form,
+        _tr("{0} tokens").format(count(model.context)) if model.context else "",
+        _tr("runs on {0}").format(", ".join(model.engines)) if model.engines else "",
+        used_words(model.last_used, now),
+        model.fingerprint[:FINGERPRINT_SHOWN],
+    )
+    return " · ".join(part for part in parts if part)
+
+
+def fit_words(fit: FitView) -> str:
+    """Whether a model fits, how much it takes, and what can be done."""
+    share = _tr("about {0} of this machine's {1}, {2} free now").format(size(fit.total), size(fit.memory), size(fit.free))
+    if fit.fits:
+        return _tr("fits with {0} tokens: {1}").format(count(fit.context), share)
+    if fit.longest:
+        way = _tr("{0} tokens fit").format(count(fit.longest))
+    else:
+        way = _tr("not even a short context fits; with Weights on disk, under Engine, it runs slowly")
+    return _tr("does not fit with {0} tokens: {1}; {2}").format(count(fit.context), share, way)
+
+
+def _tr(words: str) -> str:
+    return QCoreApplication.translate("Models", words)

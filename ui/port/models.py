@@ -1,0 +1,279 @@
+"""The models of this machine: what is on the shelf, what could be fetched, what is being fetched."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Literal, Protocol
+
+from ui.port.setup import SessionSetup
+from ui.port.transfers import OnTransfer
+
+Holds = Literal["model", "adapter"]  # what a folder or a repository holds
+
+
+@dataclass(frozen=True, slots=True)
+class ShelfModel:
+    """One model or adapter of the shelf.
+
+    Attributes:
+        name: What it is opened by.
+        title: What users see.
+        folder: Where it is.
+        size: Bytes of its files.
+        form: "4 bit (mlx), download".
+        context: Tokens, where it says how many.
+        engines: Those that can run it.
+        last_used: Seconds since 1970; None where nobody noted it.
+        fingerprint: Hexadecimal; "" where its weights were never read.
+        problem: Why it cannot be used; "" where it can.
+        loaded: It is the one in use here.
+        linked: It stays in a folder elsewhere, which removing it leaves alone.
+        kind: A model, or an adapter.
+    """
+
+    name: str
+    title: str
+    folder: str
+    size: int
+    form: str = ""
+    context: int | None = None
+    engines: Sequence[str] = ()
+    last_used: float | None = None
+    fingerprint: str = ""
+    problem: str = ""
+    loaded: bool = False
+    linked: bool = False
+    kind: Holds = "model"
+
+
+@dataclass(frozen=True, slots=True)
+class FitView:
+    """What a model takes on this machine, in bytes, by the engine that would run it.
+
+    Attributes:
+        engine: Its name.
+        context: Tokens that it is reckoned for.
+        weights: As the engine keeps them.
+        kv: Of the whole context.
+        working: The engine itself, and one chunk of a prompt.
+        memory: What the machine has for it.
+        free: Of that, what nobody uses now.
+        longest: The largest context that there is room for; 0 where there is none for any.
+    """
+
+    engine: str
+    context: int
+    weights: int
+    kv: int
+    working: int
+    memory: int
+    free: int
+    longest: int
+
+    @property
+    def total(self) -> int:
+        """Everything together."""
+        return self.weights + self.kv + self.working
+
+    @property
+    def fits(self) -> bool:
+        """Into the machine's memory, with all else at rest."""
+        return self.total <= self.memory
+
+
+@dataclass(frozen=True, slots=True)
+class ModelPlan:
+    """What fetching a repository means; nothing but its configuration was fetched to find out.
+
+    Attributes:
+        repository: ``org/name``.
+        commit: What is fetched, hexadecimal.
+        name: What it will be called on the shelf.
+        files: Their names and sizes, in bytes.
+        size: Of all of them.
+        kept: Bytes that are here from a download that was stopped.
+        disk: Bytes free where it goes.
+        licence: As its page says; "" where it does not.
+        engines: Those that can run it.
+        here: It is on the shelf already.
+        kind: A model, or an adapter.
+        base: The model that an adapter says it was made for.
+        context: Tokens that the model was made for, where it says so.
+        fit: Into this machine; None for an adapter, and where no engine here runs it.
+    """
+
+    repository: str
+    commit: str
+    name: str
+    files: Sequence[tuple[str, int]]
+    size: int
+    kept: int = 0
+    disk: int = 0
+    licence: str = ""
+    engines: Sequence[str] = ()
+    here: bool = False
+    kind: Holds = "model"
+    base: str = ""
+    context: int | None = None
+    fit: FitView | None = None
+
+    @property
+    def pinned(self) -> str:
+        """What is fetched, exactly."""
+        return f"{self.repository}@{self.commit}"
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """A model that Elsewise proposes, known without asking anybody.
+
+    Attributes:
+        name: For users.
+        wanted: ``org/name``, to download it.
+        parameters: Numbers in all.
+        size: Bytes to fetch, about.
+        licence: Its name.
+        good_for: A short phrase.
+        fit: Into this machine, on its own engine.
+        gated: Its owners want consent first.
+        here: It is on the shelf.
+        best: It suits this machine: one of the few to begin with.
+    """
+
+    name: str
+    wanted: str
+    parameters: int
+    size: int
+    licence: str
+    good_for: str
+    fit: FitView
+    gated: bool = False
+    here: bool = False
+    best: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class HubFind:
+    """What the hub says of a repository that it found.
+
+    Attributes:
+        source: ``org/name``.
+        facts: In a few words: numbers, weights, licence, downloads.
+        problem: Why it cannot run here; "" where it can.
+        gated: Its owners want consent first.
+        kind: A model, or an adapter.
+    """
+
+    source: str
+    facts: str
+    problem: str = ""
+    gated: bool = False
+    kind: Holds = "model"
+
+
+class DownloadState(StrEnum):
+    """How a download is."""
+
+    RUNNING = "running"
+    PAUSED = "paused"
+    FAILED = "failed"
+    DONE = "done"
+
+
+@dataclass(frozen=True, slots=True)
+class Download:
+    """One download; in `RUNNING` its numbers move.
+
+    Attributes:
+        repository: What it is known by.
+        state: How it is.
+        file: That is being worked on.
+        file_done: Bytes of it.
+        file_total: Its size.
+        done: Bytes of all files that are here.
+        total: Of so many; 0 until that is known.
+        rate: Bytes a second; 0 where nothing moves.
+        eta: Seconds that are left; None where nobody can say.
+        step: "look up", "fetch", "wait", "check" or "install".
+        note: Why it waits, or why it failed.
+        name: What it is called on the shelf, once it is there.
+        kind: What it turned out to be, once it is there.
+    """
+
+    repository: str
+    state: DownloadState = DownloadState.RUNNING
+    file: str = ""
+    file_done: int = 0
+    file_total: int = 0
+    done: int = 0
+    total: int = 0
+    rate: float = 0.0
+    eta: float | None = None
+    step: str = "look up"
+    note: str = ""
+    name: str = ""
+    kind: Holds = "model"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelsChanged:
+    """Another model stands on the shelf, or one less."""
+
+
+@dataclass(frozen=True, slots=True)
+class DownloadsChanged:
+    """How all downloads are now."""
+
+    downloads: tuple[Download, ...]
+
+
+class ModelCommands(Protocol):
+    """The shelf of models and the hub. Every coroutine may raise `Refusal`; only those that say so ask the network."""
+
+    async def model_shelf(self) -> Sequence[ShelfModel]:
+        """Models, then adapters, by name. What is here of downloads that were stopped is told (`DownloadsChanged`)."""
+
+    async def verify_model(self, name: str, progress: OnTransfer) -> None:
+        """Reads every file once and compares it with what is known of it; a difference is the refusal. May be cancelled."""
+
+    async def remove_model(self, name: str) -> int:
+        """Deletes one that nobody has loaded; the bytes that are free again."""
+
+    async def add_model_folder(self, path: Path) -> str:
+        """Puts a model folder on the shelf that stays where it is; its name there."""
+
+    async def import_gguf(self, path: Path, progress: OnTransfer) -> str:
+        """Takes a GGUF file onto the shelf; its name there. May be cancelled: nothing of it stays then."""
+
+    async def plan_model(self, wanted: str) -> ModelPlan:
+        """Asks the hub what fetching ``ORG/NAME[@REVISION]`` means. May be cancelled."""
+
+    async def fit_of_model(self, name: str) -> FitView | None:
+        """Whether a model of the shelf fits, with the context that models are loaded with; None where nobody can tell."""
+
+    async def fit(self, plan: ModelPlan, context: int) -> FitView | None:
+        """Whether a model that was planned fits with so many tokens."""
+
+    async def offers(self) -> Sequence[Offer]:
+        """The models that Elsewise proposes, the smallest first; asks nobody."""
+
+    async def search_hub(self, words: str) -> Sequence[HubFind]:
+        """Asks the hub for text models by words, the most fetched first. May be cancelled."""
+
+    def download(self, wanted: str) -> None:
+        """Asks the hub for ``ORG/NAME[@REVISION]``, or goes on with it; `DownloadsChanged` says how far it is."""
+
+    async def pause_download(self, repository: str) -> None:
+        """Stops it; what has arrived is kept, also over a restart."""
+
+    async def cancel_download(self, repository: str) -> int:
+        """Stops it for good and deletes what has arrived: so many bytes. One that is done is only not told any more."""
+
+    async def get_adapter(self, session_id: int, wanted: str) -> SessionSetup:
+        """Puts an adapter on top of the session's stack by its id, ``ORG/NAME[@REVISION]``; asks the hub where it is not here.
+
+        Returns when it is there; `DownloadsChanged` says how far it is meanwhile.
+        """
