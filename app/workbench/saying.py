@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 
 from app.workbench.answers import Answers
 from app.workbench.composing import Composing
@@ -81,10 +82,10 @@ class SayingMembers(ABC):
         """What arrived is kept."""
         self._answers.stop(session_id)
 
-    async def answer_call(self, session_id: int, node_id: int, text: str) -> None:
+    async def answer_call(self, session_id: int, node_id: int, results: Sequence[str]) -> None:
         """The result of a tool's call, as a turn of its own; then streams an answer."""
         await self._sessions.read_whole(session_id, node_id)
-        await self._turns.answer_call(session_id, node_id, text)
+        await self._turns.answer_call(session_id, node_id, results)
 
     async def compose(self, session_id: int, text: str, replaces: int | None = None) -> Composition:
         """Tokens and context of a draft, where it would stand; no forward."""

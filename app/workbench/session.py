@@ -219,6 +219,7 @@ class OpenSession(PathTokens):
             overflowed=self.overflowed(node.id),
             is_foreign=bool(node.stats.get(FOREIGN)) and self.failed_to_begin(node.id),
             calls=self._calls(turn),
+            may_call=node.role == "assistant" and node.id in self.states and bool(self.tools()),
             can_repeat=node.role == "assistant" and node.id not in self.states and not refusal(node),
         )
 

@@ -15,6 +15,7 @@ from app.supervisor import Supervisor
 from app.workbench.answer import Answer
 from app.workbench.answers import Answers
 from app.workbench.app_settings import SettingsKeeper
+from app.workbench.caching import CacheMembers, Caching
 from app.workbench.chores import Chores
 from app.workbench.composing import Composing
 from app.workbench.copying import Copies
@@ -67,7 +68,15 @@ EMPTY_CALL: Mapping[str, Any] = MappingProxyType({})
 
 
 class AppWorkbench(
-    SayingMembers, LoadingMembers, SetupMembers, ShelfMembers, TransferMembers, DrawingMembers, ModelMembers, SecondMembers
+    SayingMembers,
+    LoadingMembers,
+    SetupMembers,
+    ShelfMembers,
+    TransferMembers,
+    DrawingMembers,
+    CacheMembers,
+    ModelMembers,
+    SecondMembers,
 ):
     """Use cases over the session store and the engine process, for one window; all members belong to the window's loop.
 
@@ -124,6 +133,7 @@ class AppWorkbench(
             self._answers.model,
             self._setups.speaker,
         )
+        self._caching = Caching(supervisor, self._sessions, self.vocabulary, self._setups.speaker)
         self._second, self._comparing = SecondEngine(supervisor), asyncio.Lock()
         supervisor.subscribe(self._refresh_status)
 

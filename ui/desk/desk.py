@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from PySide6.QtCore import QObject, Signal
 
 from ui.desk.answers import AnswersDesk
+from ui.desk.cache import CacheDesk
 from ui.desk.drafts import DraftsDesk
 from ui.desk.draws import DrawsDesk
 from ui.desk.models import ModelsDesk
@@ -60,6 +61,7 @@ class Desk(Showing):
         self.drafts = DraftsDesk(self)
         self.answers = AnswersDesk(self, self.drafts)
         self.draws = DrawsDesk(self)
+        self.cache = CacheDesk(self)
         self.models = ModelsDesk(self)
         self._engine = EngineState.NONE  # as it was when somebody last told
         self.shelf = ShelfDesk(self, self.models)

@@ -179,3 +179,38 @@ def test_the_bar_speaks_of_the_session_of_its_window(play: Play) -> None:
         assert "reused" not in facts(second)
 
     play(scene)
+
+
+def test_the_window_menu_lists_the_windows_and_brings_one_to_the_front(play: Play) -> None:
+    async def scene(desktop: Desktop) -> None:
+        first = desktop.first
+        say(first, "first & foremost")
+        await until(lambda: made(first) == WORDS)
+        second = await desktop.another()
+        say(second, "second")
+        await until(lambda: made(second) == WORDS)
+        # when the menu opens in either of them
+        for window in (first, second):
+            menu = window.acts.windows
+            menu.aboutToShow.emit()
+            menu.aboutToShow.emit()  # once more: what was listed goes
+            listed = [action for action in menu.actions() if action.isCheckable()]
+            # then both are named, and its own is marked
+            assert [action.text() for action in listed] == ["first && foremost – Elsewise", "second – Elsewise"]
+            assert [action.isChecked() for action in listed] == [window is first, window is second]
+            fixed = [action.text() for action in menu.actions() if not action.isCheckable() and not action.isSeparator()]
+            assert fixed == ["Minimise", "Zoom", "Bring All to Front"]
+        # and one that was minimised comes back with the keyboard
+        await press(first, Qt.Key.Key_M, CTRL)
+        await until(first.isMinimized)
+        listed[0].trigger()
+        await until(lambda: first.isActiveWindow() and not first.isMinimized())
+        # and zoom fills the screen, and gives it back
+        first.acts.zoom.trigger()
+        await until(first.isMaximized)
+        first.acts.zoom.trigger()
+        await until(lambda: not first.isMaximized())
+        first.acts.all_to_front.trigger()
+        assert len(desktop.all) == 2
+
+    play(scene)
