@@ -56,7 +56,8 @@ bench: setup  ## the benchmark; BENCH_ARGS="--quick --only W5" adds options of `
 bench-quick: setup  ## the same as BENCH_ARGS=--quick
 	$(BIN)/elsewise bench --quick
 
-screenshots: setup  ## draws the pictures in docs
+screenshots: setup  ## draws the pictures in docs, with fonts for all scripts in them
+	@PYTHON="$(PYTHON)" QT_PACKAGES="$(QT_PACKAGES)" EXTRA_PACKAGES="fonts-noto-cjk fonts-noto-color-emoji" sh packaging/system.sh
 	QT_QPA_PLATFORM=offscreen $(BIN)/python -m tests.tools.screenshots docs
 
 sample: setup  ## records resources/sample from SmolLM2 again

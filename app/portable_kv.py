@@ -10,7 +10,7 @@ import asyncio
 import itertools
 import os
 import sqlite3
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Iterable, Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -21,7 +21,7 @@ from app.kept import BUDGET
 from app.supervisor import Supervisor
 from app.workbench.session import OpenSession
 from app.workbench.transfers import export
-from runtime import EngineDiedError, LanguageModel, block_keys
+from runtime import EngineDiedError, InvalidRequestError, LanguageModel, Manifest, block_keys
 from storage import SessionStore
 from ui import EngineState, ExportKind, OnTransfer
 
@@ -46,8 +46,21 @@ async def keys_of(store: SessionStore, session_id: int) -> list[bytes]:
             ends = itertools.accumulate(len(session.segment_run(segment)) for segment in path)
             # a path is saved when an answer ends, to its end or, where nothing came after it yet, to the token before
             saved = {end - less for end in ends for less in (0, 1)}
-            keys |= dict.fromkeys(block_keys(fingerprint, session.path_ids(path), sorted(saved)))
+            known = await store.model(fingerprint)
+            try:
+                manifest = Manifest.from_mapping((known or {})["manifest"])
+            except (KeyError, TypeError, InvalidRequestError):  # stored by an earlier version, or elsewhere
+                named = block_keys(fingerprint, session.path_ids(path), sorted(saved))
+            else:
+                named = keys_under(manifest, session.path_ids(path), sorted(saved))
+            keys |= dict.fromkeys(named)
     return list(keys)
+
+
+def keys_under(manifest: Manifest, ids: Sequence[int], ends: Iterable[int] = ()) -> list[bytes]:
+    """The names of the blocks of a path under the adapters of a manifest; none where those are active on a part only."""
+    stack = manifest.kv_stack
+    return [] if stack is None else block_keys(manifest.model, ids, ends, stack)
 
 
 async def export_with_kv(store: SessionStore, supervisor: Supervisor, session_id: int, path: Path, progress: OnTransfer) -> int:

@@ -7,10 +7,11 @@ from collections.abc import Mapping
 from itertools import accumulate
 from typing import Any
 
+from app.portable_kv import keys_under
 from app.workbench.making import MADE, beams_of, options_of
 from app.workbench.session import OpenSession
 from app.workbench.tree import Turn
-from runtime import Finish, Generation, InvalidRequestError, Manifest, Mark, Snapshot, block_keys
+from runtime import Finish, Generation, InvalidRequestError, Manifest, Mark, Snapshot
 from storage import NodeRow, SessionStore
 from ui import Refusal
 
@@ -30,10 +31,10 @@ async def snapshot_of(store: SessionStore, session_id: int) -> dict[str, Any] | 
     known = None if fingerprint is None else await store.model(fingerprint)
     if fingerprint is None or known is None:
         return None
-    return await asyncio.to_thread(_snapshot, session, fingerprint, known)  # a long path takes its time
+    return await asyncio.to_thread(_snapshot, session, known)  # a long path takes its time
 
 
-def _snapshot(session: OpenSession, fingerprint: str, known: Mapping[str, Any]) -> dict[str, Any] | None:
+def _snapshot(session: OpenSession, known: Mapping[str, Any]) -> dict[str, Any] | None:
     path = session.tree.path(session.tip)
     try:
         manifest, ids = Manifest.from_mapping(known["manifest"]), session.path_ids(path)
@@ -51,7 +52,7 @@ def _snapshot(session: OpenSession, fingerprint: str, known: Mapping[str, Any]) 
         messages=tuple((m["role"], m["content"]) for m in session.messages(turns[:-1] if generation is not None else turns)),
         manifest=manifest,
         generation=generation,
-        blocks=tuple(key.hex() for key in block_keys(fingerprint, ids)),
+        blocks=tuple(key.hex() for key in keys_under(manifest, ids)),
     ).to_mapping()
 
 

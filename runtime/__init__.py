@@ -66,8 +66,11 @@ if TYPE_CHECKING:
     from runtime.loading.catalogue import CatalogueModel, CatalogueVariant, catalogue, fitting
     from runtime.loading.fit import Fit, estimate_fit
     from runtime.loading.importer import import_model
+    from runtime.loading.measured import measured_threads
     from runtime.loading.paths import models_dir
+    from runtime.loading.perplexity import Perplexities, measured_perplexities
     from runtime.loading.progress import Progress
+    from runtime.loading.quantise import convert_model
     from runtime.loading.shelf import ModelShelf, ShelfEntry, list_models
     from runtime.loading.smollm2 import fetch_embedded
     from runtime.loading.telling import LoadProgress
@@ -170,6 +173,7 @@ __all__ = [
     "OnDownload",
     "OnProgress",
     "Origin",
+    "Perplexities",
     "Pinned",
     "Pooling",
     "PrefixMatch",
@@ -221,6 +225,7 @@ __all__ = [
     "clean_text",
     "compare_models",
     "convert_adapter",
+    "convert_model",
     "default_backend",
     "discard_download",
     "draw_step",
@@ -242,6 +247,8 @@ __all__ = [
     "load",
     "load_model_by_name",
     "make_sampler",
+    "measured_perplexities",
+    "measured_threads",
     "models_dir",
     "parse_tool_calls",
     "plan_download",
@@ -344,7 +351,13 @@ _NAMES = {
         "estimate_fit",
     ),
     "runtime.loading.importer": ("import_model",),
+    "runtime.loading.measured": ("measured_threads",),
     "runtime.loading.paths": ("models_dir",),
+    "runtime.loading.perplexity": (
+        "Perplexities",
+        "measured_perplexities",
+    ),
+    "runtime.loading.quantise": ("convert_model",),
     "runtime.loading.progress": ("Progress",),
     "runtime.loading.shelf": (
         "ModelShelf",

@@ -78,6 +78,17 @@ class ModelInfo:
     whole_context: int = 0  # tokens that the model was made for, also where it was loaded with fewer; 0: not known
 
     @property
+    def precision(self) -> str:
+        """What its numbers are computed with, for people: "float32", "float32, int8 weights", "float32, 4 bits, ..."."""
+        return ", ".join(filter(None, (self.dtype, self.quantisation)))
+
+    @property
+    def computed_with(self) -> str:
+        """The dtype, and the form of the weights where `LoadOptions.weights` made it another: no part of the model itself."""
+        plain = self.options.get("weights") in (None, "auto", self.dtype)
+        return self.dtype if plain else self.precision
+
+    @property
     def numbers_fingerprint(self) -> str:
         """What numbers of requests that name no adapters are filed under: the base's `kv_fingerprint`, or with the stack."""
         return self._filed_under(self.stack_digest)
@@ -90,12 +101,22 @@ class ModelInfo:
         """
         if adapters is None:
             return self.numbers_fingerprint
+        return self._filed_under(digest_of_stack(self.stack_under(adapters)))
+
+    def stack_under(self, adapters: Adapters = None) -> tuple[tuple[str, float], ...]:
+        """(digest, scale) of the adapters that a request names, in order; of the stack in force for None.
+
+        Raises:
+            AdapterError: One that nobody registered, or that is not loaded.
+        """
         known = {name: adapter for adapter in self.adapters for name in (adapter.qualified, adapter.name)}
-        wanted = check_adapters(adapters)
-        missing = next((name for name, _ in wanted if name not in known or known[name].digest is None), None)
-        if missing is not None:
-            raise AdapterError(f"adapter {missing!r} is not loaded; load_adapter brings its weights in")
-        return self._filed_under(digest_of_stack([(known[name].digest, scale) for name, scale in wanted]))
+        found: list[tuple[str, float]] = []
+        for name, scale in check_adapters(self.lora_stack if adapters is None else adapters):
+            digest = known[name].digest if name in known else None
+            if digest is None:
+                raise AdapterError(f"adapter {name!r} is not loaded; load_adapter brings its weights in")
+            found.append((digest, scale))
+        return tuple(found)
 
     def _filed_under(self, stack_digest: str) -> str:
         if not stack_digest:

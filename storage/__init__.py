@@ -45,6 +45,7 @@ if TYPE_CHECKING:
         StoredChunk,
     )
     from storage.salvaging import salvage
+    from storage.shape import NodeColumns, SessionShape
     from storage.store import SessionStore
     from storage.transfer.exporting import export_json
     from storage.transfer.portable import export_portable
@@ -62,12 +63,14 @@ __all__ = [
     "InvalidRowError",
     "NewChunk",
     "NewNode",
+    "NodeColumns",
     "NodeRow",
     "Places",
     "PortableFile",
     "Salvage",
     "SessionCopy",
     "SessionRow",
+    "SessionShape",
     "SessionStore",
     "SessionTree",
     "StoreBusyError",
@@ -110,6 +113,7 @@ _NAMES = {
         "StoredChunk",
     ),
     "storage.salvaging": ("salvage",),
+    "storage.shape": ("NodeColumns", "SessionShape"),
     "storage.store": ("SessionStore",),
     "storage.transfer.exporting": ("export_json",),
     "storage.transfer.portable": ("export_portable",),

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, get_args
 
@@ -15,10 +16,18 @@ from storage import records, sealed, search, sessions
 from storage.database import fetch, scalar
 from storage.errors import InvalidRowError, UnknownRowError
 from storage.rows import NewChunk, NewNode, NodeRow, Role, SessionTree, Status
+from storage.shape import NodeColumns, SessionShape
 from storage.text import clean, from_json, to_json
 
 DAMAGED: Final = "damaged"  # why a run ends that has lost tokens: they were set aside, see `storage.quarantine`
 _WHOLE: Final = (None, "eos", "stop", "grammar")  # ends that leave nothing out; all others leave a partial answer
+
+_SHAPE: Final = """
+SELECT n.*, (SELECT max(c.first + c.count) FROM token_chunks c
+             WHERE c.node_id = n.id AND c.kv_fingerprint = n.kv_fingerprint) AS saved
+FROM nodes n WHERE n.session_id = :session AND (:some IS NULL OR n.id > :after OR n.id IN (SELECT value FROM json_each(:some)))
+ORDER BY n.seq
+"""
 
 
 def add(db: sqlite_utils.Database, new: NewNode, chunk: NewChunk | None, *, current: bool) -> int:
@@ -106,6 +115,28 @@ def tree(db: sqlite_utils.Database, session_id: int) -> SessionTree:
     if len(rows) != session["node_count"]:
         view = replace(view, damaged=True)
     return SessionTree(view, tuple(_view(row, ends.get((row["id"], row["kv_fingerprint"]), 0)) for row in rows))
+
+
+def shape(db: sqlite_utils.Database, session_id: int) -> SessionShape:
+    """A session and where its runs stand; every row is read and checked, one at a time, and none is kept."""
+    session = sessions.require(db, session_id)
+    columns = NodeColumns(session_id)
+    cursor = db.execute(_SHAPE, {"session": session_id, "some": None, "after": 0})
+    names = [column[0] for column in cursor.description]
+    for values in cursor:
+        row = dict(zip(names, values, strict=True))
+        columns.append(_view(row, int(row.pop("saved") or 0)))
+    view = sessions.view(session)
+    return SessionShape(view if len(columns) == session["node_count"] else replace(view, damaged=True), columns)
+
+
+def some(db: sqlite_utils.Database, session_id: int, node_ids: Sequence[int], after: int | None) -> list[NodeRow]:
+    """Runs of a session, in the order made, with those of higher numbers than `after`; those it does not have are left out."""
+    wanted = json.dumps([int(n) for n in node_ids])
+    cursor = db.execute(_SHAPE, {"session": session_id, "some": wanted, "after": sys.maxsize if after is None else after})
+    names = [column[0] for column in cursor.description]
+    rows = [dict(zip(names, values, strict=True)) for values in cursor]
+    return [_view(row, int(row.pop("saved") or 0)) for row in rows]
 
 
 def one(db: sqlite_utils.Database, session_id: int, node_id: int) -> NodeRow:

@@ -93,6 +93,16 @@ class NodeRow:
     kv_fingerprint: str | None  # the model its own tokens came from; None while it has no tokens
     damaged: bool = False  # the row fails its checksum, or tokens are missing, or were set aside
 
+    @property
+    def whole(self) -> bool:
+        """Whether text and stats are here; they are not in a `storage.shape.NodeStub`."""
+        return True
+
+    @property
+    def has_text(self) -> bool:
+        """Whether it has words."""
+        return bool(self.text)
+
 
 @dataclass(frozen=True, slots=True)
 class NewChunk:

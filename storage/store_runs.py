@@ -7,7 +7,8 @@ from typing import Any
 
 from storage import nodes, records, upkeep
 from storage.database import Database
-from storage.rows import NewChunk, NewNode, SessionTree, StoredChunk
+from storage.rows import NewChunk, NewNode, NodeRow, SessionTree, StoredChunk
+from storage.shape import SessionShape
 
 
 class RunMembers:
@@ -22,6 +23,21 @@ class RunMembers:
     async def load_session(self, session_id: int) -> SessionTree:
         """The session and its runs, in the order made, without tokens. Damaged rows are marked, not left out."""
         return await self._database.read(lambda db: nodes.tree(db, session_id))
+
+    async def load_shape(self, session_id: int) -> SessionShape:
+        """The session and where its runs stand, without what they say: for long ones. Damaged rows are marked."""
+        return await self._database.read(lambda db: nodes.shape(db, session_id))
+
+    async def load_nodes(self, session_id: int, node_ids: Sequence[int], *, after: int | None = None) -> list[NodeRow]:
+        """Some runs of a session, in the order made, without tokens; numbers that it does not have are left out.
+
+        Args:
+            session_id: Their session.
+            node_ids: The runs.
+            after: And those with higher numbers than this.
+        """
+        ids = list(node_ids)
+        return await self._database.read(lambda db: nodes.some(db, session_id, ids, after))
 
     async def add_node(self, node: NewNode, chunk: NewChunk | None = None, *, current: bool = False) -> int:
         """Adds a run with its first tokens, and (`current`) makes it the tip that is shown, in one transaction.

@@ -11,6 +11,8 @@ import pytest
 from _pytest.faulthandler import fault_handler_stderr_fd_key
 from hypothesis import settings
 
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # somebody has chosen: no model's threads are measured
+
 # No time limit for an example: how long one takes says how busy the machine is. Where CI is set, hypothesis itself takes
 # the same examples every time; elsewhere each run looks at new ones.
 settings.register_profile("house", parent=settings(), deadline=None)
@@ -21,14 +23,17 @@ os.environ["PYTHON_KEYRING_BACKEND"] = "keyring.backends.fail.Keyring"
 
 GRACE = 30  # seconds from a test's own limit to the end of its process, as between the two limits in pyproject.toml
 LOOK_AFTER = (20_000, 20, 50)  # as of `gc.set_threshold`, counted at the end of a test
-SLOWEST = "falcon_h1"  # of the tiny models: attention and state spaces in each layer; both alone are in the fast tests too
+SLOWEST = (  # of what is run in many ways: for each there is one among the fast tests that takes the same paths
+    "falcon_h1",  # attention and state spaces in each layer
+    *("llama-float16", "llama-bfloat16", "llama-int4", "lfm2-int8"),  # weights in few bits; int8 is among the fast ones
+)
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What is run on every architecture is run on the slowest one with the slow tests."""
+    """What is run on everything is run on the slowest with the slow tests."""
     for item in items:
-        if SLOWEST in item.name:
+        if any(name in item.name for name in SLOWEST):
             item.add_marker(pytest.mark.slow)
 
 

@@ -79,6 +79,11 @@ class Actions(QObject):
             ExportKind.PORTABLE: self._make(self.tr("Export Session File…")),
             ExportKind.WITH_KV: self._make(self.tr("Export Session File with KV…")),
         }
+        self.minimise = self._make(self.tr("Minimise"), "Ctrl+M")
+        self.zoom = self._make(self.tr("Zoom"))
+        self.all_to_front = self._make(self.tr("Bring All to Front"))
+        self.windows = self._menu(self.tr("Window"), self.minimise, self.zoom, None, self.all_to_front)
+        self.recent = self._menu(self.tr("Import Recent"))
         self.about = self._make(self.tr("About Elsewise"), role=Role.AboutRole)
 
     @property
@@ -108,11 +113,12 @@ class Actions(QObject):
             self._menu(self.tr("Edit"), self.undo, self.copy, None, *self._finding()),
             self._view_menu(),
             self._session_menu(*branching, self.compare, self.second),
+            self.windows,
             self._menu(self.tr("Help"), self.about),
         ]
 
     def _transfers(self) -> list[QAction]:
-        return [self.import_file, *self.exports.values()]
+        return [self.import_file, self.recent.menuAction(), *self.exports.values()]
 
     def install(self, popup: QMenu) -> None:
         """Into the menu bar on macOS, into `popup` elsewhere; the shortcuts belong to the window either way."""

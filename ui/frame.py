@@ -29,7 +29,7 @@ from ui.transcript import TranscriptView
 INSPECTOR_NEEDS = 1060  # pixels of window below which the inspector folds: the text keeps 480
 SIDEBAR_NEEDS = 728
 BOTH_NEED = 960  # below this only one panel is there: the one that was asked for last
-NARROW = 420  # pixels of column below which the composer takes its whole width rather than stand under the text
+NARROW = 420  # pixels of column, at 100 % text, below which the composer takes its whole width rather than stand under the text
 EDGE = 12  # left and right of the composer in a narrow column
 LEFT, RIGHT = 104, 44  # margins of the composer until the transcript says where its column is
 
@@ -155,7 +155,7 @@ class Frame(QWidget):
     def _align(self, left: int, width: int) -> None:
         """The composer stands under the text, or under everything where the column is narrow."""
         room = self.transcript.width()
-        if room < NARROW:
+        if room < panel_width(NARROW):
             self._foot.setContentsMargins(EDGE, 0, EDGE, 0)
             return
         self._foot.setContentsMargins(left, 0, max(room - left - width, 0), 0)

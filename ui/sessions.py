@@ -10,6 +10,7 @@ from functools import partial
 from PySide6.QtCore import QModelIndex, QPoint, Qt, QTimer, Signal
 from PySide6.QtWidgets import QLineEdit, QMenu, QSizePolicy, QVBoxLayout, QWidget
 
+from ui.parts import button, row
 from ui.port import FolderView, SessionSummary, TrashedSession
 from ui.session_list import SessionsView
 from ui.session_rows import IS_OPEN, SUMMARY, Head, SessionRows
@@ -66,12 +67,18 @@ class SessionPanel(QWidget):
         self.nothing = Label(self.tr("nothing found"), "faint", interface_font(12.5))
         self.nothing.setContentsMargins(8, 10, 8, 4)
         self.nothing.hide()
+        self.clear_button = button(self.tr("Show all sessions"), "link")
+        self.clear_button.clicked.connect(self.search.clear)
+        self.clear_button.hide()
 
         listed = QVBoxLayout()
         listed.setSpacing(0)
         listed.addWidget(self.search)
         listed.addWidget(self.view)
         listed.addWidget(self.nothing)
+        way_out = row(self.clear_button, 1)
+        way_out.setContentsMargins(8, 0, 0, 0)
+        listed.addLayout(way_out)
         column = QVBoxLayout(self)
         column.setContentsMargins(0, 0, 0, 0)
         column.setSpacing(6)  # counts only while the undo bar is there
@@ -106,6 +113,7 @@ class SessionPanel(QWidget):
         self.rows.take(sessions, moment, [each for each in folders if found is None or each.folder_id in found])
         self.nothing.setText(self.tr("nothing found"))
         self.nothing.setVisible(not sessions and searched)
+        self.clear_button.setVisible(not sessions and searched)
         if self._unnamed is not None and self.rows.index_of_folder(self._unnamed).isValid():
             folder, self._unnamed = self._unnamed, None
             self._edit(self.rows.index_of_folder(folder))
@@ -114,6 +122,7 @@ class SessionPanel(QWidget):
         """Shows the trash instead, until the sessions are wanted again."""
         self._trash = sessions
         self.question.clear()
+        self.clear_button.hide()
         self.nothing.setText(self.tr("nothing in the trash"))
         self.nothing.setVisible(not sessions)
         self.rows.take_trash(sessions)

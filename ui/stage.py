@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from PySide6.QtCore import QObject, QTimer, Signal
 from PySide6.QtWidgets import QMainWindow
@@ -116,6 +117,13 @@ class Stage(QObject):
         self._parts.inspector.show_spot(spot, self._desk.token_bytes, can_choose=can_choose, can_continue=can_continue)
         self.second.show_spot(spot)
 
+    def show_range(self, parts: Sequence[tuple[int, int, int]]) -> None:
+        """Adds up in the inspector what is selected in the transcript: of each turn from one token to another."""
+        shown = self._desk.shown
+        turns = [(shown.turn(node_id), first, last) for node_id, first, last in parts] if shown is not None else []
+        cut = (replace(turn, run=turn.run[first:last]) for turn, first, last in turns if turn is not None)
+        self._parts.inspector.path.show_range(tuple(cut))
+
     @property
     def shown_summary(self) -> SessionSummary | None:
         """The list's line of the session that is shown; None while it is not listed."""
@@ -200,6 +208,7 @@ class Stage(QObject):
             self._show_pin_again()
 
     def _append_tokens(self, node_id: int, run: TokenRun) -> None:
+        self._parts.cards.append_tokens(node_id, run)  # first: Read hides what the card shows
         self._parts.transcript.append_tokens(node_id, run)
         if not self._meter.isActive():
             self._meter.start()

@@ -35,7 +35,7 @@ class StatusBar(QWidget):
         font = interface_font(11.5)
         self._dot = EngineDot()
         self.engine = ElidedLabel("", "soft", font)
-        self.facts = [Label("", "soft", font) for _ in range(5)]
+        self.facts = [Label("", "soft", font) for _ in range(6)]
         self.legend = Legend()
         row = QHBoxLayout(self)
         row.setContentsMargins(MARGIN, 0, MARGIN, 0)
@@ -60,6 +60,8 @@ class StatusBar(QWidget):
         self.engine.setAccessibleName(self.tr("Engine: {0}").format(self.engine.text()))
         for label, words in zip(self.facts, self._words(status), strict=True):
             label.setText(words)
+        self.facts[0].setToolTip(status.disk_note)
+        self.facts[0].setAccessibleDescription(status.disk_note)
         self._fit()
 
     def show_downloads(self, downloads: Sequence[Download]) -> None:
@@ -94,13 +96,14 @@ class StatusBar(QWidget):
             EngineState.DIED: self.tr("engine stopped"),
         }[state]
 
-    def _words(self, status: StatusView) -> tuple[str, str, str, str, str]:
+    def _words(self, status: StatusView) -> tuple[str, str, str, str, str, str]:
         speed, first = status.tokens_per_second, status.first_token_seconds
         reused = ""
         if status.reused is not None and status.computed is not None and status.reused + status.computed:
             reused = self.tr("reused {0:,} of {1:,}").format(status.reused, status.reused + status.computed)
         kv = self.tr("KV {0} of {1}").format(size(status.kv_bytes), size(status.kv_budget)) if status.kv_budget else ""
         return (
+            self.tr("KV on disk is full") if status.disk_note else "",  # first: the others may find no room
             "" if speed is None else rate(speed),
             "" if first is None else self.tr("first token {0:.2f} s").format(first),
             reused,

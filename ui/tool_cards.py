@@ -8,11 +8,15 @@ from PySide6.QtCore import QEvent, QObject, Qt, Signal
 from PySide6.QtGui import QFont, QKeyEvent, QMouseEvent
 from PySide6.QtWidgets import QFrame, QSizePolicy, QVBoxLayout, QWidget
 
+from runtime import TokenRun
+from ui.call_in_making import CallInMaking
 from ui.draft_field import DraftField
 from ui.parts import button, row
 from ui.port import ToolCard, TurnView
+from ui.shown import RUNNING, typed_text
 from ui.theme.fonts import interface_font, mono_font
 from ui.transcript import TranscriptView
+from ui.transcript.calling import open_call
 from ui.transcript.visible import one_line
 from ui.widgets import Label
 
@@ -27,12 +31,14 @@ class ToolCards(QObject):
         transcript: Shows them in its text.
     """
 
-    answered = Signal(int, str)  # node id, the results
+    answered = Signal(int, object)  # node id, the results: a list[str]
 
     def __init__(self, transcript: TranscriptView) -> None:
         super().__init__(transcript)
         self._transcript = transcript
         self.turns: dict[int, TurnCards] = {}  # by node id
+        self.making: CallInMaking | None = None  # of the answer that is being written
+        self._writing: tuple[int, str] | None = None  # its node id, and its text so far
 
     def show_turns(self, turns: Sequence[TurnView], *, running: bool) -> None:
         """The cards of these turns. What is being written stays while the calls of its turn are the same."""
@@ -42,13 +48,42 @@ class ToolCards(QObject):
                 known = held.get(turn.node_id)
                 same = known is not None and known.shown == (turn.calls, turn.called)
                 self.turns[turn.node_id] = known if known is not None and same else self._made(turn)
-        if self.turns != held:
-            self._transcript.show_under(self.turns)
+        writing = next((turn for turn in turns if turn.may_call and turn.status in RUNNING), None)
+        self._writing = None if writing is None else (writing.node_id, typed_text(writing.run))
+        changed = self._show_making()
+        if self.turns != held or changed:
+            self._show_under()
             for gone in held.values():
                 if gone not in self.turns.values():
                     gone.deleteLater()
         for cards in self.turns.values():
             cards.set_running(running)
+
+    def append_tokens(self, node_id: int, run: TokenRun) -> None:
+        """More of the answer that is being written."""
+        if self._writing is not None and self._writing[0] == node_id:
+            self._writing = node_id, self._writing[1] + typed_text(run)
+            if self._show_making():
+                self._show_under()
+
+    def _show_making(self) -> bool:
+        """The card of the call that is being written, if one is; whether it came or went."""
+        text = "" if self._writing is None else self._writing[1]
+        start, known = open_call(text), self.making
+        if start is None:
+            self.making = None
+            if known is not None:
+                known.deleteLater()
+            return known is not None
+        self.making = known or CallInMaking()
+        self.making.show_source(text[start:])
+        return known is None
+
+    def _show_under(self) -> None:
+        under: dict[int, QWidget] = dict(self.turns)
+        if self._writing is not None and self.making is not None:
+            under[self._writing[0]] = self.making
+        self._transcript.show_under(under)
 
     def _made(self, turn: TurnView) -> TurnCards:
         made = TurnCards(turn)
@@ -60,7 +95,7 @@ class ToolCards(QObject):
 class TurnCards(QWidget):
     """The cards of one answer. Results are sent together, when the last one is written."""
 
-    answered = Signal(int, str)  # node id, the results
+    answered = Signal(int, object)  # node id, the results in the order of the calls
     focused = Signal(object)  # the QWidget that the keyboard came to
 
     def __init__(self, turn: TurnView) -> None:
@@ -112,7 +147,7 @@ class TurnCards(QWidget):
 
     def _send(self) -> None:
         if self.can_answer and self.send_button.isEnabled():
-            self.answered.emit(self._node_id, "\n".join(self._results()))
+            self.answered.emit(self._node_id, self._results())
 
 
 class CallCard(QFrame):

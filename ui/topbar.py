@@ -23,6 +23,7 @@ CONTROL_HEIGHT = 27
 LEFT, SIDEBAR = 220, 248  # up to the title, which stands over the transcript; the sidebar at 100 %
 TITLE_MOST, BRANCH_MOST = 480, 240  # pixels; beyond, they give way before anything else does
 TITLE_FAIR = 300  # down to here it makes room for the model's name
+BRANCH_FAIR, FEWEST = 110, 4  # pixels of a branch's name that tell it from others; letters that still say anything
 MODEL_MOST, MODEL_FAIR, MODEL_LEAST = 240, 132, 60  # where it is fair, a name can be told from another one
 
 
@@ -84,7 +85,7 @@ class TopBar(QWidget):
         return super().event(event)
 
     def _share_room(self) -> None:
-        """What does not fit: the branch's name gives way, then the model's, then the place over the sidebar; the title last."""
+        """What does not fit: the place over the sidebar, names as far as they can be read, then all of them; the title last."""
         row = self._row
         sides, others = row.contentsMargins(), (self.modes, self.inspector_button)
         widths: dict[QWidget, int] = {part: part.sizeHint().width() for part in (self.title, self.model)}
@@ -98,10 +99,11 @@ class TopBar(QWidget):
         for part, least in (
             (self.title, min(title, TITLE_MOST)),
             (self.branch, min(branch, BRANCH_MOST)),
-            (self.branch, self.branch.least_width()),
+            (self._left_part, left),
+            (self.branch, min(branch, self.branch.least_width() + BRANCH_FAIR)),
             (self.model, MODEL_FAIR),
             (self.title, min(title, TITLE_FAIR)),
-            (self._left_part, left),
+            (self.branch, self.branch.least_width()),
             (self.model, MODEL_LEAST),
             (self.title, self.title.minimumSizeHint().width()),
         ):
@@ -135,7 +137,7 @@ class BranchChip(QWidget):
         self.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
         fix_height(self, CONTROL_HEIGHT)
         self.name = ElidedLabel()
-        self.name.least_px = 24
+        self.name.least_px, self.name.fewest = 0, FEWEST
         self.place = Label()
         self.back = self._step("‹", self.tr("Previous variant"), -1)
         self.forth = self._step("›", self.tr("Next variant"), +1)
@@ -157,6 +159,7 @@ class BranchChip(QWidget):
         """Names the branch; the arrows go to the siblings of `fork`."""
         self.setVisible(bool(name) or fork is not None)
         self.name.setText(name)
+        self.setToolTip(plain_tooltip(one_line(name)))  # of all of it: the name may have no room
         self.name.setVisible(bool(name))
         for part in (self.back, self.place, self.forth):
             part.setVisible(fork is not None)

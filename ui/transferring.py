@@ -18,6 +18,8 @@ from ui.widgets import Notice
 
 _UNSAFE = re.compile(r'[\x00-\x1f/\\:*?"<>|]+')
 LONGEST_NAME = 60  # characters
+MOST_RECENT = 8  # files
+READABLE = (ExportKind.JSON, ExportKind.PORTABLE, ExportKind.WITH_KV)  # what is exported so comes in again
 
 
 class Transfers(QObject):
@@ -40,6 +42,7 @@ class Transfers(QObject):
         self._window = window
         self._task: asyncio.Task[None] | None = None
         self._closing = False
+        self.recent: list[Path] = []  # files that were imported or exported, the last one first
         self._offered: tuple[tuple[int, ...], Path] | None = None  # sessions whose KV can be taken, and from where
         notice.acted.connect(self._take_offered)
         status.transfer.stopped.connect(self.stop)
@@ -103,11 +106,15 @@ class Transfers(QObject):
             self._notice.say(self.tr("stopped; nothing of it was kept"))
 
     async def _export(self, session_id: int, kind: ExportKind, path: Path) -> None:
-        await self._workbench.export_session(session_id, kind, path, self._status.transfer.show_progress)
-        self._notice.say(self.tr("exported to {0}").format(path))
+        without = await self._workbench.export_session(session_id, kind, path, self._status.transfer.show_progress)
+        if kind in READABLE:
+            self._remember(path)
+        said = self.tr("exported to {0}").format(path)
+        self._notice.say(f"{said}; {without}" if without else said)
 
     async def _import(self, path: Path) -> None:
         result = await self._workbench.import_file(path, self._status.transfer.show_progress)
+        self._remember(path)
         if result.carries_kv:
             words = self.tr("{0}. It carries KV: take it only from people you trust, nobody can check what others computed")
             self._offered = (result.sessions, path)
@@ -117,6 +124,9 @@ class Transfers(QObject):
         self._desk.sessions.search("")
         if result.sessions:
             self._desk.open(result.sessions[0])
+
+    def _remember(self, path: Path) -> None:
+        self.recent[:] = [path, *(each for each in self.recent if each != path)][:MOST_RECENT]
 
     def _take_offered(self) -> None:
         offered, self._offered = self._offered, None

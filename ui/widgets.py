@@ -33,6 +33,13 @@ class ElidedLabel(Label):
     """One line that gives way: what does not fit is cut with an ellipsis and shown whole in the tooltip."""
 
     least_px = 24  # it gives way down to here
+    fewest = 0  # letters: where not even these have room, none is shown
+
+    @property
+    def shown(self) -> str:
+        """What can be read of it."""
+        shown = self.fontMetrics().elidedText(self.text(), Qt.TextElideMode.ElideRight, self.width())
+        return "" if shown != self.text() and len(shown) <= self.fewest else shown
 
     def sizeHint(self) -> QSize:
         """The whole text, also where the label was given a fixed width (Qt's own never falls below that)."""
@@ -44,9 +51,8 @@ class ElidedLabel(Label):
 
     def paintEvent(self, event: QPaintEvent) -> None:  # noqa: ARG002  # the signature is Qt's
         painter = QPainter(self)
-        shown = self.fontMetrics().elidedText(self.text(), Qt.TextElideMode.ElideRight, self.width())
         painter.setPen(self.palette().color(self.foregroundRole()))
-        painter.drawText(self.contentsRect(), int(Qt.AlignmentFlag.AlignVCenter | self.alignment()), shown)
+        painter.drawText(self.contentsRect(), int(Qt.AlignmentFlag.AlignVCenter | self.alignment()), self.shown)
         painter.end()
 
     def resizeEvent(self, event: QResizeEvent) -> None:

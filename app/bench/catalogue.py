@@ -10,6 +10,7 @@ from app.bench.clock import Told
 from app.bench.findings import Case, Findings
 from app.bench.parts.budget import budget
 from app.bench.parts.counts import branches, chat, particles
+from app.bench.parts.cpu import cpu
 from app.bench.parts.decode import decode
 from app.bench.parts.grammar import grammar
 from app.bench.parts.latency import latency
@@ -58,13 +59,14 @@ class Part:
 
 
 COUNTS = ("W1", "W2", "W3")  # quick ones are run on every model too
-ONE_BACKEND = ("rows", "many", "swap", "grammar", "speculative")  # quick ones are run on the first backend alone
+ONE_BACKEND = ("cpu", "rows", "many", "swap", "grammar", "speculative")  # quick ones are run on the first backend alone
 PARTS = (
     Part("W1", "particles: counts and cpu", On.ALL, particles),
     Part("W2", "chat: counts", On.ALL, chat),
     Part("W3", "branches: counts", On.ALL, branches),
     Part("W4", "a saved session in another process, SmolLM2", On.BACKENDS, reopen),
     Part("W5", "decode, one stream and eight", On.ALL, decode),
+    Part("cpu", "decode on a processor, weights in fewer bits, SmolLM2", On.BACKENDS, cpu),
     Part("rows", "recurrent rows together", On.BACKENDS, rows),
     Part("overhead", "per-token overhead", On.TINY, overhead),
     Part("W6", "score a text", On.ALL, score),

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self
 
-from app.bench.clock import Stopwatch
+from app.bench.clock import Lap, Stopwatch
 from runtime import LanguageModel
 
 FORWARDS = "elsewise, its forwards alone"
@@ -59,3 +59,24 @@ class Forwards:
                 self.wall_seconds += time.perf_counter() - wall
 
         return timed
+
+
+class Watched:
+    """A model in this process whose laps can be timed by its forwards alone.
+
+    Args:
+        model: It; its laps are stopped by the watch that `_watch` makes.
+    """
+
+    def __init__(self, model: LanguageModel) -> None:
+        self._forwards_of = model
+        self._watch: Callable[[], Stopwatch] = Stopwatch
+
+    def forwards(self, run: Callable[[], Lap]) -> Lap:
+        """A lap whose times are those of its forwards alone."""
+        with Forwards(self._forwards_of) as forwards:
+            self._watch = forwards.watch
+            try:
+                return run()
+            finally:
+                self._watch = Stopwatch

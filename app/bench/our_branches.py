@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from contextlib import aclosing
 from pathlib import Path
 
 from app.bench.clock import Lap, Stopwatch
-from app.bench.forwards import Forwards
+from app.bench.forwards import Watched
 from app.bench.ideal import distinct_prefixes
 from app.bench.measure import Ids
 from app.bench.ours import open_model
 from runtime import BeamOptions, GenerationOptions, SamplingOptions
 
 
-class OurBranches:
+class OurBranches(Watched):
     """A model in this process; every lap begins without a cache, and the prompt is a part of it.
 
     Args:
@@ -25,8 +24,8 @@ class OurBranches:
 
     def __init__(self, folder: Path, backend: str) -> None:
         self._model = open_model(folder, backend)
+        super().__init__(self._model)
         self._runner = asyncio.Runner()
-        self._watch: Callable[[], Stopwatch] = Stopwatch
         self.computed = 0  # tokens that the last lap pushed through the model
         self.needed = 0  # the fewest that its branches need, see `app.bench.ideal`
 
@@ -54,15 +53,6 @@ class OurBranches:
         watch = self._begin()
         found = self._runner.run(self._model.beam_generate(prompt, options))
         return self._end(watch.lap(width * tokens, [one.ids for one in found]))
-
-    def forwards(self, run: Callable[[], Lap]) -> Lap:
-        """A lap whose times are those of its forwards alone."""
-        with Forwards(self._model) as forwards:
-            self._watch = forwards.watch
-            try:
-                return run()
-            finally:
-                self._watch = Stopwatch
 
     def close(self) -> None:
         """Ends the owner thread and the loop."""

@@ -3,35 +3,43 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import aclosing
 from pathlib import Path
+from typing import Any
 
-from app.bench.clock import Lap, Stopwatch
+from app.bench.clock import Lap
 from app.bench.findings import Case
-from app.bench.forwards import Forwards
+from app.bench.forwards import Watched
 from app.bench.measure import Ids
 from app.bench.ours import open_model
 from runtime import GenerationOptions, SamplingOptions
 
 
-class OurStreams:
+class OurStreams(Watched):
     """A model in this process; a lap begins without a cache unless it says otherwise.
 
     Args:
         folder: The model.
         backend: Its backend's name.
+        options: Of `LoadOptions`, beside those of every model here.
     """
 
-    def __init__(self, folder: Path, backend: str) -> None:
-        self._model = open_model(folder, backend)
+    def __init__(self, folder: Path, backend: str, **options: Any) -> None:
+        self._model = open_model(folder, backend, **options)
+        super().__init__(self._model)
         self._runner = asyncio.Runner()
-        self._watch: Callable[[], Stopwatch] = Stopwatch
 
     @property
     def tokens_computed(self) -> int:
         """As the scheduler counts them."""
         return self._model.metrics().tokens_computed
+
+    @property
+    def weight_bytes(self) -> int:
+        """That a token of one stream reads of linear modules (hf)."""
+        backend: Any = self._model._engine.backend  # type: ignore[attr-defined]  # noqa: SLF001  # nothing public lies so deep
+        return int(backend.weight_bytes)
 
     def decode(self, prompts: Sequence[Ids], n: int, *, top_k: int = 10, warm: bool = False) -> Lap:
         """`n` greedy tokens after each prompt, all at once, with records of `top_k` alternatives.
@@ -49,15 +57,6 @@ class OurStreams:
         watch.start()
         records = self._runner.run(self._model.score(ids))
         return watch.lap(len(records))
-
-    def forwards(self, run: Callable[[], Lap]) -> Lap:
-        """A lap whose times are those of its forwards alone."""
-        with Forwards(self._model) as forwards:
-            self._watch = forwards.watch
-            try:
-                return run()
-            finally:
-                self._watch = Stopwatch
 
     def close(self) -> None:
         """Ends the owner thread and the loop."""

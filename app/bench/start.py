@@ -66,15 +66,15 @@ def verdicts(found: Start, case: Case) -> tuple[Verdict, ...]:
 def measure_start(starts: int) -> Start | None:
     """Starts the app without a screen, several times; None, with a line on stderr, where its window cannot be opened.
 
-    The one before the first that counts makes the sample session and warms the disk's cache.
+    The one before the first that counts makes the sample session and the byte code, and warms the disk's cache.
     """
     ours: list[tuple[float, float]] = []
     floors: list[tuple[float, float]] = []
     with tempfile.TemporaryDirectory(prefix="elsewise-start-") as made:
         try:
             for _ in range(1 + starts):
-                ours.append(_window(Path(made) / "data"))
-                floors.append(_floor())
+                ours.append(_window(Path(made)))
+                floors.append(_floor(Path(made)))
         except OSError as error:
             print(f"the time to the window was not measured: {error}", file=sys.stderr)
             return None
@@ -84,12 +84,13 @@ def measure_start(starts: int) -> Start | None:
     return Start(starts, cpu, wall, floor_cpu, floor_wall)
 
 
-def _window(data: Path) -> tuple[float, float]:
+def _window(made: Path) -> tuple[float, float]:
     """Seconds of cpu and wall time from the birth of the process to the painted window."""
-    command = [sys.executable, "-m", "app", "--verbose", "--data-dir", str(data), "--demo"]
+    command = [sys.executable, "-m", "app", "--verbose", "--data-dir", str(made / "data"), "--demo"]
     said: list[str] = []
+    environment = _environment(made)
     began = time.perf_counter()
-    with subprocess.Popen(command, env=_environment(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None  # asked for
         limit = threading.Timer(PATIENCE_SECONDS, process.kill)
         limit.start()
@@ -107,9 +108,10 @@ def _window(data: Path) -> tuple[float, float]:
     raise OSError(said[-1].strip() if said else f"the window did not stand after {PATIENCE_SECONDS:.0f} s")
 
 
-def _floor() -> tuple[float, float]:
+def _floor(made: Path) -> tuple[float, float]:
+    environment = _environment(made)
     began = time.perf_counter()
-    process = subprocess.Popen([sys.executable, "-c", FLOOR], env=_environment())
+    process = subprocess.Popen([sys.executable, "-c", FLOOR], env=environment)
     _, status, used = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode:
@@ -117,5 +119,7 @@ def _floor() -> tuple[float, float]:
     return used.ru_utime + used.ru_stime, time.perf_counter() - began
 
 
-def _environment() -> dict[str, str]:
-    return {**os.environ, "QT_QPA_PLATFORM": "offscreen"}
+def _environment(made: Path) -> dict[str, str]:
+    """With byte code of the source as it is now, like after `make setup`, whatever this process may write."""
+    kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    return {**kept, "QT_QPA_PLATFORM": "offscreen", "PYTHONPYCACHEPREFIX": str(made / "compiled")}

@@ -11,7 +11,7 @@ import click
 
 from app.cli.asking import Asked, Flags, asking
 from app.cli.batch import answer_batch
-from app.cli.common import load_model, reading
+from app.cli.common import load_model, reading, told_precision
 from app.cli.printing import Printer
 from app.cli.saved import ask_saved
 from app.cli.settings import Settings
@@ -48,8 +48,8 @@ def ask(settings: Settings, text: str | None, **flags: Unpack[Flags]) -> None:
         raise click.UsageError("TEXT is empty; write a message")
     printer = Printer(asked.alternatives, asked.as_json, formed=asked.formed)
     if flags["session"] is not None:
-        seed, told = asyncio.run(ask_saved(settings.data, flags["session"], text, asked, printer.run))
-        printer.summary = replace(printer.summary, options=told)
+        seed, told, precision = asyncio.run(ask_saved(settings.data, flags["session"], text, asked, printer.run))
+        printer.summary = replace(printer.summary, options=told, precision=precision)
     else:
         seed = asked.seed
         with load_model(asked.model, asked.backend, **asked.load) as model:
@@ -63,7 +63,7 @@ async def _stream(model: LanguageModel, text: str, asked: Asked, printer: Printe
     ids = await prompt_ids(model, text, asked)
     resolved = asked.resolved(model)
     told = told_options(plain_options(resolved.options), resolved.sources)
-    printer.summary = replace(printer.summary, options=told)
+    printer.summary = replace(printer.summary, options=told, precision=told_precision(model))
     printer.vocabulary = model.decode_token
     with ExitStack() as bar:
         show = bar.enter_context(reading())

@@ -11,6 +11,8 @@ import click
 from app.cli.settings import Settings
 from app.cli.values import (
     TEMPLATES,
+    WEIGHTS,
+    WEIGHTS_HELP,
     adapter_options,
     format_of,
     grammar_of,
@@ -18,6 +20,7 @@ from app.cli.values import (
     naming_tokens,
     offload_of,
     schema_of,
+    weights_of,
     with_token_ids,
 )
 from runtime import (
@@ -42,6 +45,7 @@ class Flags(TypedDict):
     template: str | None
     adapters: tuple[str, ...]
     offload: str | None
+    weights: str | None
     system: str | None
     raw: bool
     session: str | None
@@ -80,6 +84,7 @@ OPTIONS = (
         type=click.Choice(("none", "disk")),
         help="disk: weights that do not fit into memory are read from disk for every token (slow; hf only).",
     ),
+    click.option("--weights", type=click.Choice(WEIGHTS), help=WEIGHTS_HELP),
     click.option(
         "--adapter",
         "adapters",
@@ -202,7 +207,10 @@ class Asked:
         return cls(
             model=flags["model"] or settings.model,
             backend=flags["backend"] or settings.backend,
-            load=format_of(flags["template"]) | adapter_options(flags["adapters"]) | offload_of(flags["offload"]),
+            load=format_of(flags["template"])
+            | adapter_options(flags["adapters"])
+            | offload_of(flags["offload"])
+            | weights_of(flags["weights"]),
             call={name: value for name, value in call.items() if value is not None},
             naming=naming,
             system=flags["system"] or None,

@@ -13,7 +13,7 @@ import click
 from rich.progress import BarColumn, Progress, TextColumn
 
 from app.cli.asking import Asked
-from app.cli.common import console, load_model
+from app.cli.common import console, load_model, told_precision
 from app.cli.lines import Line, read_lines, refuse
 from runtime import Finish, GenerationOptions, LanguageModel, RuntimeFault, ToolCallError, parse_tool_calls
 
@@ -51,7 +51,9 @@ def answer_batch(file: str, asked: Asked) -> None:
     lines = read_lines(file, asked)
     with load_model(asked.model, asked.backend, **asked.load) as model:
         tally = asyncio.run(_answer_all(file, model, lines, asked))
-    click.echo(f"{len(lines):,} answers, {tally.tokens:,} tokens", err=True)
+        precision = told_precision(model)
+    said = f"{len(lines):,} answers, {tally.tokens:,} tokens"
+    click.echo(", ".join(filter(None, (said, precision))), err=True)
     if tally.broken:
         click.echo(f'{tally.broken:,} of them incomplete ("incomplete": true): allow more with --max-tokens', err=True)
     if tally.failed:

@@ -37,6 +37,11 @@ def load_model(model: str, backend: str, **options: Any) -> LanguageModel:
     return loaded
 
 
+def told_precision(model: LanguageModel) -> str:
+    """What stands beside a model's numbers where its weights are not in their plain form; empty where they are."""
+    return model.info.precision if model.info.quantisation else ""
+
+
 @contextmanager
 def reading() -> Iterator[OnProgress]:
     """A bar on stderr while a prompt is read, where somebody looks."""

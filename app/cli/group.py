@@ -53,6 +53,8 @@ def cli(context: click.Context, data_dir: Path | None, verbose: bool, model: str
         if backend != "auto":
             _check_known(backend)
         gc.disable()  # what start-up makes stays: looking through it again and again takes a tenth of the time
+        # PySide6 reads the source of each module that is loaded after it: what has no Qt comes first, a tenth of the start.
+        import app.workbench  # noqa: F401  # for that alone
         from app.window import open_window  # Qt is loaded for the window alone
 
         context.exit(open_window(folder, model, backend, demo=demo))

@@ -13,11 +13,13 @@ from app.cli.fetching import EMBEDDED, fetch_command
 from app.cli.finding import catalogue_command, search_command
 from app.cli.fit_rows import fit_facts, fit_rows
 from app.cli.logins import login_command, logout_command
+from app.cli.measured_rows import measured_facts, measured_rows
 from app.cli.model_rows import facts, facts_table, shelf_table
 from app.fitting import fits
 from runtime import (
     ModelLoadError,
     ModelShelf,
+    convert_model,
     discard_download,
     import_adapter,
     import_model,
@@ -61,9 +63,9 @@ def info_command(name: str, as_json: bool, context: int | None) -> None:
     entry = shelf.find(name)
     found = fits(shelf.config(name), entry.weights, entry.dtype, entry.backends, context) if entry.complete else []
     if as_json:
-        click.echo(json.dumps(facts(entry) | {"fit": fit_facts(found)}))
+        click.echo(json.dumps(facts(entry) | {"fit": fit_facts(found)} | measured_facts(entry)))
     else:
-        print_table(facts_table(entry, fit_rows(found)))
+        print_table(facts_table(entry, fit_rows(found) | measured_rows(entry)))
 
 
 @models.command("remove")
@@ -103,6 +105,20 @@ def import_command(path: Path, name: str | None) -> None:
             folder = import_model(path, name, bar.show)
             done = f"{folder.name}: ready in {folder.path}"
     click.echo(done)
+
+
+@models.command("convert")
+@click.argument("source")
+@click.option("--bits", type=click.Choice(("4", "8")), default="4", show_default=True, help="Of a weight.")
+@click.option("--name", help="What to call it on the shelf. Example: --name org/name-4bit")
+def convert_command(source: str, bits: str, name: str | None) -> None:
+    """Quantises a plain model for mlx: SOURCE is a folder, or a name on the shelf; it stays as it is.
+
+    Example: elsewise models convert smollm2 --bits 8
+    """
+    with Bar() as bar:
+        folder = convert_model(source, 8 if bits == "8" else 4, name, bar.show)
+    click.echo(f"{folder.name}: ready in {folder.path}; it runs on mlx")
 
 
 @models.command("add")

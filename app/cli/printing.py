@@ -27,6 +27,7 @@ class Summary:
     reused: int | None = None
     computed: int | None = None
     rate: float | None = None
+    precision: str = ""  # `ModelInfo.precision`; told where the weights are in another form than their dtype
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -72,13 +73,15 @@ class Printer:
             end = {"type": "end", "tokens": summary.tokens, "finish_reason": summary.finish, "seed": seed}
             end["incomplete"] = summary.incomplete
             extra = {"reused": summary.reused, "computed": summary.computed, "tokens_per_second": summary.rate}
+            end |= {"precision": summary.precision} if summary.precision else {}
             end |= {k: v for k, v in extra.items() if v is not None}
             click.echo(json.dumps(end | {"options": summary.options}, ensure_ascii=False))
         else:
             if not self._alternatives:
                 click.echo()
+            told = f", {summary.precision}" if summary.precision else ""
             rate = f", {summary.rate:.1f} tok/s" if summary.rate else ""
-            click.echo(f"{summary.tokens} tokens, {summary.finish}{rate}, seed {seed}", err=True)
+            click.echo(f"{summary.tokens} tokens, {summary.finish}{rate}, seed {seed}{told}", err=True)
         if self.broken:
             click.echo(incomplete(summary.finish, summary.tokens), err=True)
 

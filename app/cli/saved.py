@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from app.cli.asking import PRESET, Asked
-from app.cli.common import load_model
+from app.cli.common import load_model, told_precision
 from app.kept import blocks_in, disk_budget
 from app.paths import DataFolder
 from app.supervisor import Supervisor
@@ -29,12 +29,12 @@ async def ask_saved(
     text: str,
     asked: Asked,
     on_run: Callable[[TokenRun, Decode], None],
-) -> tuple[int, dict[str, Any]]:
+) -> tuple[int, dict[str, Any], str]:
     """Sends `text` in the session called `title` (made if there is none) and streams the answer to `on_run`.
 
     Returns:
         The seed that the answer was drawn with (the command's, else the session's, else a fresh one), and every option that
-        held, with who said so.
+        held, with who said so, and what the numbers were computed with (see `told_precision`).
 
     Raises:
         click.ClickException: Another process writes into the data folder, or the answer failed.
@@ -53,7 +53,8 @@ async def ask_saved(
         supervisor = Supervisor(asked.model, asked.backend, start=_in_process, **asked.load, blocks=blocks)
         workbench = AppWorkbench(store, supervisor, GenerationOptions.from_mapping(PRESET), asked.call)
         try:
-            return await _send(workbench, store, title, text, asked, on_run)
+            seed, told = await _send(workbench, store, title, text, asked, on_run)
+            return seed, told, told_precision(supervisor.running) if supervisor.running is not None else ""
         finally:
             await workbench.close()
     finally:

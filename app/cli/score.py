@@ -14,10 +14,10 @@ from rich.table import Table
 from rich.text import Text
 
 from app.cli.against import words, write_csv, write_json, write_table
-from app.cli.common import comparing, load_model, print_table, read_text, reading
+from app.cli.common import comparing, load_model, print_table, read_text, reading, told_precision
 from app.cli.printing import probability, shown
 from app.cli.settings import Settings
-from app.cli.values import adapter_options
+from app.cli.values import WEIGHTS, WEIGHTS_HELP, adapter_options, weights_of
 from runtime import LanguageModel, ModelComparison, TokenRun, compare_models
 
 
@@ -26,6 +26,7 @@ from runtime import LanguageModel, ModelComparison, TokenRun, compare_models
 @click.option("--model", help="A model folder, a GGUF file, or a name on the shelf.")
 @click.option("--backend", help="auto, hf, mlx, mock, or a registered one.")
 @click.option("--top-k", type=click.IntRange(0, 1000), default=3, show_default=True, help="Alternatives per token.")
+@click.option("--weights", type=click.Choice(WEIGHTS), help=WEIGHTS_HELP)
 @click.option("--json", "as_json", is_flag=True, help="One object a line.")
 @click.option("--csv", "as_csv", is_flag=True, help="Comma-separated values with a header.")
 @click.option("--against", metavar="MODEL", help="Another model's numbers beside these; other tokenizers are aligned by bytes.")
@@ -44,6 +45,7 @@ def score(
     model: str | None,
     backend: str | None,
     top_k: int,
+    weights: str | None,
     as_json: bool,
     as_csv: bool,
     against: str | None,
@@ -63,27 +65,37 @@ def score(
     if beside:
         first = model or settings.model, backend or settings.backend
         second = against or first[0], against_backend or first[1]
-        found = _compare(text, first, second, adapter_options(against_adapters), kl=kl)
+        found = _compare(text, first, second, weights_of(weights), adapter_options(against_adapters), kl=kl)
         (write_json if as_json else write_csv if as_csv else write_table)(found)
         for line in words(found):
             click.echo(line, err=True)
         return
-    with load_model(model or settings.model, backend or settings.backend) as loaded:
+    with load_model(model or settings.model, backend or settings.backend, **weights_of(weights)) as loaded:
         ids = loaded.tokenize(text)
         with reading() as on_progress:
             run = asyncio.run(loaded.score_run(ids, top_k=top_k, on_progress=on_progress))
         write = _write_json if as_json else _write_csv if as_csv else _write_table
         write(run, loaded)
+        precision = told_precision(loaded)
     total = [r.logprob for r in run if r.logprob is not None]
     if total:
+        told = f", {precision}" if precision else ""
         mean = sum(total) / len(total)
-        click.echo(f"{len(run):,} tokens, log-probability {sum(total):,.2f} nats, perplexity {math.exp(-mean):,.2f}", err=True)
+        click.echo(
+            f"{len(run):,} tokens, log-probability {sum(total):,.2f} nats, perplexity {math.exp(-mean):,.2f}{told}", err=True
+        )
 
 
 def _compare(
-    text: str, first: tuple[str, str], second: tuple[str, str], adapters: dict[str, Any], *, kl: bool
+    text: str,
+    first: tuple[str, str],
+    second: tuple[str, str],
+    weights: dict[str, Any],
+    adapters: dict[str, Any],
+    *,
+    kl: bool,
 ) -> ModelComparison:
-    with load_model(*first) as left, load_model(*second, **adapters) as right, comparing() as on_progress:
+    with load_model(*first, **weights) as left, load_model(*second, **adapters) as right, comparing() as on_progress:
         return asyncio.run(compare_models(left, right, text, kl_start=0 if kl else None, on_progress=on_progress))
 
 

@@ -23,6 +23,7 @@ from app.workbench.comparing import compare
 from app.workbench.outline import outline
 from app.workbench.session import OpenSession
 from app.workbench.taking import what_is_taken
+from app.workbench.transfers import left_out
 from storage import (
     DataFolderLock,
     SessionStore,
@@ -83,6 +84,8 @@ def export_command(
             copied = put_into(file, settings.data.blocks, keys)
             click.echo(f"note: {copied:,} KV blocks went with it", err=True)
     click.echo(f"session {session_id} is in {file} ({file.stat().st_size:,} bytes)", err=True)
+    if portable and (without := left_out(file)):
+        click.echo(f"note: {without}", err=True)
 
 
 @click.command("import")

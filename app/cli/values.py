@@ -13,6 +13,11 @@ import click
 from app.cli.common import read_text
 from runtime import CHAT_FORMATS, Grammar, InvalidRequestError
 
+WEIGHTS: Final = ("float32", "float16", "bfloat16", "int8", "int4")
+WEIGHTS_HELP: Final = (
+    "Hold linear weights in fewer bits: faster on a processor (hf), and the numbers are others; what that costs is said. "
+    "Example: --weights float16"
+)
 TEMPLATES = ("auto", "none", *CHAT_FORMATS)
 OWN_FLAGS: Final = {
     "grammar": "--schema or --regex",
@@ -67,6 +72,11 @@ def format_of(given: str | None) -> dict[str, Any]:
 def offload_of(given: str | None) -> dict[str, Any]:
     """The load option for weights on disk, where they are asked for."""
     return {} if given in (None, "none") else {"offload": given}
+
+
+def weights_of(given: str | None) -> dict[str, Any]:
+    """The load option for weights in fewer bits, where they are asked for."""
+    return {} if given in (None, "float32") else {"weights": given}
 
 
 def named_options(given: tuple[str, ...], said: Collection[str]) -> dict[str, Any]:

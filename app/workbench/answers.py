@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
@@ -49,7 +49,7 @@ class Answers(Claims):
         call: By the names of `GenerationOptions.from_mapping`; goes before the session, which goes before its preset.
         tell: Takes events for the window.
         on_progress: Called when counters changed.
-        keep: Called with an answer that has ended and is written.
+        keep: Called with answers that have ended and are written.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Answers(Claims):
         call: Mapping[str, Any],
         tell: Callable[[Event], None],
         on_progress: Callable[[], None],
-        keep: Callable[[Answer], None],
+        keep: Callable[[Sequence[Answer]], None],
     ) -> None:
         super().__init__(store, lambda answer: setups.free(answer.stack or ()))
         self._supervisor = supervisor
@@ -136,7 +136,7 @@ class Answers(Claims):
             judge(answer)
             await self._finish(answer)
             if not answer.refused:
-                self._keep(answer)
+                self._keep([answer])
 
     # ---- the stream -------------------------------------------------------------------------------------------------
 

@@ -20,7 +20,7 @@ from ui import AppSettings, DataFacts, Refusal, SettingsView
 log = logging.getLogger(__name__)
 SETTING = "settings"
 LOADED_WITH = (  # fields of LoadOptions
-    "device", "dtype", "context_length", "threads", "draft_model", "chat_format", "chat_template_file",
+    "device", "dtype", "weights", "context_length", "threads", "draft_model", "chat_format", "chat_template_file",
     "offload", "kv_cache_bytes",
 )  # fmt: skip
 PLAIN = {"offload": "none"}  # what leaves it to the engine, where "auto", "" and None do not
@@ -80,6 +80,7 @@ class SettingsKeeper:
                 "backend": ["auto", *backends],
                 "device": ["auto", "cpu", "cuda", "mps"],
                 "dtype": ["auto", "float32", "float16", "bfloat16"],
+                "weights": ["auto", "float16", "bfloat16", "int8", "int4"],
                 "chat_format": ["auto", "none", *CHAT_FORMATS],
                 "offload": ["none", "disk"],
                 "draft_model": ["", *models],

@@ -12,7 +12,8 @@ import numpy.typing as npt
 
 from app.workbench.aligning import Match, matches
 from app.workbench.outline import outline
-from app.workbench.refusals import GONE, stored
+from app.workbench.reading import read
+from app.workbench.refusals import GONE
 from app.workbench.session import OpenSession
 from runtime import Finish, Origin, TokenRun, texts_of
 from storage import SessionStore
@@ -64,8 +65,7 @@ async def compare(store: SessionStore, session: OpenSession, left: int, right: i
     shown = [segment.node.id for segment in tree.path(session.tip)]
     tips = [tree.leaf(node, shown) for node in (left, right)]
     missing = session.unread(segment for tip in tips for segment in tree.path(tip))
-    if missing:
-        session.add_tokens(await stored(store.load_tokens(missing)))
+    await read(store, session, missing)
     rows = outline(tree, session.tip)
     names = {row.node_id: row.name for row in rows}
     current = next((row.name for row in rows if row.current), "")

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from app.supervisor import Supervisor
 from app.workbench.growing import EMPTY
 from app.workbench.making import MADE, beams_of, stack_words
+from app.workbench.naming import spoken_name, with_weights
 from app.workbench.prompt import check_tokens
 from app.workbench.refusals import GONE, stored
 from app.workbench.session import OpenSession
@@ -79,7 +80,7 @@ class Drawn:
             seed=seed if isinstance(seed, int) else None,
             branch=branch if isinstance(branch, int) else 0,
             history=np.array(ids_before(session, node, offset), np.int32),
-            model=str(made.get("model") or await self._name_of(theirs, model)),
+            model=_maker(made) or await self._name_of(theirs, model),
             stale=in_use(session, model, made) if model is not None and theirs != mine else "",
             can_ask=model is not None and theirs == mine,
             beams=beams_of(node),
@@ -126,10 +127,10 @@ class Drawn:
         if fingerprint is None:
             return ""
         if model is not None and model.info.numbers_fingerprint == fingerprint:
-            return model.info.name
-        known = await stored(self._store.model(fingerprint))
-        name = (known or {}).get("name")
-        return name if isinstance(name, str) else ""
+            return spoken_name(model.info)
+        known = await stored(self._store.model(fingerprint)) or {}
+        name = known.get("name")
+        return with_weights(name, known.get("quantisation")) if isinstance(name, str) else ""
 
     async def _numbers_now(self, session: OpenSession, model: LanguageModel) -> str:
         """What the model's numbers are filed under in a session; where its adapters cannot be used, nothing is."""
@@ -175,13 +176,18 @@ class Drawn:
         return settings
 
 
+def _maker(made: Mapping[str, Any]) -> str:
+    name = made.get("model")
+    return with_weights(str(name), made.get("quantisation")) if name else ""
+
+
 def in_use(session: OpenSession, model: LanguageModel, made: Mapping[str, Any]) -> str:
     """Who would answer now, where that is not who made an answer: the model, and its adapters where only they differ."""
     if made.get("base") != model.info.kv_fingerprint:
-        return model.info.name
+        return spoken_name(model.info)
     choices = session.values.adapters if session.values is not None else ()
     uses = [(choice.name, choice.scale) for choice in choices if choice.on] if choices else model.info.lora_stack
-    return f"{model.info.name} with {stack_words(uses)}"
+    return f"{spoken_name(model.info)} with {stack_words(uses)}"
 
 
 def ids_before(session: OpenSession, node: NodeRow, offset: int) -> list[int]:

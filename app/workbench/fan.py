@@ -19,9 +19,10 @@ from storage import NewNode, SessionStore, StoreError
 from ui import BeamRules, Column, ColumnKind, Columns
 
 BEFORE_WORDS = 4
+CUT_OFF = "cut off when the engine stopped"
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, weakref_slot=True)
 class Fan:
     """Continuations in work.
 
@@ -89,6 +90,13 @@ class Fan:
             running,
             note,
         )
+
+    def say(self, words: str) -> None:
+        """What happens to those that the engine took down, once for all; each says that it is one of them."""
+        self.note = words
+        for strand in self.strands:
+            if strand.finish == "engine_died":
+                strand.message = CUT_OFF
 
     def take(self, strand: Answer, run: TokenRun) -> bool:
         """Tokens of one strand arrived: whether it has come to its end."""

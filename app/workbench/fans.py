@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
+from weakref import WeakValueDictionary
 
 from app.faults import STOPPED
 from app.supervisor import Supervisor
@@ -21,7 +22,7 @@ from app.workbench.fan import Endings, Fan
 from app.workbench.fan_asking import beams_as, said, spelt
 from app.workbench.growing import EMPTY
 from app.workbench.judging import judge
-from app.workbench.making import found_with, next_branch, plain_options
+from app.workbench.making import found_with, plain_options
 from app.workbench.path_tokens import content_of
 from app.workbench.points import point
 from app.workbench.prompt import check_tokens
@@ -57,7 +58,7 @@ class Fans:
         tokeniser: Turns what was typed into ids.
         tell: Takes events for the window.
         on_progress: Called when counters changed.
-        keep: Takes continuations that have ended: their KV may be saved now.
+        keep: Takes continuations that have ended (their KV may be saved now), and what tells something of all of them.
     """
 
     def __init__(
@@ -70,7 +71,7 @@ class Fans:
         tokeniser: Tokeniser,
         tell: Callable[[Event], None],
         on_progress: Callable[[], None],
-        keep: Callable[[Answer], None],
+        keep: Callable[[Sequence[Answer], Callable[[str], None]], None],
     ) -> None:
         self._store = store
         self._supervisor = supervisor
@@ -81,6 +82,7 @@ class Fans:
         self._tell = tell
         self._progress = on_progress
         self._keep = keep
+        self._last: WeakValueDictionary[int, Fan] = WeakValueDictionary()  # of each session, while anything happens to it
 
     async def run(
         self,
@@ -105,6 +107,7 @@ class Fans:
         with self._answers.claim(target.session) as claimed:
             await self._answers.settle(target.session)
             fan = Fan(target.session, target.place(new), kind, wanted, rules or BeamRules())
+            self._last[fan.session.id] = fan
             fan.note = STARTING if self._supervisor.running is None else ""
             self._show(fan)
             asked = self._answers.asked(target.session)  # now: it may be set anew while a model is loaded
@@ -117,6 +120,12 @@ class Fans:
 
     def _show(self, fan: Fan) -> None:
         self._tell(ColumnsChanged(fan.session.id, fan.view()))
+
+    def _say(self, fan: Fan, words: str) -> None:
+        """What happens to those that the engine took down."""
+        fan.say(words)
+        if fan.strands and self._last.get(fan.session.id) is fan:
+            self._show(fan)
 
     # ---- how ----------------------------------------------------------------------------------------------------------
 
@@ -153,7 +162,7 @@ class Fans:
             raise Refusal("the temperature is 0: all would say the same. Ask for beams, or give it some warmth")
         if options.grammar is not None:
             options = replace(options, grammar_prefix=said(fan))
-        first = max(options.branch, next_branch(fan.session.tree.nodes.values(), options.seed))
+        first = max(options.branch, await self._sessions.next_branch(fan.session, options.seed))
         options = replace(options, branch=first)
         claimed.strands = fan.strands
         strands = [await self._strand(fan, speaker, replace(options, branch=first + k)) for k in range(fan.wanted)]
@@ -233,8 +242,11 @@ class Fans:
             for ending in unsaved.left:
                 fan.session.notes[ending.node_id] = fan.note
         await self._drop_silent(fan)
-        for strand in fan.strands:
-            self._keep(strand)
+        if fan.strands:
+            self._keep(fan.strands, partial(self._say, fan))
+        elif claimed.finish == "engine_died" and fan.session.tip is not None:  # nobody said anything
+            claimed.node_id = fan.session.tip
+            self._keep([claimed], partial(self._say, fan))
         if finish == "engine_died" and claimed.model is not None:
             await self._supervisor.died(claimed.model)
         else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from app.supervisor import Supervisor
 from app.workbench.answer import Answer
@@ -23,9 +23,17 @@ class Keeper:
         store: Remembers where paths ended when they were saved.
         supervisor: Gives the model, if it runs.
         pins: Hears of what was saved.
+        on_note: Called when `note` is another one.
+
+    Attributes:
+        note: Why the last path that was saved was not kept whole; "" where it was.
     """
 
-    def __init__(self, store: SessionStore, supervisor: Supervisor, pins: BlockPins) -> None:
+    def __init__(
+        self, store: SessionStore, supervisor: Supervisor, pins: BlockPins, on_note: Callable[[], None] = lambda: None
+    ) -> None:
+        self.note = ""
+        self._on_note = on_note
         self._store = store
         self._supervisor = supervisor
         self._pins = pins
@@ -85,7 +93,22 @@ class Keeper:
         else:
             log.debug("session %d: %s", session.id, saved)
             await self._remember(session.id, ends, answer.node_id, saved.tokens, gone=node)
-            await self._pins.saved(model, session.id, ids)
+            await self._pins.saved(model, session.id, answer.options.adapters, ids)
+            self._say(model, no_room=saved.no_room)
+
+    def _say(self, model: LanguageModel, *, no_room: bool) -> None:
+        """Says where the disk has no room for KV, or has it again."""
+        blocks = model.info.options.get("blocks")
+        budget = blocks.get("budget") if isinstance(blocks, Mapping) else None
+        why = "what pinned sessions hold fills it" if self._pins.any else "this session alone is larger"
+        note = (
+            f"not all of this session's KV is kept on disk: {why}. Unpin a session, or raise the limit (Settings, KV on disk"
+            f"{f'; it is {budget / 1e9:.1f} GB' if isinstance(budget, int) else ''})"
+        )
+        if self.note != (note if no_room else ""):
+            self.note = note if no_room else ""
+            log.info("KV on disk: %s", self.note or "there is room again")
+            self._on_note()
 
     async def _ends_of(self, session_id: int) -> dict[int, int]:
         """Where paths of a session ended when they were saved, before the app was started too."""

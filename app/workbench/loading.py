@@ -81,7 +81,14 @@ class LoadingMembers(ABC):
     async def models(self) -> Sequence[ModelChoice]:
         """What is on the shelf."""
         entries = await asyncio.to_thread(_on_the_shelf)
-        return [ModelChoice(e.name, e.title, detail_of(e), e.name == self.supervisor.source) for e in entries]
+        return [ModelChoice(e.name, self._label(e), detail_of(e), e.name == self.supervisor.source) for e in entries]
+
+    def _label(self, entry: ShelfEntry) -> str:
+        """A model's title; of the one that runs, behind the form of its weights where that was asked for."""
+        running = self.supervisor.running
+        if running is None or entry.name != self.supervisor.source or running.info.computed_with == running.info.dtype:
+            return entry.title
+        return f"{running.info.options['weights']} · {entry.title}"  # in front: what is too long is cut at its end
 
     async def choose_model(self, source: str) -> None:
         """From the next request on."""

@@ -3,10 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from runtime import ModelInfo
 
 _NOT_TOLD = ("sampling", "seed", "stages", "resolve")  # the seed stands beside the options
 DEFAULT = "default"
+
+
+def spoken_name(info: ModelInfo) -> str:
+    """What a model is called beside its numbers: with the form of its weights where that is not the plain one."""
+    return with_weights(info.name, info.quantisation)
+
+
+def with_weights(name: str, form: object) -> str:
+    """The same, of a name; `form` as `ModelInfo.quantisation` has it."""
+    return f"{name} · {form}" if isinstance(form, str) and form else name
 
 
 def named_options(options: Mapping[str, Any]) -> dict[str, Any]:

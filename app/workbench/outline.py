@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 
 from app.workbench.tree import Tree
@@ -36,15 +36,11 @@ def outline(tree: Tree, tip: int | None, pruned: Collection[tuple[int, int]] = (
         tip: The end of the path that is shown.
         pruned: Branches out of sight, each by its node and the token of it where it begins.
     """
-    path = {segment.node.id: segment.stop for segment in tree.path(tip)}
+    lines = list(_lines(tree, pruned))
+    ids = {line.node.id for line, _ in lines}
+    path = {step.node_id: step.stop for step in tree.steps(tip) if step.node_id in ids}
     rows: list[BranchRow] = []
-    stack = [_Line(node, 0, 0, 0, "") for node in reversed(_first_turns(tree))]
-    while stack:
-        line = stack.pop()
-        if (line.node.id, line.start) in pruned:
-            line = replace(line, pruned=True)
-        end, branches = _follow(tree, line)
-        on_path = _on_path(line, path)
+    for line, end in lines:
         before, name = _name(tree, line, end)
         rows.append(
             BranchRow(
@@ -53,15 +49,34 @@ def outline(tree: Tree, tip: int | None, pruned: Collection[tuple[int, int]] = (
                 before=before,
                 name=name,
                 logprob=_logprob(line.node),
-                on_path=on_path,
+                on_path=_on_path(line, path),
                 current=False,
                 likely=_likely(line.node),
                 start=line.start,
                 pruned=line.pruned,
             )
         )
-        stack.extend(replace(branch, pruned=line.pruned) for branch in reversed(branches))
     return _mark_current(rows)
+
+
+def nameless(tree: Tree) -> Iterator[int]:
+    """Nodes whose texts the outline is made of and that were not read yet."""
+    for line, end in _lines(tree, ()):
+        for node in (line.node, end, *_answers(tree, line, end)):
+            if not node.whole:
+                yield node.id
+
+
+def _lines(tree: Tree, pruned: Collection[tuple[int, int]]) -> Iterator[tuple[_Line, NodeRow]]:
+    """Branches in reading order, each with the last node before it splits."""
+    stack = [_Line(node, 0, 0, 0, "") for node in reversed(_first_turns(tree))]
+    while stack:
+        line = stack.pop()
+        if (line.node.id, line.start) in pruned:
+            line = replace(line, pruned=True)
+        end, branches = _follow(tree, line)
+        yield line, end
+        stack.extend(replace(branch, pruned=line.pruned) for branch in reversed(branches))
 
 
 def branch_name(rows: tuple[BranchRow, ...]) -> str:
@@ -81,15 +96,15 @@ def _follow(tree: Tree, line: _Line) -> tuple[NodeRow, list[_Line]]:
     """Along a branch to where it splits: the last node before the split, and the branches there."""
     node, start, byte = line.node, line.start, line.byte
     while True:
-        while start == 0 and (following := tree.next_alone(node.id)) is not None:
-            node, byte = following, 0
+        if start == 0 and (last := tree.last_alone(node.id)).id != node.id:
+            node, byte = last, 0
         inner = [c for c in tree.children(node.id) if c.at_token is not None and not tree.leaves_at_end(c)]
         inner = [c for c in inner if (c.at_token or 0) > start]
         if inner:
             at = min(c.at_token or 0 for c in inner)
             leaving = [c for c in inner if c.at_token == at]
             at_byte = leaving[0].at_byte or 0
-            shared = node.text.encode()[byte:at_byte].decode(errors="ignore")
+            shared = _text(node).encode()[byte:at_byte].decode(errors="ignore")
             rest = _Line(node, at, at_byte, line.depth + 1, shared)
             return node, [rest, *(_Line(c, 0, 0, line.depth + 1, shared) for c in leaving)]
         after = [c for c in tree.children(node.id) if tree.leaves_at_end(c)]
@@ -114,29 +129,39 @@ def _mark_current(rows: list[BranchRow]) -> tuple[BranchRow, ...]:
 
 def _name(tree: Tree, line: _Line, end: NodeRow) -> tuple[str, str]:
     """The last words before a branch, and its own first words; a word that was cut in the middle belongs to the name."""
-    shared, own = line.shared, line.node.text.encode()[line.byte :].decode(errors="ignore")
+    shared, own = line.shared, _text(line.node).encode()[line.byte :].decode(errors="ignore")
     if own[:1].strip():
         stem = re.search(r"\S*$", shared)
         cut = stem.start() if stem else len(shared)
         shared, own = shared[:cut], shared[cut:] + own
-    nothing = NO_ANSWER if line.node.status == "partial" and not line.node.text else "…"
+    nothing = NO_ANSWER if line.node.status == "partial" and not line.node.has_text else "…"
     before, name = _last_words(shared), _first_words(own) or nothing
-    if line.node.role != "user" or line.depth == 0 or end.id == line.node.id:
-        return before, name
-    answers = [c for c in tree.children(line.node.id) if tree.leaves_at_end(c)]
-    if len(answers) == 1 and answers[0].text:
-        return before, f"{name} → {_first_words(answers[0].text, 4)}"
+    answers = _answers(tree, line, end)
+    if len(answers) == 1 and _text(answers[0]):
+        return before, f"{name} → {_first_words(_text(answers[0]), 4)}"
     return before, name
 
 
+def _answers(tree: Tree, line: _Line, end: NodeRow) -> list[NodeRow]:
+    """The answers to a question that is a branch; one alone is part of its name."""
+    if line.node.role != "user" or line.depth == 0 or end.id == line.node.id:
+        return []
+    return [c for c in tree.children(line.node.id) if tree.leaves_at_end(c)]
+
+
+def _text(node: NodeRow) -> str:
+    """What was said; "" until it was read, see `nameless`."""
+    return node.text if node.whole else ""
+
+
 def _logprob(node: NodeRow) -> float | None:
-    value = node.stats.get("logprob")
+    value = node.stats.get("logprob") if node.whole else None
     return float(value) if isinstance(value, int | float) else None
 
 
 def _likely(node: NodeRow) -> float | None:
     """The geometric mean of its tokens' probabilities: a long branch is not thinner for being long."""
-    logprob, count = _logprob(node), node.stats.get("generated")
+    logprob, count = _logprob(node), node.stats.get("generated") if node.whole else None
     return math.exp(logprob / count) if logprob is not None and isinstance(count, int) and count > 0 else None
 
 

@@ -9,14 +9,17 @@ from typing import Any
 
 from app.workbench.growing import BROKEN, EMPTY, Runs
 from app.workbench.setup.beginning import Beginning
-from app.workbench.tree import Segment, Tree, Turn
+from app.workbench.tree import Segment, Step, Tree, Turn
 from runtime import Finish, Origin, TokenRun, texts_of
-from storage import NodeRow, StoredChunk
+from storage import NodeColumns, NodeRow, StoredChunk
 from ui import Refusal, TurnStatus
 
 
 class PathTokens:
     """Tokens of the nodes that were read.
+
+    Args:
+        nodes: All of them, or where they stand.
 
     Attributes:
         tree: The nodes.
@@ -25,7 +28,7 @@ class PathTokens:
         damaged: Nodes of which not everything could be read; of those that miss tokens the rest is text.
     """
 
-    def __init__(self, nodes: Sequence[NodeRow]) -> None:
+    def __init__(self, nodes: Sequence[NodeRow] | NodeColumns) -> None:
         self.tree = Tree(nodes)
         self.runs = Runs()
         self.states: dict[int, TurnStatus] = {}
@@ -33,7 +36,7 @@ class PathTokens:
         self.lost: set[int] = set()  # those of them whose tokens are not all there, or not to be trusted
 
     def unread(self, segments: Iterable[Segment]) -> list[int]:
-        """Nodes whose tokens were not read yet, in order; one that is being written has them here, not on the disk."""
+        """Nodes of which not everything was read yet, in order; one that is being written is here, not on the disk."""
         ids = dict.fromkeys(segment.node.id for segment in segments)
         return [i for i in ids if i not in self.runs and i not in self.states]
 
@@ -69,10 +72,15 @@ class PathTokens:
         return sum(self.segment_length(segment) for segment in turn.segments)
 
     def segment_length(self, segment: Segment) -> int:
-        node = segment.node
-        unread = 0 if node.id in self.runs else node.token_count
-        length = self.runs.length(node.id) or unread or int(bool(node.text))  # see `segment_run`
-        return length if segment.stop is None else min(length, segment.stop)
+        node, stop = segment.node, segment.stop
+        return self.step_length(Step(node.id, stop, node.turn_start, node.token_count, node.has_text))
+
+    def step_length(self, step: Step) -> int:
+        """Tokens of a node along a path, read or not."""
+        if step.node_id not in self.runs:
+            return step.length
+        length = self.runs.length(step.node_id) or int(step.has_text)  # see `segment_run`
+        return length if step.stop is None else min(length, step.stop)
 
     def path_ids(self, segments: Sequence[Segment]) -> list[int]:
         """The ids along segments: what entered the model.

@@ -13,6 +13,7 @@ from runtime import EngineDiedError, LanguageModel, RuntimeFault, block_keys
 from storage import SessionStore, StoreError
 
 log = logging.getLogger(__name__)
+Uses = Sequence[str | tuple[str, float]] | None  # adapters as a request names them
 PIN: Final = "sessions"  # one pin for all: whoever was unpinned or deleted meanwhile is not in it any more
 
 
@@ -67,13 +68,24 @@ class BlockPins:
         self._keys = known
         await self._tell(model)
 
-    async def saved(self, model: LanguageModel, session_id: int, ids: Sequence[int]) -> None:
-        """A path of a session was saved; where that is pinned, it stays."""
+    @property
+    def any(self) -> bool:
+        """Whether the KV of any session is pinned."""
+        return any(self._keys.values())
+
+    async def saved(self, model: LanguageModel, session_id: int, adapters: Uses, ids: Sequence[int]) -> None:
+        """A path of a session was saved that was computed under adapters; where that session is pinned, it stays."""
         async with self._telling:
-            keys = self._keys.get(session_id)
-            if keys is not None:
-                keys |= dict.fromkeys(block_keys(model.info.kv_fingerprint, ids, (len(ids), len(ids) - 1)))
-                await self._tell(model)
+            keys, ends = self._keys.get(session_id), (len(ids), len(ids) - 1)
+            if keys is None:
+                return
+            try:
+                stack = model.info.stack_under(adapters)
+            except RuntimeFault as fault:  # one was unloaded meanwhile
+                log.info("the KV of a pinned session is not held: %s", fault)
+                return
+            keys |= dict.fromkeys(block_keys(model.info.kv_fingerprint, ids, ends, stack))
+            await self._tell(model)
 
     async def _tell(self, model: LanguageModel | None) -> None:
         assert model is not None  # it has blocks

@@ -47,8 +47,10 @@ class NewIds:
     header: list[int]
 
 
-async def render_turn(model: LanguageModel, held: Sequence[int], messages: Sequence[Message], *, tools: Tools = None) -> NewIds:
-    """The ids that the last message adds to `held`, and the header after it.
+async def render_turn(
+    model: LanguageModel, held: Sequence[int], messages: Sequence[Message], *, tools: Tools = None, new: int = 1
+) -> NewIds:
+    """The ids that the last message (or the last `new` ones together) adds to `held`, and the header after it.
 
     Where the template does not repeat what is held (it strips or changes history, or an answer was cut inside a
     character), what follows a stand-in for the turn before is taken instead: what is held stays verbatim, and the model
@@ -58,18 +60,19 @@ async def render_turn(model: LanguageModel, held: Sequence[int], messages: Seque
         InvalidRequestError: The template takes the last message in no company, and not alone either.
     """
     if not model.info.has_template:
-        return await _as_text(model, held, messages)
+        return await _as_text(model, held, messages, new)
     try:
         messages, full = await _as_taken(model, messages, tools)
     except InvalidRequestError:
         if not held:
             raise
-        return await _alone(model, messages, tools)
+        return await _alone(model, messages, tools, new)
     closed = await model.render_chat_async(messages, tools=tools, add_generation_prompt=False)
     split = len(closed) if full[: len(closed)] == closed else len(full)
     start = _aligned(model, held, full)
     if start is None or start > split:
-        return await _after_mark(model, held, messages, tools) or await _alone(model, messages, tools)
+        after = await _after_mark(model, held, messages, tools, new)
+        return after or await _alone(model, messages, tools, new)
     user, header = _close_at_eos(model, full[start:split], full[split:])
     system: list[int] = []
     if not held:
@@ -88,10 +91,10 @@ async def render_header(model: LanguageModel, messages: Sequence[Message], *, to
     return _close_at_eos(model, closed, full[len(closed) :])[1]
 
 
-async def _as_text(model: LanguageModel, held: Sequence[int], messages: Sequence[Message]) -> NewIds:
+async def _as_text(model: LanguageModel, held: Sequence[int], messages: Sequence[Message], new: int) -> NewIds:
     """What a model that knows no roles goes on with: the text as it was typed, behind all that is held."""
     begin = await model.tokenize_async("")
-    ids = await model.tokenize_async(messages[-1]["content"])
+    ids = await model.tokenize_async("\n".join(message["content"] for message in messages[-new:]))
     if held:
         return NewIds([], ids[len(begin) :] if ids[: len(begin)] == begin else ids, [])
     first = messages[0]["content"] if messages[0]["role"] == "system" else ""
@@ -129,11 +132,14 @@ def with_empty_answers(messages: Sequence[Message]) -> list[Message]:
     return filled
 
 
-async def _after_mark(model: LanguageModel, held: Sequence[int], messages: Sequence[Message], tools: Tools) -> NewIds | None:
-    """What the template writes after the turn before: its end, where `held` has none, and the last message."""
-    if len(messages) < 2:
+async def _after_mark(
+    model: LanguageModel, held: Sequence[int], messages: Sequence[Message], tools: Tools, new: int
+) -> NewIds | None:
+    """What the template writes after the turn before: its end, where `held` has none, and the last messages."""
+    before = len(messages) - new - 1
+    if before < 0:
         return None
-    marked = [*messages[:-2], {**messages[-2], "content": MARK}, messages[-1]]
+    marked = [*messages[:before], {**messages[before], "content": MARK}, *messages[before + 1 :]]
     full = await model.render_chat_async(marked, tools=tools, add_generation_prompt=True)
     closed = await model.render_chat_async(marked, tools=tools, add_generation_prompt=False)
     split = len(closed) if full[: len(closed)] == closed else len(full)
@@ -146,6 +152,22 @@ async def _after_mark(model: LanguageModel, held: Sequence[int], messages: Seque
     return NewIds([], user, header)
 
 
+def parts_of(model: LanguageModel, ids: list[int], contents: Sequence[str]) -> list[list[int]]:
+    """The ids of several messages that were rendered together: each but the last ends with its content.
+
+    A content that the template wrote otherwise gets one token, so that every message has some.
+    """
+    pieces = [model.decode_token(i) for i in ids]
+    ends, data, parts, cut = np.cumsum([len(piece) for piece in pieces]), b"".join(pieces), list[list[int]](), 0
+    for left, content in zip(range(len(contents) - 1, 0, -1), contents, strict=False):
+        said = content.strip().encode()
+        found = data.find(said, int(ends[cut - 1]) if cut else 0)
+        stop = cut + 1 if found < 0 else int(np.searchsorted(ends, found + len(said))) + 1
+        parts.append(ids[cut : min(stop, len(ids) - left)])
+        cut += len(parts[-1])
+    return [*parts, ids[cut:]]
+
+
 def _end_of(model: LanguageModel, ids: Sequence[int], data: bytes) -> int | None:
     """The index of the token after the first place where `data` stands, if a token ends there."""
     pieces = [model.decode_token(i) for i in ids]
@@ -155,9 +177,9 @@ def _end_of(model: LanguageModel, ids: Sequence[int], data: bytes) -> int | None
     return int(found[0]) + 1 if at >= 0 and found.size else None
 
 
-async def _alone(model: LanguageModel, messages: Sequence[Message], tools: Tools) -> NewIds:
-    """The last message's ids without its history."""
-    last = [messages[-1]]
+async def _alone(model: LanguageModel, messages: Sequence[Message], tools: Tools, new: int) -> NewIds:
+    """The last messages' ids without their history."""
+    last = messages[-new:]
     full = await model.render_chat_async(last, tools=tools, add_generation_prompt=True)
     closed = await model.render_chat_async(last, tools=tools, add_generation_prompt=False)
     split = len(closed) if full[: len(closed)] == closed else len(full)
@@ -210,7 +232,7 @@ def check_tokens(model: LanguageModel, session: OpenSession, segments: Sequence[
 
 def _written_by(session: OpenSession, fingerprint: str | None) -> str:
     """The name of a model, as an answer of the session has it."""
-    made = (node.stats.get(MADE) for node in session.tree.nodes.values() if node.kv_fingerprint == fingerprint)
+    made = (node.stats.get(MADE) for node in session.tree.held() if node.kv_fingerprint == fingerprint)
     return next((str(one["model"]) for one in made if isinstance(one, Mapping) and one.get("model")), "")
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from app.faults import not_loaded
 from app.supervisor import Supervisor
@@ -19,6 +20,15 @@ log = logging.getLogger(__name__)
 UNDER_WAY = "engine stopped; your text is kept. Starting it again, and reading this session anew…"
 DONE = "engine stopped; it was started again, and this session was reopened from its text: go on where it stopped"
 AGAIN = "engine stopped, and stopped again while this session was reopened; your text is kept. Send again to restart it"
+
+
+@dataclass(frozen=True, slots=True)
+class _Lost:
+    """What an engine took down with it."""
+
+    session: OpenSession
+    node_ids: Sequence[int]
+    tell_all: Callable[[str], None] | None
 
 
 class Reopening:
@@ -50,39 +60,50 @@ class Reopening:
         self._tell = tell
         self._tried: set[int] = set()  # sessions that were reopened, and in which nothing has gone well since
 
-    def after(self, answer: Answer) -> None:
-        """An answer has ended; where the engine died under it, its session is reopened soon, unless it was just before."""
-        session_id = answer.session.id
-        if answer.finish != "engine_died":
-            self._tried.discard(session_id)
-        elif answer.model is not None and session_id not in self._tried:  # else the engine died while it was loaded
-            self._tried.add(session_id)
-            self._chores.start(self._reopen(answer.session, answer.node_id), f"reopen session {session_id}")
+    def after(self, answers: Sequence[Answer], tell_all: Callable[[str], None] | None = None) -> None:
+        """Answers of a session have ended; where the engine died under one, it is reopened soon, unless it was just before.
 
-    async def _reopen(self, session: OpenSession, node_id: int) -> None:
-        self._say(session, node_id, UNDER_WAY)
+        Args:
+            answers: One, or those that were made side by side.
+            tell_all: Says of the latter what happens to them.
+        """
+        session = answers[0].session
+        died = [answer for answer in answers if answer.finish == "engine_died"]
+        if not died:
+            self._tried.discard(session.id)
+        elif died[0].model is not None and session.id not in self._tried:  # else the engine died while it was loaded
+            self._tried.add(session.id)
+            lost = _Lost(session, [answer.node_id for answer in died], tell_all)
+            self._chores.start(self._reopen(lost), f"reopen session {session.id}")
+
+    async def _reopen(self, lost: _Lost) -> None:
+        session = lost.session
+        self._say(lost, UNDER_WAY)
         model = None
         try:
             model = await self._supervisor.model()
             speaker = await self._setups.speaker(session, model)
-            ids = session.path_ids(session.tree.path(node_id))
+            ids = session.path_ids(session.tree.path(lost.node_ids[0]))
             if 0 < len(ids) <= model.info.context_length:
                 await model.cache_kv_async(ids, adapters=speaker.adapters)
         except EngineDiedError as fault:
             if model is not None:
                 await self._supervisor.died(model)
-            self._say(session, node_id, AGAIN if model is not None else not_loaded(fault))
+            self._say(lost, AGAIN if model is not None else not_loaded(fault))
         except (RuntimeFault, Refusal) as fault:
             log.info("session %d was not reopened: %s", session.id, fault)
-            self._say(session, node_id, f"engine stopped, and this session could not be reopened: {fault}")
+            self._say(lost, f"engine stopped, and this session could not be reopened: {fault}")
         else:
             await self._sessions.find_warm(session)
-            self._say(session, node_id, DONE)
+            self._say(lost, DONE)
 
-    def _say(self, session: OpenSession, node_id: int, words: str) -> None:
-        """Under the turn, where it still stands."""
-        if node_id not in session.tree.nodes or node_id in session.states:
-            return
-        session.notes[node_id] = words
+    def _say(self, lost: _Lost, words: str) -> None:
+        """Under each turn that still stands, and with the others beside it."""
+        session = lost.session
+        for node_id in lost.node_ids:
+            if node_id in session.tree.nodes and node_id not in session.states:
+                session.notes[node_id] = words
+        if lost.tell_all is not None:
+            lost.tell_all(words)
         if not self._busy(session.id):
             self._tell(SessionChanged(session.view()))

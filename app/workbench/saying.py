@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 
 from app.workbench.answers import Answers
 from app.workbench.composing import Composing
@@ -35,9 +36,8 @@ class SayingMembers(ABC):
 
         Beside a turn of the model's it is another version of that one, and nothing is streamed.
         """
-        await self._sessions.read_whole(session_id)
+        await self._sessions.read_whole(session_id, replaces)
         if replaces is not None and self._sessions.opened(session_id).role_of(replaces) == "assistant":
-            await self._sessions.read_whole(session_id, replaces)
             await self._retelling.edit_answer(session_id, replaces, text)
             self._refresh_status()
             return
@@ -71,7 +71,7 @@ class SayingMembers(ABC):
         """How an answer was made, as stored with it."""
         session = self._sessions.find(session_id)
         node = session.tree.nodes.get(node_id) if session else None
-        return None if node is None else how_made(node)
+        return how_made(node) if node is not None and node.whole else None  # one that is shown was read
 
     async def continue_turn(self, session_id: int, node_id: int) -> None:
         """Goes on with an answer that was stopped."""
@@ -82,10 +82,10 @@ class SayingMembers(ABC):
         """What arrived is kept."""
         self._answers.stop(session_id)
 
-    async def answer_call(self, session_id: int, node_id: int, text: str) -> None:
+    async def answer_call(self, session_id: int, node_id: int, results: Sequence[str]) -> None:
         """The result of a tool's call, as a turn of its own; then streams an answer."""
         await self._sessions.read_whole(session_id, node_id)
-        await self._turns.answer_call(session_id, node_id, text)
+        await self._turns.answer_call(session_id, node_id, results)
 
     async def compose(self, session_id: int, text: str, replaces: int | None = None) -> Composition:
         """Tokens and context of a draft, where it would stand; no forward."""

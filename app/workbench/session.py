@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 from app.workbench.growing import EMPTY
 from app.workbench.making import refusal
-from app.workbench.outline import branch_name, outline
+from app.workbench.outline import branch_name, nameless, outline
 from app.workbench.path_tokens import PathTokens
 from app.workbench.pick import began
 from app.workbench.setup.beginning import Beginning
 from app.workbench.setup.tools import cards, tools_at
 from app.workbench.tree import Turn, is_hidden
 from app.workbench.turn_notes import note_of, stored_stats
-from storage import NodeRow, SessionTree
+from storage import NodeRow, SessionShape, SessionTree
 from ui import SessionView, Tier, ToolCard, TurnStats, TurnStatus, TurnView
 
 if TYPE_CHECKING:
@@ -32,9 +32,13 @@ HOPELESS = "hopeless"  # there too: the same again can only fail again
 
 
 class OpenSession(PathTokens):
-    """What the window shows of a session, kept in step with the store."""
+    """What the window shows of a session, kept in step with the store.
 
-    def __init__(self, stored: SessionTree) -> None:
+    Args:
+        stored: All of it; or where its nodes stand, and `missing` says what to read of them.
+    """
+
+    def __init__(self, stored: SessionTree | SessionShape) -> None:
         super().__init__(stored.nodes)
         self.id = stored.session.id
         self.title = stored.session.title
@@ -47,13 +51,13 @@ class OpenSession(PathTokens):
         self.warm = 0  # tokens of the path the engine holds
         self.stored = 0  # those that it holds or can read from the block file
         self.values: SessionValues | None = None  # what it is set to; None until that was read
-        turns = len(self.tree.turns(self.tip))
+        turns = self.tree.turn_count(self.tip)
         self._hidden = turns - AT_ONCE if turns > WHOLE else 0  # turns of the path that was opened, see `earlier`
 
     @property
     def is_unused(self) -> bool:
         """Whether nothing was ever said here; it may be cleared away, or used for something new."""
-        said = any(n.role != "system" or n.text or n.stats for n in self.tree.nodes.values())
+        said = any(n.role != "system" or not n.whole or n.text or n.stats for n in self.tree.nodes.values())
         return not self.is_sample and self.title == UNTITLED and not said and not (self.values and self.values.is_set)
 
     @property
@@ -63,23 +67,33 @@ class OpenSession(PathTokens):
 
     def beginning(self) -> Beginning:
         """What stands before the turns of the path shown."""
-        path = self.tree.path(self.tip)
-        return Beginning.of(path[0].node) if path and path[0].node.role == "system" else Beginning()
+        root = self.tree.root(self.tip)
+        return Beginning.of(root) if root is not None and root.role == "system" else Beginning()
 
     def tools(self, tip: int | None = None) -> list[dict[str, Any]]:
         """The tools that a path offers; the one shown, where no other is named."""
-        path = self.tree.path(self.tip if tip is None else tip)
-        return tools_at(path[0].node) if path else []
+        root = self.tree.root(self.tip if tip is None else tip)
+        return [] if root is None else tools_at(root)
 
     def missing(self, *, earlier: bool = False) -> list[int]:
-        """Nodes of the shown part of the path, or of all of it, whose tokens were not read yet."""
-        turns = self.tree.turns(self.tip)[0 if earlier else self.earlier :]
+        """Nodes of the shown part of the path, or of all of it, that were not read yet."""
+        turns = self.tree.turns(self.tip, 0 if earlier else self.earlier)
         return self.unread(segment for turn in turns for segment in turn.segments)
+
+    @property
+    def is_read(self) -> bool:
+        """Whether the whole path was read."""
+        return all(step.node_id in self.runs or step.node_id in self.states for step in self.tree.steps(self.tip))
+
+    def unnamed(self) -> list[int]:
+        """Nodes off the shown part of the path whose texts were not read yet, and which name something: roots, branches."""
+        roots = [root.id for root in self.tree.children(None) if not root.whole]
+        return list(dict.fromkeys([*roots, *nameless(self.tree)]))
 
     @property
     def earlier(self) -> int:
         """Turns at the beginning of the path that are not shown, and whose tokens need not have been read."""
-        turns = len(self.tree.turns(self.tip)) if self._hidden else 0
+        turns = self.tree.turn_count(self.tip) if self._hidden else 0
         return min(self._hidden, turns - AT_ONCE) if turns > WHOLE else 0  # another path may be a shorter one
 
     def step_back(self) -> None:
@@ -88,7 +102,7 @@ class OpenSession(PathTokens):
 
     def path_length(self) -> int:
         """Tokens of the path that is shown: what the context holds of it."""
-        return sum(self.segment_length(segment) for segment in self.tree.path(self.tip))
+        return sum(map(self.step_length, self.tree.steps(self.tip)))
 
     def length_before(self, replaces: int | None = None) -> int:
         """Tokens before the next user turn, wherever it hangs (see `place`)."""
@@ -120,7 +134,7 @@ class OpenSession(PathTokens):
         node = self.tree.nodes.get(self.tip) if self.tip is not None else None
         if replaces is None and node is not None and self.overflowed(node.id):
             replaces = node.parent_id
-        if replaces in self.tree.nodes:
+        if replaces is not None and replaces in self.tree.nodes:
             opening = self.tree.opening(self.tree.nodes[replaces])
             return opening.parent_id, opening.at_token
         if node is None:
@@ -164,9 +178,9 @@ class OpenSession(PathTokens):
     def turn_views(self) -> tuple[TurnView, ...]:
         """The turns of the path that are shown."""
         views: list[TurnView] = []
-        turns = self.tree.turns(self.tip)
-        start = sum(self.turn_length(turn) for turn in turns[: self.earlier])
-        shown = turns[self.earlier :]
+        earlier = self.earlier
+        shown = self.tree.turns(self.tip, earlier)
+        start = sum(self.turn_lengths()[:earlier])
         for place, turn in enumerate(shown, 1):
             view = self.turn_view(turn, start)
             if place < len(shown) and shown[place].role == "tool":
@@ -177,8 +191,17 @@ class OpenSession(PathTokens):
 
     def last_turn(self) -> TurnView:
         """The turn at the end of the path."""
-        *before, last = self.tree.turns(self.tip)
-        return self.turn_view(last, sum(self.turn_length(turn) for turn in before))
+        last = self.tree.turns(self.tip, self.earlier)[-1]
+        return self.turn_view(last, sum(self.turn_lengths()[:-1]))
+
+    def turn_lengths(self) -> list[int]:
+        """Tokens of each turn of the path, read or not."""
+        lengths: list[int] = []
+        for step in self.tree.steps(self.tip):
+            if step.turn_start:
+                lengths.append(0)
+            lengths[-1] += self.step_length(step)
+        return lengths
 
     def turn_view(self, turn: Turn, start: int) -> TurnView:
         """One turn; `start` is the path's tokens before it."""
@@ -196,6 +219,7 @@ class OpenSession(PathTokens):
             overflowed=self.overflowed(node.id),
             is_foreign=bool(node.stats.get(FOREIGN)) and self.failed_to_begin(node.id),
             calls=self._calls(turn),
+            may_call=node.role == "assistant" and node.id in self.states and bool(self.tools()),
             can_repeat=node.role == "assistant" and node.id not in self.states and not refusal(node),
         )
 
@@ -208,15 +232,14 @@ class OpenSession(PathTokens):
         """How many turns of the path are in which tier."""
         counts = dict.fromkeys(Tier, 0)
         start = 0
-        for turn in self.tree.turns(self.tip):
-            length = self.turn_length(turn)
+        for length in self.turn_lengths():
             counts[self._tier(start, length)] += 1
             start += length
         return counts
 
     def last_stats(self) -> TurnStats | None:
-        """How the last answer of the path was made."""
-        known = (self.stats_of(turn.tip) for turn in reversed(self.tree.turns(self.tip)))
+        """How the last answer that is shown was made."""
+        known = (self.stats_of(turn.tip) for turn in reversed(self.tree.turns(self.tip, self.earlier)))
         return next((stats for stats in known if stats is not None), None)
 
     def stats_of(self, node: NodeRow) -> TurnStats | None:

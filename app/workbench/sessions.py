@@ -7,6 +7,8 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 
 from app.supervisor import Supervisor
+from app.workbench.making import next_branch
+from app.workbench.reading import every_node, read, read_names
 from app.workbench.refusals import GONE, stored
 from app.workbench.session import UNTITLED, OpenSession
 from app.workbench.setup.adapters import stack_of_session
@@ -18,8 +20,6 @@ from ui import Refusal, SessionChanged, SessionsChanged, SessionSummary
 
 log = logging.getLogger(__name__)
 TIERS_SECONDS = 1.0  # that a session waits to hear what of it is in memory and on the disk
-
-SLICE = 64  # nodes whose tokens are read at a time
 
 
 class Sessions:
@@ -64,20 +64,21 @@ class Sessions:
         """Opens a session and reads its path, for the window that shows it from now on; no model is needed."""
         session = self._open.get(session_id)
         if session is None:
-            session = OpenSession(await stored(self._store.load_session(session_id)))
+            session = OpenSession(await stored(self._store.load_shape(session_id)))
             session = self._open.setdefault(session_id, session)  # somebody else may have opened it meanwhile
-        await self._load(session, session.missing())
+        await read(self._store, session, session.missing())
+        await read_names(self._store, session)
         await self._setups.load(session)
         if window is not None:
             window.shown = session
-        if not session.missing(earlier=True):  # what is looked at goes first; a command reads the rest
+        if session.is_read:  # what is looked at goes first; a command reads the rest
             await self.find_warm(session)
         return session
 
     async def show_earlier(self, session: OpenSession) -> None:
         """Shows some more of the beginning of a long path."""
         session.step_back()
-        await self._load(session, session.missing())
+        await read(self._store, session, session.missing())
 
     async def read_whole(self, session_id: int, node_id: int | None = None) -> None:
         """Reads the tokens of the whole path, as everything needs that asks the model to go on.
@@ -88,8 +89,9 @@ class Sessions:
         """
         session = self._open.get(session_id)
         if session is not None:
-            await self._load(session, session.missing(earlier=True))
-            await self._load(session, session.unread(session.tree.path(node_id)))
+            await read(self._store, session, session.missing(earlier=True))
+            await read(self._store, session, session.unread(session.tree.path(node_id)))
+            await read_names(self._store, session)
 
     async def create(self, window: Window) -> OpenSession:
         """An empty one for a window; one that nothing was said in is as good as a new one, unless another window has it."""
@@ -133,7 +135,7 @@ class Sessions:
         await stored(self._store.set_current(session.id, session.tip))
         if before != session.tip and not session.overflowed(before):  # whoever comes back to that question sees why
             await self.drop_failed(session, before)
-        await self._load(session, session.missing())
+        await read(self._store, session, session.missing())
         await self.find_warm(session)
 
     async def add(self, session: OpenSession, node: NewNode, chunk: NewChunk | None = None, *, current: bool = True) -> NodeRow:
@@ -181,14 +183,23 @@ class Sessions:
 
     async def refresh(self, session: OpenSession) -> None:
         """Takes in what an answer has changed on the disk and in the engine."""
+        held = [node.id for node in session.tree.held()]
         try:
-            tree = await self._store.load_session(session.id)
+            rows = await self._store.load_nodes(session.id, held, after=max(session.tree.nodes, default=0))
         except StoreError as fault:  # what is shown stays as it is; the next command says what is wrong with the store
             log.warning("session %d could not be read again: %s", session.id, fault)
         else:
-            for row in tree.nodes:
+            for row in rows:
                 session.tree.put(row)
+        await read_names(self._store, session)
         await self.find_warm(session)
+
+    async def next_branch(self, session: OpenSession, seed: int | None) -> int:
+        """The first number of a branch that no stored answer of a session was drawn with under a seed."""
+        first = 0
+        async for node in every_node(self._store, session):
+            first = max(first, next_branch([node], seed))
+        return first
 
     def hope(self) -> None:
         """Another model or engine was chosen: what could only fail again may be tried again."""
@@ -203,7 +214,7 @@ class Sessions:
         if model is None or session.path_length() > model.info.context_length:
             return
         try:
-            await self._load(session, session.missing(earlier=True))
+            await read(self._store, session, session.missing(earlier=True))
         except Refusal as refusal:  # whoever asks the model to go on is told
             log.info("no warm prefix: %s", refusal)
             return
@@ -230,11 +241,6 @@ class Sessions:
                 await write(session)
             except Refusal as refusal:
                 log.warning("session %d: %s", session.id, refusal)
-
-    async def _load(self, session: OpenSession, missing: Sequence[int]) -> None:
-        """Reads the tokens of nodes, from the last one on, in slices: no frame waits for more than one of them."""
-        for stop in range(len(missing), 0, -SLICE):
-            session.add_tokens(await stored(self._store.load_tokens(missing[max(stop - SLICE, 0) : stop])))
 
     def uses_adapter(self, folder: str) -> bool:
         """Whether an open session has it on its stack."""

@@ -5,10 +5,11 @@ from __future__ import annotations
 from app.workbench.answer import Given
 from app.workbench.growing import EMPTY
 from app.workbench.pick import as_eos, without_numbers
-from app.workbench.prompt import as_run, render_header, render_turn
+from app.workbench.prompt import as_run, parts_of, render_header, render_turn
 from app.workbench.recorder import chunk
 from app.workbench.session import OpenSession
 from app.workbench.speaker import Speaker
+from app.workbench.tree import Turn
 from app.workbench.vocabulary import Vocabulary
 from runtime import Origin, TokenRun
 from storage import NodeRow, SessionStore, StoreError
@@ -52,20 +53,26 @@ class Tokeniser:
     async def _tokenise(self, session: OpenSession, speaker: Speaker, before: int) -> list[int] | None:
         """Gives the user turns of the path their ids, where no model has seen them yet; the last one's header."""
         model = speaker.model
-        await self._vocabulary.learn(model)
+        await self._vocabulary.learn_speaker(speaker)
         tools = session.tools(before) or None
         header: list[int] | None = None
         turns = [turn for turn in session.tree.turns(before) if turn.tip.id != before]
+        waiting: list[Turn] = []  # results of one answer's calls: templates write them together
         for count, turn in enumerate(turns, 1):
             if turn.role not in ("user", "tool") or len(session.runs.get(turn.tip.id, EMPTY)):
                 continue
-            parents = session.tree.path(turn.tip.id)[:-1]
-            held = session.path_ids(parents)
-            ids = await render_turn(model, held, session.messages(turns[:count]), tools=tools)
+            waiting.append(turn)
+            if turn.role == "tool" and count < len(turns) and turns[count].role == "tool":
+                continue
+            parents = session.tree.path(waiting[0].tip.id)[:-1]
+            held, messages = session.path_ids(parents), session.messages(turns[:count])
+            ids = await render_turn(model, held, messages, tools=tools, new=len(waiting))
             if ids.system and parents:
                 await self._keep(session, speaker, parents[0].node, as_run(model, ids.system, session.content(turns[0])))
-            await self._keep(session, speaker, turn.tip, as_run(model, ids.user, turn.tip.text))
-            header = ids.header
+            contents = [each.tip.text for each in waiting]
+            for each, part in zip(waiting, parts_of(model, ids.user, contents), strict=True):
+                await self._keep(session, speaker, each.tip, as_run(model, part, each.tip.text))
+            header, waiting = ids.header, []
         return header
 
     async def _keep(self, session: OpenSession, speaker: Speaker, node: NodeRow, run: TokenRun) -> None:

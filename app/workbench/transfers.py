@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,11 +14,17 @@ from app.supervisor import Supervisor
 from app.workbench.refusals import stored
 from app.workbench.sessions import Sessions
 from runtime import RuntimeFault
-from storage import SessionStore, StoreError
+from storage import PortableFile, SessionStore, StoreError
 from ui import Event, ExportKind, ImportResult, OnTransfer, Refusal, SessionsChanged
 
 if TYPE_CHECKING:
     from ui import BranchDiff
+
+
+NO_SNAPSHOT = (
+    "no program can go on from its very tokens: not all of the path that is shown was written by one model, or some of it is "
+    "damaged or was never read by one. Its text, tokens and numbers are in the file"
+)
 
 
 class _StoppedError(Exception):
@@ -32,8 +39,8 @@ class TransferMembers:
     _sessions: Sessions
     _tell: Callable[[Event], None]
 
-    async def export_session(self, session_id: int, kind: ExportKind, path: Path, progress: OnTransfer) -> None:
-        """Writes a file on a thread of its own."""
+    async def export_session(self, session_id: int, kind: ExportKind, path: Path, progress: OnTransfer) -> str:
+        """Writes a file on a thread of its own; what is not in it, in words."""
         try:
             if kind is ExportKind.WITH_KV:
                 from app.portable_kv import export_with_kv  # the window opens without it
@@ -41,6 +48,7 @@ class TransferMembers:
                 await export_with_kv(self._store, self.supervisor, session_id, path, progress)
             else:
                 await export(self._store, session_id, kind, path, progress)
+            return await asyncio.to_thread(left_out, path) if kind in (ExportKind.PORTABLE, ExportKind.WITH_KV) else ""
         except (StoreError, RuntimeFault, OSError) as fault:
             raise Refusal(str(fault)) from fault
 
@@ -69,6 +77,12 @@ class TransferMembers:
         from app.workbench.comparing import compare  # difflib and more: the window opens without it
 
         return await compare(self._store, self._sessions.opened(session_id), left, right)
+
+
+def left_out(file: Path) -> str:
+    """What a portable file that was just written does not have, in words; blocking."""
+    with closing(PortableFile(file)) as written:
+        return NO_SNAPSHOT if written.snapshot() is None else ""
 
 
 async def export(store: SessionStore, session_id: int, kind: ExportKind, path: Path, progress: OnTransfer) -> None:

@@ -1,11 +1,13 @@
-"""A session as a tree of runs: paths, turns and their variants. Plain data, no tokens."""
+"""A session as a tree of runs: paths, turns and their variants. Plain data, no tokens; texts of what was read."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from array import array
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from storage import NodeRow
+from app.workbench.links import NONE, Links
+from storage import NodeColumns, NodeRow
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,73 +35,156 @@ class Turn:
         return self.segments[0].node.role
 
 
-class Tree:
-    """Nodes of a session by id, kept in the order in which they were made."""
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What a path says of a node without reading it."""
 
-    def __init__(self, nodes: Iterable[NodeRow] = ()) -> None:
-        self.nodes: dict[int, NodeRow] = {}
-        self._children: dict[int | None, list[int]] = {}
-        self._turns: tuple[int | None, list[Turn]] | None = None  # the last path that was asked for, until a node changes
-        for node in nodes:
+    node_id: int
+    stop: int | None  # see `Segment`
+    turn_start: bool  # the first one of a path always is
+    tokens: int  # stored
+    has_text: bool
+
+    @property
+    def length(self) -> int:
+        """Tokens of it on the path, where nothing else is known of them; text without tokens is shown as one."""
+        length = self.tokens or int(self.has_text)
+        return length if self.stop is None else min(length, self.stop)
+
+
+class Nodes(Mapping[int, NodeRow]):
+    """Nodes by id, in the order in which they were made; those that were not read are stubs, made when asked for."""
+
+    def __init__(self, links: Links, held: Mapping[int, NodeRow]) -> None:
+        self._links = links
+        self._held = held
+
+    def __getitem__(self, node_id: int) -> NodeRow:
+        held = self._held.get(node_id)
+        if held is not None:
+            return held
+        place = self._links.place(node_id)
+        if place == NONE:
+            raise KeyError(node_id)
+        return self._links.columns.stub(place)
+
+    def __contains__(self, node_id: object) -> bool:
+        return self._links.place(node_id) != NONE
+
+    def __iter__(self) -> Iterator[int]:
+        return (self._links.columns.id[place] for place in self._links)
+
+    def __len__(self) -> int:
+        return len(self._links)
+
+
+class Tree:
+    """Nodes of a session: where each stands, and of those that were read everything.
+
+    Args:
+        nodes: All of each, or the shape alone; that belongs to the tree from now on.
+    """
+
+    def __init__(self, nodes: Iterable[NodeRow] | NodeColumns = ()) -> None:
+        shape, rows = (nodes, ()) if isinstance(nodes, NodeColumns) else (NodeColumns(0), nodes)
+        self._links = Links(shape)
+        self._held: dict[int, NodeRow] = {}
+        self.nodes = Nodes(self._links, self._held)
+        self._turns: tuple[int | None, int, list[Turn]] | None = None  # that were asked for last, until a node changes
+        for node in rows:
             self.put(node)
 
     def put(self, node: NodeRow) -> None:
-        """Adds a node, or replaces what is known of it.
+        """Adds a node, or replaces what is known of it; of one that was read, a stub says nothing new.
 
         A parent is always older than its child: a damaged row that says otherwise stands as a root, so that no path is
         a circle.
         """
         self._turns = None
-        if node.id in self.nodes:
-            self.nodes[node.id] = replace(node, parent_id=self.nodes[node.id].parent_id)
-            return
-        if node.parent_id not in self.nodes:
-            node = replace(node, parent_id=None)
-        self._children.setdefault(node.parent_id, []).append(node.id)
-        self.nodes[node.id] = node
+        place = self._links.put(node)
+        if node.whole:
+            up = self._links.up(place)
+            self._held[node.id] = replace(node, parent_id=None if up == NONE else self._links.columns.id[up])
 
     def remove(self, node_id: int) -> None:
         """Takes out a node that nothing leaves."""
         self._turns = None
-        node = self.nodes.pop(node_id)
-        self._children[node.parent_id].remove(node_id)
+        self._links.remove(self._links.place(node_id))
+        self._held.pop(node_id, None)
+
+    def held(self) -> list[NodeRow]:
+        """The nodes that were read, in the order in which they were."""
+        return list(self._held.values())
+
+    def is_held(self, node_id: int) -> bool:
+        """Whether a node was read."""
+        return node_id in self._held
 
     def children(self, node_id: int | None) -> list[NodeRow]:
         """Nodes that leave `node_id`, oldest first."""
-        return [self.nodes[i] for i in self._children.get(node_id, ())]
+        place = NONE if node_id is None else self._links.place(node_id)
+        if node_id is not None and place == NONE:
+            return []
+        return [self._at(child) for child in self._links.children(place)]
 
-    def next_alone(self, node_id: int) -> NodeRow | None:
-        """What goes on from the end of a node where nothing else leaves it; None where it ends or branches."""
-        children = self._children.get(node_id, ())
-        child = self.nodes[children[0]] if len(children) == 1 else None
-        return child if child is not None and self.leaves_at_end(child) else None
+    def last_alone(self, node_id: int) -> NodeRow:
+        """The last node of those that go on from `node_id`, each from the end of one that nothing else leaves."""
+        place = self._links.place(node_id)
+        while (after := self._links.alone(place)) != NONE:
+            place = after
+        return self._at(place)
+
+    def root(self, tip: int | None) -> NodeRow | None:
+        """Where the path to `tip` begins."""
+        places = self._places(tip)
+        return self._at(places[0]) if places else None
 
     def path(self, tip: int | None) -> list[Segment]:
         """From the root to the end of `tip`."""
-        segments: list[Segment] = []
-        stop: int | None = None
-        node = self.nodes.get(tip) if tip is not None else None
-        while node is not None:
-            segments.append(Segment(node, stop))
-            stop = node.at_token
-            node = self.nodes.get(node.parent_id) if node.parent_id is not None else None
-        segments.reverse()
-        return segments
+        return self._segments(self._places(tip))
 
-    def turns(self, tip: int | None) -> list[Turn]:
-        """The path to `tip` by speaker."""
-        if self._turns is None or self._turns[0] != tip:
-            self._turns = (tip, self._by_speaker(tip))
-        return list(self._turns[1])
+    def steps(self, tip: int | None) -> Iterator[Step]:
+        """The path to `tip`, without reading it."""
+        columns, places = self._links.columns, self._places(tip)
+        for at, place in enumerate(places):
+            kind = columns.kinds[columns.kind[place]]
+            stop = self._links.at_token(places[at + 1]) if at + 1 < len(places) else None
+            yield Step(columns.id[place], stop, kind.turn_start or not at, columns.token_count[place], kind.has_text)
 
-    def _by_speaker(self, tip: int | None) -> list[Turn]:
+    def turn_count(self, tip: int | None) -> int:
+        """How many turns the path to `tip` has."""
+        columns, places = self._links.columns, self._places(tip)
+        begun = sum(columns.kinds[columns.kind[place]].turn_start for place in places)
+        return begun + int(bool(places) and not columns.kinds[columns.kind[places[0]]].turn_start)
+
+    def turns(self, tip: int | None, skip: int = 0) -> list[Turn]:
+        """The path to `tip` by speaker, but for the first `skip` turns."""
+        if self._turns is None or self._turns[:2] != (tip, skip):
+            self._turns = (tip, skip, self._by_speaker(tip, skip))
+        return list(self._turns[2])
+
+    def _by_speaker(self, tip: int | None, skip: int) -> list[Turn]:
+        starts = [at for at, step in enumerate(self.steps(tip)) if step.turn_start] if skip else [0]
+        if skip >= len(starts):
+            return []
         turns: list[list[Segment]] = []
-        for segment in self.path(tip):
+        for segment in self._segments(self._places(tip)[starts[skip] :]):
             if segment.node.turn_start or not turns:
                 turns.append([segment])
             else:
                 turns[-1].append(segment)
         return [Turn(tuple(segments)) for segments in turns]
+
+    def _places(self, tip: int | None) -> array[int]:
+        return self._links.path(NONE if tip is None else self._links.place(tip))
+
+    def _segments(self, places: Sequence[int]) -> list[Segment]:
+        stops = [*(self._links.at_token(place) for place in places[1:]), None]
+        return [Segment(self._at(place), stop) for place, stop in zip(places, stops, strict=False)]
+
+    def _at(self, place: int) -> NodeRow:
+        held = self._held.get(self._links.columns.id[place])
+        return self._links.columns.stub(place) if held is None else held
 
     def opening(self, node: NodeRow) -> NodeRow:
         """The node that opened the turn `node` belongs to."""

@@ -54,8 +54,10 @@ def changed_note(stats: Mapping[str, Any]) -> str:
 def _not_seen(tree: Tree, node: NodeRow) -> str:
     """What is said where a path goes on without the turns before."""
     root = tree.nodes.get(node.parent_id) if node.parent_id is not None else None
-    count = left_out(root.stats) if root is not None and root.role == "system" else 0
-    if root is not None and as_text(root.stats):
+    if root is None or root.role != "system":  # only there it says so
+        return ""
+    count = left_out(root.stats)
+    if as_text(root.stats):
         return "opened as text; what it was opened from stands beside this, with its tokens and numbers"
     return f"{_turns(count)} not seen by the model; the whole conversation stands beside this" if count else ""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -84,21 +84,25 @@ class Turns:
             self._tell(SessionsChanged())
             await self._stream(answer, node, partial(self._tokeniser.after_user, session, node))
 
-    async def answer_call(self, session_id: int, node_id: int, text: str) -> None:
-        """The result of the calls in an answer, as a tool's turn; then streams an answer to it."""
+    async def answer_call(self, session_id: int, node_id: int, results: Sequence[str]) -> None:
+        """The results of the calls in an answer, each as a tool's turn; then streams an answer to them."""
         session = self._sessions.opened(session_id)
-        text = clean_text(text).replace("\0", "\ufffd")
-        if not text.strip():
+        results = [clean_text(text).replace("\0", "\ufffd") for text in results]
+        if not results or not all(text.strip() for text in results):
             raise Refusal("write the result first; a call that failed has one too, such as an error")
         node = self._node(session, node_id)
-        if node.role != "assistant" or not any(turn.calls for turn in session.turn_views() if turn.node_id == node_id):
+        calls = next((turn.calls for turn in session.turn_views() if turn.node_id == node_id), ())
+        if node.role != "assistant" or not calls:
             raise Refusal("nothing is called there, or it was answered already")
+        if len(results) != len(calls):
+            raise Refusal(f"{len(calls)} calls stand there and {len(results)} results were given; each call has one of its own")
         target = await self._copies.target(session)
         session, parent = target.session, target.of(node_id)
         with self._answers.claim(session) as answer:
             await self._answers.settle(session)
-            result = await self._sessions.add(session, NewNode(session.id, parent, "tool", text=text))
-            reply = await self._sessions.add(session, NewNode(session.id, result.id, "assistant", status="open"))
+            for text in results:
+                parent = (await self._sessions.add(session, NewNode(session.id, parent, "tool", text=text))).id
+            reply = await self._sessions.add(session, NewNode(session.id, parent, "assistant", status="open"))
             self._tell(SessionsChanged())
             await self._stream(answer, reply, partial(self._tokeniser.after_user, session, reply))
 

@@ -8,7 +8,8 @@ from typing import Any, Final
 
 import msgspec
 
-from runtime import LanguageModel
+from app.workbench.speaker import Speaker, Stack
+from runtime import LanguageModel, SessionConfig
 from storage import SessionStore, StoreDamagedError, vocabulary_digest
 
 SETTING = "vocabulary"  # the digest of the one used last
@@ -55,6 +56,7 @@ class Vocabulary(TokenBytes):
         super().__init__([])
         self._store = store
         self._of: str | None = None
+        self._told: set[str] = set()  # fingerprints of stacks of adapters that the store knows
 
     async def load(self) -> None:
         """Reads the one that was used last, if none is there yet."""
@@ -66,6 +68,7 @@ class Vocabulary(TokenBytes):
         """Takes the model's, and saves it for later."""
         if self._of == model.info.model_fingerprint:
             return
+        self._told.clear()
         self._tokens = model.byte_vocab
         self._of = model.info.model_fingerprint
         digest = vocabulary_digest(self._tokens)
@@ -74,17 +77,26 @@ class Vocabulary(TokenBytes):
         await self._say_what_it_is(model, digest)
         await self._store.set_setting(SETTING, digest)
 
-    async def _say_what_it_is(self, model: LanguageModel, digest: str) -> None:
-        """What its fingerprint stands for: so that whoever opens a session, here or elsewhere, can tell what to do with it."""
+    async def learn_speaker(self, speaker: Speaker) -> None:
+        """The same, and what the numbers under its adapters stand for."""
+        await self.learn(speaker.model)
+        if speaker.numbers not in self._told:
+            await self._say_what_it_is(speaker.model, vocabulary_digest(self._tokens), speaker)
+            self._told.add(speaker.numbers)
+
+    async def _say_what_it_is(self, model: LanguageModel, digest: str, speaker: Speaker | None = None) -> None:
+        """What a fingerprint stands for: so that whoever opens a session, here or elsewhere, can tell what to do with it."""
         info = model.info
+        fingerprint, adapters = (info.kv_fingerprint, ()) if speaker is None else (speaker.numbers, speaker.adapters)
         known: dict[str, Any] = {"name": info.name, "model_fingerprint": info.model_fingerprint, "vocabulary": digest}
-        known["manifest"] = await asyncio.to_thread(_manifest, model)  # it reads the whole vocabulary
-        if await self._store.model(info.kv_fingerprint) != known:
-            await self._store.save_model(info.kv_fingerprint, known)
+        known |= {"quantisation": info.quantisation} if info.quantisation else {}
+        known["manifest"] = await asyncio.to_thread(_manifest, model, adapters)  # it reads the whole vocabulary
+        if await self._store.model(fingerprint) != known:
+            await self._store.save_model(fingerprint, known)
         ran = await fingerprints_that_ran(self._store)
-        if ran[-1:] != [info.kv_fingerprint]:
-            others = [fingerprint for fingerprint in ran if fingerprint != info.kv_fingerprint]
-            await self._store.set_setting(RAN, [*others, info.kv_fingerprint][-MOST_RAN:])
+        if ran[-1:] != [fingerprint]:
+            others = [each for each in ran if each != fingerprint]
+            await self._store.set_setting(RAN, [*others, fingerprint][-MOST_RAN:])
 
     async def _held(self, digest: str) -> list[bytes] | None:
         try:
@@ -99,7 +111,7 @@ async def fingerprints_that_ran(store: SessionStore) -> list[str]:
     return [each for each in held if isinstance(each, str)] if isinstance(held, list) else []
 
 
-def _manifest(model: LanguageModel) -> Any:
-    """What the model's tokens and numbers depend on, as JSON has it."""
-    with model.open_session() as session:
+def _manifest(model: LanguageModel, adapters: Stack | None) -> Any:
+    """What the model's tokens and numbers depend on under some adapters (None: its own stack), as JSON has it."""
+    with model.open_session(SessionConfig(adapters=adapters)) as session:
         return msgspec.json.decode(msgspec.json.encode(session.manifest.to_mapping()))

@@ -7,6 +7,7 @@ import copy
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
@@ -14,6 +15,7 @@ from app.supervisor import Supervisor
 from app.workbench.answer import Answer
 from app.workbench.answers import Answers
 from app.workbench.app_settings import SettingsKeeper
+from app.workbench.caching import CacheMembers, Caching
 from app.workbench.chores import Chores
 from app.workbench.composing import Composing
 from app.workbench.copying import Copies
@@ -66,7 +68,15 @@ EMPTY_CALL: Mapping[str, Any] = MappingProxyType({})
 
 
 class AppWorkbench(
-    SayingMembers, LoadingMembers, SetupMembers, ShelfMembers, TransferMembers, DrawingMembers, ModelMembers, SecondMembers
+    SayingMembers,
+    LoadingMembers,
+    SetupMembers,
+    ShelfMembers,
+    TransferMembers,
+    DrawingMembers,
+    CacheMembers,
+    ModelMembers,
+    SecondMembers,
 ):
     """Use cases over the session store and the engine process, for one window; all members belong to the window's loop.
 
@@ -100,7 +110,7 @@ class AppWorkbench(
         self._setups = Setups(store, supervisor, preset, call, self._free_adapters)
         self._sessions = Sessions(store, supervisor, self._setups, self._windows)
         self._pins = BlockPins(store, supervisor, self._chores)
-        self._keeper = Keeper(store, supervisor, self._pins)
+        self._keeper = Keeper(store, supervisor, self._pins, self._refresh_status)
         self._answers = Answers(store, supervisor, self._setups, call, self._tell, self._refresh_status, self._ended)
         self._reopening = Reopening(
             self._sessions, supervisor, self._setups, self._chores, self._answers.running.__contains__, self._tell
@@ -123,6 +133,7 @@ class AppWorkbench(
             self._answers.model,
             self._setups.speaker,
         )
+        self._caching = Caching(supervisor, self._sessions, self.vocabulary, self._setups.speaker)
         self._second, self._comparing = SecondEngine(supervisor), asyncio.Lock()
         supervisor.subscribe(self._refresh_status)
 
@@ -149,7 +160,7 @@ class AppWorkbench(
 
     def _refresh_status(self) -> None:
         for window in self._windows:
-            window.status = status_of(self.supervisor, window.shown)
+            window.status = replace(status_of(self.supervisor, window.shown), disk_note=self._keeper.note)
             window.tell(StatusChanged(window.status))
 
     def bring_forward(self, session_id: int) -> bool:
@@ -159,11 +170,12 @@ class AppWorkbench(
             other.tell(WindowWanted(session_id))
         return other is not None
 
-    def _ended(self, answer: Answer) -> None:
-        """An answer is over and written."""
-        self._keeper.keep(answer)
+    def _ended(self, answers: Sequence[Answer], tell_all: Callable[[str], None] | None = None) -> None:
+        """Answers are over and written; `tell_all` says of those that were made side by side what happens to them."""
+        for answer in answers:
+            self._keeper.keep(answer)
         if self._reopens:
-            self._reopening.after(answer)
+            self._reopening.after(answers, tell_all)
 
     # ---- sessions -----------------------------------------------------------------------------------------------------
 

@@ -142,6 +142,8 @@ def toy_info(backend: str, options: LoadOptions, config: dict[str, Any], kv_byte
     """
     if options.offload != "none":
         raise UnsupportedFeatureError(f"offload='disk': the {backend} backend has no weights")
+    if options.weights != "auto":
+        raise UnsupportedFeatureError(f"weights={options.weights!r}: the {backend} backend has no weights")
     if facts.kv_format(options, "float32").bits is not None:
         raise UnsupportedFeatureError(
             f"kv_dtype={options.kv_dtype!r}: the {backend} backend keeps its KV exactly; leave it on auto"

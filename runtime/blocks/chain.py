@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from runtime.adapters.stacks import stack_of
+from runtime.adapters.stacks import Stack, namespaced, stack_of
 from runtime.records import Int32
 from runtime.trie import Namespace, Span
 
@@ -70,16 +70,17 @@ def cells(spans: Sequence[Span]) -> list[Cell]:
     return found
 
 
-def block_keys(kv_fingerprint: str, ids: Sequence[int], ends: Iterable[int] = ()) -> list[bytes]:
-    """The names that the blocks of a path of the base model can have, parents first: on the grid, and its checkpoints there.
+def block_keys(kv_fingerprint: str, ids: Sequence[int], ends: Iterable[int] = (), stack: Stack = ()) -> list[bytes]:
+    """The names that the blocks of a path can have, parents first: on the grid, and its checkpoints there.
 
     Args:
         kv_fingerprint: Of the model (`ModelInfo.kv_fingerprint`).
         ids: The path.
         ends: Where it may have ended when it was saved, in tokens: the last block of a saved path is shorter than the others,
             and has a name of its own.
+        stack: (digest, scale) of the adapters that all of it is computed under, in order; () is the base.
     """
-    found = cells([(kv_fingerprint, np.asarray(ids, np.int32))])
+    found = cells([(namespaced(kv_fingerprint, stack), np.asarray(ids, np.int32))])
     keys = [cell.link(state=state).key for cell in found for state in (False, True)]
     for end in ends:
         if 0 < end < len(ids) and end % BLOCK_TOKENS:

@@ -57,7 +57,7 @@ def facts_of(info: ModelInfo) -> dict[str, str]:
         "architecture": info.architecture,
         "layers": str(info.layers),
         "kv_bytes_per_token": str(info.kv_bytes_per_token),
-        "dtype": info.dtype,
+        "dtype": info.computed_with,
         "kv_dtype": str(info.options.get("kv_dtype", "")),
     }
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
-import threading
 import time
 import traceback
 from collections.abc import Callable
@@ -24,6 +23,7 @@ from runtime.hub.limits import limit_answers
 from runtime.hub.plan import DownloadPlan, DownloadProgress, HubId
 from runtime.hub.said import Asked, Said
 from runtime.hub.searching import search, who
+from runtime.loading.child_side import end_with_parent
 
 _PAUSE_SECONDS = 0.5  # between two reports while it waits
 
@@ -34,7 +34,7 @@ def main() -> int:
     if not line:
         return 3
     asked = msgspec.json.decode(line, type=Asked)
-    _end_with_parent()
+    end_with_parent()
     os.umask(0o077)
     limit_answers()
     token = ""
@@ -84,17 +84,6 @@ def _say_plan(plan: DownloadPlan) -> None:
 def _say(said: Said) -> None:
     sys.stdout.buffer.write(msgspec.json.encode(said) + b"\n")
     sys.stdout.buffer.flush()
-
-
-def _end_with_parent() -> None:
-    """Leaves when standard input closes."""
-
-    def wait() -> None:
-        while sys.stdin.buffer.read(1):
-            pass
-        os._exit(3)
-
-    threading.Thread(target=wait, daemon=True, name="parent-watch").start()
 
 
 if __name__ == "__main__":

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import selectors
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
+
+from runtime.loading.progress import OnProgress, Progress
 
 LOOK_SECONDS = 1.0  # the caller hears at least this often, also where nothing is said
 
@@ -77,6 +81,27 @@ class Child:
                     return
                 *lines, rest = (rest + data).split(b"\n")
                 yield from lines
+
+    def follow(self, stage: str, limit: float, progress: OnProgress) -> dict[str, Any]:
+        """Its last answer, once it is done; meanwhile `progress` hears at least once a second how far it is.
+
+        Args:
+            stage: What it does, for `Progress`.
+            limit: Seconds after which it counts as hung.
+            progress: May raise to cancel.
+        """
+        deadline, state = time.monotonic() + limit, Progress(stage, 0, 0)
+        answer: dict[str, Any] = {}
+        progress(state)
+        for line in self.lines():
+            if line is not None:
+                answer = json.loads(line)
+                if "done" in answer:
+                    state = Progress(stage, answer["done"], answer["total"])
+            progress(state)
+            if time.monotonic() > deadline:
+                return {"error": f"the conversion took longer than {limit:,.0f} s and was stopped"}
+        return answer
 
     def last_words(self) -> str:
         """The last line on its stderr, or its exit code; after the end of `lines`."""

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import shutil
-import time
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from runtime.errors import ModelLoadError
 from runtime.loading.check import INDEX, SETTINGS_FILES, TEXT_FILES, chat_template_of, open_folder, read_json, weight_files
@@ -19,7 +16,7 @@ from runtime.loading.gguf.convertible import check
 from runtime.loading.manifest import FORMAT, Manifest, notes_of, read_manifest, write_manifest
 from runtime.loading.paths import create_private
 from runtime.loading.placing import copy_files, place_on_shelf, shelf_folders
-from runtime.loading.progress import OnProgress, Progress, ignore
+from runtime.loading.progress import OnProgress, ignore
 
 _SLOWEST = 2 << 20  # bytes of GGUF per second, below which a conversion counts as hung
 SOURCE = "source.gguf"  # the file a model was made from, where it is kept
@@ -101,26 +98,9 @@ def _convert(source: Path, target: Path, progress: OnProgress) -> int:
     """Runs the converter; kills it when the caller cancels, when it hangs, and when anything else goes wrong."""
     limit = 120 + source.stat().st_size / _SLOWEST
     with Child("runtime.loading.convert", str(source), str(target), cwd=target) as child:
-        answer = _follow(child, limit, progress)
+        answer = child.follow("convert", limit, progress)
         if "parameters" in answer:
             return int(answer["parameters"])
         if "error" in answer:
             raise ModelLoadError(str(answer["error"]))
         raise ModelLoadError(f"{source}: the conversion ended without an answer ({child.last_words()})")
-
-
-def _follow(child: Child, limit: float, progress: OnProgress) -> dict[str, Any]:
-    """Reads the child's lines until it is done; reports at least once a second."""
-    deadline = time.monotonic() + limit
-    state = Progress("convert", 0, 0)
-    answer: dict[str, Any] = {}
-    progress(state)
-    for line in child.lines():
-        if line is not None:
-            answer = json.loads(line)
-            if "done" in answer:
-                state = Progress("convert", answer["done"], answer["total"])
-        progress(state)
-        if time.monotonic() > deadline:
-            return {"error": f"the conversion took longer than {limit:,.0f} s and was stopped"}
-    return answer

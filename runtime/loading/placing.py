@@ -97,7 +97,7 @@ def link_on_shelf(source: Path, name: str | None) -> Path:
     Raises:
         ModelLoadError: The name is taken or cannot be one, or the shelf cannot be written to.
     """
-    model_id = name or _id_from(source)
+    model_id = name or id_from(source)
     place = shelf_path(model_id)
     with _only_one_import(made_models_dir()):
         if place.is_symlink() and place.resolve() == source.resolve():
@@ -174,7 +174,7 @@ def _only_one_import(shelf: Path) -> Iterator[Path]:
 
 def _find_place(name: str | None, source: Path, sha256: str, opened: Callable[[Path], T]) -> tuple[str, T | None]:
     """The id to import under, and what is there already and sound."""
-    model_id = name or _id_from(source)
+    model_id = name or id_from(source)
     holder = _holder(model_id, source)
     if holder is not None and (isinstance(holder, Path) or holder.source_sha256 != sha256):
         if name is not None:
@@ -202,7 +202,8 @@ def _holder(model_id: str, source: Path) -> Manifest | Path | None:
     return folder if own else None
 
 
-def _id_from(source: Path) -> str:
+def id_from(source: Path) -> str:
+    """A name for what is made from a file or a folder."""
     stem = source.stem if source.is_file() else source.name
     cleaned = re.sub(r"[^A-Za-z0-9._+]+", "-", stem, flags=re.ASCII).strip("-._+")
     return re.sub(r"\.{2,}|-{2,}", "-", cleaned)[:100] or "model"

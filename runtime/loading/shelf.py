@@ -17,6 +17,7 @@ from runtime.loading.digests import digest_of_all, forget_digests, remembered_sh
 from runtime.loading.folder import ModelFolder
 from runtime.loading.holding import alone, forget, last_used
 from runtime.loading.manifest import Manifest, read_manifest
+from runtime.loading.measured import forget_measured
 from runtime.loading.paths import models_dir, shelf_id
 from runtime.loading.placing import HIDDEN, find_folder, link_on_shelf, shelf_folders
 from runtime.loading.progress import OnProgress, ignore
@@ -157,6 +158,7 @@ class ModelShelf:
                 forget(folder)
                 return 0
             freed = _size(folder)
+            digest = _entry(folder).fingerprint
             names = [path for path in folder.iterdir() if path.is_file()]
             try:
                 aside = Path(tempfile.mkdtemp(prefix=HIDDEN, dir=models_dir()))
@@ -166,6 +168,8 @@ class ModelShelf:
             shutil.rmtree(aside, ignore_errors=True)  # what a crash leaves of it, the next import removes
             forget_digests(names)
             forget(folder)
+            if digest is not None and all(entry.fingerprint != digest for entry in self.models()):
+                forget_measured(digest)
         return freed
 
 

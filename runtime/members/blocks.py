@@ -21,6 +21,7 @@ class BlocksSaved:
         bytes: Written.
         seconds: It took, while others went on.
         engine_seconds: Of them, those in which the owner thread did nothing else.
+        no_room: Whether some of it was not kept: the block file's budget is full of what is pinned, or smaller than the path.
     """
 
     blocks: int
@@ -29,6 +30,7 @@ class BlocksSaved:
     bytes: int
     seconds: float
     engine_seconds: float
+    no_room: bool = False
 
 
 class BlockMembers(Protocol):

@@ -115,7 +115,8 @@ def load_draft(
     source: ModelFolder, backend: str, options: LoadOptions, model: Backend, token_bytes: Sequence[bytes]
 ) -> Backend:
     """The draft model, on the owner thread, beside the model it guesses for; on a misfit both are unloaded."""
-    plain = LoadOptions(device=options.device, dtype=options.dtype, threads=options.threads)
+    threads = options.threads or model.info.options.get("threads")  # the library has one count for both
+    plain = LoadOptions(device=options.device, dtype=options.dtype, threads=threads)
     draft: Backend | None = None
     try:
         draft = resolve_backend(backend)(source, plain)

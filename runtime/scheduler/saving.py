@@ -45,6 +45,7 @@ class Saving:
     looked: bool = False
     written: int = 0
     bytes: int = 0
+    no_room: bool = False
     lost: int | None = None  # where the path ends in the block file, if it could not be written to its end
     started: float = field(default_factory=time.monotonic)
     engine_seconds: float = 0.0
@@ -222,6 +223,7 @@ class Savings:
             written, nbytes_written, held = done.result()
             if held < last.stop:
                 saving.lose(held)
+                saving.no_room = True
             saving.written += written
             saving.bytes += nbytes_written
             self._counters.blocks_saved += written
@@ -249,7 +251,9 @@ class Savings:
         seconds = time.monotonic() - saving.started
         settle(
             saving.future,
-            BlocksSaved(len(saving.links), saving.written, tokens, saving.bytes, seconds, saving.engine_seconds),
+            BlocksSaved(
+                len(saving.links), saving.written, tokens, saving.bytes, seconds, saving.engine_seconds, saving.no_room
+            ),
         )
 
 

@@ -5,15 +5,17 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Self
 
+from runtime.adapters.adapter import Kind
 from runtime.adapters.uses import Adapters, check_adapters
 from runtime.errors import AdapterError, InvalidRequestError, ManifestMismatchError
 from runtime.info import ModelInfo
 
 _CONFIG = ("backend", "device", "dtype", "context_length")  # of the info
 _OPTIONS = ("attention", "kv_dtype")  # of its options
+_ACTIVATED: Kind = "alora"  # of adapters that a path switches on in its middle
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +53,7 @@ class Manifest:
         Raises:
             AdapterError: One that is not loaded.
         """
-        config = [(name, str(getattr(info, name))) for name in _CONFIG]
+        config = [(name, str(getattr(info, "computed_with" if name == "dtype" else name))) for name in _CONFIG]
         config += [(name, str(info.options.get(name, ""))) for name in _OPTIONS]
         return cls(
             name=info.name,
@@ -89,6 +91,18 @@ class Manifest:
     def stack(self) -> tuple[tuple[str, float], ...]:
         """The adapters as a request names them."""
         return tuple((name, scale) for name, scale, _ in self.adapters)
+
+    def named_here(self, info: ModelInfo) -> Self:
+        """The same with the names that its adapters have where this model has loaded them: their digests say which they are."""
+        names = {each.digest: each.qualified for each in info.adapters if each.digest is not None}
+        return replace(self, adapters=tuple((names.get(digest, name), scale, digest) for name, scale, digest in self.adapters))
+
+    @property
+    def kv_stack(self) -> tuple[tuple[str, float], ...] | None:
+        """(SHA-256, scale) of its adapters: what KV blocks are named by. None where one of them is active on a part only."""
+        if any(name.endswith(f"_{_ACTIVATED}") for name, _, _ in self.adapters):
+            return None
+        return tuple((digest, scale) for _, scale, digest in self.adapters)
 
     @property
     def digest(self) -> str:

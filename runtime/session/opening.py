@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
 from runtime.errors import AdapterError, InvalidRequestError, SnapshotMismatchError
@@ -47,6 +48,7 @@ class OpensSessions:
         snapshot = _checked(snapshot)
         model = cast("LanguageModel", self)
         length = model.info.context_length
+        snapshot = replace(snapshot, manifest=snapshot.manifest.named_here(model.info))
         self._require(snapshot)
         config = SessionConfig(
             snapshot.top_k, _fitting(snapshot.limit, length), None, snapshot.options, snapshot.manifest.stack

@@ -77,10 +77,11 @@ class Session(Filling, Stepping):
         )
 
     def _block_names(self, ids: list[int]) -> tuple[str, ...]:
-        """Names of the path's KV blocks, where the engine keeps some: of the base model's paths."""
-        if self.manifest.adapters or not self.model.info.options.get("blocks"):
+        """Names of the path's KV blocks, where the engine keeps some."""
+        stack = self.manifest.kv_stack
+        if stack is None or not self.model.info.options.get("blocks"):
             return ()
-        return tuple(key.hex() for key in block_keys(self.manifest.model, ids))
+        return tuple(key.hex() for key in block_keys(self.manifest.model, ids, (), stack))
 
     # ---- back and aside -----------------------------------------------------------------------------------------------
 

@@ -184,7 +184,9 @@ class Stepping(SessionCore):
         text = Utf8Stream()
         for token in self._path.ids[generation.start :]:
             text.feed(self.model.decode_token(token))
-        return generation.rest(len(self._path)), text
+        options = generation.rest(len(self._path))
+        # an adapter may have another name here than in the options of a snapshot, or none is named there
+        return None if options is None else replace(options, adapters=self.manifest.stack), text
 
     def _reopen(self) -> None:
         """The end of the last answer was changed: it may go on."""

@@ -59,6 +59,7 @@ class BlockFile:
         try:
             if not read_only:
                 self._last_use = self._write(keeping.mend_sequence)
+                self._damaged += self._write(keeping.drop_endless).damaged
                 self._evicted += self._write(lambda conn: keeping.evict_to(conn, budget)).evicted
                 self._shrink()
         except BaseException:

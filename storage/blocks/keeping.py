@@ -35,6 +35,12 @@ def held(conn: sqlite3.Connection, keys: Sequence[bytes]) -> Iterator[BlockRow]:
         yield row
 
 
+def drop_endless(conn: sqlite3.Connection) -> Change:
+    """Deletes blocks that no path leads to since damage made a circle of their parents, pinned or not."""
+    gone = lru.endless(rows.everything(conn))
+    return Change(freed=rows.delete(conn, gone), damaged=len(gone))
+
+
 def mend_sequence(conn: sqlite3.Connection) -> int:
     """The last use of any block; flipped bits in it become "long ago"."""
     conn.execute("UPDATE kv_blocks SET used = 0 WHERE typeof(used) <> 'integer' OR used NOT BETWEEN 0 AND ?", [_LATEST])

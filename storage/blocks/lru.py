@@ -34,6 +34,23 @@ def eviction_order(blocks: Iterable[BlockRow], kept: Collection[bytes]) -> Itera
             heapq.heappush(leaves, (max(used, parent.used), parent.id, parent))
 
 
+def endless(blocks: Iterable[BlockRow]) -> list[BlockRow]:
+    """Blocks whose parents make a circle, and all that hang under them: damage has done it, and no path leads there."""
+    held = {block.key: block for block in blocks}
+    ends: dict[bytes, bool] = {}  # whether a path leads from a root, or from what is not held, to a block
+    for block in held.values():
+        way: list[bytes] = []
+        on_way: set[bytes] = set()
+        each: BlockRow | None = block
+        while each is not None and each.key not in ends and each.key not in on_way:
+            way.append(each.key)
+            on_way.add(each.key)
+            each = held.get(each.parent) if each.parent is not None else None
+        leads = each is None or ends.get(each.key, False)
+        ends.update(dict.fromkeys(way, leads))
+    return [block for block in held.values() if not ends[block.key]]
+
+
 def below(blocks: Iterable[BlockRow], key: bytes) -> list[BlockRow]:
     """The block `key` and all that hang under it, each once, also where damage has made a circle of parents."""
     children: dict[bytes | None, list[BlockRow]] = {}

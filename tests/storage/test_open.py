@@ -10,6 +10,7 @@ import sqlite3
 import stat
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import sqlite_utils
@@ -66,6 +67,19 @@ def test_pragmas_are_in_force(store: SessionStore) -> None:
     assert asyncio.run(run()) == {
         "journal_mode": "wal", "synchronous": 2, "foreign_keys": 1, "trusted_schema": 0, "auto_vacuum": 2,
     }  # fmt: skip
+
+
+def test_on_macos_a_commit_reaches_the_disk_itself(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("storage.database.sys", SimpleNamespace(platform="darwin"))  # whose fsync stops at the drive's cache
+    store = SessionStore.open(path)
+
+    async def pragma(name: str) -> object:
+        return await store._database.read(lambda db: db.execute(f"PRAGMA {name}").fetchone()[0])
+
+    try:
+        assert [asyncio.run(pragma(name)) for name in ("fullfsync", "checkpoint_fullfsync")] == [1, 1]
+    finally:
+        store.close_sync()
 
 
 def test_a_newer_store_is_refused_untouched(path: Path) -> None:

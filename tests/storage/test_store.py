@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from storage import InvalidRowError, NewNode, SessionStore, UnknownRowError
-from tests.storage.helpers import chat, chunk, ids, with_store
+from tests.storage.helpers import chat, chunk, ids, sql, with_store
 
 
 def test_a_chat_is_the_same_after_reopening(path: Path) -> None:
@@ -32,6 +32,38 @@ def test_a_chat_is_the_same_after_reopening(path: Path) -> None:
         assert ids(tokens[user]) == [0, 1, 2, 3]
         assert ids(tokens[answer]) == [0, 1, 2, 3, 4, 5]
         assert await store.verify() == []
+
+    with_store(path, read)
+
+
+def test_the_shape_of_a_session_is_that_of_its_runs_and_says_nothing_of_their_words(path: Path) -> None:
+    session, user, answer = with_store(path, chat)
+
+    async def grow(store: SessionStore) -> None:
+        await store.add_node(NewNode(session, answer, "assistant", at_token=2, at_byte=7, turn_start=False, status="open"))
+
+    with_store(path, grow)
+    sql(path, "UPDATE nodes SET text = 'other words' WHERE id = ?", user)  # its checksum says so
+
+    async def read(store: SessionStore) -> None:
+        tree, shape = await store.load_session(session), await store.load_shape(session)
+        assert shape.session == tree.session
+        assert len(shape.nodes) == len(tree.nodes) == 3
+        for place, node in enumerate(tree.nodes):
+            stub = shape.nodes.stub(place)
+            for name in ("id", "session_id", "parent_id", "at_token", "at_byte", "role", "turn_start", "status", "seq",
+                         "finish_reason", "token_count", "kv_fingerprint", "damaged", "has_text"):  # fmt: skip
+                assert getattr(stub, name) == getattr(node, name), name
+            assert (stub.whole, node.whole) == (False, True)
+            for name in ("text", "stats"):
+                with pytest.raises(LookupError, match=f"node {node.id} was"):
+                    getattr(stub, name)
+        assert [node.damaged for node in tree.nodes] == [True, False, False]
+        assert await store.load_nodes(session, [answer, user, 99]) == list(tree.nodes[:2])
+        assert await store.load_nodes(session, [user], after=answer) == [tree.nodes[0], tree.nodes[2]]
+        assert await store.load_nodes(session + 1, [user], after=0) == []
+        sql(path, "DELETE FROM nodes WHERE at_token = 2")
+        assert (await store.load_shape(session)).session.damaged  # a lost run is noticed
 
     with_store(path, read)
 

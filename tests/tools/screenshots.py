@@ -25,7 +25,7 @@ from storage import SessionStore
 from tests.tools import more_scenes as more
 from tests.tools.more_scenes import MODEL_SECONDS, keep, settled
 from ui import AppSettings, MainWindow, Scheme, TurnView, apply_theme
-from ui.setup.popover import FORM, SAMPLING
+from ui.setup.pages import FORM, SAMPLING
 
 Scene = Callable[[MainWindow, AppWorkbench, Path], Awaitable[None]]
 
@@ -71,6 +71,27 @@ async def tokens_with_card(window: MainWindow, _: AppWorkbench, folder: Path, na
     pin(window, turn.node_id, surprising(turn))
     await settled(window)
     await hover(window, turn.node_id, surprising(turn))
+    keep(window, folder / f"{name}.png")
+
+
+async def before_an_alternative(window: MainWindow, bench: AppWorkbench, folder: Path, name: str) -> None:
+    """The token that the branch of `branch_with_tree` leaves at, with the keyboard on the alternative that it takes."""
+    assert window.desk.shown is not None
+    here = answers(window)[0]
+    other = next(row for row in window.desk.shown.view.branches if row.depth and not row.on_path)
+    window.desk.tree.select(other.node_id)
+    await settled(window)
+    there = answers(window)[0]
+    picked = next(i for i in range(len(there.run)) if int(there.run.origin[i]) == Origin.PICKED)
+    window.desk.tree.select(here.node_id)
+    await settled(window)
+    pin(window, here.node_id, picked)
+    await settled(window)
+    buttons = window.parts.inspector.token.alternatives.buttons
+    taken = next(b for b in buttons if b.alternative is not None and b.alternative.token_id == int(there.run.ids[picked]))
+    window.activateWindow()
+    taken.setFocus()
+    await settled(window)
     keep(window, folder / f"{name}.png")
 
 
@@ -228,6 +249,7 @@ def main() -> None:
     application = QApplication(["elsewise"])
     application.setQuitOnLastWindowClosed(False)
     take(application, folder, "tokens", Scheme.LIGHT, tokens_with_card)
+    take(application, folder, "alternative", Scheme.LIGHT, before_an_alternative)
     take(application, folder, "branch", Scheme.LIGHT, branch_with_tree)
     take(application, folder, "tokens-dark", Scheme.DARK, tokens_with_card)
     take(application, folder, "why-dark", Scheme.DARK, why_with_sliders)

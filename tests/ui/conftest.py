@@ -19,8 +19,10 @@ from PySide6.QtWidgets import QApplication, QWidget
 from pytestqt.qtbot import QtBot
 
 from tests.ui.fakes import FakeWorkbench
+from tests.ui.spoken import Vocabulary
 from tests.ui.trips import spring_trip
 from ui import MainWindow, Scheme, apply_theme
+from ui.inspector import Inspector
 from ui.theme.text_size import resize_text
 
 T = TypeVar("T")
@@ -87,6 +89,20 @@ async def until(condition: Callable[[], object]) -> None:
 async def frames(count: int = 3) -> None:
     """Lets a few frames pass, for showing that nothing happens."""
     await asyncio.sleep(0.02 * count)
+
+
+@pytest.fixture
+def vocabulary() -> Vocabulary:
+    return Vocabulary()
+
+
+@pytest.fixture
+def inspector(app: QApplication, qtbot: QtBot) -> Inspector:
+    panel = Inspector()
+    qtbot.addWidget(panel)
+    panel.resize(332, 800)
+    panel.show()
+    return panel
 
 
 @pytest.fixture

@@ -22,6 +22,7 @@ class FakeSettings(FakeBase):
                 "backend": ["auto", "hf", "mlx"],
                 "device": ["auto", "cpu"],
                 "dtype": ["auto", "float32"],
+                "weights": ["auto", "float16", "bfloat16", "int8", "int4"],
                 "chat_format": ["auto", "none", "chatml"],
                 "offload": ["none", "disk"],
                 "draft_model": ["", "tiny"],

@@ -145,5 +145,5 @@ class FakeSetups(FakeBase):
     async def grow_context(self) -> None:
         self._note("grow_context")
 
-    async def answer_call(self, session_id: int, node_id: int, text: str) -> None:
-        self._note("answer_call", session_id, node_id, text)
+    async def answer_call(self, session_id: int, node_id: int, results: Sequence[str]) -> None:
+        self._note("answer_call", session_id, node_id, results)

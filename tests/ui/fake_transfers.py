@@ -27,9 +27,10 @@ class FakeTransfers(FakeBase):
             "Lisbon <b>when</b> it rains", "Paris", stem, parts, DiffSide("", 4, -4.75), DiffSide("", 10, -2.3)
         )
 
-    async def export_session(self, session_id: int, kind: ExportKind, path: Path, progress: OnTransfer) -> None:
+    async def export_session(self, session_id: int, kind: ExportKind, path: Path, progress: OnTransfer) -> str:
         self._note("export_session", session_id, kind, path)
         await self._transferred(progress)
+        return "it has no snapshot" if kind is ExportKind.PORTABLE else ""
 
     async def import_file(self, path: Path, progress: OnTransfer) -> ImportResult:
         self._note("import_file", path)

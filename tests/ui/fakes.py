@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from runtime import Origin, TokenRun
 from tests.ui.fake_answers import FakeAnswers
+from tests.ui.fake_cache import FakeCache
 from tests.ui.fake_models import FakeModels
 from tests.ui.fake_second import FakeSecond
 from tests.ui.fake_settings import FakeSettings
@@ -34,7 +35,7 @@ from ui import (
 SAMPLE, TRIP = 1, 2
 
 
-class FakeWorkbench(FakeModels, FakeSettings, FakeTransfers, FakeShelf, FakeSecond, FakeAnswers):
+class FakeWorkbench(FakeModels, FakeSettings, FakeTransfers, FakeShelf, FakeCache, FakeSecond, FakeAnswers):
     """Satisfies `ui.port.Workbench`.
 
     `calls` records every command. `answer` is what the next answers say, word by word; `gate` (if set) is waited for

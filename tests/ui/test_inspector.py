@@ -11,7 +11,6 @@ import pytest
 from PySide6.QtCore import QPoint, Qt
 from PySide6.QtGui import QColor
 from PySide6.QtTest import QTest
-from PySide6.QtWidgets import QApplication
 from pytestqt.qtbot import QtBot
 
 from runtime import Finish, Origin, Stage, TokenRun
@@ -24,20 +23,6 @@ from ui.inspector.path import numbers_of
 from ui.inspector.token import alternatives_of
 from ui.shown import Shown, Spot
 from ui.theme import current_theme
-
-
-@pytest.fixture
-def vocabulary() -> Vocabulary:
-    return Vocabulary()
-
-
-@pytest.fixture
-def inspector(app: QApplication, qtbot: QtBot) -> Inspector:
-    panel = Inspector()
-    qtbot.addWidget(panel)
-    panel.resize(332, 800)
-    panel.show()
-    return panel
 
 
 def spot_of(run: TokenRun, index: int = 0) -> Spot:

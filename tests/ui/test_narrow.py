@@ -8,11 +8,12 @@ from itertools import combinations
 
 import pytest
 from PySide6.QtCore import QPoint, QRect
-from PySide6.QtWidgets import QWidget
+from PySide6.QtWidgets import QApplication, QWidget
 
 from tests.ui.conftest import Scene, frames, until
 from tests.ui.fakes import TRIP, FakeWorkbench
 from ui import MainWindow, SessionChanged
+from ui.theme.text_size import resize_text
 
 Play = Callable[[Scene], None]
 
@@ -91,8 +92,8 @@ def test_the_models_name_gives_way_before_the_title(in_window: Play, bench: Fake
         assert label in top.model.toolTip()
         # a longer title takes the branch's room next, and is cut with an ellipsis itself only then
         bench.emit(SessionChanged(replace(bench.views[TRIP], title="A title that is quite a bit longer than it was")))
-        await until(lambda: top.title.width() < top.title.sizeHint().width())
-        assert top.branch.width() == top.branch.least_width()
+        await until(lambda: top.branch.width() == top.branch.least_width())
+        assert top.title.width() < top.title.sizeHint().width()
         assert top.title.toolTip() != ""
         # and with the room everything is back
         window.resize(1360, 860)
@@ -127,5 +128,45 @@ def test_at_900_pixels_the_models_name_can_be_read_beside_a_long_title(in_window
         await until(lambda: window.width() == 900 and not window.parts.inspector.isVisible())
         await until(lambda: top.model.text().startswith("SmolLM2"))
         assert top.title.width() >= 300
+
+    in_window(scene)
+
+
+@pytest.mark.parametrize("title", ["A spring trip", "What the lighthouse keeper wrote about cats and the sea"])
+@pytest.mark.parametrize("percent", [100, 200])
+def test_a_branchs_name_can_be_read_or_is_not_there(
+    in_window: Play, bench: FakeWorkbench, app: QApplication, title: str, percent: int
+) -> None:
+    name = "the ending in which it rains"
+    bench.summaries[TRIP] = replace(bench.summaries[TRIP], title=title)
+    bench.views[TRIP] = replace(bench.views[TRIP], title=title, branch_name=name)
+
+    async def scene(window: MainWindow) -> None:
+        chip = window.parts.top.branch
+        for width in (1440, 1100, 900, 800, 700, 560):
+            window.resize(width, 640)
+            resize_text(app, percent / 100)
+            await frames()
+            # no lone letters: a few of the name, or its arrows alone, and the tooltip of all of it says the rest
+            assert chip.name.shown == "" or len(chip.name.shown) > 4, (width, chip.name.shown)
+            assert name in chip.toolTip()
+            if width >= 900 and percent == 100:
+                assert chip.name.shown.startswith("the en"), width
+
+    in_window(scene)
+
+
+@pytest.mark.parametrize("percent", [100, 200])
+def test_no_panel_stands_outside_the_window_at_any_text_size(in_window: Play, app: QApplication, percent: int) -> None:
+    async def scene(window: MainWindow) -> None:
+        parts = window.parts
+        resize_text(app, percent / 100)
+        for width in (1100, 900):
+            window.resize(width, 860)
+            for ask in (parts.show_inspector, parts.show_sidebar, parts.show_inspector):
+                ask(True)
+                await frames(2)
+                for part in (parts.sidebar, parts.transcript, parts.composer, parts.inspector, parts.status, parts.top):
+                    assert not part.isVisible() or window.rect().contains(place(part, window)), (width, part)
 
     in_window(scene)

@@ -20,7 +20,7 @@ from tests.ui.fakes import TRIP, FakeWorkbench
 from ui import DARK, LIGHT, MainWindow, Palette, TokensArrived
 from ui.second.compared import difference_steps
 from ui.second.words import difference_ranges
-from ui.setup import MODEL
+from ui.setup.pages import MODEL
 from ui.transcript import Measure, Mode
 from ui.transcript.tokens import RARE, STEP
 

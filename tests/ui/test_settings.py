@@ -36,6 +36,18 @@ def choose(combo: QComboBox, steps: int) -> None:
         QTest.keyClick(combo, Qt.Key.Key_Down if steps > 0 else Qt.Key.Key_Up)
 
 
+def test_weights_in_fewer_bits_are_a_row_of_their_own(in_window: Play, bench: FakeWorkbench) -> None:
+    async def scene(window: MainWindow) -> None:
+        settings = await opened(window)
+        combo = settings.engine.combos["weights"]
+        assert [combo.itemText(i) for i in range(combo.count())] == ["automatic", "float16", "bfloat16", "int8", "int4"]
+        choose(combo, 3)
+        await until(lambda: settings.reload.isVisible())
+        assert bench.asked("change_setting")[-1] == ("weights", "int8")
+
+    in_window(scene)
+
+
 def test_it_is_non_modal_and_each_row_says_when_it_holds(in_window: Play) -> None:
     async def scene(window: MainWindow) -> None:
         settings = await opened(window)
@@ -46,6 +58,7 @@ def test_it_is_non_modal_and_each_row_says_when_it_holds(in_window: Play) -> Non
             "backend",
             "device",
             "dtype",
+            "weights",
             "context_length",
             "threads",
             "draft_model",

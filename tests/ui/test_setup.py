@@ -15,7 +15,8 @@ from tests.ui.conftest import Scene, frames, until
 from tests.ui.fakes import TRIP, FakeWorkbench
 from ui import AnswerFormat, FormatKind, Guess, MainWindow, SessionChanged
 from ui.setup.option_text import text_of, value_of
-from ui.setup.popover import FORM, MODEL, SAMPLING, TOOLS, SetupPopover
+from ui.setup.pages import FORM, MODEL, SAMPLING, TOOLS
+from ui.setup.popover import SetupPopover
 
 Play = Callable[[Scene], None]
 LEFT = Qt.MouseButton.LeftButton

@@ -178,9 +178,12 @@ def test_a_search_without_a_hit_says_so(in_window: Play, bench: FakeWorkbench) -
         QTest.keyClicks(panel.search, "zzz")
         await until(panel.nothing.isVisible)
         assert panel.nothing.text() == "nothing found"
-        panel.search.clear()
+        # with one thing to do
+        QTest.mouseClick(panel.clear_button, Qt.MouseButton.LeftButton)
         await until(lambda: panel.rows.rowCount() == 8)
+        assert panel.search.text() == ""
         assert not panel.nothing.isVisible()
+        assert not panel.clear_button.isVisible()
 
     in_window(scene)
 

@@ -67,7 +67,7 @@ def test_a_call_is_a_card_and_its_result_is_typed(in_window: Play, bench: FakeWo
         assert field(cards.cards[0]).toPlainText() == "rain"  # the same calls: what was written stays
         QTest.keyClicks(field(cards.cards[1]), "noon")
         QTest.keyClick(field(cards.cards[1]), Qt.Key.Key_Return)
-        await until(lambda: bench.asked("answer_call") == [(TRIP, node, "rain\nnoon")])
+        await until(lambda: bench.asked("answer_call") == [(TRIP, node, ["rain", "noon"])])
         # a malformed one says why and cannot be answered
         calling(bench, ToolCard("", "", "call 1: the answer ends before the call does"))
         cards = await cards_of(window, node, 1)
@@ -189,7 +189,7 @@ def test_a_result_may_have_several_lines(in_window: Play, bench: FakeWorkbench) 
         assert result.height() > 2 * low
         await until(lambda: cards.height() >= result.height())  # the text makes room for it
         QTest.keyClick(result, Qt.Key.Key_Return)
-        await until(lambda: bench.asked("answer_call") == [(TRIP, node, "noon\nor later\nby\nsun")])
+        await until(lambda: bench.asked("answer_call") == [(TRIP, node, ["noon\nor later\nby\nsun"])])
 
     in_window(scene)
 

@@ -48,6 +48,7 @@ def test_an_export_asks_for_a_file_and_says_where_it_is(in_window: Play, bench: 
             dialog.accept()
             await until(partial(bench.calls.__contains__, ("export_session", TRIP, kind, target)))
             await until(partial(_says, window, str(target)))
+            assert bool(_says(window, "it has no snapshot")) == (kind is ExportKind.PORTABLE)
             assert not window.parts.status.transfer.isVisible()
             await until(lambda: dialog_of(window) is None)
 

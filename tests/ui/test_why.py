@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 from PySide6.QtCore import QPoint, Qt
 from PySide6.QtTest import QTest
-from PySide6.QtWidgets import QApplication, QStyle, QStyleOptionSlider
-from pytestqt.qtbot import QtBot
+from PySide6.QtWidgets import QStyle, QStyleOptionSlider
 
 from runtime import SamplingOptions, TokenRun, make_sampler, replay_draw
 from tests.ui.conftest import Scene, until
@@ -34,18 +33,11 @@ ROW = row_of(SHARES, 3000, FIRST)
 
 
 @pytest.fixture
-def vocabulary() -> Vocabulary:
-    return Vocabulary()
-
-
-@pytest.fixture
-def inspector(app: QApplication, qtbot: QtBot) -> Inspector:
-    panel = Inspector()
-    qtbot.addWidget(panel)
-    panel.resize(332, 900)
-    panel.show()
-    QTest.mouseClick(panel.tabs[3], Qt.MouseButton.LeftButton)
-    return panel
+def inspector(inspector: Inspector) -> Inspector:
+    """Its Why tab, with room for all of it."""
+    inspector.resize(332, 900)
+    QTest.mouseClick(inspector.tabs[3], Qt.MouseButton.LeftButton)
+    return inspector
 
 
 def show(

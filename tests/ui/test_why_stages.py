@@ -7,8 +7,6 @@ from typing import Any
 import pytest
 from PySide6.QtCore import Qt
 from PySide6.QtTest import QTest
-from PySide6.QtWidgets import QApplication
-from pytestqt.qtbot import QtBot
 
 from runtime import SamplingOptions, Stage, TokenRun, replay_draw
 from tests.ui.draws import drawing_of, drawn_run
@@ -31,18 +29,11 @@ SAID = (FIRST, FIRST + 2, FIRST + 3, FIRST, FIRST + 2)  # what came before: the 
 
 
 @pytest.fixture
-def vocabulary() -> Vocabulary:
-    return Vocabulary()
-
-
-@pytest.fixture
-def inspector(app: QApplication, qtbot: QtBot) -> Inspector:
-    panel = Inspector()
-    qtbot.addWidget(panel)
-    panel.resize(332, 1200)
-    panel.show()
-    QTest.mouseClick(panel.tabs[3], Qt.MouseButton.LeftButton)
-    return panel
+def inspector(inspector: Inspector) -> Inspector:
+    """Its Why tab, with room for all of it."""
+    inspector.resize(332, 1200)
+    QTest.mouseClick(inspector.tabs[3], Qt.MouseButton.LeftButton)
+    return inspector
 
 
 def show(inspector: Inspector, vocabulary: Vocabulary, sampling: SamplingOptions, **more: Any) -> tuple[WhyTab, TokenRun]:

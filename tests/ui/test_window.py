@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 
 import pytest
 from PySide6.QtCore import Qt
@@ -13,7 +14,18 @@ from PySide6.QtWidgets import QApplication
 
 from tests.ui.conftest import Scene, frames, until
 from tests.ui.fakes import TRIP, FakeWorkbench
-from ui import DARK, LIGHT, MainWindow, Scheme, SessionChanged, WindowState, apply_theme
+from ui import (
+    DARK,
+    LIGHT,
+    EngineState,
+    MainWindow,
+    Scheme,
+    SessionChanged,
+    StatusChanged,
+    StatusView,
+    WindowState,
+    apply_theme,
+)
 from ui.transcript import Mode
 
 Play = Callable[[Scene], None]
@@ -34,6 +46,27 @@ def test_it_opens_the_first_session_and_names_model_and_status(in_window: Play, 
         kv = "KV 14 MB of 2 GB"
         assert shown == ["ready", "41 tok/s", "first token 0.18 s", "reused 312 of 313", kv, "warm 3 · disk 1 · cold 1"]
         assert bench.asked("open_session") == [(TRIP,)]
+
+    in_window(scene)
+
+
+def test_a_model_that_was_loaded_anew_is_named_with_how(in_window: Play, bench: FakeWorkbench) -> None:
+    async def scene(window: MainWindow) -> None:
+        await until(lambda: window.parts.top.model.text() == "SmolLM2 135M Instruct")
+        # when it comes back with its weights in fewer bits
+        bench.choices[0] = replace(bench.choices[0], label="int8 · SmolLM2")
+        bench.emit(StatusChanged(StatusView(EngineState.STARTING)))
+        await until(lambda: window.parts.status.engine.text() != "ready")
+        bench.emit(StatusChanged(StatusView(EngineState.READY)))
+        await until(lambda: window.parts.top.model.text() == "int8 · SmolLM2")
+        # an answer alone asks nothing
+        asked = len(bench.asked("models"))
+        for state in (EngineState.BUSY, EngineState.READY):
+            bench.emit(StatusChanged(StatusView(state, "now" if state is EngineState.BUSY else "then")))
+            await until(lambda: window.parts.status.engine.text() in ("now", "then"))
+            await frames(2)
+        assert window.parts.status.engine.text() == "then"
+        assert len(bench.asked("models")) == asked
 
     in_window(scene)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from PySide6.QtCore import QObject, Signal
 
 from ui.desk.drafts import DraftsDesk
@@ -47,9 +49,9 @@ class AnswersDesk(QObject):
         """Goes on with another token at that place."""
         self._showing.ask(lambda session: self._workbench.branch(session, node_id, index, token_id))
 
-    def answer_call(self, node_id: int, text: str) -> None:
-        """The result of the calls in an answer."""
-        self._showing.ask(lambda session: self._workbench.answer_call(session, node_id, text))
+    def answer_call(self, node_id: int, results: Sequence[str]) -> None:
+        """The results of the calls in an answer."""
+        self._showing.ask(lambda session: self._workbench.answer_call(session, node_id, results))
 
     def regenerate(self, node_id: int) -> None:
         """Another answer beside that one."""

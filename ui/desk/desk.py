@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from PySide6.QtCore import QObject, Signal
 
 from ui.desk.answers import AnswersDesk
+from ui.desk.cache import CacheDesk
 from ui.desk.drafts import DraftsDesk
 from ui.desk.draws import DrawsDesk
 from ui.desk.models import ModelsDesk
@@ -29,6 +30,7 @@ from ui.port import (
     SessionsChanged,
     SessionTrashed,
     StatusChanged,
+    StatusView,
     TokensArrived,
     TurnChanged,
     WindowWanted,
@@ -59,7 +61,9 @@ class Desk(Showing):
         self.drafts = DraftsDesk(self)
         self.answers = AnswersDesk(self, self.drafts)
         self.draws = DrawsDesk(self)
+        self.cache = CacheDesk(self)
         self.models = ModelsDesk(self)
+        self._engine = EngineState.NONE  # as it was when somebody last told
         self.shelf = ShelfDesk(self, self.models)
         self.second = SecondDesk(self)
 
@@ -102,10 +106,16 @@ class Desk(Showing):
         if not opening.cancelled():
             self.models.ask()
 
+    def _take_status(self, status: StatusView) -> None:
+        if status.engine is EngineState.READY and self._engine not in (EngineState.READY, EngineState.BUSY):
+            self.models.ask()  # the one that runs is named with how it was loaded
+        self._engine = status.engine
+        self.status_changed.emit(status)
+
     def _deliver(self, event: Event) -> None:
         match event:
             case StatusChanged(status):
-                self.status_changed.emit(status)
+                self._take_status(status)
             case SessionsChanged():
                 self.sessions.ask()
             case SessionTrashed(session_id):

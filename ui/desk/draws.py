@@ -30,6 +30,7 @@ class DrawsDesk(QObject):
         self._showing = showing
         self._workbench = showing.workbench
         self._columns: dict[int, Columns] = {}  # by session, until they are closed
+        self._closed: set[int] = set()  # their nodes
         showing.watch(self._is_running)
         showing.other_shown.connect(lambda session_id: self.columns_changed.emit(self._columns.get(session_id)))
 
@@ -49,11 +50,14 @@ class DrawsDesk(QObject):
     def close_columns(self) -> None:
         """Shows the columns no more; they stay among the branches."""
         if self._showing.shown is not None:
-            self._columns.pop(self._showing.shown.session_id, None)
+            closed = self._columns.pop(self._showing.shown.session_id, None)
+            self._closed |= {column.node_id for column in closed.columns} if closed is not None else set()
             self.columns_changed.emit(None)
 
     def take_columns(self, session_id: int, columns: Columns | None) -> None:
-        """News of the columns of a session."""
+        """News of the columns of a session; those that were closed stay closed."""
+        if columns is not None and columns.columns and self._closed >= {column.node_id for column in columns.columns}:
+            return
         if columns is None:
             self._columns.pop(session_id, None)
         else:

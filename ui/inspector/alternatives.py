@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from PySide6.QtCore import QRectF, QSize, Qt, Signal
+from PySide6.QtCore import QPointF, QRectF, QSize, Qt, Signal
 from PySide6.QtGui import QColor, QFont, QFontMetrics, QKeyEvent, QPainter, QPaintEvent, QPen
 from PySide6.QtWidgets import QAbstractButton, QSizePolicy, QVBoxLayout, QWidget
 
-from ui.inspector.words import likely, token
+from ui.inspector.words import likely, percent, token
 from ui.theme.fonts import interface_font, mono_font, scaled
 from ui.theme.scheme import current_theme
 from ui.theme.text_size import fix_height, panel_width
@@ -31,6 +31,7 @@ class Alternative:
     share: float
     chosen: bool
     forbidden: str = ""  # why it could not be drawn; "" where it could
+    so_far: tuple[float, float] | None = None  # mass of all likelier ones, and with this one; None where that is not known
 
 
 class Alternatives(QWidget):
@@ -108,6 +109,8 @@ class AlternativeButton(QAbstractButton):
             token(alternative.data), likely(alternative.logprob), alternative.place
         )
         words = self.tr("{0}, {1}").format(words, alternative.forbidden) if alternative.forbidden else words
+        if alternative.so_far is not None:
+            self.setAccessibleDescription(self.tr("{0} up to here").format(percent(alternative.so_far[1])))
         self.setAccessibleName(self.tr("{0}, chosen").format(words) if alternative.chosen else words)
         self.setToolTip(plain_tooltip(alternative.forbidden))
         self.show()
@@ -152,6 +155,10 @@ class AlternativeButton(QAbstractButton):
         resting = palette.hairline if shown.forbidden else palette.bar_rest
         painter.setBrush(QColor(palette.bar if shown.chosen or hovered else resting))
         painter.drawRoundedRect(bar, 3, 3)
+        if shown.so_far is not None:  # the line of all rows together: each draws its part
+            painter.setPen(QPen(QColor(palette.faint), 1))
+            before, so_far = (left + room * min(mass, 1.0) for mass in shown.so_far)
+            painter.drawLine(QPointF(before, 0), QPointF(so_far, height))
         if shown.forbidden:
             painter.setFont(self._number)
             painter.setPen(QColor(palette.soft))
@@ -160,5 +167,6 @@ class AlternativeButton(QAbstractButton):
         if self.hasFocus():
             painter.setPen(QPen(QColor(palette.accent), 1))
             painter.setBrush(Qt.BrushStyle.NoBrush)
-            painter.drawRoundedRect(self.rect().toRectF().adjusted(-4, 1.5, -0.5, -1.5), 4, 4)
+            edge = scaled(_TOKEN_LEFT) - 5.5  # around what is chosen; the number and the probability stand beside it
+            painter.drawRoundedRect(QRectF(edge, 1.5, left + room + 6 - edge, height - 3), 4, 4)
         painter.end()

@@ -1,60 +1,205 @@
-"""The tab for the KV cache: what the status bar says, with room."""
+"""The tab for the KV cache: the trie and its memory, what it did for the last request, and what can be done with it."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+from PySide6.QtCore import QTimer, Signal
+from PySide6.QtGui import QHideEvent, QShowEvent
 from PySide6.QtWidgets import QVBoxLayout, QWidget
 
 from ui.inspector.facts import Facts
 from ui.inspector.words import percent
 from ui.numbers import count, size
-from ui.port import StatusView, Tier
-from ui.widgets import Caption, Label
+from ui.parts import button, row, words
+from ui.port import CacheCheck, CacheView, EngineState, StatusView, Tier
+from ui.transcript.visible import one_line
+from ui.widgets import Caption
+
+LOOK_MS = 1000  # between two looks while it is in sight: the engine tells of itself, nobody is asked
+TAIL_MOST = 20  # characters at the end of an edge that tell it from others
 
 
 class CacheTab(QWidget):
-    """Bytes of the budget, tiers of the path, and what the last request had to compute."""
+    """Bytes of the budget, the trie, tiers of the path; asks for what can be done."""
+
+    look_wanted = Signal()  # it is in sight, and what it shows may be old
+    clear_wanted = Signal()
+    keep_wanted = Signal(bool)  # the path shown
+    check_wanted = Signal()
+    model_wanted = Signal()
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
-        self.empty = Label(self.tr("Nothing is cached yet: the engine has not read anything."), "soft")
-        self.empty.setWordWrap(True)
-        self.memory, self.last, self.turns = Facts(columns=1), Facts(columns=1), Facts(columns=1)
+        self.empty = words(self.tr("Nothing is cached yet: the engine has not read anything."))
+        self.choose_button = button(self.tr("Choose a model…"))
+        self.choose_button.clicked.connect(self.model_wanted)
+        self.memory, self.trie, self.last, self.turns, self.edges = (Facts(columns=1) for _ in range(5))
+        self.ended = words()
         self._sections = (
             (Caption(self.tr("Memory")), self.memory),
+            (Caption(self.tr("Trie")), self.trie),
             (Caption(self.tr("Last request")), self.last),
             (Caption(self.tr("Turns of this path")), self.turns),
+            (Caption(self.tr("Largest edges")), self.edges),
         )
-        column = QVBoxLayout(self)
-        column.setContentsMargins(16, 14, 16, 16)
-        column.setSpacing(6)
-        column.addWidget(self.empty)
-        for caption, facts in self._sections:
-            column.addWidget(caption)
-            column.addWidget(facts)
-            column.addSpacing(12)
-        column.addStretch(1)
+        self.keep_button, self.clear_button = button(self.tr("Pin this path")), button(self.tr("Clear"))
+        self.check_button = button(self.tr("Check this path uncached"))
+        self.said = words()
+        self._kept = False
+        self._status = StatusView(EngineState.NONE)
+        self._view: CacheView | None = None
+        self._explain()
+        self.keep_button.clicked.connect(lambda: self.keep_wanted.emit(not self._kept))
+        self.clear_button.clicked.connect(self._clear)
+        self.check_button.clicked.connect(self._check)
+        self._again = QTimer(self, singleShot=True, interval=LOOK_MS)
+        self._again.timeout.connect(self._look)
+        self._lay_out()
+        self.show_cache(None)
+        self.show_status(self._status)
+
+    # ---- shown ------------------------------------------------------------------------------------------------------
 
     def show_status(self, status: StatusView) -> None:
         """Shows these numbers."""
-        memory = last = {}
-        if status.kv_budget:
-            memory = {
-                self.tr("KV held"): size(status.kv_bytes),
-                self.tr("budget"): size(status.kv_budget),
-                self.tr("used"): percent(status.kv_bytes / status.kv_budget),
-            }
+        self._status = status
+        last: Mapping[str, str] = {}
         if status.reused is not None and status.computed is not None:
             last = {
                 self.tr("prompt tokens"): count(status.reused + status.computed),
                 self.tr("reused"): count(status.reused),
                 self.tr("computed"): count(status.computed),
             }
-        turns = {self._tier(tier): count(status.tiers[tier]) for tier in Tier if tier in status.tiers}
-        for (caption, facts), shown in zip(self._sections, (memory, last, turns), strict=True):
-            caption.setVisible(bool(shown))
-            facts.setVisible(bool(shown))
-            facts.show_facts(shown)
-        self.empty.setVisible(not (memory or last or turns))
+        self._fill(self.last, last)
+        self._fill(self.turns, {self._tier(tier): count(status.tiers[tier]) for tier in Tier if tier in status.tiers})
+        self._show_memory()
+        self._refresh()
+        if self.isVisible():
+            self.look_wanted.emit()
+
+    def show_cache(self, view: CacheView | None) -> None:
+        """Shows the trie; None where no model runs."""
+        self._view, self._kept = view, view is not None and view.kept is not None
+        self.keep_button.setText(self.tr("Unpin this path") if self._kept else self.tr("Pin this path"))
+        looked = self.tr("last look-up: {0} tokens found; {1}")
+        self.ended.setText("" if view is None or not view.ended else looked.format(count(view.found), view.ended))
+        self._fill(self.trie, {} if view is None else self._of_trie(view))
+        edges = enumerate(() if view is None else view.largest, 1)  # two may end in the same words
+        self._fill(self.edges, {f"{n}  …{_end(edge.tail)}": f"{count(edge.tokens)} · {size(edge.bytes)}" for n, edge in edges})
+        self._show_memory()
+        self._refresh()
+
+    def show_check(self, check: CacheCheck) -> None:
+        """Says what a comparison found."""
+        first = self.tr("the same token is first") if check.same_first else self.tr("another token is first")
+        self.say(
+            self.tr("after {0} tokens the {1} log-probabilities differ by {2:.1e} nats at most; {3}").format(
+                count(check.tokens), count(check.entries), check.difference, first
+            )
+        )
+
+    def say(self, text: str) -> None:
+        """What came of what was asked."""
+        self.said.setText(text)
+        self.said.setVisible(bool(text))
+        self._refresh()
+
+    def forget(self) -> None:
+        """Another session is shown: what was said is not of its path."""
+        self.say("")
+
+    def showEvent(self, event: QShowEvent) -> None:
+        super().showEvent(event)
+        self._look()
+
+    def hideEvent(self, event: QHideEvent) -> None:
+        super().hideEvent(event)
+        self._again.stop()
+
+    # ---- inside -----------------------------------------------------------------------------------------------------
+
+    def _look(self) -> None:
+        if self.isVisible():
+            self.look_wanted.emit()
+            self._again.start()
+
+    def _clear(self) -> None:
+        self.say("")
+        self.clear_wanted.emit()
+
+    def _check(self) -> None:
+        self.say(self.tr("computing the path without the cache…"))
+        self.check_wanted.emit()
+
+    def _show_memory(self) -> None:
+        status, view = self._status, self._view
+        memory: dict[str, str] = {}
+        if status.kv_budget:
+            memory = {
+                self.tr("KV held"): size(status.kv_bytes),
+                self.tr("budget"): size(status.kv_budget),
+                self.tr("used"): percent(status.kv_bytes / status.kv_budget),
+            }
+        if view is not None and view.working_bytes:
+            memory[self.tr("in work")] = size(view.working_bytes)
+        self._fill(self.memory, memory)
+
+    def _of_trie(self, view: CacheView) -> dict[str, str]:
+        found = view.hits + view.misses
+        facts = {
+            self.tr("edges"): count(view.edges),
+            self.tr("tokens"): count(view.tokens),
+            self.tr("bytes"): size(view.bytes),
+            self.tr("leases"): f"{count(view.leases)} · {size(view.leased_bytes)}" if view.leases else "0",
+            self.tr("hits"): self.tr("{0} of {1}").format(count(view.hits), count(found)),
+            self.tr("pinned paths"): count(view.pins),
+        }
+        if view.kept is not None:
+            facts[self.tr("pinned of this path")] = self.tr("{0} tokens").format(count(view.kept))
+        return facts
+
+    def _fill(self, facts: Facts, shown: Mapping[str, str]) -> None:
+        caption = next(caption for caption, held in self._sections if held is facts)
+        caption.setVisible(bool(shown))
+        facts.setVisible(bool(shown))
+        facts.show_facts(shown)
+
+    def _refresh(self) -> None:
+        runs = self._view is not None
+        nothing = all(facts.isHidden() for _, facts in self._sections)
+        self.empty.setVisible(nothing)
+        self.choose_button.setVisible(nothing and self._status.engine is EngineState.NONE)
+        self.ended.setVisible(bool(self.ended.text()))
+        for part in (self.keep_button, self.clear_button, self.check_button):
+            part.setVisible(runs)
+
+    def _explain(self) -> None:
+        self.keep_button.setAccessibleDescription(
+            self.tr("What is held of it stays in memory; other text does not push it out")
+        )
+        self.clear_button.setAccessibleName(self.tr("Clear the cache"))
+        self.clear_button.setAccessibleDescription(self.tr("Texts stay; what is read again is computed again"))
+        self.check_button.setAccessibleDescription(
+            self.tr("The model reads the whole path anew, and its answer is compared with the cache's")
+        )
+
+    def _lay_out(self) -> None:
+        column = QVBoxLayout(self)
+        column.setContentsMargins(16, 12, 16, 16)
+        column.setSpacing(6)
+        column.addWidget(self.empty)
+        column.addLayout(row(self.choose_button, 1))
+        for caption, facts in self._sections:
+            column.addWidget(caption)
+            column.addWidget(facts)
+            if facts is self.trie:
+                column.addWidget(self.ended)
+            column.addSpacing(10)
+        column.addLayout(row(self.keep_button, self.clear_button, 1))
+        column.addLayout(row(self.check_button, 1))
+        column.addWidget(self.said)
+        column.addStretch(1)
 
     def _tier(self, tier: Tier) -> str:
         return {
@@ -62,3 +207,8 @@ class CacheTab(QWidget):
             Tier.DISK: self.tr("on disk"),
             Tier.COLD: self.tr("cold, to be computed"),
         }[tier]
+
+
+def _end(tail: str) -> str:
+    """The last words of an edge, on one line."""
+    return one_line(tail)[-TAIL_MOST:]

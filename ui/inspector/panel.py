@@ -27,6 +27,8 @@ class Inspector(QWidget):
     alternative_chosen = Signal(int, int, int)  # node id, index, token id
     token_chosen = Signal(int, int)  # node id, index
     columns_wanted = Signal(int, int, int, bool)  # node id, index, how many, whether by a beam search
+    uncertain_wanted = Signal()  # a token where the model hesitated
+    message_wanted = Signal()  # nothing was said yet
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -37,6 +39,9 @@ class Inspector(QWidget):
         self.token.alternative_chosen.connect(self.alternative_chosen)
         self.token.columns_wanted.connect(self.columns_wanted)
         self.path.token_chosen.connect(self.token_chosen)
+        for tab in (self.token, self.path, self.why):
+            tab.empty.token_wanted.connect(self.uncertain_wanted)
+            tab.empty.message_wanted.connect(self.message_wanted)
         self._stack = QStackedWidget()
         self._group = QButtonGroup(self)
         self.tabs: list[QPushButton] = []
@@ -57,6 +62,8 @@ class Inspector(QWidget):
     def show_path(self, turns: tuple[TurnView, ...], how_made: HowMade = lambda _node: None) -> None:
         """Shows the sums over a path, and how its last answer was made; added up only while they can be seen."""
         self._path_turns, self._how_made = turns, how_made
+        for tab in (self.token, self.why):
+            tab.empty.set_has_tokens(any((turn.run.rank > 0).any() for turn in turns))
         self._refresh_path()
 
     def show_status(self, status: StatusView) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -12,13 +12,14 @@ from PySide6.QtGui import QColor, QMouseEvent, QPainter, QPaintEvent, QPen
 from PySide6.QtWidgets import QSizePolicy, QVBoxLayout, QWidget
 
 from ui.inspector import words
+from ui.inspector.empty import Empty
 from ui.inspector.facts import Facts
 from ui.inspector.making import Making
 from ui.numbers import count
 from ui.numbers import nats as joint_nats
 from ui.port import Made, TurnView
 from ui.theme.scheme import current_theme
-from ui.widgets import Caption, Label
+from ui.widgets import Caption
 
 Float32 = npt.NDArray[np.float32]
 
@@ -66,12 +67,17 @@ class PathTab(QWidget):
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
-        self.facts = Facts(columns=1)
+        self.facts, self.range = Facts(columns=1), Facts(columns=1)
+        self._range = QWidget()  # with the space above it
+        selected = QVBoxLayout(self._range)
+        selected.setContentsMargins(0, 16, 0, 0)
+        selected.setSpacing(6)
+        selected.addWidget(Caption(self.tr("Selected range")))
+        selected.addWidget(self.range)
         self.timeline = Timeline()
         self.timeline.chosen.connect(self._choose)
         self._places: tuple[tuple[int, int], ...] = ()
-        self.empty = Label(self.tr("No scored tokens on this path yet."), "soft")
-        self.empty.setWordWrap(True)
+        self.empty = Empty(self.tr("No scored tokens on this path yet."))
         self._caption = Caption(self.tr("Entropy along the path"))
         column = QVBoxLayout(self)
         column.setContentsMargins(16, 14, 16, 16)
@@ -82,10 +88,12 @@ class PathTab(QWidget):
         column.addWidget(self._caption)
         column.addSpacing(6)
         column.addWidget(self.timeline)
+        column.addWidget(self._range)
         self.making = Making()
         column.addWidget(self.making)
         column.addStretch(1)
         self.show_path(())
+        self.show_range(())
 
     def show_path(self, turns: tuple[TurnView, ...]) -> None:
         """Shows the sums over these turns."""
@@ -98,15 +106,21 @@ class PathTab(QWidget):
         self.facts.show_facts(self._words(numbers))
         self.timeline.show_values(numbers.entropies)
 
+    def show_range(self, turns: tuple[TurnView, ...]) -> None:
+        """Shows the sums over what is selected of the turns; every scored token of it counts, whoever said it."""
+        numbers = numbers_of(tuple(replace(turn, role="assistant") for turn in turns))
+        self._range.setVisible(numbers.tokens > 0)
+        self.range.show_facts(self._words(numbers, of_range=True) if numbers.tokens else {})
+
     def show_made(self, made: Made | None) -> None:
         """Shows how the last answer of the path was made."""
         self.making.show_made(made)
 
-    def _words(self, numbers: PathNumbers) -> dict[str, str]:
+    def _words(self, numbers: PathNumbers, *, of_range: bool = False) -> dict[str, str]:
         facts = {self.tr("tokens"): count(numbers.tokens), self.tr("scored"): count(numbers.scored)}
         if numbers.answered:
+            facts |= {} if of_range else {self.tr("model’s tokens"): count(numbers.answered)}
             facts |= {
-                self.tr("model’s tokens"): count(numbers.answered),
                 self.tr("joint log-probability"): joint_nats(numbers.logprob),
                 self.tr("mean surprise"): words.in_bits(-numbers.logprob / numbers.answered),
                 self.tr("perplexity"): f"{numbers.perplexity:,.2f}",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 
 from PySide6.QtCore import Signal
 from PySide6.QtGui import QFont
@@ -14,6 +15,7 @@ from ui.inspector import words
 from ui.inspector.alternatives import Alternative, Alternatives
 from ui.inspector.beam_rows import BeamRows
 from ui.inspector.compared import ComparedRows
+from ui.inspector.empty import Empty
 from ui.inspector.facts import Facts
 from ui.inspector.ways import Ways
 from ui.inspector.why import WhyFacts
@@ -37,8 +39,7 @@ class TokenTab(QWidget):
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self._spot: Spot | None = None
-        self.empty = Label(self.tr("Click a token to see its numbers and what else was likely."), "soft")
-        self.empty.setWordWrap(True)
+        self.empty = Empty(self.tr("Click a token to see its numbers and what else was likely."))
         self.large = ElidedLabel("", "", mono_font(21, QFont.Weight.DemiBold))
         self.facts = Facts()
         self.unscored = Label(self.tr("Not scored: nothing precedes it, or the model has not read it yet."), "soft")
@@ -143,6 +144,7 @@ def alternatives_of(record: TokenRecord, vocabulary: Vocabulary) -> list[Alterna
     ids, logprobs = record.top_ids[:MOST_SHOWN], record.top_logprobs[:MOST_SHOWN]
     known = list(vocabulary(ids)) or [b""] * len(ids)
     first = logprobs[0]
+    mass = list(accumulate(math.exp(logprob) for logprob in logprobs))
     made = [
         Alternative(
             token_id,
@@ -152,6 +154,7 @@ def alternatives_of(record: TokenRecord, vocabulary: Vocabulary) -> list[Alterna
             math.exp(logprob - first),
             chosen=token_id == record.token_id,
             forbidden=forbidden(record, token_id),
+            so_far=(mass[place - 2] if place > 1 else 0.0, mass[place - 1]),
         )
         for place, (token_id, logprob, data) in enumerate(zip(ids, logprobs, known, strict=True), 1)
     ]

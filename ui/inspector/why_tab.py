@@ -12,6 +12,7 @@ from runtime import Origin, SamplingOptions
 from ui.inspector import words
 from ui.inspector.candidates import Candidates, Line, cut_words
 from ui.inspector.draw_line import DrawLine
+from ui.inspector.empty import Empty
 from ui.inspector.facts import Facts
 from ui.inspector.replaying import Candidate, Outcome, Row, at_stage, candidates, replayed, same_draw
 from ui.inspector.settings_rows import SettingsRows
@@ -41,7 +42,7 @@ class WhyTab(QWidget):
         self._asked = False  # how this spot was drawn
         self._vocabulary: Vocabulary = lambda _ids: []
         self.outcome = Outcome(None)
-        self.empty = Label(self.tr("Click a token to see how it came to stand there."), "soft")
+        self.empty = Empty(self.tr("Click a token to see how it came to stand there."))
         self.large = ElidedLabel("", "", mono_font(17, QFont.Weight.DemiBold))
         self.why = WhyFacts(stages=False)
         self.source = Label("", "soft", interface_font(11.5))
@@ -58,7 +59,7 @@ class WhyTab(QWidget):
         self.facts = Facts(columns=1)
         self.table = Candidates()
         self.did = Label("", "soft", interface_font(11.5))  # the stage that was chosen
-        for label in (self.empty, self.source, self.missing, self.verdict, self.note, self.did):
+        for label in (self.source, self.missing, self.verdict, self.note, self.did):
             label.setWordWrap(True)
         self._stages, self._among = Caption(self.tr("Stages · press one to see what it did")), Caption("")
         self._lay_out()
@@ -187,9 +188,10 @@ class WhyTab(QWidget):
         for part in (self._stages, self.dials, self.line, self.verdict, self._among, self.table, self.did):
             part.setVisible(replays)
         self.missing.setVisible(spot is not None and drawing is not None and not replays)
-        self.note.hide()
-        self.reset.hide()
         self.ask.setVisible(self._can_ask())
+        if spot is None or drawing is None or record is None or not replays:
+            self.note.hide()
+            self.reset.hide()
         if spot is None or drawing is None or record is None:
             return
         if not replays:

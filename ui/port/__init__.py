@@ -8,6 +8,7 @@ the listener given to `subscribe`, on the same thread, in order.
 from __future__ import annotations
 
 from ui.port.answers import AnswerCommands, Made, Setting
+from ui.port.cache import CacheCheck, CacheCommands, CacheView, EdgeView
 from ui.port.drafts import Composition, ContextPart, DraftCommands, PartKind
 from ui.port.drawing import BeamRules, Column, ColumnKind, Columns, Drawing, DrawingUses
 from ui.port.engine import BackendChoice, EngineCommands, EngineState, ModelChoice, StatusView
@@ -70,6 +71,9 @@ __all__ = [
     "BeamRules",
     "BranchDiff",
     "BranchRow",
+    "CacheCheck",
+    "CacheCommands",
+    "CacheView",
     "Column",
     "ColumnKind",
     "ColumnTokens",
@@ -86,6 +90,7 @@ __all__ = [
     "DraftCommands",
     "Drawing",
     "DrawingUses",
+    "EdgeView",
     "EngineCommands",
     "EngineState",
     "Event",

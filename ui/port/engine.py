@@ -33,6 +33,7 @@ class StatusView:
     kv_bytes: int = 0
     kv_budget: int = 0
     tiers: Mapping[Tier, int] = field(default_factory=dict)  # turns of the shown path per tier
+    disk_note: str = ""  # why KV is not kept on disk
 
 
 @dataclass(frozen=True, slots=True)

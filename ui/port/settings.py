@@ -14,6 +14,7 @@ class AppSettings:
     backend: str = "auto"
     device: str = "auto"
     dtype: str = "auto"
+    weights: str = "auto"  # float16, bfloat16, int8, int4: of linear layers, on a processor (hf)
     chat_format: str = "auto"  # how messages become text: the model's own, "none" for text without roles, or a family's
     chat_template_file: str = ""  # the user's own jinja2 template, run in the sandbox; then `chat_format` is "auto"
     offload: str = "none"  # "disk": weights that do not fit into memory are read at every forward

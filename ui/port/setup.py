@@ -165,5 +165,5 @@ class SetupCommands(Protocol):
     async def set_guess(self, session_id: int, guess: Guess) -> SessionSetup:
         """Where guesses come from, if anybody guesses ahead."""
 
-    async def answer_call(self, session_id: int, node_id: int, text: str) -> None:
-        """The result of the calls in the answer `node_id`, as a tool's turn; then streams an answer."""
+    async def answer_call(self, session_id: int, node_id: int, results: Sequence[str]) -> None:
+        """The results of the calls in the answer `node_id`, in their order, each a tool's turn; then streams an answer."""

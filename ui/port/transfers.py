@@ -77,8 +77,12 @@ class BranchDiff:
 class TransferCommands(Protocol):
     """Files and comparisons. Every coroutine may raise `Refusal`; cancelled, it leaves nothing behind."""
 
-    async def export_session(self, session_id: int, kind: ExportKind, path: Path, progress: OnTransfer) -> None:
-        """Writes a session to a file, which is replaced when the export is whole; the window may go on meanwhile."""
+    async def export_session(self, session_id: int, kind: ExportKind, path: Path, progress: OnTransfer) -> str:
+        """Writes a session to a file, which is replaced when the export is whole; the window may go on meanwhile.
+
+        Returns:
+            What the file does not have, in words; "" where nothing is missing.
+        """
 
     async def import_file(self, path: Path, progress: OnTransfer) -> ImportResult:
         """Takes in a file of ours or a list of messages: all of it, or nothing."""

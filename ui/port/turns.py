@@ -56,6 +56,7 @@ class TurnView:
     is_foreign: bool = False  # it failed since the path has another tokenizer's tokens: it can be opened as text
     calls: tuple[ToolCard, ...] = ()  # of tools, that nobody has answered yet
     called: tuple[ToolCard, ...] = ()  # of tools, that the next turn answers
+    may_call: bool = False  # it is being written, and tools are offered
 
     @property
     def variant(self) -> int:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from ui.port.answers import AnswerCommands
+from ui.port.cache import CacheCommands
 from ui.port.drafts import DraftCommands
 from ui.port.drawing import DrawingUses
 from ui.port.engine import EngineCommands
@@ -25,6 +26,7 @@ class Workbench(
     AnswerCommands,
     DraftCommands,
     DrawingUses,
+    CacheCommands,
     SetupCommands,
     SettingsCommands,
     TransferCommands,

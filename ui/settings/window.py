@@ -95,7 +95,7 @@ class SettingsWindow(QWidget):
     def show_settings(self, view: SettingsView) -> None:
         """Shows what holds."""
         values, choices = view.values, view.choices
-        for name in ("backend", "device", "dtype", "draft_model"):
+        for name in ("backend", "device", "dtype", "weights", "draft_model"):
             self.engine.show_choice(name, choices.get(name, ()), getattr(values, name), self._title)
         self._show_format(values, choices.get("chat_format", ()))
         places = {"none": self.tr("in memory"), "disk": self.tr("on disk, where they do not fit")}
@@ -149,6 +149,10 @@ class SettingsWindow(QWidget):
         rows.add_choice("backend", self.tr("Engine"), now=False)
         rows.add_choice("device", self.tr("Device"), now=False)
         rows.add_choice("dtype", self.tr("Precision"), now=False)
+        hint = self.tr(
+            "Fewer bits make a processor faster (hf) and the numbers others; what that costs is said beside the model."
+        )
+        rows.add_choice("weights", self.tr("Weights in"), now=False, hint=hint)
         hint = self.tr(
             "For models that came without one, or in place of it. A template of your own runs in a sandbox, with limits."
         )

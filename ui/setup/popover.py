@@ -21,6 +21,7 @@ from ui.port import SessionSetup, Workbench
 from ui.setup.desk import Change, SetupDesk
 from ui.setup.form_page import FormPage
 from ui.setup.model_page import ModelPage
+from ui.setup.pages import MODEL
 from ui.setup.sampling_page import SamplingPage
 from ui.setup.tools_page import ToolsPage
 from ui.theme.fonts import scaled
@@ -29,7 +30,6 @@ from ui.widgets import Notice
 
 WIDTH, HEIGHT = 400, 600
 EDGE = 8  # pixels that stay free around it
-MODEL, SAMPLING, FORM, TOOLS = range(4)
 
 
 class SetupPopover(QFrame):

@@ -30,6 +30,7 @@ class Palette:
     bar_rest: str
     disk: str
     code: str
+    literal: str  # strings and numbers in code: cool, for warm is what was unlikely
     on_accent: str
     on_strongest: str
     surprise: tuple[str | None, str, str, str, str, str]
@@ -56,6 +57,7 @@ LIGHT = Palette(
     bar_rest="#b9d8cf",
     disk="#9cc4b8",
     code="#f1f1ed",
+    literal="#3d5a80",
     on_accent="#fcfcfa",
     on_strongest="#ffffff",
     surprise=(None, "#fbeedd", "#f8dcb4", "#f2b981", "#e98f5f", "#d9603f"),
@@ -78,6 +80,7 @@ DARK = Palette(
     bar_rest="#2c4f47",
     disk="#366e61",
     code="#242523",
+    literal="#9db8d9",
     on_accent="#1c1d1c",
     on_strongest="#ffffff",
     surprise=(None, "#33291c", "#4a3720", "#6b4a26", "#8f5a2e", "#b5532f"),

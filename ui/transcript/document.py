@@ -19,7 +19,9 @@ from PySide6.QtGui import (
 
 from ui.theme.fonts import mono_font
 from ui.theme.palette import Palette
+from ui.transcript.code_ink import colour_code
 from ui.transcript.faces import TEXT_PX, Faces
+from ui.transcript.maths import with_plain_maths
 
 _FEATURES = QTextDocument.MarkdownFeature.MarkdownDialectGitHub | QTextDocument.MarkdownFeature.MarkdownNoHTML
 _HEADING_PX = (0.0, 21.0, 18.5, 16.5, 15.5, 15.5, 15.5)
@@ -41,7 +43,7 @@ class BlankDocument(QTextDocument):
 def markdown_document(source: str, faces: Faces, palette: Palette, width: float) -> QTextDocument:
     """GitHub's markdown without HTML, in the transcript's type."""
     document = _blank(faces.text, width)
-    document.setMarkdown(source, _FEATURES)
+    document.setMarkdown(with_plain_maths(source), _FEATURES)
     block = document.begin()
     while block.isValid():
         _set_type(QTextCursor(block), faces, last=not block.next().isValid())
@@ -58,11 +60,12 @@ def plain_document(source: str, faces: Faces, width: float) -> QTextDocument:
     return document
 
 
-def code_document(source: str, faces: Faces, width: float) -> QTextDocument:
-    """Code in the monospaced face."""
+def code_document(source: str, language: str, faces: Faces, palette: Palette, width: float) -> QTextDocument:
+    """Code in the monospaced face, coloured where its language is known."""
     document = _blank(mono_font(13 * faces.share), width)
     document.setPlainText(source)
     _space_lines(document, _CODE_LINE_PERCENT, _PROPORTIONAL)
+    colour_code(document, source, language, palette)
     return document
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from PySide6.QtCore import QRect, QRectF, Qt, Signal
 from PySide6.QtGui import QPainter
@@ -32,6 +32,7 @@ class MarkedPane(Pane[TokensBody]):
     """Tokens with marks on them; `TokensPane` has the mouse and the keys that put them there."""
 
     token_pinned = Signal(object)  # (node_id, index) or None
+    range_selected = Signal(object)  # of each turn that is touched (node id, first token, behind the last one); none: ()
     ghost_left = Signal()  # nobody looks at the preview any more
 
     def __init__(self, ink: Ink, faces: Faces, parent: QWidget | None = None) -> None:
@@ -154,7 +155,14 @@ class MarkedPane(Pane[TokensBody]):
         self._selection = selection
         for index, box in enumerate(self._page.boxes):
             box.body.selection = None if selection is None else selection.within(index, len(box.turn.tokens))
+        self.range_selected.emit(tuple(self._selected_tokens()))
         self.viewport().update()
+
+    def _selected_tokens(self) -> Iterator[tuple[int, int, int]]:
+        for box in self._page.boxes:
+            part = box.body.selection
+            if part is not None:
+                yield box.turn.node_id, part[0].token, part[1].token + (part[1].offset > 0)
 
     # ---- painting -------------------------------------------------------------------------------------------------
 

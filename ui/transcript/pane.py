@@ -14,6 +14,7 @@ from ui.transcript.ink import Ink
 from ui.transcript.meta import Action
 from ui.transcript.page import BodyT, Box, Page
 from ui.transcript.scroller import Scroller
+from ui.transcript.spoken import speak
 from ui.transcript.turn import Turn
 
 _RAIL_LINE_PX = 3
@@ -41,9 +42,15 @@ class Pane(Scroller[BodyT]):
         self._ink = ink
         self._hovered: int | None = None  # the box whose actions show
         self._pointed = Action.NONE
+        self._cursor = Qt.CursorShape.ArrowCursor
         self._filled = False  # before a session is there, nothing is said about it
         self._beneath: dict[int, QWidget] = {}  # by node id
         page.under = self._height_under
+        speak(self, self._said)
+
+    def _said(self) -> str:
+        """All turns, each after who said it."""
+        return "\n".join(f"{box.turn.role}: {box.turn.text.strip()}" for box in self._page.boxes)
 
     def set_ink(self, ink: Ink) -> None:
         """Other colours."""
@@ -186,16 +193,28 @@ class Pane(Scroller[BodyT]):
         return index if box.top <= y < box.top + reach else None
 
     def _action_at(self, point: QPoint) -> Action:
-        index = self._box_at(point)
+        return self._action_in(self._box_at(point), point)
+
+    def _action_in(self, index: int | None, point: QPoint, *, hovers: bool = False) -> Action:
+        """What a click at a point of that box does; `hovers` when the mouse is there from now on."""
         if index is None:
             return Action.NONE
         box = self._page.boxes[index]
         top = box.top + box.meta_top - self.verticalScrollBar().value()
-        return box.meta.action_at(QPointF(point.x() - self._left, point.y() - top), hovered=index == self._hovered)
+        hovered = hovers or index == self._hovered
+        return box.meta.action_at(QPointF(point.x() - self._left, point.y() - top), hovered=hovered)
 
-    def _point_at(self, point: QPoint) -> None:
-        self._hover(self._box_at(point), Action.NONE)
-        self._hover(self._hovered, self._action_at(point))
+    def _point_at(self, point: QPoint) -> int | None:
+        """The mouse is there: which box is under it."""
+        index = self._box_at(point)
+        self._hover(index, self._action_in(index, point, hovers=True))
+        return index
+
+    def _show_cursor(self, shape: Qt.CursorShape) -> None:
+        """Told only when it is another one: that takes longer than finding out."""
+        if shape is not self._cursor:
+            self._cursor = shape
+            self.viewport().setCursor(shape)
 
     def _hover(self, index: int | None, pointed: Action) -> None:
         if (index, pointed) == (self._hovered, self._pointed):

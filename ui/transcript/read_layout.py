@@ -174,9 +174,10 @@ class ReadLayout:
         self._held_tops = []
 
     def _typeset(self, number: int) -> QTextDocument:
-        code, markdown = self.source.stretches[number].code, self.source.markdown(number)
-        if code is not None:
-            return code_document(code, self.faces, self._width - 2 * _CODE_PAD_PX)
+        stretch, markdown = self.source.stretches[number], self.source.markdown(number)
+        if stretch.code is not None:
+            width = self._width - 2 * _CODE_PAD_PX
+            return code_document(stretch.code, stretch.language, self.faces, self._palette, width)
         if markdown is not None:
             return markdown_document(markdown, self.faces, self._palette, self._width)
         return plain_document(self.source.plain(number).removesuffix("\n"), self.faces, self._width)

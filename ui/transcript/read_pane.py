@@ -46,7 +46,7 @@ class ReadPane(Pane[ReadBody]):
         self._stream.setSingleShot(True)
         self._stream.setInterval(_STREAM_MS)
         self._stream.timeout.connect(self._take_grown)
-        self.viewport().setCursor(Qt.CursorShape.IBeamCursor)
+        self._show_cursor(Qt.CursorShape.IBeamCursor)
         self.setAccessibleName(self.tr("Conversation, typeset"))
 
     def set_turns(self, turns: Sequence[Turn], changed: Sequence[int], *, to_end: bool) -> None:
@@ -130,8 +130,8 @@ class ReadPane(Pane[ReadBody]):
                 self._select(self._anchor_spot, self._spot_at(point))
             return
         self._point_at_code(point)
-        clickable = self._action_at(point) is not Action.NONE or self._on_copy(point) or bool(self._link_at(point))
-        self.viewport().setCursor(Qt.CursorShape.PointingHandCursor if clickable else Qt.CursorShape.IBeamCursor)
+        clickable = self._pointed is not Action.NONE or self._on_copy(point) or bool(self._link_at(point))
+        self._show_cursor(Qt.CursorShape.PointingHandCursor if clickable else Qt.CursorShape.IBeamCursor)
 
     def mouseReleaseEvent(self, event: QMouseEvent) -> None:
         self._pressed = None

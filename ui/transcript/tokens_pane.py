@@ -13,6 +13,7 @@ from ui.transcript.faces import Faces
 from ui.transcript.ghost import next_alternative
 from ui.transcript.ink import Ink
 from ui.transcript.marked_pane import MarkedPane
+from ui.transcript.meta import Action
 from ui.transcript.selection import Selection, Spot
 from ui.transcript.turn import Turn
 from ui.transcript.walk import TokenAt
@@ -36,7 +37,7 @@ class TokensPane(MarkedPane):
         self._hover_timer.setSingleShot(True)
         self._hover_timer.setInterval(_HOVER_MS)
         self._hover_timer.timeout.connect(self._announce_hover)
-        self.viewport().setCursor(Qt.CursorShape.IBeamCursor)
+        self._show_cursor(Qt.CursorShape.IBeamCursor)
         self.setAccessibleName(self.tr("Conversation, as tokens"))
 
     def set_turns(self, turns: Sequence[Turn], changed: Sequence[int], *, to_end: bool) -> None:
@@ -70,14 +71,14 @@ class TokensPane(MarkedPane):
             self._select(Selection(spot, spot))
 
     def mouseMoveEvent(self, event: QMouseEvent) -> None:
-        super().mouseMoveEvent(event)
         point = event.position().toPoint()
+        index = self._point_at(point)
         if self._pressed is not None and event.buttons() & Qt.MouseButton.LeftButton:
             self._drag(point)
             return
-        under = self._token_at(point)
-        over_action = under is None and self._action_at(point) is not self._action_at(QPoint(-1, -1))
-        self.viewport().setCursor(Qt.CursorShape.PointingHandCursor if over_action else Qt.CursorShape.IBeamCursor)
+        under = self._token_in(index, point)
+        over_action = under is None and self._pointed is not Action.NONE
+        self._show_cursor(Qt.CursorShape.PointingHandCursor if over_action else Qt.CursorShape.IBeamCursor)
         if under != self._under:
             self._under = under
             self._hover_timer.start()
@@ -116,7 +117,9 @@ class TokensPane(MarkedPane):
             bar.setValue(bar.value() + (point.y() if point.y() < 0 else point.y() - height))
 
     def _token_at(self, point: QPoint) -> TokenAt | None:
-        index = self._box_at(point)
+        return self._token_in(self._box_at(point), point)
+
+    def _token_in(self, index: int | None, point: QPoint) -> TokenAt | None:
         if index is None:
             return None
         box = self._page.boxes[index]

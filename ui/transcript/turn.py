@@ -8,6 +8,7 @@ import numpy as np
 
 from runtime import Origin, TokenRun
 from ui.port import TurnStatus, TurnView
+from ui.transcript.calling import open_call
 from ui.transcript.compose import is_hidden
 from ui.transcript.measure import Measure
 from ui.transcript.tokens import Over, Tokens
@@ -71,7 +72,11 @@ class Turn:
 
     @property
     def calls(self) -> tuple[tuple[int, int], ...]:
-        """The characters of `text` that are calls which stand as cards under it, in their order."""
+        """The characters of `text` that are calls which stand as cards under it, in their order; one in the making is one."""
+        if self.view.may_call and self.view.status is TurnStatus.STREAMING:
+            text = self.text
+            start = open_call(text)
+            return () if start is None else ((start, len(text)),)
         spans = {card.span for card in (*self.view.calls, *self.view.called) if card.span[0] < card.span[1]}
         return tuple(sorted(spans))
 

@@ -40,6 +40,7 @@ class TranscriptView(QWidget):
 
     token_clicked = Signal(int, int)
     token_pinned = Signal(object)  # (node_id, index) or None
+    range_selected = Signal(object)  # in Tokens: ((node_id, first token, behind the last one), ...); () for none
     alternative_chosen = Signal(int, int, int)  # node_id, index, token_id
     preview_wanted = Signal(int, int, int)  # node_id, index, token_id; `show_preview` answers
     preview_left = Signal()  # nobody waits for it any more
@@ -92,6 +93,7 @@ class TranscriptView(QWidget):
     def _connect(self) -> None:
         self.tokens.token_clicked.connect(self.token_clicked)
         self.tokens.token_pinned.connect(self.token_pinned)
+        self.tokens.range_selected.connect(self.range_selected)
         self.tokens.alternative_chosen.connect(self.alternative_chosen)
         self.tokens.preview_wanted.connect(self.preview)
         self.tokens.ghost_left.connect(self.preview_left)

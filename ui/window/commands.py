@@ -11,7 +11,7 @@ from PySide6.QtWidgets import QApplication
 from ui.desk import Desk
 from ui.frame import Frame
 from ui.port import SessionSetup, TextFile, Workbench
-from ui.setup import SetupDesk
+from ui.setup.desk import SetupDesk
 from ui.shown import typed_text
 from ui.stage import Stage
 

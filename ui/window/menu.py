@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 from PySide6.QtWidgets import QMenu
@@ -9,7 +10,7 @@ from PySide6.QtWidgets import QMenu
 from ui.actions import Actions, connect, copy_focused
 from ui.desk import Desk
 from ui.frame import Frame
-from ui.setup import MODEL, SAMPLING, SetupPopover
+from ui.setup.pages import MODEL, SAMPLING
 from ui.stage import Stage
 from ui.transcript import Mode
 from ui.transferring import Transfers
@@ -43,14 +44,14 @@ def wire_session(acts: Actions, desk: Desk, commands: Commands, transfers: Trans
         connect(action, partial(transfers.ask_export, kind))
 
 
-def wire_answers(acts: Actions, desk: Desk, commands: Commands, popover: SetupPopover) -> None:
-    """Answers, and what they are made with."""
+def wire_answers(acts: Actions, desk: Desk, commands: Commands, show_setup: Callable[[int], None]) -> None:
+    """Answers, and what they are made with; `show_setup` opens a page of that."""
     connect(acts.stop, desk.answers.stop)
     connect(acts.regenerate, commands.regenerate)
     connect(acts.regenerate_exactly, commands.regenerate_exactly)
     connect(acts.continue_answer, commands.continue_turn)
-    connect(acts.setup, lambda: popover.toggle(MODEL))
-    connect(acts.sampling, lambda: popover.toggle(SAMPLING))
+    connect(acts.setup, partial(show_setup, MODEL))
+    connect(acts.sampling, partial(show_setup, SAMPLING))
     for count, action in acts.ways.items():
         connect(action, partial(commands.find_columns, count, beams=False))
     connect(acts.beams, lambda: commands.find_columns(BEAMS, beams=True))

@@ -6,18 +6,19 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING
 
 from PySide6.QtCore import QByteArray, Signal
 from PySide6.QtGui import QCloseEvent
 from PySide6.QtWidgets import QApplication, QMainWindow, QMenu
 
-from ui.about import AboutBox
 from ui.actions import Actions, connect
 from ui.desk import Desk
 from ui.frame import Frame
 from ui.port import AppSettings, Workbench
-from ui.settings import SettingsWindow
-from ui.setup import SAMPLING, SetupDesk, SetupPopover
+from ui.setup.desk import SetupDesk
+from ui.setup.pages import SAMPLING
 from ui.stage import Stage
 from ui.theme.scheme import Scheme, apply_theme
 from ui.theme.text_size import resize_text
@@ -26,8 +27,14 @@ from ui.transferring import Transfers
 from ui.welcome import Welcome
 from ui.window.commands import Commands
 from ui.window.menu import install_menu, wire_answers, wire_session, wire_view
+from ui.window.open_windows import come_forward, wire_window_menu
+from ui.window.recent import known_paths, wire_recent
 from ui.window.second import wire_second
 from ui.window.wiring import wire_parts
+
+if TYPE_CHECKING:  # both are loaded when they are first opened
+    from ui.settings import SettingsWindow
+    from ui.setup.popover import SetupPopover
 
 logger = logging.getLogger(__name__)
 
@@ -43,6 +50,7 @@ class WindowState:
     drafts: Sequence[Sequence[int | str]] = ()  # session id (0: a session without turns) and what was not sent
     colours: str = Measure.SURPRISAL.value
     session: int | None = None  # what it showed
+    recent: Sequence[str] = ()  # files that were imported or exported, the last one first
 
 
 class MainWindow(QMainWindow):
@@ -84,9 +92,9 @@ class MainWindow(QMainWindow):
         self.acts = Actions(self)
         self.stage = Stage(self, self.desk, self.parts, self.acts)
         self.transfers = Transfers(workbench, self.desk, self.parts.status, self.parts.composer.notice, self)
+        self.transfers.recent += known_paths(state.recent)
         self.setup = SetupDesk(self.desk, workbench)
-        self.popover = SetupPopover(self.setup, self.parts.top.model, self.parts)
-        self.settings = SettingsWindow(self.desk, workbench, self)
+        self._workbench = workbench
         self.welcome = Welcome(self.desk, self.parts, self)
         self._commands = Commands(self.desk, self.parts, self.stage, self.setup, self)
         wire_second(self.desk, self.parts, self.stage)
@@ -117,57 +125,72 @@ class MainWindow(QMainWindow):
         parts = self.parts
         shown = self.desk.shown.session_id if self.desk.shown is not None else None
         panels = parts.wants_sidebar, parts.wants_inspector
-        return WindowState(geometry, *panels, self.stage.mode.value, (), parts.transcript.measure.value, shown)
+        colours, recent = parts.transcript.measure.value, tuple(map(str, self.transfers.recent))
+        return WindowState(geometry, *panels, self.stage.mode.value, (), colours, shown, recent)
 
     def come_forward(self) -> None:
         """In front of all others, with the keyboard."""
-        if self.isMinimized():
-            self.showNormal()
-        self.raise_()
-        self.activateWindow()
+        come_forward(self)
 
     # ---- wiring -------------------------------------------------------------------------------------------------
 
+    @cached_property
+    def popover(self) -> SetupPopover:
+        """What hangs from the model's name."""
+        from ui.setup.popover import SetupPopover
+
+        made = SetupPopover(self.setup, self.parts.top.model, self.parts)
+        made.model.models_wanted.connect(self.desk.models.ask_menu)
+        made.model.comparison_wanted.connect(made.close_again)
+        made.model.comparison_wanted.connect(self.desk.second.ask_menu)
+        made.model.more_wanted.connect(self._open_models)
+        self.desk.shelf.downloads_changed.connect(made.model.adapter_field.show_downloads)
+        made.model.adapter_field.show_downloads(self.desk.shelf.downloads)
+        made.sampling.options.bytes_of = lambda token: b"".join(self.desk.token_bytes([token]))
+        return made
+
+    @cached_property
+    def settings(self) -> SettingsWindow:
+        """The window of the settings."""
+        from ui.settings import SettingsWindow
+
+        made = SettingsWindow(self.desk, self._workbench, self)
+        made.shown.connect(lambda view: self.apply(view.values))
+        made.colours_wanted.connect(self.stage.colour_by)
+        return made
+
     def _wire_setup(self) -> None:
-        desk, popover = self.desk, self.popover
-        self.parts.top.setup_wanted.connect(popover.toggle)
+        desk = self.desk
+        self.parts.top.setup_wanted.connect(lambda: self.popover.toggle())
         self.parts.composer.format_wanted.connect(self._open_settings)
-        self.parts.composer.setup_wanted.connect(lambda: popover.toggle(SAMPLING))
-        popover.model.models_wanted.connect(desk.models.ask_menu)
+        self.parts.composer.setup_wanted.connect(lambda: self.popover.toggle(SAMPLING))
         self._wire_models()
-        popover.model.comparison_wanted.connect(popover.close_again)
-        popover.model.comparison_wanted.connect(desk.second.ask_menu)
-        popover.sampling.options.bytes_of = lambda token: b"".join(desk.token_bytes([token]))
-        self.settings.shown.connect(lambda view: self.apply(view.values))
-        self.settings.colours_wanted.connect(self.stage.colour_by)
         for news in (desk.session_shown, desk.models.listed, desk.activity_changed, desk.status_changed):
             news.connect(self._refresh_setup)
 
     def _wire_models(self) -> None:
-        more = lambda: self.settings.open_models(get=True)  # noqa: E731
-        self.desk.models.none_here.connect(more)
-        self.popover.model.more_wanted.connect(more)
-        self.parts.top.model.more_wanted.connect(more)
-        self.parts.first.more_wanted.connect(more)
+        for wanted in (self.desk.models.none_here, self.parts.top.model.more_wanted, self.parts.first.more_wanted):
+            wanted.connect(self._open_models)
         self.parts.status.downloads.clicked.connect(lambda _checked=False: self.settings.open_models())
-        for show in (self.parts.status.show_downloads, self.popover.model.adapter_field.show_downloads):
-            self.desk.shelf.downloads_changed.connect(show)
+        self.desk.shelf.downloads_changed.connect(self.parts.status.show_downloads)
         self.stage.mode_changed.connect(self.welcome.show_mode)
 
     def _wire_menu(self) -> None:
         install_menu(QMenu(self), self.acts, self.parts)
         wire_session(self.acts, self.desk, self._commands, self.transfers)
-        wire_answers(self.acts, self.desk, self._commands, self.popover)
+        wire_answers(self.acts, self.desk, self._commands, lambda page: self.popover.toggle(page))
         wire_view(self.acts, self.parts, self.stage, self._commands)
+        wire_window_menu(self, self.acts)
+        wire_recent(self.acts.recent, self.transfers)
         connect(self.acts.settings, self._open_settings)
-        connect(self.acts.about, lambda: AboutBox(self).open())
+        connect(self.acts.about, self._open_about)
         connect(self.acts.close, self.close)
         connect(self.acts.quit, self.quit_wanted.emit)
         connect(self.acts.new_window, lambda: self.window_wanted.emit(None))
 
     def _refresh_setup(self) -> None:
         """What holds may be another thing for another session, path or model; nobody asks while nobody looks."""
-        if self.popover.isVisible():
+        if "popover" in vars(self) and self.popover.isVisible():
             self.setup.ask()
 
     # ---- settings -----------------------------------------------------------------------------------------------
@@ -182,6 +205,14 @@ class MainWindow(QMainWindow):
     def _open_settings(self) -> None:
         self.settings.show_colours(self.parts.transcript.measure)
         self.settings.open()
+
+    def _open_models(self) -> None:
+        self.settings.open_models(get=True)
+
+    def _open_about(self) -> None:
+        from ui.about import AboutBox
+
+        AboutBox(self).open()
 
     # ---- the end ------------------------------------------------------------------------------------------------
 
@@ -199,7 +230,8 @@ class MainWindow(QMainWindow):
         if self._keep_state is not None:
             self._keep_state(replace(self.state(), drafts=drafts))
         self.setEnabled(False)
-        self.settings.close()
+        if "settings" in vars(self):
+            self.settings.close()
         try:
             await self.transfers.close()
             await self.desk.close()

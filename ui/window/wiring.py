@@ -10,6 +10,7 @@ from PySide6.QtWidgets import QWidget
 
 from ui.desk import Desk
 from ui.frame import Frame
+from ui.inspector.cache import CacheTab
 from ui.stage import Stage
 from ui.window.commands import Commands
 
@@ -79,6 +80,7 @@ def _wire_top(desk: Desk, parts: Frame, stage: Stage, commands: Commands) -> Non
 def _wire_transcript(desk: Desk, parts: Frame, stage: Stage, commands: Commands) -> None:
     view = parts.transcript
     view.token_pinned.connect(stage.show_pin)
+    view.range_selected.connect(stage.show_range)
     view.alternative_chosen.connect(commands.branch)
     view.preview_wanted.connect(desk.draws.ask_preview)
     view.preview_left.connect(desk.draws.drop_preview)
@@ -109,16 +111,31 @@ def _wire_inspector(window: QWidget, desk: Desk, parts: Frame, stage: Stage, com
     inspector.alternative_chosen.connect(commands.branch)
     inspector.token_chosen.connect(stage.pin)
     inspector.columns_wanted.connect(commands.find_columns_at)
+    inspector.message_wanted.connect(parts.composer.setFocus)
+    inspector.uncertain_wanted.connect(parts.transcript.next_uncertain)
     inspector.token.preview_wanted.connect(parts.transcript.preview)
     why.drawing_wanted.connect(desk.draws.ask_drawing)
     why.row_wanted.connect(desk.draws.ask_row)
     desk.draws.drawing_found.connect(why.show_drawing)
     desk.draws.row_found.connect(why.show_row)
     desk.draws.row_refused.connect(why.say)
+    _wire_cache(desk, inspector.cache)
     for number in range(1, 10):
         # Text fields keep their digits: they claim printable keys before shortcuts do.
         key = QShortcut(QKeySequence(str(number)), window)
         key.activated.connect(lambda number=number: inspector.token.alternatives.press(number))
+
+
+def _wire_cache(desk: Desk, tab: CacheTab) -> None:
+    tab.look_wanted.connect(desk.cache.look)
+    tab.clear_wanted.connect(desk.cache.clear)
+    tab.keep_wanted.connect(desk.cache.keep)
+    tab.check_wanted.connect(desk.cache.check)
+    tab.model_wanted.connect(desk.models.ask_menu)
+    desk.cache.seen.connect(tab.show_cache)
+    desk.cache.checked.connect(tab.show_check)
+    desk.cache.refused.connect(tab.say)
+    desk.other_shown.connect(tab.forget)
 
 
 def _wire_columns(desk: Desk, parts: Frame, commands: Commands) -> None:

@@ -30,7 +30,7 @@ LIST_BAR_MS = 200.0
 SEARCH_BAR_MS = 50.0
 READ_BAR = 1.5  # times reading and hashing the same bytes from a plain file
 SHARE_BAR = 1.05  # of the share of turns that is shown at first: what is read of the path
-OUT_OF_SIGHT_BAR = 0.15  # of the memory that a turn takes which is shown: its place in the tree, none of its tokens
+OUT_OF_SIGHT_BAR = 0.02  # of the memory that a turn takes which is shown: its place in the tree, nothing of what it says
 SHOWN = 100  # turns
 TURN = 40  # tokens
 TOP = 10
@@ -38,6 +38,19 @@ BLOCK_BYTES = 3_000_000  # 64 tokens of SmolLM2
 MODEL = "bench"
 SAID = "the quick brown fox jumps over a lazy dog while rain falls on Lisbon and trams climb past tiled walls"
 WORDS = tuple(SAID.split())
+MADE = {  # what an answer says of itself, as much as one of the window's
+    "made": {
+        "options": {name: [1.0, 0.95, 0] for name in WORDS} | {"order": list(WORDS)},
+        "sources": {"model": list(WORDS), "session": ["seed", "temperature"]},
+        "model": "a model",
+        "fingerprint": hashlib.sha256(b"weights").hexdigest(),
+    },
+    "prompt": 200_000,
+    "generated": TURN,
+    "reused": 199_960,
+    "seconds": 1.5,
+    "logprob": -60.0,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +194,8 @@ async def _save_long(path: Path, turns: int) -> None:
     session, parent = await store.create_session("long"), None
     for turn in range(turns):
         run = _scored(turn)
-        new = NewNode(session, parent, "assistant" if turn % 2 else "user", run.text)
+        stats = MADE if turn % 2 else {}
+        new = NewNode(session, parent, "assistant" if turn % 2 else "user", run.text, stats=stats)
         parent = await store.add_node(new, NewChunk(MODEL, 0, TURN, run.to_columns()), current=True)
     await store.close()
 

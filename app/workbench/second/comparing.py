@@ -10,6 +10,7 @@ import numpy as np
 from app.faults import not_loaded
 from app.supervisor import Supervisor, ended
 from app.workbench.growing import EMPTY
+from app.workbench.naming import spoken_name
 from app.workbench.prompt import check_tokens
 from app.workbench.second.choices import words
 from app.workbench.second.engine import SecondEngine, room_for
@@ -67,7 +68,8 @@ class Comparing:
                 await self._second.release()
         inside = np.repeat(np.arange(len(found)), np.diff(found.left.borders))
         on = [each for each in values_of(session).adapters if each.on]
-        name = f"{left.model.info.name} with {words(on)}" if on else left.model.info.name
+        spoken = spoken_name(left.model.info)
+        name = f"{spoken} with {words(on)}" if on else spoken
         spans = {node: inside[start:stop] for node, (start, stop) in spans_of.items()}
         return PathComparison(session.id, name, choice.label, found, spans, len(ids))
 

@@ -347,7 +347,7 @@ def facts_of(info: ModelInfo) -> ModelFacts:
         parameters=info.parameters,
         backend=info.backend,
         device=info.device,
-        dtype=info.dtype,
+        dtype=info.precision,
         context_length=info.context_length,
         kv_bytes_per_token=info.kv_bytes_per_token,
         draft=str(info.options.get("draft_model") or ""),

@@ -14,6 +14,7 @@ from runtime.adapters.adapter import LowRank, ModuleShape
 from runtime.adapters.stacks import TokenStacks
 from runtime.backends.adapting import Change, LinearAdapters
 from runtime.backends.hf.offload import own_weight
+from runtime.backends.hf.weights import PackedLinear
 from runtime.backends.tree import Int64
 from runtime.errors import AdapterError
 from runtime.records import Float32
@@ -59,13 +60,15 @@ class TorchAdapters(LinearAdapters[torch.nn.Module, torch.Tensor]):
             raise AdapterError(f"this model never calls its module {missed[0]!r}, so an adapter cannot change it")
 
     def _shape(self, module: torch.nn.Module) -> ModuleShape | None:
-        if isinstance(module, torch.nn.Linear):
+        if isinstance(module, torch.nn.Linear | PackedLinear):
             return module.in_features, module.out_features
         if isinstance(module, Conv1D):  # GPT-2's linear layer
             return int(module.weight.shape[0]), int(module.weight.shape[1])
         return None
 
-    def _own(self, module: torch.nn.Module) -> Float32:
+    def _own(self, module: torch.nn.Module) -> Float32 | None:
+        if isinstance(module, PackedLinear):
+            return None
         own = own_weight(module)
         return own.T if isinstance(module, Conv1D) else own
 

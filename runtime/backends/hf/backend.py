@@ -22,6 +22,8 @@ from runtime.backends.hf.cache import Shape, SlotLayer, Tensors, TorchPack, make
 from runtime.backends.hf.codec import codec_of
 from runtime.backends.hf.loading import LoadedModel, attention_of, load_model
 from runtime.backends.hf.payload import TorchPayload
+from runtime.backends.hf.threads import CHOICE
+from runtime.backends.hf.weights import weight_bytes
 from runtime.backends.packed import Float32, PackedBackend, State, Step, as_ids, chain_parents
 from runtime.backends.selftest import kv_warning, self_test
 from runtime.backends.sized import state_size
@@ -62,6 +64,7 @@ class HfBackend(PackedBackend[TorchPack]):
         self._device: torch.device = loaded.device
         self._dtype: torch.dtype = self._model.dtype
         self._kv = facts.kv_format(options, _name(self._dtype))
+        self._weights = _name(self._dtype) if options.weights == "auto" else options.weights
         self._codec = codec_of(self._kv)
         self._adapters = TorchAdapters(self._model, self._dtype, self._device)
         self._eager = attention_of(self._model) == "eager"
@@ -71,12 +74,19 @@ class HfBackend(PackedBackend[TorchPack]):
         self._windows = {layer.window for layer in layers if isinstance(layer, SlotLayer)}
         self.tree = not self.recurrent and "position_ids" in self._takes
         self.info = self._describe(options, warnings=())
-        warnings = self_test(self) + kv_warning(self, self._kv)
+        warnings = self_test(self) + kv_warning(self, self._kv) + self._weights_warning()
         if loaded.offload is not None:
             started = time.monotonic()
             self.logits_uncached([1])
             warnings += (loaded.offload.warning(time.monotonic() - started),)
+        if self._device.type == "cpu" and options.threads is None and loaded.offload is None and loaded.folder:
+            CHOICE.measure(loaded.weights_digest, self._weights, lambda: self.logits_uncached([0]))
         self.info = self._describe(options, warnings)
+
+    @property
+    def weight_bytes(self) -> int:
+        """Of linear modules: what a token of one stream reads."""
+        return weight_bytes(self._model)
 
     def open_pack(self) -> TorchPack:
         return TorchPack(make_layers(self._loaded.config), self._shapes, torch.empty(0, dtype=self._dtype, device=self._device))
@@ -296,9 +306,9 @@ class HfBackend(PackedBackend[TorchPack]):
         loaded, config = self._loaded, self._loaded.config
         geometry = {"shapes": self._shapes, "layers": config.num_hidden_layers}
         dtype, row = _name(self._dtype), self._codec.row_bytes
-        kv_print = facts.kv_fingerprint(loaded.weights_digest, "hf", dtype, self._kv.name, geometry)
+        computed = dtype if self._weights == dtype else f"{dtype}, {self._weights} weights"
+        kv_print = facts.kv_fingerprint(loaded.weights_digest, "hf", computed, self._kv.name, geometry)
         heads = int(getattr(config, "num_attention_heads", 0) or 0)
-        quantisation = getattr(loaded.model.config, "quantization_config", None)
         return ModelInfo(
             name=loaded.name,
             backend="hf",
@@ -310,8 +320,8 @@ class HfBackend(PackedBackend[TorchPack]):
             kv_heads=int(getattr(config, "num_key_value_heads", None) or heads),
             hidden_size=int(config.hidden_size),
             vocab_size=int(self._model.get_output_embeddings().weight.shape[0]),
-            parameters=loaded.offload.parameters if loaded.offload else sum(p.numel() for p in self._model.parameters()),
-            quantisation=None if quantisation is None else str(quantisation),
+            parameters=loaded.parameters,
+            quantisation=None if self._weights == dtype else f"{self._weights} weights",
             attention_kinds=self._kinds(),
             context_length=facts.context_length(config.to_dict(), options),
             whole_context=facts.whole_context(config.to_dict()),
@@ -320,11 +330,24 @@ class HfBackend(PackedBackend[TorchPack]):
             kv_fingerprint=kv_print,
             model_fingerprint=facts.model_fingerprint(kv_print, loaded.text_digest),
             options=facts.options_in_force(
-                options, device=str(self._device), dtype=dtype, kv_dtype=self._kv.name, attention=attention_of(self._model)
+                options,
+                device=str(self._device),
+                dtype=dtype,
+                weights=self._weights,
+                threads=torch.get_num_threads() if self._device.type == "cpu" else options.threads,
+                kv_dtype=self._kv.name,
+                attention=attention_of(self._model),
             ),
             capabilities=("tree",) if self.tree else (),
             warnings=warnings,
         )
+
+    def _weights_warning(self) -> tuple[str, ...]:
+        if self._weights == _name(self._dtype):
+            return ()
+        found = self._loaded.perplexities
+        said = "" if found is None else f"; perplexity of a fixed text: {found}"
+        return (f"weights are held in {self._weights}: numbers are not those of float32 weights{said}",)
 
     def _kinds(self) -> tuple[str, ...]:
         kinds = {"full" if window is None else "sliding" for window in self._windows}

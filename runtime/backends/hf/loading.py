@@ -17,8 +17,12 @@ from transformers.utils import logging
 
 from runtime.backends import facts
 from runtime.backends.hf.offload import Offload, check_not_offloaded, offloading
+from runtime.backends.hf.perplexity import pack_and_measure
+from runtime.backends.hf.threads import CHOICE
+from runtime.backends.hf.weights import check_weights
 from runtime.errors import ModelLoadError
 from runtime.loading.folder import ModelFolder
+from runtime.loading.perplexity import PLAIN, Perplexities
 from runtime.loading.telling import listener, told
 from runtime.options import LoadOptions
 
@@ -37,7 +41,10 @@ class LoadedModel:
     has_template: bool
     attention_before: str | None  # of a caller's own model, to be set back; None for one that we loaded
     device: torch.device  # where it computes
+    parameters: int
+    folder: bool = True  # False: a caller's own model
     offload: Offload | None = None  # what of it is on disk
+    perplexities: Perplexities | None = None  # where its linear weights were put into fewer bits
 
 
 def load_model(source: ModelFolder | tuple[Any, Any], options: LoadOptions) -> LoadedModel:
@@ -47,11 +54,13 @@ def load_model(source: ModelFolder | tuple[Any, Any], options: LoadOptions) -> L
         ModelLoadError: No such device, or transformers cannot load the folder; the message has its reason.
     """
     if options.threads is not None:
-        torch.set_num_threads(options.threads)
+        CHOICE.set(options.threads)
     if isinstance(source, tuple):
         check_not_offloaded(options)
+        check_weights(options, source[0].device, ready=True)
         return _adopted(*source)
     device = pick_device(options.device)
+    check_weights(options, device)
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     logging.disable_progress_bar()  # loading has a progress event of its own
     with offloading(options, device, source.name) as offload:
@@ -74,6 +83,9 @@ def load_model(source: ModelFolder | tuple[Any, Any], options: LoadOptions) -> L
         else:
             offload.measure(model)
         use_grouped_attention(model, device)
+        parameters = offload.parameters if offload else sum(p.numel() for p in model.parameters())
+        packed = options.weights not in ("auto", PLAIN)
+        perplexities = pack_and_measure(model, source, options.weights) if packed else None
     return LoadedModel(
         model=model,
         config=model.config.get_text_config(decoder=True),
@@ -83,7 +95,9 @@ def load_model(source: ModelFolder | tuple[Any, Any], options: LoadOptions) -> L
         has_template=source.chat_template is not None,
         attention_before=None,
         device=device,
+        parameters=parameters,
         offload=offload,
+        perplexities=perplexities,
     )
 
 
@@ -182,7 +196,9 @@ def _adopted(model: Any, tokenizer: Any) -> LoadedModel:
         text_digest=facts.text_digest_of(tokenizer),
         has_template=bool(getattr(tokenizer, "chat_template", None)),
         attention_before=before if switched else None,
+        folder=False,
         device=model.device,
+        parameters=sum(p.numel() for p in model.parameters()),
     )
 
 

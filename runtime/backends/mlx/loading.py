@@ -77,11 +77,15 @@ def load_model(source: ModelFolder | tuple[Any, Any], options: LoadOptions) -> L
 
 
 def check_fits(source: ModelFolder | tuple[Any, Any], options: LoadOptions) -> None:
-    """Refuses offload, with what the model takes and what is there.
+    """Refuses offload, with what the model takes and what is there, and weights in another form than the folder's.
 
     Raises:
-        UnsupportedFeatureError: It was asked for.
+        UnsupportedFeatureError: One was asked for.
     """
+    if options.weights != "auto":
+        raise UnsupportedFeatureError(
+            f"weights={options.weights!r} is for hf on a processor; MLX runs quantised folders: elsewise models convert SOURCE"
+        )
     if options.offload == "none":
         return
     weights = 0 if isinstance(source, tuple) else sum(path.stat().st_size for path in source.weights)

@@ -40,6 +40,12 @@ async def computed(s: Scene) -> int:
         ("banned_tokens", [-1], "banned_tokens"),
         ("order", ["top_p", "top_p"], "twice"),
         ("stop", [""], "empty"),
+        ("temperature", -1, "temperature"),
+        ("temperature", float("nan"), "temperature"),
+        ("top_p", 0.0, "top_p"),
+        ("max_tokens", 0, "max_tokens"),
+        ("tempertaure", 1, "no option"),
+        ("seed", 1 << 70, "seed"),
     ],
 )
 def test_a_setting_that_makes_no_sense_is_refused(play: Play, name: str, value: Any, words: str) -> None:

@@ -10,12 +10,15 @@ from typing import Any, cast
 
 import pytest
 
+from app.portable_kv import keys_of
 from app.workbench import workbench as workbench_module
-from runtime import BlockOptions, Origin
+from app.workbench.pinning import PIN
+from runtime import BlockOptions, Origin, block_keys
 from runtime.model import LocalModel
 from storage import BlockFile, SessionStore, UnknownRowError
 from tests.app.workbench.scene import Engine, FrailModel, Scene, alternative, until
 from tests.block_stores import SHELVES, MemoryBlocks, memory_options
+from tests.runtime.adapters.toys import toy_adapter
 from ui import SessionView, Tier
 
 
@@ -329,7 +332,64 @@ def test_a_pinned_session_stays_warm_however_much_others_save(tmp_path: Path) ->
         await scene.workbench.pin_session(ids[0], False)
         for n in range(3):
             await saved(scene, await scene.asked(f"more {n} {text}"))
+        assert scene.workbench.status.disk_note == ""
         await scene.workbench.close()
 
     asyncio.run(unpin())
     assert asyncio.run(reopened(budget, ids[0])) < kept[0] // 2
+
+
+def test_what_a_pinned_session_says_under_adapters_is_pinned_too(
+    tmp_path: Path, request: pytest.FixtureRequest, shelf: MemoryBlocks
+) -> None:
+    async def play() -> None:
+        scene = Scene.open(tmp_path / "s.db", engine(request))
+        session_id = await scene.new()
+        await scene.workbench.add_adapter(session_id, str(toy_adapter(tmp_path / "pirate", 1)))
+        await scene.workbench.pin_session(session_id, True)
+        await until(lambda: not scene.workbench._chores._tasks)
+        await scene.workbench.send(session_id, "hello, this is a message of some length, so that it is worth a look " * 3)
+        await scene.workbench._keeper.close(20.0)
+        # what was kept, and all of it has the names that it is looked for by
+        kept = set(shelf.blocks)
+        assert len(kept) > 2
+        assert kept <= set(shelf.pins[PIN])
+        assert kept <= set(await keys_of(scene.workbench._store, session_id))
+        base = (await scene.workbench.supervisor.model()).info.kv_fingerprint
+        assert not kept & set(block_keys(base, await scene.path_ids(session_id)))
+        await scene.workbench.close()
+
+    asyncio.run(play())
+
+
+def test_where_pinned_sessions_fill_the_disk_it_is_said_until_there_is_room(tmp_path: Path) -> None:
+    text = "hello, this is a message of some length, so that it is worth a look " * 4
+
+    async def play() -> None:
+        made = Engine()
+        made.options["blocks"] = BlockOptions("storage:open_blocks", str(tmp_path / "blocks.db"), 400_000)
+        scene = Scene.open(tmp_path / "s.db", made)
+        pinned: list[int] = []
+        while not scene.workbench.status.disk_note:
+            assert len(pinned) < 20
+            pinned.append(await scene.asked(f"{len(pinned)} {text}"))
+            await scene.workbench._keeper.close(20.0)
+            await scene.workbench.pin_session(pinned[-1], True)
+            await until(lambda: not scene.workbench._chores._tasks)
+        assert len(pinned) > 2
+        assert "what pinned sessions hold fills it. Unpin a session" in scene.workbench.status.disk_note
+        # the first ones are held whole, nothing that is pinned made room
+        model = await scene.workbench.supervisor.model()
+        ids = await scene.path_ids(pinned[0])
+        assert (await model.prefix_match_async(ids)).tokens >= len(ids) - 1
+        for session_id in pinned:
+            await scene.workbench.pin_session(session_id, False)
+        await until(lambda: not scene.workbench._chores._tasks)
+        await scene.asked("after all " + text)
+        await until(lambda: not scene.workbench.status.disk_note)
+        # a path that is larger than all of it says so, too
+        await scene.asked(text * 8)
+        await until(lambda: "this session alone is larger" in scene.workbench.status.disk_note)
+        await scene.workbench.close()
+
+    asyncio.run(play())

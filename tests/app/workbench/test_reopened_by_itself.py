@@ -7,11 +7,13 @@ from typing import Any
 import pytest
 
 from app.faults import STOPPED
+from app.workbench.fan import CUT_OFF
 from app.workbench.reopening import AGAIN, DONE, UNDER_WAY
 from runtime import EngineDiedError, ModelLoadError
 from tests.app.workbench.conftest import Play
-from tests.app.workbench.scene import Engine, Scene, own_tokens, until
-from ui import EngineState, SessionChanged, Tier, TurnStatus
+from tests.app.workbench.fan_scene import last_columns
+from tests.app.workbench.scene import Engine, Scene, answered, own_tokens, until
+from ui import ColumnsChanged, EngineState, Refusal, SessionChanged, Tier, TurnStatus
 
 
 def watched(s: Scene) -> Scene:
@@ -100,6 +102,46 @@ def test_an_engine_that_does_not_start_again_says_why(play: Play) -> None:
         s.engine.refuses = [ModelLoadError("the model is gone")]
         await s.workbench.send(session_id, "two")
         await until(lambda: "the model is gone" in noted(s)[-1])
+        assert s.engine.starts == 2
+
+    play(scene)
+
+
+def test_continuations_side_by_side_say_it_once_for_all_and_each_as_a_turn(play: Play) -> None:
+    async def scene(s: Scene) -> None:
+        watched(s)
+        session_id, old = await answered(s)
+        s.engine.dies_after = 6
+        await s.workbench.continue_many(session_id, old.node_id, own_tokens(old)[2], 3)
+        await until(lambda: last_columns(s).note == DONE)
+        columns = last_columns(s)
+        said = [event.view.note for event in s.events if isinstance(event, ColumnsChanged) and event.view is not None]
+        assert UNDER_WAY in said
+        assert not columns.running
+        assert len(columns.columns) > 1
+        assert {column.note for column in columns.columns} == {CUT_OFF}
+        assert sum(len(column.run) for column in columns.columns) == 6
+        assert s.engine.starts == 2
+        for column in columns.columns:  # each is a version of the turn, and its turn says so too
+            assert (await s.workbench.select(session_id, column.node_id)).turns[-1].note == DONE
+        # what had ended by itself did so before
+        s.engine.dies_after = 6
+        await s.workbench.continue_many(session_id, old.node_id, own_tokens(old)[2], 2)
+        assert {column.note for column in last_columns(s).columns} == {STOPPED}
+        assert s.engine.starts == 2  # once, until something goes well
+
+    play(scene)
+
+
+def test_of_continuations_that_said_nothing_the_turn_shown_says_it(play: Play) -> None:
+    async def scene(s: Scene) -> None:
+        watched(s)
+        session_id, old = await answered(s)
+        s.engine.dies_after = 0
+        with pytest.raises(Refusal, match="engine stopped"):
+            await s.workbench.continue_many(session_id, old.node_id, own_tokens(old)[2], 2)
+        await until(lambda: noted(s)[-1:] == [DONE])
+        assert (await s.last(session_id)).note == DONE
         assert s.engine.starts == 2
 
     play(scene)

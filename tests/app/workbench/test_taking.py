@@ -11,10 +11,12 @@ from typing import Any
 import pytest
 
 from app.workbench.taking import what_is_taken
-from runtime import LanguageModel, ModelInfo, Snapshot, SnapshotMismatchError, load
+from app.workbench.transfers import NO_SNAPSHOT
+from runtime import LanguageModel, ModelInfo, Snapshot, SnapshotMismatchError, block_keys, load
 from runtime.backends.fake import Behaviour
 from storage import PortableFile, SessionStore
-from tests.app.workbench.scene import Engine, Scene
+from tests.app.workbench.scene import Engine, Scene, until
+from tests.runtime.adapters.toys import toy_adapter
 from ui import ExportKind
 
 
@@ -31,7 +33,8 @@ def exported(folder: Path, *, options: dict[str, Any] | None = None, stopped: bo
             here.engine.holds_after = 3
         session_id = await (here.stopped_after(3) if stopped else here.asked())
         ids = await here.path_ids(session_id)
-        await here.workbench.export_session(session_id, ExportKind.PORTABLE, folder / "trip.elsewise", heard)
+        said = await here.workbench.export_session(session_id, ExportKind.PORTABLE, folder / "trip.elsewise", heard)
+        assert said == ""
         await here.workbench.close()
         return ids
 
@@ -138,6 +141,47 @@ class Renamed:
         return getattr(self._model, name)
 
 
+def test_a_session_under_adapters_is_resumed_under_the_same_numbers_whatever_their_names(tmp_path: Path) -> None:
+    folder = toy_adapter(tmp_path / "pirate", 1)
+
+    async def out() -> None:
+        here = Scene.open(tmp_path / "here.db", Engine())
+        session_id = await here.new()
+        await here.workbench.add_adapter(session_id, str(folder))
+        await here.workbench.send(session_id, "hello")
+        assert await what_is_taken(here.workbench._store, (await here.workbench._store.load_session(session_id)).nodes) == []
+        here.engine.holds_after = 3
+        answer = asyncio.create_task(here.workbench.regenerate(session_id, (await here.last(session_id)).node_id))
+        await until(lambda: here.arrived(session_id) >= 12 + 3)
+        here.workbench.stop(session_id)
+        await answer
+        await here.workbench.export_session(session_id, ExportKind.PORTABLE, tmp_path / "trip.elsewise", heard)
+        await here.workbench.close()
+
+    asyncio.run(out())
+    snapshot = snapshot_in(tmp_path / "trip.elsewise")
+    with load("x", backend="fake") as model:
+        with pytest.raises(SnapshotMismatchError, match=r"adapters that are not loaded: no adapter 'pirate-.*_lora' is loaded"):
+            model.resume(snapshot)
+        name = snapshot.manifest.adapters[0][0].removesuffix("_lora")
+        model.add_adapter(toy_adapter(tmp_path / "other", 2), name)
+        model.load_adapter(name)
+        with pytest.raises(SnapshotMismatchError, match=rf"adapters: {name}_lora x 1 .*, {name}_lora x 1 "):
+            model.resume(snapshot)
+        model.add_adapter(folder, "buccaneer")
+        model.load_adapter("buccaneer")
+        stack = tuple((digest, scale) for _, scale, digest in snapshot.manifest.adapters)
+        names = block_keys(model.info.kv_fingerprint, snapshot.ids, (), stack)
+        assert snapshot.blocks == tuple(name.hex() for name in names)
+        with model.resume(snapshot) as session:
+            rest = [record.token_id for record in session.go_on_sync()]
+            assert session.manifest.stack == (("buccaneer_lora", 1.0),)
+        assert snapshot.generation is not None
+        options = snapshot.generation.options
+        whole = model.generate_sync(snapshot.ids[: snapshot.generation.start], replace(options, adapters=(("buccaneer", 1.0),)))
+        assert [*snapshot.ids[snapshot.generation.start :], *rest] == [record.token_id for record in whole]
+
+
 def test_a_path_of_two_models_has_no_snapshot(tmp_path: Path) -> None:
     async def out() -> None:
         here = Scene.open(tmp_path / "here.db", Engine())
@@ -149,7 +193,9 @@ def test_a_path_of_two_models_has_no_snapshot(tmp_path: Path) -> None:
 
         here.workbench.supervisor._start_engine = start
         await here.workbench.send(session_id, "two")
-        await here.workbench.export_session(session_id, ExportKind.PORTABLE, tmp_path / "two.elsewise", heard)
+        said = await here.workbench.export_session(session_id, ExportKind.PORTABLE, tmp_path / "two.elsewise", heard)
+        assert said == NO_SNAPSHOT
+        assert await here.workbench.export_session(session_id, ExportKind.JSON, tmp_path / "two.json", heard) == ""
         await here.workbench.close()
 
     asyncio.run(out())

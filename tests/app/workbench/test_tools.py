@@ -6,12 +6,14 @@ import json
 
 import pytest
 
+from app.workbench.prompt import parts_of
 from app.workbench.setup.tools import cards, read_tools
 from runtime import InvalidRequestError
 from tests.app.workbench.conftest import Play
 from tests.app.workbench.scene import Engine, Scene
 from tests.runtime.text.template_texts import QWEN_TOOLS
-from ui import AnswerFormat, FormatKind, Refusal
+from ui import AnswerFormat, FormatKind, Refusal, SessionChanged
+from ui.shown import typed_text
 
 WEATHER = json.dumps(
     [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "required": ["city"]}}}]
@@ -44,8 +46,8 @@ def test_a_call_is_shown_answered_by_hand_and_answered(play: Play) -> None:
         # when a person types the result
         await s.workbench.set_format(session_id, AnswerFormat())
         with pytest.raises(Refusal, match="result"):
-            await s.workbench.answer_call(session_id, asking.node_id, "  ")
-        await s.workbench.answer_call(session_id, asking.node_id, "rain, 4 °C")
+            await s.workbench.answer_call(session_id, asking.node_id, ["  "])
+        await s.workbench.answer_call(session_id, asking.node_id, ["rain, 4 °C"])
         # then it stands as a tool's turn after the call, which is there word for word
         assert "</tool_call>" in seen(s)
         assert seen(s).index(CALL) < seen(s).index("rain, 4 °C")
@@ -54,7 +56,7 @@ def test_a_call_is_shown_answered_by_hand_and_answered(play: Play) -> None:
         assert turns[2].calls == ()
         assert [card.name for card in turns[2].called] == ["weather"]  # it stays a card
         with pytest.raises(Refusal, match="already"):
-            await s.workbench.answer_call(session_id, asking.node_id, "again")
+            await s.workbench.answer_call(session_id, asking.node_id, ["again"])
 
     play(scene, engine=engine())
 
@@ -108,3 +110,68 @@ def test_a_call_that_cannot_be_answered_says_why(text: str) -> None:
 def test_hostile_definitions_are_refused(source: str) -> None:
     with pytest.raises(InvalidRequestError):
         read_tools(source)
+
+
+CALLS = CALL + '\n<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>'
+
+
+@pytest.mark.parametrize("results", [["rain, 4 °C", "sun\nall day"], ["same", "same"], ["</tool_response> 1", "0"]])
+def test_each_of_several_calls_has_a_result_of_its_own(play: Play, results: list[str]) -> None:
+    async def scene(s: Scene) -> None:
+        session_id = await s.new()
+        await s.workbench.set_tools(session_id, WEATHER)
+        await s.workbench.set_format(session_id, AnswerFormat(FormatKind.LARK, f"start: {json.dumps(CALLS)}"))
+        await s.workbench.set_option(session_id, "max_tokens", 300)
+        await s.workbench.send(session_id, "How is the weather, here and there?")
+        asking = await s.last(session_id)
+        assert len(asking.calls) == 2
+        await s.workbench.set_format(session_id, AnswerFormat())
+        await s.workbench.set_option(session_id, "max_tokens", 5)
+        with pytest.raises(Refusal, match=r"2 calls .* 1 results"):
+            await s.workbench.answer_call(session_id, asking.node_id, ["both"])
+        with pytest.raises(Refusal, match="write the result"):
+            await s.workbench.answer_call(session_id, asking.node_id, ["rain", " "])
+        # when both are given
+        await s.workbench.answer_call(session_id, asking.node_id, results)
+        # then each is a turn of its own with its own tokens, and the model saw them as its template has them
+        turns = (await s.view(session_id)).turns
+        assert [turn.role for turn in turns] == ["system", "user", "assistant", "tool", "tool", "assistant"]
+        told = turns[3:5]
+        assert [typed_text(turn.run) for turn in told] == results
+        both = "\n".join(f"<tool_response>\n{text}\n</tool_response>" for text in results)
+        assert both in seen(s)
+        # and another question goes on from there with nothing tokenised once more
+        before = s.engine.prompts[-1]
+        await s.workbench.send(session_id, "And tomorrow?")
+        assert s.engine.prompts[-1][: len(before)] == before
+
+    play(scene, engine=engine())
+
+
+def test_results_that_a_template_writes_otherwise_have_tokens_each(play: Play) -> None:
+    async def scene(s: Scene) -> None:
+        await s.asked("hello")
+        model = s.workbench.supervisor.running
+        assert model is not None
+        ids = list(b"<<rain>> and <<noon>>")
+        assert [bytes(part) for part in parts_of(model, ids, ["rain", "noon"])] == [b"<<rain", b">> and <<noon>>"]
+        assert [bytes(part) for part in parts_of(model, ids, ["other", "words", "x"])] == [b"<", b"<", b"rain>> and <<noon>>"]
+        assert parts_of(model, ids, ["rain"]) == [ids]
+
+    play(scene)
+
+
+def test_only_an_answer_in_work_under_tools_may_call(play: Play) -> None:
+    async def scene(s: Scene) -> None:
+        session_id = await s.new()
+        await s.workbench.send(session_id, "hello")
+        seen_views = [event.view.turns[-1] for event in s.events if isinstance(event, SessionChanged) and event.view.turns]
+        assert not any(turn.may_call for turn in seen_views)
+        await s.workbench.set_tools(session_id, WEATHER)
+        s.events.clear()
+        await s.workbench.send(session_id, "How is the weather?")
+        told = [event.view.turns[-1] for event in s.events if isinstance(event, SessionChanged) and event.view.turns]
+        assert any(turn.may_call for turn in told)
+        assert not (await s.last(session_id)).may_call
+
+    play(scene, engine=engine())

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from app.workbench.tree import Tree
-from storage import NodeRow
+from storage import NodeColumns, NodeRow
 from tests.app.workbench.trees import chat, node, run
 
 
@@ -106,6 +107,57 @@ def test_no_damage_makes_a_walk_endless_or_loses_a_node(rows: list[NodeRow]) -> 
         reached.add(each.id)
         stack.extend(tree.children(each.id))
     assert reached == {row.id for row in rows}
+
+
+@given(damaged_rows())
+def test_a_tree_of_which_only_the_shape_is_known_is_the_same_tree(rows: list[NodeRow]) -> None:
+    shape = NodeColumns(1)
+    for row in rows:
+        shape.append(row)
+    tree, known = Tree(shape), Tree(rows)
+    for row in rows:
+        assert path(tree, row.id) == path(known, row.id)
+        assert [child.id for child in tree.children(row.id)] == [child.id for child in known.children(row.id)]
+        assert tree.last_alone(row.id).id == known.last_alone(row.id).id
+        assert (tree.leaf(row.id), tree.variants(tree.nodes[row.id])) == (
+            known.leaf(row.id),
+            known.variants(known.nodes[row.id]),
+        )
+        turns = known.turns(row.id)
+        assert tree.turn_count(row.id) == len(turns)
+        for skip in range(len(turns) + 1):
+            assert [turn.tip.id for turn in tree.turns(row.id, skip)] == [turn.tip.id for turn in turns[skip:]]
+        with pytest.raises(LookupError, match="not read yet"):
+            _ = tree.nodes[row.id].text
+        with pytest.raises(LookupError, match="not read yet"):
+            _ = tree.nodes[row.id].stats
+    assert tree.held() == []
+    for row in rows:
+        tree.put(row)
+        assert tree.nodes[row.id] == known.nodes[row.id]
+
+
+@given(damaged_rows(), st.data())
+def test_a_node_that_nothing_leaves_can_be_taken_out(rows: list[NodeRow], data: st.DataObject) -> None:
+    tree, left = Tree(rows), list(rows)
+    while left:
+        leaf = data.draw(st.sampled_from([row for row in left if not tree.children(row.id)]))
+        tree.remove(leaf.id)
+        left.remove(leaf)
+        assert leaf.id not in tree.nodes
+        assert list(tree.nodes) == [row.id for row in left]
+        assert [child.id for child in tree.children(None)] == [r.id for r in left if tree.nodes[r.id].parent_id is None]
+
+
+def test_nodes_that_come_out_of_order_are_found() -> None:
+    tree = chat(node(9, 3, "user"), node(5, 3, "user"), node(12, 5), node(7, 9))
+    assert path(tree, 12)[-2:] == [(5, None), (12, None)]
+    assert [child.id for child in tree.children(3)] == [9, 5]
+    assert [each in tree.nodes for each in (4, 5, 6, 7, 9, 12, 99)] == [False, True, False, True, True, True, False]
+    tree.remove(7)
+    assert 7 not in tree.nodes
+    tree.put(node(7, 5))
+    assert [child.id for child in tree.children(5)] == [12, 7]
 
 
 @given(damaged_rows())

@@ -19,6 +19,7 @@ Float32 = npt.NDArray[np.float32]
 Int64 = npt.NDArray[np.int64]
 
 TOLERANCE = 1e-4  # nats, float32, tiny models
+PACKED = {"auto": 0.0, "float16": TOLERANCE, "bfloat16": 0.1, "int8": 0.1, "int4": 0.1}  # beside the same weights, whole
 RESTED = {"auto": TOLERANCE, "q8": 0.5}  # and where KV has rested quantised; the tiny models' weights are large on purpose
 
 HF = ("llama", "llama_wide", "qwen3", "gpt2", "gemma3", "gemma3_80", "mistral", "mamba", "lfm2", "falcon_h1")
@@ -35,10 +36,14 @@ def _model(name: str) -> Any:
 
 @functools.lru_cache(maxsize=512)
 def _full(name: str, ids: tuple[int, ...]) -> Float32:
+    return _forward(_model(name), ids)
+
+
+def _forward(model: Any, ids: tuple[int, ...]) -> Float32:
     import torch
 
     with torch.inference_mode():
-        logits = _model(name)(input_ids=torch.tensor([ids]), use_cache=False).logits[0]
+        logits = model(input_ids=torch.tensor([ids]), use_cache=False).logits[0]
     return log_softmax(logits.numpy())
 
 
@@ -77,15 +82,18 @@ def append(backend: Any, pack: Any, ids: Sequence[int] | Int64, parent: int = RO
 class Loaded:
     """A backend over one tiny model (or a toy), with the helpers the tests share.
 
-    Toys have no library to be compared with: their reference is a fresh, single, uncached run.
+    Toys have no library to be compared with: their reference is a fresh, single, uncached run. That of weights in fewer bits
+    is transformers' full forward on the same weights.
     """
 
     def __init__(self, backend: str, name: str, options: LoadOptions | None = None) -> None:
         self.name = name
-        self.tolerance = RESTED[options.kv_dtype if options else "auto"]
+        options = options or LoadOptions()
+        self.tolerance = max(RESTED[options.kv_dtype], PACKED[options.weights])
+        self.packed = options.weights != "auto"
         self.toy = name in ("toy", "recurrent")
         source: Any = (Behaviour(recurrent=name == "recurrent"), None) if self.toy else tiny_folder(name)
-        self.backend: Backend = resolve_backend(backend)(source, options or LoadOptions())
+        self.backend: Backend = resolve_backend(backend)(source, options)
         self.recurrent = name in RECURRENT
 
     def ids(self, seed: int, n: int) -> Int64:
@@ -96,6 +104,8 @@ class Loaded:
         """``(len(ids), vocab)`` log-probabilities after each token of one text."""
         if self.toy:
             return np.stack([log_softmax(self.backend.logits_uncached(ids[: i + 1])) for i in range(len(ids))])
+        if self.packed:
+            return _forward(self.backend._model, tuple(ids))  # type: ignore[attr-defined]  # the hf backend's own
         return expected(self.name, ids)
 
     def check(self, got: Float32, ids: Sequence[int] | Int64, rows: Any = slice(None)) -> None:

@@ -18,7 +18,8 @@ NOTHING = np.empty(0, np.int64)
 TOYS = [("fake", "toy"), ("fake", "recurrent"), ("mock", "toy"), ("third", "toy")]
 REAL = [(backend, name) for backend in ("hf", "mlx") for name in HF]
 QUANTISED = [(backend, name, "q8") for backend in ("hf", "mlx") for name in ("llama", "gemma3", "lfm2", "falcon_h1")]
-CASES: list[tuple[str, ...]] = [*TOYS, *REAL, *QUANTISED]
+PACKED = [("hf", "llama", weights) for weights in ("float16", "bfloat16", "int8", "int4")] + [("hf", "lfm2", "int8")]
+CASES: list[tuple[str, ...]] = [*TOYS, *REAL, *QUANTISED, *PACKED]
 SLICEABLE = [case for case in CASES if case[1] not in RECURRENT]
 UNBOUNDED = [*TOYS, ("hf", "mamba"), ("mlx", "mamba")]  # models that name no limit
 BOUNDED = [case for case in REAL if case not in UNBOUNDED]
@@ -32,8 +33,9 @@ def only(cases: Sequence[tuple[str, ...]]) -> pytest.MarkDecorator:
 @pytest.fixture(scope="module", params=CASES, ids="-".join)
 def loaded(request: pytest.FixtureRequest) -> Iterator[Loaded]:
     register_backend("third", third_backend)
-    backend, name, *kv_dtype = request.param
-    one = Loaded(backend, name, LoadOptions(kv_dtype=kv_dtype[0] if kv_dtype else "auto"))
+    backend, name, *form = request.param
+    option = {} if not form else {"kv_dtype" if form[0] == "q8" else "weights": form[0]}
+    one = Loaded(backend, name, LoadOptions.from_mapping(option))
     yield one
     one.backend.unload()
     unregister_backend("third")

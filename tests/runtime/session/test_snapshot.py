@@ -96,8 +96,6 @@ def test_an_answer_cut_at_any_token_goes_on_the_same(case: Subject, sampling: Sa
 
 @pytest.mark.parametrize("temperature", [0.0, 1.5])
 def test_a_json_answer_cut_at_each_token_is_the_same_answer(case: Subject, temperature: float) -> None:
-    if case.toy:
-        pytest.skip("the toy's vocabulary knows no JSON")
     grammar = Grammar.json_schema({**SCHEMA, "x-guidance": {"whitespace_flexible": False}})
     options = GenerationOptions(max_tokens=60, sampling=SamplingOptions(temperature=temperature), grammar=grammar, seed=3)
     prompt = case.ids(8, 9)

@@ -131,13 +131,40 @@ def test_a_block_that_lies_about_its_parent_is_written_anew(file: Path) -> None:
         assert store.get(keys("a", "b")) == expected("a", "b", nbytes=9 * KB)
 
 
-def test_a_circle_of_parents_ends_nothing(file: Path) -> None:
+def test_a_circle_of_parents_goes_when_the_file_is_opened(file: Path) -> None:
     fill(file)
-    sql(file, "UPDATE kv_blocks SET parent = ? WHERE key = ?", key(*PATHS[0]), key("a"))
     with BlockFile(file, BUDGET) as store:
+        store.put(chain("x", "y", nbytes=9 * KB))
+        store.pin("chat", keys(*PATHS[0]))
+        count = store.stats().blocks
+    sql(file, "UPDATE kv_blocks SET parent = ? WHERE key = ?", key(*PATHS[0]), key("a"))
+    with BlockFile(file, BUDGET) as store:  # with all that hung on it, and nobody has read it
+        assert (store.stats().blocks, store.stats().damaged) == (2, count - 2)
+        assert store.get(keys(*PATHS[0])) == []
+        assert store.get(keys("x", "y")) == expected("x", "y", nbytes=9 * KB)
+        assert store.put(chain(*PATHS[0], nbytes=9 * KB)) == len(PATHS[0])
+        assert store.get(keys(*PATHS[0])) == expected(*PATHS[0], nbytes=9 * KB)
+
+
+def test_a_circle_that_damage_makes_while_the_file_is_open_ends_nothing(file: Path) -> None:
+    fill(file)
+    with BlockFile(file, BUDGET) as store:
+        store._write(lambda conn: conn.execute("UPDATE kv_blocks SET parent = ? WHERE key = ?", [key(*PATHS[0]), key("a")]))
         assert store.get(keys(*PATHS[0])) == []
         assert (store.stats().blocks, store.evict(1 << 30)) == (0, 0)  # what hung on it is gone with it
         assert store.put(chain("n", "o")) == 2
+
+
+def test_a_block_that_is_its_own_parent_goes_and_one_whose_parent_is_not_held_stays(file: Path) -> None:
+    fill(file)
+    with BlockFile(file, BUDGET) as store:
+        store.put(chain("x", "y"))
+    sql(file, "UPDATE kv_blocks SET parent = key WHERE key = ?", key("a"))
+    sql(file, "DELETE FROM kv_blocks WHERE key = ?", key("x"))
+    with BlockFile(file, BUDGET) as store:
+        assert store.stats().blocks == 1
+        assert store.put(chain("x")) == 1  # then a path leads there again
+        assert store.get(keys("x", "y")) == expected("x", "y")
 
 
 @pytest.mark.parametrize("used", [1 << 62, -(1 << 62), "text", 0.5])

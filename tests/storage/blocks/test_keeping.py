@@ -14,6 +14,7 @@ from storage import BlockFile, open_blocks
 from tests.storage.blocks.helpers import BUDGET, block, chain, expected, joined, key, keys, size
 
 MB = 1 << 20
+PRAGMAS = ("journal_mode", "synchronous", "trusted_schema")  # 1: NORMAL
 
 
 @pytest.fixture
@@ -204,6 +205,12 @@ def test_blocks_are_copied_into_another_file(file: Path, tmp_path: Path) -> None
             copy.put([block("new")])
         assert refused.value.errno == errno.EROFS
     assert [p.name for p in tmp_path.iterdir() if p.is_file()] == [there.name]
+
+
+def test_a_cache_waits_for_no_disk(file: Path) -> None:
+    with BlockFile(file, BUDGET) as store:
+        found = [store._run(lambda conn, name=name: conn.execute(f"PRAGMA {name}").fetchone()[0]) for name in PRAGMAS]  # type: ignore[misc]  # bound now
+    assert dict(zip(PRAGMAS, found, strict=True)) == {"journal_mode": "wal", "synchronous": 1, "trusted_schema": 0}
 
 
 def test_a_closed_file_says_so(file: Path) -> None:

@@ -15,7 +15,7 @@ from storage import BlockFile
 from tests.storage.blocks.helpers import BUDGET, block, chain, keys
 from tests.storage.failing_vfs import install
 
-NBYTES = 700_000
+NBYTES = 20_000
 
 
 def say(*words: object) -> None:

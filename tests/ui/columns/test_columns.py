@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from PySide6.QtCore import QPoint, Qt
@@ -175,6 +176,26 @@ def test_columns_belong_to_their_session(in_window: Play, idle: FakeWorkbench) -
         # and news that takes them away does
         idle.emit(ColumnsChanged(TRIP, None))
         await until(lambda: not panel.isVisible())
+
+    in_window(scene)
+
+
+def test_news_of_columns_that_were_closed_does_not_open_them_again(in_window: Play, idle: FakeWorkbench) -> None:
+    async def scene(window: MainWindow) -> None:
+        panel = window.parts.columns
+        await pinned(window, idle)
+        window.acts.four_ways.trigger()
+        await until(lambda: len(panel.cards) == 4 and not window.desk.running)
+        view = window.desk.draws._columns[TRIP]
+        told = replace(view, note="reopened", columns=tuple(replace(column, note="reopened") for column in view.columns))
+        idle.emit(ColumnsChanged(TRIP, told))
+        await until(lambda: panel.note.text() == "reopened")
+        assert [card.note.text() for card in panel.cards] == ["reopened"] * 4
+        panel.closed.emit()
+        await until(lambda: not panel.isVisible())
+        idle.emit(ColumnsChanged(TRIP, told))
+        await frames()
+        assert not panel.isVisible()
 
     in_window(scene)
 

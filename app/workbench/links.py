@@ -1,0 +1,144 @@
+"""Where the nodes of a session stand, in columns: who hangs under whom. Some 80 bytes a node, and no objects."""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left
+from collections.abc import Iterator
+
+from storage import NodeColumns, NodeRow
+
+NONE = -1  # no place
+
+
+class Links:
+    """Nodes by place, in the order in which they were made; parents stand before their children.
+
+    A parent is always older than its child: a damaged row that says otherwise stands as a root, so that no path is a
+    circle.
+
+    Args:
+        columns: What is known already; it belongs to this object from now on.
+    """
+
+    def __init__(self, columns: NodeColumns) -> None:
+        self.columns = columns
+        self._late: dict[int, int] = {}  # places of nodes that stand behind one with a higher id
+        self._gone: set[int] = set()  # places
+        self._highest = 0  # id
+        self._sorted = 0  # places from the first whose ids go up
+        self._up = array("i")  # the parent's place
+        self._first, self._last, self._next = array("i"), array("i"), array("i")  # child, child, sibling
+        self._roots = [NONE, NONE]  # first, last
+        for place in range(len(columns)):
+            self._link(place)
+
+    def __len__(self) -> int:
+        return len(self._up) - len(self._gone)
+
+    def __iter__(self) -> Iterator[int]:
+        """Places of all nodes, oldest first."""
+        return (place for place in range(len(self._up)) if place not in self._gone)
+
+    def place(self, node_id: object) -> int:
+        """Where a node stands; NONE where there is none."""
+        if not isinstance(node_id, int):
+            return NONE
+        found = self._late.get(node_id, NONE)
+        if found == NONE and 0 < node_id <= self._highest:
+            at = bisect_left(self.columns.id, node_id, 0, self._sorted)
+            found = at if at < self._sorted and self.columns.id[at] == node_id else NONE
+        return NONE if found in self._gone else found
+
+    def put(self, node: NodeRow) -> int:
+        """Adds a node, or replaces what is known of it but for its parent; returns its place."""
+        place = self.place(node.id)
+        if place == NONE:
+            self.columns.append(node)
+            place = len(self._up)
+            self._link(place)
+            return place
+        parent = self.columns.parent[place]
+        self.columns.set(place, node)
+        self.columns.parent[place] = parent
+        return place
+
+    def remove(self, place: int) -> None:
+        """Takes out a node that nothing leaves."""
+        up, before = self._up[place], NONE
+        for each in self.children(up):
+            if each == place:
+                break
+            before = each
+        after = self._next[place]
+        if before != NONE:
+            self._next[before] = after
+        else:
+            self._set_end(up, 0, after)
+        if after == NONE:
+            self._set_end(up, 1, before)
+        self._late.pop(self.columns.id[place], None)
+        self._gone.add(place)
+
+    def up(self, place: int) -> int:
+        """The parent's place; NONE of a root."""
+        return self._up[place]
+
+    def children(self, place: int) -> Iterator[int]:
+        """Places of what leaves a node (NONE: the roots), oldest first."""
+        each = self._end(place, 0)
+        while each != NONE:
+            yield each
+            each = self._next[each]
+
+    def alone(self, place: int) -> int:
+        """What goes on from the end of a node where nothing else leaves it; NONE where it ends or branches."""
+        child = self._first[place]
+        return child if child != NONE and child == self._last[place] and self.leaves_at_end(child) else NONE
+
+    def leaves_at_end(self, place: int) -> bool:
+        """Whether a node goes on from the end of its parent."""
+        at, up = self.at_token(place), self._up[place]
+        return at is None or (up != NONE and at >= self.columns.token_count[up] > 0)
+
+    def at_token(self, place: int) -> int | None:
+        """How many of its parent's tokens come before a node; None: all."""
+        at = self.columns.at_token[place]
+        return None if at == NodeColumns.NOTHING else at
+
+    def path(self, place: int) -> array[int]:
+        """Places from the root to a node."""
+        found = array("i")
+        while place != NONE:
+            found.append(place)
+            place = self._up[place]
+        found.reverse()
+        return found
+
+    def _link(self, place: int) -> None:
+        node_id = self.columns.id[place]
+        parent = self.place(self.columns.parent[place])
+        if parent == NONE:
+            self.columns.parent[place] = NodeColumns.NOTHING
+        if node_id > self._highest and self._sorted == place:
+            self._highest, self._sorted = node_id, place + 1
+        else:
+            self._late[node_id] = place
+        self._up.append(parent)
+        for column in (self._first, self._last, self._next):
+            column.append(NONE)
+        last = self._end(parent, 1)
+        if last == NONE:
+            self._set_end(parent, 0, place)
+        else:
+            self._next[last] = place
+        self._set_end(parent, 1, place)
+
+    def _end(self, place: int, which: int) -> int:
+        return self._roots[which] if place == NONE else (self._first, self._last)[which][place]
+
+    def _set_end(self, place: int, which: int, child: int) -> None:
+        if place == NONE:
+            self._roots[which] = child
+        else:
+            (self._first, self._last)[which][place] = child

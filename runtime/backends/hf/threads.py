@@ -1,0 +1,112 @@
+"""How many threads a model's tokens are computed with on a CPU: measured once, kept with the model.
+
+More threads than memory can feed only wait for each other, and a small model's modules are too short to share. Nothing is
+measured where the user said how many: by `LoadOptions.threads`, by OMP_NUM_THREADS or MKL_NUM_THREADS, or by
+`torch.set_num_threads`.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import platform
+import time
+from collections.abc import Callable, Mapping
+
+import psutil
+import torch
+
+from runtime.loading.measured import THREADS, keep_measured, measured
+
+BUDGET_SECONDS = 1.0  # after which no other count is tried
+LAPS = 5  # forwards of one token for each count; the fastest counts
+WORTH = 0.97  # of the time, for twice the threads
+VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+
+
+class ThreadChoice:
+    """What this process has set, and what torch began with. Owner thread only: OpenMP's count belongs to a thread."""
+
+    def __init__(self) -> None:
+        self._ours: int | None = None
+
+    def set(self, count: int) -> None:
+        """From now on so many."""
+        torch.set_num_threads(count)
+        self._ours = count
+
+    def measure(self, digest: str, weights: str, forward: Callable[[], object]) -> int:
+        """Sets the count that is kept for a model on this machine, or the fastest; the user's own is left alone.
+
+        Args:
+            digest: Of the model's weights.
+            weights: How they are held: packed ones need other counts.
+            forward: Computes one token.
+
+        Returns:
+            The count in force.
+        """
+        if self.chosen_by_user():
+            return int(torch.get_num_threads())
+        most = cores()
+        key = f"{THREADS}, {weights}, {machine(most)}"
+        kept = measured(digest, key)
+        found = {int(n): float(s) for n, s in kept.items() if n.isdigit() and isinstance(s, float)}
+        if not found or max(found) > most:
+            found = probe(forward, most, self.set)
+            keep_measured(digest, key, {str(n): seconds for n, seconds in found.items()})
+        self.set(fastest(found))
+        return fastest(found)
+
+    def chosen_by_user(self) -> bool:
+        """Whether somebody said how many, other than we."""
+        if any(os.environ.get(name) for name in VARIABLES):
+            return True
+        return torch.get_num_threads() not in (self._ours, cores(), _logical())
+
+
+def probe(
+    forward: Callable[[], object], most: int, set_threads: Callable[[int], None], clock: Callable[[], float] = time.perf_counter
+) -> dict[int, float]:
+    """Seconds of a token by number of threads: all cores, half of them, and so on, in turns, for about a second.
+
+    In turns, so that what else the machine does meets all of them. Of a model so large that a token takes a second, nothing but
+    all cores is tried.
+    """
+    counts = [most >> halvings for halvings in range(most.bit_length())]
+    found: dict[int, float] = {}
+    began = clock()
+    for count in counts * LAPS:
+        if found and clock() - began >= BUDGET_SECONDS:
+            break
+        set_threads(count)
+        started = clock()
+        forward()
+        found[count] = min(clock() - started, found.get(count, math.inf))
+    return found
+
+
+def fastest(found: Mapping[int, float]) -> int:
+    """The fewest threads that no larger number beats by much."""
+    best = min(found)
+    for count in sorted(found):
+        if found[count] < WORTH * found[best]:
+            best = count
+    return best
+
+
+def cores() -> int:
+    """Physical cores that this process may use."""
+    return max(min(psutil.cpu_count(logical=False) or _logical(), _logical()), 1)
+
+
+def machine(most: int) -> str:
+    """What a measurement holds for."""
+    return f"{platform.machine()}, {torch.backends.cpu.get_cpu_capability()}, {most} cores, torch {torch.__version__}"
+
+
+def _logical() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+CHOICE = ThreadChoice()  # of this process: torch has one count

@@ -1,0 +1,225 @@
+"""Weights of linear modules in fewer bits, on a CPU, with torch's own kernels; what goes in and comes out stays float32.
+
+A token of one stream reads every weight once, so fewer bytes are fewer milliseconds. float16 multiplies with float32
+activations (FBGEMM, x86 alone). bfloat16, int8 and int4 round activations to bfloat16, which is the only form that their
+kernels are vectorised for. The head stays in float16 under int8 and int4 (in float32 where there is no FBGEMM): logits
+rounded to bfloat16 would tie.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+import torch
+from torch.nn.functional import linear
+from transformers.pytorch_utils import Conv1D
+
+from runtime.errors import UnsupportedFeatureError
+from runtime.options import LoadOptions
+
+GROUP = 32  # weights of a row that share a step and a middle in int4
+INNER_K = 2  # how torch's int4 packing interleaves; its CPU kernel takes any
+MANY_ROWS = 32  # from so many on torch's int8 kernel is slower than making bfloat16 of the weights first
+
+
+class PackedLinear(torch.nn.Module, ABC):  # type: ignore[misc]  # torch is not followed by mypy
+    """A linear module whose weights only a kernel can read.
+
+    Attributes:
+        in_features: Width of what goes in.
+        out_features: Width of what comes out.
+        weight: Shape and dtype without numbers (on the device "meta"), for code that asks for the dtype of a head.
+    """
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        super().__init__()
+        self.out_features, self.in_features = weight.shape
+        self.weight = torch.empty(weight.shape, device="meta")
+        self.bias = bias
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """``(..., in) float32`` to ``(..., out) float32``."""
+        y = self.product(x.reshape(-1, self.in_features).contiguous()).view(*x.shape[:-1], self.out_features)
+        return y if self.bias is None else y + self.bias
+
+    @abstractmethod
+    def product(self, x: torch.Tensor) -> torch.Tensor:
+        """``(rows, in)`` to ``(rows, out) float32``, without the bias."""
+
+    @property
+    @abstractmethod
+    def nbytes(self) -> int:
+        """Bytes of the weights."""
+
+
+class Float16Linear(PackedLinear):
+    """Half the bytes; sums are float32."""
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        super().__init__(weight, bias)
+        self._packed = torch.ops.quantized.linear_prepack_fp16(weight, None)
+
+    def product(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = torch.ops.quantized.linear_dynamic_fp16(x, self._packed)
+        return y
+
+    @property
+    def nbytes(self) -> int:
+        return 2 * int(self.weight.numel())
+
+
+class Bfloat16Linear(PackedLinear):
+    """Half the bytes; activations are rounded too."""
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        super().__init__(weight, bias)
+        self._packed = weight.bfloat16()
+
+    def product(self, x: torch.Tensor) -> torch.Tensor:
+        return linear(x.bfloat16(), self._packed).float()
+
+    @property
+    def nbytes(self) -> int:
+        return int(self._packed.nbytes)
+
+
+class Int8Linear(PackedLinear):
+    """A byte for a weight, a float32 step for a row; symmetric."""
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        super().__init__(weight, bias)
+        self._steps = (weight.abs().amax(1) / 127).clamp_min(torch.finfo(torch.float32).tiny)  # (out,)
+        self._packed = (weight / self._steps[:, None]).round().to(torch.int8)
+        self._ones = torch.ones(len(weight), dtype=torch.bfloat16)  # the kernel's own steps would be rounded to bfloat16
+
+    @staticmethod
+    def takes(weight: torch.Tensor) -> bool:
+        """Whether torch's kernel, which checks nothing, can multiply a matrix of this shape."""
+        return bool(weight.shape[1] % 32 == 0 and weight.shape[0] % 8 == 0)
+
+    def product(self, x: torch.Tensor) -> torch.Tensor:
+        rows = x.bfloat16()
+        if len(rows) < MANY_ROWS:
+            y: torch.Tensor = torch._weight_int8pack_mm(rows, self._packed, self._ones)  # noqa: SLF001  # torch has no other name
+        else:
+            y = linear(rows, self._packed.bfloat16())  # exact: eight bits hold every one of them
+        return y.float() * self._steps
+
+    @property
+    def nbytes(self) -> int:
+        return int(self._packed.nbytes + self._steps.nbytes)
+
+
+class Int4Linear(PackedLinear):
+    """Half a byte for a weight, a step and a middle in bfloat16 for 32 of a row."""
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        super().__init__(weight, bias)
+        groups = weight.view(len(weight), -1, GROUP)  # (out, groups, 32)
+        low, high = groups.amin(-1), groups.amax(-1)
+        steps = ((high - low) / 15).clamp_min(1e-8).bfloat16().float()  # as the kernel will read them
+        middles = (low + 8 * steps).bfloat16().float()
+        quantised = ((groups - middles[..., None]) / steps[..., None] + 8).round().clamp(0, 15)
+        whole = quantised.view_as(weight).to(torch.int32)
+        self._packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(whole, INNER_K)  # noqa: SLF001  # its only name
+        self._scales = torch.stack([steps, middles], -1).transpose(0, 1).contiguous().bfloat16()  # (groups, out, 2)
+
+    @staticmethod
+    def takes(weight: torch.Tensor) -> bool:
+        """Whether torch's kernel can multiply a matrix of this shape."""
+        return bool(weight.shape[1] % GROUP == 0 and weight.shape[0] % 16 == 0)
+
+    def product(self, x: torch.Tensor) -> torch.Tensor:
+        multiply = torch.ops.aten._weight_int4pack_mm_for_cpu  # noqa: SLF001  # its only name
+        y: torch.Tensor = multiply(x.bfloat16(), self._packed, GROUP, self._scales)
+        return y.float()
+
+    @property
+    def nbytes(self) -> int:
+        return int(self._packed.nbytes + self._scales.nbytes)
+
+
+def check_weights(options: LoadOptions, device: torch.device, *, ready: bool = False) -> None:
+    """Whether weights can be held as `weights` says.
+
+    Args:
+        options: As they were given.
+        device: Where the model computes.
+        ready: Whether it is a caller's own.
+
+    Raises:
+        UnsupportedFeatureError: They cannot; the message has what can.
+    """
+    weights = options.weights
+    if weights == "auto":
+        return
+    why = ""
+    if device.type != "cpu":
+        why = f"is for the processor; on {device} choose dtype='bfloat16', or a quantised model for mlx"
+    elif options.dtype not in ("auto", "float32"):
+        why = f"is computed with in float32: leave out dtype={options.dtype!r}"
+    elif options.offload != "none":
+        why = "and offload='disk' contradict each other: choose one of the two"
+    elif ready:
+        why = "takes a model folder; a model that is in memory already is used as it is"
+    elif weights == "float16" and not has_float16():
+        why = "needs FBGEMM, which torch has on x86 alone; choose bfloat16 or int8"
+    if why:
+        raise UnsupportedFeatureError(f"weights={weights!r} {why}")
+
+
+def has_float16() -> bool:
+    """Whether torch can multiply float16 weights with float32 activations here."""
+    return torch.backends.quantized.engine in ("x86", "fbgemm")
+
+
+def pack_weights(model: Any, weights: str) -> None:
+    """Replaces the linear modules of a float32 model on the CPU, one after the other.
+
+    Those that a forward never calls stay: state-space code reads some weights without calling their module.
+
+    Args:
+        model: Of transformers.
+        weights: "float16", "bfloat16", "int8" or "int4".
+    """
+    head = model.get_output_embeddings()
+    for path, module in _called(model).items():
+        matrix = module.weight.detach().T if isinstance(module, Conv1D) else module.weight.detach()
+        kind = _kind(weights, matrix, head=module is head)
+        if kind is None:
+            continue
+        packed = kind(matrix.contiguous(), None if module.bias is None else module.bias.detach())
+        parent, _, name = path.rpartition(".")
+        setattr(model.get_submodule(parent), name, packed.eval())
+
+
+def weight_bytes(model: Any) -> int:
+    """Bytes of all linear modules, packed or not: what a token of one stream reads."""
+    plain = (m.weight.nbytes for m in model.modules() if isinstance(m, torch.nn.Linear | Conv1D))
+    return int(sum(plain) + sum(m.nbytes for m in model.modules() if isinstance(m, PackedLinear)))
+
+
+def _called(model: Any) -> dict[str, Any]:
+    """The linear modules that a forward of one token calls, by path."""
+    found: set[str] = set()
+    modules = {path: m for path, m in model.named_modules() if isinstance(m, torch.nn.Linear | Conv1D)}
+    hooks = [module.register_forward_pre_hook(lambda *_, path=path: found.add(path)) for path, module in modules.items()]
+    try:
+        with torch.inference_mode():
+            model(input_ids=torch.zeros(1, 1, dtype=torch.long), use_cache=False)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return {path: module for path, module in modules.items() if path in found}
+
+
+def _kind(weights: str, matrix: torch.Tensor, *, head: bool) -> type[PackedLinear] | None:
+    """The module for a matrix; float16, or none, where the form asked for has no kernel for it."""
+    if weights == "bfloat16" and not head:
+        return Bfloat16Linear
+    if weights == "int8" and not head and Int8Linear.takes(matrix):
+        return Int8Linear
+    if weights == "int4" and not head and Int4Linear.takes(matrix):
+        return Int4Linear
+    return Float16Linear if has_float16() else None

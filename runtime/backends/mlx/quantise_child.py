@@ -1,0 +1,109 @@
+"""A plain model folder to a quantised one: ``python -m runtime.backends.mlx.quantise_child FOLDER TARGET BITS GROUP``.
+
+What mlx_lm's own conversion does to model and config, by the same functions; it also prints, copies every .py file and looks
+for a model card, which we do without. On standard output: one JSON object a line, ``{"done", "total"}`` in bytes while it
+works, ``{"parameters"}`` at the end, ``{"error"}`` where it cannot. Ends when its standard input closes, so it never outlives
+the process that asked for it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import resource
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import mlx.core as mx
+from mlx_lm.utils import get_total_parameters, quantize_model, save_config, save_model
+from mlx_lm.utils import load_model as load_mlx_model
+
+from runtime.backends.mlx.corrections import class_lookup, completed
+from runtime.backends.mlx.loading import flat_parameters
+from runtime.errors import ModelLoadError, RuntimeFault
+from runtime.loading.check import open_folder
+from runtime.loading.child_side import end_with_parent, say
+from runtime.loading.digests import sync_all
+
+_BASE_MEMORY = 8 << 30  # bytes of address space: interpreter, libraries, threads, and room
+_COPIES = 3  # of the weights, in address space: mapped, as they are quantised, and room
+
+
+def quantise(source: Path, target: Path, bits: int, group: int, report: Callable[[int, int], None]) -> int:
+    """Writes weights and config into `target`, durably.
+
+    Args:
+        source: A checked, plain folder.
+        target: An empty one.
+        bits: Of a weight.
+        group: Weights that share a step.
+        report: Called with the bytes of weights that are made, and of all.
+
+    Returns:
+        The number of parameters.
+
+    Raises:
+        ModelLoadError: mlx_lm cannot load it, or no layer is as wide as a group.
+    """
+    config = completed(open_folder(source, backend="mlx").config)
+    try:
+        model, config = load_mlx_model(source, model_config=config, lazy=True, **class_lookup(config))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ModelLoadError(f"{source}: mlx_lm cannot load it: {error}") from error
+    parameters = int(get_total_parameters(model))
+    model, config = quantize_model(model, config, group, bits)
+    weights = flat_parameters(model)
+    if not any(name.endswith(".scales") for name, _ in weights):
+        raise ModelLoadError(f"{source}: no layer is a multiple of {group} weights wide, so none can be quantised")
+    total, done = sum(int(array.nbytes) for _, array in weights), 0
+    for _, array in weights:  # until now they were promises: each is read, quantised and freed by itself
+        report(done, total)
+        mx.eval(array)
+        done += int(array.nbytes)
+    save_model(target, model, donate_model=True)
+    save_config(config, config_path=target / "config.json")
+    sync_all(target)
+    report(total, total)
+    return parameters
+
+
+def main() -> int:
+    """The child's whole life; 0 done, 1 refused."""
+    parser = argparse.ArgumentParser(description="Quantise a model folder for mlx.")
+    parser.add_argument("source", type=Path)
+    parser.add_argument("target", type=Path)
+    parser.add_argument("bits", type=int)
+    parser.add_argument("group", type=int)
+    arguments = parser.parse_args()
+    end_with_parent()
+    os.umask(0o077)
+    _limit_memory(arguments.source)
+    try:
+        with contextlib.redirect_stdout(sys.stderr):  # mlx_lm prints
+            parameters = quantise(
+                arguments.source, arguments.target, arguments.bits, arguments.group, lambda d, t: say(done=d, total=t)
+            )
+    except RuntimeFault as fault:
+        say(error=str(fault))
+        return 1
+    except MemoryError:
+        say(error=f"{arguments.source}: quantising it needs more memory than is allowed")
+        return 1
+    except (OSError, RuntimeError) as fault:  # mlx says it with the latter that a file cannot be written
+        say(error=f"{arguments.target}: cannot be written ({fault}); free some space or choose another folder")
+        return 1
+    say(parameters=parameters)
+    return 0
+
+
+def _limit_memory(source: Path) -> None:
+    """Bounds this process; macOS accepts the call and does not enforce it."""
+    if sys.platform != "darwin":
+        limit = _BASE_MEMORY + _COPIES * sum(file.stat().st_size for file in source.glob("*.safetensors"))
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

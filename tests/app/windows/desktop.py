@@ -1,0 +1,100 @@
+"""What tests of several windows have in their hands: the windows, and the mouse and keys."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from pathlib import Path
+
+from PySide6.QtCore import Qt
+from PySide6.QtTest import QTest
+from PySide6.QtWidgets import QApplication
+
+from app.windows import AppWindows
+from runtime import GenerationOptions, SamplingOptions
+from tests.app.workbench.scene import Engine, rows, until
+from ui import MainWindow, TurnView
+
+CTRL, SHIFT = Qt.KeyboardModifier.ControlModifier, Qt.KeyboardModifier.ShiftModifier
+WORDS = 12  # tokens of each answer
+OPTIONS = GenerationOptions(max_tokens=WORDS, ignore_eos=True, sampling=SamplingOptions(temperature=0.8), seed=5)
+
+
+@dataclass
+class Desktop:
+    """What a test has in its hands."""
+
+    path: Path
+    engine: Engine
+    windows: AppWindows
+    first: MainWindow
+
+    @property
+    def all(self) -> list[MainWindow]:
+        """Those on the screen, in the order in which they were opened."""
+        tops = [w for w in QApplication.topLevelWidgets() if isinstance(w, MainWindow) and w.isVisible()]
+        return sorted(tops, key=lambda window: window is not self.first)
+
+    async def another(self, window: MainWindow | None = None) -> MainWindow:
+        """Opens one more from a window, by its key."""
+        known = self.all
+        await press(window or self.first, Qt.Key.Key_N, CTRL | SHIFT)
+        await until(lambda: len(self.all) == len(known) + 1)
+        made = next(each for each in self.all if each not in known)
+        await until(lambda: made.desk.shown is not None)
+        return made
+
+    def kept(self) -> list[str]:
+        """The texts of all turns in the file, seen by somebody else."""
+        return [str(text) for (text,) in rows(self.path, "SELECT text FROM nodes WHERE role = 'user' ORDER BY id")]
+
+
+async def press(window: MainWindow, key: Qt.Key, modifiers: Qt.KeyboardModifier) -> None:
+    """A shortcut, in a window that has the keyboard."""
+    window.activateWindow()
+    await until(window.isActiveWindow)
+    QTest.keyClick(window, key, modifiers)
+
+
+def say(window: MainWindow, text: str) -> None:
+    QTest.keyClicks(window.parts.composer.field, text)
+    QTest.keyClick(window.parts.composer.field, Qt.Key.Key_Return)
+
+
+def session_of(window: MainWindow) -> int:
+    assert window.desk.shown is not None
+    return window.desk.shown.session_id
+
+
+def last(window: MainWindow) -> TurnView | None:
+    assert window.desk.shown is not None
+    turns = window.desk.shown.view.turns
+    return turns[-1] if turns and turns[-1].role == "assistant" else None
+
+
+def made(window: MainWindow) -> int:
+    """Tokens of the answer at the end, as the window has them."""
+    answer = last(window)
+    return 0 if answer is None else sum(origin == 2 for origin in answer.run.origin.tolist())
+
+
+def choose(window: MainWindow, session_id: int) -> None:
+    """Clicks a session in the list."""
+    view = window.parts.sidebar.sessions.view
+    index = window.parts.sidebar.sessions.rows.index_of(session_id)
+    view.scrollTo(index)
+    QTest.mouseClick(view.viewport(), Qt.MouseButton.LeftButton, pos=view.visualRect(index).center())
+
+
+async def next_token(gate: asyncio.Semaphore, *windows: MainWindow) -> None:
+    """One more, in whichever window."""
+    before = sum(made(window) for window in windows)
+    gate.release()
+    await until(lambda: sum(made(window) for window in windows) > before)
+
+
+async def answered(window: MainWindow, text: str) -> int:
+    """A message and its whole answer; its session."""
+    say(window, text)
+    await until(lambda: made(window) == WORDS and not window.desk.running)
+    return session_of(window)

@@ -1,0 +1,216 @@
+"""Several windows at once: each has a session of its own, and what is done in one shows in the others. Real mouse and keys."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from PySide6.QtCore import QPoint, Qt
+from PySide6.QtTest import QTest
+from PySide6.QtWidgets import QApplication, QMenu
+
+from app.windows import STEP
+from tests.app.windows.conftest import Play
+from tests.app.windows.desktop import (
+    CTRL,
+    WORDS,
+    Desktop,
+    answered,
+    choose,
+    made,
+    next_token,
+    press,
+    say,
+    session_of,
+)
+from tests.app.workbench.scene import rows, until
+from tests.ui.test_menus import entries
+from ui import MainWindow
+
+
+def test_a_second_window_has_a_session_of_its_own(play: Play) -> None:
+    async def scene(d: Desktop) -> None:
+        # given an empty session in the first window: the second does not take that one
+        second = await d.another()
+        assert session_of(second) != session_of(d.first)
+        # and stands a step beside the first, as large as it
+        assert second.size() == d.first.size()
+        assert second.pos() - d.first.pos() == QPoint(STEP, STEP)
+        # and what is said in one is not seen in the other, but stands in its list
+        one = await answered(d.first, "to the first")
+        two = await answered(second, "to the second")
+        assert (d.first.parts.top.title.text(), second.parts.top.title.text()) == ("to the first", "to the second")
+        await until(lambda: {one, two} <= set(d.first.stage.sessions) and {one, two} <= set(second.stage.sessions))
+        # and a new session in one of them is neither's
+        await press(second, Qt.Key.Key_N, CTRL)
+        await until(lambda: session_of(second) not in (one, two))
+        await press(d.first, Qt.Key.Key_N, CTRL)
+        await until(lambda: session_of(d.first) not in (one, two))
+        assert session_of(d.first) != session_of(second)
+
+    play(scene)
+
+
+def test_answers_stream_into_both_windows_and_stop_in_one(play: Play) -> None:
+    async def scene(d: Desktop) -> None:
+        second = await d.another()
+        d.engine.gate = asyncio.Semaphore(0)
+        say(d.first, "one")
+        say(second, "two")
+        while not made(d.first) or not made(second):
+            await next_token(d.engine.gate, d.first, second)
+        # when one is stopped by its key
+        await press(second, Qt.Key.Key_Period, CTRL)
+        await until(lambda: not second.desk.running)
+        # then the other goes on to its end
+        assert d.first.desk.running
+        for _ in range(2 * WORDS):
+            d.engine.gate.release()
+        await until(lambda: not d.first.desk.running)
+        assert made(d.first) == WORDS
+        assert made(second) < WORDS
+        reasons = rows(d.path, "SELECT finish_reason FROM nodes WHERE role = 'assistant' ORDER BY finish_reason")
+        assert reasons == [("cancelled",), ("length",)]
+
+    play(scene)
+
+
+def test_a_session_that_another_window_shows_comes_forward_there(play: Play) -> None:
+    async def scene(d: Desktop) -> None:
+        one = await answered(d.first, "one")
+        second = await d.another()
+        two = await answered(second, "two")
+        await until(lambda: one in second.stage.sessions)
+        second.activateWindow()
+        await until(second.isActiveWindow)
+        # when the first window's session is clicked in the second
+        choose(second, one)
+        # then that window has the keyboard, and nothing else has changed
+        await until(d.first.isActiveWindow)
+        assert (session_of(d.first), session_of(second)) == (one, two)
+        assert second.parts.composer.notice.words == ""
+        # and once the first shows another one, it is opened here
+        await press(d.first, Qt.Key.Key_N, CTRL)
+        await until(lambda: session_of(d.first) != one)
+        choose(second, one)
+        await until(lambda: session_of(second) == one)
+
+    play(scene)
+
+
+@pytest.mark.slow
+def test_two_windows_that_want_one_session_at_once_do_not_both_get_it(play: Play) -> None:
+    async def scene(d: Desktop) -> None:
+        one = await answered(d.first, "one")
+        await press(d.first, Qt.Key.Key_N, CTRL)
+        await until(lambda: session_of(d.first) != one)
+        second = await d.another()
+        d.first.desk.open(one)
+        second.desk.open(one)
+        await until(lambda: len(d.first.desk.tasks) + len(second.desk.tasks) == 0)
+        assert (session_of(d.first) == one) + (session_of(second) == one) == 1
+
+    play(scene)
+
+
+@pytest.mark.slow
+def test_a_session_thrown_away_in_one_window_leaves_the_other(play: Play) -> None:
+    async def scene(d: Desktop) -> None:
+        one = await answered(d.first, "one")
+        second = await d.another()
+        two = await answered(second, "two")
+        await until(lambda: one in second.stage.sessions)
+        second.parts.sidebar.sessions.trashed.emit(one)
+        # then the first shows another, and not the one that the second has
+        await until(lambda: session_of(d.first) not in (one, two))
+        assert session_of(second) == two
+        # and it comes back where it was thrown away from
+        await press(second, Qt.Key.Key_Z, CTRL)
+        await until(lambda: session_of(second) == one)
+
+    play(scene)
+
+
+@pytest.mark.slow
+def test_a_row_of_the_list_opens_in_a_window_of_its_own(play: Play) -> None:
+    async def scene(d: Desktop) -> None:
+        one = await answered(d.first, "one")
+        await press(d.first, Qt.Key.Key_N, CTRL)
+        await until(lambda: session_of(d.first) != one)
+        panel = d.first.parts.sidebar.sessions
+
+        def ask(session_id: int) -> QMenu:
+            at = panel.view.visualRect(panel.rows.index_of(session_id)).center()
+            panel.view.customContextMenuRequested.emit(at)
+            menu = QApplication.activePopupWidget()
+            assert isinstance(menu, QMenu)
+            return menu
+
+        menu = ask(one)
+        action = next(entry for entry in entries(menu) if entry.text() == "Open in New Window")
+        QTest.mouseClick(menu, Qt.MouseButton.LeftButton, pos=menu.actionGeometry(action).center())
+        await until(lambda: len(d.all) == 2)
+        second = d.all[1]
+        await until(lambda: second.desk.shown is not None)
+        assert session_of(second) == one
+        # asked for again from the first, that window comes forward, and no third one
+        d.first.activateWindow()
+        await until(d.first.isActiveWindow)
+        menu = ask(one)
+        action = next(entry for entry in entries(menu) if entry.text() == "Open in New Window")
+        QTest.mouseClick(menu, Qt.MouseButton.LeftButton, pos=menu.actionGeometry(action).center())
+        await until(second.isActiveWindow)
+        assert len(d.all) == 2
+
+    play(scene)
+
+
+@pytest.mark.slow
+def test_the_bar_speaks_of_the_session_of_its_window(play: Play) -> None:
+    async def scene(d: Desktop) -> None:
+        await answered(d.first, "one")
+        second = await d.another()
+        await until(lambda: d.first.parts.status.engine.text() == second.parts.status.engine.text() == "ready")
+
+        def facts(window: MainWindow) -> str:
+            return " ".join(label.text() for label in window.parts.status.facts if not label.isHidden())
+
+        assert "reused" in facts(d.first)
+        assert "reused" not in facts(second)
+
+    play(scene)
+
+
+def test_the_window_menu_lists_the_windows_and_brings_one_to_the_front(play: Play) -> None:
+    async def scene(desktop: Desktop) -> None:
+        first = desktop.first
+        say(first, "first & foremost")
+        await until(lambda: made(first) == WORDS)
+        second = await desktop.another()
+        say(second, "second")
+        await until(lambda: made(second) == WORDS)
+        # when the menu opens in either of them
+        for window in (first, second):
+            menu = window.acts.windows
+            menu.aboutToShow.emit()
+            menu.aboutToShow.emit()  # once more: what was listed goes
+            listed = [action for action in menu.actions() if action.isCheckable()]
+            # then both are named, and its own is marked
+            assert [action.text() for action in listed] == ["first && foremost – Elsewise", "second – Elsewise"]
+            assert [action.isChecked() for action in listed] == [window is first, window is second]
+            fixed = [action.text() for action in menu.actions() if not action.isCheckable() and not action.isSeparator()]
+            assert fixed == ["Minimise", "Zoom", "Bring All to Front"]
+        # and one that was minimised comes back with the keyboard
+        await press(first, Qt.Key.Key_M, CTRL)
+        await until(first.isMinimized)
+        listed[0].trigger()
+        await until(lambda: first.isActiveWindow() and not first.isMinimized())
+        # and zoom fills the screen, and gives it back
+        first.acts.zoom.trigger()
+        await until(first.isMaximized)
+        first.acts.zoom.trigger()
+        await until(lambda: not first.isMaximized())
+        first.acts.all_to_front.trigger()
+        assert len(desktop.all) == 2
+
+    play(scene)

@@ -1,0 +1,149 @@
+"""Windows that are closed, ended and opened again: nothing that was said or written in one is lost. Real mouse and keys."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from PySide6.QtCore import QRect, Qt
+from PySide6.QtTest import QTest
+
+from tests.app.windows.conftest import Play
+from tests.app.windows.desktop import (
+    CTRL,
+    WORDS,
+    Desktop,
+    answered,
+    choose,
+    made,
+    press,
+    say,
+    session_of,
+)
+from tests.app.workbench.scene import rows, until
+
+
+def test_a_window_closed_in_mid_stream_leaves_its_answer_to_end(play: Play) -> None:
+    async def scene(d: Desktop) -> None:
+        second = await d.another()
+        d.engine.gate = asyncio.Semaphore(0)
+        say(d.first, "one")
+        say(second, "two")
+        await until(lambda: d.first.desk.running and second.desk.running)
+        two = session_of(second)
+        # when it is closed by its key
+        await press(second, Qt.Key.Key_W, CTRL)
+        await until(lambda: d.all == [d.first])
+        # then the app stands, and both answers come to their ends
+        assert not d.windows.ended.is_set()
+        for _ in range(2 * WORDS):
+            d.engine.gate.release()
+        await until(lambda: not d.first.desk.running)
+        assert made(d.first) == WORDS
+        await until(lambda: rows(d.path, "SELECT count(*) FROM nodes WHERE finish_reason = 'length'") == [(2,)])
+        # and the closed window's session can be opened, whole
+        await until(lambda: two in d.first.stage.sessions)
+        choose(d.first, two)
+        await until(lambda: session_of(d.first) == two)
+        assert made(d.first) == WORDS
+
+    play(scene)
+
+
+@pytest.mark.slow
+def test_the_last_window_ends_what_a_closed_one_left(play: Play) -> None:
+    async def scene(d: Desktop) -> None:
+        second = await d.another()
+        d.engine.gate = asyncio.Semaphore(0)
+        say(second, "two")
+        await until(lambda: second.desk.running)
+        d.engine.gate.release()
+        await until(lambda: made(second) == 1)
+        await press(second, Qt.Key.Key_W, CTRL)
+        await until(lambda: d.all == [d.first])
+        await press(d.first, Qt.Key.Key_W, CTRL)
+        await until(d.windows.ended.is_set)
+        assert d.kept() == ["two"]
+        assert rows(d.path, "SELECT finish_reason FROM nodes WHERE role = 'assistant'") == [("cancelled",)]
+
+    play(scene)
+
+
+@pytest.mark.slow
+def test_what_was_written_in_a_closed_window_is_there_where_its_session_is_opened(play: Play) -> None:
+    async def scene(d: Desktop) -> None:
+        second = await d.another()
+        two = await answered(second, "two")
+        QTest.keyClicks(second.parts.composer.field, "half a thought")
+        third = await d.another()
+        QTest.keyClicks(third.parts.composer.field, "new here")
+        for window in (second, third):
+            await press(window, Qt.Key.Key_W, CTRL)
+        await until(lambda: d.all == [d.first])
+        assert d.first.parts.composer.draft == ""
+        await until(lambda: two in d.first.stage.sessions)
+        choose(d.first, two)
+        await until(lambda: session_of(d.first) == two)
+        assert d.first.parts.composer.draft == "half a thought"
+        # and what had no session yet waits for the next new one
+        await press(d.first, Qt.Key.Key_N, CTRL)
+        await until(lambda: session_of(d.first) != two)
+        assert d.first.parts.composer.draft == "new here"
+
+    play(scene)
+
+
+@pytest.mark.slow
+def test_two_drafts_without_a_session_are_both_kept(play: Play) -> None:
+    async def first(d: Desktop) -> None:
+        second = await d.another()
+        QTest.keyClicks(d.first.parts.composer.field, "one")
+        QTest.keyClicks(second.parts.composer.field, "two")
+        await press(second, Qt.Key.Key_Q, CTRL)
+        await until(d.windows.ended.is_set)
+
+    async def again(d: Desktop) -> None:
+        assert set(d.first.parts.composer.draft.split()) == {"one", "two"}
+
+    play(again, play(first))
+
+
+@pytest.mark.slow
+def test_windows_that_were_open_at_the_end_come_back_where_they_stood(play: Play) -> None:
+    sessions: list[int] = []
+    places: list[QRect] = []
+
+    async def first(d: Desktop) -> None:
+        second = await d.another()
+        d.first.resize(740, 600)  # Qt puts a window back only where the screen (800 x 800 here) has room for it
+        second.resize(620, 500)
+        sessions.extend([await answered(d.first, "one"), await answered(second, "two")])
+        places.extend(window.geometry() for window in d.all)
+        await press(second, Qt.Key.Key_Q, CTRL)
+        await until(d.windows.ended.is_set)
+
+    async def again(d: Desktop) -> None:
+        await until(lambda: len(d.all) == 2 and d.all[1].desk.shown is not None)
+        assert [session_of(window) for window in d.all] == sessions
+        assert [window.size() for window in d.all] == [place.size() for place in places]
+        # closed one by one, only the last comes back
+        await press(d.first, Qt.Key.Key_W, CTRL)
+        await until(lambda: d.first not in d.all)
+        (rest,) = (window for window in d.all if window is not d.first)
+        await press(rest, Qt.Key.Key_W, CTRL)
+        await until(d.windows.ended.is_set)
+
+    async def third(d: Desktop) -> None:
+        assert len(d.all) == 1
+        assert d.first.size() == places[1].size()
+
+    play(third, play(again, play(first)))
+
+
+@pytest.mark.slow
+def test_settings_of_another_version_open_one_window(play: Play) -> None:
+    async def scene(d: Desktop) -> None:
+        assert len(d.all) == 1
+
+    play(scene, {"hologram": True, "others": [{"session": "x", "depth": 3}, 7]})
+    play(scene, ["a list"])

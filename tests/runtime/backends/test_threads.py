@@ -1,0 +1,137 @@
+"""How many threads compute: measured once for a model on a machine, and the user's own number before that."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from runtime import load
+from runtime.backends.hf import threads as choosing
+from runtime.backends.hf.threads import BUDGET_SECONDS, LAPS, ThreadChoice, fastest, machine, probe
+from runtime.loading.measured import forget_measured, keep_measured, measured
+from tests.tiny_models import tiny_folder, tiny_path
+
+
+class Machine:
+    """A clock, and forwards that take as long as the number of threads says."""
+
+    def __init__(self, seconds: dict[int, float]) -> None:
+        self.seconds, self.now, self.threads, self.forwards = seconds, 0.0, 0, 0
+
+    def clock(self) -> float:
+        return self.now
+
+    def set(self, count: int) -> None:
+        self.threads = count
+
+    def forward(self) -> None:
+        self.forwards += 1
+        self.now += self.seconds[self.threads]
+
+
+@pytest.fixture(autouse=True)
+def nobody_has_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """An empty shelf, and a process in which no number of threads was set."""
+    before = torch.get_num_threads()
+    monkeypatch.setenv("ELSEWISE_MODELS", str(tmp_path / "shelf"))
+    for name in choosing.VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(choosing, "cores", lambda: 4)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
+    monkeypatch.setattr(choosing, "CHOICE", ThreadChoice())
+    yield
+    monkeypatch.undo()
+    torch.set_num_threads(before)
+
+
+def test_every_halving_is_tried_a_handful_of_times() -> None:
+    small = Machine({8: 0.004, 4: 0.003, 2: 0.002, 1: 0.005})
+    assert probe(small.forward, 8, small.set, small.clock) == pytest.approx(small.seconds)
+    assert small.forwards == 4 * LAPS
+
+
+def test_a_large_model_is_not_measured_for_long() -> None:
+    large = Machine({8: 0.45, 4: 0.4, 2: 0.9, 1: 1.8})
+    found = probe(large.forward, 8, large.set, large.clock)
+    assert set(found) == {8, 4, 2}
+    assert large.now <= BUDGET_SECONDS + 0.9
+    huge = Machine({6: 30.0, 3: 60.0, 1: 180.0})
+    assert set(probe(huge.forward, 6, huge.set, huge.clock)) == {6}
+    assert huge.forwards == 1
+
+
+def test_a_moment_in_which_the_machine_is_busy_decides_nothing() -> None:
+    # given two cores, one of which somebody else needs at first
+    class Busy(Machine):
+        def forward(self) -> None:
+            slow = self.now < 0.5 and self.threads == 2
+            super().forward()
+            self.now += 0.4 if slow else 0.0
+
+    busy = Busy({2: 0.02, 1: 0.03})
+    found = probe(busy.forward, 2, busy.set, busy.clock)
+    assert found == pytest.approx({2: 0.02, 1: 0.03})
+    assert fastest(found) == 2
+
+
+def test_more_threads_must_be_worth_it() -> None:
+    assert fastest({1: 0.0100, 2: 0.0099, 4: 0.0200}) == 1
+    assert fastest({1: 0.0100, 2: 0.0060, 4: 0.0059}) == 2
+    assert fastest({1: 0.0100, 2: 0.0110, 4: 0.0050}) == 4
+
+
+def test_what_was_measured_is_kept_with_the_model() -> None:
+    calls: list[int] = []
+    choice = ThreadChoice()
+    count = choice.measure("digest", "float32", lambda: calls.append(torch.get_num_threads()))
+    key = f"threads, float32, {machine(4)}"
+    assert {int(n) for n in measured("digest", key)} == {4, 2, 1}
+    assert count in {4, 2, 1}
+    # another process finds it
+    keep_measured("digest", key, {"4": 0.9, "2": 0.1, "1": 0.3})
+    calls.clear()
+    assert ThreadChoice().measure("digest", "float32", lambda: calls.append(0)) == 2
+    assert not calls
+    # other weights, another machine, and a model that was removed measure anew
+    ThreadChoice().measure("digest", "int8", lambda: calls.append(0))
+    assert len(calls) == 3 * LAPS
+    forget_measured("digest")
+    ThreadChoice().measure("digest", "float32", lambda: calls.append(0))
+    assert len(calls) == 6 * LAPS
+
+
+@pytest.mark.parametrize("variable", choosing.VARIABLES)
+def test_the_users_variables_are_honoured(variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(variable, "4")
+    assert ThreadChoice().measure("digest", "float32", lambda: pytest.fail("measured")) == 4
+
+
+def test_what_the_user_set_in_torch_is_honoured_and_what_we_set_is_not_taken_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    choice = ThreadChoice()
+    assert choice.measure("digest", "float32", lambda: pytest.fail("measured")) == 3
+    choice.set(3)  # by an earlier load's option
+    assert not choice.chosen_by_user()
+
+
+def test_a_load_measures_on_the_owner_thread_and_an_option_goes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    digest, key = tiny_folder("llama").weights_digest, f"threads, float32, {machine(4)}"
+    with load(tiny_path("llama"), "hf", device="cpu", threads=1):
+        assert measured(digest, key) == {}
+    seen: list[str] = []
+    monkeypatch.setattr("runtime.backends.hf.backend.CHOICE", choice := ThreadChoice())
+    monkeypatch.setattr(choice, "measure", lambda *_: seen.append(threading_name()))
+    with load(tiny_path("llama"), "hf", device="cpu") as model:
+        owner = model._engine.call(threading_name).result()
+        assert model.info.options["threads"] == 4
+    assert seen == [owner]
+    assert owner != threading_name()
+
+
+def threading_name() -> str:
+    import threading
+
+    return threading.current_thread().name

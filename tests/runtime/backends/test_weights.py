@@ -1,0 +1,212 @@
+"""Weights in fewer bits on a CPU: how far numbers move, what it costs in perplexity, that nothing is mixed, what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+import pytest
+import torch
+
+from runtime import (
+    InvalidRequestError,
+    Manifest,
+    ModelInfo,
+    SnapshotMismatchError,
+    UnsupportedFeatureError,
+    load,
+)
+from runtime.backends.hf import perplexity as measuring
+from runtime.backends.hf import weights as packing
+from runtime.backends.hf.weights import Bfloat16Linear, Float16Linear, Int4Linear, Int8Linear, PackedLinear
+from runtime.errors import RuntimeFault
+from runtime.loading.perplexity import kept_perplexities
+from runtime.options import LoadOptions, Weights
+from tests.block_stores import SHELVES, memory_options
+from tests.runtime.adapters.makers import save_adapter
+from tests.runtime.backends.reference import expected, log_softmax, random_ids
+from tests.tiny_models import tiny_folder, tiny_path
+
+FORMS = ("float16", "bfloat16", "int8", "int4")
+# The largest and the mean |difference| of log-probabilities to float32 weights, in nats, on tiny models with large weights.
+MOST = {"float16": (0.05, 0.005), "bfloat16": (0.5, 0.06), "int8": (1.5, 0.15), "int4": (12.0, 1.5)}
+
+
+@pytest.fixture(autouse=True)
+def shelf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A shelf of the test's own: what is measured is kept there."""
+    monkeypatch.setenv("ELSEWISE_MODELS", str(tmp_path / "shelf"))
+    monkeypatch.delitem(SHELVES, "weights", raising=False)
+    return tmp_path / "shelf"
+
+
+def packed(name: str, weights: Any, **options: Any) -> Any:
+    return load(tiny_path(name), "hf", device="cpu", threads=1, weights=weights, **options)
+
+
+def test_the_option_has_the_forms_that_are_tested() -> None:
+    assert get_args(Weights) == ("auto", "float32", *FORMS)
+    with pytest.raises(InvalidRequestError, match="did you mean 'int8'"):
+        LoadOptions.from_mapping({"weights": "int"})
+
+
+@pytest.mark.parametrize(
+    "name", ["llama", "mamba", *(pytest.param(name, marks=pytest.mark.slow) for name in ("gpt2", "gemma3_80", "lfm2"))]
+)
+@pytest.mark.parametrize("weights", FORMS)
+def test_numbers_stay_within_what_is_printed(name: str, weights: str) -> None:
+    ids = random_ids(4, 40)
+    with packed(name, weights) as model:
+        backend = model._engine.backend
+        modules = [m for m in backend._model.modules() if isinstance(m, PackedLinear)]
+        rows = np.stack([model.next_token_logprobs_sync(ids[: i + 1].tolist()) for i in range(len(ids))])
+        assert modules
+        assert model.info.precision == f"float32, {weights} weights"
+    gaps = np.abs(rows - expected(name, ids.tolist()))
+    print(f"{name} {weights}: {gaps.max():.4f} {gaps.mean():.5f}")  # noqa: T201  # the table of ARCHITECTURE
+    largest, mean = MOST[weights]
+    assert 0 < gaps.max() <= largest
+    assert gaps.mean() <= mean
+
+
+@pytest.mark.parametrize("kind", [Float16Linear, Bfloat16Linear, Int8Linear, Int4Linear])
+@pytest.mark.parametrize("rows", [1, 7, packing.MANY_ROWS + 1])
+def test_each_kernel_multiplies_by_its_own_weights(kind: type[PackedLinear], rows: int) -> None:
+    # given a matrix that every form holds exactly, a bias, and rows that lie across memory
+    generator = torch.Generator().manual_seed(3)
+    weight = torch.randint(0, 16, (32, 64), generator=generator).float() - 8
+    weight[:, ::32], weight[:, 1::32] = -8, 7  # each group has the whole range
+    bias = torch.arange(32.0)
+    x = torch.randint(-4, 5, (64, rows), generator=generator).float().T
+    got = kind(weight, bias)(x[None])[0]
+    want = torch.nn.functional.linear(x, weight, bias)
+    scale = float(want.abs().max())
+    tolerance = {Float16Linear: 1e-6, Bfloat16Linear: 2**-8, Int8Linear: 0.02, Int4Linear: 2**-8}[kind]
+    np.testing.assert_allclose(got.numpy(), want.numpy(), atol=tolerance * scale)
+    assert got.dtype == torch.float32
+
+
+def test_a_shape_that_no_kernel_takes_is_held_in_sixteen_bits() -> None:
+    odd, narrow = torch.randn(17, 33), torch.randn(24, 32)
+    assert not Int8Linear.takes(odd)
+    assert not Int4Linear.takes(odd)
+    assert Int8Linear.takes(narrow)
+    assert not Int4Linear.takes(narrow)
+    assert packing._kind("int8", odd, head=False) is Float16Linear
+    assert packing._kind("int4", narrow, head=True) is Float16Linear
+
+
+def test_without_fbgemm_the_head_stays_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packing, "has_float16", lambda: False)
+    with pytest.raises(UnsupportedFeatureError, match="bfloat16 or int8"):
+        packed("llama", "float16")
+    with packed("llama", "int8") as model:
+        assert type(model._engine.backend._model.get_output_embeddings()) is torch.nn.Linear
+
+
+def test_the_perplexity_is_measured_once_and_kept(monkeypatch: pytest.MonkeyPatch, shelf: Path) -> None:
+    with packed("llama", "int8") as model:
+        first = model.info.warnings[-1]
+    assert "weights are held in int8" in first
+    kept = kept_perplexities(tiny_folder("llama").weights_digest)
+    assert set(kept) == {"float32", "int8"}
+    assert f"{kept['int8']:.4g}, float32 {kept['float32']:.4g} (" in first
+    # when it is loaded again nothing is measured, and the same is said
+    monkeypatch.setattr(measuring, "perplexity", lambda *_: pytest.fail("measured again"))
+    with packed("llama", "int8") as model:
+        assert model.info.warnings[-1] == first
+    # another form measures itself alone
+    monkeypatch.setattr(measuring, "perplexity", lambda *_: 7.0)
+    with packed("llama", "float16"):
+        pass
+    assert kept_perplexities(tiny_folder("llama").weights_digest) == {**kept, "float16": 7.0}
+    # what was damaged is measured again
+    [file] = (shelf / ".measured").iterdir()
+    file.write_text("{")
+    with packed("llama", "int8") as model:
+        assert "perplexity of a fixed text: 7, float32 7" in model.info.warnings[-1]
+
+
+def test_the_perplexity_is_that_of_the_text() -> None:
+    folder = tiny_folder("llama")
+    with packed("llama", "float16") as model:
+        ids = measuring._ids(folder, 1000)
+        rows = [model.next_token_logprobs_sync(ids[: i + 1])[ids[i + 1]] for i in range(len(ids) - 1)]
+    found = kept_perplexities(folder.weights_digest)
+    assert found["float16"] == pytest.approx(float(np.exp(-np.mean(rows))), rel=1e-3)
+    plain = expected("llama", ids)
+    surprise = -np.mean([plain[i, ids[i + 1]] for i in range(len(ids) - 1)])
+    assert found["float32"] == pytest.approx(float(np.exp(surprise)), rel=1e-3)
+
+
+def test_no_two_forms_share_a_fingerprint() -> None:
+    infos: list[ModelInfo] = []
+    for weights in ("auto", "float32", *FORMS):
+        with packed("llama", weights) as model:
+            infos.append(model.info)
+    assert infos[0].kv_fingerprint == infos[1].kv_fingerprint
+    assert infos[0].precision == infos[1].precision == "float32"
+    assert len({info.kv_fingerprint for info in infos}) == 1 + len(FORMS)
+    assert len({info.model_fingerprint for info in infos}) == 1 + len(FORMS)
+    assert {info.parameters for info in infos} == {infos[0].parameters}
+    plain, other = (Manifest.of(info, tokenizer="t", template=None) for info in (infos[0], infos[-1]))
+    assert "dtype: float32, float32, int4 weights" in plain.differences(other)
+
+
+def test_stored_kv_of_another_form_is_never_used(tmp_path: Path) -> None:
+    ids = random_ids(9, 150).tolist()
+    with packed("llama", "auto", blocks=memory_options("weights")) as plain:
+        plain.next_token_logprobs_sync(ids)
+        assert plain.save_blocks(ids).written > 0
+        plain.kv_snapshot(ids, tmp_path / "kv")
+    with packed("llama", "int8", blocks=memory_options("weights")) as model:
+        got = model.next_token_logprobs_sync(ids)
+        assert model.metrics().tokens_restored == 0
+        assert model.metrics().tokens_reused == 0
+        np.testing.assert_allclose(got, model.next_token_logprobs_uncached(ids), atol=0.1)
+        with pytest.raises(SnapshotMismatchError, match="int8 weights"):
+            model.kv_restore(tmp_path / "kv")
+    with packed("llama", "float32", blocks=memory_options("weights")) as again:  # the plain form finds its own
+        again.next_token_logprobs_sync(ids)
+        assert again.metrics().tokens_restored > 0
+
+
+def test_adapters_change_packed_modules_by_as_much(tmp_path: Path) -> None:
+    folder, ids = (
+        save_adapter(tmp_path / "a", "llama", seed=5, target_modules=["q_proj", "down_proj"]),
+        random_ids(8, 20).tolist(),
+    )
+    moved = []
+    for weights in ("auto", "float16"):
+        with packed("llama", weights) as model:
+            base = model.next_token_logprobs_sync(ids)
+            model.push_lora(str(folder))
+            moved.append(model.next_token_logprobs_sync(ids) - base)
+    assert np.abs(moved[0]).max() > 0.1
+    np.testing.assert_allclose(moved[1], moved[0], atol=0.05)
+
+
+def test_what_cannot_be_is_refused_in_words() -> None:
+    refused: list[tuple[dict[str, Any], str]] = [
+        ({"dtype": "bfloat16"}, "computed with in float32"),
+        ({"offload": "disk"}, "contradict"),
+        ({"device": "meta"}, "not one torch knows|not on this machine"),
+    ]
+    for options, words in refused:
+        with pytest.raises(RuntimeFault, match=words):
+            load(tiny_path("llama"), "hf", weights="int8", threads=1, **options)
+    with pytest.raises(UnsupportedFeatureError, match="elsewise models convert"):
+        load(tiny_path("llama"), "mlx", weights="int8")
+    with pytest.raises(UnsupportedFeatureError, match="has no weights"):
+        load("x", "fake", weights="int8")
+    with pytest.raises(UnsupportedFeatureError, match="for the processor"):
+        packing.check_weights(LoadOptions(weights="int8"), torch.device("cuda"))
+    with pytest.raises(UnsupportedFeatureError, match="in memory already"):
+        packing.check_weights(LoadOptions(weights="int8"), torch.device("cpu"), ready=True)
+
+
+def test_numbers_are_log_probabilities() -> None:
+    with packed("llama", "int4") as model:
+        row = model.next_token_logprobs_sync([1, 2, 3])
+    np.testing.assert_allclose(log_softmax(row[None])[0], row, atol=1e-4)

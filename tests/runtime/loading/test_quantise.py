@@ -1,0 +1,209 @@
+"""A plain folder made into an mlx one of 4 or 8 bits, in a child process: what comes out, what is refused, what is left."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from runtime import InvalidRequestError, ModelLoadError, ModelShelf, Progress, convert_model, list_models, load
+from runtime.loading import placing, quantise
+from runtime.loading.children import Child
+from tests.runtime.backends.reference import expected, random_ids
+from tests.tiny_models import tiny_path
+
+# The largest and the mean |difference| of log-probabilities to the float32 model, in nats; the tiny models' weights are large
+OTHERS = (("llama", 8), ("gemma3", 8), ("qwen3", 4))
+MOST = {8: (0.6, 0.06), 4: (9.0, 1.0)}
+
+
+@pytest.fixture(autouse=True)
+def shelf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("ELSEWISE_MODELS", str(tmp_path / "shelf"))
+    return tmp_path / "shelf"
+
+
+@pytest.fixture
+def plain(tmp_path: Path) -> Path:
+    """A copy that a test may spoil."""
+    shutil.copytree(tiny_path("llama"), tmp_path / "plain")
+    return tmp_path / "plain"
+
+
+def left(shelf: Path) -> list[str]:
+    """What is on the shelf, hidden folders too, but for locks and notes."""
+    return [path.name for path in shelf.iterdir() if path.name not in (".lock", ".digests", ".used", ".measured")]
+
+
+@pytest.mark.parametrize(("name", "bits"), [("llama", 4), *(pytest.param(*case, marks=pytest.mark.slow) for case in OTHERS)])
+def test_a_converted_model_is_listed_and_answers_as_the_plain_one_within_what_is_printed(
+    name: str, bits: Any, shelf: Path
+) -> None:
+    # when a plain folder is converted
+    told: list[Progress] = []
+    folder = convert_model(tiny_path(name), bits, progress=told.append)
+    # then it stands on the shelf with its bits, whole and sound, and nothing else does
+    [entry] = list_models()
+    assert (entry.name, entry.quantisation, entry.complete) == (f"tiny-{name}-{bits}bit", f"{bits} bit (mlx)", True)
+    assert entry.backends == ("mlx",)
+    assert folder.quantisation == f"{bits} bit (mlx)"
+    assert left(shelf) == [entry.name]
+    ModelShelf().verify(entry.name)
+    assert told[-1].done == told[-1].total > 0
+    assert {step.stage for step in told} == {"quantise"}
+    # and mlx computes with it
+    ids = random_ids(4, 30)
+    with load(entry.name, "mlx", device="cpu") as model:
+        rows = np.stack([model.next_token_logprobs_sync(ids[: i + 1].tolist()) for i in range(len(ids))])
+        assert model.info.quantisation == f"{bits} bits, groups of 64"
+        assert model.info.has_template
+        assert model.tokenize("hello") == load_ids(name)
+    gaps = np.abs(rows - expected(name, ids.tolist()))
+    print(f"{name} {bits} bits: {gaps.max():.4f} {gaps.mean():.5f}")  # noqa: T201  # the table of ARCHITECTURE
+    largest, mean = MOST[bits]
+    assert 0 < gaps.max() <= largest
+    assert gaps.mean() <= mean
+
+
+def load_ids(name: str) -> list[int]:
+    from runtime.loading.source import resolve
+    from runtime.text.tokenizer import Tokenizer
+
+    return list(Tokenizer.from_folder(resolve(tiny_path(name))).encode("hello"))
+
+
+@pytest.mark.slow
+def test_a_model_of_the_shelf_is_converted_by_its_name_and_made_once(plain: Path, shelf: Path) -> None:
+    ModelShelf().add(plain, "org/plain")
+    first = convert_model("org/plain", 8)
+    assert first.path == shelf / "org--plain-8bit"
+    made = (first.path / "model.safetensors").stat()
+    assert convert_model("org/plain", 8).path == first.path
+    assert (first.path / "model.safetensors").stat().st_mtime_ns == made.st_mtime_ns
+    # another one of that name is refused, and stays
+    with pytest.raises(ModelLoadError, match="choose another name"):
+        convert_model(plain, 4, "org/plain-8bit")
+    assert convert_model(plain, 4, "mine").path == shelf / "mine"
+
+
+def test_what_cannot_be_converted_is_refused_in_words(plain: Path, tmp_path: Path, shelf: Path) -> None:
+    with pytest.raises(InvalidRequestError, match="4 or 8, not 3"):
+        convert_model(plain, 3)  # type: ignore[arg-type]  # on purpose
+    with pytest.raises(ModelLoadError, match="nothing on the shelf is called so"):
+        convert_model("org/nowhere")
+    (tmp_path / "file.gguf").write_bytes(b"GGUF")
+    with pytest.raises(ModelLoadError, match="elsewise models import"):
+        convert_model(tmp_path / "file.gguf")
+    config = json.loads((plain / "config.json").read_text())
+    for change, words in (
+        ({"quantization": {"bits": 4, "group_size": 64}}, r"quantised already \(4 bit\)"),
+        ({"quantization_config": {"quant_method": "gptq"}}, "gptq"),
+        ({"model_type": "unheard_of"}, "unheard_of"),
+    ):
+        (plain / "config.json").write_text(json.dumps({**config, **change}))
+        with pytest.raises(ModelLoadError, match=words):
+            convert_model(plain)
+    (plain / "config.json").write_text(json.dumps(config))
+    (plain / "model.safetensors").rename(plain / "pytorch_model.bin")
+    with pytest.raises(ModelLoadError, match="only pickled weights"):
+        convert_model(plain)
+    assert not shelf.exists() or left(shelf) == []
+
+
+def test_an_architecture_of_transformers_alone_is_named(plain: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quantise, "libraries_knowing", lambda _: ("transformers",))
+    with pytest.raises(ModelLoadError, match="mlx_lm does not know the architecture 'llama'"):
+        convert_model(plain)
+
+
+@pytest.mark.slow
+def test_what_the_child_refuses_is_said_and_leaves_nothing(plain: Path, shelf: Path) -> None:
+    weights = load_file(plain / "model.safetensors")
+    weights.pop("model.norm.weight")
+    save_file(weights, plain / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ModelLoadError, match="mlx_lm cannot load it"):
+        convert_model(plain)
+    assert left(shelf) == []
+
+
+def test_room_on_the_disk_is_asked_for_first(plain: Path, monkeypatch: pytest.MonkeyPatch, shelf: Path) -> None:
+    monkeypatch.setattr(placing.shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(1, 1, 1000))  # type: ignore[attr-defined]
+    monkeypatch.setattr(quantise, "Child", lambda *_, **__: pytest.fail("a process was started"))
+    with pytest.raises(ModelLoadError, match="are free"):
+        convert_model(plain)
+    assert left(shelf) == []
+
+
+@pytest.mark.slow
+def test_a_cancelled_conversion_leaves_nothing(plain: Path, shelf: Path) -> None:
+    class CancelledError(Exception):
+        pass
+
+    def cancel(step: Progress) -> None:
+        if step.total:
+            raise CancelledError
+
+    with pytest.raises(CancelledError):
+        convert_model(plain, progress=cancel)
+    assert left(shelf) == []
+    assert list_models() == []
+
+
+@pytest.mark.slow
+def test_a_killed_child_leaves_nothing(plain: Path, shelf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    children: list[Child] = []
+
+    def started(*arguments: Any, **options: Any) -> Child:
+        children.append(Child(*arguments, **options))
+        return children[0]
+
+    monkeypatch.setattr(quantise, "Child", started)
+
+    def kill(step: Progress) -> None:
+        if step.total and children[0]._process.poll() is None:
+            os.kill(children[0]._process.pid, signal.SIGKILL)
+
+    with pytest.raises(ModelLoadError, match="ended without an answer"):
+        convert_model(plain, progress=kill)
+    assert left(shelf) == []
+    assert list_models() == []
+
+
+@pytest.mark.slow
+def test_who_asked_may_be_killed_too(plain: Path, shelf: Path) -> None:
+    # given a process that converts, killed while its child is at work
+    import subprocess
+    import sys
+
+    code = (
+        "import sys, time; from runtime import convert_model\n"
+        "def told(step):\n    if step.total: print('at work', flush=True); time.sleep(60)\n"
+        "convert_model(sys.argv[1], progress=told)"
+    )
+    asking = subprocess.Popen([sys.executable, "-c", code, str(plain)], stdout=subprocess.PIPE)
+    assert asking.stdout is not None
+    limit = threading.Timer(60, asking.kill)
+    limit.start()
+    assert asking.stdout.readline() == b"at work\n"
+    asking.kill()
+    asking.wait()
+    asking.stdout.close()
+    limit.cancel()
+    # then nothing is listed, and the next conversion removes the remains
+    assert list_models() == []
+    deadline = time.monotonic() + 20
+    while True:
+        made = convert_model(plain, 8, "again")
+        if left(shelf) == ["again"] or time.monotonic() > deadline:
+            break
+    assert left(shelf) == ["again"]
+    assert made.quantisation == "8 bit (mlx)"

@@ -1,0 +1,119 @@
+"""The inspector's Cache: the trie, emptied, pinned, checked, with the real mouse and keys."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+
+from PySide6.QtCore import Qt
+from PySide6.QtTest import QTest
+from PySide6.QtWidgets import QPushButton
+
+from tests.ui.conftest import Scene, until
+from tests.ui.fakes import TRIP, FakeWorkbench
+from ui import EngineState, MainWindow, StatusChanged, StatusView
+from ui.inspector.cache import CacheTab
+
+Play = Callable[[Scene], None]
+
+
+async def opened(window: MainWindow) -> CacheTab:
+    window.parts.show_inspector(True)
+    press(window.parts.inspector.tabs[2])
+    await until(window.parts.inspector.cache.isVisible)
+    return window.parts.inspector.cache
+
+
+def press(button: QPushButton) -> None:
+    QTest.mouseClick(button, Qt.MouseButton.LeftButton)
+
+
+def test_it_shows_the_trie_while_somebody_looks(in_window: Play, bench: FakeWorkbench) -> None:
+    async def scene(window: MainWindow) -> None:
+        assert bench.asked("cache") == []  # nobody looks
+        cache = await opened(window)
+        assert cache.trie.texts == {
+            "edges": "4",
+            "tokens": "313",
+            "bytes": "14 MB",
+            "leases": "2 · 1.4 MB",
+            "hits": "7 of 9",
+            "pinned paths": "0",
+        }
+        assert cache.ended.text() == "last look-up: 312 tokens found; the text goes on otherwise here"
+        (first, size), (second, _) = cache.edges.texts.items()
+        assert (first, size) == ("1  …in April?", "40 · 1.8 MB")
+        assert second.endswith("<b>rains</b>ESC[31m")  # what a model said is shown, not obeyed
+        # and what changes is seen by itself
+        assert bench.trie is not None
+        bench.trie = replace(bench.trie, edges=5, working_bytes=3_000_000)
+        await until(lambda: cache.trie.texts["edges"] == "5")
+        assert cache.memory.texts["in work"] == "3 MB"
+        # and nobody is asked any more when another tab is in front
+        press(window.parts.inspector.tabs[0])
+        asked = len(bench.asked("cache"))
+        await asyncio.sleep(0.05)
+        assert not cache._again.isActive()  # else it would look for ever
+        assert len(bench.asked("cache")) == asked
+
+    in_window(scene)
+
+
+def test_it_is_emptied_and_a_path_is_pinned(in_window: Play, bench: FakeWorkbench) -> None:
+    async def scene(window: MainWindow) -> None:
+        cache = await opened(window)
+        press(cache.keep_button)
+        await until(lambda: cache.trie.texts.get("pinned of this path") == "312 tokens")
+        assert (bench.asked("keep_path"), cache.keep_button.text()) == ([(TRIP, True)], "Unpin this path")
+        # by the keyboard
+        cache.keep_button.setFocus()
+        QTest.keyClick(cache.keep_button, Qt.Key.Key_Space)
+        await until(lambda: cache.keep_button.text() == "Pin this path")
+        assert bench.asked("keep_path")[1] == (TRIP, False)
+        press(cache.clear_button)
+        await until(lambda: cache.trie.texts["tokens"] == "0")
+        assert cache.edges.isHidden()
+        assert not cache.ended.isVisible()
+        # what is refused is said there, and goes with what is done next
+        bench.refusal = "nothing of this path is in memory yet"
+        press(cache.keep_button)
+        await until(lambda: cache.said.text() == "nothing of this path is in memory yet")
+        press(cache.clear_button)
+        assert not cache.said.isVisible()
+
+    in_window(scene)
+
+
+def test_the_path_is_checked_without_the_cache(in_window: Play, bench: FakeWorkbench) -> None:
+    async def scene(window: MainWindow) -> None:
+        bench.gate = asyncio.Semaphore(0)
+        cache = await opened(window)
+        press(cache.check_button)
+        await until(lambda: bench.asked("check_uncached") == [(TRIP,)])
+        assert cache.said.text() == "computing the path without the cache…"
+        bench.gate.release()
+        said = "after 313 tokens the 49,152 log-probabilities differ by 3.1e-06 nats at most; the same token is first"
+        await until(lambda: cache.said.text() == said)
+        # it is of that path alone
+        bench.gate = None
+        window.desk.new_session()
+        await until(lambda: not cache.said.isVisible())
+
+    in_window(scene)
+
+
+def test_without_an_engine_it_says_so_with_one_thing_to_do(in_window: Play, bench: FakeWorkbench) -> None:
+    bench.trie = None
+    bench.status = StatusView(EngineState.NONE)
+
+    async def scene(window: MainWindow) -> None:
+        bench.emit(StatusChanged(bench.status))
+        cache = await opened(window)
+        await until(cache.empty.isVisible)
+        assert not any(part.isVisible() for part in (cache.keep_button, cache.clear_button, cache.check_button))
+        asked = len(bench.asked("models"))
+        press(cache.choose_button)
+        await until(lambda: len(bench.asked("models")) > asked)
+
+    in_window(scene)

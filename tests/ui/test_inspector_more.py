@@ -1,0 +1,112 @@
+"""The inspector beside the transcript: mass so far, what is selected, and what to do where a tab is empty."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from PySide6.QtCore import Qt
+from PySide6.QtTest import QTest
+
+from tests.ui.conftest import Scene, frames, until
+from tests.ui.fakes import TRIP, FakeWorkbench
+from tests.ui.test_conversation import finish
+from ui import MainWindow
+from ui.inspector.empty import Empty
+from ui.inspector.path import numbers_of
+
+Play = Callable[[Scene], None]
+
+
+def test_the_mass_so_far_is_a_line_over_the_bars(in_window: Play, bench: FakeWorkbench) -> None:
+    finish(bench)
+
+    async def scene(window: MainWindow) -> None:
+        turn = bench.views[TRIP].turns[1]
+        window.stage.pin(turn.node_id, 3)
+        shown = [b.alternative.so_far for b in window.parts.inspector.token.alternatives.buttons if b.alternative is not None]
+        masses = [mass for mass in shown if mass is not None]
+        sums = np.cumsum(np.exp(turn.run.top_logprobs[3][: len(masses)].astype(np.float64)))
+        assert len(masses) > 3
+        assert [mass[1] for mass in masses] == pytest.approx(sums.tolist(), rel=1e-4)
+        assert [mass[0] for mass in masses] == pytest.approx([0.0, *sums[:-1].tolist()], rel=1e-4)
+        second = window.parts.inspector.token.alternatives.buttons[1]
+        assert second.accessibleDescription() == f"{sums[1] * 100:.1f} % up to here"
+
+    in_window(scene)
+
+
+def test_what_is_selected_is_added_up(in_window: Play, bench: FakeWorkbench) -> None:
+    finish(bench)
+
+    async def scene(window: MainWindow) -> None:
+        window.parts.inspector.tabs[1].click()
+        path, pane = window.parts.inspector.path, window.parts.transcript.tokens
+        await until(lambda: not path.facts.isHidden())
+        assert not path.range.isVisible()
+        # when some words of an answer are marked with the mouse
+        turn = bench.views[TRIP].turns[1]
+        first, last = pane.token_box(turn.node_id, 2), pane.token_box(turn.node_id, 4)
+        assert first is not None
+        assert last is not None
+        port = pane.viewport()
+        QTest.mousePress(port, Qt.MouseButton.LeftButton, pos=first.topLeft() + (first.bottomLeft() - first.topLeft()) / 2)
+        QTest.mouseMove(port, last.center())
+        QTest.mouseMove(port, last.topRight() + (last.bottomRight() - last.topRight()) / 2)
+        QTest.mouseRelease(port, Qt.MouseButton.LeftButton, pos=last.topRight() + (last.bottomRight() - last.topRight()) / 2)
+        await until(path.range.isVisible)
+        # then their own sums stand there
+        wanted = numbers_of((replace(turn, run=turn.run[2:5]),))
+        assert path.range.texts["tokens"] == "3"
+        assert path.range.texts["perplexity"] == f"{wanted.perplexity:,.2f}"
+        assert path.range.texts["joint log-probability"] == f"−{-wanted.logprob:.1f} nats"
+        # and over everything that is marked, whoever said it, by keys
+        pane.setFocus()
+        QTest.keyClick(pane, Qt.Key.Key_A, Qt.KeyboardModifier.ControlModifier)
+        whole = numbers_of(tuple(replace(each, role="assistant") for each in bench.views[TRIP].turns))
+        await until(lambda: path.range.texts["scored"] == str(whole.scored))
+        assert math.isclose(float(path.range.texts["perplexity"].replace(",", "")), whole.perplexity, abs_tol=0.01)
+        # until nothing is
+        QTest.keyClick(pane, Qt.Key.Key_Escape)
+        await until(lambda: not path.range.isVisible())
+
+    in_window(scene)
+
+
+def press(empty: Empty) -> None:
+    QTest.mouseClick(empty.button, Qt.MouseButton.LeftButton)
+
+
+def test_an_empty_tab_has_one_thing_to_do(in_window: Play, bench: FakeWorkbench) -> None:
+    finish(bench)
+
+    async def scene(window: MainWindow) -> None:
+        inspector = window.parts.inspector
+        window.activateWindow()
+        await until(window.isActiveWindow)
+        # where there are tokens it goes to one
+        for place, tab in ((0, inspector.token), (3, inspector.why)):
+            inspector.tabs[place].click()
+            assert tab.empty.isVisible()
+            assert tab.empty.button.text() == "Show an uncertain token"
+            press(tab.empty)
+            await until(lambda: inspector.token.spot is not None)
+            assert not tab.empty.isVisible()
+            window.parts.transcript.setFocus()
+            QTest.keyClick(window.parts.transcript.tokens, Qt.Key.Key_Escape)
+            await until(lambda: inspector.token.spot is None)
+        # where there are none, to where one writes
+        window.desk.new_session()
+        await until(lambda: window.desk.shown is not None and window.desk.shown.session_id != TRIP)
+        for place, empty in ((0, inspector.token.empty), (1, inspector.path.empty), (3, inspector.why.empty)):
+            window.parts.transcript.setFocus()
+            inspector.tabs[place].click()
+            await frames(1)
+            assert empty.button.text() == "Write a message"
+            press(empty)
+            assert window.parts.composer.field.hasFocus()
+
+    in_window(scene)

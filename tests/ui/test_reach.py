@@ -1,0 +1,212 @@
+"""Everything can be reached by keyboard and named by a screen reader, in every window and panel."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+import pytest
+from PySide6.QtCore import QObject, Qt
+from PySide6.QtGui import QAccessible
+from PySide6.QtTest import QTest
+from PySide6.QtWidgets import (
+    QAbstractButton,
+    QAbstractItemView,
+    QAbstractSlider,
+    QAbstractSpinBox,
+    QApplication,
+    QComboBox,
+    QLineEdit,
+    QPlainTextEdit,
+    QScrollBar,
+    QTextEdit,
+    QWidget,
+)
+
+from tests.ui.conftest import Scene, frames, until
+from tests.ui.fakes import FakeWorkbench
+from tests.ui.test_conversation import finish
+from ui import MainWindow
+from ui.setup.pages import FORM, MODEL, SAMPLING, TOOLS
+from ui.transcript import Mode
+
+Play = Callable[[Scene], None]
+INTERACTIVE = (
+    QAbstractButton, QAbstractItemView, QAbstractSlider, QAbstractSpinBox, QComboBox, QLineEdit, QPlainTextEdit, QTextEdit,
+)  # fmt: skip
+NO_ROLE = (QAccessible.Role.NoRole, QAccessible.Role.Client)
+
+
+def is_part(widget: QWidget) -> bool:
+    """Whether it is a part of another control: a scroll bar of a view, the line of a spin box or of a combo box."""
+    parent = widget.parentWidget()
+    while parent is not None:
+        if isinstance(parent, QComboBox | QAbstractSpinBox | QLineEdit):
+            return True
+        parent = parent.parentWidget()
+    return isinstance(widget, QScrollBar) or widget.objectName() == "qt_toolbar_ext_button"
+
+
+def controls(top: QWidget) -> Iterator[QWidget]:
+    """What can be used of what is seen."""
+    for widget in top.findChildren(QWidget):
+        usable = isinstance(widget, INTERACTIVE) or widget.focusPolicy() & Qt.FocusPolicy.TabFocus
+        if usable and widget.isVisible() and not is_part(widget) and widget.window() is top.window():
+            yield widget
+
+
+def stop(widget: QWidget) -> QObject:
+    """What Tab comes to: a control, or one of several of which one is chosen; the arrows lead to the others."""
+    group = widget.group() if isinstance(widget, QAbstractButton) else None
+    return group if group is not None and group.exclusive() else widget
+
+
+def named(widgets: Iterable[QWidget]) -> list[tuple[str, str]]:
+    """For a message that can be read."""
+    return [(type(w).__name__, w.accessibleName() or str(getattr(w, "text", str)())) for w in widgets]
+
+
+def assert_named(top: QWidget) -> None:
+    """Each has a name and a role that a screen reader can say."""
+    nameless, without_role = [], []
+    for widget in controls(top):
+        said = QAccessible.queryAccessibleInterface(widget)
+        if not said.text(QAccessible.Text.Name).strip() and not widget.accessibleName().strip():
+            nameless.append(widget)
+        if said.role() in NO_ROLE:
+            without_role.append(widget)
+    assert named(nameless) == []
+    assert named(without_role) == []
+
+
+def assert_reached(top: QWidget) -> list[QWidget]:
+    """Tab comes to each that is enabled, and round again; what it came to, in order."""
+    top.activateWindow()
+    wanted = {stop(w): w for w in controls(top) if w.isEnabled()}
+    seen: list[QWidget] = []
+    for _ in range(3 * len(wanted) + 20):
+        focused = QApplication.focusWidget()
+        if focused is not None:
+            QTest.keyClick(focused, Qt.Key.Key_Tab)
+        focused = QApplication.focusWidget()
+        if focused is not None and focused not in seen:
+            seen.append(focused)
+        if wanted.keys() <= {stop(w) for w in seen}:
+            break
+    reached = {stop(w) for w in seen}
+    assert named(widget for where, widget in wanted.items() if where not in reached) == []
+    return seen
+
+
+async def ready(window: MainWindow, width: int = 1360) -> None:
+    window.resize(width, 860)
+    window.activateWindow()
+    await until(window.isActiveWindow)
+    await frames()
+    window.parts.composer.setFocus()
+
+
+@pytest.mark.parametrize("mode", Mode)
+@pytest.mark.parametrize("panel", range(4))
+def test_the_window_and_each_tab_of_the_inspector(in_window: Play, bench: FakeWorkbench, mode: Mode, panel: int) -> None:
+    finish(bench)
+
+    async def scene(window: MainWindow) -> None:
+        window.stage.set_mode(mode)
+        node = window.desk.shown.view.turns[-1].node_id if window.desk.shown is not None else 0
+        window.stage.pin(node, 2)
+        window.parts.inspector.tabs[panel].click()
+        window.parts.composer.field.setPlainText("A draft")
+        await ready(window)
+        assert_named(window)
+        order = assert_reached(window)
+        # and in the order in which it is read: columns from left to right, in each from the top down
+        parts = [window.parts.sidebar, window.parts.composer, window.parts.inspector]
+        places = [min((order.index(w) for w in order if part.isAncestorOf(w)), default=-1) for part in parts]
+        first = places.index(min(places))
+        assert [*places[first:], *places[:first]] == sorted(places)
+
+    in_window(scene)
+
+
+@pytest.mark.parametrize("page", [MODEL, SAMPLING, FORM, TOOLS])
+def test_each_page_of_the_popover(in_window: Play, page: int) -> None:
+    async def scene(window: MainWindow) -> None:
+        await ready(window)
+        window.popover.open(page)
+        await until(lambda: window.popover.model.name.text() != "")
+        await frames()
+        assert_named(window.popover)
+
+    in_window(scene)
+
+
+@pytest.mark.parametrize("page", range(5))
+def test_each_page_of_the_settings(in_window: Play, page: int) -> None:
+    async def scene(window: MainWindow) -> None:
+        await ready(window)
+        window.acts.settings.trigger()
+        await until(window.settings.isVisible)
+        await until(window.settings.isActiveWindow)
+        window.settings.show_page(page)
+        await frames()
+        assert_named(window.settings)
+        window.settings.tabs[page].setFocus()
+        assert_reached(window.settings)
+
+    in_window(scene)
+
+
+def test_finding_comparing_columns_and_a_narrow_window(in_window: Play, bench: FakeWorkbench) -> None:
+    finish(bench)
+
+    async def scene(window: MainWindow) -> None:
+        await ready(window)
+        window.acts.find.trigger()
+        assert_named(window)
+        window.parts.finder.dismiss()
+        window.acts.two_ways.trigger()
+        await until(lambda: len(window.parts.columns.cards) == 2)
+        await until(lambda: not window.desk.running)
+        assert_named(window)
+        window.parts.composer.setFocus()
+        assert_reached(window)
+        window.desk.draws.close_columns()
+        await ready(window, 900)
+        assert_named(window)
+        assert_reached(window)
+
+    in_window(scene)
+
+
+@pytest.mark.parametrize("mode", Mode)
+def test_the_conversation_is_read_out(in_window: Play, bench: FakeWorkbench, mode: Mode) -> None:
+    finish(bench)
+
+    async def scene(window: MainWindow) -> None:
+        window.stage.set_mode(mode)
+        pane = window.parts.transcript.tokens if mode is Mode.TOKENS else window.parts.transcript.read
+        said = QAccessible.queryAccessibleInterface(pane)
+        assert said.role() == QAccessible.Role.Document
+        text = said.text(QAccessible.Text.Value)
+        assert text.startswith("you: Where should we go in April?\nmodel: You could visit Lisbon")
+        # and what is said next is there as soon as it is asked for
+        window.parts.composer.field.setPlainText("And in autumn?")
+        window.parts.composer.send_button.click()
+        await until(lambda: not window.desk.running and "autumn" in said.text(QAccessible.Text.Value))
+        assert said.text(QAccessible.Text.Value).endswith("model: " + "".join(bench.answer))
+
+    in_window(scene)
+
+
+def test_segments_are_chosen_by_the_arrows(in_window: Play) -> None:
+    async def scene(window: MainWindow) -> None:
+        await ready(window)
+        tabs = window.parts.inspector.tabs
+        tabs[0].setFocus()
+        for tab in tabs[1:]:
+            focused = QApplication.focusWidget()
+            assert focused is not None
+            QTest.keyClick(focused, Qt.Key.Key_Right)
+            assert (QApplication.focusWidget(), tab.isChecked()) == (tab, True)
+
+    in_window(scene)

@@ -1,0 +1,74 @@
+"""Import Recent: files that were imported or exported, in the menu and over a restart."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+from PySide6.QtGui import QAction
+
+from tests.ui.conftest import Scene, until
+from tests.ui.fakes import TRIP, FakeWorkbench
+from ui import ExportKind, MainWindow, WindowState
+from ui.transferring import MOST_RECENT
+from ui.window.recent import known_paths
+
+Play = Callable[[Scene], None]
+
+
+def is_first(window: MainWindow, path: Path) -> bool:
+    return window.transfers.recent[:1] == [path]
+
+
+def opened(window: MainWindow) -> list[QAction]:
+    window.acts.recent.aboutToShow.emit()
+    return [action for action in window.acts.recent.actions() if not action.isSeparator()]
+
+
+def test_a_file_is_imported_again_from_the_menu(in_window: Play, bench: FakeWorkbench, tmp_path: Path) -> None:
+    first, second = tmp_path / "a & b.json", tmp_path / "gone.json"
+    first.write_text("[]")
+
+    async def scene(window: MainWindow) -> None:
+        assert [(action.text(), action.isEnabled()) for action in opened(window)] == [("No recent files", False)]
+        for path in (first, second):
+            window.transfers.take(path)
+            await until(partial(is_first, window, path))
+            await until(lambda: not window.parts.status.transfer.isVisible())
+        # then the last one stands first, one that is gone cannot be chosen, and no letter is a key
+        gone, here, clear = opened(window)
+        assert (gone.isEnabled(), here.isEnabled()) == (False, True)
+        assert here.text().startswith("a && b.json – ")
+        here.trigger()
+        await until(lambda: len(bench.asked("import_file")) == 3)
+        await until(lambda: window.transfers.recent == [first, second])
+        # and how the window is left says them
+        assert window.state().recent == (str(first), str(second))
+        clear.trigger()
+        assert [action.text() for action in opened(window)] == ["No recent files"]
+        await until(lambda: not window.parts.status.transfer.isVisible())
+
+    in_window(scene)
+
+
+def test_what_is_exported_so_that_it_comes_in_again_is_recent(in_window: Play, tmp_path: Path) -> None:
+    async def scene(window: MainWindow) -> None:
+        for kind in ExportKind:
+            window.transfers.export(TRIP, kind, tmp_path / f"x.{kind.value}")
+            await until(lambda: not window.parts.status.transfer.isVisible())
+        names = [path.name for path in window.transfers.recent]
+        assert names == ["x.kv.elsewise", "x.elsewise", "x.json"]
+        for number in range(2 * MOST_RECENT):
+            window.transfers.take(tmp_path / f"{number}.json")
+            await until(lambda: not window.parts.status.transfer.isVisible())
+        assert len(window.transfers.recent) == MOST_RECENT
+
+    in_window(scene)
+
+
+@pytest.mark.parametrize(("held", "known"), [(["/a", 3, "/b"], ["/a", "/b"]), (None, []), ("/a", []), ((), [])])
+def test_what_another_version_kept_is_passed_over(held: object, known: list[str]) -> None:
+    assert known_paths(held) == [Path(each) for each in known]
+    assert WindowState().recent == ()

@@ -1,0 +1,54 @@
+"""The cache of the model that runs: looked at while somebody does, emptied, pinned, checked."""
+
+from __future__ import annotations
+
+from PySide6.QtCore import QObject, Signal
+
+from ui.desk.showing import Showing
+
+
+class CacheDesk(QObject):
+    """Part of `Desk`.
+
+    Args:
+        showing: The session that is shown.
+    """
+
+    seen = Signal(object)  # CacheView | None
+    checked = Signal(object)  # CacheCheck of the path shown
+    refused = Signal(str)
+
+    def __init__(self, showing: Showing) -> None:
+        super().__init__(showing)
+        self._showing = showing
+        self._workbench = showing.workbench
+
+    def look(self) -> None:
+        """Shows it as it is now."""
+        shown = self._showing.shown
+        self.seen.emit(None if shown is None else self._workbench.cache(shown.session_id))
+
+    def clear(self) -> None:
+        """Drops it."""
+        self._showing.ask_latest("cache", lambda _session: self._clear(), self.refused.emit)
+
+    def keep(self, keep: bool) -> None:  # a state, not an option
+        """Pins the path shown, or lets it go."""
+        self._showing.ask_latest("cache", lambda session: self._keep(session, keep=keep), self.refused.emit)
+
+    def check(self) -> None:
+        """Compares what it answers with what the model answers without it."""
+        self._showing.ask_latest("cache check", self._check, self.refused.emit)
+
+    async def _clear(self) -> None:
+        await self._workbench.clear_cache()
+        self.look()
+
+    async def _keep(self, session_id: int, *, keep: bool) -> None:
+        await self._workbench.keep_path(session_id, keep)
+        self.look()
+
+    async def _check(self, session_id: int) -> None:
+        check = await self._workbench.check_uncached(session_id)
+        if self._showing.is_shown(session_id):
+            self.checked.emit(check)
