@@ -1,0 +1,247 @@
+"""A comparison with a second model that fails, is stopped, has no room, or nothing to compare."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from app.supervisor import Supervisor
+from app.workbench import AppWorkbench
+from app.workbench.second import comparing
+from app.workbench.second import engine as second_engine
+from app.workbench.second.choices import second_choices
+from runtime import (
+    EngineClient,
+    Fit,
+    ModelLoadError,
+    ModelShelf,
+)
+from storage import SessionStore
+from tests.app.workbench.conftest import Play
+from tests.app.workbench.scene import OPTIONS, Scene, answered, until
+from tests.app.workbench.second_scene import SAME, Engines, Told, compared
+from tests.tiny_models import tiny_path
+from ui import AdapterChoice, BackendChoice, NoRoomRefusal, Refusal, SecondChoice
+
+
+def test_one_that_cannot_be_loaded_is_told_and_nothing_is_left(play: Play) -> None:
+    engine = Engines(gone=ModelLoadError("gone: not on the shelf"))
+
+    async def scene(s: Scene) -> None:
+        session_id, _ = await answered(s)
+        with pytest.raises(Refusal, match="Gone could not be loaded: gone: not on the shelf"):
+            await compared(s, session_id, SecondChoice("gone", "hf", "Gone"))
+        with pytest.raises(Refusal, match="mlx is not here"):
+            await compared(s, session_id, SecondChoice("x", "mlx", "x on mlx", problem="mlx is not here"))
+        await s.workbench.send(session_id, "and now?")  # the first one goes on
+
+    play(scene, engine=engine)
+
+
+def test_an_engine_that_dies_under_it(play: Play) -> None:
+    engine = Engines()
+
+    async def scene(s: Scene) -> None:
+        session_id, _ = await answered(s)
+        engine.dies = True
+        with pytest.raises(Refusal, match="the engine of x on fake stopped; compare again"):
+            await compared(s, session_id, SAME)
+        assert engine.open == []
+        engine.dies = False
+        assert (await compared(s, session_id, SAME)).read
+
+    play(scene, engine=engine)
+
+
+def test_stopped_in_the_middle_nothing_goes_on(play: Play) -> None:
+    engine = Engines()
+
+    async def scene(s: Scene) -> None:
+        session_id, _ = await answered(s)
+        engine.waits = asyncio.Event()
+        work = asyncio.create_task(compared(s, session_id, SAME))
+        await until(lambda: engine.open)
+        told = Told()
+        after = asyncio.create_task(compared(s, session_id, SAME, told))
+        await until(lambda: told)
+        assert told == [("waiting for another comparison to end", 0, 0)]
+        engine.waits.set()  # the second one does not wait for it
+        engine.waits = None
+        work.cancel()
+        await asyncio.wait([work])
+        assert work.cancelled()
+        assert (await after).read
+        assert engine.open == []
+
+    play(scene, engine=engine)
+
+
+def test_stopped_while_it_is_loaded(play: Play) -> None:
+    engine = Engines()
+
+    async def scene(s: Scene) -> None:
+        session_id, _ = await answered(s)
+        engine.loading = asyncio.Event()
+        work = asyncio.create_task(compared(s, session_id, SAME))
+        await until(lambda: len(engine.started) == 2)
+        work.cancel()
+        await asyncio.wait([work])
+        engine.loading.set()
+        assert work.cancelled()
+        assert engine.open == []
+
+    play(scene, engine=engine)
+
+
+def test_the_app_ends_under_a_comparison(play: Play) -> None:
+    engine = Engines()
+    works = []
+
+    async def scene(s: Scene) -> None:
+        session_id, _ = await answered(s)
+        engine.waits = asyncio.Event()
+        works.append(asyncio.create_task(compared(s, session_id, SAME)))
+        await until(lambda: engine.open)
+        await s.workbench.close()
+        assert engine.open == []
+        works[0].cancel()
+        await asyncio.wait(works)
+
+    play(scene, engine=engine)
+
+
+def test_where_memory_is_short_it_is_asked_first(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Engines()
+    asked = []
+
+    async def room_for(choice: SecondChoice, tokens: int) -> Fit:
+        asked.append((choice, tokens))
+        return Fit("fake", tokens, 1, 4_200_000_000, 1, 1, 1, 8_000_000_000, 1_100_000_000, 0)
+
+    monkeypatch.setattr(comparing, "room_for", room_for)
+
+    async def scene(s: Scene) -> None:
+        session_id, _ = await answered(s)
+        with pytest.raises(NoRoomRefusal, match=r"about 4\.2 GB beside the model in use; 1\.1 GB are free"):
+            await compared(s, session_id, SAME)
+        assert len(engine.started) == 1
+        assert asked == [(SAME, len(await s.path_ids(session_id)))]
+        assert (await compared(s, session_id, SAME, anyway=True)).read
+
+    play(scene, engine=engine)
+
+
+def test_room_is_reckoned_from_the_shelf(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("ELSEWISE_MODELS", str(tmp_path / "models"))
+    entry = ModelShelf().add(tiny_path("llama"), "local/tiny")
+    fit = asyncio.run(second_engine.room_for(SecondChoice(entry.name, "hf", "Tiny"), 100))
+    assert fit is not None
+    assert (fit.backend, fit.context) == ("hf", 100)
+    assert fit.weights > 100_000
+    assert asyncio.run(second_engine.room_for(SecondChoice("nowhere", "hf", "?"), 100)) is None
+
+
+def test_a_path_that_no_model_has_read(play: Play) -> None:
+    async def scene(s: Scene) -> None:
+        session_id = await s.new()
+        with pytest.raises(Refusal, match="no model has read this path yet"):
+            await compared(s, session_id, SAME)
+
+    play(scene, engine=Engines())
+
+
+def test_what_was_typed_since_is_left_out(play: Play) -> None:
+    engine = Engines()
+
+    async def scene(s: Scene) -> None:
+        session_id, answer = await answered(s)
+        read = len(await s.path_ids(session_id))
+        engine.dies_after = 0
+        await s.workbench.send(session_id, "more?")
+        view = await s.view(session_id)
+        found = await compared(s, session_id, SAME)
+        assert found.read >= read
+        assert answer.node_id in found.spans
+        for turn in view.turns:
+            assert len(found.spans.get(turn.node_id, turn.run.ids)) == len(turn.run)
+
+    play(scene, engine=engine)
+
+
+def test_a_session_of_another_tokenizer_is_refused(play: Play) -> None:
+    engine = Engines(tiny=tiny_path("llama"))
+
+    async def scene(s: Scene) -> None:
+        session_id, _ = await answered(s)
+        await s.workbench.supervisor.change(source="tiny", backend="hf")
+        with pytest.raises(Refusal, match="was written with another tokenizer"):
+            await compared(s, session_id, SAME)
+
+    play(scene, engine=engine)
+
+
+def test_what_there_is_to_choose_from(play: Play, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("ELSEWISE_MODELS", str(tmp_path / "models"))
+    ModelShelf().add(tiny_path("llama"), "local/tiny")
+
+    async def scene(s: Scene) -> None:
+        session_id, _ = await answered(s)
+        choices = await s.workbench.second_choices(session_id)
+        labels = [choice.label for choice in choices]
+        assert ("x on hf" in labels, "x on mlx" in labels) == (False, True)  # hf runs it now
+        assert "x in bfloat16" in labels
+        tiny = next(choice for choice in choices if choice.source == "local/tiny")
+        assert (tiny.problem, tiny.adapters, tiny.same_engine) == ("", None, False)
+        assert tiny.backend in ("hf", "mlx")
+
+    play(scene, engine=Engines())
+
+
+def test_what_the_model_may_compute_in_instead() -> None:
+    backends = [BackendChoice("hf", "", True), BackendChoice("mlx", "mlx is not here", False)]
+    stack = [AdapterChoice("/a", "A"), AdapterChoice("/b", "B", 0.5, on=False)]
+    choices = second_choices("m", backends, [], stack, dtype="float32")
+    assert [(choice.label, choice.adapters, choice.problem) for choice in choices] == [
+        ("m with no adapters", (), ""),
+        ("m with the adapters B × 0.5", (AdapterChoice("/b", "B", 0.5),), ""),
+        ("m on mlx", (stack[0],), "mlx is not here"),
+        ("m in bfloat16", (stack[0],), ""),
+    ]
+    assert choices[-1].dtype == "bfloat16"
+    assert not any(choice.dtype for choice in second_choices("m", backends, [], [], dtype=""))
+
+
+@pytest.mark.slow
+def test_two_real_engines_and_one_that_is_killed(path: Path) -> None:
+    async def play() -> None:
+        store = SessionStore.open(path)
+        workbench = AppWorkbench(store, Supervisor("x", "fake"), OPTIONS)
+        try:
+            session_id = (await workbench.new_session()).session_id
+            await workbench.send(session_id, "where to?")
+            found = await workbench.compare_with(session_id, SAME, lambda *_: None)
+            assert np.abs(found.found.difference[1:]).max() == 0.0
+            await workbench.keep_second(True)
+            killed: list[int] = []
+
+            def kill(words: str, _done: int, _total: int) -> None:
+                held = workbench._second._held
+                second = held.running if held is not None else None
+                if words == "comparing" and isinstance(second, EngineClient) and not killed:
+                    killed.append(second.pid)
+                    os.kill(second.pid, signal.SIGKILL)
+
+            with pytest.raises(Refusal, match="the engine of x on fake stopped"):
+                await workbench.compare_with(session_id, SAME, kill)
+            assert killed
+            await workbench.send(session_id, "the first one lives")
+            assert (await workbench.compare_with(session_id, SAME, lambda *_: None)).read > found.read
+        finally:
+            await workbench.close()
+
+    asyncio.run(play())
