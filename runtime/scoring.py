@@ -57,7 +57,7 @@ def normalised(
             total = row_sums(weights)[:, None]
             log_total = np.log(total)
             if entropy is not None:
-                entropy[block] = log_total[:, 0] - np.vecdot(weights, out) / total[:, 0]
+                entropy[block] = log_total[:, 0] - row_dots(weights, out) / total[:, 0]
             if finite is not None:  # NaN and +inf reach the total, -inf the entropy alone: it weighs nothing
                 others = raw.min(axis=-1) if entropy is None else entropy[block]
                 finite[block] = np.isfinite(total[:, 0]) & np.isfinite(others)
@@ -138,7 +138,7 @@ def score_logits(logits: Float32, targets: Int32, k: int) -> tuple[Scores, npt.N
             weights = np.exp(shifted)
             total = row_sums(weights)[:, None]
             log_total = np.log(total)
-            scores.entropy[block] = log_total[:, 0] - np.vecdot(weights, shifted) / total[:, 0]
+            scores.entropy[block] = log_total[:, 0] - row_dots(weights, shifted) / total[:, 0]
         finite[block] = np.isfinite(scores.entropy[block])
         if not finite[block].all():
             sound = finite[block, None]
@@ -172,12 +172,23 @@ def ranks_of(logprobs: Float32, own: Float32) -> Int32:
 
 def row_sums(weights: Float32) -> Float32:
     """``(n,)``: sums of ``(n, vocab)``, in blocks that are added up pairwise: as good as numpy's, and quicker."""
-    n, vocab = weights.shape
-    whole = vocab // SUMMED_ENTRIES * SUMMED_ENTRIES
-    blocks = np.vecdot(weights[:, :whole].reshape(n, -1, SUMMED_ENTRIES), _ONES)
-    sums: Float32 = blocks.sum(axis=-1)  # pairwise
-    sums += np.vecdot(weights[:, whole:], _ONES[: vocab - whole])
+    whole = weights.shape[1] // SUMMED_ENTRIES * SUMMED_ENTRIES
+    sums: Float32 = np.vecdot(_in_blocks(weights, whole), _ONES).sum(axis=-1)  # pairwise
+    sums += np.vecdot(weights[:, whole:], _ONES[: weights.shape[1] - whole])
     return sums
+
+
+def row_dots(weights: Float32, values: Float32) -> Float32:
+    """``(n,)``: sums of weights times values ``(n, vocab)``, in such blocks: the digits of a long sum are the machine's."""
+    whole = weights.shape[1] // SUMMED_ENTRIES * SUMMED_ENTRIES
+    sums: Float32 = np.vecdot(_in_blocks(weights, whole), _in_blocks(values, whole)).sum(axis=-1)
+    sums += np.vecdot(weights[:, whole:], values[:, whole:])
+    return sums
+
+
+def _in_blocks(rows: Float32, whole: int) -> Float32:
+    """``(n, blocks, SUMMED_ENTRIES)``, a view of the first `whole` columns."""
+    return rows[:, :whole].reshape(len(rows), -1, SUMMED_ENTRIES)
 
 
 def _entropy(logprobs: Float32) -> Float32:

@@ -155,10 +155,11 @@ class AlternativeButton(QAbstractButton):
         resting = palette.hairline if shown.forbidden else palette.bar_rest
         painter.setBrush(QColor(palette.bar if shown.chosen or hovered else resting))
         painter.drawRoundedRect(bar, 3, 3)
-        if shown.so_far is not None:  # the line of all rows together: each draws its part
+        if shown.so_far is not None:  # stairs over all rows together: each draws its step
             painter.setPen(QPen(QColor(palette.faint), 1))
-            before, so_far = (left + room * min(mass, 1.0) for mass in shown.so_far)
-            painter.drawLine(QPointF(before, 0), QPointF(so_far, height))
+            painter.setBrush(Qt.BrushStyle.NoBrush)
+            before, so_far = (round(left + room * min(mass, 1.0)) + 0.5 for mass in shown.so_far)  # on whole pixels
+            painter.drawPolyline([QPointF(before, 0.5), QPointF(so_far, 0.5), QPointF(so_far, height)])
         if shown.forbidden:
             painter.setFont(self._number)
             painter.setPen(QColor(palette.soft))
