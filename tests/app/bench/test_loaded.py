@@ -41,6 +41,7 @@ def test_each_kind_is_made_once_and_closed_at_the_end() -> None:
     assert loaded.get("a", lambda: Thing("anew", closed)).name == "anew"
 
 
+@pytest.mark.slow
 def test_the_counting_parts_of_a_case_load_our_model_once(cases: list[Case], monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[LanguageModel] = []
     really = ours.open_model

@@ -9,6 +9,7 @@ from app.bench.run import NOWHERE
 from app.bench.start import Start, measure_start, verdicts
 
 
+@pytest.mark.slow
 def test_the_window_costs_more_than_python_and_qt_alone() -> None:
     # when the app is started twice without a screen
     start = measure_start(starts=2)

@@ -11,6 +11,7 @@ from app.bench.sizes import QUICK
 COUNTED = ("scroll", "move", "switch", "slider_head", "slider_row", "list_scroll")
 
 
+@pytest.mark.slow
 def test_every_frame_is_measured() -> None:
     # when a short stream and a short list are driven
     found = measure(400, 30)
