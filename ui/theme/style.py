@@ -127,6 +127,7 @@ QMenu::item:disabled { color: $faint; }
 QMenu::separator { height: 1px; background: $hairline; margin: 4px 6px; }
 QMenu::indicator { width: 14px; height: 14px; left: 7px; }
 
+QAbstractScrollArea::corner { background: transparent; border: none; }
 QScrollBar:vertical { background: transparent; width: 10px; margin: 0; }
 QScrollBar::handle:vertical { background: $hairline; border-radius: 3px; min-height: 32px; margin: 2px; }
 QScrollBar::handle:vertical:hover { background: $faint; }
