@@ -5,7 +5,8 @@ from __future__ import annotations
 import faulthandler
 import gc
 import os
-from collections.abc import Generator
+from collections.abc import Callable, Generator
+from functools import partial
 
 import pytest
 from _pytest.faulthandler import fault_handler_stderr_fd_key
@@ -22,6 +23,7 @@ settings.load_profile("house")
 os.environ["PYTHON_KEYRING_BACKEND"] = "keyring.backends.fail.Keyring"
 
 GRACE = 30  # seconds from a test's own limit to the end of its process, as between the two limits in pyproject.toml
+TOLD = "told"  # the property of a report that holds what its test says
 LOOK_AFTER = (20_000, 20, 50)  # as of `gc.set_threshold`, counted at the end of a test
 SLOWEST = (  # of what is run in many ways: for each there is one among the fast tests that takes the same paths
     "falcon_h1",  # attention and state spaces in each layer
@@ -64,3 +66,19 @@ def pytest_runtest_protocol() -> Generator[None, object, object]:
         due = [generation for generation, count in enumerate(gc.get_count()) if count > LOOK_AFTER[generation]]
         if due:
             gc.collect(due[-1])
+
+
+@pytest.fixture
+def tell(record_property: Callable[[str, object], None]) -> Callable[[str], None]:
+    """What a test says stands in the summary of the run: how much was swept, how far numbers lie apart."""
+    return partial(record_property, TOLD)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """What the tests have said, after their failures."""
+    reports = [report for kind in ("passed", "failed") for report in terminalreporter.stats.get(kind, ())]
+    told = sorted(str(value) for report in reports for name, value in report.user_properties if name == TOLD)
+    if told:
+        terminalreporter.section("measured")
+        for line in told:
+            terminalreporter.write_line(line)

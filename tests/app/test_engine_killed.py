@@ -7,7 +7,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +48,9 @@ def check(file: Path, said: Sequence[Sequence[Any]]) -> None:
         assert model.metrics().tokens_restored == len(path_of(0))
 
 
-def sweep(tmp_path: Path, fault: str, places: Sequence[int], caplog: pytest.LogCaptureFixture) -> tuple[int, int]:
+def sweep(
+    tmp_path: Path, fault: str, places: Sequence[int], caplog: pytest.LogCaptureFixture, tell: Callable[[str], None]
+) -> tuple[int, int]:
     """Faults at many writes; how many fired, and in how many runs the engine heard of one."""
     caplog.set_level(logging.WARNING)
     faults = heard = 0
@@ -59,27 +61,31 @@ def sweep(tmp_path: Path, fault: str, places: Sequence[int], caplog: pytest.LogC
         heard += any(words[0] == "warned" for words in said)
         check(file, said)
         assert not caplog.records
-    print(f"engine saving, {fault}: {faults} faults fired in {len(places)} runs, {heard} were told")  # noqa: T201  # it says how much it swept
+    tell(f"engine saving, {fault}: {faults} faults fired in {len(places)} runs, {heard} were told")
     return faults, heard
 
 
-def test_an_engine_killed_while_it_saves(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    assert sweep(tmp_path, "pwrite64:signal=SIGKILL:when={k}", [45], caplog) == (1, 0)
+def test_an_engine_killed_while_it_saves(tmp_path: Path, caplog: pytest.LogCaptureFixture, tell: Callable[[str], None]) -> None:
+    assert sweep(tmp_path, "pwrite64:signal=SIGKILL:when={k}", [45], caplog, tell) == (1, 0)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["SIGKILL", "TORN"])
-def test_an_engine_killed_at_many_writes(tmp_path: Path, caplog: pytest.LogCaptureFixture, kind: str) -> None:
+def test_an_engine_killed_at_many_writes(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, tell: Callable[[str], None], kind: str
+) -> None:
     places = range(1, 120, 17)
-    faults, _ = sweep(tmp_path, f"pwrite64:signal={kind}:when={{k}}", places, caplog)
+    faults, _ = sweep(tmp_path, f"pwrite64:signal={kind}:when={{k}}", places, caplog, tell)
     assert faults >= len(places) - 2
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("error", ["ENOSPC", "EIO"])
-def test_a_disk_that_fails_under_a_save_in_the_background(tmp_path: Path, caplog: pytest.LogCaptureFixture, error: str) -> None:
+def test_a_disk_that_fails_under_a_save_in_the_background(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, tell: Callable[[str], None], error: str
+) -> None:
     places = range(30, 120, 30)
-    faults, heard = sweep(tmp_path, f"pwrite64:error={error}:when={{k}}+", places, caplog)
+    faults, heard = sweep(tmp_path, f"pwrite64:error={error}:when={{k}}+", places, caplog, tell)
     assert faults >= len(places)
     assert heard == len(places)  # the model goes on, and says once what is wrong
 

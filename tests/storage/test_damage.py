@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -94,9 +95,9 @@ def test_no_flipped_bit_is_silent(path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_no_flipped_bit_of_many_is_silent(path: Path) -> None:
+def test_no_flipped_bit_of_many_is_silent(path: Path, tell: Callable[[str], None]) -> None:
     outcomes = sweep(path, flips=600, seed=2)
-    print(f"bit flips: {dict(outcomes)}")  # noqa: T201  # the sweep says how much it swept
+    tell(f"bit flips: {dict(outcomes)}")
     assert not outcomes["SILENT"], outcomes
     assert sum(count for name, count in outcomes.items() if name.startswith("named")) > 100
 
@@ -161,9 +162,9 @@ def test_a_flipped_bit_costs_the_other_sessions_nothing(path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_flipped_bit_of_many_costs_the_other_sessions_nothing(path: Path) -> None:
+def test_a_flipped_bit_of_many_costs_the_other_sessions_nothing(path: Path, tell: Callable[[str], None]) -> None:
     outcomes = readable(path, flips=300, seed=4)
-    print(f"bit flips and the other sessions: {dict(outcomes)}")  # noqa: T201  # the sweep says how much it swept
+    tell(f"bit flips and the other sessions: {dict(outcomes)}")
     assert outcomes["one is hurt"] > 30
     assert outcomes["salvaged"]
 

@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -96,7 +97,9 @@ def test_a_full_disk_is_said_and_loses_nothing(path: Path, limit: int) -> None:
         ("strace", "pwrite64:signal=SIGKILL:when={k}", 3),  # the same kills by the kernel
     ],
 )
-def test_kill_9_at_every_write(path: Path, tmp_path: Path, road: str, fault: str, step: int) -> None:
+def test_kill_9_at_every_write(
+    path: Path, tmp_path: Path, road: str, fault: str, step: int, tell: Callable[[str], None]
+) -> None:
     require(road)
     with_store(path, lambda store: store.sessions())
     killed = 0
@@ -108,7 +111,7 @@ def test_kill_9_at_every_write(path: Path, tmp_path: Path, road: str, fault: str
         if not fired(log):
             break
         killed += 1
-    print(f"kill -9 by {road}: {killed} fired, at every {step}. write")  # noqa: T201  # the sweep says how much it swept
+    tell(f"kill -9 by {road}: {killed} fired, at every {step}. write")
     assert said[-1] == ["done"]
     assert killed >= 100 // step
 
@@ -124,7 +127,9 @@ def test_kill_9_at_every_write(path: Path, tmp_path: Path, road: str, fault: str
         ("fdatasync:error=EIO:when={k}+", {"StoreDiskError"}),
     ],
 )
-def test_a_failing_disk_is_said_and_loses_nothing(path: Path, tmp_path: Path, road: str, fault: str, errors: set[str]) -> None:
+def test_a_failing_disk_is_said_and_loses_nothing(
+    path: Path, tmp_path: Path, road: str, fault: str, errors: set[str], tell: Callable[[str], None]
+) -> None:
     require(road)
     with_store(path, lambda store: store.sessions())
     faults, seen = 0, set[str]()
@@ -137,7 +142,7 @@ def test_a_failing_disk_is_said_and_loses_nothing(path: Path, tmp_path: Path, ro
             break
         faults += 1
         seen |= {words[1] for words in said if words[0] == "failed"}
-    print(f"{fault} by {road}: {faults} faults fired, seen as {seen or 'nothing'}")  # noqa: T201  # it says how much it swept
+    tell(f"{fault} by {road}: {faults} faults fired, seen as {seen or 'nothing'}")
     assert faults >= 6
     assert seen <= errors
     assert bool(seen) == bool(errors)

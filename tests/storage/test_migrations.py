@@ -6,6 +6,7 @@ import gzip
 import hashlib
 import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -103,7 +104,7 @@ def check_whole(path: Path) -> bool:
 @pytest.mark.parametrize("fault", ["pwrite64:signal=SIGKILL:when={k}", "pwrite64:error=ENOSPC:when={k}+"])
 @pytest.mark.parametrize("step", [29, pytest.param(7, marks=pytest.mark.slow)])
 def test_a_migration_that_is_cut_short_leaves_one_version_or_the_other(
-    path: Path, tmp_path: Path, fault: str, step: int
+    path: Path, tmp_path: Path, fault: str, step: int, tell: Callable[[str], None]
 ) -> None:
     faults = old = 0
     places = range(1, 60, step)
@@ -114,7 +115,7 @@ def test_a_migration_that_is_cut_short_leaves_one_version_or_the_other(
         faults += fired(log)
         old += check_whole(copy)
         shutil.rmtree(copy.parent)
-    print(f"migration, {fault}: {faults} faults fired, {old} of {len(places)} found the old version")  # noqa: T201  # it says how much it swept
+    tell(f"migration, {fault}: {faults} faults fired, {old} of {len(places)} found the old version")
     assert faults >= 1
     assert 0 < old <= len(places)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -227,9 +228,9 @@ def test_whatever_bit_flips_is_out_of_the_way(path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_whatever_bit_of_many_flips_is_out_of_the_way(path: Path) -> None:
+def test_whatever_bit_of_many_flips_is_out_of_the_way(path: Path, tell: Callable[[str], None]) -> None:
     outcomes = sweep(path, flips=300, seed=4)
-    print(f"bit flips, set aside: {dict(outcomes)}")  # noqa: T201  # the sweep says how much it swept
+    tell(f"bit flips, set aside: {dict(outcomes)}")
     assert not [name for name in outcomes if name.startswith("WRONG")], outcomes
     assert outcomes["set aside"] > 20, outcomes
     assert outcomes["mended"], outcomes

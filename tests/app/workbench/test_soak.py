@@ -9,6 +9,7 @@ import os
 import sys
 import threading
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -163,7 +164,9 @@ class Soak:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)  # two hundred sessions
-def test_200_sessions_leave_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_200_sessions_leave_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tell: Callable[[str], None]
+) -> None:
     """Real model, runtime, storage and use cases.
 
     It fails for a lease, pin or request that outlives its session (each round), a handle or thread for each store, block file
@@ -182,7 +185,7 @@ def test_200_sessions_leave_nothing_behind(tmp_path: Path, monkeypatch: pytest.M
     early = soak.held[next(number for number in counted if number >= EARLY)]
     last = soak.held[counted[-1]]
     counts = f"{ROUNDS * TOGETHER} sessions, {soak.cancelled} cancelled, {engine.restored} tokens restored"
-    print(f"soak: {counts}; {early} to {last}")  # noqa: T201  # it says what it measured
+    tell(f"soak: {counts}; {early} to {last}")
     assert soak.cancelled > ROUNDS // 2
     assert engine.restored > 0
     assert engine.saved > ROUNDS

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -40,11 +40,11 @@ def gaps(backend: Any) -> Any:
     return np.stack([kv_gaps(backend, text[:120], text[120:]) for text in texts])
 
 
-def test_answers_move_by_no_more_than_is_printed(case: tuple[Any, KvDtype]) -> None:
+def test_answers_move_by_no_more_than_is_printed(case: tuple[Any, KvDtype], tell: Callable[[str], None]) -> None:
     backend, kv_dtype = case
     found = gaps(backend)
     largest, mean = MOST[kv_dtype]
-    print(f"{backend.info.backend} {backend.info.architecture} {kv_dtype}: {found.max():.4f} {found.mean():.5f}")  # noqa: T201  # the table
+    tell(f"{backend.info.backend} {backend.info.architecture} {kv_dtype}: {found.max():.4f} {found.mean():.5f}")
     assert 0 < found.max() <= largest
     assert found.mean() <= mean
 
@@ -166,14 +166,14 @@ def _name(info: Any) -> str:
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["hf", "mlx"])
 @pytest.mark.parametrize("kv_dtype", ["q8", "q4"])
-def test_on_real_weights_too(backend: str, kv_dtype: KvDtype) -> None:
+def test_on_real_weights_too(backend: str, kv_dtype: KvDtype, tell: Callable[[str], None]) -> None:
     from pydoc_data import topics
 
     with load("smollm2", backend=backend, kv_dtype=kv_dtype, device="cpu", dtype="float32") as model:
         ids = np.array(model.tokenize(topics.topics["with"]), np.int64)[: 200 if backend == "hf" else 60]
         trunk, tail = np.split(ids, [len(ids) - len(ids) // 4])
         found = model._engine.call(lambda: kv_gaps(model._engine.backend, trunk, tail)).result()  # type: ignore[arg-type]  # a packed one
-        print(f"{backend} smollm2 {kv_dtype}: {found.max():.4f} {found.mean():.5f}")  # noqa: T201  # the table
+        tell(f"{backend} smollm2 {kv_dtype}: {found.max():.4f} {found.mean():.5f}")
         assert model.info.kv_bytes_per_token == {"q8": 12_960, "q4": 7_200}[kv_dtype]
     largest, mean = MOST[kv_dtype]
     assert 0 < found.max() <= largest

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import psutil
@@ -109,12 +109,12 @@ def test_a_config_that_says_nothing_gives_an_estimate_all_the_same(config: Mappi
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("backend", "tokens"), [("hf", 100), ("hf", 1500), ("mlx", 100)])
-def test_the_estimate_is_within_15_percent_of_what_is_measured(backend: str, tokens: int) -> None:
+def test_the_estimate_is_within_15_percent_of_what_is_measured(backend: str, tokens: int, tell: Callable[[str], None]) -> None:
     done = subprocess.run([sys.executable, "-c", MEASURE, backend, str(tokens)], capture_output=True, text=True, check=True)
     measured = int(done.stdout)
     entry = ModelShelf().find("smollm2")
     config = json.loads((entry.path / "config.json").read_text())
     stored = sum(file.stat().st_size for file in entry.path.glob("*.safetensors"))
     fit = estimate_fit(config, stored, dtype=entry.dtype, backend=backend, context=tokens, chunk=CHUNK)
-    print(f"{backend}, {tokens:,} tokens: {fit.total / 1e6:,.0f} MB estimated, {measured / 1e6:,.0f} MB measured")  # noqa: T201  # the number to look at
+    tell(f"{backend}, {tokens:,} tokens: {fit.total / 1e6:,.0f} MB estimated, {measured / 1e6:,.0f} MB measured")
     assert abs(fit.total - measured) <= 0.15 * measured

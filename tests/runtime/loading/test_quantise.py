@@ -8,6 +8,7 @@ import shutil
 import signal
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,7 @@ def left(shelf: Path) -> list[str]:
 
 @pytest.mark.parametrize(("name", "bits"), [("llama", 4), *(pytest.param(*case, marks=pytest.mark.slow) for case in OTHERS)])
 def test_a_converted_model_is_listed_and_answers_as_the_plain_one_within_what_is_printed(
-    name: str, bits: Any, shelf: Path
+    name: str, bits: Any, shelf: Path, tell: Callable[[str], None]
 ) -> None:
     # when a plain folder is converted
     told: list[Progress] = []
@@ -68,7 +69,7 @@ def test_a_converted_model_is_listed_and_answers_as_the_plain_one_within_what_is
         assert model.info.has_template
         assert model.tokenize("hello") == load_ids(name)
     gaps = np.abs(rows - expected(name, ids.tolist()))
-    print(f"{name} {bits} bits: {gaps.max():.4f} {gaps.mean():.5f}")  # noqa: T201  # the table of ARCHITECTURE
+    tell(f"{name} {bits} bits: {gaps.max():.4f} {gaps.mean():.5f}")
     largest, mean = MOST[bits]
     assert 0 < gaps.max() <= largest
     assert gaps.mean() <= mean

@@ -10,7 +10,7 @@ import resource
 import shutil
 import sqlite3
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
@@ -94,13 +94,13 @@ def test_a_truncated_file_is_made_anew(file: Path, caplog: pytest.LogCaptureFixt
 
 
 @pytest.mark.slow
-def test_no_flipped_bit_of_many_is_given_out(file: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_no_flipped_bit_of_many_is_given_out(file: Path, caplog: pytest.LogCaptureFixture, tell: Callable[[str], None]) -> None:
     whole = fill(file)
     outcomes = sweep(file, flipped(whole, 300, seed=2), caplog) + sweep(
         file, flipped(whole[: 6 * 16 * KB], 100, seed=3), caplog
     )
     outcomes += sweep(file, truncated(whole, 100), caplog)
-    print(f"block file, 400 bit flips and 100 truncations: {dict(outcomes)}")  # noqa: T201  # the sweep says how much it swept
+    tell(f"block file, 400 bit flips and 100 truncations: {dict(outcomes)}")
     assert outcomes["dropped and named"] >= 100, outcomes
     assert outcomes["moved aside and made anew"] >= 100, outcomes
 

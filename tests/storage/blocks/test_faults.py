@@ -6,7 +6,7 @@ import errno
 import itertools
 import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +64,7 @@ def check(file: Path, said: Sequence[Sequence[Any]], caplog: pytest.LogCaptureFi
     ],
 )
 def test_kill_9_at_every_write(
-    file: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, road: str, fault: str, step: int
+    file: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, road: str, fault: str, step: int, tell: Callable[[str], None]
 ) -> None:
     require(road)
     caplog.set_level(logging.WARNING)
@@ -77,7 +77,7 @@ def test_kill_9_at_every_write(
         if not fired(log):
             break
         killed += 1
-    print(f"block file, kill -9 by {road}: {killed} fired, at every {step}. write")  # noqa: T201  # it says how much it swept
+    tell(f"block file, kill -9 by {road}: {killed} fired, at every {step}. write")
     assert said[-1] == ["done"]
     assert killed >= 100 // step
 
@@ -87,7 +87,7 @@ def test_kill_9_at_every_write(
     "fault", ["pwrite64:error=ENOSPC:when={k}+", "pwrite64:error=EIO:when={k}+", "fdatasync:error=EIO:when={k}+"]
 )
 def test_a_failing_disk_is_said_and_spoils_nothing(
-    file: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, fault: str
+    file: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, fault: str, tell: Callable[[str], None]
 ) -> None:
     caplog.set_level(logging.WARNING)
     content, faults, seen = made(file), 0, set[int]()
@@ -100,7 +100,7 @@ def test_a_failing_disk_is_said_and_spoils_nothing(
             break
         faults += 1
         seen |= {words[1] for words in said if words[0] == "failed"}
-    print(f"block file, {fault}: {faults} faults fired, seen as {seen or 'nothing'}")  # noqa: T201  # it says how much it swept
+    tell(f"block file, {fault}: {faults} faults fired, seen as {seen or 'nothing'}")
     assert faults >= (1 if fault.startswith("fdatasync") else 9)  # a cache is synced at checkpoints only
     assert seen
     assert seen <= DISK_ERRORS
