@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from tokenizers import Tokenizer as RawTokenizer
 
-from runtime.errors import ModelLoadError
 from runtime.loading.gguf.families import FAMILIES
 from runtime.loading.importer import import_model
-from runtime.text.tokenizer import Tokenizer
 from tests.runtime.loading.as_gguf import as_gguf
 from tests.tiny_models import tiny_path
 
@@ -44,7 +40,6 @@ GEMMA3: dict[str, Any] = {
     "layer_types": ["sliding_attention", "full_attention"] * 2,
     "sliding_window_pattern": 2,
 }
-TEXTS = ["Numbers 12 and 3456,\n\n  tabs\tand 日本語 😀", "I'll, WE'RE e\u0301te\u0301  \r\n\r\n x", "  leading, trailing  "]
 ROPES3 = {
     "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
     "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
@@ -140,46 +135,3 @@ def test_both_engines_give_its_numbers(name: str, shelf: Path, tmp_path: Path) -
         with load(folder.path, backend=backend) as model:
             rows.append(torch.from_numpy(model.next_token_logprobs_sync(list(range(3, 60)))))
     torch.testing.assert_close(rows[0], rows[1], rtol=0, atol=1e-4)
-
-
-def test_text_is_cut_as_qwens_own_tokenizer_cuts_it(shelf: Path, tmp_path: Path) -> None:
-    from transformers import Qwen2Tokenizer
-
-    original = made("qwen2", tmp_path / "original")
-    layout = json.loads((original / "tokenizer.json").read_text("utf-8"))["model"]
-    theirs = Qwen2Tokenizer(layout["vocab"], [tuple(merge) for merge in layout["merges"]])
-    ours = Tokenizer.from_folder(import_model(as_gguf(original, tmp_path / "tiny.gguf", pre="qwen2")))
-    for text in TEXTS:
-        assert ours.encode(text) == theirs.encode(text, add_special_tokens=False), text
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_a_tensor_of_another_family_is_refused(family: str, shelf: Path, tmp_path: Path) -> None:
-    other = next(name for name in FAMILIES if name != family)
-    path = as_gguf(made(other, tmp_path / "original"), tmp_path / "tiny.gguf")
-    data = (
-        path.read_bytes()
-        .replace(other.encode() + b".", family.encode() + b".")
-        .replace(len(other).to_bytes(8, "little") + other.encode(), len(family).to_bytes(8, "little") + family.encode())
-    )
-    path.write_bytes(data)
-    with pytest.raises(ModelLoadError):
-        import_model(path)
-
-
-def test_heads_that_a_qwen2_cannot_say_are_refused(shelf: Path, tmp_path: Path) -> None:
-    path = as_gguf(made("qwen2", tmp_path / "original"), tmp_path / "tiny.gguf")
-    data = path.read_bytes()
-    for key in (b"qwen2.attention.key_length", b"qwen2.attention.value_length"):
-        at = data.index(key) + len(key) + 4  # its type is a number of 4 bytes
-        data = data[:at] + (32).to_bytes(4, "little") + data[at + 4 :]
-    path.write_bytes(data)
-    with pytest.raises(ModelLoadError, match="are not as wide as the model"):
-        import_model(path)
-
-
-def test_raw_tokenizers_of_both_kinds_are_written(shelf: Path, tmp_path: Path) -> None:
-    folder = import_model(as_gguf(made("qwen2", tmp_path / "original"), tmp_path / "tiny.gguf", pre="qwen2"))
-    raw = RawTokenizer.from_file(str(folder.path / "tokenizer.json"))
-    assert raw.normalizer is not None
-    assert raw.encode("e\u0301").ids == raw.encode("\u00e9").ids
