@@ -103,13 +103,14 @@ def test_what_is_no_file_is_no_weights(kind: str, model: Path) -> None:
     # given
     path = model / "model.safetensors"
     path.unlink()
-    {
+    makers: dict[str, Callable[[], None]] = {
         "pipe": lambda: os.mkfifo(path),
         "device": lambda: path.symlink_to("/dev/zero"),
         "folder": path.mkdir,
         "dangling": lambda: path.symlink_to(model / "gone"),
         "loop": lambda: path.symlink_to(path),
-    }[kind]()
+    }
+    makers[kind]()
     # when, then: and nothing is waited for
     with pytest.raises(ModelLoadError, match="no weights"):
         open_folder(model)
@@ -144,7 +145,8 @@ def test_a_mutant_is_refused_or_is_what_it_says(tmp_path: Path) -> None:
     # given
     whole = (tiny_path("llama") / "model.safetensors").read_bytes()
     header = 8 + int.from_bytes(whole[:8], "little")
-    refused, taken = 0, []
+    refusals: list[str] = []
+    taken: list[Path] = []
     for seed in range(MUTANTS):
         path = tmp_path / f"{seed}.safetensors"
         path.write_bytes(mutated(whole, header, seed))
@@ -152,14 +154,13 @@ def test_a_mutant_is_refused_or_is_what_it_says(tmp_path: Path) -> None:
         try:
             check_safetensors(path)
         except ModelLoadError as fault:
-            refused += 1
-            assert str(path) in str(fault)
-            assert "\n" not in str(fault)
+            refusals.append(str(fault))
             path.unlink()
-            continue
-        taken.append(path)
+        else:
+            taken.append(path)
     # then
-    assert refused > MUTANTS // 2
+    assert len(refusals) > MUTANTS // 2
+    assert [line for line in refusals if str(tmp_path) not in line or "\n" in line] == []
     # and: native parsers survive every file that the check lets through
     subprocess.run([sys.executable, "-c", LOAD_ALL, *map(str, taken)], check=True, timeout=120)
 
@@ -176,7 +177,7 @@ FOREIGN: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
 
 @pytest.mark.parametrize("backend", ["hf", "mlx"])
 @pytest.mark.parametrize(
-    "what", [name if "missing" in name else pytest.param(name, marks=pytest.mark.slow) for name in FOREIGN]
+    "what", [name if name == "a tensor missing" else pytest.param(name, marks=pytest.mark.slow) for name in FOREIGN]
 )
 def test_weights_that_are_not_this_models_are_refused(what: str, backend: str, model: Path) -> None:
     """Transformers alone would fill up with random numbers."""
