@@ -88,10 +88,11 @@ def gemma_pieces() -> Vocabulary:
 @functools.cache
 def phi3_pieces() -> Vocabulary:
     """As Phi-3's: Llama 2's with control tokens behind its end, and tokens for nothing to fill up."""
-    llama, missing = llama_pieces(), SIZE - 8
-    tokens = [*llama.tokens[:missing], *PHI3_OWN, *(f"[PAD{i}]" for i in range(missing + 4, SIZE))]
-    scores = [*llama.scores[:missing], *[-1000.0] * 4, *[-10000.0] * 4]
-    return Vocabulary(llama.model, tokens, scores, [*llama.kinds[:missing], *[CONTROL] * 4, *[UNUSED] * 4], prefixed=True)
+    trained = SIZE - 8
+    llama = _listed(_trained(vocab_size=trained), {}, prefixed=True)
+    tokens = [*llama.tokens, *PHI3_OWN, *(f"[PAD{i}]" for i in range(trained + 4, SIZE))]
+    scores = [*llama.scores, *[-1000.0] * 4, *[-10000.0] * 4]
+    return Vocabulary(llama.model, tokens, scores, [*llama.kinds, *[CONTROL] * 4, *[UNUSED] * 4], prefixed=True)
 
 
 @functools.cache
@@ -115,13 +116,13 @@ def random_texts(count: int) -> list[str]:
     return texts
 
 
-def _trained(**changes: Any) -> bytes:
+def _trained(vocab_size: int = SIZE, **changes: Any) -> bytes:
     buffer = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(training_text().splitlines()),
         model_writer=buffer,
         model_type="bpe",
-        vocab_size=SIZE,
+        vocab_size=vocab_size,
         byte_fallback=True,
         normalization_rule_name="identity",
         remove_extra_whitespaces=False,

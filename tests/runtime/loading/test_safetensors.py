@@ -136,7 +136,7 @@ def test_spoiled_files_take_no_memory(tmp_path: Path) -> None:
     # then
     assert done.returncode == 0, done.stderr
     *taken, peak = done.stdout.splitlines()
-    assert taken == []  # the sparse one is longer than it says
+    assert taken == []  # the sparse one is shorter than it says
     assert int(peak.removeprefix("KiB ")) < 64 << 10
 
 

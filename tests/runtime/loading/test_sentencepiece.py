@@ -14,7 +14,9 @@ from hypothesis import strategies as st
 from runtime.errors import ModelLoadError
 from runtime.loading.gguf.convertible import check
 from runtime.loading.gguf.vocabulary import build_tokenizer, generation_config, tokenizer_config
+from runtime.loading.importer import import_model
 from runtime.text.tokenizer import Tokenizer
+from tests.runtime.loading.as_gguf import as_gguf
 from tests.runtime.loading.gguf_files import ARRAY, BOOL, STRING, U32, GgufFile, Pair, small_llama, stored
 from tests.runtime.loading.pieces import (
     CONTROL,
@@ -30,6 +32,7 @@ from tests.runtime.loading.pieces import (
     phi3_pieces,
     random_texts,
 )
+from tests.runtime.loading.test_families import made
 
 KINDS = {"llama": llama_pieces, "gemma": gemma_pieces}
 
@@ -154,6 +157,31 @@ def test_an_ending_counts_though_it_is_called_a_users_own(tmp_path: Path) -> Non
     pieces = gemma_pieces()
     header = check(file_of(pieces.pairs(), len(pieces.tokens)).write(tmp_path / "tiny.gguf")).header
     assert generation_config(header)["eos_token_id"] == [1, 4 + GEMMA_OWN.index("<end_of_turn>")]
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("llama, mistral", llama_pieces),
+        pytest.param("phi3", phi3_pieces, marks=pytest.mark.slow),
+        pytest.param("gemma3", gemma_pieces, marks=pytest.mark.slow),
+    ],
+)
+def test_an_imported_folder_has_that_tokenizer(name: str, kind: Callable[[], Vocabulary], shelf: Path, tmp_path: Path) -> None:
+    # given
+    from transformers import AutoTokenizer
+
+    original = made(name, tmp_path / "original")
+    # when
+    folder = import_model(as_gguf(original, tmp_path / "tiny.gguf", vocabulary=kind().pairs()))
+    # then
+    ours, theirs, library = Tokenizer.from_folder(folder), AutoTokenizer.from_pretrained(folder.path), kind().library
+    assert ours.adds_bos
+    assert ours.eos_token_ids[0] == library.eos_id()
+    for text in NASTY:
+        assert ours.encode(text) == library.encode(text)
+        if "<" not in text:
+            assert theirs.encode(text, add_special_tokens=False) == library.encode(text)
 
 
 def _spoiled() -> dict[str, tuple[tuple[Pair, ...], str]]:
