@@ -78,8 +78,8 @@ def llama_pieces() -> Vocabulary:
 @functools.cache
 def gemma_pieces() -> Vocabulary:
     """As Gemma's: no space before the text; line ends, runs of spaces and tags are tokens of the user's own."""
-    ids = {"pad_id": 0, "eos_id": 1, "bos_id": 2, "unk_id": 3}
-    names = {"pad_piece": "<pad>", "eos_piece": "<eos>", "bos_piece": "<bos>"}
+    ids: dict[str, Any] = {"pad_id": 0, "eos_id": 1, "bos_id": 2, "unk_id": 3}
+    names: dict[str, Any] = {"pad_piece": "<pad>", "eos_piece": "<eos>", "bos_piece": "<bos>"}
     model = _trained(add_dummy_prefix=False, user_defined_symbols=list(GEMMA_OWN), **ids, **names)
     spelled = {text: text.replace("▁", " ") for text in GEMMA_OWN}  # llama.cpp's converter spells them with spaces
     return _listed(model, spelled, prefixed=False)
