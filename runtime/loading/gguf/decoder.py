@@ -167,12 +167,15 @@ class DecoderShape:
             "tie_word_embeddings": self.tied,
             "attention_bias": False,  # qwen2's are there without being asked for
             "mlp_bias": False,
-            "pad_token_id": None,  # else Phi-3's own, which a smaller vocabulary does not have
             "dtype": "float32",
             **({"sliding_window": self.window} if self.family.windowed else {}),
-            **({"original_max_position_embeddings": self.context} if self.family.fused else {}),
+            **(self._phi3() if self.family.fused else {}),
             **(self._gemma() if self.family.gemma else {}),
         }
+
+    def _phi3(self) -> dict[str, Any]:
+        """What else transformers takes to be as in the model that was published: its context, a token beyond small vocabularies."""
+        return {"original_max_position_embeddings": self.context, "pad_token_id": None}
 
     def _gemma(self) -> dict[str, Any]:
         """What the config of a Gemma says besides."""
