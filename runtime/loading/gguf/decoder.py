@@ -16,6 +16,15 @@ from runtime.loading.gguf.rope import FACTORS, MAX_CONTEXT, rope_parameters
 
 MAX_LAYERS, MAX_WIDTH = 1024, 1 << 18
 
+# Norms of a layer, there and here, from its input to its output
+_NORMS = (("attn_norm", "input_layernorm"), ("ffn_norm", "post_attention_layernorm"))
+_GEMMA_NORMS = (
+    ("attn_norm", "input_layernorm"),
+    ("post_attention_norm", "post_attention_layernorm"),
+    ("ffn_norm", "pre_feedforward_layernorm"),
+    ("post_ffw_norm", "post_feedforward_layernorm"),
+)
+
 # Keys that change what a model computes, of which llama.cpp takes these families' to have none
 _FOREIGN = (
     *("attention.scale", "attention.clamp_kqv", "attention.temperature_scale", "attention.max_alibi_bias"),
@@ -103,21 +112,25 @@ class DecoderShape:
         yield Tensor("token_embd.weight", "model.embed_tokens.weight", (self.vocabulary, self.hidden))
         for n in range(self.layers):
             there, here = f"blk.{n}", f"model.layers.{n}"
+            norms = [
+                Tensor(f"{there}.{source}.weight", f"{here}.{target}.weight", (self.hidden,), excess=excess)
+                for source, target in (_GEMMA_NORMS if self.family.gemma else _NORMS)
+            ]
+            yield norms[0]
             yield from self._attention(there, f"{here}.self_attn")
+            yield from norms[1:3]
             yield from self._mlp(there, f"{here}.mlp")
-            for source, target in self._norms():
-                yield Tensor(f"{there}.{source}.weight", f"{here}.{target}.weight", (self.hidden,), excess=excess)
+            yield from norms[3:]
         yield Tensor("output_norm.weight", "model.norm.weight", (self.hidden,), excess=excess)
         if not self.tied:
             yield Tensor("output.weight", "lm_head.weight", (self.vocabulary, self.hidden))
 
     def _attention(self, there: str, here: str) -> Iterator[Tensor]:
         q, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim
-        yield Tensor(f"{there}.attn_output.weight", f"{here}.o_proj.weight", (self.hidden, q))
+        parts = (("q", q, self.heads), ("k", kv, self.kv_heads), ("v", kv, 0))
         if self.family.fused:
             yield Tensor(f"{there}.attn_qkv.weight", f"{here}.qkv_proj.weight", (q + 2 * kv, self.hidden))
-            return
-        for part, rows, permuted in (("q", q, self.heads), ("k", kv, self.kv_heads), ("v", kv, 0)):
+        for part, rows, permuted in () if self.family.fused else parts:
             heads = permuted if self.family.interleaved else 0
             yield Tensor(f"{there}.attn_{part}.weight", f"{here}.{part}_proj.weight", (rows, self.hidden), heads)
             if self.family.biased:
@@ -126,6 +139,7 @@ class DecoderShape:
                 excess = 1.0 if self.family.gemma else 0.0
                 target = f"{here}.{part}_norm.weight"
                 yield Tensor(f"{there}.attn_{part}_norm.weight", target, (self.head_dim,), excess=excess)
+        yield Tensor(f"{there}.attn_output.weight", f"{here}.o_proj.weight", (self.hidden, q))
 
     def _mlp(self, there: str, here: str) -> Iterator[Tensor]:
         up = (self.intermediate, self.hidden)
@@ -135,17 +149,6 @@ class DecoderShape:
             yield Tensor(f"{there}.ffn_gate.weight", f"{here}.gate_proj.weight", up)
             yield Tensor(f"{there}.ffn_up.weight", f"{here}.up_proj.weight", up)
         yield Tensor(f"{there}.ffn_down.weight", f"{here}.down_proj.weight", up[::-1])
-
-    def _norms(self) -> tuple[tuple[str, str], ...]:
-        """Norms of a layer: names there and here."""
-        if not self.family.gemma:
-            return (("attn_norm", "input_layernorm"), ("ffn_norm", "post_attention_layernorm"))
-        return (
-            ("attn_norm", "input_layernorm"),
-            ("post_attention_norm", "post_attention_layernorm"),
-            ("ffn_norm", "pre_feedforward_layernorm"),
-            ("post_ffw_norm", "post_feedforward_layernorm"),
-        )
 
     def config(self) -> dict[str, Any]:
         """config.json; of rope both spellings where there is one base alone."""
@@ -174,7 +177,7 @@ class DecoderShape:
         }
 
     def _phi3(self) -> dict[str, Any]:
-        """What else transformers takes to be as in the model that was published: its context, a token beyond small vocabularies."""
+        """What else transformers takes to be as in the model that was published."""
         return {"original_max_position_embeddings": self.context, "pad_token_id": None}
 
     def _gemma(self) -> dict[str, Any]:
