@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Hashable
 from dataclasses import dataclass
 
 import numpy as np
 
 from runtime.adapters.stacks import namespaced
+from runtime.adapters.uses import Uses
 from runtime.records import Int32
+from runtime.trie import Span
 
 Route = tuple[Hashable, tuple[tuple[int, Hashable], ...]]  # the last namespace, and (end, namespace) of those before it
 
@@ -19,11 +22,11 @@ class Routing:
 
     Attributes:
         fingerprint: Of the model's KV, which namespaces begin with.
-        uses: (digest, scale, invocation sequence) in the stack's order; the sequence is empty for one that is not activated.
+        uses: The adapters, in the stack's order.
     """
 
     fingerprint: str
-    uses: tuple[tuple[str, float, tuple[int, ...]], ...] = ()
+    uses: Uses = ()
 
     @property
     def invocations(self) -> tuple[tuple[int, ...], ...]:
@@ -47,6 +50,14 @@ class Routing:
             active = tuple((digest, scale) for digest, scale, begin in begins if begin is not None and begin <= edge)
             names.append(namespaced(self.fingerprint, active))
         return names[-1], tuple(zip(edges[1:], names, strict=False))
+
+    def spans(self, ids: Int32) -> list[Span]:
+        """A path by what the KV of its tokens belongs to; none of the parts is empty."""
+        last, before = self.route(ids)
+        edges = [0, *(end for end, _ in before), len(ids)]
+        names = [*(name for _, name in before), last]
+        parts = zip(names, itertools.pairwise(edges), strict=True)
+        return [(name, ids[start:end]) for name, (start, end) in parts if start < end]
 
 
 def _begin(ids: Int32, invocation: tuple[int, ...]) -> int | None:
