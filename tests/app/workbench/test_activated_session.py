@@ -10,11 +10,12 @@ import pytest
 
 from app.portable_kv import carries_blocks, keys_of
 from app.workbench.pinning import PIN
+from app.workbench.setup.adapters import engine_name
 from runtime import LanguageModel, load
 from tests.app.workbench.scene import Scene, rows, until
 from tests.app.workbench.test_portable_kv import heard, scene
 from tests.runtime.adapters.toys import toy_adapter
-from ui import AdapterChoice, ExportKind, Refusal
+from ui import AdapterChoice, ExportKind, Refusal, Tier
 
 LONG = "hello, this is a message of some length, so that it is worth a look "
 TEXT = f"{LONG * 2} now judge: {LONG}"  # what activates the adapter stands in the middle of a block
@@ -70,6 +71,34 @@ def test_it_is_opened_again_with_nothing_computed_but_what_is_new(tmp_path: Path
         assert view is not None
         assert {edge.adapters for edge in view.largest} == {"", "judge × 1"}
         await again.workbench.close()
+
+    asyncio.run(play())
+
+
+@pytest.mark.parametrize("running_first", [False, True])
+def test_it_is_said_to_be_on_disk_before_anything_is_asked(tmp_path: Path, judge: Path, running_first: bool) -> None:
+    async def play() -> None:
+        session_id, kept = await asked(tmp_path / "a", judge)
+        again = scene(tmp_path / "a")
+        if running_first:  # when it is opened beside others
+            await again.asked("something else")
+            await again.view(session_id)
+        else:  # when the engine has started under it
+            await again.view(session_id)
+            again.workbench.warm_up()
+        await until(lambda: again.workbench.status.tiers.get(Tier.DISK))
+        assert stack(again) == ((engine_name(AdapterChoice(str(judge), "judge")), 1.0),)
+        session = again.workbench._sessions.opened(session_id)
+        assert session.stored == len(kept)
+        # one whose adapter is gone is cold, and nothing fails
+        shutil.rmtree(judge)
+        await again.workbench.close()
+        last = scene(tmp_path / "a")
+        await last.view(session_id)
+        last.workbench.warm_up()
+        await until(lambda: not last.workbench._chores._tasks)
+        assert (await last.last(session_id)).tier is Tier.COLD
+        await last.workbench.close()
 
     asyncio.run(play())
 
