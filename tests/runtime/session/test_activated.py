@@ -9,14 +9,25 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from runtime import AdapterSpan, InvalidRequestError, SessionConfig, SnapshotMismatchError, block_keys
+from runtime import (
+    AdapterSpan,
+    GenerationOptions,
+    InvalidRequestError,
+    SamplingOptions,
+    SessionConfig,
+    SnapshotMismatchError,
+    block_keys,
+)
+from runtime.backends.fake import Behaviour
 from runtime.blocks.options import BlockOptions
 from runtime.model import LocalModel, load
 from runtime.session.manifest import AdapterOf, Manifest
 from tests.block_stores import SHELVES, MemoryBlocks, memory_options
-from tests.fakes import settled
+from tests.fakes import fake_model, settled, some_ids
 from tests.runtime.adapters.makers import INVOCATION, Peft, save_adapter
 from tests.runtime.adapters.test_activated import plain
+from tests.runtime.adapters.toys import INVOCATION as TOY_INVOCATION
+from tests.runtime.adapters.toys import toy_adapter
 from tests.runtime.session.subjects import greedy
 from tests.tiny_models import tiny_path
 
@@ -208,3 +219,62 @@ def test_a_plain_adapter_is_stored_as_before() -> None:
     for odd in (["x"], ["x", 1.0, "2", [1], 5], ["x", 1.0, "2", ["a"]], ["x", "y", "2"], [1, 2, 3, 4]):
         with pytest.raises(InvalidRequestError, match="no stored manifest"):
             Manifest.from_mapping({**made.to_mapping(), "adapters": [odd]})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["gemma3", "lfm2", "falcon_h1"])
+@both
+def test_on_sliding_and_recurrent_models_too(backend: str, name: str, options: BlockOptions, root: Path) -> None:
+    folder = root / name / "act"
+    if not folder.exists():
+        save_adapter(folder, name, seed=4, alora_invocation_tokens=INVOCATION)
+
+    def made() -> LocalModel:
+        model = load(tiny_path(name), backend=backend, threads=1, blocks=options)
+        model.load_adapter(model.add_adapter(folder, "act"))
+        return model
+
+    with made() as model:
+        model.cache_kv(IDS, adapters=["act"])
+        assert model.save_blocks(IDS, adapters=["act"]).tokens == SAID
+        fresh = model.next_token_logprobs_uncached([*IDS, *REST], adapters=["act"])
+    with made() as model:
+        before = settled(model)[0].tokens_computed
+        got = model.next_token_logprobs_sync([*IDS, *REST], adapters=["act"])
+        np.testing.assert_allclose(got, fresh, atol=TOLERANCE, rtol=0)
+        now = settled(model)[0]
+        assert (now.tokens_computed - before, now.tokens_restored) == (NEW, SAID)
+
+
+@pytest.mark.parametrize("kind", ["attention", "recurrent"])
+def test_an_answer_that_activates_it_itself_is_as_warm(
+    kind: str, options: BlockOptions, shelf: MemoryBlocks, tmp_path: Path
+) -> None:
+    folder = toy_adapter(tmp_path / "act", 3, invocation=TOY_INVOCATION)
+    bias = dict.fromkeys(TOY_INVOCATION, 100.0)  # nothing else is drawn
+    drawn = GenerationOptions(
+        max_tokens=100, sampling=SamplingOptions(temperature=8.0, logit_bias=bias), seed=18, ignore_eos=True, resolve=False
+    )
+    adapters = ("act",)
+    with fake_model(Behaviour(recurrent=kind == "recurrent"), blocks=options) as model:
+        model.load_adapter(model.add_adapter(folder))
+        prompt = some_ids(1, 90, 40)
+        answer = [record.token_id for record in model.generate_sync(prompt, replace(drawn, adapters=adapters))]
+        path = [*prompt, *answer]
+        (digest,) = (adapter.digest for adapter in model.info.adapters)
+        held = model.prefix_match(path, adapters=adapters).tokens
+        assert held >= len(path) - 1
+        assert model.save_blocks(path, adapters=adapters).tokens == held
+        assert digest is not None
+        uses = ((digest, 1.0, tuple(TOY_INVOCATION)),)
+        ends = [len(prompt), held]
+        named = set(block_keys(model.info.kv_fingerprint, path, ends, uses))
+        for key in shelf.blocks.keys() - named:  # what is not named is not taken along: checkpoints on the way
+            del shelf.blocks[key]
+        fresh = model.next_token_logprobs_uncached([*path, 9], adapters=adapters)
+    with fake_model(Behaviour(recurrent=kind == "recurrent"), blocks=options) as model:
+        model.load_adapter(model.add_adapter(folder))
+        np.testing.assert_allclose(model.next_token_logprobs_sync([*path, 9], adapters=adapters), fresh, atol=1e-5, rtol=0)
+        now = settled(model)[0]
+        assert now.tokens_restored == held
+        assert now.tokens_computed <= 1 + len(path) - held
