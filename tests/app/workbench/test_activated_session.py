@@ -192,3 +192,21 @@ def test_one_that_is_gone_is_named_and_the_session_goes_on_without(tmp_path: Pat
         await again.workbench.close()
 
     asyncio.run(play())
+
+
+def test_what_was_said_under_several_stacks_is_named_under_each(tmp_path: Path, judge: Path) -> None:
+    async def play() -> None:
+        here = scene(tmp_path / "a")
+        session_id = await here.asked(LONG)
+        await here.workbench._keeper.close(20.0)
+        for folder in (toy_adapter(tmp_path / "pirate", 1), judge):
+            await here.workbench.add_adapter(session_id, str(folder))
+            await here.workbench.send(session_id, TEXT)
+            await here.workbench._keeper.close(20.0)
+        keys = set(await keys_of(here.store, session_id))
+        await here.workbench.close()
+        held = {key for (key,) in rows(tmp_path / "a" / "blocks.db", "SELECT key FROM kv_blocks")}
+        assert len(held) >= 10
+        assert held <= keys
+
+    asyncio.run(play())
