@@ -64,9 +64,7 @@ def _begin(ids: Int32, invocation: tuple[int, ...]) -> int | None:
     """Where an adapter begins: at the first token, or at the last invocation sequence; None where there is none."""
     if not invocation:
         return 0
-    n = len(invocation)
-    if n > len(ids):
-        return None
-    windows = np.lib.stride_tricks.sliding_window_view(ids, n)
-    found = np.flatnonzero((windows == np.array(invocation)).all(axis=1))
+    found = np.flatnonzero(ids[: max(len(ids) - len(invocation) + 1, 0)] == invocation[0])
+    for place, token in enumerate(invocation[1:], 1):
+        found = found[ids[found + place] == token]
     return int(found[-1]) if len(found) else None

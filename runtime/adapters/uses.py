@@ -12,6 +12,7 @@ AdapterUse = str | tuple[str, float]  # an adapter's name, or (name, scale); a b
 Adapters = Sequence[AdapterUse] | None  # a request's, in order; () is the base, None the model's stack
 # (SHA-256 of an adapter's numbers, scale, ids that activate it), in order; no ids: it takes part from the first token on
 Uses = tuple[tuple[str, float, tuple[int, ...]], ...]
+MOST_INVOCATION = 1024  # ids: they are looked for in every path
 
 
 def check_adapters(adapters: object) -> tuple[tuple[str, float], ...]:

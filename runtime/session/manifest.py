@@ -13,7 +13,7 @@ import numpy as np
 from runtime.adapters.adapter import Kind
 from runtime.adapters.routes import Routing
 from runtime.adapters.stacks import stack_of as stack_in
-from runtime.adapters.uses import Adapters, Uses, check_adapters
+from runtime.adapters.uses import MOST_INVOCATION, Adapters, Uses, check_adapters
 from runtime.blocks.chain import block_keys
 from runtime.errors import AdapterError, InvalidRequestError, ManifestMismatchError
 from runtime.info import ModelInfo
@@ -211,9 +211,13 @@ def _loaded(info: ModelInfo, name: str, scale: float) -> AdapterOf:
     return AdapterOf(found.qualified, scale, found.digest, found.invocation)
 
 
-def _adapter(name: object, scale: Any, digest: object, invocation: Iterable[Any] = ()) -> AdapterOf:
+def _adapter(name: object, scale: Any, digest: object, invocation: object = ()) -> AdapterOf:
     """One as it was stored."""
-    return AdapterOf(str(name), float(scale), str(digest), tuple(int(token) for token in invocation))
+    if not isinstance(invocation, list | tuple) or len(invocation) > MOST_INVOCATION:
+        raise ValueError(f"what activates {name!r:.60} is a list of {MOST_INVOCATION:,} ids at most, not {invocation!r:.60}")
+    if not all(type(token) is int and 0 <= token < 1 << 31 for token in invocation):
+        raise ValueError(f"what activates {name!r:.60} should be ids, not {invocation!r:.60}")
+    return AdapterOf(str(name), float(scale), str(digest), tuple(invocation))
 
 
 def _stack(adapters: tuple[AdapterOf, ...]) -> str:

@@ -99,3 +99,14 @@ def test_every_block_of_a_path_that_ended_there_is_named(ids: list[int], ends: l
                 link = cell.link(state=state)
                 assert link.key in places
                 assert link.parent is None or places[link.parent] < places[link.key]
+
+
+@given(st.lists(st.integers(0, 1), max_size=60), st.lists(st.integers(0, 1), min_size=1, max_size=5))
+def test_an_adapter_begins_at_the_last_place_where_it_is_invoked(ids: list[int], invocation: list[int]) -> None:
+    spans = Routing(BASE, (("a" * 64, 0.5, tuple(invocation)),)).spans(np.array(ids, np.int32))
+    n = len(invocation)
+    places = [at for at in range(len(ids) - n + 1) if ids[at : at + n] == invocation]
+    begin = places[-1] if places else len(ids)
+    assert [(name, part.tolist()) for name, part in spans] == [
+        (name, part) for name, part in ((BASE, ids[:begin]), (OTHER, ids[begin:])) if part
+    ]

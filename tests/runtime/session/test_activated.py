@@ -216,7 +216,16 @@ def test_a_plain_adapter_is_stored_as_before() -> None:
     made = Manifest("n", "m", "t", "", "model", (), (AdapterOf("poet_lora", 1.0, "2" * 64),))
     assert made.to_mapping()["adapters"] == [["poet_lora", 1.0, "2" * 64]]
     assert Manifest.from_mapping(made.to_mapping()) == made
-    for odd in (["x"], ["x", 1.0, "2", [1], 5], ["x", 1.0, "2", ["a"]], ["x", "y", "2"], [1, 2, 3, 4]):
+    for odd in (
+        ["x"],
+        ["x", 1.0, "2", [1], 5],
+        ["x", 1.0, "2", ["a"]],
+        ["x", "y", "2"],
+        ["x", 1.0, "2", "17"],
+        ["x", 1.0, "2", [1 << 40]],
+        ["x", 1.0, "2", [1] * 1025],
+        [1, 2, 3, 4],
+    ):
         with pytest.raises(InvalidRequestError, match="no stored manifest"):
             Manifest.from_mapping({**made.to_mapping(), "adapters": [odd]})
 
