@@ -18,6 +18,7 @@ from storage.errors import InvalidRowError, StoreDamagedError
 PAGES: Final = 256  # that one slice of vacuuming gives back
 SLICE: Final = 32  # rows that are looked up at once
 SLICE_SECONDS: Final = 0.015  # that one transaction deletes before it is committed, which takes some more
+_YEAR_10000: Final = 253_402_300_800.0  # seconds since the epoch
 _LATEST: Final = "latest"  # the setting of the latest moment that was ever seen
 
 
@@ -30,8 +31,9 @@ def latest(db: sqlite_utils.Database) -> float:
         seen = keep.setting(db, _LATEST)
     except StoreDamagedError:
         seen = None
-    changed = scalar(db, "SELECT max(updated) FROM sessions WHERE typeof(updated) = 'real'")
-    return max(time.time(), *(float(each) for each in (seen, changed) if isinstance(each, int | float)))
+    changed = scalar(db, "SELECT max(updated) FROM sessions WHERE updated < ?", [_YEAR_10000])  # a flipped bit is no moment
+    told = (each for each in (seen, changed) if isinstance(each, int | float) and 0 < each < _YEAR_10000)
+    return max((time.time(), *told))
 
 
 def note_latest(db: sqlite_utils.Database) -> None:

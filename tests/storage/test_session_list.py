@@ -75,9 +75,9 @@ def test_what_is_thrown_away_under_a_clock_that_was_set_back_stays_for_its_days(
     store: SessionStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def run() -> None:
-        session, _, _ = await chat(store, "thrown away")
         now = time.time()
         assert await store.purge_trash() == 0  # as at every start
+        session, _, _ = await chat(store, "thrown away")
         # given a clock that is years behind, under which the session is changed and thrown away
         monkeypatch.setattr("time.time", lambda: now - 10 * 365 * 86_400)
         await store.rename_session(session, "thrown away, renamed")
