@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from runtime import (
-    AdapterOf,
     AdapterError,
+    AdapterOf,
     ContextOverflowError,
     GenerationOptions,
     InvalidRequestError,
