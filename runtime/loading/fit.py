@@ -143,13 +143,14 @@ def _attention_bytes(config: Mapping[str, Any], chunk: int) -> int:
 
 
 def _quantised(config: Mapping[str, Any], weights_bytes: int, *, wide: bool) -> int:
-    """Packed weights stay as they are; on a processor their scales become float32."""
+    """Packed weights stay as they are; on a processor their scales become float32, where they are not stored so."""
     found = config.get("quantization")
     bits, group = (found.get("bits"), found.get("group_size")) if isinstance(found, Mapping) else (None, None)
-    if not wide or not isinstance(bits, int) or not isinstance(group, int) or bits < 1 or group < 1:
+    stored = _stored_width(config)
+    if not wide or stored >= 4 or not isinstance(bits, int) or not isinstance(group, int) or bits < 1 or group < 1:
         return weights_bytes
-    scales = 2 * 16 / group  # bits of a scale and a bias, for each number
-    return int(weights_bytes * (bits + 2 * scales) / (bits + scales))
+    pair = 2 * 8 / group  # bits of a scale and a bias of one byte each, for each number
+    return int(weights_bytes * (bits + 4 * pair) / (bits + stored * pair))
 
 
 def _stored_width(config: Mapping[str, Any]) -> int:
