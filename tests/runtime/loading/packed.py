@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from runtime.loading.gguf.layout import CHAT_FORMATS
 from tests.runtime.loading.as_gguf import gguf_of
 from tests.runtime.loading.gguf_files import GgufFile, Stored
 from tests.runtime.loading.test_dequantise import HALVES, KINDS, random_blocks
@@ -32,8 +33,6 @@ def _packed(tensor: Stored, choice: Choice) -> Stored:
 
 def in_blocks(tensor: Stored, name: str) -> Stored:
     """A matrix of the same shape in random blocks of a format."""
-    from runtime.loading.gguf.layout import CHAT_FORMATS
-
     kind = KINDS[name]
     blocks = random_blocks(name, int(np.prod(tensor.shape)) // CHAT_FORMATS[kind].block, zlib.crc32(tensor.name.encode()))
     for at in HALVES[name]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -13,16 +14,20 @@ import pytest
 from safetensors.numpy import load_file
 
 from runtime.errors import ModelLoadError
+from runtime.loading.check import open_folder
+from runtime.loading.convert import convert
 from runtime.loading.fit import estimate_fit
 from runtime.loading.folder import ModelFolder
+from runtime.loading.gguf.convertible import check
 from runtime.loading.importer import import_model
 from runtime.loading.shelf import ModelShelf, list_models
 from runtime.loading.source import resolve
 from runtime.model.load import load
-from tests.runtime.loading.gguf_files import GgufFile
-from tests.runtime.loading.packed import in_blocks, packed
+from tests.runtime.loading.gguf_files import GgufFile, stored
+from tests.runtime.loading.packed import Choice, in_blocks, packed
 from tests.tiny_models import tiny_path
 
+Both = Callable[..., tuple[ModelFolder, ModelFolder]]
 IDS = list(range(3, 60))
 CLOSE = 1e-4  # nats: what two engines differ by over the same float32 weights
 FAMILIES = ("llama", "qwen3", "gemma3", "gemma3_80", "qwen2", "mistral", "phi3", "gemma2")
@@ -38,9 +43,6 @@ def mixed(name: str) -> str:
 
 def suitable(file: GgufFile) -> GgufFile:
     """Rows of 80 are no multiple of 32: ggml leaves such matrices as they are."""
-    from dataclasses import replace
-
-    from tests.runtime.loading.gguf_files import stored
 
     def fitting(tensor: Any) -> Any:
         if len(tensor.shape) == 1 or tensor.shape[1] % 32 == 0:
@@ -48,15 +50,32 @@ def suitable(file: GgufFile) -> GgufFile:
         values = np.random.default_rng(5).normal(0, 0.2, tensor.shape).astype(np.float32)
         return stored(tensor.name, values)
 
-    return replace(file, tensors=tuple(fitting(tensor) for tensor in file.tensors))
+    return dataclasses.replace(file, tensors=tuple(fitting(tensor) for tensor in file.tensors))
 
 
 @pytest.fixture
-def both(shelf: Path, tmp_path: Path) -> Callable[[str], tuple[ModelFolder, ModelFolder]]:
-    """A tiny model's GGUF, imported as float32 and quantised."""
+def both(tmp_path: Path) -> Both:
+    """A tiny model's GGUF, converted to float32 and kept quantised."""
 
-    def make(name: str, choice: Callable[[str], str] = mixed) -> tuple[ModelFolder, ModelFolder]:
-        file = suitable(packed(tiny_path(name), choice)).write(tmp_path / f"{name}.gguf")
+    def make(name: str, choice: Choice = mixed) -> tuple[ModelFolder, ModelFolder]:
+        checked = check(suitable(packed(tiny_path(name), choice)).write(tmp_path / f"{name}.gguf"))
+        folders = []
+        for quantised in (False, True):
+            target = tmp_path / f"{name} {quantised}"
+            target.mkdir()
+            convert(checked, target, lambda done, total: None, quantised=quantised)
+            folders.append(open_folder(target, backend="mlx"))
+        return folders[0], folders[1]
+
+    return make
+
+
+@pytest.fixture
+def imported(shelf: Path, tmp_path: Path) -> Both:
+    """The same on the shelf."""
+
+    def make(name: str, choice: Choice = mixed) -> tuple[ModelFolder, ModelFolder]:
+        file = packed(tiny_path(name), choice).write(tmp_path / f"{name}.gguf")
         return import_model(file, keep_quantised=False), import_model(file, keep_quantised=True)
 
     return make
@@ -73,15 +92,15 @@ def unpacked(folder: ModelFolder) -> dict[str, npt.NDArray[np.float32]]:
         layer = name.removesuffix(".weight")
         if array.dtype == np.uint32:
             own = said.get(layer, said)
-            parts = [mx.array(array), mx.array(arrays[f"{layer}.scales"]), mx.array(arrays[f"{layer}.biases"])]
-            found[name] = np.array(mx.dequantize(*parts, group_size=own["group_size"], bits=own["bits"]))
+            scales, biases = (mx.array(arrays[f"{layer}.{part}"]) for part in ("scales", "biases"))
+            found[name] = np.array(mx.dequantize(mx.array(array), scales, biases, own["group_size"], own["bits"]))
         elif not name.endswith((".scales", ".biases")):
             found[name] = array
     return found
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_weights_are_the_same_by_value(name: str, both: Callable[..., tuple[ModelFolder, ModelFolder]]) -> None:
+def test_weights_are_the_same_by_value(name: str, both: Both) -> None:
     plain, kept = both(name)
     theirs, ours = load_file(plain.path / "model.safetensors"), unpacked(kept)
     assert theirs.keys() == ours.keys()
@@ -90,9 +109,7 @@ def test_weights_are_the_same_by_value(name: str, both: Callable[..., tuple[Mode
 
 
 @pytest.mark.parametrize("name", [each if each in FAST else pytest.param(each, marks=pytest.mark.slow) for each in FAMILIES])
-def test_the_quantised_model_answers_as_the_float32_one(
-    name: str, both: Callable[..., tuple[ModelFolder, ModelFolder]], tell: Callable[[str], None]
-) -> None:
+def test_the_quantised_model_answers_as_the_float32_one(name: str, both: Both, tell: Callable[[str], None]) -> None:
     plain, kept = both(name)
     rows, infos = [], []
     for folder in (plain, kept):
@@ -105,22 +122,29 @@ def test_the_quantised_model_answers_as_the_float32_one(
     # and neither's text, numbers or KV are taken for the other's
     assert infos[0].kv_fingerprint != infos[1].kv_fingerprint
     assert infos[0].model_fingerprint != infos[1].model_fingerprint
-    assert (infos[0].quantisation, infos[1].quantisation) == (None, "4 and 5 and 8 bits, groups of 32")
+    assert infos[0].quantisation is None
+    assert infos[1].quantisation == f"{str(kept.quantisation).removesuffix(' bit (mlx)')} bits, groups of 32"
 
 
-@pytest.mark.parametrize(("form", "share"), [("Q4_0", 6 / 32), ("Q4_1", 6 / 32), ("Q5_0", 7 / 32), ("Q8_0", 10 / 32)])
+@pytest.mark.parametrize(
+    ("form", "bits"),
+    [("Q4_0", 6), *(pytest.param(*each, marks=pytest.mark.slow) for each in (("Q5_0", 7), ("Q8_0", 10)))],
+)
 def test_size_and_memory_are_what_they_are_said_to_be(
-    form: str, share: float, both: Callable[..., tuple[ModelFolder, ModelFolder]], monkeypatch: pytest.MonkeyPatch
+    form: str, bits: int, imported: Both, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # given
     import mlx.core as mx
 
-    plain, kept = both("qwen3", lambda name: form)
+    plain, kept = imported("qwen3", lambda name: form)
     # when
-    sizes = [(folder.path / "model.safetensors").stat().st_size for folder in (plain, kept)]
+    shapes = [array.shape for array in load_file(plain.path / "model.safetensors").values()]
+    matrices = sum(int(np.prod(shape)) for shape in shapes if len(shape) == 2)
+    norms = sum(shape[0] for shape in shapes if len(shape) == 1)
     entry = ModelShelf().find("qwen3-mlx")
-    # then: but for norms and the header
-    assert sizes[1] / sizes[0] == pytest.approx(share, rel=0.05)
+    # then: a number's own bits, and a scale and a bias of 32 bits each for 32 of them
+    assert entry.weights == matrices * bits // 8 + norms * 4
+    assert entry.weights < (kept.path / "model.safetensors").stat().st_size < entry.weights + 20_000  # names and shapes
     assert entry.parameters == ModelShelf().find("qwen3").parameters
     # and an engine holds just these bytes, on a processor as on a GPU
     arrays = mx.load(str(kept.path / "model.safetensors"))
@@ -134,8 +158,8 @@ def test_size_and_memory_are_what_they_are_said_to_be(
         assert fit.kv_per_token == 3 * 2 * 2 * 16 * 4
 
 
-def test_the_shelf_says_what_it_is(both: Callable[..., tuple[ModelFolder, ModelFolder]]) -> None:
-    plain, kept = both("llama")
+def test_the_shelf_says_what_it_is(imported: Both) -> None:
+    plain, kept = imported("llama")
     one, other = list_models()
     assert (one.name, one.format, one.quantisation, one.backends) == ("llama", "float32, from GGUF", None, ("hf", "mlx"))
     assert (other.name, other.format, other.backends) == ("llama-mlx", "from GGUF", ("mlx",))
@@ -143,11 +167,11 @@ def test_the_shelf_says_what_it_is(both: Callable[..., tuple[ModelFolder, ModelF
     assert one.parameters == other.parameters
     assert one.fingerprint != other.fingerprint
     assert kept.text_digest == plain.text_digest
-    with pytest.raises(ModelLoadError, match=r"backend='mlx', or import llama\.gguf again: .* import FILE --float32"):
+    with pytest.raises(ModelLoadError, match=r"backend='mlx' or import llama\.gguf again: .* import FILE --float32"):
         resolve("llama-mlx", backend="hf")
 
 
-def test_layers_that_differ_are_named(both: Callable[..., tuple[ModelFolder, ModelFolder]]) -> None:
+def test_layers_that_differ_are_named(both: Both) -> None:
     _, kept = both("llama")
     config = json.loads((kept.path / "config.json").read_text())
     assert config["quantization"] == {
@@ -213,7 +237,7 @@ def test_rows_that_are_no_multiple_of_32_are_refused_before_anything_is_read(she
         import_model(path, keep_quantised=True)
 
 
-def test_a_fused_matrix_has_one_form(both: Callable[..., tuple[ModelFolder, ModelFolder]]) -> None:
+def test_a_fused_matrix_has_one_form(both: Both) -> None:
     """Phi-3's q, k and v are one tensor, of one format; its halves cannot differ, and it is one layer for mlx."""
     _, kept = both("phi3", lambda name: "Q5_0" if "qkv" in name else "Q4_0")
     said = kept.config["quantization"]
