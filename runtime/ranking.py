@@ -22,10 +22,10 @@ class Ranked:
     Args:
         row: ``(vocab,)``, -inf for what is not there; never written. Or what makes it, when it is asked for.
         mass: The sum of exp over the row, where it is known.
-        entropy: Of the distribution, in nats, where it is known.
+        entropy: Of the distribution, in nats, where it is known and all entries are there.
     """
 
-    __slots__ = ("_kin", "_peaks", "_row", "complete", "entropy", "ids", "mass", "values")
+    __slots__ = ("_alive", "_kin", "_peaks", "_row", "complete", "entropy", "ids", "mass", "values")
 
     def __init__(self, row: Row | Callable[[], Row], mass: float | None = None, entropy: float | None = None) -> None:
         self._row = row
@@ -34,6 +34,7 @@ class Ranked:
         self.ids: npt.NDArray[np.int64] = np.empty(0, np.int64)  # the first ones
         self.values: Row = np.empty(0, np.float32)  # theirs
         self.complete = False  # whether they are all
+        self._alive: int | None = None
         self._peaks: Row | None = None
         self._kin: Ranked | None = None  # a row that differs in few entries
 
@@ -82,6 +83,14 @@ class Ranked:
     def sample(self) -> Row:
         """About the same, for guesses."""
         return self.peaks if self._kin is None else self._kin.sample
+
+    @property
+    def alive(self) -> int:
+        """How many entries are there."""
+        if self._alive is None:
+            whole = self.entropy is not None  # which is a number of rows that hold numbers only
+            self._alive = len(self.row) if whole else int(np.count_nonzero(self.row > -np.inf))
+        return self._alive
 
     def above(self, value: np.float32) -> int:
         """How many entries lie strictly above a value."""

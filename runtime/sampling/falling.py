@@ -87,9 +87,14 @@ class Falling:
         """The highest score."""
         return float(self._ranked.values[0])
 
-    def all_weights(self) -> Float32:
+    @property
+    def alive(self) -> int:
+        """How many entries have a score."""
+        return self._ranked.alive
+
+    def all_weights(self, out: Float32 | None = None) -> Float32:
         """The weights of all entries ``(vocab,)``, in float32."""
-        scaled = self._cooled(self.row - np.float32(self.top))
+        scaled = self._cooled(np.subtract(self.row, np.float32(self.top), out=out))
         weights: Float32 = np.exp(scaled, out=scaled)
         return weights
 
@@ -107,15 +112,21 @@ class Falling:
     def tail(self) -> Float32:
         """`all_weights` without the head's."""
         if self._tail is None:
-            self._tail = self.all_weights()
-            self._tail[self.ids] = 0
+            self._tail = self._without_head()
         return self._tail
+
+    def _without_head(self, out: Float32 | None = None) -> Float32:
+        weights = self.all_weights(out)
+        weights[self.ids] = 0
+        return weights
 
     @property
     def total(self) -> float:
         """The sum of all weights."""
         if self._total is None:
-            self._total = float(self.edges[-1]) + (0.0 if self.complete else mass_where(self.tail))
+            self._total = float(self.edges[-1])
+            if not self.complete:
+                self._total += mass_where(self._without_head(scratch("total", len(self.row))) if self._tail is None else self._tail)
         return self._total
 
     @property
@@ -263,7 +274,7 @@ class Falling:
 
     def before(self, ids: npt.NDArray[np.int64], token: int) -> npt.NDArray[np.bool_]:
         """Which of `ids` stand before `token`."""
-        own = self.row[token]
-        scores = self.row[ids]
+        row = self.row
+        own, scores = row[token], row[ids]
         found: npt.NDArray[np.bool_] = (scores > own) | ((scores == own) & (ids < token))
         return found
