@@ -196,8 +196,6 @@ class Asked:
         }
         named = named_options(flags["named"], {name for name, value in call.items() if value is not None})
         naming = naming_tokens(named)
-        if naming and in_session:
-            raise click.UsageError(f"--option {next(iter(naming))}: with --session name tokens by their ids")
         call |= {name: value for name, value in named.items() if name not in naming}
         try:
             call["grammar"] = grammar_of(schema_of(flags["schema"]), flags["regex"])
@@ -238,7 +236,7 @@ class Asked:
         """
         if line is None:
             return self.resolved(model).options
-        return model.resolve_options(line, session=self._call(model), preset=PRESET).options
+        return model.resolve_options(line, session=self.call_on(model), preset=PRESET).options
 
     def resolved(self, model: LanguageModel) -> ResolvedOptions:
         """What holds for the one answer, and who said so.
@@ -246,9 +244,14 @@ class Asked:
         Raises:
             InvalidRequestError, GrammarError: They contradict each other.
         """
-        return model.resolve_options(self._call(model), preset=PRESET)
+        return model.resolve_options(self.call_on(model), preset=PRESET)
 
-    def _call(self, model: LanguageModel) -> dict[str, Any]:
+    def call_on(self, model: LanguageModel) -> dict[str, Any]:
+        """`call`, with the model's ids for the tokens that are named by what they say.
+
+        Raises:
+            InvalidRequestError: A text that is no token of the model.
+        """
         return self.call | (with_token_ids(self.naming, model.byte_vocab) if self.naming else {})
 
 

@@ -126,7 +126,8 @@ class Falling:
         if self._total is None:
             self._total = float(self.edges[-1])
             if not self.complete:
-                self._total += mass_where(self._without_head(scratch("total", len(self.row))) if self._tail is None else self._tail)
+                tail = self._tail
+                self._total += mass_where(self._without_head(scratch("total", len(self.row))) if tail is None else tail)
         return self._total
 
     @property
@@ -183,7 +184,8 @@ class Falling:
         """A score that a few times as many reach as the row has parts, of each of which the largest entry is known."""
         peaks = self._ranked.sample
         at = len(peaks) // 4
-        return np.partition(peaks, at)[at]
+        depth: np.float32 = np.partition(peaks, at)[at]
+        return depth
 
     def _down_to(self, score: np.float32) -> _Deep | None:
         """All entries that reach a score; None where they are too many to be sorted."""
@@ -194,8 +196,7 @@ class Falling:
         if deep is not None:
             mask &= self.row < deep.least
         count = int(np.count_nonzero(mask))
-        known = 0 if deep is None else len(deep.scores)
-        if (known + count) * _DEEP > len(self.row):
+        if (count + (0 if deep is None else len(deep.scores))) * _DEEP > len(self.row):
             return None
         dense = _SPARSE < count / len(self.row) <= _DENSE
         if dense:  # enough for its quick way, once some others are added
@@ -210,8 +211,14 @@ class Falling:
         if deep is None:
             self._deep = _Deep(score, ids, found, scores, weights, weights.cumsum())
         else:
-            columns = ids, found, scores, weights, weights.cumsum() + (deep.edges[-1] if known else 0.0)
-            self._deep = _Deep(score, *map(np.concatenate, zip(deep[1:], columns, strict=True)))
+            self._deep = _Deep(
+                score,
+                np.concatenate([deep.ids, ids]),
+                np.concatenate([deep.found, found]),
+                np.concatenate([deep.scores, scores]),
+                np.concatenate([deep.weights, weights]),
+                np.concatenate([deep.edges, weights.cumsum() + deep.edges[-1]]),
+            )
         return self._deep
 
     def at_known(self, deep: _Deep, i: int) -> Place:

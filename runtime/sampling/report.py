@@ -47,7 +47,7 @@ def report(traced: Traced) -> StageTable:
 
 
 def _shown(views: Sequence[View], tops: Sequence[int], token: int, *, same: bool) -> Ids:
-    """The likeliest of the raw distribution in their order, then what else is to be known: little where the last is the same."""
+    """The likeliest of the raw distribution in their order, then what else is to be known; `same`: in one order."""
     head, last = views[0].order.ids[:SHOWN], views[-1].order.ids[:SHOWN]
     others = np.array([*tops, token])
     rest = others if same else np.concatenate([last, others])

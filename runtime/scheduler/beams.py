@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from runtime.records import Finish, Float32, Int32, Scores
 from runtime.scheduler.beam_rules import BeamRules

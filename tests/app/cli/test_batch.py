@@ -100,6 +100,17 @@ def test_lines_are_spelt_as_other_libraries_spell_them(
     assert (last.sampling.top_p, last.sampling.temperature, last.max_tokens, last.sampling.top_k) == (0.5, 0.8, 128, 33)
 
 
+def test_lines_name_tokens_by_what_they_say(elsewise: Elsewise, file: Path, options: list[GenerationOptions]) -> None:
+    named = {"banned_tokens": ["P", 124]}, {"banned_tokens": "P"}, {"logit_bias": {"P": -100, "97": 3.5}}, {}
+    write(file, *({"prompt": "a", "seed": seed, **each} for seed, each in enumerate(named)))
+    done = elsewise("ask", "--batch", str(file), "--backend", "fake", "--option", 'banned_tokens=["e"]')
+    assert done.code == 0
+    # then each line has its own ids, before those of the command
+    found = {each.seed: each.sampling for each in options}
+    assert [found[seed].banned_tokens for seed in range(4)] == [(80, 124), (80,), (101,), (101,)]
+    assert found[2].logit_bias == {80: -100, 97: 3.5}
+
+
 def test_lines_choose_among_loaded_adapters(elsewise: Elsewise, file: Path) -> None:
     write(file, {"prompt": "a", "adapters": [["pirate", 0.5]]}, {"prompt": "a", "adapters": []})
     first, second = results(elsewise("ask", "--batch", str(file), *FAKE).out)
