@@ -32,7 +32,7 @@ BAD: list[tuple[object, str]] = [
     ({"prompt": "a", "temperature": "warm"}, "temperature must lie within"),
     ('{"prompt": "a", "temperature": NaN}', "temperature must lie within"),
     ({"prompt": "a", "top_p": 0}, "top_p must lie within (0, 1]"),
-    ({"prompt": "a", "temperature": float("nan")}, "temperature must lie within [0, inf)"),
+    ({"prompt": "a", "temperature": float("nan")}, "temperature must lie within [0, 1e+30]"),
     ({"prompt": "a", "banned_tokens": list(range(259))}, "banned"),
     ({"prompt": "a", "banned_tokens": ["even"]}, '"even" is more than one token: it begins with "e"'),
     ({"prompt": "a", "logit_bias": {"even": 1}}, '"even" is more than one token'),
