@@ -15,7 +15,8 @@ from app.cli.common import read_text
 from app.cli.values import grammar_of, naming_tokens
 from runtime import OPTION_NAMES, InvalidRequestError, RuntimeFault, resolve_options
 
-OWN = frozenset({"id", "prompt", "messages", "system", "tools", "schema", "regex"})
+FORMS = ("schema", "regex", "lark")
+OWN = frozenset({"id", "prompt", "messages", "system", "tools", *FORMS})
 RECORDING = frozenset({"alternatives", "logprobs", "top_logprobs", "stages"})  # of which a result has nothing
 KNOWN = OWN | OPTION_NAMES - RECORDING
 _SHOWN = 5  # bad lines named at once
@@ -134,10 +135,10 @@ def _options(given: Mapping[str, Any], asked: Asked, place: int) -> dict[str, An
     """The line's own; a seed given with the command counts up, so that equal prompts differ."""
     options = {name: value for name, value in given.items() if name not in OWN}
     options.setdefault("seed", (asked.seed + place) % (1 << 64))
-    if "schema" in given or "regex" in given:
+    if any(form in given for form in FORMS):
         if "grammar" in options:
-            raise InvalidRequestError("a grammar beside a schema or a regex contradicts it: give one of them")
-        options["grammar"] = grammar_of(given.get("schema"), given.get("regex"))
+            raise InvalidRequestError("a grammar beside a schema, a regex or a lark contradicts it: give one of them")
+        options["grammar"] = grammar_of(*(given.get(form) for form in FORMS))
     checked = resolve_options(options, session=asked.call, preset=PRESET).options
     if checked.grammar is not None:
         checked.grammar.check()

@@ -125,7 +125,10 @@ def test_an_empty_file_and_one_that_is_no_text(elsewise: Elsewise, file: Path) -
         ({"prompt": "a", "regex": 5}, "line 2: "),
         ({"prompt": "a", "regex": "a", "schema": {}}, "contradict each other"),
         ({"prompt": "a", "regex": "a", "response_format": {"type": "json_object"}}, "contradict each other"),
-        ({"prompt": "a", "regex": "a", "grammar": {"kind": "regex", "source": "b"}}, "a grammar beside a schema or a regex"),
+        (
+            {"prompt": "a", "regex": "a", "grammar": {"kind": "regex", "source": "b"}},
+            "a grammar beside a schema, a regex or a lark",
+        ),
         ({"prompt": "a", "response_format": {"type": "yaml"}}, "response_format is {"),
         ({"prompt": "a", "grammar": {"kind": "regex", "source": "("}}, "line 2: "),
         ({"prompt": "a", "regex": "a", "ignore_eos": True}, "ignore_eos contradicts a grammar"),
