@@ -17,6 +17,7 @@ LONG_HEAD = 256  # that are sorted where a stage looks at more than one place
 HEAD = 64  # most distributions are settled among this many
 _DEEP = 4  # a part of so much of the row is sorted by value; what lies deeper is searched
 _SAMPLE = 4096  # entries of a row, where its mass lies everywhere
+_BELOW = 0.5  # nats
 _SPARSE, _DENSE = 1 / 16, 0.1  # shares of a mask; between them numpy's search for what is set mispredicts every branch
 LIGHTEST = np.float32(-1000.0)  # nats below the likeliest; long before, a weight is 0
 COLDEST = 1e-30  # below it float32 knows no temperature; the likeliest has all of the weight long before
@@ -174,18 +175,20 @@ class Falling:
                 mass = deep.edges[-1]
                 if mass > target or (left and mass == target):
                     return deep
-            low = self._guesses(target)[1] if attempt else self._first_depth
+            low = self._guesses(target)[1] if attempt else self._first_depth(least)
             if low is None or attempt == 3 or self._down_to(low if least is None else min(low, least)) is None:
                 break
         return None
 
-    @property
-    def _first_depth(self) -> np.float32:
-        """A score that a few times as many reach as the row has parts, of each of which the largest entry is known."""
+    def _first_depth(self, least: np.float32 | None) -> np.float32:
+        """A score that more entries reach than the row has parts, of each of which the largest entry is known.
+
+        Where `least` lies deeper, a little below it: one longer search costs less than a short one and another behind it.
+        """
         peaks = self._ranked.sample
         at = len(peaks) // 4
         depth: np.float32 = np.partition(peaks, at)[at]
-        return depth
+        return depth if least is None or least > depth else np.float32(least - _BELOW * self.temperature)
 
     def _down_to(self, score: np.float32) -> _Deep | None:
         """All entries that reach a score; None where they are too many to be sorted."""
