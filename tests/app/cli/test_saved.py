@@ -62,31 +62,6 @@ def test_what_the_command_says_goes_before_the_preset_and_that_before_the_model(
     assert (told["seed"], told["generated"]) == (1, 6)
 
 
-def test_a_session_takes_tokens_by_what_they_say(elsewise: Elsewise, data: Path) -> None:
-    # given a text that is a token, and an answer that says it
-    ask = ("ask", "hello", "--backend", "fake", "--max-tokens", "24", "--seed", "1", "--json", "--session")
-    said = [json.loads(line) for line in elsewise(*ask, "free").out.splitlines()]
-    assert any(token.get("text") == "P" for token in said)
-    # when it is banned by its text, and by its id
-    by_text = elsewise(*ask, "text", "--option", 'banned_tokens=["P"]', "--option", 'logit_bias={"a": -2.5}')
-    by_id = elsewise(*ask, "ids", "--option", "banned_tokens=[80]", "--option", 'logit_bias={"97": -2.5}')
-    # then both are answered alike, without it, and what is kept names the id and who said it
-    assert by_text.code == 0
-    assert by_text.out == by_id.out
-    assert not any(json.loads(line).get("text") == "P" for line in by_text.out.splitlines())
-    made = [stats["made"] for stats in stats_of_answers(data)]
-    assert made[1]["options"]["sampling"]["banned_tokens"] == made[2]["options"]["sampling"]["banned_tokens"] == [80]
-    assert "sampling.banned_tokens" in made[1]["sources"]["call"]
-
-
-def test_a_text_that_is_no_token_makes_no_session(elsewise: Elsewise) -> None:
-    done = elsewise("ask", "hello", "--session", "one", *ASK, "--option", 'banned_tokens=["even"]')
-    assert (done.code, done.out) == (1, "")
-    assert '"even" is more than one token: it begins with "e"' in done.err
-    assert elsewise("sessions", "list").err.startswith("no session found")
-    assert elsewise("ask", "hello", "--session", "one", *ASK).code == 0  # nothing holds the data folder
-
-
 @pytest.mark.parametrize("there", [False, True])
 def test_what_is_written_is_its_owners_alone(elsewise: Elsewise, data: Path, there: bool) -> None:
     # given a data folder that others may look into, or none
