@@ -17,7 +17,7 @@ from ui.theme.fonts import faces_for_scripts, interface_font, mono_font, scaled
 from ui.theme.icons import icon
 from ui.theme.style import style_sheet
 from ui.theme.text_size import resize_text
-from ui.topbar import ModelChip
+from ui.model_chip import ModelChip
 
 
 def test_the_shipped_faces_are_used_with_tabular_figures(app: QApplication) -> None:
