@@ -9,7 +9,8 @@ import pytest
 from PySide6.QtGui import QFont, QFontDatabase, QFontInfo, QFontMetricsF
 from PySide6.QtWidgets import QApplication
 
-from ui import DARK, LIGHT, Palette, Scheme, apply_theme
+from ui import DARK, HIGH_DARK, HIGH_LIGHT, LIGHT, Palette, Scheme, apply_theme
+from ui.model_chip import ModelChip
 from ui.parts import Combo
 from ui.status import EngineDot
 from ui.theme import current_theme
@@ -17,7 +18,6 @@ from ui.theme.fonts import faces_for_scripts, interface_font, mono_font, scaled
 from ui.theme.icons import icon
 from ui.theme.style import style_sheet
 from ui.theme.text_size import resize_text
-from ui.model_chip import ModelChip
 
 
 def test_the_shipped_faces_are_used_with_tabular_figures(app: QApplication) -> None:
@@ -61,7 +61,10 @@ def test_every_icon_draws_in_the_colour_asked_for(app: QApplication, file: str) 
     assert off <= 3  # premultiplied colours are rounded
 
 
-@pytest.mark.parametrize("palette", [LIGHT, DARK])
+PALETTES = [LIGHT, DARK, HIGH_LIGHT, HIGH_DARK]
+
+
+@pytest.mark.parametrize("palette", PALETTES)
 def test_the_style_sheet_uses_the_palettes_colours_only(palette: Palette) -> None:
     sheet = style_sheet(palette)
     known = {getattr(palette, name) for name in Palette.__slots__ if name not in ("dark", "surprise")} | set(palette.surprise)

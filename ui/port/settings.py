@@ -25,6 +25,8 @@ class AppSettings:
     disk_bytes: int | None = None  # of KV blocks
     preset: str = ""  # of sessions that chose none; "" is Elsewise's own
     scheme: str = "system"  # system, light, dark
+    contrast: str = "system"  # system, normal, high
+    motion: str = "system"  # system, reduced
     text_percent: int = 100  # 80 to 200
 
 

@@ -76,7 +76,7 @@ QFrame#composer QPlainTextEdit { background: transparent; border: none; color: $
 QPushButton#send { background: $accent; color: $on_accent; border: 1px solid $accent; border-radius: 7px; padding: 4px 13px; }
 QPushButton#send:hover { background: $accent_hover; }
 QPushButton#send:focus { border-color: $text; }
-QPushButton#send:disabled { background: $hairline; border-color: $hairline; color: $faint; }
+QPushButton#send:disabled { background: $code; border-color: $hairline; color: $faint; }
 QPushButton[kind="quiet"] { background: $window; border: 1px solid $hairline; border-radius: 7px;
   padding: 4px 11px; color: $text; }
 QPushButton[kind="quiet"]:hover { border-color: $faint; }
@@ -150,7 +150,7 @@ def style_sheet(palette: Palette) -> str:
     weakest = palette.surprise[1]
     colours = {name: getattr(palette, name) for name in Palette.__slots__ if name not in ("dark", "surprise")}
     accent_hover = QColor(palette.accent).lighter(112).name()
-    return _SHEET.substitute(colours, accent_hover=accent_hover, notice=weakest, warm=palette.surprise[5])
+    return _SHEET.substitute(colours, accent_hover=accent_hover, notice=weakest)
 
 
 def qt_palette(palette: Palette) -> QPalette:

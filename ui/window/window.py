@@ -20,7 +20,8 @@ from ui.port import AppSettings, Workbench
 from ui.setup.desk import SetupDesk
 from ui.setup.pages import SAMPLING
 from ui.stage import Stage
-from ui.theme.scheme import Scheme, apply_theme
+from ui.theme.motion import Motion
+from ui.theme.scheme import Contrast, Scheme, apply_theme
 from ui.theme.text_size import resize_text
 from ui.transcript import Measure, Mode
 from ui.transferring import Transfers
@@ -199,7 +200,7 @@ class MainWindow(QMainWindow):
         """Looks as the settings say."""
         application = QApplication.instance()
         assert isinstance(application, QApplication)
-        apply_theme(application, Scheme(values.scheme))
+        apply_theme(application, Scheme(values.scheme), Contrast(values.contrast), Motion(values.motion))
         resize_text(application, values.text_percent / 100)
 
     def _open_settings(self) -> None:
