@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from PySide6.QtCore import Qt, Signal
+from PySide6.QtCore import QSize, Qt, Signal
 from PySide6.QtGui import QFont, QPainter, QPaintEvent
 from PySide6.QtWidgets import (
     QButtonGroup,
@@ -74,6 +74,13 @@ class Page(QWidget):
         self.column = QVBoxLayout(self)
         self.column.setContentsMargins(16, 14, 16, 16)
         self.column.setSpacing(8)
+
+    def minimumSizeHint(self) -> QSize:
+        """As high as it is at its width, which a scroll area asks for: not as high as it would be at its narrowest."""
+        layout = self.layout()
+        assert layout is not None
+        hint = super().minimumSizeHint()
+        return QSize(hint.width(), 0 if layout.hasHeightForWidth() else hint.height())
 
     def head(self, text: str) -> None:
         """A section begins."""

@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 from PySide6.QtCore import Qt
 from PySide6.QtTest import QTest
-from PySide6.QtWidgets import QApplication, QComboBox, QFileDialog
+from PySide6.QtWidgets import QApplication, QComboBox, QFileDialog, QScrollArea
 
 from tests.ui.conftest import Scene, frames, until
 from tests.ui.fakes import FakeWorkbench
 from ui import DARK, HIGH_LIGHT, LIGHT, AppSettings, Contrast, MainWindow, Motion, Scheme, apply_theme
+from ui.parts import Page
 from ui.settings import APPEARANCE, DATA, MEMORY, SettingsWindow
 from ui.theme import current_theme
 from ui.transcript import Measure, Mode
@@ -97,6 +98,22 @@ def test_what_holds_after_a_reload_offers_one(in_window: Play, bench: FakeWorkbe
         settings.reload.acted.emit()
         await until(lambda: bench.asked("reload_model") == [()])
         await until(lambda: settings.reload.words == "")
+
+    in_window(scene)
+
+
+def test_a_page_that_fits_has_no_scroll_bar_and_one_that_does_not_can_be_scrolled(in_window: Play) -> None:
+    async def scene(window: MainWindow) -> None:
+        settings = await opened(window)
+        for head in settings.tabs[1:]:  # that of the models is as long as there are models
+            QTest.mouseClick(head, LEFT)
+            await frames(2)
+            area = next(a for a in settings.findChildren(QScrollArea) if a.isVisible() and isinstance(a.widget(), Page))
+            assert area.verticalScrollBar().maximum() == 0, head.text()
+        QTest.mouseClick(settings.tabs[1], LEFT)
+        settings.resize(440, 320)
+        area = next(a for a in settings.findChildren(QScrollArea) if a.isVisible() and isinstance(a.widget(), Page))
+        await until(lambda: area.verticalScrollBar().maximum() > 200)
 
     in_window(scene)
 
