@@ -60,6 +60,7 @@ class SettingsKeeper:
         self.values = AppSettings()
         self._notes: list[str] = []
         self._loaded = False
+        self.hints = asyncio.Lock()  # held while it is looked whether a hint was dismissed, and dismissed
 
     async def load(self) -> AppSettings:
         """Reads them, once; what cannot be taken falls back to its default, with a note."""

@@ -19,8 +19,9 @@ GROUNDS = ("window", "sidebar", "panel", "card", "code", "selection")
 
 def luminance(colour: str) -> float:
     """Relative luminance (WCAG 2.2)."""
-    parts = QColor(colour).getRgbF()[:3]
-    red, green, blue = (p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts)
+    made = QColor(colour)
+    parts = (made.redF(), made.greenF(), made.blueF())
+    red, green, blue = (p / 12.92 if p <= 0.04045 else float(((p + 0.055) / 1.055) ** 2.4) for p in parts)
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 
 

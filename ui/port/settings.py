@@ -79,5 +79,5 @@ class SettingsCommands(Protocol):
     async def hints(self) -> frozenset[str]:
         """What is explained once and was not dismissed yet: "tokens", "models"."""
 
-    async def dismiss_hint(self, name: str) -> None:
-        """It is not shown again."""
+    async def dismiss_hint(self, name: str) -> bool:
+        """It is not shown again, by any window; whether this call was the first to say so."""
