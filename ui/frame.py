@@ -35,7 +35,10 @@ LEFT, RIGHT = 104, 44  # margins of the composer until the transcript says where
 
 
 class Frame(QWidget):
-    """Bar, panels and status line. Panels fold from the right as the window narrows; a panel asked for then comes back."""
+    """Panels and status line, and the bar, which the window puts over them.
+
+    Panels fold from the right as the window narrows; a panel asked for then comes back.
+    """
 
     panels_changed = Signal()
 
@@ -148,7 +151,6 @@ class Frame(QWidget):
         rows = QVBoxLayout(self)
         rows.setContentsMargins(0, 0, 0, 0)
         rows.setSpacing(0)
-        rows.addWidget(self.top)
         rows.addLayout(panels, 1)
         rows.addWidget(self.status)
 

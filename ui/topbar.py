@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from PySide6.QtCore import QEvent, Qt, Signal
+from PySide6.QtCore import QEvent, QSize, Qt, Signal
 from PySide6.QtGui import QFont
 from PySide6.QtWidgets import QButtonGroup, QHBoxLayout, QPushButton, QSizePolicy, QToolButton, QWidget
 
@@ -79,6 +79,10 @@ class TopBar(QWidget):
         """The title stands where the sidebar ends, if there is room; without a sidebar it moves to the left."""
         self._over_sidebar = shown
         self._share_room()
+
+    def minimumSizeHint(self) -> QSize:
+        """Any width will do: what does not fit gives way."""
+        return QSize(0, self.height())
 
     def event(self, event: QEvent) -> bool:
         if event.type() in (QEvent.Type.LayoutRequest, QEvent.Type.Resize):

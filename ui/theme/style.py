@@ -15,6 +15,7 @@ from ui.theme.palette import Palette
 _SHEET = Template("""
 QMainWindow, QWidget#column { background: $window; }
 QWidget#bar { background: $sidebar; border: none; border-bottom: 1px solid $hairline; }
+QToolBar#unified { background: $sidebar; border: none; padding: 0; spacing: 0; margin: 0; }
 QFrame#find { background: $panel; border: none; border-bottom: 1px solid $hairline; }
 QWidget#status { background: $sidebar; border: none; border-top: 1px solid $hairline; }
 QWidget#sidebar { background: $sidebar; border: none; border-right: 1px solid $hairline; }

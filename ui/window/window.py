@@ -31,6 +31,7 @@ from ui.window.menu import install_menu, wire_answers, wire_session, wire_view
 from ui.window.open_windows import come_forward, wire_window_menu
 from ui.window.recent import known_paths, wire_recent
 from ui.window.second import wire_second
+from ui.window.unified import unify
 from ui.window.wiring import wire_parts
 
 if TYPE_CHECKING:  # both are loaded when they are first opened
@@ -90,6 +91,7 @@ class MainWindow(QMainWindow):
         else:
             self.parts.composer.share(beside.parts.composer)
         self.setCentralWidget(self.parts)
+        unify(self, self.parts.top)
         self.acts = Actions(self)
         self.stage = Stage(self, self.desk, self.parts, self.acts)
         self.transfers = Transfers(workbench, self.desk, self.parts.status, self.parts.composer.notice, self)
