@@ -11,7 +11,7 @@ from PySide6.QtWidgets import QApplication
 
 from ui import DARK, HIGH_DARK, HIGH_LIGHT, LIGHT, Palette, Scheme, apply_theme
 from ui.model_chip import ModelChip
-from ui.parts import Combo
+from ui.parts import Check, Combo
 from ui.status import EngineDot
 from ui.theme import current_theme
 from ui.theme.fonts import faces_for_scripts, interface_font, mono_font, scaled
@@ -111,3 +111,20 @@ def test_what_is_drawn_grows_with_the_text(app: QApplication) -> None:
     assert large[2] >= 1.6 * small[2] > 0
     for part in (dot, chip, combo):
         part.deleteLater()
+
+
+@pytest.mark.parametrize("scheme", [Scheme.LIGHT, Scheme.DARK])
+def test_a_box_to_be_ticked_is_seen_on_its_ground(app: QApplication, scheme: Scheme) -> None:
+    palette = apply_theme(app, scheme).palette
+    box = Check("Keep loaded")
+    box.resize(box.sizeHint())
+
+    def colours() -> set[str]:
+        image = box.grab().toImage()
+        return {image.pixelColor(x, y).name() for x in range(16) for y in range(image.height())}
+
+    assert palette.soft in colours()
+    box.setChecked(True)
+    assert palette.accent in colours()
+    box.deleteLater()
+    apply_theme(app, Scheme.LIGHT)

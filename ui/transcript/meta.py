@@ -171,6 +171,8 @@ def _standing(view: TurnView) -> list[_Wanted]:
         if view.is_foreign:
             wanted.append(_Wanted("open as text", Tone.ACCENT, Action.AS_TEXT))
             wanted.append(_Wanted("choose the model", Tone.ACCENT, Action.MODEL))
+        elif view.needs_model:
+            wanted.append(_Wanted("choose a model", Tone.ACCENT, Action.MODEL))
     elif failed_to_go_on(view) and view.can_retry:
         wanted.append(_Wanted("retry", Tone.ACCENT, Action.CONTINUE))
     note = view.note or (READING if view.status is TurnStatus.WAITING else "")
