@@ -168,12 +168,14 @@ class BranchChip(QWidget):
         self.back = self._step("‹", self.tr("Previous variant"), -1)
         self.forth = self._step("›", self.tr("Next variant"), +1)
         row = self._row = QHBoxLayout(self)
-        row.setContentsMargins(9, 0, 6, 0)
-        row.setSpacing(2)
+        row.setContentsMargins(6, 0, 6, 0)
+        row.setSpacing(0)
+        self.name.setContentsMargins(3, 0, 8, 0)  # its own: arrows alone stand in the middle
         row.addWidget(self.name)
-        row.addSpacing(4)
         row.addWidget(self.back)
+        row.addSpacing(2)
         row.addWidget(self.place)
+        row.addSpacing(2)
         row.addWidget(self.forth)
         self.wanted = False  # there is something to say, whether there is room for it or not
         self.hide()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from importlib import resources
 
 import pytest
@@ -83,6 +85,16 @@ def test_there_is_one_theme_and_it_changes_only_when_it_must(app: QApplication) 
     apply_theme(app, Scheme.LIGHT)
     theme.changed.disconnect(seen.append)
     assert seen == [DARK, LIGHT]
+
+
+def test_numbers_run_as_they_are_written_wherever_the_app_starts() -> None:
+    # in a process of its own, where the system writes from right to left (Qt's -reverse)
+    code = (
+        "import sys; from PySide6.QtCore import Qt; from PySide6.QtWidgets import QApplication; from ui import apply_theme\n"
+        "app = QApplication(['elsewise', '-reverse']); before = app.layoutDirection(); apply_theme(app)\n"
+        "sys.exit(not (before is Qt.LayoutDirection.RightToLeft and app.layoutDirection() is Qt.LayoutDirection.LeftToRight))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0
 
 
 def test_it_follows_the_system(app: QApplication) -> None:

@@ -44,6 +44,7 @@ class Theme(QObject):
         register_fonts()
         app.setStyle("Fusion")  # the one style that draws the same everywhere
         app.setFont(interface_font())
+        app.setLayoutDirection(Qt.LayoutDirection.LeftToRight)  # its words are English; what people write runs as it runs
         self._dress()
         self._hints.colorSchemeChanged.connect(self._follow)
         self._hints.accessibility().contrastPreferenceChanged.connect(self._follow)
