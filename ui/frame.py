@@ -155,9 +155,11 @@ class Frame(QWidget):
         rows.addWidget(self.status)
 
     def _align(self, left: int, width: int) -> None:
-        """The composer stands under the text, or under everything where the column is narrow."""
+        """The composer stands under the text, a comparison's words over it; at the edge where the column is narrow."""
         room = self.transcript.width()
         if room < panel_width(NARROW):
             self._foot.setContentsMargins(EDGE, 0, EDGE, 0)
+            self.second.align(EDGE)
             return
         self._foot.setContentsMargins(left, 0, max(room - left - width, 0), 0)
+        self.second.align(left)

@@ -22,7 +22,7 @@ BUTTON_GAP = 4
 LEFT, SIDEBAR = 220, 248  # up to the title, which stands over the transcript; the sidebar at 100 %
 # Pixels of names: beyond the first they give way before anything else, down to the second as long as that helps.
 TITLE_MOST, TITLE_FAIR, TITLE_LEAST = 480, 160, 76
-BRANCH_MOST, BRANCH_FAIR = 240, 110
+BRANCH_MOST, BRANCH_FAIR, BRANCH_LEAST = 240, 110, 70
 MODEL_FAIR, MODEL_LEAST = 150, 104  # with its arrow
 
 
@@ -129,6 +129,8 @@ class TopBar(QWidget):
             more = min(max(-lack, 0), part.sizeHint().width() - widths[part])
             widths[part] += more
             lack += more
+        if widths.get(branch, 0) == arrows and -lack >= scaled(BRANCH_LEAST):
+            widths[branch] = min(arrows - lack, branch.sizeHint().width())
         branch.setVisible(widths.get(branch, 0) > 0)
         for button in self._spare:
             button.setVisible(widths[left] >= tight)

@@ -12,6 +12,8 @@ from ui.second.words import summary
 from ui.theme.fonts import interface_font
 from ui.widgets import IconButton, Label
 
+MARGIN = 16  # until it is told where the text stands
+
 
 class SecondBar(QFrame):
     """Hidden while nothing is compared."""
@@ -44,12 +46,16 @@ class SecondBar(QFrame):
         texts.addWidget(self.words)
         texts.addWidget(self.more)
         texts.addLayout(ways)
-        line = QHBoxLayout(self)
-        line.setContentsMargins(16, 10, 12, 8)
+        line = self._row = QHBoxLayout(self)
+        self.align(MARGIN)
         line.setSpacing(12)
         line.addLayout(texts, 1)
         line.addWidget(self.close_button, 0, Qt.AlignmentFlag.AlignTop)
         self.hide()
+
+    def align(self, left: int) -> None:
+        """Its words begin `left` pixels in, as the text under it does."""
+        self._row.setContentsMargins(left, 10, 12, 8)
 
     def begin(self, label: str) -> None:
         """A comparison with that model is under way."""
