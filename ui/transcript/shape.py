@@ -64,13 +64,17 @@ class ShapedLine:
 
     def span_at(self, x: float) -> Span | None:
         """The span under x; the narrower one where something without width of its own stands over its neighbour."""
-        near = self.spans
-        if not self._reversed:
-            if not self._starts:
-                self._starts = [s.x0 for s in self.spans]
-            index = bisect_right(self._starts, x)
-            near = self.spans[max(index - 2, 0) : index + 1]
-        return min((s for s in near if s.x0 <= x < s.x1), key=lambda s: s.x1 - s.x0, default=None)
+        if self._reversed:
+            return min((s for s in self.spans if s.x0 <= x < s.x1), key=lambda s: s.x1 - s.x0, default=None)
+        if not self._starts:
+            self._starts = [s.x0 for s in self.spans]
+        index = bisect_right(self._starts, x) - 1
+        if index < 0:
+            return None
+        found, before = self.spans[index], self.spans[index - 1] if index else None
+        if before is not None and before.x0 <= x < before.x1 and before.x1 - before.x0 < found.x1 - found.x0:
+            return before
+        return found if x < found.x1 else None
 
     def spans_of(self, token: int) -> list[Span]:
         """The spans of a token: one, or several where the direction of writing changes inside it."""
@@ -105,17 +109,18 @@ class ShapedLine:
         newline: Span | None = None
         hung = False  # the last of them stands for what hangs
         for piece, (x0, x1, begin, stop) in self._extents(length):
-            token = composed.tokens[piece]
-            if x1 > right and soft_wrapped and x0 >= right - 0.01 and token == table.start(self._number + 1).token:
-                continue  # the space in front of a word that went to the next line
-            x0, x1 = min(max(x0, left), right), min(max(x1, left), right)  # right-to-left paragraphs end at the left
+            token, hangs = composed.tokens[piece], False
+            if x0 < left or x1 > right or begin == stop:
+                if x1 > right and soft_wrapped and x0 >= right - 0.01 and token == table.start(self._number + 1).token:
+                    continue  # the space in front of a word that went to the next line
+                x0, x1 = min(max(x0, left), right), min(max(x1, left), right)  # right-to-left paragraphs end at the left
+                hangs = x0 == x1 and x0 in (left, right)
             mark = marks[token]
             span = Span(token, token, x0, x1, begin, stop, mark & STEP, mark & RARE > 0, mark & TEMPLATE > 0)
-            hangs = x0 == x1 and x0 in (left, right)
-            if begin == stop and not (hung and hangs):
-                newline = span
-            elif hung and hangs:
+            if hung and hangs:
                 _join(spans[-1], span)
+            elif begin == stop:
+                newline = span
             else:
                 spans.append(span)
             hung = hangs
