@@ -15,6 +15,7 @@ from ui.theme.fonts import interface_font, mono_font, text_scale
 from ui.theme.palette import Palette
 from ui.theme.scheme import current_theme
 from ui.transcript.faces import tracked
+from ui.transcript.phrases import said
 from ui.transcript.shadow import SHADOW_PX, paint_shadow
 
 ALTERNATIVES = 4
@@ -46,9 +47,10 @@ class CardContent:
     @property
     def spoken(self) -> str:
         """The same in one sentence, for a screen reader."""
-        rows = ", ".join(f"{r.word} {numbers.probability(r.probability)}{' (chosen)' if r.chosen else ''}" for r in self.rows)
+        chosen = said(" (chosen)")
+        rows = ", ".join(f"{r.word} {numbers.probability(r.probability)}{chosen if r.chosen else ''}" for r in self.rows)
         more = "".join(f"; {left} {right}" for left, right in self.lines)
-        return f"after {self.before}, {self.entropy}: {rows}{more}"
+        return said("after {0}, {1}: {2}").format(self.before, self.entropy, rows + more)
 
 
 def card_content(record: TokenRecord, before: str, words: Sequence[str], own: str) -> CardContent | None:
@@ -204,7 +206,7 @@ class Card(QWidget):
         metrics = QFontMetricsF(self._text)
         right = metrics.horizontalAdvance(content.entropy)
         _write(painter, row, content.entropy, Qt.AlignmentFlag.AlignRight)
-        lead = "after" if content.before else "at the start"
+        lead = said("after") if content.before else said("at the start")
         _write(painter, row, lead)
         x = metrics.horizontalAdvance(lead) + _GAP * self._scale
         room = row.width() - x - right - _GAP * self._scale
