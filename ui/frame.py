@@ -155,11 +155,14 @@ class Frame(QWidget):
         rows.addWidget(self.status)
 
     def _align(self, left: int, width: int) -> None:
-        """The composer stands under the text, a comparison's words over it; at the edge where the column is narrow."""
+        """The composer stands under the text, comparisons where it stands; at the edge where the column is narrow."""
         room = self.transcript.width()
         if room < panel_width(NARROW):
             self._foot.setContentsMargins(EDGE, 0, EDGE, 0)
             self.second.align(EDGE)
+            self.compare.align(EDGE, EDGE)
             return
-        self._foot.setContentsMargins(left, 0, max(room - left - width, 0), 0)
+        right = max(room - left - width, 0)
+        self._foot.setContentsMargins(left, 0, right, 0)
         self.second.align(left)
+        self.compare.align(left, right)
