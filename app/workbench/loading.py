@@ -154,10 +154,13 @@ class LoadingMembers(ABC):
         held = await stored(self._store.setting(HINTS_SETTING))
         return HINTS - {name for name in held if isinstance(name, str)} if isinstance(held, list) else HINTS
 
-    async def dismiss_hint(self, name: str) -> None:
-        """It is not shown again."""
-        left = await self.hints() - {name}
-        await stored(self._store.set_setting(HINTS_SETTING, sorted(HINTS - left)))
+    async def dismiss_hint(self, name: str) -> bool:
+        """It is not shown again; whether this call was the first to say so."""
+        async with self._settings.hints:  # several windows may open at once
+            left = await self.hints()
+            if name in left:
+                await stored(self._store.set_setting(HINTS_SETTING, sorted((HINTS - left) | {name})))
+            return name in left
 
     async def back_up(self) -> Backup:
         """Copies all sessions and checks the copy."""
