@@ -35,6 +35,12 @@ class Step:
         """How many tokens precede the new ones in the buffers that the model sees."""
         return int(self.slots[0]) if self.path is None else len(self.path)
 
+    @property
+    def lengthens(self) -> bool:
+        """Whether it is one wanted token at the end of a chain, under no adapter: what decoding of one stream pushes."""
+        plain = self.path is None and self.mask is None and self.stacks is None
+        return plain and len(self.tokens) == 1 == len(self.want) and not self.hidden
+
 
 def steps_of(bucket: Bucket) -> Iterator[Step]:
     """The rows of a bucket as forwards of their own."""

@@ -22,6 +22,7 @@ from runtime.backends.hf.cache import Shape, SlotLayer, Tensors, TorchPack, make
 from runtime.backends.hf.codec import codec_of
 from runtime.backends.hf.loading import LoadedModel, attention_of, load_model
 from runtime.backends.hf.payload import TorchPayload
+from runtime.backends.hf.replay import Replay
 from runtime.backends.hf.threads import CHOICE
 from runtime.backends.hf.weights import weight_bytes
 from runtime.backends.packed import Float32, PackedBackend, State, Step, as_ids, chain_parents
@@ -73,6 +74,8 @@ class HfBackend(PackedBackend[TorchPack]):
         self.recurrent = any(hasattr(layer, "recurrent_states") for layer in layers)
         self._windows = {layer.window for layer in layers if isinstance(layer, SlotLayer)}
         self.tree = not self.recurrent and "position_ids" in self._takes
+        ours = loaded.folder and loaded.offload is None and self._device.type == "cpu"  # nobody else's hooks, one fast device
+        self._replay = Replay(self._model, self._takes) if ours and not self.recurrent else None
         self.info = self._describe(options, warnings=())
         warnings = self_test(self) + kv_warning(self, self._kv) + self._weights_warning()
         if loaded.offload is not None:
@@ -112,8 +115,10 @@ class HfBackend(PackedBackend[TorchPack]):
             self.count(len(step.tokens))
             if step.hidden:
                 logits = self._model.base_model(**self._arguments(pack, step)).last_hidden_state[0]  # (n, hidden)
+            elif self._replay is not None and step.lengthens:
+                logits = self._replay.logits(pack, step, lambda: self._logits(pack, step))
             else:
-                logits = self._model(**self._arguments(pack, step)).logits[0]  # (rows, vocab)
+                logits = self._logits(pack, step)  # (rows, vocab)
             if step.hidden or "logits_to_keep" not in self._takes:
                 logits = logits[torch.from_numpy(step.want).to(self._device)]
             if self._shapes == ():
@@ -242,7 +247,7 @@ class HfBackend(PackedBackend[TorchPack]):
         if self._loaded.offload is not None:
             self._loaded.offload.close()
         self._adapters.close()
-        del self._model, self._loaded, self._adapters
+        del self._model, self._loaded, self._adapters, self._replay
         self.reclaim()
 
     def reclaim(self) -> None:
@@ -250,6 +255,10 @@ class HfBackend(PackedBackend[TorchPack]):
             torch.cuda.empty_cache()
         elif self._device.type == "mps":
             torch.mps.empty_cache()
+
+    def _logits(self, pack: TorchPack, step: Step) -> torch.Tensor:
+        logits: torch.Tensor = self._model(**self._arguments(pack, step)).logits[0]
+        return logits
 
     def _arguments(self, pack: TorchPack, step: Step) -> dict[str, Any]:
         """What the model's forward is called with."""

@@ -102,8 +102,16 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is not f
             return self._gathered(self.path, key_states, value_states)
         self.keys[:, :, self.start : end] = key_states
         self.values[:, :, self.start : end] = value_states
+        return self._held()
+
+    def to_end(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """All that the last token of a chain sees, its own place included, which is still to be written."""
+        self.reserve(self.end)
+        return self._held()
+
+    def _held(self) -> tuple[torch.Tensor, torch.Tensor]:
         first = self._first_seen()
-        return self.keys[:, :, first:end], self.values[:, :, first:end]
+        return self.keys[:, :, first : self.end], self.values[:, :, first : self.end]
 
     def _gathered(self, path: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         self.keys.index_copy_(2, self.slots, keys)
