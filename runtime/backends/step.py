@@ -36,10 +36,11 @@ class Step:
         return int(self.slots[0]) if self.path is None else len(self.path)
 
     @property
-    def lengthens(self) -> bool:
-        """Whether it is one wanted token at the end of a chain, under no adapter: what decoding of one stream pushes."""
-        plain = self.path is None and self.mask is None and self.stacks is None
-        return plain and len(self.tokens) == 1 == len(self.want) and not self.hidden
+    def decodes(self) -> bool:
+        """Whether it is what running streams push: a token at the end of a chain, or some of a tree, all of them wanted."""
+        n = len(self.tokens)
+        plain = self.path is None and self.stacks is None and not self.hidden
+        return plain and len(self.want) == n and (n == 1 or self.mask is not None)
 
 
 def steps_of(bucket: Bucket) -> Iterator[Step]:

@@ -7,6 +7,7 @@ import time
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -115,8 +116,9 @@ class HfBackend(PackedBackend[TorchPack]):
             self.count(len(step.tokens))
             if step.hidden:
                 logits = self._model.base_model(**self._arguments(pack, step)).last_hidden_state[0]  # (n, hidden)
-            elif self._replay is not None and step.lengthens:
-                logits = self._replay.logits(pack, step, lambda: self._logits(pack, step))
+            elif self._replay is not None and step.decodes:
+                masks, forward = partial(self._tree_masks, pack, step), partial(self._logits, pack, step)
+                logits = self._replay.logits(pack, step, masks, forward)
             else:
                 logits = self._logits(pack, step)  # (rows, vocab)
             if step.hidden or "logits_to_keep" not in self._takes:
@@ -268,12 +270,15 @@ class HfBackend(PackedBackend[TorchPack]):
             arguments["position_ids"] = torch.from_numpy(step.positions).to(self._device)[None]
         if "logits_to_keep" in self._takes and not step.hidden:
             arguments["logits_to_keep"] = self._kept(step.want, len(step.tokens))
-        if step.mask is not None:
-            visible, first = step.mask, step.mask.shape[1] - step.mask.shape[0]
-            arguments["attention_mask"] = self._masks(
-                {w: visible if w is None else pack.tree.within(visible, first, w) for w in self._windows}
-            )
+        if (masks := self._tree_masks(pack, step)) is not None:
+            arguments["attention_mask"] = masks
         return arguments
+
+    def _tree_masks(self, pack: TorchPack, step: Step) -> torch.Tensor | dict[str, torch.Tensor] | None:
+        if step.mask is None:
+            return None
+        visible, first = step.mask, step.mask.shape[1] - step.mask.shape[0]
+        return self._masks({w: visible if w is None else pack.tree.within(visible, first, w) for w in self._windows})
 
     def _row_arguments(self, pack: TorchPack, bucket: Bucket) -> dict[str, Any]:
         """The same for chains side by side; the library's own causal mask serves where they are equally long."""

@@ -102,14 +102,15 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is not f
             return self._gathered(self.path, key_states, value_states)
         self.keys[:, :, self.start : end] = key_states
         self.values[:, :, self.start : end] = value_states
-        return self._held()
+        return self.seen_by_new()
 
-    def to_end(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """All that the last token of a chain sees, its own place included, which is still to be written."""
+    def new(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """The places of new tokens that stand side by side, still to be written."""
         self.reserve(self.end)
-        return self._held()
+        return self.keys[:, :, self.start : self.end], self.values[:, :, self.start : self.end]
 
-    def _held(self) -> tuple[torch.Tensor, torch.Tensor]:
+    def seen_by_new(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """All that such tokens see, a tree's mask aside; their own places are the last."""
         first = self._first_seen()
         return self.keys[:, :, first : self.end], self.values[:, :, first : self.end]
 

@@ -1,39 +1,41 @@
-"""One token at the end of a chain, through a recording of the model's forward: its operations without the Python around them.
+"""Decoding forwards through recordings of the model's own: the same operations, without the Python around them.
 
-A library's Python costs a small model more than its arithmetic does, and a large one a tenth of it. torch records which
-operations one forward calls (`torch.jit.trace`); the recording calls the same ones, in the same order.
+A library's Python costs a small model more than its arithmetic does, and one of 135 million parameters a tenth of it. torch
+records which operations a forward calls (`torch.jit.trace`); the recording calls the same ones in the same order.
 
 What makes that safe for any architecture:
 - the forward is first run on torch's meta device, which has no numbers: a model that decides anything by them (which expert
   to call, which frequencies to use) fails there, and is not recorded;
-- every length at which something might be different is compared before it is relied on: the first tokens, then whenever a
-  path is twice as long as any before. Both ways compute those tokens; the recording has to give the same logits, keys and
-  values to the bit.
+- the recording is told no lengths: it is given what each layer's attention sees, and a mask where there is one;
+- before it is relied on, both ways compute the same tokens: the first ones, again for every other number of rows, and again
+  whenever a path is twice as long as any before. Logits, keys and values have to be equal to the bit.
 """
 
 from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
 
 import torch
 from torch.func import functional_call
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from runtime.backends.hf.cache import SlotLayer, TorchPack
+from runtime.backends.hf.cache import TorchPack
 from runtime.backends.packed import Step
 
 log = logging.getLogger(__name__)
 
-AFTER = 16  # tokens: who wants fewer does not pay for a recording, which takes as long as some ten of them
-COMPARED = 4  # tokens that are computed both ways before the recording is relied on
-_HELD = 3  # slots of the buffers that a recording is made with
+AFTER = 64  # forwards of a kind: a recording takes as long as what it saves in some hundred of them
+COMPARED = 4  # forwards that are computed both ways before a recording is relied on
+
+Masks: TypeAlias = torch.Tensor | dict[str, torch.Tensor] | None
+Forward: TypeAlias = Callable[..., torch.Tensor]
 
 
 class Replay:
-    """A model's forward of one token, recorded once there were enough of them to be worth it. Owner thread only.
+    """Recordings of a model's forwards of one token for each stream, made when there were enough of them. Owner thread only.
 
     Args:
         model: Of transformers, with a cache of attention layers alone; nobody else changes its modules.
@@ -41,91 +43,145 @@ class Replay:
     """
 
     def __init__(self, model: Any, takes: frozenset[str]) -> None:
-        self._model = _OneToken(model, last_alone="logits_to_keep" in takes)
-        self._recorded: Callable[..., torch.Tensor] | None = None
-        self._left = AFTER if {"past_key_values", "position_ids"} <= takes else -1  # forwards until it is made; -1: never
+        self._model = model
+        self._suits = {"past_key_values", "position_ids"} <= takes
+        self._more = {"logits_to_keep": 0} if "logits_to_keep" in takes else {}
+        self.kinds: dict[tuple[bool, bool], Recording] = {}  # masked, one token alone
+
+    def logits(
+        self, pack: TorchPack, step: Step, masks: Callable[[], Masks], forward: Callable[[], torch.Tensor]
+    ) -> torch.Tensor:
+        """What `forward` answers, ``(n, vocab)``, from a recording where that is known to answer the same.
+
+        Args:
+            pack: For this step every layer is prepared.
+            step: In place or a tree, all of its tokens wanted.
+            masks: What the model is given as its attention mask.
+            forward: The same by the model itself.
+        """
+        if not self._suits or not pack.attention or not pack.attention[-1].is_initialized:
+            return forward()
+        kind = step.mask is not None, len(step.tokens) == 1
+        recording = self.kinds.get(kind)
+        if recording is None:
+            recording = self.kinds[kind] = Recording(self._model, self._more)
+        return recording.logits(pack, step, masks, forward)
+
+
+class Recording:
+    """Of one kind of forward: counted, then made, then compared, then relied on.
+
+    Args:
+        model: Of transformers.
+        more: Further arguments of its forward.
+    """
+
+    def __init__(self, model: Any, more: dict[str, Any]) -> None:
+        self._model, self._more = model, more
+        self._forward: Forward | None = None
+        self._left = AFTER  # forwards until it is made; -1: never, or it was
         self._agreed = 0  # comparisons
-        self._known = 0  # tokens: a shorter past was compared
+        self._rows: set[int] = set()  # numbers of tokens that were compared
+        self._known = 0  # tokens: shorter pasts were compared
         self._ceiling: int | None = None  # tokens: with so long a past the numbers were others
 
     @property
     def in_force(self) -> bool:
-        """Whether a recording is relied on."""
-        return self._recorded is not None and self._agreed >= COMPARED
+        """Whether it is relied on."""
+        return self._forward is not None and self._agreed >= COMPARED
 
-    def logits(self, pack: TorchPack, step: Step, forward: Callable[[], torch.Tensor]) -> torch.Tensor:
-        """What `forward` answers, ``(1, vocab)``, from the recording where that is known to answer the same.
-
-        Args:
-            pack: One chain.
-            step: One token at its end, for whose place every layer is prepared.
-            forward: The same by the model itself.
-        """
-        if self._recorded is None:
-            return self._waiting(pack, forward)
-        if not pack.attention[-1].is_initialized or (self._ceiling is not None and step.past >= self._ceiling):
-            return forward()
-        inputs = torch.from_numpy(step.tokens)[None], torch.from_numpy(step.positions)[None]
-        views = [view for layer in pack.attention for view in layer.to_end()]
-        if self._agreed >= COMPARED and step.past < self._known:
-            return self._recorded(*inputs, *views)
-        return self._compared(step.past, self._recorded(*inputs, *views), views, forward)
-
-    def _waiting(self, pack: TorchPack, forward: Callable[[], torch.Tensor]) -> torch.Tensor:
-        """A forward by the model; after enough of them it is recorded."""
-        logits = forward()
-        self._left -= self._left > 0
-        if self._left == 0:
-            self._left = -1
-            try:
-                self._recorded = _record(self._model, list(pack.attention))
-            except Exception as error:  # noqa: BLE001  # whatever the library cannot record stays as it is
-                log.info("forwards of one token are not recorded: %s", error)
-        return logits
-
-    def _compared(
-        self, past: int, got: torch.Tensor, views: list[torch.Tensor], forward: Callable[[], torch.Tensor]
+    def logits(
+        self, pack: TorchPack, step: Step, masks: Callable[[], Masks], forward: Callable[[], torch.Tensor]
     ) -> torch.Tensor:
+        """See `Replay.logits`."""
+        if self._forward is None:
+            logits = forward()
+            self._left -= self._left > 0
+            if self._left == 0:
+                self._left = -1
+                self._forward = self._made(_arguments(pack, step, masks()), masks())
+            return logits
+        if self._ceiling is not None and step.past >= self._ceiling:
+            return forward()
+        arguments = _arguments(pack, step, masks())
+        if self._agreed >= COMPARED and step.past < self._known and len(step.tokens) in self._rows:
+            return self._forward(*arguments)
+        return self._compare(pack, step, self._forward(*arguments), forward)
+
+    def _made(self, arguments: tuple[torch.Tensor, ...], masks: Masks) -> Forward | None:
+        """The recording, made with copies of some step's arguments; None where there can be none."""
+        names: tuple[str, ...] = tuple(masks) if isinstance(masks, dict) else ()
+        model = _Tensors(self._model, self._more, masked=masks is not None, kinds=names)
+        copies = tuple(each.clone() for each in arguments)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that lengths are fixed; that torch.compile is newer, which wants a compiler
+            try:
+                named = (*model.named_parameters(), *model.named_buffers())
+                functional_call(model, {name: each.to("meta") for name, each in named}, tuple(x.to("meta") for x in copies))
+                made: Forward = torch.jit.trace(model, copies, check_trace=False)
+            except Exception as error:  # noqa: BLE001  # whatever the library cannot record stays as it is
+                log.info("forwards are not recorded: %s", error)
+                return None
+        return made
+
+    def _compare(self, pack: TorchPack, step: Step, got: torch.Tensor, forward: Callable[[], torch.Tensor]) -> torch.Tensor:
         """The model's own answer, whose keys and values stay; whether the recording may stand for it is known then."""
-        written = [view[:, :, -1].clone() for view in views]
+        places = [place for layer in pack.attention for place in layer.new()]
+        written = [place.clone() for place in places]
         logits = forward()
-        if torch.equal(got, logits) and all(torch.equal(a, b[:, :, -1]) for a, b in zip(written, views, strict=True)):
+        if torch.equal(got, logits) and all(map(torch.equal, written, places)):
             self._agreed += 1
-            self._known = max(self._known, 2 * past)
-        elif self._agreed < COMPARED:
-            self._recorded = None
+            self._rows.add(len(step.tokens))
+            self._known = max(self._known, 2 * step.past)
+        elif self._agreed >= COMPARED and step.past >= self._known:
+            self._ceiling = step.past
         else:
-            self._ceiling = past
+            self._forward = None
         return logits
 
 
-class _OneToken(torch.nn.Module):
-    """The model as a function of tensors alone: a token's id and position, and where each layer's keys and values are."""
+def _arguments(pack: TorchPack, step: Step, masks: Masks) -> tuple[torch.Tensor, ...]:
+    """Of a recording: ids, positions, of each layer the new places and what is seen, masks."""
+    buffers = [buffer for layer in pack.attention for buffer in (*layer.new(), *layer.seen_by_new())]
+    some = () if masks is None else masks.values() if isinstance(masks, dict) else (masks,)
+    return torch.from_numpy(step.tokens)[None], torch.from_numpy(step.positions)[None], *buffers, *some
 
-    def __init__(self, model: Any, *, last_alone: bool) -> None:
+
+class _Tensors(torch.nn.Module):  # type: ignore[misc]  # torch is not followed by mypy
+    """The model as a function of tensors alone; see `_arguments`."""
+
+    def __init__(self, model: Any, more: dict[str, Any], *, masked: bool, kinds: Sequence[str]) -> None:
         super().__init__()
         self.model = model
-        self._more = {"logits_to_keep": 1} if last_alone else {}
+        self._more = more
+        self._masks = len(kinds) or int(masked)
+        self._kinds = kinds
 
-    def forward(self, ids: torch.Tensor, positions: torch.Tensor, *buffers: torch.Tensor) -> torch.Tensor:
-        cache = Cache(layers=[_EndLayer(*pair) for pair in zip(buffers[::2], buffers[1::2], strict=True)])
-        out = self.model(input_ids=ids, position_ids=positions, past_key_values=cache, use_cache=True, **self._more)
-        logits: torch.Tensor = out.logits[0]
+    def forward(self, ids: torch.Tensor, positions: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
+        end = len(others) - self._masks
+        buffers, masks = others[:end], others[end:]
+        given: dict[str, Any] = dict(self._more)
+        if masks:
+            given["attention_mask"] = dict(zip(self._kinds, masks, strict=True)) if self._kinds else masks[0]
+        layers = [_NewLayer(*buffers[i : i + 4]) for i in range(0, end, 4)]
+        out = self.model(input_ids=ids, position_ids=positions, past_key_values=Cache(layers=layers), use_cache=True, **given)
+        logits: torch.Tensor = out.logits[0]  # (n, vocab)
         return logits
 
 
-class _EndLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is not followed by mypy
-    """A layer whose last place is the new token's: ``(1, kv_heads, seen, head_dim)``.
+class _NewLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is not followed by mypy
+    """A layer that is given its places: those of the new tokens, and all that is seen ``(1, kv_heads, seen, head_dim)``.
 
-    It says that nothing came before: all that is there is seen, for which no mask is needed, and no length is recorded.
+    It says that nothing came before. A single token sees all of it, for which no mask is needed; others bring theirs.
     """
 
     is_compileable = False
     is_croppable = False
     is_sliding = False
 
-    def __init__(self, keys: torch.Tensor, values: torch.Tensor) -> None:
+    def __init__(self, new_keys: torch.Tensor, new_values: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
         super().__init__()
+        self._new = new_keys, new_values
         self.keys, self.values = keys, values
         self.is_initialized = True
 
@@ -139,8 +195,8 @@ class _EndLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is not f
         *args: Any,  # noqa: ARG002  # what other cache classes want to know
         **kwargs: Any,  # noqa: ARG002
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        self.keys[:, :, -1:] = key_states
-        self.values[:, :, -1:] = value_states
+        self._new[0].copy_(key_states)
+        self._new[1].copy_(value_states)
         return self.keys, self.values
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
@@ -151,20 +207,3 @@ class _EndLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is not f
 
     def get_max_length(self) -> int:
         return -1
-
-
-def _record(model: _OneToken, layers: list[SlotLayer]) -> Callable[..., torch.Tensor]:
-    """The recording; what it raises says why there is none."""
-    like = [buffer for layer in layers for buffer in (layer.keys, layer.values)]
-    inputs = torch.zeros(2, 1, 1, dtype=torch.int64, device=like[0].device)
-    arguments = *inputs.unbind(), *(torch.zeros_like(buffer[:, :, :_HELD]) for buffer in like)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that lengths are fixed, and that torch.compile would be newer; it wants a compiler
-        functional_call(model, dict(_without_numbers(model)), tuple(each.to("meta") for each in arguments))
-        recorded: Callable[..., torch.Tensor] = torch.jit.trace(model, arguments, check_trace=False)
-    return recorded
-
-
-def _without_numbers(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-        yield name, tensor.to("meta")
