@@ -9,6 +9,8 @@ What makes that safe for any architecture:
 - the recording is told no lengths: it is given what each layer's attention sees, and a mask where there is one;
 - before it is relied on, both ways compute the same tokens: the first ones, again for every other number of rows, and again
   whenever a path is twice as long as any before. Logits, keys and values have to be equal to the bit.
+
+A recording holds no weights of its own, but some 2 MB of operations for each layer.
 """
 
 from __future__ import annotations
@@ -81,7 +83,8 @@ class Recording:
         self._forward: Forward | None = None
         self._left = AFTER  # forwards until it is made; -1: never, or it was
         self._agreed = 0  # comparisons
-        self._rows: set[int] = set()  # numbers of tokens that were compared
+        self._rows: set[int] = set()  # numbers of tokens with which it agreed
+        self._other_rows: set[int] = set()  # and with which it did not: a kernel may be chosen by them
         self._known = 0  # tokens: shorter pasts were compared
         self._ceiling: int | None = None  # tokens: with so long a past the numbers were others
 
@@ -101,24 +104,26 @@ class Recording:
                 self._left = -1
                 self._forward = self._made(_arguments(pack, step, masks()), masks())
             return logits
-        if self._ceiling is not None and step.past >= self._ceiling:
+        beyond = self._ceiling is not None and step.past >= self._ceiling
+        if beyond or len(step.tokens) in self._other_rows:
             return forward()
         arguments = _arguments(pack, step, masks())
         if self._agreed >= COMPARED and step.past < self._known and len(step.tokens) in self._rows:
-            return self._forward(*arguments)
-        return self._compare(pack, step, self._forward(*arguments), forward)
+            return _run(self._forward, arguments)
+        return self._compare(pack, step, _run(self._forward, arguments), forward)
 
     def _made(self, arguments: tuple[torch.Tensor, ...], masks: Masks) -> Forward | None:
         """The recording, made with copies of some step's arguments; None where there can be none."""
         names: tuple[str, ...] = tuple(masks) if isinstance(masks, dict) else ()
-        model = _Tensors(self._model, self._more, masked=masks is not None, kinds=names)
+        model = _Tensors(self._model, self._more, masked=masks is not None, kinds=names).eval()
         copies = tuple(each.clone() for each in arguments)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that lengths are fixed; that torch.compile is newer, which wants a compiler
             try:
                 named = (*model.named_parameters(), *model.named_buffers())
                 functional_call(model, {name: each.to("meta") for name, each in named}, tuple(x.to("meta") for x in copies))
-                made: Forward = torch.jit.trace(model, copies, check_trace=False)
+                traced = torch.jit.trace(model, copies, check_trace=False)
+                made: Forward = torch.jit.freeze(traced, optimize_numerics=False)  # weights without looking them up by name
             except Exception as error:  # noqa: BLE001  # whatever the library cannot record stays as it is
                 log.info("forwards are not recorded: %s", error)
                 return None
@@ -133,11 +138,19 @@ class Recording:
             self._agreed += 1
             self._rows.add(len(step.tokens))
             self._known = max(self._known, 2 * step.past)
-        elif self._agreed >= COMPARED and step.past >= self._known:
-            self._ceiling = step.past
-        else:
+        elif self._agreed < COMPARED:
             self._forward = None
+        elif len(step.tokens) not in self._rows:
+            self._other_rows.add(len(step.tokens))
+        else:
+            self._ceiling = step.past
         return logits
+
+
+def _run(recorded: Forward, arguments: tuple[torch.Tensor, ...]) -> torch.Tensor:
+    """Plainly: what torch's optimiser would save is less than what it takes, in time and in memory."""
+    with torch.jit.optimized_execution(False):
+        return recorded(*arguments)
 
 
 def _arguments(pack: TorchPack, step: Step, masks: Masks) -> tuple[torch.Tensor, ...]:

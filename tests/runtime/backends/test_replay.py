@@ -17,6 +17,7 @@ from runtime.backends.base import ROOT
 from runtime.backends.hf import replay
 from runtime.backends.hf.backend import HfBackend, load
 from runtime.backends.hf.cache import TorchPack
+from runtime.backends.hf.weights import has_float16
 from runtime.backends.packed import Step
 from runtime.options import LoadOptions
 from tests.runtime.backends.reference import TOLERANCE, Float32, append, expected, log_softmax, random_ids
@@ -131,6 +132,7 @@ def test_a_wrong_recording_is_never_heard(backend: HfBackend, monkeypatch: pytes
         return lambda *given: model(*given) + 1
 
     monkeypatch.setattr(torch.jit, "trace", trace)
+    monkeypatch.setattr(torch.jit, "freeze", lambda made, **_: made)
     plain = without("llama")
     packs = [each.open_pack() for each in (backend, plain)]
     for each, pack in zip((backend, plain), packs, strict=True):
@@ -149,6 +151,7 @@ def test_longer_paths_than_were_compared_are_compared_first(backend: HfBackend, 
         return lambda *given: made(*given) + float(given[4].shape[2] > 40)
 
     monkeypatch.setattr(torch.jit, "trace", trace)
+    monkeypatch.setattr(torch.jit, "freeze", lambda made, **_: made)
     pack, ids = backend.open_pack(), random_ids(1, 10)
     append(backend, pack, ids)
     # when a stream comes to 30 tokens, and goes on to 60
@@ -170,6 +173,7 @@ def test_another_number_of_rows_is_compared_first(backend: HfBackend, monkeypatc
         return lambda *given: made(*given) + float(given[0].shape[1] > 2)
 
     monkeypatch.setattr(torch.jit, "trace", trace)
+    monkeypatch.setattr(torch.jit, "freeze", lambda made, **_: made)
     plain = without("llama")
     packs = [each.open_pack() for each in (backend, plain)]
     for each, pack in zip((backend, plain), packs, strict=True):
@@ -178,7 +182,26 @@ def test_another_number_of_rows_is_compared_first(backend: HfBackend, monkeypatc
     assert in_force(backend) == {TREE}
     got, known = (branched(each, pack, 3, 5, 4) for each, pack in zip((backend, plain), packs, strict=True))
     assert np.array_equal(got, known)
-    assert in_force(backend) == set()
+    assert in_force(backend) == {TREE}  # for two
+
+
+@pytest.mark.parametrize(
+    "weights", ["int8", *(pytest.param(each, marks=pytest.mark.slow) for each in ("float16", "bfloat16", "int4"))]
+)
+def test_weights_in_fewer_bits_are_recorded_too(weights: Any) -> None:
+    if weights == "float16" and not has_float16():
+        pytest.skip("torch has no FBGEMM here")
+    ours, plain = load(tiny_folder("llama"), LoadOptions(weights=weights)), without("llama", weights=weights)
+    packs = [each.open_pack() for each in (ours, plain)]
+    for each, pack in zip((ours, plain), packs, strict=True):
+        append(each, pack, random_ids(1, 5))
+    for rows in (0, 3, 40):  # of so many int8 makes bfloat16 first
+        got, known = (
+            branched(each, pack, 2, 8, rows) if rows else decoded(each, pack, 2, 10)
+            for each, pack in zip((ours, plain), packs, strict=True)
+        )
+        assert np.array_equal(got, known)
+    assert in_force(ours) == {ALONE, TREE}
 
 
 def test_only_what_decoding_pushes_is_recorded() -> None:
