@@ -123,13 +123,13 @@ def test_a_model_that_decides_by_its_numbers_is_not_recorded(backend: HfBackend)
     assert in_force(backend) == set()
 
 
-@pytest.mark.parametrize("fails", [True, False])
-def test_a_wrong_recording_is_never_heard(backend: HfBackend, monkeypatch: pytest.MonkeyPatch, *, fails: bool) -> None:
-    # given a torch that cannot record, or whose recordings give other numbers
+@pytest.mark.parametrize("fault", ["cannot record", "cannot replay", "other numbers"])
+def test_a_wrong_recording_is_never_heard(backend: HfBackend, monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
+    # given a torch that cannot record, or whose recordings fail, or give other numbers
     def trace(model: torch.nn.Module, inputs: tuple[torch.Tensor, ...], **_: Any) -> Any:
-        if fails:
-            raise RuntimeError("no")
-        return lambda *given: model(*given) + 1
+        if fault == "cannot record":
+            raise RuntimeError(fault)
+        return lambda *given: model(*given[: 0 if fault == "cannot replay" else None]) + 1
 
     monkeypatch.setattr(torch.jit, "trace", trace)
     monkeypatch.setattr(torch.jit, "freeze", lambda made, **_: made)
@@ -224,6 +224,23 @@ def test_nothing_is_recorded_of_a_callers_model_or_one_that_reads_its_weights_fr
     recurrent = load(tiny_folder("mamba"), LoadOptions())
     assert theirs._replay is None
     assert recurrent._replay is None
+
+
+def test_recording_copies_no_long_path(backend: HfBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+    real = torch.jit.trace
+
+    def trace(model: torch.nn.Module, inputs: tuple[torch.Tensor, ...], **options: Any) -> Any:
+        sizes.extend(each.shape[-2] if each.ndim == 4 else 0 for each in inputs)
+        return real(model, inputs, **options)
+
+    monkeypatch.setattr(torch.jit, "trace", trace)
+    pack = backend.open_pack()
+    append(backend, pack, random_ids(1, 300))
+    decoded(backend, pack, 2, 10)
+    branched(backend, pack, 3, 10, 2)
+    assert in_force(backend) == {ALONE, TREE}
+    assert max(sizes) <= 4
 
 
 def test_a_short_answer_pays_for_no_recording(monkeypatch: pytest.MonkeyPatch, backend: HfBackend) -> None:
