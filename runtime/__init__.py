@@ -64,7 +64,7 @@ if TYPE_CHECKING:
     from runtime.info import AdapterInfo, CacheReport, EdgeReport, Metrics, ModelInfo, OnProgress, PromptProgress
     from runtime.language_model import LanguageModel, Message, PrefixMatch
     from runtime.loading.catalogue import CatalogueModel, CatalogueVariant, catalogue, fitting
-    from runtime.loading.fit import Fit, estimate_fit
+    from runtime.loading.fit import Fit, estimate_fit, weight_forms
     from runtime.loading.importer import import_model
     from runtime.loading.measured import measured_threads
     from runtime.loading.paths import models_dir
@@ -262,6 +262,7 @@ __all__ = [
     "token_owner",
     "unfinished_downloads",
     "unregister_backend",
+    "weight_forms",
 ]
 
 _NAMES = {
@@ -349,6 +350,7 @@ _NAMES = {
     "runtime.loading.fit": (
         "Fit",
         "estimate_fit",
+        "weight_forms",
     ),
     "runtime.loading.importer": ("import_model",),
     "runtime.loading.measured": ("measured_threads",),
