@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from runtime.hub.found import HubModel
     from runtime.hub.kept import Unfinished, discard_download, unfinished_downloads
     from runtime.hub.plan import DownloadPlan, DownloadProgress, HubFile, OnDownload
-    from runtime.hub.tokens import forget_token, is_token_kept, keep_token, token_in_environment
+    from runtime.hub.tokens import forget_token, hub_address, is_token_kept, keep_token, token_in_environment
     from runtime.info import AdapterInfo, CacheReport, EdgeReport, Metrics, ModelInfo, OnProgress, PromptProgress
     from runtime.language_model import LanguageModel, Message, PrefixMatch
     from runtime.loading.catalogue import CatalogueModel, CatalogueVariant, catalogue, fitting
@@ -237,6 +237,7 @@ __all__ = [
     "fitting",
     "forget_token",
     "fresh_seed",
+    "hub_address",
     "import_adapter",
     "import_model",
     "is_adapter_folder",
@@ -306,6 +307,7 @@ _NAMES = {
     "runtime.hub.found": ("HubModel",),
     "runtime.hub.tokens": (
         "forget_token",
+        "hub_address",
         "is_token_kept",
         "keep_token",
         "token_in_environment",

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ui import FitView, HubFind, ModelPlan, Offer, ShelfModel
+from app.workbench.load_choices import words_of
+from ui import FitView, HubFind, LoadChoice, ModelPlan, Offer, ShelfModel
 
 if TYPE_CHECKING:
     from runtime import CatalogueModel, DownloadPlan, Fit, HubModel, ShelfEntry, ShelvedAdapter
 
 
-def model_of(entry: ShelfEntry, source: str) -> ShelfModel:
-    """A model of the shelf."""
+def model_of(entry: ShelfEntry, source: str, own: LoadChoice) -> ShelfModel:
+    """A model of the shelf; `source` is loaded, `own` is what it alone is loaded with."""
     form = f"{entry.quantisation}, {entry.format}" if entry.quantisation else entry.format
     return ShelfModel(
         name=entry.name,
@@ -26,6 +27,8 @@ def model_of(entry: ShelfEntry, source: str) -> ShelfModel:
         problem="" if entry.complete else entry.problem,
         loaded=entry.name == source,
         linked=entry.format == "link",
+        own_load=words_of(own),
+        convertible=entry.complete and entry.quantisation is None and "mlx" in entry.backends,
     )
 
 
@@ -55,6 +58,7 @@ def fit_of(fit: Fit) -> FitView:
         memory=fit.memory,
         free=fit.free,
         longest=fit.longest,
+        loading=fit.loading,
     )
 
 

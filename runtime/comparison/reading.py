@@ -82,7 +82,8 @@ def _single(model: LanguageModel, data: bytes) -> list[int]:
     missing = sorted(wanted - known.keys())
     if missing:
         raise InvalidRequestError(
-            f"the tokens' bytes are not UTF-8, and {model.info.name} has no token for byte {missing[0][0]:#04x}: it cannot read them"
+            f"the tokens' bytes are not UTF-8, and {model.info.name}, which is to read them, has no token for byte "
+            f"{missing[0][0]:#04x}"
         )
     return [known[data[i : i + 1]] for i in range(len(data))]
 

@@ -42,7 +42,7 @@ def kv_row_bytes(config: Mapping[str, Any], backend: str, kv_dtype: str, width: 
 
 
 def state_numbers(config: Mapping[str, Any]) -> int:
-    """Of one recurrent state, in all layers that have such: what a convolution still sees, and a state-space or linear layer's sum."""
+    """Of one recurrent state, in all layers that have one: what a convolution still sees, and what other layers sum up."""
     text = text_config(config)
     layers = _layers(text) - (_attention_layers(text) if _kinds(text) else 0)
     heads = number_of(text, "mamba_n_heads", "mamba_num_heads")

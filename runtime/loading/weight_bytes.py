@@ -31,9 +31,7 @@ def stored_numbers(config: Mapping[str, Any], weights_bytes: int, dtype: str) ->
     return weights_bytes // stored, stored
 
 
-def held_bytes(
-    config: Mapping[str, Any], weights_bytes: int, numbers: int, *, width: int, packed: str, wide: bool
-) -> int:
+def held_bytes(config: Mapping[str, Any], weights_bytes: int, numbers: int, *, width: int, packed: str, wide: bool) -> int:
     """Weights as an engine keeps them.
 
     Args:
@@ -58,10 +56,7 @@ def _packed(config: Mapping[str, Any], numbers: int, form: str) -> int:
     if not isinstance(tied, bool):
         tied = str(text.get("model_type")).startswith(_TIED)
     linear = max(numbers - (1 if tied else 2) * embedding, 0)
-    if has_float16():
-        head = 2 * embedding * _filled(hidden)
-    else:
-        head = 0 if tied else 4 * embedding
+    head = 2 * embedding * _filled(hidden) if has_float16() else 4 * embedding * (not tied)
     if form == "float16":
         down = min(number_of(text, "num_hidden_layers", "n_layer") * hidden * inner, linear)  # those that read the wide side
         return int(4 * embedding + head + 2 * ((linear - down) * _filled(hidden) + down * _filled(inner)))

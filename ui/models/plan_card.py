@@ -7,15 +7,15 @@ from PySide6.QtGui import QFont
 from PySide6.QtWidgets import QFrame, QGridLayout, QPushButton, QVBoxLayout, QWidget
 
 from ui.models.bars import FitBar, FitLegend
+from ui.models.contexts import contexts
 from ui.models.wording import FINGERPRINT_SHOWN, fit_words
-from ui.numbers import count, size
+from ui.numbers import size
 from ui.parts import Combo, button, row, words
 from ui.port import FitView, ModelPlan
 from ui.theme.fonts import interface_font, mono_font
 from ui.transcript.visible import one_line
 from ui.widgets import ElidedLabel, Label
 
-LEAST_CONTEXT = 1024  # tokens
 MOST_FILES = 200  # that are listed
 
 
@@ -129,18 +129,8 @@ class PlanCard(QFrame):
         self.context.clear()
         if plan.fit is None:
             return
-        longest, most = plan.fit.longest, plan.context or plan.fit.context
-        sizes = {plan.fit.context, most}
-        tokens = LEAST_CONTEXT
-        while tokens < most:
-            sizes.add(tokens)
-            tokens *= 2
-        whole = longest // LEAST_CONTEXT * LEAST_CONTEXT
-        if LEAST_CONTEXT <= whole < most:
-            sizes.add(whole)
-        for tokens in sorted(sizes):
-            name = self.tr("{0} tokens").format(count(tokens))
-            self.context.addItem(name if tokens <= longest else self.tr("{0}: too many").format(name), tokens)
+        for name, tokens in contexts(plan.fit, plan.context):
+            self.context.addItem(name, tokens)
 
     def _fill_files(self, plan: ModelPlan) -> None:
         for old in self._lines:

@@ -220,7 +220,9 @@ def test_bytes_that_are_no_text_are_read_one_by_one(toy: LanguageModel, llama: L
 
 def test_a_byte_that_the_other_vocabulary_lacks_is_named(toy: LanguageModel, llama: LanguageModel) -> None:
     class Lacking:
-        byte_vocab = [data for data in llama.byte_vocab if data != b"\xff"]
+        @property
+        def byte_vocab(self) -> list[bytes]:
+            return [data for data in llama.byte_vocab if data != b"\xff"]
 
         def __getattr__(self, name: str) -> Any:
             return getattr(llama, name)

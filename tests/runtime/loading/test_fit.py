@@ -166,7 +166,7 @@ def test_options_are_reckoned_with(processor: None) -> None:
 def test_kv_and_state_are_within_15_percent_of_what_the_engine_counts(name: str, backend: str) -> None:
     tokens = 2000
     for kv_dtype in KV_DTYPES:
-        options = {"device": "cpu", "kv_dtype": kv_dtype, "prefill_chunk_tokens": CHUNK}
+        options: dict[str, Any] = {"device": "cpu", "kv_dtype": kv_dtype, "prefill_chunk_tokens": CHUNK}
         fit = estimate_fit(
             tiny_folder(name).config, 10**6, backend=backend, context=tokens, options=LoadOptions.from_mapping(options)
         )
