@@ -50,7 +50,7 @@ def list_command(as_json: bool) -> None:
     elif entries or adapters:
         print_table(shelf_table(entries, adapters))
     for note in unfinished_downloads():
-        again = f"elsewise models fetch {note.repository}@{note.revision}"
+        again = f"elsewise models fetch {note.source}"  # at the commit that was begun, wherever its branch is by now
         click.echo(f"{note.name}: {note.kept:,} of {note.total:,} bytes are here; go on with: {again}", err=True)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from PySide6.QtCore import Qt, Signal
 from PySide6.QtGui import QFont, QKeyEvent
-from PySide6.QtWidgets import QFrame, QPushButton, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QFrame, QGridLayout, QPushButton, QVBoxLayout, QWidget
 
 from ui.models.bars import FitBar, FitLegend
 from ui.models.contexts import context_words, contexts
@@ -138,7 +138,14 @@ class LoadCard(QFrame):
         column.addWidget(self.bar)
         column.addWidget(self.legend)
         column.addWidget(self.fit_words)
-        column.addLayout(row(self._context_label, self.context, 1, spacing=10))
-        column.addLayout(row(self._weights_label, self.weights, 1, spacing=10))
+        choices = QGridLayout()
+        choices.setHorizontalSpacing(10)
+        choices.setVerticalSpacing(7)
+        choices.setColumnStretch(2, 1)
+        rows = ((self._context_label, self.context), (self._weights_label, self.weights))
+        for line, (label, combo) in enumerate(rows):
+            choices.addWidget(label, line, 0)
+            choices.addWidget(combo, line, 1)
+        column.addLayout(choices)
         column.addWidget(self.cost)
         column.addLayout(row(self.open_button, self.leave_button, 1, spacing=14))

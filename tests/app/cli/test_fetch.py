@@ -62,7 +62,7 @@ def test_fetch_says_what_it_takes_and_the_model_answers(elsewise: Elsewise, hub:
 
 def test_a_download_that_stopped_is_listed_and_can_be_removed(elsewise: Elsewise, hub: LocalHub, tiny: Files) -> None:
     # given
-    hub.add("org/tiny", tiny)
+    commit = hub.add("org/tiny", tiny)
     hub.before = [for_file("model.safetensors", status(404))]
     failed = elsewise("models", "fetch", "org/tiny")
     assert (failed.code, failed.out) == (1, "")
@@ -70,7 +70,11 @@ def test_a_download_that_stopped_is_listed_and_can_be_removed(elsewise: Elsewise
     # then it is no model, and the list says how to go on
     listed = elsewise("models", "list")
     assert listed.out == ""
-    assert "go on with: elsewise models fetch org/tiny@main" in listed.err
+    hub.add("org/tiny", tiny | {"config.json": tiny["config.json"] + b"\n"})  # its branch moves on
+    assert f"go on with: elsewise models fetch org/tiny@{commit}\n" in listed.err
+    hub.before = [for_file("model.safetensors", status(404))]
+    assert elsewise("models", "fetch", f"org/tiny@{commit}").code == 1
+    assert f"org/tiny@{commit}\n" in elsewise("models", "list").err
     removed = elsewise("models", "remove", "org/tiny", "--yes")
     assert removed.code == 0
     assert "bytes are free again" in removed.out
