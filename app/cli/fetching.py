@@ -98,7 +98,8 @@ class FetchBar:
         speed = f"{rate_text(step.rate)}, {time_left(step.eta)}" if step.rate else note
         shown = f"{first} +{others}" if others > 0 else first
         self._progress.update(self._task, description=shown, completed=step.done, total=step.total or None, speed=speed)
-        line = note or (f"{step.file}: {step.file_total:,} bytes" if step.state == "fetch" and step.total else "")
+        taken = f"{step.file}: {step.file_total:,} bytes" if step.state == "fetch" and step.total else ""
+        line = f"{note}; waiting to ask again" if note else taken
         if line and line not in self._said and not console.is_terminal:
             self._said.add(line)
             click.echo(line, err=True)

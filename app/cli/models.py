@@ -122,7 +122,8 @@ def convert_command(source: str, bits: str, name: str | None) -> None:
     """
     with Bar() as bar:
         folder = convert_model(source, 8 if bits == "8" else 4, name, bar.show)
-    click.echo(f"{folder.name}: ready in {folder.path}; it runs on mlx")
+    made = folder.path.name.replace("--", "/")
+    click.echo(f"{made}: ready in {folder.path}; use it with: elsewise ask --model {made} --backend mlx")
 
 
 @models.command("add")

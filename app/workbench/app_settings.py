@@ -69,7 +69,7 @@ class SettingsKeeper:
             self.values, notes = read_settings(held)
             self._notes += notes
             self._loaded = True
-            self._pass_on()
+            self.pass_on()
         return self.values
 
     def view(self, models: Sequence[str], backends: Sequence[str]) -> SettingsView:
@@ -110,7 +110,7 @@ class SettingsKeeper:
         values = replace(self.values, **changes)  # type: ignore[arg-type]  # fields by name, checked above
         await stored(self._store.set_setting(SETTING, asdict(values)))
         self.values, self._notes = values, []
-        self._pass_on()
+        self.pass_on()
 
     async def facts(self) -> DataFacts:
         """Where the data is, read on a thread."""
@@ -136,7 +136,7 @@ class SettingsKeeper:
         except RuntimeFault as fault:
             raise Refusal(str(fault)) from fault
 
-    def _pass_on(self) -> None:
+    def pass_on(self) -> None:
         """To the engine that is loaded next, and to sessions that chose no preset."""
         self._presets.chosen = self.values.preset
         options = self.options_for(self._supervisor.source)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -56,6 +57,14 @@ class LoadMembers(ABC):
         await self._settings.load()
         await self._settings.own.keep(name, choice)
         await self.choose_model(name)
+
+    async def remember_context(self, name: str, context: int) -> None:
+        """Beside what else was chosen for it."""
+        await self._settings.load()
+        await self._settings.own.keep(name, replace(self._settings.own.of(name), context=context))
+        if name == self.supervisor.source:
+            self._settings.pass_on()
+        self._tell(ModelsChanged())
 
     async def quantise_model(self, name: str, bits: Bits, progress: OnTransfer) -> str:
         """In a process of its own."""

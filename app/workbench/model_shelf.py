@@ -96,7 +96,7 @@ class ModelMembers(ABC):
         self._plans[plan.name] = plan
         for old in list(self._plans)[:-PLANS_KEPT]:
             del self._plans[old]
-        return plan_of(plan, fit)
+        return plan_of(plan, fit, self._settings.own.of(plan.name).context)
 
     async def fit(self, plan: ModelPlan, context: int) -> FitView | None:
         """With so many tokens."""

@@ -62,8 +62,8 @@ def fit_of(fit: Fit) -> FitView:
     )
 
 
-def plan_of(plan: DownloadPlan, fit: Fit | None) -> ModelPlan:
-    """What fetching a repository means."""
+def plan_of(plan: DownloadPlan, fit: Fit | None, own_context: int | None) -> ModelPlan:
+    """What fetching a repository means; `own_context` is what it alone is to be loaded with."""
     return ModelPlan(
         repository=plan.repository,
         commit=plan.commit,
@@ -79,6 +79,7 @@ def plan_of(plan: DownloadPlan, fit: Fit | None) -> ModelPlan:
         base=str(plan.config.get("base_model_name_or_path") or "") if plan.kind == "adapter" else "",
         context=plan.context,
         fit=None if fit is None else fit_of(fit),
+        own_context=own_context,
     )
 
 

@@ -142,6 +142,10 @@ class FakeModels(FakeSetups):
         self._note("open_model", name, choice)
         self.own[name] = choice
 
+    async def remember_context(self, name: str, context: int) -> None:
+        self._note("remember_context", name, context)
+        self.own[name] = LoadChoice(context)
+
     async def quantise_model(self, name: str, bits: Bits, progress: OnTransfer) -> str:
         self._note("quantise_model", name, bits)
         for done in (25, 50):

@@ -36,6 +36,7 @@ class ShelfDesk(QObject):
     importing = Signal(int, int)  # done, of so many
     import_ended = Signal(str)  # the name on the shelf; "" where it was stopped or refused
     load_planned = Signal(str, object)  # name, LoadPlan
+    context_kept = Signal(str, int)  # name, tokens
     quantising = Signal(str, int, int)  # name, done, of so many
     quantised = Signal(str, str)  # name, what was made of it
     quantise_ended = Signal(str, str)  # name, why nothing was made; "" where it was stopped
@@ -76,6 +77,10 @@ class ShelfDesk(QObject):
     def open_with(self, name: str, choice: LoadChoice) -> None:
         """As `open`, and so from now on."""
         self._tasks.run(self._open(name, choice), self.refused.emit)
+
+    def remember_context(self, name: str, context: int) -> None:
+        """It alone is loaded with so many tokens from now on."""
+        self._tasks.run(self._remember(name, context), self.refused.emit)
 
     def quantise(self, name: str, bits: int) -> None:
         """Makes one for mlx of it."""
@@ -181,6 +186,10 @@ class ShelfDesk(QObject):
 
     async def _plan_load(self, name: str, choice: LoadChoice | None) -> None:
         self.load_planned.emit(name, await self._workbench.load_plan(name, choice))
+
+    async def _remember(self, name: str, context: int) -> None:
+        await self._workbench.remember_context(name, context)
+        self.context_kept.emit(name, context)
 
     async def _quantise(self, name: str, bits: Bits) -> None:
         self.quantising.emit(name, 0, 0)

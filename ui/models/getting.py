@@ -26,7 +26,6 @@ class GetSection(QWidget):
     """
 
     seen_wanted = Signal(object)  # a widget that is to come into sight
-    setting_wanted = Signal(int)  # models are to be loaded with so many tokens
     changed = Signal()  # other rows stand here
 
     def __init__(self, desk: ShelfDesk) -> None:
@@ -167,5 +166,6 @@ class GetSection(QWidget):
         self.card.download_wanted.connect(desk.download)
         self.card.open_wanted.connect(desk.open)
         self.card.context_wanted.connect(desk.fit)
-        self.card.setting_wanted.connect(self.setting_wanted)
+        self.card.own_wanted.connect(desk.remember_context)
+        desk.context_kept.connect(self.card.show_own)
         self.offers.wanted.connect(self._get)

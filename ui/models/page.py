@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
 
-from PySide6.QtCore import QSize, Qt, Signal
+from PySide6.QtCore import QSize, Qt
 from PySide6.QtWidgets import QFileDialog, QScrollArea, QVBoxLayout, QWidget
 
 from ui.desk.shelf import ShelfDesk
@@ -26,8 +26,6 @@ class ModelsPage(Page):
     Args:
         desk: The shelf.
     """
-
-    setting_wanted = Signal(int)  # models are to be loaded with so many tokens
 
     def __init__(self, desk: ShelfDesk) -> None:
         super().__init__()
@@ -92,10 +90,6 @@ class ModelsPage(Page):
         if new or gone:
             self._chain()
             self.get.show_busy(list(self.downloads))
-
-    def show_setting(self, context: int | None) -> None:
-        """So many tokens models are loaded with."""
-        self.get.card.show_setting(context)
 
     def _show_import(self, done: int, total: int) -> None:
         share = f" {100 * done // total} %" if total else ""
@@ -178,7 +172,6 @@ class ModelsPage(Page):
         desk.removed.connect(self._say_removed)
         desk.refused.connect(self.notice.say)
         self.get.seen_wanted.connect(self._see)
-        self.get.setting_wanted.connect(self.setting_wanted)
         self.get.changed.connect(self._chain)
         self.add_button.clicked.connect(self._ask_folder)
         self.import_button.clicked.connect(self._ask_gguf)

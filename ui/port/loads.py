@@ -78,6 +78,9 @@ class LoadCommands(Protocol):
     async def open_model(self, name: str, choice: LoadChoice) -> None:
         """Remembers the choice with the model, and takes it from the next request on."""
 
+    async def remember_context(self, name: str, context: int) -> None:
+        """A model, here or to be fetched, is loaded with so many tokens from its next start on; others are as they were."""
+
     async def quantise_model(self, name: str, bits: Bits, progress: OnTransfer) -> str:
         """Makes one for mlx out of a plain model, beside it on the shelf; its name. May be cancelled: nothing stays then."""
 

@@ -109,6 +109,7 @@ class ModelPlan:
         base: The model that an adapter says it was made for.
         context: Tokens that the model was made for, where it says so.
         fit: Into this machine; None for an adapter, and where no engine here runs it.
+        own_context: Tokens that it alone is to be loaded with; None: as all models.
     """
 
     repository: str
@@ -125,6 +126,7 @@ class ModelPlan:
     base: str = ""
     context: int | None = None
     fit: FitView | None = None
+    own_context: int | None = None
 
     @property
     def pinned(self) -> str:

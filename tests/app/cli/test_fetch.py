@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from app.cli.fetching import rate_text, time_left
-from runtime import ModelShelf, list_shelf_adapters, unfinished_downloads
+from app.cli.fetching import FetchBar, rate_text, time_left
+from runtime import DownloadProgress, ModelShelf, list_shelf_adapters, unfinished_downloads
 from tests.app.cli.conftest import Elsewise
 from tests.runtime.adapters.toys import toy_adapter
 from tests.runtime.hub.local_hub import Files, LocalHub, for_file, held, running, status
@@ -79,6 +79,13 @@ def test_a_download_that_stopped_is_listed_and_can_be_removed(elsewise: Elsewise
     assert removed.code == 0
     assert "bytes are free again" in removed.out
     assert "go on with" not in elsewise("models", "list").err
+
+
+def test_why_it_waits_is_not_the_end_of_it(capsys: pytest.CaptureFixture[str]) -> None:
+    with FetchBar() as bar:
+        for _ in range(2):
+            bar.show(DownloadProgress(state="wait", note="the hub cannot be reached"))
+    assert capsys.readouterr().err == "the hub cannot be reached; waiting to ask again\n"
 
 
 def test_what_is_no_repository_is_said_in_one_line(elsewise: Elsewise) -> None:

@@ -114,6 +114,23 @@ def test_what_is_chosen_for_a_model_is_loaded_and_remembered_with_it(play: Play)
     play(second, engine=Engine())
 
 
+def test_a_context_is_remembered_for_a_model_that_is_not_here_yet(play: Play) -> None:
+    async def scene(s: Scene) -> None:
+        await s.workbench.remember_context("org/new@0123", 512)
+        assert ModelsChanged() in s.events
+        await s.workbench.open_model("org/one", LoadChoice(None, "int8"))
+        await ready(s)
+        await s.workbench.remember_context("org/one", 256)
+        assert (await s.workbench.load_plan("org/one")).choice == LoadChoice(256, "int8")
+        assert s.workbench.supervisor.options["context_length"] == 256
+        assert (await s.workbench.settings()).needs_reload
+        assert (await s.workbench._store.setting("models"))["org/new@0123"] == {"context_length": 512}
+        with pytest.raises(Refusal, match="context_length"):
+            await s.workbench.remember_context("org/one", 0)
+
+    play(scene)
+
+
 @pytest.mark.parametrize("held", [7, {"org/one": 3}, {"org/one": {"context_length": -1}}, {"org/one": {"weights": ["int8"]}}])
 def test_what_was_stored_and_cannot_be_taken_is_left_out(play: Play, held: object) -> None:
     async def scene(s: Scene) -> None:

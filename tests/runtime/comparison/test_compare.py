@@ -228,7 +228,7 @@ def test_a_byte_that_the_other_vocabulary_lacks_is_named(toy: LanguageModel, lla
             return getattr(llama, name)
 
     with pytest.raises(InvalidRequestError, match="no token for byte 0xff"):
-        compared(toy, Lacking(), [65, 0xFF, 66])  # type: ignore[arg-type]  # all else is passed on
+        compared(toy, Lacking(), [65, 0xFF, 66])
 
 
 def test_the_same_model_with_other_options_is_told_apart(llama: LanguageModel) -> None:

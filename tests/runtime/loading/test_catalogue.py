@@ -94,7 +94,9 @@ def test_every_field_of_the_list_is_what_it_claims_to_be(entry: dict[str, Any]) 
         assert isinstance(variant["gated"], bool)
         assert variant["source"].count("/") == 1
         assert "@" not in variant["source"]  # the fetch pins the commit
-    assert all(variant["source"].startswith(("mlx-community/", "HuggingFaceTB/")) and not variant["gated"] for variant in packed)
+    assert all(
+        variant["source"].startswith(("mlx-community/", "HuggingFaceTB/")) and not variant["gated"] for variant in packed
+    )
 
 
 def test_the_seal_is_that_of_the_list(monkeypatch: pytest.MonkeyPatch) -> None:
