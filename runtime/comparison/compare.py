@@ -118,12 +118,14 @@ def _used(model: LanguageModel) -> list[bytes]:
 def _name(model: LanguageModel, other: LanguageModel) -> str:
     """With the engine, or with what it was loaded with, where that is what tells it from the other."""
     mine, theirs = model.info, other.info
-    if mine.name != theirs.name:
-        return mine.name
-    if mine.backend != theirs.backend:
-        return f"{mine.name} on {mine.backend}"
-    others = [f"{name}={mine.options[name]}" for name in TOLD if mine.options.get(name) != theirs.options.get(name)]
-    return f"{mine.name} with {', '.join(others)}" if others else mine.name
+    alike = mine.name == theirs.name
+    if alike and mine.backend == theirs.backend:
+        told = [name for name in TOLD if mine.options.get(name) != theirs.options.get(name)]
+    else:
+        told = ["weights"] if mine.computed_with != mine.dtype else []  # which stand beside every number
+    engine = f" on {mine.backend}" if alike and mine.backend != theirs.backend else ""
+    options = ", ".join(f"{name}={mine.options[name]}" for name in told)
+    return f"{mine.name}{engine}{f' with {options}' if options else ''}"
 
 
 def _tops(model: LanguageModel, run: TokenRun) -> tuple[bytes, ...]:

@@ -112,8 +112,8 @@ def _other_model(entry: ShelfEntry, now: str, backends: Sequence[BackendChoice],
         problem = f"runs on {' or '.join(entry.backends)}, which is not here"
     backend = now if now in runs or not runs else runs[0]
     held = weights if backend == "hf" and weights not in ("auto", "float32") else ""
-    detail = f"{detail_of(entry)} · {held} weights" if held else detail_of(entry)
-    return SecondChoice(entry.name, backend, entry.title, detail, weights=held, problem=problem)
+    label = f"{entry.title} with {held} weights" if held else entry.title
+    return SecondChoice(entry.name, backend, label, detail_of(entry), weights=held, problem=problem)
 
 
 def words(stack: Sequence[AdapterChoice]) -> str:

@@ -231,12 +231,14 @@ def test_a_byte_that_the_other_vocabulary_lacks_is_named(toy: LanguageModel, lla
         compared(toy, Lacking(), [65, 0xFF, 66])
 
 
-def test_the_same_model_with_other_options_is_told_apart(llama: LanguageModel) -> None:
+def test_the_same_model_with_other_options_is_told_apart(llama: LanguageModel, toy: LanguageModel) -> None:
     with load(tiny_path("llama"), backend="hf", device="cpu", weights="int8", kv_dtype="q8") as right:
         found = compared(llama, right, TEXT, kl_start=0)
+        beside = compared(right, toy, TEXT)
     assert found.right.name == "tiny-llama with weights=int8, kv_dtype=q8"
     assert found.left.name.startswith("tiny-llama with weights=")
     assert found.aligned_by == "tokens"
+    assert [side.name for side in beside.sides] == ["tiny-llama with weights=int8", toy.info.name]
     assert 0 < np.nanmax(np.abs(found.difference)) < 1.0
     assert found.kl is not None
     assert np.nanmax(found.kl) > 0
