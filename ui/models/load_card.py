@@ -108,7 +108,7 @@ class LoadCard(QFrame):
         chosen = held if plan.choice.weights == "auto" else plan.choice.weights
         cost = next((form.cost for form in plan.forms if form.name == chosen), "")
         if chosen == plain:
-            self.cost.setText(self.tr("the model's own numbers; fewer bits are faster, and others"))
+            self.cost.setText(self.tr("the model's own numbers; fewer bits are faster, and give other ones"))
         elif cost:
             self.cost.setText(self.tr("perplexity of a fixed text: {0}").format(cost))
         else:

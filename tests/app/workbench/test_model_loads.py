@@ -140,6 +140,7 @@ def test_what_was_stored_and_cannot_be_taken_is_left_out(play: Play, held: objec
     play(scene)
 
 
+@pytest.mark.slow
 def test_a_model_is_quantised_beside_itself(play: Play) -> None:
     async def scene(s: Scene) -> None:
         assert [model.convertible for model in await s.workbench.model_shelf()] == [True, True]
@@ -156,6 +157,7 @@ def test_a_model_is_quantised_beside_itself(play: Play) -> None:
     play(scene)
 
 
+@pytest.mark.slow
 def test_quantising_can_be_stopped_and_leaves_nothing(play: Play, shelf: Path) -> None:
     async def scene(s: Scene) -> None:
         begun = asyncio.Event()
