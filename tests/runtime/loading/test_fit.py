@@ -25,7 +25,6 @@ from tests.tiny_models import BUILDERS, tiny_folder, tiny_path
 
 MLX_TOO = ("llama", "qwen3", "gemma3", "lfm2")
 FAST = ("llama", "gemma3", "gpt2")
-QUICK = (("gemma3", "mlx"), ("lfm2", "mlx"))  # sliding windows; convolutions
 SMOLLM2: Mapping[str, Any] = {
     "model_type": "llama",
     "hidden_size": 576,
@@ -156,16 +155,20 @@ def test_options_are_reckoned_with(processor: None) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "backend"),
+    ("name", "backend", "tokens", "kv_dtypes"),
     [
-        pytest.param(name, backend, marks=() if (name, backend) in QUICK else pytest.mark.slow)
-        for name in ("llama", "gemma3", "lfm2", "falcon_h1", "mamba")
-        for backend in ("hf", "mlx")
+        ("lfm2", "mlx", 600, ("q8",)),
+        *(
+            pytest.param(name, backend, 2000, KV_DTYPES, marks=pytest.mark.slow)
+            for name in ("llama", "gemma3", "lfm2", "falcon_h1", "mamba")  # sliding windows, convolutions, state spaces
+            for backend in ("hf", "mlx")
+        ),
     ],
 )
-def test_kv_and_state_are_within_15_percent_of_what_the_engine_counts(name: str, backend: str) -> None:
-    tokens = 2000
-    for kv_dtype in KV_DTYPES:
+def test_kv_and_state_are_within_15_percent_of_what_the_engine_counts(
+    name: str, backend: str, tokens: int, kv_dtypes: tuple[KvDtype, ...]
+) -> None:
+    for kv_dtype in kv_dtypes:
         options: dict[str, Any] = {"device": "cpu", "kv_dtype": kv_dtype, "prefill_chunk_tokens": CHUNK}
         fit = estimate_fit(
             tiny_folder(name).config, 10**6, backend=backend, context=tokens, options=LoadOptions.from_mapping(options)
