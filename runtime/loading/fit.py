@@ -41,7 +41,8 @@ class Fit:
         libraries: Of the engine itself.
         weights: As the engine keeps them.
         kv_per_token: Keys and values of one token as they rest in the cache, once.
-        kv: Keys, values and recurrent states of the whole context: at work, and at rest.
+        kv: Keys, values and recurrent states of the whole context: at work, and at rest. A state is kept for each chunk of a
+            prompt; a slow machine makes chunks shorter, and keeps more of them, up to the budget of KV.
         working: Of one chunk of a prompt.
         loading: What more than all that is needed for a moment while it is loaded: where weights are put into fewer bits,
             those in float32 are there too.
