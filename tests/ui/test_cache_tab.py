@@ -42,8 +42,9 @@ def test_it_shows_the_trie_while_somebody_looks(in_window: Play, bench: FakeWork
             "pinned paths": "0",
         }
         assert cache.ended.text() == "last look-up: 312 tokens found; the text goes on otherwise here"
-        (first, size), (second, _) = cache.edges.texts.items()
+        (first, size), (second, under) = cache.edges.texts.items()
         assert (first, size) == ("1  …in April?", "40 · 1.8 MB")
+        assert under == "12 · 552 kB · poet × 0.5"
         assert second.endswith("<b>rains</b>ESC[31m")  # what a model said is shown, not obeyed
         # and what changes is seen by itself
         assert bench.trie is not None
