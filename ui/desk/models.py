@@ -5,6 +5,7 @@ from __future__ import annotations
 from PySide6.QtCore import QObject, Signal
 
 from ui.desk.showing import Showing
+from ui.port import LoadChoice
 
 
 class ModelsDesk(QObject):
@@ -47,7 +48,7 @@ class ModelsDesk(QObject):
         elif menu:
             self.none_here.emit()
 
-    async def open(self, source: str) -> None:
-        """The same; a refusal is the caller's."""
-        await self._workbench.choose_model(source)
+    async def open(self, source: str, choice: LoadChoice | None = None) -> None:
+        """The same, with what is chosen for it alone; a refusal is the caller's."""
+        await (self._workbench.choose_model(source) if choice is None else self._workbench.open_model(source, choice))
         await self._list()
