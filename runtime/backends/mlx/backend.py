@@ -27,7 +27,7 @@ from runtime.backends.mlx.parts import parts_of
 from runtime.backends.mlx.payload import MlxPayload
 from runtime.backends.packed import Float32, PackedBackend, State, Step, as_ids, chain_parents
 from runtime.backends.selftest import kv_warning, self_test
-from runtime.backends.sized import state_size
+from runtime.backends.sized import UNBOUNDED, state_size
 from runtime.backends.stored import Stored
 from runtime.backends.tree import Bool, Int64
 from runtime.errors import MemoryBudgetError, UnsupportedFeatureError
@@ -76,6 +76,7 @@ class MlxBackend(PackedBackend[MlxPack]):
         probe = self.open_pack()
         self.recurrent = bool(probe.recurrent)
         self.tree = not self.recurrent
+        self.shares = self.recurrent
         self._vocabulary = int(self._model(mx.zeros((1, 1), mx.int32)).shape[-1])
         self.info = self._describe(options, warnings=())
         warnings = self_test(self) + kv_warning(self, self._kv)
@@ -330,6 +331,8 @@ class MlxBackend(PackedBackend[MlxPack]):
         self._shapes = tuple(cache.shape for cache in pack.attention if cache.shape is not None)
         self._work_dtype = next((cache.keys.dtype for cache in pack.attention if cache.keys is not None), self._work_dtype)
         self.learn_sizes(self._shapes, self._work_dtype.size)
+        windows = [cache.window for cache in pack.attention]
+        self.reach = UNBOUNDED if None in windows else max(windows, default=0)
         kinds = {"full" if cache.window is None else "sliding" for cache in pack.attention}
         self._kinds = tuple(sorted(kinds | ({"recurrent"} if self.recurrent else set())))
 
