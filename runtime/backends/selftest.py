@@ -171,7 +171,7 @@ def _alone(backend: PackedBackend[Any], trunk: Int64, tail: Int64) -> Float32:
     try:
         nothing = np.empty(0, np.int64)
         backend.forward(pack, trunk, chain_parents(0, len(trunk), ROOT), nothing)
-        backend.forward(other, trunk[::-1], chain_parents(0, len(trunk), ROOT), nothing)
+        backend.forward(other, trunk[::-1].copy(), chain_parents(0, len(trunk), ROOT), nothing)
         parents = chain_parents(len(trunk), len(tail), len(trunk) - 1)
         last: Float32 = backend.forward(pack, tail, parents, np.array([len(tail) - 1]))[1][0]
         return last
