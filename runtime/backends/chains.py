@@ -99,9 +99,14 @@ class ChainedBackend(SizedBackend[P]):
         if chains < 2:
             return 0
         above, longest = parents[(parents >= 0) & (parents < base)], len(parents) - chains + 1
-        if self._looks_in(pack, parents, base):
-            fresh = int((parents == ROOT).sum())
-            return fresh * self.row_bytes(longest) + (chains - fresh) * self.row_bytes(0)
+        if self.shares:
+            undo = pack.tree.append(parents)
+            heads = _heads(segments(parents, base), parents)
+            shared = self._looks_in(pack, heads, len(parents))
+            pack.tree.rollback(undo)
+            if shared:
+                fresh = int((heads == ROOT).sum())
+                return fresh * self.row_bytes(longest) + (chains - fresh) * self.row_bytes(0)
         past = int(pack.tree.depths[above].max()) + 1 if len(above) else 0
         return chains * self.row_bytes(past + longest)
 
@@ -114,21 +119,28 @@ class ChainedBackend(SizedBackend[P]):
         self.forwards += 1
         self.pushed += tokens
 
-    def _looks_in(self, pack: P, parents: Int64, base: int) -> bool:
-        """Whether rows of a call onto a pack of `base` slots look into its own buffers."""
+    def _looks_in(self, pack: P, heads: Int64, tokens: int) -> bool:
+        """Whether the rows of a call, of so many tokens that stand in the tree by now, look into the pack's own buffers.
+
+        Args:
+            pack: With the new slots.
+            heads: The slot that each chain of the call follows.
+            tokens: New ones.
+        """
         if not self.shares or not self.looks_back(pack):
             return False
-        pasts = pack.tree.depths[parents[(parents >= 0) & (parents < base)]] + 1
-        return worth_sharing(pasts, len(parents), base + len(parents), vain=self.vain, reach=self.reach)
+        pasts = pack.tree.depths[heads[heads != ROOT]] + 1
+        return worth_sharing(pasts, tokens, pack.tree.size, vain=self.vain, reach=self.reach)
 
     def _chains(self, pack: P, step: Step, parents: Int64, base: int) -> Float32:
         """Chains side by side where they may be; states live on at each one's end, and where children may still come."""
         width = self.info.hidden_size if step.hidden else self.info.vocab_size
         logits = np.empty((len(step.want), width), np.float32)
-        call = Call(step, logits, shared=self._looks_in(pack, parents, base))
+        chains = segments(parents, base)
+        call = Call(step, logits, shared=self._looks_in(pack, _heads(chains, parents), len(parents)))
         extended: set[int] = set()
         together = self.buckets and step.stacks is None and not step.hidden  # under adapters each chain goes alone
-        for level in levels(segments(parents, base), parents, base):
+        for level in levels(chains, parents, base):
             rows = self._rows(pack, level, [int(parents[chain[0]]) for chain in level])
             for group in self._groups(rows, shared=call.shared) if together else ([row] for row in rows):
                 for start, stop, reaching in pieces(group, stepwise=self.stepwise):
@@ -223,6 +235,11 @@ class ChainedBackend(SizedBackend[P]):
             if follows and call.written[: indices[0]].all():
                 return replace(alone, mask=call.view(pack.tree, indices[None]).mask[0])
         return replace(alone, path=pack.tree.path(row.tip))
+
+
+def _heads(chains: Sequence[Int64], parents: Int64) -> Int64:
+    """The slot that each chain follows."""
+    return parents[[int(chain[0]) for chain in chains]]
 
 
 def _consecutive(slots: Int64) -> bool:

@@ -19,7 +19,8 @@ from runtime.backends.sized import UNBOUNDED
 from runtime.backends.tree import Int64, SlotTree
 from tests.runtime.backends.reference import Float32, Loaded, append, chain, log_softmax
 
-CASES = [(b, n) for b in ("hf", "mlx") for n in ("lfm2", "falcon_h1")] + [("hf", "zaya"), ("mlx", "recurrent_gemma")]
+FULL = [(backend, name) for backend in ("hf", "mlx") for name in ("lfm2", "falcon_h1")]
+CASES = [*FULL, ("hf", "zaya"), pytest.param(("mlx", "recurrent_gemma"), marks=pytest.mark.slow)]  # with sliding windows
 WAYS = [("shared", 0), ("shared", 1), ("copied", 1), ("weighed", 2)]
 
 
@@ -240,7 +241,7 @@ def most_made(backend: Any, pack: Any, tips: Int64) -> int:
     return mx.get_peak_memory() - before
 
 
-@pytest.mark.parametrize("loaded", [c for c in CASES if c[1] in ("lfm2", "falcon_h1")], ids="-".join, indirect=True, scope="module")
+@pytest.mark.parametrize("loaded", FULL, ids="-".join, indirect=True, scope="module")
 def test_a_decoded_token_copies_no_context(loaded: Loaded) -> None:
     # given eight rows over a prefix, short and long, and buffers with room
     backend: Any = loaded.backend
