@@ -178,17 +178,21 @@ def pieces(rows: Sequence[Row], *, stepwise: bool) -> Iterator[tuple[int, int, l
         yield start, stop, [row for row in rows if len(row.chain) >= stop]
 
 
-def worth_sharing(pasts: Int64, tokens: int, slots: int, *, vain: float, reach: int) -> bool:
-    """Whether attending to a whole pack costs less than copying each row's path out of it.
+def worth_sharing(pasts: Int64, lengths: Int64, slots: int, *, vain: float, reach: int) -> bool:
+    """Whether attending to a whole pack costs less than copying each row's path out of it, once for each of its `pieces`.
 
     Args:
         pasts: How many tokens precede each row.
-        tokens: New ones, in all rows.
+        lengths: Of each row's chain.
         slots: Of the pack, the new ones included.
         vain: Slots that one token may attend to in vain before that costs as much as copying one slot.
         reach: Positions that some layer looks back: no more of a path is copied.
     """
-    return len(pasts) > 0 and tokens * (slots - float(pasts.mean())) <= vain * int(np.minimum(pasts, reach).sum())
+    if not len(pasts):
+        return False
+    times = np.unique(lengths, return_inverse=True)[1] + 1
+    copied = int((np.minimum(pasts, reach) * times).sum())
+    return int(lengths.sum()) * (slots - float(pasts.mean())) <= vain * copied
 
 
 def aligned(paths: Sequence[Int64]) -> tuple[Int64, Int64 | None]:

@@ -101,11 +101,10 @@ class ChainedBackend(SizedBackend[P]):
         above, longest = parents[(parents >= 0) & (parents < base)], len(parents) - chains + 1
         if self.shares:
             undo = pack.tree.append(parents)
-            heads = _heads(segments(parents, base), parents)
-            shared = self._looks_in(pack, heads, len(parents))
+            shared = self._looks_in(pack, segments(parents, base), parents)
             pack.tree.rollback(undo)
             if shared:
-                fresh = int((heads == ROOT).sum())
+                fresh = int((parents == ROOT).sum())
                 return fresh * self.row_bytes(longest) + (chains - fresh) * self.row_bytes(0)
         past = int(pack.tree.depths[above].max()) + 1 if len(above) else 0
         return chains * self.row_bytes(past + longest)
@@ -119,25 +118,21 @@ class ChainedBackend(SizedBackend[P]):
         self.forwards += 1
         self.pushed += tokens
 
-    def _looks_in(self, pack: P, heads: Int64, tokens: int) -> bool:
-        """Whether the rows of a call, of so many tokens that stand in the tree by now, look into the pack's own buffers.
-
-        Args:
-            pack: With the new slots.
-            heads: The slot that each chain of the call follows.
-            tokens: New ones.
-        """
+    def _looks_in(self, pack: P, chains: Sequence[Int64], parents: Int64) -> bool:
+        """Whether the rows of a call, whose slots stand in the tree by now, look into the pack's own buffers."""
         if not self.shares or not self.looks_back(pack):
             return False
-        pasts = pack.tree.depths[heads[heads != ROOT]] + 1
-        return worth_sharing(pasts, tokens, pack.tree.size, vain=self.vain, reach=self.reach)
+        heads = np.array([(parents[chain[0]], len(chain)) for chain in chains])  # the slot that each follows, and its length
+        heads = heads[heads[:, 0] != ROOT]
+        pasts = pack.tree.depths[heads[:, 0]] + 1
+        return worth_sharing(pasts, heads[:, 1], pack.tree.size, vain=self.vain, reach=self.reach)
 
     def _chains(self, pack: P, step: Step, parents: Int64, base: int) -> Float32:
         """Chains side by side where they may be; states live on at each one's end, and where children may still come."""
         width = self.info.hidden_size if step.hidden else self.info.vocab_size
         logits = np.empty((len(step.want), width), np.float32)
         chains = segments(parents, base)
-        call = Call(step, logits, shared=self._looks_in(pack, _heads(chains, parents), len(parents)))
+        call = Call(step, logits, shared=self._looks_in(pack, chains, parents))
         extended: set[int] = set()
         together = self.buckets and step.stacks is None and not step.hidden  # under adapters each chain goes alone
         for level in levels(chains, parents, base):
@@ -235,11 +230,6 @@ class ChainedBackend(SizedBackend[P]):
             if follows and call.written[: indices[0]].all():
                 return replace(alone, mask=call.view(pack.tree, indices[None]).mask[0])
         return replace(alone, path=pack.tree.path(row.tip))
-
-
-def _heads(chains: Sequence[Int64], parents: Int64) -> Int64:
-    """The slot that each chain follows."""
-    return parents[[int(chain[0]) for chain in chains]]
 
 
 def _consecutive(slots: Int64) -> bool:

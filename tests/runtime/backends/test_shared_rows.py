@@ -268,15 +268,18 @@ def test_a_decoded_token_copies_no_context(loaded: Loaded) -> None:
 
 def test_it_is_weighed_what_costs_more() -> None:
     # given eight rows over one prefix
-    pasts = np.full(8, 1500)
-    assert worth_sharing(pasts, 8, 1508, vain=2.0, reach=UNBOUNDED)
-    # then in time so many slots are in vain that copies are cheaper; for long tails sooner; without a past always
-    assert worth_sharing(pasts, 8, 4500, vain=2.0, reach=UNBOUNDED)
-    assert not worth_sharing(pasts, 8, 4501, vain=2.0, reach=UNBOUNDED)
-    assert not worth_sharing(pasts, 80, 2000, vain=2.0, reach=UNBOUNDED)
+    pasts, ones = np.full(8, 1500), np.ones(8, np.int64)
+    assert worth_sharing(pasts, ones, 1508, vain=2.0, reach=UNBOUNDED)
+    # then in time so many slots are in vain that copies are cheaper
+    assert worth_sharing(pasts, ones, 4500, vain=2.0, reach=UNBOUNDED)
+    assert not worth_sharing(pasts, ones, 4501, vain=2.0, reach=UNBOUNDED)
+    # sooner for long tails, unless they are of different length, so that there would be copies for each
+    assert not worth_sharing(pasts, np.full(8, 10), 2000, vain=2.0, reach=UNBOUNDED)
+    assert worth_sharing(pasts, np.arange(6, 14), 2000, vain=2.0, reach=UNBOUNDED)
     # nor is it where all layers slide: what they copy is no longer than their window
-    assert not worth_sharing(pasts, 8, 3000, vain=2.0, reach=512)
-    assert not worth_sharing(np.empty(0, np.int64), 8, 8, vain=2.0, reach=UNBOUNDED)
+    assert not worth_sharing(pasts, ones, 3000, vain=2.0, reach=512)
+    # and nothing is copied of no past
+    assert not worth_sharing(np.empty(0, np.int64), np.empty(0, np.int64), 8, vain=2.0, reach=UNBOUNDED)
 
 
 def test_a_window_reaches_back_by_positions_and_not_by_slots() -> None:
