@@ -123,7 +123,13 @@ def _zaya() -> Any:
     sizes = {name: size for name, size in _SIZES.items() if name != "intermediate_size"}
     kinds = ["hybrid", "hybrid_sliding", "hybrid"]
     return ZayaConfig(
-        **sizes, head_dim=16, sliding_window=16, layer_types=kinds, moe_intermediate_size=64, num_experts=2, router_hidden_size=32
+        **sizes,
+        head_dim=16,
+        sliding_window=16,
+        layer_types=kinds,
+        moe_intermediate_size=64,
+        num_experts=2,
+        router_hidden_size=32,
     )
 
 

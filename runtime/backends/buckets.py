@@ -11,12 +11,13 @@ An attention layer beside it looks into the pack: either all rows into its own b
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from runtime.backends.sized import UNBOUNDED
 from runtime.backends.tree import ROOT, Bool, Int64
 
 SHORT_PAST = 256  # tokens; rows whose pasts differ by less than that always go together
@@ -176,6 +177,12 @@ def pieces(rows: Sequence[Row], *, stepwise: bool) -> Iterator[tuple[int, int, l
     edges = range(lengths[-1] + 1) if stepwise else [0, *lengths]
     for start, stop in itertools.pairwise(edges):
         yield start, stop, [row for row in rows if len(row.chain) >= stop]
+
+
+def reach_of(windows: Iterable[int | None]) -> int:
+    """How many positions the layers with these windows look back; None is a full one."""
+    each = [UNBOUNDED if window is None else window for window in windows]
+    return max(each, default=UNBOUNDED)
 
 
 def worth_sharing(pasts: Int64, lengths: Int64, slots: int, *, vain: float, reach: int) -> bool:

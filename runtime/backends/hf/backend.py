@@ -15,19 +15,19 @@ import torch
 from runtime.adapters.adapter import Adapter, ModuleShape
 from runtime.adapters.stacks import TokenStacks
 from runtime.backends import facts
-from runtime.backends.buckets import Bucket
+from runtime.backends.buckets import Bucket, reach_of
 from runtime.backends.hf import payload as payloads
 from runtime.backends.hf.adapters import TorchAdapters
+from runtime.backends.hf.attention import OWN, attention_of
 from runtime.backends.hf.cache import Shape, SlotLayer, Tensors, TorchPack, make_layers
 from runtime.backends.hf.codec import codec_of
-from runtime.backends.hf.attention import OWN, attention_of
 from runtime.backends.hf.loading import LoadedModel, load_model
 from runtime.backends.hf.payload import TorchPayload
 from runtime.backends.hf.threads import CHOICE
 from runtime.backends.hf.weights import weight_bytes
 from runtime.backends.packed import Float32, PackedBackend, State, Step, as_ids, chain_parents
 from runtime.backends.selftest import kv_warning, self_test
-from runtime.backends.sized import UNBOUNDED, state_size
+from runtime.backends.sized import state_size
 from runtime.backends.stored import Stored
 from runtime.backends.tree import Bool, Int64
 from runtime.errors import MemoryBudgetError, UnsupportedFeatureError
@@ -77,7 +77,7 @@ class HfBackend(PackedBackend[TorchPack]):
         layers = make_layers(loaded.config)
         self.recurrent = any(hasattr(layer, "recurrent_states") for layer in layers)
         self._windows = {layer.window for layer in layers if isinstance(layer, SlotLayer)}
-        self.reach = UNBOUNDED if None in self._windows else max(self._windows, default=0)
+        self.reach = reach_of(self._windows)
         self.tree = not self.recurrent and "position_ids" in self._takes
         self.shares = self.recurrent and attention_of(self._model) == OWN
         self.info = self._describe(options, warnings=())

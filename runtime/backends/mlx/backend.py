@@ -15,7 +15,7 @@ from runtime.adapters.adapter import Adapter, ModuleShape
 from runtime.adapters.stacks import TokenStacks
 from runtime.backends import facts
 from runtime.backends.base import Cost
-from runtime.backends.buckets import Bucket
+from runtime.backends.buckets import Bucket, reach_of
 from runtime.backends.mlx import payload as payloads
 from runtime.backends.mlx.adapters import MlxAdapters
 from runtime.backends.mlx.blank import Blank
@@ -27,7 +27,7 @@ from runtime.backends.mlx.parts import parts_of
 from runtime.backends.mlx.payload import MlxPayload
 from runtime.backends.packed import Float32, PackedBackend, State, Step, as_ids, chain_parents
 from runtime.backends.selftest import kv_warning, self_test
-from runtime.backends.sized import UNBOUNDED, state_size
+from runtime.backends.sized import state_size
 from runtime.backends.stored import Stored
 from runtime.backends.tree import Bool, Int64
 from runtime.errors import MemoryBudgetError, UnsupportedFeatureError
@@ -331,8 +331,7 @@ class MlxBackend(PackedBackend[MlxPack]):
         self._shapes = tuple(cache.shape for cache in pack.attention if cache.shape is not None)
         self._work_dtype = next((cache.keys.dtype for cache in pack.attention if cache.keys is not None), self._work_dtype)
         self.learn_sizes(self._shapes, self._work_dtype.size)
-        windows = [cache.window for cache in pack.attention]
-        self.reach = UNBOUNDED if None in windows else max(windows, default=0)
+        self.reach = reach_of(cache.window for cache in pack.attention)
         kinds = {"full" if cache.window is None else "sliding" for cache in pack.attention}
         self._kinds = tuple(sorted(kinds | ({"recurrent"} if self.recurrent else set())))
 

@@ -16,7 +16,8 @@ from tests.fakes import KINDS, assert_right, fake_model, settled, some_ids
 
 STEM = some_ids(1, LEAST_CROWD + 40)
 N = 8
-GREEDY = GenerationOptions(max_tokens=4, sampling=SamplingOptions(temperature=0.0), ignore_eos=True, top_k=0)
+TOKENS = 4
+GREEDY = GenerationOptions(max_tokens=TOKENS, sampling=SamplingOptions(temperature=0.0), ignore_eos=True, top_k=0)
 
 
 @pytest.fixture(params=KINDS[:2])
@@ -52,7 +53,7 @@ def test_they_are_asked_for_at_once_and_nothing_is_there_yet(model: LocalModel, 
             assert await spoken(other, [*STEM, 3]) == said[3]
 
     asyncio.run(main())
-    pushed = len(STEM) + 2 * N + N * (GREEDY.max_tokens - 1)
+    pushed = len(STEM) + 2 * N + N * (TOKENS - 1)
     assert settled(model)[0].tokens_computed == pushed
     assert held(model) == [pushed]
 
@@ -75,7 +76,7 @@ def test_one_comes_while_another_is_on_its_way(model: LocalModel, kind: str) -> 
 
     # when another comes, then both share a pack, and all that they have in common
     asyncio.run(main())
-    assert settled(model)[0].tokens_computed == len(STEM) + 2 + GREEDY.max_tokens - 1
+    assert settled(model)[0].tokens_computed == len(STEM) + 2 + TOKENS - 1
     assert len(held(model)) == 1
 
 
