@@ -19,10 +19,11 @@ from runtime.backends.buckets import Bucket, reach_of
 from runtime.backends.mlx import payload as payloads
 from runtime.backends.mlx.adapters import MlxAdapters
 from runtime.backends.mlx.blank import Blank
-from runtime.backends.mlx.cache import Arrays, MlxPack, Shape, Window, make_caches
+from runtime.backends.mlx.cache import Arrays, MlxPack, Shape, make_caches
 from runtime.backends.mlx.codec import codec_of
 from runtime.backends.mlx.corrections import PROVEN, SelectRows, hidden_window
 from runtime.backends.mlx.loading import LoadedModel, check_fits, flat_parameters, load_model
+from runtime.backends.mlx.masks import Window
 from runtime.backends.mlx.parts import parts_of
 from runtime.backends.mlx.payload import MlxPayload
 from runtime.backends.packed import Float32, PackedBackend, State, Step, as_ids, chain_parents
