@@ -10,7 +10,7 @@ import asyncio
 import itertools
 import os
 import sqlite3
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import Coroutine, Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -41,26 +41,24 @@ async def keys_of(store: SessionStore, session_id: int) -> list[bytes]:
         session.add_tokens(await store.load_tokens(missing))
         if any(segment.node.damaged or segment.node.id in session.lost for segment in path):
             continue  # nobody goes on from there
-        models = {segment.node.kv_fingerprint for segment in path if segment.node.token_count}
-        if len(models) == 1 and (fingerprint := models.pop()) is not None:
-            ends = itertools.accumulate(len(session.segment_run(segment)) for segment in path)
-            # a path is saved when an answer ends, to its end or, where nothing came after it yet, to the token before
-            saved = {end - less for end in ends for less in (0, 1)}
-            known = await store.model(fingerprint)
-            try:
-                manifest = Manifest.from_mapping((known or {})["manifest"])
-            except (KeyError, TypeError, InvalidRequestError):  # stored by an earlier version, or elsewhere
-                named = block_keys(fingerprint, session.path_ids(path), sorted(saved))
-            else:
-                named = keys_under(manifest, session.path_ids(path), sorted(saved))
-            keys |= dict.fromkeys(named)
+        ids, ends = session.path_ids(path), itertools.accumulate(len(session.segment_run(segment)) for segment in path)
+        saved: dict[str, list[int]] = {}  # by the model, under its adapters, that came last over the tokens before
+        for segment, end in zip(path, ends, strict=True):
+            if segment.node.token_count and segment.node.kv_fingerprint is not None:
+                # a path is saved when an answer ends, to its end or, where nothing came after it yet, to the token before
+                saved.setdefault(segment.node.kv_fingerprint, []).extend((end - 1, end))
+        for fingerprint, own in saved.items():
+            keys |= dict.fromkeys(await _named(store, fingerprint, ids[: own[-1]], own))
     return list(keys)
 
 
-def keys_under(manifest: Manifest, ids: Sequence[int], ends: Iterable[int] = ()) -> list[bytes]:
-    """The names of the blocks of a path under the adapters of a manifest; none where those are active on a part only."""
-    stack = manifest.kv_stack
-    return [] if stack is None else block_keys(manifest.model, ids, ends, stack)
+async def _named(store: SessionStore, fingerprint: str, ids: Sequence[int], ends: Sequence[int]) -> list[bytes]:
+    known = await store.model(fingerprint)
+    try:
+        manifest = Manifest.from_mapping((known or {})["manifest"])
+    except (KeyError, TypeError, InvalidRequestError):  # stored by an earlier version, or elsewhere
+        return block_keys(fingerprint, ids, ends)
+    return manifest.block_keys(ids, ends)
 
 
 async def export_with_kv(store: SessionStore, supervisor: Supervisor, session_id: int, path: Path, progress: OnTransfer) -> int:

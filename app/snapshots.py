@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from itertools import accumulate
 from typing import Any
 
-from app.portable_kv import keys_under
 from app.workbench.making import MADE, beams_of, options_of
 from app.workbench.session import OpenSession
 from app.workbench.tree import Turn
@@ -52,7 +51,7 @@ def _snapshot(session: OpenSession, known: Mapping[str, Any]) -> dict[str, Any] 
         messages=tuple((m["role"], m["content"]) for m in session.messages(turns[:-1] if generation is not None else turns)),
         manifest=manifest,
         generation=generation,
-        blocks=tuple(key.hex() for key in keys_under(manifest, ids)),
+        blocks=tuple(key.hex() for key in manifest.block_keys(ids)),
     ).to_mapping()
 
 

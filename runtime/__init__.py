@@ -89,7 +89,7 @@ if TYPE_CHECKING:
     from runtime.sampling.step import draw_step
     from runtime.session.alignment import aligned
     from runtime.session.config import SessionConfig
-    from runtime.session.manifest import Manifest
+    from runtime.session.manifest import AdapterOf, AdapterSpan, Manifest
     from runtime.session.path import Mark
     from runtime.session.session import Session
     from runtime.session.snapshot import Generation, Snapshot
@@ -118,6 +118,8 @@ __all__ = [
     "POOLINGS",
     "AdapterError",
     "AdapterInfo",
+    "AdapterOf",
+    "AdapterSpan",
     "AnswerEnds",
     "BackendUnavailableError",
     "BeamOptions",
@@ -370,7 +372,7 @@ _NAMES = {
     "runtime.members.pins": ("Pinned",),
     "runtime.session.alignment": ("aligned",),
     "runtime.session.config": ("SessionConfig",),
-    "runtime.session.manifest": ("Manifest",),
+    "runtime.session.manifest": ("AdapterOf", "AdapterSpan", "Manifest"),
     "runtime.session.path": ("Mark",),
     "runtime.session.session": ("Session",),
     "runtime.session.snapshot": ("Generation", "Snapshot"),

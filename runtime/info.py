@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from runtime.adapters.uses import Adapters, check_adapters, digest_of_stack
+from runtime.adapters.uses import Adapters, Uses, check_adapters, digest_of_stack
 from runtime.errors import AdapterError
 from runtime.timings import Latency, RequestTimings
 
@@ -27,6 +27,7 @@ class AdapterInfo:
         loaded: Whether its weights are in place.
         bytes: That they hold; 0 while they are not.
         digest: SHA-256 of its numbers, while they are in place: what the KV under it is filed by.
+        invocation: Ids that activate it where they stand last; none for one that takes part from the first token on.
     """
 
     name: str
@@ -39,6 +40,7 @@ class AdapterInfo:
     loaded: bool
     bytes: int
     digest: str | None
+    invocation: tuple[int, ...] = ()
 
     @property
     def qualified(self) -> str:
@@ -101,21 +103,21 @@ class ModelInfo:
         """
         if adapters is None:
             return self.numbers_fingerprint
-        return self._filed_under(digest_of_stack(self.stack_under(adapters)))
+        return self._filed_under(digest_of_stack(self.uses_under(adapters)))
 
-    def stack_under(self, adapters: Adapters = None) -> tuple[tuple[str, float], ...]:
-        """(digest, scale) of the adapters that a request names, in order; of the stack in force for None.
+    def uses_under(self, adapters: Adapters = None) -> Uses:
+        """The adapters that a request names, as `block_keys` takes them; the stack in force for None.
 
         Raises:
             AdapterError: One that nobody registered, or that is not loaded.
         """
         known = {name: adapter for adapter in self.adapters for name in (adapter.qualified, adapter.name)}
-        found: list[tuple[str, float]] = []
+        found: list[tuple[str, float, tuple[int, ...]]] = []
         for name, scale in check_adapters(self.lora_stack if adapters is None else adapters):
-            digest = known[name].digest if name in known else None
-            if digest is None:
+            adapter = known.get(name)
+            if adapter is None or adapter.digest is None:
                 raise AdapterError(f"adapter {name!r} is not loaded; load_adapter brings its weights in")
-            found.append((digest, scale))
+            found.append((adapter.digest, scale, adapter.invocation))
         return tuple(found)
 
     def _filed_under(self, stack_digest: str) -> str:
@@ -224,6 +226,7 @@ class EdgeReport:
     leases: int
     tail: tuple[int, ...]
     hits: int = 0  # lookups that passed it
+    stack: tuple[tuple[str, float], ...] = ()  # (`AdapterInfo.digest`, scale) of the adapters it was computed under, in order
 
 
 @dataclass(frozen=True, slots=True)

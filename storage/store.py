@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from functools import partial
@@ -104,7 +103,7 @@ class SessionStore(RunMembers, KeptMembers):
 
     async def trash_session(self, session_id: int) -> None:
         """Into the trash; nothing is deleted."""
-        await self._database.write(lambda db: sessions.change(db, session_id, trashed=time.time()))
+        await self._database.write(lambda db: sessions.change(db, session_id, trashed=upkeep.latest(db)))
 
     async def restore_session(self, session_id: int) -> None:
         """Back out of the trash."""
@@ -112,6 +111,7 @@ class SessionStore(RunMembers, KeptMembers):
 
     async def purge_trash(self, days: float = 30) -> int:
         """Deletes for good what has been in the trash for longer than `days`, in short transactions; returns how many."""
+        await self._database.write(upkeep.note_latest)
         doomed = await self._database.read(lambda db: upkeep.expired(db, days))
         return await self._purge(doomed)
 

@@ -13,11 +13,32 @@ import sqlite_utils
 
 from storage import keep, nodes, sealed, search, sessions
 from storage.database import fetch, scalar
-from storage.errors import InvalidRowError
+from storage.errors import InvalidRowError, StoreDamagedError
 
 PAGES: Final = 256  # that one slice of vacuuming gives back
 SLICE: Final = 32  # rows that are looked up at once
 SLICE_SECONDS: Final = 0.015  # that one transaction deletes before it is committed, which takes some more
+_YEAR_10000: Final = 253_402_300_800.0  # seconds since the epoch
+_LATEST: Final = "latest"  # the setting of the latest moment that was ever seen
+
+
+def latest(db: sqlite_utils.Database) -> float:
+    """The latest moment that the store knows of, in seconds since the epoch: now, or later where the clock was set back.
+
+    What is thrown away under a clock that is wrong is not taken for old when it is right again.
+    """
+    try:
+        seen = keep.setting(db, _LATEST)
+    except StoreDamagedError:
+        seen = None
+    changed = scalar(db, "SELECT max(updated) FROM sessions WHERE updated < ?", [_YEAR_10000])  # a flipped bit is no moment
+    told = (each for each in (seen, changed) if isinstance(each, int | float) and 0 < each < _YEAR_10000)
+    return max((time.time(), *told))
+
+
+def note_latest(db: sqlite_utils.Database) -> None:
+    """Keeps that moment: sessions that are deleted or changed under a wrong clock forget it."""
+    keep.set_setting(db, _LATEST, latest(db))
 
 
 def expired(db: sqlite_utils.Database, days: float | None) -> list[int]:

@@ -27,6 +27,7 @@ TOLD = "told"  # the property of a report that holds what its test says
 LOOK_AFTER = (20_000, 20, 50)  # as of `gc.set_threshold`, counted at the end of a test
 SLOWEST = (  # of what is run in many ways: for each there is one among the fast tests that takes the same paths
     "falcon_h1",  # attention and state spaces in each layer
+    *("-qwen2", "-phi3", "hf-gemma2"),  # as llama with biases, as mistral, and as gemma3 but for caps that transformers applies
     *("llama-float16", "llama-bfloat16", "llama-int4", "lfm2-int8"),  # weights in few bits; int8 is among the fast ones
 )
 

@@ -80,6 +80,25 @@ def _mistral() -> Any:
     return MistralConfig(**_SIZES, sliding_window=16, tie_word_embeddings=False)
 
 
+def _qwen2() -> Any:
+    from transformers import Qwen2Config
+
+    return Qwen2Config(**_SIZES, tie_word_embeddings=False)
+
+
+def _phi3() -> Any:
+    from transformers import Phi3Config
+
+    return Phi3Config(**_SIZES, original_max_position_embeddings=4096, sliding_window=16, tie_word_embeddings=False)
+
+
+def _gemma2() -> Any:
+    from transformers import Gemma2Config
+
+    changes = {"head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": 16, "tie_word_embeddings": True}
+    return Gemma2Config(**{**_SIZES, **changes}, attn_logit_softcapping=5.0, final_logit_softcapping=10.0)
+
+
 def _mamba() -> Any:
     from transformers import MambaConfig
 
@@ -141,6 +160,9 @@ BUILDERS: dict[str, Callable[[], Any]] = {
     "gemma3": _gemma3,
     "gemma3_80": lambda: _gemma3(hidden_size=80),  # sqrt(80) is not a bfloat16
     "mistral": _mistral,
+    "qwen2": _qwen2,
+    "phi3": _phi3,
+    "gemma2": _gemma2,
     "mamba": _mamba,
     "lfm2": _lfm2,
     "falcon_h1": _falcon_h1,

@@ -95,12 +95,14 @@ if TYPE_CHECKING:
     from ui.recovery import RecoveryPage
     from ui.sessions import SessionPanel
     from ui.shown import Spot
-    from ui.theme import DARK, LIGHT, Palette, Scheme, Theme, apply_theme
+    from ui.theme import DARK, HIGH_DARK, HIGH_LIGHT, LIGHT, Contrast, Motion, Palette, Scheme, Theme, apply_theme
     from ui.transcript import Measure, TranscriptView
     from ui.window import MainWindow, WindowState
 
 __all__ = [
     "DARK",
+    "HIGH_DARK",
+    "HIGH_LIGHT",
     "LIGHT",
     "AdapterChoice",
     "AdapterLine",
@@ -121,6 +123,7 @@ __all__ = [
     "ColumnsChanged",
     "Composition",
     "ContextPart",
+    "Contrast",
     "DataFacts",
     "DiffPart",
     "DiffSide",
@@ -147,6 +150,7 @@ __all__ = [
     "ModelFacts",
     "ModelPlan",
     "ModelsChanged",
+    "Motion",
     "NoRoomRefusal",
     "Offer",
     "OnCompared",
@@ -201,7 +205,18 @@ _NAMES = {
     "ui.recovery": ("RecoveryPage",),
     "ui.shown": ("Spot",),
     "ui.sessions": ("SessionPanel",),
-    "ui.theme": ("DARK", "LIGHT", "Palette", "Scheme", "Theme", "apply_theme"),
+    "ui.theme": (
+        "DARK",
+        "HIGH_DARK",
+        "HIGH_LIGHT",
+        "LIGHT",
+        "Contrast",
+        "Motion",
+        "Palette",
+        "Scheme",
+        "Theme",
+        "apply_theme",
+    ),
     "ui.transcript": ("Measure", "TranscriptView"),
     "ui.window": ("MainWindow", "WindowState"),
 }

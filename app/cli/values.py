@@ -20,7 +20,7 @@ WEIGHTS_HELP: Final = (
 )
 TEMPLATES = ("auto", "none", *CHAT_FORMATS)
 OWN_FLAGS: Final = {
-    "grammar": "--schema or --regex",
+    "grammar": "--schema, --regex or --lark",
     "response_format": "--schema",
     "adapters": "--adapter",
     "alternatives": "--top-k",
@@ -31,22 +31,36 @@ OWN_FLAGS: Final = {
 }
 
 
-def grammar_of(schema: Any, regex: Any) -> Grammar | None:
+def grammar_of(schema: Any, regex: Any, lark: Any) -> Grammar | None:
     """What an answer must look like; None where nothing is said.
 
     Args:
         schema: A JSON schema, as JSON text or as an object.
         regex: A regular expression.
+        lark: A Lark grammar's text.
 
     Raises:
-        InvalidRequestError: Both are given.
+        InvalidRequestError: More than one is given.
         GrammarError: llguidance does not take it; its own message says why.
     """
-    if schema is not None and regex is not None:
-        raise InvalidRequestError("a schema and a regex contradict each other: give one of the two")
+    forms = {"a schema": schema, "a regex": regex, "a Lark grammar": lark}
+    given = [name for name, form in forms.items() if form is not None]
+    if len(given) > 1:
+        raise InvalidRequestError(f"{' and '.join(given)} contradict each other: give one of them")
     if schema is not None:
         return Grammar.json_schema(schema).check()
+    if lark is not None:
+        return Grammar.lark(lark).check()
     return None if regex is None else Grammar.regex(regex).check()
+
+
+def lark_of(given: str | None) -> str | None:
+    """The grammar's text itself (it has rules, so it has colons), or a file's.
+
+    Raises:
+        click.ClickException: The file cannot be read.
+    """
+    return given if given is None or (":" in given and not Path(given).is_file()) else read_text(given)
 
 
 def schema_of(given: str | None) -> str | None:

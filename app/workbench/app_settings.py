@@ -24,7 +24,13 @@ LOADED_WITH = (  # fields of LoadOptions
     "offload", "kv_cache_bytes",
 )  # fmt: skip
 PLAIN = {"offload": "none"}  # what leaves it to the engine, where "auto", "" and None do not
-SCHEMES = ("system", "light", "dark")
+LOOKS: Mapping[str, tuple[str, tuple[str, ...]]] = MappingProxyType(
+    {  # rows of the window's look: what they are, what they may be
+        "scheme": ("the colours are", ("system", "light", "dark")),
+        "contrast": ("the contrast is", ("system", "normal", "high")),
+        "motion": ("the motion is", ("system", "reduced")),
+    }
+)
 LEAST_TEXT, MOST_TEXT = 80, 200  # percent
 LEAST_KV = 1 << 20
 MOST_TEMPLATE = 1 << 20  # bytes; the engine, which compiles it, may take less
@@ -54,6 +60,7 @@ class SettingsKeeper:
         self.values = AppSettings()
         self._notes: list[str] = []
         self._loaded = False
+        self.hints = asyncio.Lock()  # held while it is looked whether a hint was dismissed, and dismissed
 
     async def load(self) -> AppSettings:
         """Reads them, once; what cannot be taken falls back to its default, with a note."""
@@ -187,8 +194,9 @@ def problem_of(name: str, value: object) -> str:
         return "" if value == "" else f"the chat template is a file, not {value!r:.60}"
     if name in ("backend", "draft_model", "preset"):
         return "" if isinstance(value, str) and len(value) <= 500 else f"{name} is a name, not {value!r:.60}"
-    if name == "scheme":
-        return "" if value in SCHEMES else f"the colours are one of {', '.join(SCHEMES)}, not {value!r:.60}"
+    if name in LOOKS:
+        said, looks = LOOKS[name]
+        return "" if value in looks else f"{said} one of {', '.join(looks)}, not {value!r:.60}"
     if name == "text_percent":
         whole = isinstance(value, int) and not isinstance(value, bool)
         fits = whole and LEAST_TEXT <= value <= MOST_TEXT  # type: ignore[operator]  # it is whole

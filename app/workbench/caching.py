@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
@@ -13,9 +13,10 @@ from app.supervisor import Supervisor
 from app.workbench.prompt import check_tokens
 from app.workbench.session import OpenSession
 from app.workbench.sessions import Sessions
+from app.workbench.setup.adapters import in_words
 from app.workbench.speaker import Speaker
 from app.workbench.vocabulary import Vocabulary
-from runtime import CacheReport, EdgeReport, EngineDiedError, LanguageModel, RuntimeFault
+from runtime import AdapterInfo, CacheReport, EdgeReport, EngineDiedError, LanguageModel, RuntimeFault
 from ui import CacheCheck, CacheView, EdgeView, Refusal
 
 T = TypeVar("T")
@@ -64,7 +65,7 @@ class Caching:
             return None
         report, kept = model.cache_report(), self._kept.get(session_id)
         held = kept is not None and kept.model is model and report.pins > 0
-        return self._shown(report, kept.tokens if kept is not None and held else None)
+        return self._shown(report, model.info.adapters, kept.tokens if kept is not None and held else None)
 
     async def clear(self) -> None:
         """Drops all of it.
@@ -148,7 +149,7 @@ class Caching:
         except RuntimeFault as fault:
             raise Refusal(str(fault)) from fault
 
-    def _shown(self, report: CacheReport, kept: int | None) -> CacheView:
+    def _shown(self, report: CacheReport, adapters: Sequence[AdapterInfo], kept: int | None) -> CacheView:
         return CacheView(
             edges=report.edges,
             tokens=report.tokens,
@@ -163,12 +164,12 @@ class Caching:
             found=report.last_prefix,
             ended=report.last_reason,
             kept=kept,
-            largest=tuple(self._edge(edge) for edge in report.largest[:SHOWN_EDGES]),
+            largest=tuple(self._edge(edge, adapters) for edge in report.largest[:SHOWN_EDGES]),
         )
 
-    def _edge(self, edge: EdgeReport) -> EdgeView:
+    def _edge(self, edge: EdgeReport, adapters: Sequence[AdapterInfo]) -> EdgeView:
         data = b"".join(self._vocabulary.bytes_of(token) for token in edge.tail[-TAIL_TOKENS:])
-        return EdgeView(data.decode(errors="replace"), edge.tokens, edge.bytes, edge.leases)
+        return EdgeView(data.decode(errors="replace"), edge.tokens, edge.bytes, edge.leases, in_words(edge.stack, adapters))
 
 
 class CacheMembers(ABC):

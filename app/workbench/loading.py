@@ -15,11 +15,13 @@ from app.workbench.app_settings import SettingsKeeper
 from app.workbench.chores import Chores
 from app.workbench.damage import told
 from app.workbench.refusals import BUSY, stored
+from app.workbench.session import OpenSession
 from app.workbench.sessions import Sessions
+from app.workbench.setup.setups import Setups
 from app.workbench.status import backend_choices, detail_of
 from app.workbench.vocabulary import Vocabulary
 from app.workbench.windows import Windows
-from runtime import RuntimeFault
+from runtime import EngineDiedError, RuntimeFault
 from storage import SessionStore, StoreError
 from ui import AppSettings, BackendChoice, Backup, Event, ModelChoice, Refusal, SessionChanged, SettingsView
 
@@ -38,6 +40,7 @@ class LoadingMembers(ABC):
     vocabulary: Vocabulary
     _store: SessionStore
     _sessions: Sessions
+    _setups: Setups
     _windows: Windows
     _answers: Answers
     _settings: SettingsKeeper
@@ -62,12 +65,26 @@ class LoadingMembers(ABC):
         except (RuntimeFault, StoreError) as fault:
             log.warning("the engine did not start: %s", fault)
 
+    def _bring_adapters(self, session: OpenSession) -> None:
+        """A session is shown whose adapters the engine may not have: soon it has, and what of the path is held is known."""
+        model = self.supervisor.running
+        if model is not None and self._setups.lacks(session, model):
+            self._chores.start(self._find_tiers(), "bring adapters")
+
     async def _find_tiers(self) -> None:
         """The engine runs now: what of the shown paths it holds, and what of them is in its block file."""
         for session in self._windows.shown():
             if session.id in self._answers.running:
                 continue
             before = session.warm, session.stored
+            model = self.supervisor.running
+            if model is not None and self._setups.lacks(session, model):
+                try:  # KV under adapters is filed by their numbers; and who goes on need not wait for them
+                    await self._setups.speaker(session, model)
+                except EngineDiedError:
+                    await self.supervisor.died(model)
+                except RuntimeFault as fault:  # who sends a message is told
+                    log.info("the adapters of session %d are not in place: %s", session.id, fault)
             await self._sessions.find_warm(session)
             if (session.warm, session.stored) != before:
                 self._tell(SessionChanged(session.view()))
@@ -137,10 +154,13 @@ class LoadingMembers(ABC):
         held = await stored(self._store.setting(HINTS_SETTING))
         return HINTS - {name for name in held if isinstance(name, str)} if isinstance(held, list) else HINTS
 
-    async def dismiss_hint(self, name: str) -> None:
-        """It is not shown again."""
-        left = await self.hints() - {name}
-        await stored(self._store.set_setting(HINTS_SETTING, sorted(HINTS - left)))
+    async def dismiss_hint(self, name: str) -> bool:
+        """It is not shown again; whether this call was the first to say so."""
+        async with self._settings.hints:  # several windows may open at once
+            left = await self.hints()
+            if name in left:
+                await stored(self._store.set_setting(HINTS_SETTING, sorted((HINTS - left) | {name})))
+            return name in left
 
     async def back_up(self) -> Backup:
         """Copies all sessions and checks the copy."""

@@ -80,11 +80,11 @@ class BlockPins:
             if keys is None:
                 return
             try:
-                stack = model.info.stack_under(adapters)
+                uses = model.info.uses_under(adapters)
             except RuntimeFault as fault:  # one was unloaded meanwhile
                 log.info("the KV of a pinned session is not held: %s", fault)
                 return
-            keys |= dict.fromkeys(block_keys(model.info.kv_fingerprint, ids, ends, stack))
+            keys |= dict.fromkeys(block_keys(model.info.kv_fingerprint, ids, ends, uses))
             await self._tell(model)
 
     async def _tell(self, model: LanguageModel | None) -> None:

@@ -30,6 +30,12 @@ class _Lost:
     node_ids: Sequence[int]
     tell_all: Callable[[str], None] | None
 
+    @property
+    def standing(self) -> int | None:
+        """Where to go on: what the engine took down, or where the session is, if that was taken away meanwhile."""
+        nodes = self.session.tree.nodes
+        return next((node_id for node_id in self.node_ids if node_id in nodes), self.session.tip)
+
 
 class Reopening:
     """Starts an engine anew for the session whose answer it took down. All members belong to the window's loop.
@@ -70,7 +76,8 @@ class Reopening:
         session = answers[0].session
         died = [answer for answer in answers if answer.finish == "engine_died"]
         if not died:
-            self._tried.discard(session.id)
+            if any(answer.made and answer.finish != "error" for answer in answers):  # one that says nothing proves nothing
+                self._tried.discard(session.id)
         elif died[0].model is not None and session.id not in self._tried:  # else the engine died while it was loaded
             self._tried.add(session.id)
             lost = _Lost(session, [answer.node_id for answer in died], tell_all)
@@ -83,7 +90,7 @@ class Reopening:
         try:
             model = await self._supervisor.model()
             speaker = await self._setups.speaker(session, model)
-            ids = session.path_ids(session.tree.path(lost.node_ids[0]))
+            ids = session.path_ids(session.tree.path(lost.standing))
             if 0 < len(ids) <= model.info.context_length:
                 await model.cache_kv_async(ids, adapters=speaker.adapters)
         except EngineDiedError as fault:

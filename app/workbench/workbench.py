@@ -190,6 +190,7 @@ class AppWorkbench(
         with self.window.opening(session_id):
             await self.vocabulary.load()
             session = await self._sessions.show(session_id, self.window)
+        self._bring_adapters(session)
         self._refresh_status()
         return session.view()
 

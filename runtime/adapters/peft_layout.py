@@ -10,6 +10,7 @@ from typing import Any
 
 from runtime.adapters.layout import AdapterHeader, Pair, number, pairs_of
 from runtime.adapters.tensors import tensor_shapes
+from runtime.adapters.uses import MOST_INVOCATION
 from runtime.errors import AdapterError
 
 WEIGHTS = "adapter_model.safetensors"
@@ -104,5 +105,10 @@ def _invocation(folder: Path, config: Mapping[str, Any]) -> tuple[int, ...]:
     if not whole or not tokens:
         raise AdapterError(
             f"{folder / 'adapter_config.json'}: alora_invocation_tokens is a list of token ids, not {tokens!r:.80}"
+        )
+    if len(tokens) > MOST_INVOCATION:
+        raise AdapterError(
+            f"{folder / 'adapter_config.json'}: alora_invocation_tokens has {len(tokens):,} ids, "
+            f"at most {MOST_INVOCATION:,} are looked for"
         )
     return tuple(tokens)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from runtime.adapters.folder import is_on_shelf, on_the_shelf
 from runtime.adapters.layout import AdapterHeader
 from runtime.adapters.routes import Routing
-from runtime.adapters.uses import Adapters, check_adapters, check_scale, digest_of_stack
+from runtime.adapters.uses import Adapters, Uses, check_adapters, check_scale, digest_of_stack
 from runtime.errors import AdapterError
 from runtime.info import AdapterInfo
 from runtime.options import nearest
@@ -54,6 +55,7 @@ class Entry:
             loaded=self.digest is not None,
             bytes=self.nbytes,
             digest=self.digest,
+            invocation=header.invocation,
         )
 
 
@@ -172,10 +174,9 @@ class Registry:
 
     @property
     def stack_digest(self) -> str:
-        """SHA-256 over the digests and scales of the stack in force; empty where there is nothing on it."""
+        """See `digest_of_stack`; of the stack in force."""
         with self._lock:
-            uses = [(self._entries[qualified].digest, scale) for qualified, scale in self._stack]
-        return digest_of_stack(uses)
+            return digest_of_stack(_uses([(self._entries[qualified], scale) for qualified, scale in self._stack]))
 
     def push(self, name: str, scale: float) -> None:
         """On top of the stack.
@@ -221,9 +222,7 @@ class Registry:
         with self._lock:
             wanted = self._stack if adapters is None else check_adapters(adapters)
             uses = [(self._usable(name), scale) for name, scale in wanted]
-        return Routing(
-            self._base.fingerprint, tuple((str(entry.digest), scale, entry.header.invocation) for entry, scale in uses)
-        )
+        return Routing(self._base.fingerprint, _uses(uses))
 
     def _usable(self, name: str) -> Entry:
         entry = self.find(name)
@@ -232,3 +231,8 @@ class Registry:
         if entry.digest is None:
             raise AdapterError(f"adapter {entry.qualified} is not loaded; load_adapter({name!r}) brings its weights in")
         return entry
+
+
+def _uses(entries: Sequence[tuple[Entry, float]]) -> Uses:
+    """Loaded adapters as the KV under them is filed."""
+    return tuple((str(entry.digest), scale, entry.header.invocation) for entry, scale in entries)

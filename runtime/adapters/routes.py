@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Hashable
 from dataclasses import dataclass
 
 import numpy as np
 
 from runtime.adapters.stacks import namespaced
+from runtime.adapters.uses import Uses
 from runtime.records import Int32
+from runtime.trie import Span
 
 Route = tuple[Hashable, tuple[tuple[int, Hashable], ...]]  # the last namespace, and (end, namespace) of those before it
 
@@ -19,11 +22,11 @@ class Routing:
 
     Attributes:
         fingerprint: Of the model's KV, which namespaces begin with.
-        uses: (digest, scale, invocation sequence) in the stack's order; the sequence is empty for one that is not activated.
+        uses: The adapters, in the stack's order.
     """
 
     fingerprint: str
-    uses: tuple[tuple[str, float, tuple[int, ...]], ...] = ()
+    uses: Uses = ()
 
     @property
     def invocations(self) -> tuple[tuple[int, ...], ...]:
@@ -48,14 +51,20 @@ class Routing:
             names.append(namespaced(self.fingerprint, active))
         return names[-1], tuple(zip(edges[1:], names, strict=False))
 
+    def spans(self, ids: Int32) -> list[Span]:
+        """A path by what the KV of its tokens belongs to; none of the parts is empty."""
+        last, before = self.route(ids)
+        edges = [0, *(end for end, _ in before), len(ids)]
+        names = [*(name for _, name in before), last]
+        parts = zip(names, itertools.pairwise(edges), strict=True)
+        return [(name, ids[start:end]) for name, (start, end) in parts if start < end]
+
 
 def _begin(ids: Int32, invocation: tuple[int, ...]) -> int | None:
     """Where an adapter begins: at the first token, or at the last invocation sequence; None where there is none."""
     if not invocation:
         return 0
-    n = len(invocation)
-    if n > len(ids):
-        return None
-    windows = np.lib.stride_tricks.sliding_window_view(ids, n)
-    found = np.flatnonzero((windows == np.array(invocation)).all(axis=1))
+    found = np.flatnonzero(ids[: max(len(ids) - len(invocation) + 1, 0)] == invocation[0])
+    for place, token in enumerate(invocation[1:], 1):
+        found = found[ids[found + place] == token]
     return int(found[-1]) if len(found) else None

@@ -10,6 +10,9 @@ from runtime.errors import AdapterError
 
 AdapterUse = str | tuple[str, float]  # an adapter's name, or (name, scale); a bare name has scale 1
 Adapters = Sequence[AdapterUse] | None  # a request's, in order; () is the base, None the model's stack
+# (SHA-256 of an adapter's numbers, scale, ids that activate it), in order; no ids: it takes part from the first token on
+Uses = tuple[tuple[str, float, tuple[int, ...]], ...]
+MOST_INVOCATION = 1024  # ids: they are looked for in every path
 
 
 def check_adapters(adapters: object) -> tuple[tuple[str, float], ...]:
@@ -41,6 +44,7 @@ def check_scale(name: str, scale: object) -> float:
     return float(scale)
 
 
-def digest_of_stack(uses: Sequence[tuple[str | None, float]]) -> str:
-    """SHA-256 over the digests and scales of adapters, in order; empty for the base alone."""
-    return hashlib.sha256(repr(list(uses)).encode()).hexdigest() if uses else ""
+def digest_of_stack(uses: Uses) -> str:
+    """SHA-256 over the digests and scales of adapters, in order, and what activates them; empty for the base alone."""
+    told = [use if use[2] else use[:2] for use in uses]
+    return hashlib.sha256(repr(told).encode()).hexdigest() if uses else ""

@@ -10,12 +10,15 @@ from __future__ import annotations
 
 import hashlib
 import json
+from bisect import bisect_left
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from runtime.adapters.stacks import Stack, namespaced, stack_of
+from runtime.adapters.routes import Route, Routing
+from runtime.adapters.stacks import stack_of
+from runtime.adapters.uses import Uses
 from runtime.records import Int32
 from runtime.trie import Namespace, Span
 
@@ -56,37 +59,59 @@ class Cell:
         return Link(key.digest(), self.parent, self.namespace, self.start, self.start + len(ids), state)
 
 
-def cells(spans: Sequence[Span]) -> list[Cell]:
-    """A path on the grid, in order; each but the last of a span is full."""
+Known = dict[tuple[bytes | None, Namespace, int, int], tuple[Cell, bytes]]  # by parent, namespace, place, tokens: and its name
+
+
+def cells(spans: Sequence[Span], known: Known | None = None) -> list[Cell]:
+    """A path on the grid, in order; each but the last of a span is full.
+
+    Args:
+        spans: The path.
+        known: What was worked out for other paths through the same ids; what this one adds is put there.
+    """
+    known = {} if known is None else known
     found: list[Cell] = []
     parent: bytes | None = None
     at = 0
     for namespace, ids in spans:
         for start in range(0, len(ids), BLOCK_TOKENS):
-            cell = Cell(parent, namespace, at + start, ids[start : start + BLOCK_TOKENS])
+            part = ids[start : start + BLOCK_TOKENS]
+            place = (parent, namespace, at + start, len(part))
+            if place not in known:
+                cell = Cell(parent, namespace, at + start, part)
+                known[place] = cell, cell.link().key
+            cell, parent = known[place]
             found.append(cell)
-            parent = cell.link().key
         at += len(ids)
     return found
 
 
-def block_keys(kv_fingerprint: str, ids: Sequence[int], ends: Iterable[int] = (), stack: Stack = ()) -> list[bytes]:
+def block_keys(kv_fingerprint: str, ids: Sequence[int], ends: Iterable[int] = (), uses: Uses = ()) -> list[bytes]:
     """The names that the blocks of a path can have, parents first: on the grid, and its checkpoints there.
 
     Args:
         kv_fingerprint: Of the model (`ModelInfo.kv_fingerprint`).
         ids: The path.
         ends: Where it may have ended when it was saved, in tokens: the last block of a saved path is shorter than the others,
-            and has a name of its own.
-        stack: (digest, scale) of the adapters that all of it is computed under, in order; () is the base.
+            and has a name of its own. So have those after an invocation that only the shorter path was activated by.
+        uses: The adapters that it is computed under (`ModelInfo.uses_under`): what stands before an invocation has the names
+            that it has without that adapter. () is the base.
     """
-    found = cells([(namespaced(kv_fingerprint, stack), np.asarray(ids, np.int32))])
-    keys = [cell.link(state=state).key for cell in found for state in (False, True)]
-    for end in ends:
-        if 0 < end < len(ids) and end % BLOCK_TOKENS:
-            cell = found[end // BLOCK_TOKENS]
-            keys += [cell.link(end - cell.start, state=state).key for state in (False, True)]
-    return keys
+    path, routing = np.asarray(ids, np.int32), Routing(kv_fingerprint, uses)
+    stops: dict[Route, list[int]] = {}
+    for end in sorted({*(end for end in ends if 0 < end < len(path)), len(path)}):
+        stops.setdefault(routing.route(path[:end]), []).append(end)
+    known: Known = {}
+    ended: list[bytes] = []
+    for alike in stops.values():  # of one route: the shorter are parts of the longest
+        grid = cells(routing.spans(path[: alike[-1]]), known)
+        starts = [cell.start for cell in grid]
+        for end in alike[:-1]:
+            cell = grid[bisect_left(starts, end) - 1]
+            if end < cell.start + len(cell.ids):
+                ended += [cell.link(end - cell.start, state=state).key for state in (False, True)]
+    whole = [name for cell, key in known.values() for name in (key, cell.link(state=True).key)]
+    return list(dict.fromkeys([*whole, *ended]))
 
 
 def _named(namespace: Hashable, state: bool) -> bytes:

@@ -11,18 +11,16 @@ import numpy as np
 from runtime.backends.stored import Stored
 from runtime.errors import SnapshotFormatError
 from runtime.records import Scores
+from runtime.scoring import empty_scores
 
 _PREFIX = "scores."
 _COLUMNS = tuple(column.name for column in fields(Scores))
 
 
-def as_arrays(parts: Sequence[Scores | None]) -> Stored:
-    """The scores of consecutive tokens; nothing where some have none, or other numbers of alternatives."""
-    known = [part for part in parts if part is not None]
-    if len(known) < len(parts) or len({part.top_ids.shape[1] for part in known}) != 1:
-        return {}
-    whole = Scores.concat(known)
-    return {_PREFIX + name: getattr(whole, name) for name in _COLUMNS}
+def as_arrays(parts: Sequence[tuple[int, Scores | None]]) -> Stored:
+    """The scores of consecutive tokens, as `joined` has them; nothing where none is known."""
+    whole = joined(parts)
+    return {} if whole is None else {_PREFIX + name: getattr(whole, name) for name in _COLUMNS}
 
 
 def taken_out(arrays: Stored, tokens: int) -> tuple[Stored, Scores | None]:
@@ -45,9 +43,15 @@ def taken_out(arrays: Stored, tokens: int) -> tuple[Stored, Scores | None]:
     return kv, Scores(*cast("list[np.ndarray]", columns))
 
 
-def joined(parts: Sequence[Scores | None]) -> Scores | None:
-    """The scores of consecutive blocks, where all have them with as many alternatives."""
-    known = [part for part in parts if part is not None]
-    if len(known) < len(parts) or len({part.top_ids.shape[1] for part in known}) != 1:
+def joined(parts: Sequence[tuple[int, Scores | None]]) -> Scores | None:
+    """The scores of consecutive tokens, given as (tokens, what is known of them); None where nothing is.
+
+    What is not known, or of fewer alternatives than the rest, stays open: one token without scores takes them from no other.
+    """
+    width = max((known.top_ids.shape[1] for _, known in parts if known is not None), default=None)
+    if width is None:
         return None
-    return Scores.concat(known)
+    fitting = (None if known is None or known.top_ids.shape[1] < width else known for _, known in parts)
+    return Scores.concat(
+        [empty_scores(n, width) if known is None else known for (n, _), known in zip(parts, fitting, strict=True)]
+    )

@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
-from safetensors import SafetensorError, safe_open
-
 from runtime.errors import ModelLoadError
 from runtime.loading.architectures import libraries_knowing
 from runtime.loading.config import check_sizes, normalised
@@ -16,6 +14,7 @@ from runtime.loading.digests import digest_of_all, known_sha256
 from runtime.loading.folder import ModelFolder
 from runtime.loading.manifest import Manifest, read_manifest, verify
 from runtime.loading.paths import is_adapter
+from runtime.loading.safetensors import check_safetensors
 
 TEXT_FILES = (
     "tokenizer.json",
@@ -117,22 +116,6 @@ def weight_files(path: Path) -> tuple[Path, ...]:
     if found:
         return (path / "model.safetensors",) if path / "model.safetensors" in found else tuple(found)
     raise _no_weights(path)
-
-
-def check_safetensors(path: Path) -> int:
-    """Opens the header with the strict reader (mlx's own accepts malformed files); returns the number of tensors.
-
-    Raises:
-        ModelLoadError: The file is damaged or empty.
-    """
-    try:
-        with safe_open(path, framework="np") as file:
-            count = len(file.keys())
-    except (SafetensorError, OSError, ValueError) as fault:
-        raise ModelLoadError(f"{path}: damaged safetensors file ({fault}); fetch it again") from fault
-    if not count:
-        raise ModelLoadError(f"{path}: holds no tensors; fetch it again")
-    return count
 
 
 def _no_weights(path: Path) -> ModelLoadError:

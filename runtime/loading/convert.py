@@ -85,6 +85,8 @@ def _values(header: GgufHeader, tensor: Tensor) -> Floats:
     values = dequantise(info, np.asarray(data))
     if not np.isfinite(values).all():
         raise ModelLoadError(f"{header.path}: the tensor {tensor.source} holds NaN or infinity: damaged; fetch the file again")
+    if tensor.excess:
+        values -= np.float32(tensor.excess)
     return unpermuted(values, tensor.permuted_heads) if tensor.permuted_heads else values
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from runtime.errors import ModelLoadError
-from runtime.loading.check import check_safetensors, open_folder, read_json, weight_files
+from runtime.loading.check import open_folder, read_json, weight_files
 from runtime.loading.describing import describe, weights_of
 from runtime.loading.digests import digest_of_all, forget_digests, remembered_sha256
 from runtime.loading.folder import ModelFolder
@@ -21,6 +21,7 @@ from runtime.loading.measured import forget_measured
 from runtime.loading.paths import models_dir, shelf_id
 from runtime.loading.placing import HIDDEN, find_folder, link_on_shelf, shelf_folders
 from runtime.loading.progress import OnProgress, ignore
+from runtime.loading.safetensors import check_safetensors
 from runtime.loading.verify import verify_folder
 
 

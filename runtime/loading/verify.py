@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from runtime.loading.check import SETTINGS_FILES, TEXT_FILES, check_safetensors, weight_files
+from runtime.loading.check import SETTINGS_FILES, TEXT_FILES, weight_files
 from runtime.loading.digests import remember_sha256, remembered_sha256, sha256_of
 from runtime.loading.manifest import changed, missing, read_manifest
 from runtime.loading.paths import ADAPTER_CONFIG, is_adapter
 from runtime.loading.progress import OnProgress, Progress
+from runtime.loading.safetensors import check_safetensors
 
 
 def verify_folder(folder: Path, progress: OnProgress) -> None:

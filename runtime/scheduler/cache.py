@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from runtime.adapters.stacks import stack_of
 from runtime.backends.base import ROOT, Backend
 from runtime.errors import MemoryBudgetError
 from runtime.info import CacheReport, EdgeReport
@@ -285,7 +286,15 @@ class Cache:
         """Finds the largest edges, for the next reports."""
         clock = self.trie.clock
         self._largest = tuple(
-            EdgeReport(len(n.tokens), n.nbytes, clock - n.stamp, n.pins, tuple(n.tokens[-TAIL_TOKENS:].tolist()), n.hits)
+            EdgeReport(
+                tokens=len(n.tokens),
+                bytes=n.nbytes,
+                age=clock - n.stamp,
+                leases=n.pins,
+                tail=tuple(n.tokens[-TAIL_TOKENS:].tolist()),
+                hits=n.hits,
+                stack=stack_of(n.namespace),
+            )
             for n in heapq.nlargest(LARGEST_EDGES, self.trie.nodes(), key=lambda node: node.nbytes)
         )
 

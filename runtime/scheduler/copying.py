@@ -55,13 +55,13 @@ class Copying:
         if not self._cache.make_room((stop - at) * backend.info.kv_bytes_per_token + backend.state_bytes):
             raise MemoryBudgetError("no room to copy KV: raise kv_cache_bytes (set_kv_budget) or end another request")
         arrays: list[Stored] = []
-        scores: list[Scores | None] = []
+        scores: list[tuple[int, Scores | None]] = []
         start = 0
         for node, count in self._cache.trie.walk(job.spans(job.ids)):
             low, high = max(at - start, 0), min(stop - start, count)
             if low < high:
                 arrays.append(backend.export(node.payload, low, high))
-                scores.append(None if node.scores is None else node.scores[low:high])
+                scores.append((high - low, None if node.scores is None else node.scores[low:high]))
             start += count
             if start >= stop:
                 break

@@ -253,7 +253,7 @@ class Restores:
         if not room.make(size if at == first.start else 2 * size) or lease.length != at:
             return False
         payload = backend.restore(concatenated([arrays for _, arrays, _ in blocks]))
-        scores = joined([each for _, _, each in blocks])
+        scores = joined([(link.tokens, known) for link, _, known in blocks])
         if at > first.start:
             payload = backend.split(payload, at - first.start)[1]
             scores = None if scores is None else scores[at - first.start :]

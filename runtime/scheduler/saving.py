@@ -27,7 +27,7 @@ from runtime.trie import Node, Span
 BATCH_BYTES = 12 << 20  # in one transaction; one block at least
 AFLOAT = 2  # batches that were cut and are not written yet
 
-Parts = tuple[Link, list[Stored], list[Scores | None]]
+Parts = tuple[Link, list[Stored], list[tuple[int, Scores | None]]]  # the last: with how many tokens each is of
 Written = tuple[int, int, int]  # blocks, bytes, leading tokens of the path that are held
 
 
@@ -193,7 +193,7 @@ class Savings:
         if not self._cache.make_room(beside + needed):
             return None
         arrays: list[Stored] = []
-        scores: list[Scores | None] = []
+        scores: list[tuple[int, Scores | None]] = []
         at = 0
         for node, count in self._cache.trie.walk(saving.spans):
             first, last = max(link.start - at, 0), min(link.stop - at, count)
@@ -202,7 +202,7 @@ class Savings:
                     arrays.append(backend.export(node.payload, first, last))
                 except MemoryBudgetError:  # the device itself is full
                     return None
-                scores.append(None if node.scores is None else node.scores[first:last])
+                scores.append((last - first, None if node.scores is None else node.scores[first:last]))
             at += count
             if at >= link.stop:
                 break

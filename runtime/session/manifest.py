@@ -4,18 +4,48 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
+
+import numpy as np
 
 from runtime.adapters.adapter import Kind
-from runtime.adapters.uses import Adapters, check_adapters
+from runtime.adapters.routes import Routing
+from runtime.adapters.stacks import stack_of as stack_in
+from runtime.adapters.uses import MOST_INVOCATION, Adapters, Uses, check_adapters
+from runtime.blocks.chain import block_keys
 from runtime.errors import AdapterError, InvalidRequestError, ManifestMismatchError
 from runtime.info import ModelInfo
 
 _CONFIG = ("backend", "device", "dtype", "context_length")  # of the info
 _OPTIONS = ("attention", "kv_dtype")  # of its options
 _ACTIVATED: Kind = "alora"  # of adapters that a path switches on in its middle
+
+
+class AdapterOf(NamedTuple):
+    """One adapter of a manifest.
+
+    Attributes:
+        name: `AdapterInfo.qualified`.
+        scale: How strongly.
+        digest: SHA-256 of its numbers.
+        invocation: Ids that activate it; none for a plain one, which takes part from the first token on.
+    """
+
+    name: str
+    scale: float
+    digest: str
+    invocation: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterSpan:
+    """Consecutive tokens that are computed under the same adapters: ``ids[start:end]``; () is the base alone."""
+
+    start: int
+    end: int
+    adapters: tuple[tuple[str, float], ...]  # (name, scale), in order
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +59,7 @@ class Manifest:
         template: SHA-256 of the chat template in force; empty without one.
         bos: Whether a BOS goes in front of a text: "model" (as the tokenizer says), "yes" or "no".
         runtime: (name, value) of the settings that change numbers.
-        adapters: (name, scale, SHA-256 of its numbers) of the adapters in force, in order.
+        adapters: Those in force, in order.
     """
 
     name: str
@@ -38,7 +68,7 @@ class Manifest:
     template: str
     bos: str
     runtime: tuple[tuple[str, str], ...] = ()
-    adapters: tuple[tuple[str, float, str], ...] = ()
+    adapters: tuple[AdapterOf, ...] = ()
 
     @classmethod
     def of(cls, info: ModelInfo, *, tokenizer: str, template: str | None, adapters: Adapters = None) -> Self:
@@ -77,37 +107,53 @@ class Manifest:
             if set(stored) != known:
                 raise ValueError(f"its fields are {', '.join(map(str, stored))}, not {', '.join(sorted(known))}")
             plain = {name: str(stored[name]) for name in ("name", "model", "tokenizer", "template", "bos")}
-            adapters = tuple((str(name), float(scale), str(digest)) for name, scale, digest in stored["adapters"])
+            adapters = tuple(_adapter(*use) for use in stored["adapters"])
             config = tuple((str(name), str(value)) for name, value in stored["runtime"])
             return cls(**plain, runtime=config, adapters=adapters)
         except (TypeError, ValueError) as mismatch:
             raise InvalidRequestError(f"this is no stored manifest: {mismatch}") from mismatch
 
     def to_mapping(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
-        return asdict(self)
+        """Plain values, for JSON; an adapter that nothing activates has no fourth value."""
+        return {**asdict(self), "adapters": [list(use if use.invocation else use[:3]) for use in self.adapters]}
 
     @property
     def stack(self) -> tuple[tuple[str, float], ...]:
         """The adapters as a request names them."""
-        return tuple((name, scale) for name, scale, _ in self.adapters)
+        return tuple((use.name, use.scale) for use in self.adapters)
 
     def named_here(self, info: ModelInfo) -> Self:
         """The same with the names that its adapters have where this model has loaded them: their digests say which they are."""
         names = {each.digest: each.qualified for each in info.adapters if each.digest is not None}
-        return replace(self, adapters=tuple((names.get(digest, name), scale, digest) for name, scale, digest in self.adapters))
+        return replace(self, adapters=tuple(use._replace(name=names.get(use.digest, use.name)) for use in self.adapters))
+
+    def block_keys(self, ids: Sequence[int], ends: Iterable[int] = ()) -> list[bytes]:
+        """The names of the KV blocks of a path (see `runtime.block_keys`).
+
+        None where it is not known what activates one of the adapters: earlier versions did not store it.
+        """
+        if any(use.name.endswith(f"_{_ACTIVATED}") and not use.invocation for use in self.adapters):
+            return []
+        return block_keys(self.model, ids, ends, self._uses)
+
+    def spans(self, ids: Sequence[int]) -> tuple[AdapterSpan, ...]:
+        """Which adapters each part of a path is computed under; one span where nothing is activated on the way."""
+        names = {use.digest: use.name for use in self.adapters}
+        found: list[AdapterSpan] = []
+        for namespace, part in Routing(self.model, self._uses).spans(np.asarray(ids, np.int32)):
+            start = found[-1].end if found else 0
+            under = tuple((names[digest], scale) for digest, scale in stack_in(namespace))
+            found.append(AdapterSpan(start, start + len(part), under))
+        return tuple(found)
 
     @property
-    def kv_stack(self) -> tuple[tuple[str, float], ...] | None:
-        """(SHA-256, scale) of its adapters: what KV blocks are named by. None where one of them is active on a part only."""
-        if any(name.endswith(f"_{_ACTIVATED}") for name, _, _ in self.adapters):
-            return None
-        return tuple((digest, scale) for _, scale, digest in self.adapters)
+    def _uses(self) -> Uses:
+        return tuple((use.digest, use.scale, use.invocation) for use in self.adapters)
 
     @property
     def digest(self) -> str:
         """SHA-256 of everything but the name, the same on every machine."""
-        parts = {name: value for name, value in asdict(self).items() if name != "name"}
+        parts = {name: value for name, value in self.to_mapping().items() if name != "name"}
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
     def differences(self, other: Manifest) -> list[str]:
@@ -149,8 +195,8 @@ def tokenizer_digest(byte_vocab: Sequence[bytes]) -> str:
     return digest.hexdigest()
 
 
-def stack_of(info: ModelInfo, adapters: Adapters) -> tuple[tuple[str, float, str], ...]:
-    """(name, scale, digest) of adapters, in order; None: of the stack in force.
+def stack_of(info: ModelInfo, adapters: Adapters) -> tuple[AdapterOf, ...]:
+    """Adapters as a manifest has them, in order; None: those of the stack in force.
 
     Raises:
         AdapterError: One that is not loaded.
@@ -158,12 +204,26 @@ def stack_of(info: ModelInfo, adapters: Adapters) -> tuple[tuple[str, float, str
     return tuple(_loaded(info, *use) for use in check_adapters(info.lora_stack if adapters is None else adapters))
 
 
-def _loaded(info: ModelInfo, name: str, scale: float) -> tuple[str, float, str]:
+def _loaded(info: ModelInfo, name: str, scale: float) -> AdapterOf:
     found = next((each for each in info.adapters if name in (each.name, each.qualified) and each.digest is not None), None)
     if found is None or found.digest is None:
         raise AdapterError(f"no adapter {name!r} is loaded; load_adapter({name!r}) before a session runs under it")
-    return found.qualified, scale, found.digest
+    return AdapterOf(found.qualified, scale, found.digest, found.invocation)
 
 
-def _stack(adapters: tuple[tuple[str, float, str], ...]) -> str:
-    return " + ".join(f"{name} x {scale:g} ({digest[:12]})" for name, scale, digest in adapters) or "none"
+def _adapter(name: object, scale: Any, digest: object, invocation: object = ()) -> AdapterOf:
+    """One as it was stored."""
+    if not isinstance(invocation, list | tuple) or len(invocation) > MOST_INVOCATION:
+        raise ValueError(f"what activates {name!r:.60} is a list of {MOST_INVOCATION:,} ids at most, not {invocation!r:.60}")
+    if not all(type(token) is int and 0 <= token < 1 << 31 for token in invocation):
+        raise ValueError(f"what activates {name!r:.60} should be ids, not {invocation!r:.60}")
+    return AdapterOf(str(name), float(scale), str(digest), tuple(invocation))
+
+
+def _stack(adapters: tuple[AdapterOf, ...]) -> str:
+    return " + ".join(_told(use) for use in adapters) or "none"
+
+
+def _told(use: AdapterOf) -> str:
+    activated = f", activated by {' '.join(map(str, use.invocation))}" if use.invocation else ""
+    return f"{use.name} x {use.scale:g} ({use.digest[:12]}{activated})"

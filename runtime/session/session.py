@@ -5,7 +5,6 @@ from __future__ import annotations
 from types import TracebackType
 from typing import Self
 
-from runtime.blocks.chain import block_keys
 from runtime.errors import InvalidRequestError
 from runtime.info import OnProgress
 from runtime.session.blocking import blocking
@@ -57,6 +56,7 @@ class Session(Filling, Stepping):
             segments=path.segments(),
             closed=self.closed,
             divergence=self._standing.divergence,
+            adapters=self.manifest.spans(path.ids),
         )
 
     def snapshot(self) -> Snapshot:
@@ -78,10 +78,9 @@ class Session(Filling, Stepping):
 
     def _block_names(self, ids: list[int]) -> tuple[str, ...]:
         """Names of the path's KV blocks, where the engine keeps some."""
-        stack = self.manifest.kv_stack
-        if stack is None or not self.model.info.options.get("blocks"):
+        if not self.model.info.options.get("blocks"):
             return ()
-        return tuple(key.hex() for key in block_keys(self.manifest.model, ids, (), stack))
+        return tuple(key.hex() for key in self.manifest.block_keys(ids))
 
     # ---- back and aside -----------------------------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ from typing import Literal
 import numpy as np
 
 from runtime.records import TokenRun
+from runtime.session.manifest import AdapterSpan
 
 SegmentKind = Literal["prefix", "suffix", "prefill", "generated", "picked"]
 
@@ -109,6 +110,8 @@ class ContextReport:
     Attributes:
         divergence: Where the last `ensure_prefix` or `ensure_messages` could not take over what was there; None where
             it took everything.
+        adapters: Which of them each part is computed under: the tokens before an invocation are the base's, and so is their
+            KV. One span where nothing is activated on the way.
     """
 
     resident: int
@@ -121,6 +124,7 @@ class ContextReport:
     segments: tuple[Segment, ...]
     closed: bool
     divergence: Divergence | None = None
+    adapters: tuple[AdapterSpan, ...] = ()
 
 
 def token_hash(ids: Sequence[int]) -> str:

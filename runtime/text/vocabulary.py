@@ -51,7 +51,10 @@ def bytes_by_id(backend: tokenizers.Tokenizer) -> list[bytes]:
         table[token_id] = token_text_bytes(text, spelling)
     for token_id, added in backend.get_added_tokens_decoder().items():
         if token_id <= top:
-            table[token_id] = added.content.encode()
+            spaced = (
+                spelling == "sentencepiece" and not added.special
+            )  # Gemma's runs of spaces: the decoder knows no difference
+            table[token_id] = (added.content.replace(_SPACE, " ") if spaced else added.content).encode()
     return table
 
 

@@ -22,6 +22,7 @@ _BRACKET = re.compile(rb'["\[\]{}]')
 _INSIDE = re.compile(rb'[^"\\]*(?:\\.[^"\\]*)*', re.DOTALL)  # of a string, up to its quote or the end of what was read
 _SCALAR = re.compile(rb"[^ \t\r\n,\[\]{}:\"]*")
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+_ENDLESS = re.compile(rb"[0-9]{4000}")
 _QUOTE, _OPEN, _OPENS, _COMMA, _COLON = 0x22, b"[{", {0x5B: 0x5D, 0x7B: 0x7D}, 0x2C, 0x3A
 _END = -1
 
@@ -240,6 +241,10 @@ def strict(raw: bytes) -> Any:
         raise ValueError("it holds half of a character (a lone surrogate)") from fault
     except RecursionError as fault:
         raise ValueError("it is nested too deep") from fault
+    except ValueError as fault:
+        if _ENDLESS.search(raw):  # Python has words of its own for that, which are no help to whoever imports a file
+            raise ValueError("it holds a number of thousands of digits") from fault
+        raise
     return value
 
 

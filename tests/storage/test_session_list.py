@@ -71,6 +71,30 @@ def test_the_trash_keeps_everything_for_its_days(store: SessionStore, monkeypatc
     asyncio.run(run())
 
 
+def test_what_is_thrown_away_under_a_clock_that_was_set_back_stays_for_its_days(
+    store: SessionStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def run() -> None:
+        now = time.time()
+        assert await store.purge_trash() == 0  # as at every start
+        session, _, _ = await chat(store, "thrown away")
+        # given a clock that is years behind, under which the session is changed and thrown away
+        monkeypatch.setattr("time.time", lambda: now - 10 * 365 * 86_400)
+        await store.rename_session(session, "thrown away, renamed")
+        await store.trash_session(session)
+        assert await store.purge_trash() == 0
+        # when it is right again
+        monkeypatch.setattr("time.time", lambda: now + 86_400)
+        assert await store.purge_trash() == 0
+        (row,) = await store.trashed_sessions()
+        assert row.trashed_at is not None
+        assert row.trashed_at >= now
+        monkeypatch.setattr("time.time", lambda: now + 31 * 86_400)
+        assert await store.purge_trash() == 1
+
+    asyncio.run(run())
+
+
 def test_purging_leaves_nothing_behind(path: Path) -> None:
     async def purge(store: SessionStore) -> None:
         parent = None

@@ -20,7 +20,7 @@ HELD = CacheView(
     working_bytes=0,
     found=312,
     ended="the text goes on otherwise here",
-    largest=(EdgeView(" in April?", 40, 1_840_000, 1), EdgeView("<b>rains</b>\x1b[31m", 12, 552_000, 0)),
+    largest=(EdgeView(" in April?", 40, 1_840_000, 1), EdgeView("<b>rains</b>\x1b[31m", 12, 552_000, 0, "poet × 0.5")),
 )
 
 

@@ -161,6 +161,7 @@ class FakeModels(FakeSetups):
     async def hints(self) -> frozenset[str]:
         return self.left_hints
 
-    async def dismiss_hint(self, name: str) -> None:
+    async def dismiss_hint(self, name: str) -> bool:
         self._note("dismiss_hint", name)
-        self.left_hints -= {name}
+        held, self.left_hints = self.left_hints, self.left_hints - {name}
+        return name in held

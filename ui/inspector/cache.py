@@ -12,7 +12,7 @@ from ui.inspector.facts import Facts
 from ui.inspector.words import percent
 from ui.numbers import count, size
 from ui.parts import button, row, words
-from ui.port import CacheCheck, CacheView, EngineState, StatusView, Tier
+from ui.port import CacheCheck, CacheView, EdgeView, EngineState, StatusView, Tier
 from ui.transcript.visible import one_line
 from ui.widgets import Caption
 
@@ -86,7 +86,7 @@ class CacheTab(QWidget):
         self.ended.setText("" if view is None or not view.ended else looked.format(count(view.found), view.ended))
         self._fill(self.trie, {} if view is None else self._of_trie(view))
         edges = enumerate(() if view is None else view.largest, 1)  # two may end in the same words
-        self._fill(self.edges, {f"{n}  …{_end(edge.tail)}": f"{count(edge.tokens)} · {size(edge.bytes)}" for n, edge in edges})
+        self._fill(self.edges, {f"{n}  …{_end(edge.tail)}": _held(edge) for n, edge in edges})
         self._show_memory()
         self._refresh()
 
@@ -98,6 +98,10 @@ class CacheTab(QWidget):
                 count(check.tokens), count(check.entries), check.difference, first
             )
         )
+
+    def cleared(self, freed: int) -> str:
+        """What is said after it was emptied of so many bytes."""
+        return self.tr("the cache is empty: {0} let go. Texts stay; what is read again is computed again").format(size(freed))
 
     def say(self, text: str) -> None:
         """What came of what was asked."""
@@ -207,6 +211,11 @@ class CacheTab(QWidget):
             Tier.DISK: self.tr("on disk"),
             Tier.COLD: self.tr("cold, to be computed"),
         }[tier]
+
+
+def _held(edge: EdgeView) -> str:
+    under = f" · {one_line(edge.adapters)}" if edge.adapters else ""
+    return f"{count(edge.tokens)} · {size(edge.bytes)}{under}"
 
 
 def _end(tail: str) -> str:

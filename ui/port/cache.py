@@ -8,12 +8,13 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True)
 class EdgeView:
-    """One edge of the trie: its last words, its tokens, its bytes, and how many running requests hold it."""
+    """One edge of the trie: its last words, its tokens, its bytes, how many running requests hold it, and its adapters."""
 
     tail: str
     tokens: int
     bytes: int
     leases: int
+    adapters: str = ""  # which it was computed under, in words; empty for the model alone
 
 
 @dataclass(frozen=True, slots=True)

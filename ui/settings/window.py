@@ -109,7 +109,13 @@ class SettingsWindow(QWidget):
             "preset", choices.get("preset", ()), values.preset, lambda name: name or self.tr("Elsewise's own")
         )
         names = {"system": self.tr("as the system"), "light": self.tr("light"), "dark": self.tr("dark")}
-        self.appearance.show_choice("scheme", tuple(names), values.scheme, lambda name: names.get(name, name))
+        names |= {"normal": self.tr("normal"), "high": self.tr("high"), "reduced": self.tr("reduced")}
+        for row, looks in (
+            ("scheme", ("system", "light", "dark")),
+            ("contrast", ("system", "normal", "high")),
+            ("motion", ("system", "reduced")),
+        ):
+            self.appearance.show_choice(row, looks, getattr(values, row), lambda name: names.get(name, name))
         self.appearance.show_number("text_percent", values.text_percent)
         if view.data is not None:
             self.data.show_data(view.data)
@@ -189,6 +195,8 @@ class SettingsWindow(QWidget):
     def _appearance(self) -> Rows:
         rows = self._rows()
         rows.add_choice("scheme", self.tr("Colours"), now=True)
+        rows.add_choice("contrast", self.tr("Contrast"), now=True)
+        rows.add_choice("motion", self.tr("Motion"), now=True, hint=self.tr("Reduced: nothing fades."))
         rows.add_number("text_percent", self.tr("Text size"), least=80, most=200, unit="%", now=True, step=10)
         rows.add_choice("colours", self.tr("Colour tokens by"), now=True)
         return rows

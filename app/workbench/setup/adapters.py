@@ -16,7 +16,17 @@ if TYPE_CHECKING:
 
 def engine_name(choice: AdapterChoice) -> str:
     """What the engine calls it: two folders of one name are two adapters."""
-    return f"{choice.name}-{hashlib.sha256(choice.folder.encode()).hexdigest()[:8]}"
+    return f"{choice.name}-{_mark_of(choice.folder)}"
+
+
+def _mark_of(folder: str) -> str:
+    return hashlib.sha256(folder.encode()).hexdigest()[:8]
+
+
+def in_words(stack: Stack, known: Sequence[AdapterInfo]) -> str:
+    """Adapters by the digests of their numbers, as people know them: "pirate × 0.5 + judge × 1"; empty for none."""
+    names = {info.digest: info.name.removesuffix(f"-{_mark_of(info.folder)}") for info in known if info.digest is not None}
+    return " + ".join(f"{names.get(digest, digest[:8])} × {scale:g}" for digest, scale in stack)
 
 
 def stack_of(choices: Sequence[AdapterChoice] | None) -> Stack | None:

@@ -255,6 +255,11 @@ class Setups:
         async with self._moving:
             return await bring(model, choices)
 
+    def lacks(self, session: OpenSession, model: LanguageModel) -> bool:
+        """Whether an adapter of a session is not in place."""
+        there = {adapter.name for adapter in model.info.adapters if adapter.loaded}
+        return not {engine_name(choice) for choice in values_of(session).adapters if choice.on} <= there
+
     async def speaker(self, session: OpenSession, model: LanguageModel) -> Speaker:
         """The model under the adapters of a session, for a query.
 

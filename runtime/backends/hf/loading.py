@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -63,17 +63,20 @@ def load_model(source: ModelFolder | tuple[Any, Any], options: LoadOptions) -> L
     with offloading(options, device, source.name) as offload:
         try:
             with _weights_told():
-                model = AutoModelForCausalLM.from_pretrained(
+                model, found = AutoModelForCausalLM.from_pretrained(
                     source.path,
                     dtype=_dtype(options.dtype, device),
                     attn_implementation=None if options.attention == "auto" else options.attention,
                     use_safetensors=True,
                     local_files_only=True,
+                    output_loading_info=True,
                     generation_config=GenerationConfig(),  # the model's own is read by us, a poor one must not stop it
                     **({} if offload is None else offload.arguments),
                 )
         except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
             raise ModelLoadError(f"transformers cannot load {source.name}: {error}") from error
+        if found["missing_keys"]:  # the library fills them with random numbers
+            raise ModelLoadError(_missing(source.name, found["missing_keys"]))
         model = model.eval()
         if offload is None:
             model = model.to(device)
@@ -114,6 +117,12 @@ def _weights_told() -> Iterator[None]:
 def _bar(make: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The bar of a loop of transformers'; the one over weights is ours."""
     return told(args[0]) if args and kwargs.get("desc") == "Loading weights" else make(*args, **kwargs)
+
+
+def _missing(name: str, keys: Iterable[str]) -> str:
+    first, *others = sorted(keys)
+    more = f" and {len(others):,} more" if others else ""
+    return f"{name}: its weights lack {first}{more}; fetch the model again"
 
 
 def pick_device(wanted: str) -> torch.device:

@@ -11,9 +11,15 @@ from typing import Any
 import mlx.core as mx
 from mlx.nn.layers.base import Module
 
+from runtime.backends.mlx import gemma2
 from runtime.errors import UnsupportedFeatureError
 
-PROVEN = frozenset({"llama", "qwen3", "gpt2", "gemma3_text", "mistral", "mamba", "lfm2", "falcon_h1"})  # by our own tests
+PROVEN = frozenset(  # by our own tests
+    {
+        *("llama", "qwen2", "qwen3", "gpt2", "gemma2", "gemma3_text", "mistral", "phi3"),
+        *("mamba", "lfm2", "falcon_h1"),
+    }
+)
 
 
 def completed(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -31,8 +37,8 @@ def completed(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def hidden_window(config: Mapping[str, Any]) -> int | None:
-    """A sliding window in all layers that mlx-lm ignores: its llama class, which serves mistral, knows none."""
-    return config.get("sliding_window") if config.get("model_type") == "mistral" else None
+    """A sliding window in all layers that mlx-lm ignores: its llama class, which serves mistral, and its phi3 know none."""
+    return config.get("sliding_window") if config.get("model_type") in ("mistral", "phi3") else None
 
 
 def class_lookup(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -52,6 +58,8 @@ def correct(model: Any, config: Mapping[str, Any]) -> None:
     """Changes a loaded model in place where its class rounds what transformers does not."""
     if config.get("model_type") == "gemma3_text":
         _exact_embedding_scale(model.model, int(config["hidden_size"]))
+    if config.get("model_type") == "gemma2":
+        gemma2.put_right(model, config)
 
 
 class SelectRows:

@@ -54,7 +54,7 @@ def load_model(source: ModelFolder | tuple[Any, Any], options: LoadOptions) -> L
     config = completed(source.config)
     try:
         model, config = load_mlx_model(source.path, model_config=config, lazy=True, **class_lookup(config))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
         raise ModelLoadError(f"mlx-lm cannot load {source.name}: {error}") from error
     dtype = _cast(model, options.dtype)
     limits, free = _limited(model, options)

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from runtime.errors import ModelLoadError
-from runtime.loading.gguf.decoder import FAMILIES, DecoderShape, Tensor, check_tensors
+from runtime.loading.gguf.decoder import DecoderShape, Tensor, check_tensors
 from runtime.loading.gguf.dequantise import UNPACKERS
+from runtime.loading.gguf.families import FAMILIES, WORKS
 from runtime.loading.gguf.header import read_header
 from runtime.loading.gguf.layout import GgufHeader
 
@@ -35,8 +36,7 @@ def check(path: Path) -> Checked:
     """
     header = read_header(path)
     if header.architecture not in FAMILIES:
-        works = ", ".join(FAMILIES)
-        raise ModelLoadError(f"{path}: the architecture {header.architecture!r} cannot be imported from GGUF; {works} can")
+        raise ModelLoadError(f"{path}: the architecture {header.architecture!r} cannot be imported from GGUF; {WORKS} can")
     shape = DecoderShape.of(header)
     tensors = check_tensors(header, shape)
     for tensor in tensors:

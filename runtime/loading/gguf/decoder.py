@@ -1,48 +1,35 @@
-"""GGUF's decoders of llama's build in Hugging Face's layout: tensor names, shapes, row order, config.json.
-
-A family differs from llama in a few parts of its attention. Each is proven equal to transformers on a tiny model
-(`tests/runtime/loading/test_import.py`).
-"""
+"""GGUF's decoders in Hugging Face's layout: sizes, tensor names, shapes, row order, config.json."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from runtime.errors import ModelLoadError
+from runtime.loading.gguf.families import FAMILIES, Family, family_of
 from runtime.loading.gguf.layout import GgufHeader
+from runtime.loading.gguf.numbers import fault, positive, whole
+from runtime.loading.gguf.rope import FACTORS, MAX_CONTEXT, rope_parameters
 
-MAX_LAYERS, MAX_WIDTH, MAX_CONTEXT = 1024, 1 << 18, 1 << 27
+MAX_LAYERS, MAX_WIDTH = 1024, 1 << 18
 
+# Norms of a layer, there and here, from its input to its output
+_NORMS = (("attn_norm", "input_layernorm"), ("ffn_norm", "post_attention_layernorm"))
+_GEMMA_NORMS = (
+    ("attn_norm", "input_layernorm"),
+    ("post_attention_norm", "post_attention_layernorm"),
+    ("ffn_norm", "pre_feedforward_layernorm"),
+    ("post_ffw_norm", "post_feedforward_layernorm"),
+)
 
-@dataclass(frozen=True, slots=True)
-class Family:
-    """What sets an architecture apart.
-
-    Attributes:
-        model_type: In config.json.
-        transformers: The class of the model there.
-        interleaved: Whether rows of q and k lie in GGUF in llama.cpp's order of rotary pairs.
-        biased: Whether q, k and v have biases.
-        normed: Whether q and k go through norms, a head at a time.
-    """
-
-    model_type: str
-    transformers: str
-    interleaved: bool = False
-    biased: bool = False
-    normed: bool = False
-
-
-FAMILIES = {  # by general.architecture
-    "llama": Family("llama", "LlamaForCausalLM", interleaved=True),
-    "qwen2": Family("qwen2", "Qwen2ForCausalLM", biased=True),
-    "qwen3": Family("qwen3", "Qwen3ForCausalLM", normed=True),
-}
+# Keys that change what a model computes, of which llama.cpp takes these families' to have none
+_FOREIGN = (
+    *("attention.scale", "attention.clamp_kqv", "attention.temperature_scale", "attention.max_alibi_bias"),
+    *("logit_scale", "residual_scale", "embedding_scale"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +40,7 @@ class Tensor:
     target: str
     shape: tuple[int, ...]
     permuted_heads: int = 0  # rows of q and k are interleaved per head in GGUF; 0: not permuted
+    excess: float = 0.0  # how much higher its values are in GGUF
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +56,13 @@ class DecoderShape:
     head_dim: int
     vocabulary: int
     context: int
-    rope_theta: float
     norm_eps: float
     tied: bool
+    rope: Mapping[str, Any]  # transformers' rope_parameters; of the layers with full attention
+    window: int | None = None  # tokens that sliding layers see, the token itself among them
+    full_every: int = 1  # as in `Family`
+    local_theta: float = 10000.0  # the base of the frequencies in sliding layers, where they have one of their own
+    caps: tuple[float, float] = (50.0, 30.0)  # of attention scores and logits, where the family has them
 
     @classmethod
     def of(cls, header: GgufHeader) -> DecoderShape:
@@ -79,60 +71,87 @@ class DecoderShape:
         Raises:
             ModelLoadError: A number is missing or absurd, or the file uses a feature that is not supported.
         """
-        _refuse_unsupported(header)
         name = header.architecture
-        hidden = _whole(header, f"{name}.embedding_length", MAX_WIDTH)
-        heads = _whole(header, f"{name}.attention.head_count", 4096)
-        head_dim = _whole(header, f"{name}.attention.key_length", 4096, hidden // heads)
+        _refuse_unsupported(header)
+        hidden = whole(header, f"{name}.embedding_length", MAX_WIDTH)
+        heads = whole(header, f"{name}.attention.head_count", 4096)
+        head_dim = whole(header, f"{name}.attention.key_length", 4096, hidden // heads)
+        context = whole(header, f"{name}.context_length", MAX_CONTEXT)
+        window = _window(header, context)
+        family = family_of(name, window)
+        rotated = whole(header, f"{name}.rope.dimension_count", head_dim, head_dim)
+        theta = positive(header, f"{name}.rope.freq_base", None if name == "gemma3" else 10000.0)
+        rope = rope_parameters(header, theta, rotated)
         shape = cls(
-            family=FAMILIES[name],
-            layers=_whole(header, f"{name}.block_count", MAX_LAYERS),
+            family=family,
+            layers=whole(header, f"{name}.block_count", MAX_LAYERS),
             hidden=hidden,
-            intermediate=_whole(header, f"{name}.feed_forward_length", MAX_WIDTH * 8),
+            intermediate=whole(header, f"{name}.feed_forward_length", MAX_WIDTH * 8),
             heads=heads,
-            kv_heads=_whole(header, f"{name}.attention.head_count_kv", heads, heads),
+            kv_heads=whole(header, f"{name}.attention.head_count_kv", heads, heads),
             head_dim=head_dim,
             vocabulary=_vocabulary(header),
-            context=_whole(header, f"{name}.context_length", MAX_CONTEXT),
-            rope_theta=_positive(header, f"{name}.rope.freq_base", 10000.0),
-            norm_eps=_positive(header, f"{name}.attention.layer_norm_rms_epsilon", 1e-5),
-            tied="output.weight" not in header.tensors,
+            context=context,
+            norm_eps=positive(header, f"{name}.attention.layer_norm_rms_epsilon", 1e-5),
+            tied=family.gemma or "output.weight" not in header.tensors,
+            rope=rope if rotated == head_dim else {**rope, "partial_rotary_factor": rotated / head_dim},
+            window=window,
+            full_every=whole(header, f"{name}.attention.sliding_window_pattern", MAX_LAYERS, family.full_every),
+            local_theta=positive(header, f"{name}.rope.freq_base_swa", 10000.0),
+            caps=(
+                positive(header, f"{name}.attn_logit_softcapping", 50.0),
+                positive(header, f"{name}.final_logit_softcapping", 30.0),
+            ),
         )
-        for key, expected in ((f"{name}.rope.dimension_count", head_dim), (f"{name}.attention.value_length", head_dim)):
-            if header.metadata.get(key, expected) != expected:
-                raise _fault(header, f"{key} is {header.metadata[key]!r} where the head size is {expected}: not supported")
-        if shape.family.model_type == "qwen2" and head_dim * heads != hidden:  # its config has no size of a head
-            raise _fault(header, f"{heads} heads of {head_dim} are not as wide as the model, {hidden}: not supported")
-        if head_dim % 2 or shape.heads % shape.kv_heads:
-            raise _fault(header, f"{heads} heads of {head_dim} over {shape.kv_heads} KV heads do not fit together")
+        _check(header, shape, rotated)
         return shape
 
     def tensors(self) -> Iterator[Tensor]:
         """Every tensor the model consists of, in writing order."""
-        q, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        excess = 1.0 if self.family.gemma else 0.0
         yield Tensor("token_embd.weight", "model.embed_tokens.weight", (self.vocabulary, self.hidden))
         for n in range(self.layers):
             there, here = f"blk.{n}", f"model.layers.{n}"
-            yield Tensor(f"{there}.attn_norm.weight", f"{here}.input_layernorm.weight", (self.hidden,))
-            for part, rows, permuted in (("q", q, self.heads), ("k", kv, self.kv_heads), ("v", kv, 0)):
-                source, target = f"{there}.attn_{part}", f"{here}.self_attn.{part}_proj"
-                heads = permuted if self.family.interleaved else 0
-                yield Tensor(f"{source}.weight", f"{target}.weight", (rows, self.hidden), heads)
-                if self.family.biased:
-                    yield Tensor(f"{source}.bias", f"{target}.bias", (rows,))
-                if self.family.normed and part != "v":
-                    yield Tensor(f"{source}_norm.weight", f"{here}.self_attn.{part}_norm.weight", (self.head_dim,))
-            yield Tensor(f"{there}.attn_output.weight", f"{here}.self_attn.o_proj.weight", (self.hidden, q))
-            yield Tensor(f"{there}.ffn_norm.weight", f"{here}.post_attention_layernorm.weight", (self.hidden,))
-            yield Tensor(f"{there}.ffn_gate.weight", f"{here}.mlp.gate_proj.weight", (self.intermediate, self.hidden))
-            yield Tensor(f"{there}.ffn_up.weight", f"{here}.mlp.up_proj.weight", (self.intermediate, self.hidden))
-            yield Tensor(f"{there}.ffn_down.weight", f"{here}.mlp.down_proj.weight", (self.hidden, self.intermediate))
-        yield Tensor("output_norm.weight", "model.norm.weight", (self.hidden,))
+            norms = [
+                Tensor(f"{there}.{source}.weight", f"{here}.{target}.weight", (self.hidden,), excess=excess)
+                for source, target in (_GEMMA_NORMS if self.family.gemma else _NORMS)
+            ]
+            yield norms[0]
+            yield from self._attention(there, f"{here}.self_attn")
+            yield from norms[1:3]
+            yield from self._mlp(there, f"{here}.mlp")
+            yield from norms[3:]
+        yield Tensor("output_norm.weight", "model.norm.weight", (self.hidden,), excess=excess)
         if not self.tied:
             yield Tensor("output.weight", "lm_head.weight", (self.vocabulary, self.hidden))
 
+    def _attention(self, there: str, here: str) -> Iterator[Tensor]:
+        q, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        parts = (("q", q, self.heads), ("k", kv, self.kv_heads), ("v", kv, 0))
+        if self.family.fused:
+            yield Tensor(f"{there}.attn_qkv.weight", f"{here}.qkv_proj.weight", (q + 2 * kv, self.hidden))
+        for part, rows, permuted in () if self.family.fused else parts:
+            heads = permuted if self.family.interleaved else 0
+            yield Tensor(f"{there}.attn_{part}.weight", f"{here}.{part}_proj.weight", (rows, self.hidden), heads)
+            if self.family.biased:
+                yield Tensor(f"{there}.attn_{part}.bias", f"{here}.{part}_proj.bias", (rows,))
+            if self.family.normed and part != "v":
+                excess = 1.0 if self.family.gemma else 0.0
+                target = f"{here}.{part}_norm.weight"
+                yield Tensor(f"{there}.attn_{part}_norm.weight", target, (self.head_dim,), excess=excess)
+        yield Tensor(f"{there}.attn_output.weight", f"{here}.o_proj.weight", (self.hidden, q))
+
+    def _mlp(self, there: str, here: str) -> Iterator[Tensor]:
+        up = (self.intermediate, self.hidden)
+        if self.family.fused:
+            yield Tensor(f"{there}.ffn_up.weight", f"{here}.gate_up_proj.weight", (2 * self.intermediate, self.hidden))
+        else:
+            yield Tensor(f"{there}.ffn_gate.weight", f"{here}.gate_proj.weight", up)
+            yield Tensor(f"{there}.ffn_up.weight", f"{here}.up_proj.weight", up)
+        yield Tensor(f"{there}.ffn_down.weight", f"{here}.down_proj.weight", up[::-1])
+
     def config(self) -> dict[str, Any]:
-        """config.json, rope in both spellings."""
+        """config.json; of rope both spellings where there is one base alone."""
         return {
             "architectures": [self.family.transformers],
             "model_type": self.family.model_type,
@@ -146,13 +165,39 @@ class DecoderShape:
             "max_position_embeddings": self.context,
             "hidden_act": "silu",
             "rms_norm_eps": self.norm_eps,
-            "rope_theta": self.rope_theta,
-            "rope_parameters": {"rope_type": "default", "rope_theta": self.rope_theta},
+            "rope_theta": self.rope["rope_theta"],
+            "rope_parameters": dict(self.rope),
             "tie_word_embeddings": self.tied,
             "attention_bias": False,  # qwen2's are there without being asked for
             "mlp_bias": False,
             "dtype": "float32",
+            **({"sliding_window": self.window} if self.family.windowed else {}),
+            **(self._phi3() if self.family.fused else {}),
+            **(self._gemma() if self.family.gemma else {}),
         }
+
+    def _phi3(self) -> dict[str, Any]:
+        """What else transformers takes to be as in the model that was published."""
+        return {"original_max_position_embeddings": self.context, "pad_token_id": None}
+
+    def _gemma(self) -> dict[str, Any]:
+        """What the config of a Gemma says besides."""
+        kinds = ["full_attention" if (n + 1) % self.full_every == 0 else "sliding_attention" for n in range(self.layers)]
+        found: dict[str, Any] = {
+            "hidden_act": "gelu_pytorch_tanh",
+            "hidden_activation": "gelu_pytorch_tanh",
+            "layer_types": kinds,
+            "sliding_window_pattern": self.full_every,
+            # the file does not name it; llama.cpp tells the largest model by its layers
+            "query_pre_attn_scalar": self.hidden // self.heads if self.layers == self.family.largest else self.head_dim,
+            "attn_logit_softcapping": self.caps[0] if self.family.capped else None,
+            "final_logit_softcapping": self.caps[1] if self.family.capped else None,
+        }
+        if self.family.model_type == "gemma3_text":
+            local = {"rope_type": "default", "rope_theta": self.local_theta}
+            found["rope_parameters"] = {"full_attention": dict(self.rope), "sliding_attention": local}
+            found["rope_local_base_freq"] = self.local_theta
+        return found
 
 
 def check_tensors(header: GgufHeader, shape: DecoderShape) -> list[Tensor]:
@@ -165,12 +210,12 @@ def check_tensors(header: GgufHeader, shape: DecoderShape) -> list[Tensor]:
     for tensor in wanted:
         info = header.tensors.get(tensor.source)
         if info is None:
-            raise _fault(header, f"the tensor {tensor.source} is missing")
+            raise fault(header, f"the tensor {tensor.source} is missing")
         if info.shape != tensor.shape:
-            raise _fault(header, f"{tensor.source} has the shape {info.shape}, the sizes say {tensor.shape}")
-    extra = sorted(header.tensors.keys() - {tensor.source for tensor in wanted})
+            raise fault(header, f"{tensor.source} has the shape {info.shape}, the sizes say {tensor.shape}")
+    extra = sorted(header.tensors.keys() - {tensor.source for tensor in wanted} - {FACTORS})  # those were read with the sizes
     if extra:
-        raise _fault(
+        raise fault(
             header, f"the tensor {extra[0]} is not part of a plain {header.architecture} (of {len(extra)} such): not supported"
         )
     return wanted
@@ -183,40 +228,60 @@ def unpermuted(weight: npt.NDArray[np.float32], heads: int) -> npt.NDArray[np.fl
     return pairs.swapaxes(1, 2).reshape(rows, columns)
 
 
+def _check(header: GgufHeader, shape: DecoderShape, rotated: int) -> None:
+    """What does not fit together."""
+    name, family, head_dim = header.architecture, shape.family, shape.head_dim
+    for key, found in (("rope.dimension_count", rotated), ("attention.value_length", None)):
+        said = header.metadata.get(f"{name}.{key}", head_dim) if found is None else found
+        if said != head_dim and not (family.fused and found):
+            raise fault(header, f"{name}.{key} is {said!r} where the head size is {head_dim}: not supported")
+    if family.narrow and head_dim * shape.heads != shape.hidden:
+        raise fault(header, f"{shape.heads} heads of {head_dim} are not as wide as the model, {shape.hidden}: not supported")
+    if head_dim % 2 or rotated % 2 or shape.heads % shape.kv_heads:
+        raise fault(header, f"{shape.heads} heads of {head_dim} over {shape.kv_heads} KV heads do not fit together")
+    if shape.rope["rope_type"] not in family.ropes:
+        raise fault(header, f"rope scaling of the kind {shape.rope['rope_type']!r} in a {name} is not supported")
+    if not family.gemma and shape.full_every != 1:
+        raise fault(
+            header, f"{name}.attention.sliding_window_pattern is {shape.full_every}: not supported in this architecture"
+        )
+    if family.gemma and shape.window is None:
+        raise fault(header, f"{name}.attention.sliding_window is missing")
+    if family.gemma and shape.hidden % shape.heads and shape.layers == family.largest:
+        raise fault(header, f"{shape.heads} heads do not divide the width {shape.hidden}")
+    if not family.capped and header.metadata.get(f"{name}.final_logit_softcapping"):
+        raise fault(header, f"{name}.final_logit_softcapping is not supported")
+
+
+def _window(header: GgufHeader, context: int) -> int | None:
+    """Tokens that a sliding layer sees; None where the file names none, or as many as the context has."""
+    key = f"{header.architecture}.attention.sliding_window"
+    if not header.metadata.get(key):  # llama.cpp writes 0 for none
+        return None
+    window = whole(header, key, 1 << 31)
+    if window >= context and not FAMILIES[header.architecture].gemma:
+        return None
+    if not (FAMILIES[header.architecture].windowed or header.architecture == "llama"):
+        raise fault(header, f"{key} is {window:,}: a sliding window in this architecture is not supported")
+    return window
+
+
 def _refuse_unsupported(header: GgufHeader) -> None:
-    scaling = header.metadata.get(f"{header.architecture}.rope.scaling.type", "none")
-    if scaling != "none" or "rope_freqs.weight" in header.tensors:
-        raise _fault(header, "rope scaling in a GGUF is not supported; use the model's own folder")
     if header.metadata.get(f"{header.architecture}.expert_count", 0):
-        raise _fault(header, "mixtures of experts in a GGUF are not supported; use the model's own folder")
+        raise fault(header, "mixtures of experts in a GGUF are not supported; use the model's own folder")
     if header.metadata.get("split.count", 1) != 1:
-        raise _fault(header, "one part of a split GGUF: join the parts with llama-gguf-split --merge first")
+        raise fault(header, "one part of a split GGUF: join the parts with llama-gguf-split --merge first")
+    foreign = next((key for key in _FOREIGN if header.metadata.get(f"{header.architecture}.{key}")), None)
+    if foreign is not None:
+        raise fault(header, f"{header.architecture}.{foreign} is not supported; use the model's own folder")
 
 
 def _vocabulary(header: GgufHeader) -> int:
     embedding = header.tensors.get("token_embd.weight")
     if embedding is None or len(embedding.shape) != 2:
-        raise _fault(header, "the tensor token_embd.weight is missing or has no two dimensions")
+        raise fault(header, "the tensor token_embd.weight is missing or has no two dimensions")
     rows = embedding.shape[0]
     said = header.metadata.get(f"{header.architecture}.vocab_size", rows)
     if said != rows:
-        raise _fault(header, f"{header.architecture}.vocab_size is {said!r}, the embedding has {rows:,} rows")
+        raise fault(header, f"{header.architecture}.vocab_size is {said!r}, the embedding has {rows:,} rows")
     return rows
-
-
-def _whole(header: GgufHeader, key: str, limit: int, default: int | None = None) -> int:
-    value = header.metadata.get(key, default)
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= limit:
-        raise _fault(header, f"{key} is {'missing' if value is None else repr(value)}; 1 to {limit:,} is possible")
-    return value
-
-
-def _positive(header: GgufHeader, key: str, default: float) -> float:
-    value = header.metadata.get(key, default)
-    if not isinstance(value, float) or not 0 < value < 1e12:
-        raise _fault(header, f"{key} is {value!r}, not a positive number")
-    return float(str(np.float32(value)))  # 1e-05, as the model's own config says, not 9.999999747378752e-06
-
-
-def _fault(header: GgufHeader, what: str) -> ModelLoadError:
-    return ModelLoadError(f"{header.path}: {what}")

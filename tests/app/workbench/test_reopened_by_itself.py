@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -143,6 +144,93 @@ def test_of_continuations_that_said_nothing_the_turn_shown_says_it(play: Play) -
         await until(lambda: noted(s)[-1:] == [DONE])
         assert (await s.last(session_id)).note == DONE
         assert s.engine.starts == 2
+
+    play(scene)
+
+
+def test_a_continuation_that_ended_before_the_engine_did_is_no_answer_that_went_well(play: Play) -> None:
+    async def scene(s: Scene) -> None:
+        watched(s)
+        session_id, old = await answered(s)
+
+        async def cut_short() -> set[str]:
+            """Of three, some have come to their end when the engine dies; what the others say."""
+            s.engine.dies_after = 3 * 12 - 1
+            await s.workbench.continue_many(session_id, old.node_id, own_tokens(old)[2], 3)
+            notes = [column.note for column in last_columns(s).columns]
+            assert 0 < sum(not note for note in notes) < 3
+            return set(notes) - {""}
+
+        assert await cut_short() == {CUT_OFF}
+        await until(lambda: last_columns(s).note == DONE)
+        # a second time the engine stays down, although two of the three ended by themselves
+        assert await cut_short() == {STOPPED}
+        await until(lambda: not s.workbench._chores._tasks)
+        assert (s.engine.starts, s.workbench.status.engine) == (2, EngineState.DIED)
+        # whoever asks again gets an engine; continuations that all come to their end have gone well
+        await s.workbench.continue_many(session_id, old.node_id, own_tokens(old)[2], 3)
+        assert s.engine.starts == 3
+        assert await cut_short() == {CUT_OFF}
+        await until(lambda: last_columns(s).note == DONE)
+        assert s.engine.starts == 4
+        # and so has an answer after a fan, and a fan after an answer
+        assert await cut_short() == {STOPPED}
+        await s.workbench.send(session_id, "two")
+        s.engine.dies_after = 3
+        await s.workbench.send(session_id, "three")
+        await until(lambda: noted(s)[-1:] == [DONE])
+        assert s.engine.starts == 6
+
+    play(scene)
+
+
+@pytest.mark.parametrize("how", ["stopped", "failed"])
+def test_an_answer_that_says_nothing_has_not_gone_well(play: Play, how: str) -> None:
+    async def scene(s: Scene) -> None:
+        watched(s)
+        s.engine.options["context_length"] = 1_000
+        session_id = await s.asked("one")
+        s.engine.dies_after = 3
+        await s.workbench.send(session_id, "two")
+        await until(lambda: noted(s)[-1:] == [DONE])
+        # given a message that comes to nothing
+        if how == "stopped":
+            s.engine.holds_after = 0
+            sending = asyncio.create_task(s.workbench.send(session_id, "three"))
+            await until(lambda: len(s.engine.prompts) == 3)
+            s.workbench.stop(session_id)
+            await sending
+            s.engine.holds_after = None
+        else:
+            await s.workbench.send(session_id, "x" * 2_000)
+            assert "context" in (await s.last(session_id)).note
+        # when the engine dies once more, it is not started by itself
+        s.engine.dies_after = 3
+        await s.workbench.send(session_id, "four")
+        assert (await s.last(session_id)).note == STOPPED
+        assert s.engine.starts == 2
+
+    play(scene)
+
+
+def test_what_is_gone_before_the_engine_has_started_again_is_not_asked_for(play: Play) -> None:
+    async def scene(s: Scene) -> None:
+        watched(s)
+        session_id = await s.asked("one")
+        s.engine.dies_after, s.engine.loading = 0, asyncio.Event()
+        await s.workbench.send(session_id, "two")
+        assert (await s.last(session_id)).note == UNDER_WAY
+        lost = (await s.last(session_id)).node_id
+        # when somebody leaves the answer that said nothing, it is taken away
+        (task,) = s.workbench._chores._tasks
+        session = s.workbench._sessions.opened(session_id)
+        await s.workbench._sessions.take_back(session, lost)
+        assert lost not in session.tree.nodes
+        s.engine.loading.set()
+        await task
+        # then what is shown instead is read
+        assert (s.workbench.status.engine, s.engine.starts) == (EngineState.READY, 2)
+        assert {turn.tier for turn in (await s.view(session_id)).turns if len(turn.run)} == {Tier.WARM}
 
     play(scene)
 

@@ -170,8 +170,7 @@ def test_a_session_under_adapters_is_resumed_under_the_same_numbers_whatever_the
             model.resume(snapshot)
         model.add_adapter(folder, "buccaneer")
         model.load_adapter("buccaneer")
-        stack = tuple((digest, scale) for _, scale, digest in snapshot.manifest.adapters)
-        names = block_keys(model.info.kv_fingerprint, snapshot.ids, (), stack)
+        names = block_keys(model.info.kv_fingerprint, snapshot.ids, (), model.info.uses_under(["buccaneer"]))
         assert snapshot.blocks == tuple(name.hex() for name in names)
         with model.resume(snapshot) as session:
             rest = [record.token_id for record in session.go_on_sync()]

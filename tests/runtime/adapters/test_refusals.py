@@ -76,6 +76,7 @@ def spoil(folder: Path, act: Callable[[dict[str, Any]], None]) -> None:
         ({"rank_pattern": [4]}, "rank_pattern is a mapping"),
         ({"alora_invocation_tokens": []}, "a list of token ids"),
         ({"alora_invocation_tokens": ["a"]}, "a list of token ids"),
+        ({"alora_invocation_tokens": [5] * 1_025}, "has 1,025 ids, at most 1,024 are looked for"),
         ({"alora_invocation_tokens": [5, 1_000]}, "invocation token 1,000 is outside the vocabulary of 1,000"),
         ({"base_model_name_or_path": "org/SomethingElse-7B"}, "made for org/SomethingElse-7B, and this is tiny-llama"),
     ],

@@ -22,7 +22,10 @@ TOLERANCE = 1e-4  # nats, float32, tiny models
 PACKED = {"auto": 0.0, "float16": TOLERANCE, "bfloat16": 0.1, "int8": 0.1, "int4": 0.1}  # beside the same weights, whole
 RESTED = {"auto": TOLERANCE, "q8": 0.5}  # and where KV has rested quantised; the tiny models' weights are large on purpose
 
-HF = ("llama", "llama_wide", "qwen3", "gpt2", "gemma3", "gemma3_80", "mistral", "mamba", "lfm2", "falcon_h1")
+HF = (
+    *("llama", "llama_wide", "qwen2", "qwen3", "gpt2", "gemma2", "gemma3", "gemma3_80", "mistral", "phi3"),
+    *("mamba", "lfm2", "falcon_h1"),
+)
 RECURRENT = ("mamba", "lfm2", "falcon_h1", "recurrent")
 
 

@@ -318,7 +318,7 @@ def test_info_is_honest(loaded: Loaded) -> None:
     assert info.vocab_size == (1024 if loaded.name == "llama_wide" else 1000)
     assert info.architecture.startswith(loaded.name.split("_")[0])
     assert ("recurrent" in info.attention_kinds) == loaded.recurrent
-    assert ("sliding" in info.attention_kinds) == (loaded.name in ("gemma3", "gemma3_80", "mistral"))
+    assert ("sliding" in info.attention_kinds) == (loaded.name in ("gemma2", "gemma3", "gemma3_80", "mistral", "phi3"))
     assert (info.capabilities == ("tree",)) == (not loaded.recurrent)
     assert info.parameters > 50_000
     assert info.dtype == "float32"

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.blocks.chain import Link, cells
+from runtime.adapters.routes import Routing
+from runtime.blocks.chain import Link, block_keys, cells
 
 BASE, OTHER = "f" * 64, ("f" * 64, (("a" * 64, 0.5),))
 
@@ -68,3 +69,44 @@ def test_two_paths_share_exactly_the_blocks_of_their_common_prefix(one: list[int
     places = [{link.key: link.stop for link in side} for side in (a, b)]
     for key in places[0].keys() & places[1].keys():
         assert one[: places[0][key]] == two[: places[1][key]]
+
+
+USES = (("a" * 64, 0.5, (1, 2)),)
+
+
+def test_what_stands_before_an_invocation_has_the_names_of_the_base() -> None:
+    ids = [0] * 90 + [1, 2] + [0] * 60
+    named, base = block_keys(BASE, ids, uses=USES), block_keys(BASE, ids)
+    plain = [link.key for link in links((BASE, ids[:90]), (OTHER, ids[90:]))]
+    assert [key for key in named if key in plain] == plain
+    assert set(named) & set(base) == set(block_keys(BASE, ids[:64]))
+    # another scale, other numbers, another invocation: only what is the base's is the same
+    for other in ((("a" * 64, 0.25, (1, 2)),), (("b" * 64, 0.5, (1, 2)),), (("a" * 64, 0.5, (2,)),)):
+        assert set(block_keys(BASE, ids, uses=other)) & set(named) <= set(block_keys(BASE, ids[:90]))
+    assert block_keys(BASE, ids[:90], uses=USES) == block_keys(BASE, ids[:90])
+
+
+@given(st.lists(st.integers(0, 2), min_size=1, max_size=400), st.lists(st.integers(1, 400), max_size=6))
+def test_every_block_of_a_path_that_ended_there_is_named(ids: list[int], ends: list[int]) -> None:
+    uses = (("a" * 64, 0.5, (1, 2)), ("b" * 64, 1.0, (2, 0, 1)), ("c" * 64, 2.0, ()))
+    routing = Routing(BASE, uses)
+    named = block_keys(BASE, ids, ends, uses)
+    assert len(named) == len(set(named))
+    places = {key: at for at, key in enumerate(named)}
+    for end in {*(end for end in ends if end < len(ids)), len(ids)}:
+        for cell in cells(routing.spans(np.array(ids[:end], np.int32))):
+            for state in (False, True):
+                link = cell.link(state=state)
+                assert link.key in places
+                assert link.parent is None or places[link.parent] < places[link.key]
+
+
+@given(st.lists(st.integers(0, 1), max_size=60), st.lists(st.integers(0, 1), min_size=1, max_size=5))
+def test_an_adapter_begins_at_the_last_place_where_it_is_invoked(ids: list[int], invocation: list[int]) -> None:
+    spans = Routing(BASE, (("a" * 64, 0.5, tuple(invocation)),)).spans(np.array(ids, np.int32))
+    n = len(invocation)
+    places = [at for at in range(len(ids) - n + 1) if ids[at : at + n] == invocation]
+    begin = places[-1] if places else len(ids)
+    assert [(name, part.tolist()) for name, part in spans] == [
+        (name, part) for name, part in ((BASE, ids[:begin]), (OTHER, ids[begin:])) if part
+    ]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +21,22 @@ NAMES = {
     "self_attn.q_proj": "attn_q",
     "self_attn.k_proj": "attn_k",
     "self_attn.v_proj": "attn_v",
+    "self_attn.qkv_proj": "attn_qkv",
     "self_attn.o_proj": "attn_output",
     "self_attn.q_norm": "attn_q_norm",
     "self_attn.k_norm": "attn_k_norm",
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
+    "mlp.gate_up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
 }
+GEMMA_NAMES = {
+    **NAMES,
+    "post_attention_layernorm": "post_attention_norm",
+    "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+}
+ARCHITECTURES = {"mistral": "llama", "gemma3_text": "gemma3"}  # of model types that llama.cpp calls otherwise
 
 
 def permuted(weight: npt.NDArray[np.float32], heads: int) -> npt.NDArray[np.float32]:
@@ -34,34 +45,63 @@ def permuted(weight: npt.NDArray[np.float32], heads: int) -> npt.NDArray[np.floa
     return weight.reshape(heads, 2, rows // heads // 2, columns).swapaxes(1, 2).reshape(rows, columns)
 
 
-def as_gguf(folder: Path, path: Path, *, pre: str = "gpt-2") -> Path:
-    """Writes the file of a model folder whose tokenizer is byte-level BPE.
+def as_gguf(folder: Path, path: Path, *, pre: str = "gpt-2", vocabulary: tuple[Pair, ...] | None = None) -> Path:
+    """Writes the file of a model folder.
 
     Args:
-        folder: config.json, model.safetensors, tokenizer.json.
+        folder: config.json, model.safetensors, and a tokenizer.json of byte-level BPE where no vocabulary is given.
         path: Where.
         pre: What the file says of how text is cut.
+        vocabulary: In place of the folder's own.
     """
     config = json.loads((folder / "config.json").read_text("utf-8"))
-    family = config["model_type"]
+    family = ARCHITECTURES.get(config["model_type"], config["model_type"])
+    names = GEMMA_NAMES if family.startswith("gemma") else NAMES
     weights = load_file(folder / "model.safetensors")
     heads = {"self_attn.q_proj": config["num_attention_heads"], "self_attn.k_proj": config["num_key_value_heads"]}
     tensors: list[Stored] = [stored("token_embd.weight", weights["model.embed_tokens.weight"])]
     for key, value in weights.items():
+        raised = value + 1 if family.startswith("gemma") and key.endswith("norm.weight") else value
         if key.startswith("model.layers."):
             number, _, part = key.removeprefix("model.layers.").partition(".")
             part, _, kind = part.rpartition(".")
-            turned = permuted(value, heads[part]) if family == "llama" and part in heads else value
-            tensors.append(stored(f"blk.{number}.{NAMES[part]}.{kind}", turned))
-    tensors.append(stored("output_norm.weight", weights["model.norm.weight"]))
+            turned = permuted(value, heads[part]) if family == "llama" and part in heads else raised
+            tensors.append(stored(f"blk.{number}.{names[part]}.{kind}", turned))
+        elif key == "model.norm.weight":
+            tensors.append(stored("output_norm.weight", raised))
     if "lm_head.weight" in weights:
         tensors.append(stored("output.weight", weights["lm_head.weight"]))
-    return Gguf((*_sizes(family, config), *_vocabulary(folder, pre)), tuple(tensors)).write(path)
+    rope = config["rope_parameters"]
+    if rope.get("rope_type") == "llama3":
+        tensors.append(stored("rope_freqs.weight", llama3_divisors(rope, head_size(config))))
+    pairs = (*_sizes(family, config), *_features(family, config), *(vocabulary or _vocabulary(folder, pre)))
+    return Gguf(pairs, tuple(tensors)).write(path)
+
+
+def head_size(config: dict[str, Any]) -> int:
+    """Numbers of a head."""
+    return int(config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"])
+
+
+def llama3_divisors(rope: dict[str, Any], head: int) -> npt.NDArray[np.float32]:
+    """The tensor that llama.cpp's converter writes for Llama 3, number by number as it does."""
+    divisors = []
+    low, high = (rope["original_max_position_embeddings"] / rope[f"{end}_freq_factor"] for end in ("low", "high"))
+    for i in range(0, head, 2):
+        wave = 2 * math.pi * rope["rope_theta"] ** (i / head)
+        if wave < high:
+            divisors.append(1.0)
+        elif wave > low:
+            divisors.append(rope["factor"])
+        else:
+            share = rope["original_max_position_embeddings"] / wave - rope["low_freq_factor"]
+            share /= rope["high_freq_factor"] - rope["low_freq_factor"]
+            divisors.append(1 / ((1 - share) / rope["factor"] + share))
+    return np.array(divisors, np.float32)
 
 
 def _sizes(family: str, config: dict[str, Any]) -> tuple[Pair, ...]:
-    rope = config.get("rope_parameters") or {}
-    head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    head_dim = head_size(config)
     return (
         Pair("general.architecture", STRING, family),
         Pair("general.name", STRING, f"Tiny {family}"),
@@ -74,8 +114,29 @@ def _sizes(family: str, config: dict[str, Any]) -> tuple[Pair, ...]:
         Pair(f"{family}.attention.key_length", U32, head_dim),
         Pair(f"{family}.attention.value_length", U32, head_dim),
         Pair(f"{family}.attention.layer_norm_rms_epsilon", F32, config["rms_norm_eps"]),
-        Pair(f"{family}.rope.freq_base", F32, rope.get("rope_theta", config.get("rope_theta"))),
     )
+
+
+def _features(family: str, config: dict[str, Any]) -> Iterator[Pair]:
+    """What llama.cpp's converters write of rotary positions, windows and caps."""
+    rope = config["rope_parameters"]
+    rope = rope.get("full_attention", rope)
+    yield Pair(f"{family}.rope.freq_base", F32, rope["rope_theta"])
+    if rope.get("rope_type") in ("linear", "yarn"):
+        yield Pair(f"{family}.rope.scaling.type", STRING, rope["rope_type"])
+        yield Pair(f"{family}.rope.scaling.factor", F32, rope["factor"])
+    if "original_max_position_embeddings" in rope and rope["rope_type"] != "llama3":
+        yield Pair(f"{family}.rope.scaling.original_context_length", U32, rope["original_max_position_embeddings"])
+    if family == "phi3":
+        turned = int(head_size(config) * rope.get("partial_rotary_factor", 1.0))
+        yield Pair("phi3.rope.dimension_count", U32, turned)
+    if config.get("sliding_window") or family == "phi3":
+        yield Pair(f"{family}.attention.sliding_window", U32, config["sliding_window"] or 0)
+    if family == "gemma2":
+        yield Pair("gemma2.attn_logit_softcapping", F32, config["attn_logit_softcapping"])
+        yield Pair("gemma2.final_logit_softcapping", F32, config["final_logit_softcapping"])
+    if family == "gemma3" and config["num_hidden_layers"] < 6:
+        yield Pair("gemma3.attention.sliding_window_pattern", U32, config["layer_types"].index("full_attention") + 1)
 
 
 def _vocabulary(folder: Path, pre: str) -> tuple[Pair, ...]:

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from tokenizers import Tokenizer as RawTokenizer
 
-from runtime.errors import ModelLoadError
-from runtime.loading.gguf.decoder import FAMILIES
-from runtime.loading.gguf.vocabulary import PRE_TOKENIZERS
+from runtime.loading.convert import convert
+from runtime.loading.gguf.convertible import check
+from runtime.loading.gguf.families import FAMILIES
 from runtime.loading.importer import import_model
-from runtime.text.tokenizer import Tokenizer
 from tests.runtime.loading.as_gguf import as_gguf
 from tests.tiny_models import tiny_path
 
@@ -32,29 +29,68 @@ SIZES: dict[str, Any] = {
     "bos_token_id": 0,
     "eos_token_id": 2,
 }
-TEXTS = [
-    "Numbers 12 and 3456,\n\n  tabs\tand 日本語 😀",
-    "I'll, WE'RE e\u0301te\u0301  \r\n\r\n x",
-    "  leading, trailing  ",
-    "print('a' if x==1 else \"b\")\n\n\n    return…",
-]
+UNTIED: dict[str, Any] = {**SIZES, "tie_word_embeddings": False}
+LLAMA3 = {"rope_type": "llama3", "rope_theta": 500_000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+LLAMA3["original_max_position_embeddings"] = 8192
+YARN = {"rope_type": "yarn", "rope_theta": 1e6, "factor": 4.0, "original_max_position_embeddings": 128}
+LINEAR = {"rope_type": "linear", "rope_theta": 10_000.0, "factor": 2.0}
+PHI3: dict[str, Any] = {**UNTIED, "pad_token_id": 0, "original_max_position_embeddings": 512}
+# A short window, so that it shows; 3 layers, so that both kinds of them are there more than once
+GEMMA: dict[str, Any] = {**SIZES, "head_dim": 24, "query_pre_attn_scalar": 24, "sliding_window": 16, "num_hidden_layers": 4}
+GEMMA3: dict[str, Any] = {
+    **GEMMA,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "sliding_window_pattern": 2,
+}
+ROPES3 = {
+    "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
+}
 
 
 def _configs() -> dict[str, Callable[[], Any]]:
-    from transformers import LlamaConfig, Qwen2Config, Qwen3Config
+    from transformers import (
+        Gemma2Config,
+        Gemma3TextConfig,
+        LlamaConfig,
+        MistralConfig,
+        Phi3Config,
+        Qwen2Config,
+        Qwen3Config,
+    )
 
     return {
-        "llama": lambda: LlamaConfig(**SIZES, rope_theta=100_000.0, tie_word_embeddings=False),
+        "llama": lambda: LlamaConfig(**UNTIED, rope_theta=100_000.0),
         "llama, tied": lambda: LlamaConfig(**SIZES, tie_word_embeddings=True),
-        "llama, wide heads": lambda: LlamaConfig(**SIZES, head_dim=32, tie_word_embeddings=False),
-        "qwen2": lambda: Qwen2Config(**SIZES, rope_theta=1_000_000.0, tie_word_embeddings=False),
+        "llama, wide heads": lambda: LlamaConfig(**UNTIED, head_dim=32),
+        "llama, 3.1": lambda: LlamaConfig(
+            **{**UNTIED, "head_dim": 32, "max_position_embeddings": 65_536}, rope_parameters=LLAMA3
+        ),
+        "llama, linear": lambda: LlamaConfig(**UNTIED, rope_parameters=LINEAR),
+        "llama, mistral": lambda: MistralConfig(**UNTIED, sliding_window=None),
+        "llama, mistral with a window": lambda: MistralConfig(**UNTIED, sliding_window=16),
+        "qwen2": lambda: Qwen2Config(**UNTIED, rope_theta=1_000_000.0),
         "qwen2, tied": lambda: Qwen2Config(**SIZES, tie_word_embeddings=True),
-        "qwen3": lambda: Qwen3Config(**SIZES, head_dim=24, rope_theta=1_000_000.0, tie_word_embeddings=False),
+        "qwen2, yarn": lambda: Qwen2Config(**UNTIED, rope_parameters=YARN),
+        "qwen3": lambda: Qwen3Config(**UNTIED, head_dim=24, rope_theta=1_000_000.0),
         "qwen3, tied": lambda: Qwen3Config(**SIZES, head_dim=16, tie_word_embeddings=True),
+        "phi3": lambda: Phi3Config(**PHI3, sliding_window=None),
+        "phi3, window": lambda: Phi3Config(**PHI3, sliding_window=16),
+        "phi3, partly turned": lambda: Phi3Config(
+            **{**PHI3, "hidden_size": 128}, sliding_window=None, partial_rotary_factor=0.75
+        ),
+        "gemma2": lambda: Gemma2Config(**GEMMA, attn_logit_softcapping=3.0, final_logit_softcapping=2.0),
+        "gemma3": lambda: Gemma3TextConfig(**GEMMA3),
+        "gemma3, 4b": lambda: Gemma3TextConfig(**GEMMA3, rope_parameters=ROPES3),
     }
 
 
-NAMES = ("llama", "llama, tied", "llama, wide heads", "qwen2", "qwen2, tied", "qwen3", "qwen3, tied")
+NAMES = (
+    *("llama", "llama, tied", "llama, wide heads", "llama, 3.1", "llama, linear"),
+    *("llama, mistral", "llama, mistral with a window"),
+    *("qwen2", "qwen2, tied", "qwen2, yarn", "qwen3", "qwen3, tied"),
+    *("phi3", "phi3, window", "phi3, partly turned", "gemma2", "gemma3", "gemma3, 4b"),
+)
 
 
 def made(name: str, folder: Path) -> Path:
@@ -78,14 +114,16 @@ def test_every_family_is_among_them() -> None:
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] if "," in name else []) for name in NAMES])
-def test_an_imported_model_answers_as_the_original(name: str, shelf: Path, tmp_path: Path) -> None:
+def test_a_converted_model_answers_as_the_original(name: str, tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM
 
     original = made(name, tmp_path / "original")
-    folder = import_model(as_gguf(original, tmp_path / "tiny.gguf"))
+    folder = tmp_path / "converted"
+    folder.mkdir()
+    convert(check(as_gguf(original, tmp_path / "tiny.gguf")), folder, lambda done, total: None)
     ids = torch.arange(3, 120)[None]
     with torch.no_grad():
-        theirs, ours = (AutoModelForCausalLM.from_pretrained(path).eval()(ids).logits for path in (original, folder.path))
+        theirs, ours = (AutoModelForCausalLM.from_pretrained(path).eval()(ids).logits for path in (original, folder))
     assert theirs.std() > 1  # else nothing would show
     torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-4)
 
@@ -101,53 +139,3 @@ def test_both_engines_give_its_numbers(name: str, shelf: Path, tmp_path: Path) -
         with load(folder.path, backend=backend) as model:
             rows.append(torch.from_numpy(model.next_token_logprobs_sync(list(range(3, 60)))))
     torch.testing.assert_close(rows[0], rows[1], rtol=0, atol=1e-4)
-
-
-def test_text_is_cut_as_qwens_own_tokenizer_cuts_it(shelf: Path, tmp_path: Path) -> None:
-    from transformers import Qwen2Tokenizer
-
-    original = made("qwen2", tmp_path / "original")
-    layout = json.loads((original / "tokenizer.json").read_text("utf-8"))["model"]
-    theirs = Qwen2Tokenizer(layout["vocab"], [tuple(merge) for merge in layout["merges"]])
-    ours = Tokenizer.from_folder(import_model(as_gguf(original, tmp_path / "tiny.gguf", pre="qwen2")))
-    for text in TEXTS:
-        assert ours.encode(text) == theirs.encode(text, add_special_tokens=False), text
-
-
-@pytest.mark.parametrize("pre", PRE_TOKENIZERS)
-def test_no_two_ways_to_cut_are_the_same(pre: str) -> None:
-    """Else one of them could be taken for another and no test would see it."""
-    cuts = {name: [made().pre_tokenize_str(text) for text in (*TEXTS, "a.b 12")] for name, made in PRE_TOKENIZERS.items()}
-    assert [other for other, cut in cuts.items() if cut == cuts[pre]] == [pre]
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_a_tensor_of_another_family_is_refused(family: str, shelf: Path, tmp_path: Path) -> None:
-    other = next(name for name in FAMILIES if name != family)
-    path = as_gguf(made(other, tmp_path / "original"), tmp_path / "tiny.gguf")
-    data = (
-        path.read_bytes()
-        .replace(other.encode() + b".", family.encode() + b".")
-        .replace(len(other).to_bytes(8, "little") + other.encode(), len(family).to_bytes(8, "little") + family.encode())
-    )
-    path.write_bytes(data)
-    with pytest.raises(ModelLoadError):
-        import_model(path)
-
-
-def test_heads_that_a_qwen2_cannot_say_are_refused(shelf: Path, tmp_path: Path) -> None:
-    path = as_gguf(made("qwen2", tmp_path / "original"), tmp_path / "tiny.gguf")
-    data = path.read_bytes()
-    for key in (b"qwen2.attention.key_length", b"qwen2.attention.value_length"):
-        at = data.index(key) + len(key) + 4  # its type is a number of 4 bytes
-        data = data[:at] + (32).to_bytes(4, "little") + data[at + 4 :]
-    path.write_bytes(data)
-    with pytest.raises(ModelLoadError, match="are not as wide as the model"):
-        import_model(path)
-
-
-def test_raw_tokenizers_of_both_kinds_are_written(shelf: Path, tmp_path: Path) -> None:
-    folder = import_model(as_gguf(made("qwen2", tmp_path / "original"), tmp_path / "tiny.gguf", pre="qwen2"))
-    raw = RawTokenizer.from_file(str(folder.path / "tokenizer.json"))
-    assert raw.normalizer is not None
-    assert raw.encode("e\u0301").ids == raw.encode("\u00e9").ids

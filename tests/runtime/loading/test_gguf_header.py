@@ -5,7 +5,9 @@ from pathlib import Path
 import pytest
 
 from runtime.errors import ModelLoadError
+from runtime.loading.gguf.bytelevel import CUTS
 from runtime.loading.gguf.convertible import check
+from runtime.loading.gguf.families import FAMILIES
 from runtime.loading.gguf.header import read_header
 from tests.runtime.loading.gguf_files import SPECIALS, U32, bad_files, small_llama, unsuitable_files
 
@@ -16,7 +18,9 @@ SEEN_WHILE_CONVERTING = {
     "unknown pre-tokenizer",
     "pre-tokenizer that is a list",
     "no pre-tokenizer",
-    "SentencePiece",
+    "SentencePiece without scores",
+    "unigram",
+    "a kind of tokenizer that is a list",
     "no tokens",
     "too few tokens",
     "a token twice",
@@ -94,8 +98,16 @@ def test_a_sound_file_of_another_kind_is_refused_before_any_work(what: str, tmp_
 
 def test_what_works_is_named_for_what_does_not(tmp_path: Path) -> None:
     path = UNSUITABLE["another architecture"].write(tmp_path / "other.gguf")
-    with pytest.raises(ModelLoadError, match="'mamba' cannot be imported from GGUF; llama, qwen2, qwen3 can"):
+    with pytest.raises(
+        ModelLoadError, match="'mamba' cannot be imported from GGUF; llama, qwen2, qwen3, phi3, gemma2, gemma3 "
+    ):
         check(path)
+
+
+def test_the_readme_names_what_works() -> None:
+    told = (Path(__file__).parents[3] / "README.md").read_text("utf-8")
+    for name in (*FAMILIES, *CUTS):
+        assert f"`{name}`" in told, name
 
 
 def test_a_pipe_is_not_read(tmp_path: Path) -> None:

@@ -100,6 +100,23 @@ def test_scores_come_back_with_the_kv(options: BlockOptions) -> None:
         audit(model)
 
 
+def test_a_token_without_scores_takes_them_from_no_other(options: BlockOptions) -> None:
+    with fake_model(blocks=options) as model:
+        asyncio.run(model.score_run(STEM[:-1], top_k=5))
+        model.next_token_logprobs_sync(STEM)  # a query: nobody asked what the model thinks of the last token
+        model.save_blocks(STEM)
+        longer = [*STEM, *some_ids(4, 200)]
+        asyncio.run(model.score_run(longer, top_k=3, start=len(STEM)))  # and of others with fewer alternatives
+        model.save_blocks(longer)
+    with fake_model(blocks=options) as model:
+        fresh = asyncio.run(model.score_run(STEM, top_k=5))
+        assert model.metrics().tokens_computed <= 2
+        assert not np.isnan(fresh.logprob[1:]).any()
+        asyncio.run(model.score_run(longer, top_k=5))
+        assert model.metrics().tokens_computed <= 2 + 1 + 200
+        audit(model)
+
+
 def test_a_session_counts_what_was_restored_as_reused(options: BlockOptions) -> None:
     with fake_model(blocks=options) as model:
         session = model.open_session(SessionConfig())

@@ -11,6 +11,7 @@ import pytest
 
 from runtime import (
     AdapterError,
+    AdapterOf,
     ContextOverflowError,
     GenerationOptions,
     InvalidRequestError,
@@ -216,7 +217,7 @@ def test_another_manifest_is_refused_by_what_differs(case: Subject) -> None:
         ({"template": ""}, "template: none, "),
         ({"bos": "yes"}, "add_bos: yes, model"),
         ({"runtime": (("backend", "fake"), ("dtype", "float16"))}, "dtype: float16, float32"),
-        ({"adapters": (("tone_lora", 0.5, "2" * 64),)}, r"adapters: tone_lora x 0.5 \(222222222222\), none"),
+        ({"adapters": (AdapterOf("tone_lora", 0.5, "2" * 64),)}, r"adapters: tone_lora x 0.5 \(222222222222\), none"),
     ]
     before = case.computed()
     for change, message in changes:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from runtime import (
+    AdapterOf,
     ContextOverflowError,
     GenerationOptions,
     Grammar,
@@ -179,7 +180,7 @@ def test_each_part_that_differs_is_named(case: Subject) -> None:
         case.model.resume(replace(snapshot, manifest=changed))
     for words in ("model:", "template:", "add_bos:", "resume_text"):
         assert words in str(caught.value)
-    stack = replace(snapshot.manifest, adapters=(("poet", 1.0, "2" * 64),))
+    stack = replace(snapshot.manifest, adapters=(AdapterOf("poet", 1.0, "2" * 64),))
     with pytest.raises(SnapshotMismatchError, match="poet"):
         case.model.resume(replace(snapshot, manifest=stack))
     long = replace(snapshot, ids=(1,) * (case.model.info.context_length + 1))

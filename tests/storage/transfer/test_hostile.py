@@ -141,7 +141,7 @@ TEXTS: list[tuple[bytes, str]] = [
     (b'[{"role": "user", "role": "user", "content": ""}]', "'role' stands there twice"),
     (b'[{"role": "user", "content": NaN}]', "NaN is no JSON number"),
     (b'[{"role": "user", "content": -Infinity}]', "-Infinity is no JSON number"),
-    (b'[{"role": "user", "content": 1' + b"0" * 5000 + b"}]", "Exceeds the limit"),
+    (b'[{"role": "user", "content": 1' + b"0" * 5000 + b"}]", "a number of thousands of digits"),
     (b'[{"role": "user", "content": 12}]', "message 1: its content should be a text"),
     (b'[{"role": "user", "content": "a"},\n{"role": "robot", "content": "b"}]', "line 2, message 2: role 'robot'"),
     (b'[{"role": "user", "content": "a"}, 5]', "message 2: it should be an object"),

@@ -1,0 +1,82 @@
+"""A safetensors file's header, checked before any library takes weights out of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+
+from runtime.errors import ModelLoadError
+
+MAX_HEADER_BYTES = 32 << 20  # those of the largest models have a few MB
+MAX_NAME, MAX_DIMENSIONS, MAX_SIDE = 512, 8, 1 << 40
+# What weights are made of: packed ones are integers, with scales beside them
+DTYPES = frozenset(
+    {
+        *("F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2", "F8_E8M0"),
+        *("I64", "I32", "I16", "I8", "U64", "U32", "U16", "U8", "BOOL"),
+    }
+)
+
+
+def check_safetensors(path: Path) -> int:
+    """Reads the header twice: with the library's strict reader (mlx's own takes malformed files), and for what that lets pass.
+
+    Returns:
+        The number of tensors.
+
+    Raises:
+        ModelLoadError: The file is damaged or empty, or holds something that is no weight.
+    """
+    try:
+        header = _header(path)
+        with safe_open(path, framework="np"):
+            entries = json.loads(header, object_pairs_hook=_once)
+    except (SafetensorError, OSError, ValueError, RecursionError) as fault:
+        raise ModelLoadError(f"{path}: damaged safetensors file ({str(fault)[:200]}); fetch it again") from fault
+    entries.pop("__metadata__", None)
+    if not entries:
+        raise ModelLoadError(f"{path}: holds no tensors; fetch it again")
+    for name, entry in entries.items():
+        _check_tensor(path, name, entry)
+    return len(entries)
+
+
+def _header(path: Path) -> bytes:
+    """The JSON at the beginning, after its length."""
+    with path.open("rb") as stream:
+        size = int.from_bytes(stream.read(8), "little")
+        if size > MAX_HEADER_BYTES:
+            raise ValueError(f"its header has {size:,} bytes; at most {MAX_HEADER_BYTES:,} are read")
+        header = stream.read(size)
+    if len(header) < size:
+        raise ValueError(f"its header has {size:,} bytes, the file {len(header):,}")
+    return header
+
+
+def _check_tensor(path: Path, name: str, entry: dict[str, Any]) -> None:
+    """A tensor that the strict reader knows to lie where it says."""
+    if not 0 < len(name) <= MAX_NAME or not name.isprintable():
+        raise ModelLoadError(f"{path}: {name[:60]!r} is no tensor's name: damaged safetensors file; fetch it again")
+    if entry["dtype"] not in DTYPES:
+        raise ModelLoadError(
+            f"{path}: the tensor {name} is {entry['dtype']}, which cannot be read; choose another version of the model"
+        )
+    shape = entry["shape"]
+    if len(shape) > MAX_DIMENSIONS or any(side > MAX_SIDE for side in shape):
+        raise ModelLoadError(
+            f"{path}: the tensor {name} has the shape {str(shape)[:60]}: damaged safetensors file; fetch it again"
+        )
+
+
+def _once(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    """An object in which no key stands twice: readers differ in which one they take."""
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise ValueError(f"{key[:60]!r} stands there twice")
+        found[key] = value
+    return found

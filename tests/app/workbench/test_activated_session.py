@@ -1,0 +1,212 @@
+"""A session under an activated adapter is as warm as any: pinned, kept on disk, opened again, taken elsewhere."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from pathlib import Path
+
+import pytest
+
+from app.portable_kv import carries_blocks, keys_of
+from app.workbench.pinning import PIN
+from app.workbench.setup.adapters import engine_name
+from runtime import LanguageModel, load
+from tests.app.workbench.scene import Scene, rows, until
+from tests.app.workbench.test_portable_kv import heard, scene
+from tests.runtime.adapters.toys import toy_adapter
+from ui import AdapterChoice, ExportKind, Refusal, Tier
+
+LONG = "hello, this is a message of some length, so that it is worth a look "
+TEXT = f"{LONG * 2} now judge: {LONG}"  # what activates the adapter stands in the middle of a block
+
+
+@pytest.fixture(scope="module")
+def invocation() -> list[int]:
+    with load("x", backend="fake") as model:
+        return model.tokenize("judge:")
+
+
+@pytest.fixture
+def judge(tmp_path: Path, invocation: list[int]) -> Path:
+    return toy_adapter(tmp_path / "judge", 3, invocation=invocation)
+
+
+def running(s: Scene) -> LanguageModel:
+    model = s.workbench.supervisor.running
+    assert model is not None
+    return model
+
+
+def stack(s: Scene) -> tuple[tuple[str, float], ...]:
+    return tuple((adapter.name, 1.0) for adapter in running(s).info.adapters)
+
+
+async def asked(folder: Path, judge: Path, *, pinned: bool = False) -> tuple[int, list[int]]:
+    """A session that was closed after an answer, and its path as far as its KV was kept."""
+    here = scene(folder)
+    session_id = await here.new()
+    await here.workbench.add_adapter(session_id, str(judge))
+    if pinned:
+        await here.workbench.pin_session(session_id, True)
+    await here.workbench.send(session_id, TEXT)
+    path = await here.path_ids(session_id)
+    held = (await running(here).prefix_match_async(path, adapters=stack(here))).tokens
+    await here.workbench._keeper.close(20.0)
+    await here.workbench.close()
+    return session_id, path[:held]
+
+
+def test_it_is_opened_again_with_nothing_computed_but_what_is_new(tmp_path: Path, judge: Path) -> None:
+    async def play() -> None:
+        session_id, kept = await asked(tmp_path / "a", judge)
+        again = scene(tmp_path / "a")
+        await again.view(session_id)
+        await again.workbench.send(session_id, "and?")
+        counted, path = running(again).metrics(), await again.path_ids(session_id)
+        assert counted.tokens_restored == len(kept)
+        assert counted.tokens_computed <= 1 + len(path) - len(kept)
+        # and its largest edges say what they are of
+        view = again.workbench.cache(session_id)
+        assert view is not None
+        assert {edge.adapters for edge in view.largest} == {"", "judge × 1"}
+        await again.workbench.close()
+
+    asyncio.run(play())
+
+
+@pytest.mark.parametrize("running_first", [False, True])
+def test_it_is_said_to_be_on_disk_before_anything_is_asked(tmp_path: Path, judge: Path, running_first: bool) -> None:
+    async def play() -> None:
+        session_id, kept = await asked(tmp_path / "a", judge)
+        again = scene(tmp_path / "a")
+        if running_first:  # when it is opened beside others
+            await again.asked("something else")
+            await again.view(session_id)
+        else:  # when the engine has started under it
+            await again.view(session_id)
+            again.workbench.warm_up()
+        await until(lambda: again.workbench.status.tiers.get(Tier.DISK))
+        assert stack(again) == ((engine_name(AdapterChoice(str(judge), "judge")), 1.0),)
+        session = again.workbench._sessions.opened(session_id)
+        assert session.stored == len(kept)
+        # one whose adapter is gone is cold, and nothing fails
+        shutil.rmtree(judge)
+        await again.workbench.close()
+        last = scene(tmp_path / "a")
+        await last.view(session_id)
+        last.workbench.warm_up()
+        await until(lambda: not last.workbench._chores._tasks)
+        assert (await last.last(session_id)).tier is Tier.COLD
+        await last.workbench.close()
+
+    asyncio.run(play())
+
+
+def test_every_block_that_is_kept_of_it_is_pinned_with_it_after_a_start_too(tmp_path: Path, judge: Path) -> None:
+    async def play() -> None:
+        session_id, kept = await asked(tmp_path / "a", judge, pinned=True)
+        again = scene(tmp_path / "a")
+        await again.workbench.supervisor.model()
+        await until(lambda: not again.workbench._chores._tasks)
+        keys = set(await keys_of(again.store, session_id))
+        await again.workbench.close()
+        blocks = tmp_path / "a" / "blocks.db"
+        held = {key for (key,) in rows(blocks, "SELECT key FROM kv_blocks")}
+        assert len(held) == -(-len(kept) // 64) + 1  # the grid begins anew where the adapter does
+        assert held <= keys
+        assert held <= {key for (key,) in rows(blocks, "SELECT key FROM kv_pins WHERE name = ?", PIN)}
+
+    asyncio.run(play())
+
+
+def test_it_goes_out_with_its_kv_and_is_warm_elsewhere(tmp_path: Path, judge: Path) -> None:
+    file = tmp_path / "trip.kv.elsewise"
+
+    async def play() -> None:
+        session_id, kept = await asked(tmp_path / "here", judge)
+        here = scene(tmp_path / "here")
+        await here.view(session_id)
+        await here.workbench.export_session(session_id, ExportKind.WITH_KV, file, heard)
+        await here.workbench.close()
+        assert carries_blocks(file)
+        there = scene(tmp_path / "there")
+        moved = shutil.copytree(judge, tmp_path / "elsewhere" / "judge")  # another folder: the same numbers
+        result = await there.workbench.import_file(file, heard)
+        assert await there.workbench.take_kv(result.sessions, file, heard) == -(-len(kept) // 64) + 1
+        await there.view(result.sessions[0])
+        await there.workbench.add_adapter(result.sessions[0], str(moved))
+        assert (await running(there).prefix_match_async(kept, adapters=stack(there))).tokens == len(kept)
+        await there.workbench.send(result.sessions[0], "and?")
+        counted, path = running(there).metrics(), await there.path_ids(result.sessions[0])
+        assert counted.tokens_restored == len(kept)
+        assert counted.tokens_computed <= 1 + len(path) - len(kept)
+        await there.workbench.close()
+
+    asyncio.run(play())
+
+
+def test_an_adapter_that_changed_meanwhile_is_fed_the_base_s_part_alone(
+    tmp_path: Path, judge: Path, invocation: list[int]
+) -> None:
+    async def play() -> None:
+        session_id, kept = await asked(tmp_path / "a", judge)
+        begin = len(kept) - kept[::-1].index(invocation[-1]) - len(invocation)
+        while kept[begin : begin + len(invocation)] != invocation:
+            begin -= 1
+        # given other numbers in the folder
+        shutil.rmtree(judge)
+        toy_adapter(judge, 4, invocation=invocation)
+        again = scene(tmp_path / "a")
+        await again.view(session_id)
+        await again.workbench.send(session_id, "and?")
+        assert running(again).metrics().tokens_restored == begin
+        check = await again.workbench.check_uncached(session_id)
+        assert check.difference < 1e-4
+        # another scale likewise, of which nothing was ever kept
+        await again.workbench.set_adapters(session_id, [AdapterChoice(str(judge), "judge", 0.5)])
+        await again.workbench.send(session_id, "and now?")
+        assert (await again.workbench.check_uncached(session_id)).difference < 1e-4
+        await again.workbench.close()
+
+    asyncio.run(play())
+
+
+def test_one_that_is_gone_is_named_and_the_session_goes_on_without(tmp_path: Path, judge: Path) -> None:
+    async def play() -> None:
+        session_id, kept = await asked(tmp_path / "a", judge)
+        shutil.rmtree(judge)
+        again = scene(tmp_path / "a")
+        await again.view(session_id)
+        await again.workbench.send(session_id, "and?")
+        turn = await again.last(session_id)
+        assert "judge" in turn.note
+        assert running(again).metrics().tokens_restored == 0
+        await again.workbench.set_adapters(session_id, [])
+        with pytest.raises(Refusal):
+            await again.workbench.add_adapter(session_id, str(judge))
+        await again.workbench.regenerate(session_id, turn.node_id)
+        counted = running(again).metrics()
+        assert 64 <= counted.tokens_restored < len(kept)
+        assert (await again.workbench.check_uncached(session_id)).difference < 1e-4
+        await again.workbench.close()
+
+    asyncio.run(play())
+
+
+def test_what_was_said_under_several_stacks_is_named_under_each(tmp_path: Path, judge: Path) -> None:
+    async def play() -> None:
+        here = scene(tmp_path / "a")
+        session_id = await here.asked(LONG)
+        await here.workbench._keeper.close(20.0)
+        for folder in (toy_adapter(tmp_path / "pirate", 1), judge):
+            await here.workbench.add_adapter(session_id, str(folder))
+            await here.workbench.send(session_id, TEXT)
+            await here.workbench._keeper.close(20.0)
+        keys = set(await keys_of(here.store, session_id))
+        await here.workbench.close()
+        held = {key for (key,) in rows(tmp_path / "a" / "blocks.db", "SELECT key FROM kv_blocks")}
+        assert len(held) >= 10
+        assert held <= keys
+
+    asyncio.run(play())
