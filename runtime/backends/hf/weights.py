@@ -39,7 +39,9 @@ class PackedLinear(torch.nn.Module, ABC):  # type: ignore[misc]  # torch is not 
         self.bias = bias
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """``(..., in) float32`` to ``(..., out) float32``."""
+        """``(..., in) float32`` to ``(..., out) float32``; without numbers, on the device "meta", the shape alone."""
+        if x.is_meta:
+            return x.new_empty(*x.shape[:-1], self.out_features)
         y = self.product(x.reshape(-1, self.in_features).contiguous()).view(*x.shape[:-1], self.out_features)
         return y if self.bias is None else y + self.bias
 
