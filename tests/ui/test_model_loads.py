@@ -8,13 +8,13 @@ from dataclasses import replace
 
 from PySide6.QtCore import Qt
 from PySide6.QtTest import QTest
-from PySide6.QtWidgets import QLineEdit
+from PySide6.QtWidgets import QApplication, QLineEdit, QMenu
 
 from tests.ui.conftest import Scene, until
 from tests.ui.fake_models import FIT
 from tests.ui.fakes import FakeWorkbench
-from tests.ui.test_models_page import LEFT, QWEN, SMOL, opened
-from ui import LoadChoice, MainWindow
+from tests.ui.test_models_page import BIG, LEFT, QWEN, SMOL, opened
+from ui import DownloadState, LoadChoice, MainWindow
 from ui.models.load_card import LoadCard
 from ui.parts import Combo
 
@@ -62,6 +62,41 @@ def test_one_that_does_not_fit_is_opened_only_when_it_is_said_again(in_window: P
         await until(card.isVisible)
         QTest.mouseClick(card.open_button, LEFT)
         await until(lambda: bench.asked("open_model") == [(QWEN, LoadChoice())])
+
+    in_window(scene)
+
+
+def test_one_that_is_chosen_from_the_menu_and_does_not_fit_shows_its_bar_first(in_window: Play, bench: FakeWorkbench) -> None:
+    bench.shelf_fit = replace(FIT, weights=32_000_000_000, longest=0)
+
+    async def scene(window: MainWindow) -> None:
+        QTest.mouseClick(window.parts.top.model, LEFT)
+        QTest.mouseClick(window.popover.model.change_button, LEFT)
+        await until(lambda: isinstance(QApplication.activePopupWidget(), QMenu))
+        menu = QApplication.activePopupWidget()
+        assert isinstance(menu, QMenu)
+        entry = next(action for action in menu.actions() if action.text().startswith("SmolLM2"))
+        QTest.mouseClick(menu, LEFT, pos=menu.actionGeometry(entry).center())
+        await until(lambda: SMOL in window.settings.models.models and window.settings.models.models[SMOL].card.isVisible())
+        card = window.settings.models.models[SMOL].card
+        assert card.fit_words.text().startswith("does not fit with 8,192 tokens")
+        assert bench.asked("choose_model") == bench.asked("open_model") == []
+        QTest.mouseClick(card.open_button, LEFT)
+        await until(lambda: bench.asked("open_model") == [(SMOL, LoadChoice())])
+
+    in_window(scene)
+
+
+def test_so_does_one_that_was_fetched(in_window: Play, bench: FakeWorkbench) -> None:
+    bench.shelf_fit = replace(FIT, weights=32_000_000_000, longest=0)
+
+    async def scene(window: MainWindow) -> None:
+        page = await opened(window)
+        bench.show_download(replace(BIG, state=DownloadState.DONE, name=QWEN, done=BIG.total))
+        await until(lambda: "org/big" in page.downloads)
+        QTest.mouseClick(page.downloads["org/big"].open_button, LEFT)
+        await until(page.models[QWEN].card.isVisible)
+        assert bench.asked("choose_model") == bench.asked("open_model") == []
 
     in_window(scene)
 

@@ -67,8 +67,8 @@ class ShelfDesk(QObject):
         self.downloads_changed.emit(downloads)
 
     def open(self, name: str) -> None:
-        """Another model from the next request on; a download that brought it is not told of any more."""
-        self._tasks.run(self._open(name), self.refused.emit)
+        """Another model from the next request on, if it fits; a download that brought it is not told of any more."""
+        self._tasks.run(self._open_fitting(name), self.refused.emit)
 
     def plan_load(self, name: str, choice: LoadChoice | None = None) -> None:
         """What loading it takes: so, or as it is remembered with it. An older question is let go."""
@@ -183,6 +183,12 @@ class ShelfDesk(QObject):
             if view.name == name:
                 await self._workbench.cancel_download(view.repository)
         await self._list()
+
+    async def _open_fitting(self, name: str) -> None:
+        if await self._models.fits(name):
+            await self._open(name)
+        else:
+            await self._plan_load(name, None)
 
     async def _plan_load(self, name: str, choice: LoadChoice | None) -> None:
         self.load_planned.emit(name, await self._workbench.load_plan(name, choice))

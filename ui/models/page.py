@@ -33,6 +33,7 @@ class ModelsPage(Page):
         self.notice = Notice()
         self._head_downloads = Caption(self.tr("Downloads"))
         self.downloads: dict[str, DownloadRow] = {}  # by repository
+        self._early: tuple[str, LoadPlan] | None = None  # of a model whose row is still to come
         self.models: dict[str, ShelfRow] = {}  # by name
         self.empty = words(self.tr("No model is here yet. Get one below, or add a folder that has one."))
         self.add_button = button(self.tr("Add folder…"))
@@ -69,6 +70,8 @@ class ModelsPage(Page):
                 self._model_rows.insertWidget(place, held)
             held.show_model(model)
         self.models = {model.name: self.models[model.name] for model in models}
+        if self._early is not None and self._early[0] in wanted:
+            self._show_load(*self._early)
         self.empty.setVisible(not models)
         self._chain()
 
@@ -179,6 +182,7 @@ class ModelsPage(Page):
 
     def _show_load(self, name: str, plan: LoadPlan) -> None:
         held = self.models.get(name)
+        self._early = (name, plan) if held is None else None
         if held is not None:
             fresh = held.card.isHidden()
             held.show_load(plan)
