@@ -11,6 +11,8 @@ from runtime.scratch import scratch
 
 STRIPES = 64  # rows of a vocabulary laid out as a rectangle, for a first guess at its top
 
+_FEW_COLUMNS = 16  # a part of so much of them is picked out of the rectangle
+
 Row = npt.NDArray[np.float32]
 
 
@@ -20,16 +22,19 @@ class Ranked:
     Args:
         row: ``(vocab,)``, -inf for what is not there; never written. Or what makes it, when it is asked for.
         mass: The sum of exp over the row, where it is known.
+        entropy: Of the distribution, in nats, where it is known and all entries are there.
     """
 
-    __slots__ = ("_kin", "_peaks", "_row", "complete", "ids", "mass", "values")
+    __slots__ = ("_alive", "_kin", "_peaks", "_row", "complete", "entropy", "ids", "mass", "values")
 
-    def __init__(self, row: Row | Callable[[], Row], mass: float | None = None) -> None:
+    def __init__(self, row: Row | Callable[[], Row], mass: float | None = None, entropy: float | None = None) -> None:
         self._row = row
         self.mass = mass
+        self.entropy = entropy
         self.ids: npt.NDArray[np.int64] = np.empty(0, np.int64)  # the first ones
         self.values: Row = np.empty(0, np.float32)  # theirs
         self.complete = False  # whether they are all
+        self._alive: int | None = None
         self._peaks: Row | None = None
         self._kin: Ranked | None = None  # a row that differs in few entries
 
@@ -79,6 +84,14 @@ class Ranked:
         """About the same, for guesses."""
         return self.peaks if self._kin is None else self._kin.sample
 
+    @property
+    def alive(self) -> int:
+        """How many entries are there."""
+        if self._alive is None:
+            whole = self.entropy is not None  # which is a number of rows that hold numbers only
+            self._alive = len(self.row) if whole else int(np.count_nonzero(self.row > -np.inf))
+        return self._alive
+
     def above(self, value: np.float32) -> int:
         """How many entries lie strictly above a value."""
         if self.complete or (len(self.values) and value >= self.values[-1]):
@@ -116,6 +129,8 @@ def likeliest(row: Row, k: int, peaks: Row | None = None) -> npt.NDArray[np.int6
     border = _kth_largest(peaks, k)
     if border == -np.inf:
         return _fallen(row, np.flatnonzero(row > border), k)
+    if k * _FEW_COLUMNS > width:  # a pass over the row costs less than picking so many columns out of it
+        return _fallen(row, (row >= border).nonzero()[0], k)
     columns = (peaks >= border).nonzero()[0]
     hits = (stripes[:, columns] >= border).ravel().nonzero()[0]  # row by row
     lines = hits // len(columns)

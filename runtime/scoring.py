@@ -15,6 +15,7 @@ from runtime.ranking import Ranked, likeliest
 from runtime.records import NO_TOKEN, Float32, Int32, Scores
 from runtime.scratch import scratch
 
+Float64 = npt.NDArray[np.float64]
 BLOCK_ENTRIES = 1 << 18  # 1 MiB of float32
 SUMMED_ENTRIES = 512  # that float32 adds up in a row
 _ONES = np.ones(SUMMED_ENTRIES, np.float32)
@@ -31,16 +32,16 @@ def log_softmax(logits: npt.NDArray[np.floating]) -> Float32:
 def normalised(
     logits: npt.NDArray[np.floating],
     *,
-    entropy: Float32 | None = None,
+    entropy: Float64 | None = None,
     finite: npt.NDArray[np.bool_] | None = None,
     shift: Float32 | None = None,
-    mass: npt.NDArray[np.float64] | None = None,
+    mass: Float64 | None = None,
 ) -> Float32:
     """`log_softmax`, and from the same pass what else is asked for.
 
     Args:
         logits: ``(n, vocab)``.
-        entropy: ``(n,)``, filled with the entropy of each row in nats.
+        entropy: ``(n,)``, filled with the entropy of each row in nats; good to more digits than float32 has.
         finite: ``(n,)``, filled with which rows held numbers only; the others' answers mean nothing.
         shift: ``(n,)``, filled with the normalisers: what raw logits have more than log-probabilities.
         mass: ``(n,)``, filled with the sums of exp over the answer's rows: 1 but for the rounding of the normaliser, which
@@ -57,7 +58,8 @@ def normalised(
             total = row_sums(weights)[:, None]
             log_total = np.log(total)
             if entropy is not None:
-                entropy[block] = log_total[:, 0] - row_dots(weights, out) / total[:, 0]
+                sums = total[:, 0].astype(np.float64)
+                entropy[block] = np.log(sums) - row_dots(weights, out) / sums
             if finite is not None:  # NaN and +inf reach the total, -inf the entropy alone: it weighs nothing
                 others = raw.min(axis=-1) if entropy is None else entropy[block]
                 finite[block] = np.isfinite(total[:, 0]) & np.isfinite(others)
@@ -93,7 +95,7 @@ def normalisers(logits: Float32) -> tuple[Float32, Float32, npt.NDArray[np.bool_
     return tops, log_totals, finite
 
 
-def summarise(logprobs: Float32, targets: Int32 | None, k: int, entropy: Float32 | None = None) -> Scores:
+def summarise(logprobs: Float32, targets: Int32 | None, k: int, entropy: Float64 | None = None) -> Scores:
     """What the rows say of their next tokens.
 
     Args:
@@ -105,7 +107,7 @@ def summarise(logprobs: Float32, targets: Int32 | None, k: int, entropy: Float32
     return summarise_ranked([Ranked(row) for row in logprobs], targets, k, entropy)
 
 
-def summarise_ranked(ranked: Sequence[Ranked], targets: Int32 | None, k: int, entropy: Float32 | None = None) -> Scores:
+def summarise_ranked(ranked: Sequence[Ranked], targets: Int32 | None, k: int, entropy: Float64 | None = None) -> Scores:
     """`summarise` of rows whose order is known as far as draws have looked at it."""
     scores = empty_scores(len(ranked), k)
     for i, order in enumerate(ranked):
@@ -178,10 +180,11 @@ def row_sums(weights: Float32) -> Float32:
     return sums
 
 
-def row_dots(weights: Float32, values: Float32) -> Float32:
+def row_dots(weights: Float32, values: Float32) -> Float64:
     """``(n,)``: sums of weights times values ``(n, vocab)``, in such blocks: the digits of a long sum are the machine's."""
     whole = weights.shape[1] // SUMMED_ENTRIES * SUMMED_ENTRIES
-    sums: Float32 = np.vecdot(_in_blocks(weights, whole), _in_blocks(values, whole)).sum(axis=-1)
+    blocks = np.vecdot(_in_blocks(weights, whole), _in_blocks(values, whole))  # (n, blocks)
+    sums: Float64 = blocks.sum(axis=-1, dtype=np.float64)
     sums += np.vecdot(weights[:, whole:], values[:, whole:])
     return sums
 

@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import fields
 from typing import Any
 
+import numpy as np
+
 from runtime.checking import nearest
 from runtime.errors import InvalidRequestError
 from runtime.grammar.source import Grammar
@@ -90,6 +92,8 @@ class _Reading:
             if value:
                 return
             value = 0
+        if isinstance(value, np.generic):  # a number of numpy's, out of somebody's loop
+            value = value.item()
         said = f"{name}={value!r:.80}"
         if name == "do_sample":
             if not isinstance(value, bool):

@@ -16,6 +16,7 @@ from ui.port import (
     BackendChoice,
     Backup,
     BeamRules,
+    Bits,
     BranchDiff,
     BranchRow,
     CacheCheck,
@@ -45,6 +46,8 @@ from ui.port import (
     Guess,
     HubFind,
     ImportResult,
+    LoadChoice,
+    LoadPlan,
     Made,
     ModelChoice,
     ModelFacts,
@@ -79,12 +82,14 @@ from ui.port import (
     TextFile,
     Tier,
     TokensArrived,
+    TokenView,
     ToolCard,
     TrashedSession,
     TurnChanged,
     TurnStats,
     TurnStatus,
     TurnView,
+    WeightsForm,
     WindowWanted,
     Workbench,
 )
@@ -95,12 +100,14 @@ if TYPE_CHECKING:
     from ui.recovery import RecoveryPage
     from ui.sessions import SessionPanel
     from ui.shown import Spot
-    from ui.theme import DARK, LIGHT, Palette, Scheme, Theme, apply_theme
+    from ui.theme import DARK, HIGH_DARK, HIGH_LIGHT, LIGHT, Contrast, Motion, Palette, Scheme, Theme, apply_theme
     from ui.transcript import Measure, TranscriptView
     from ui.window import MainWindow, WindowState
 
 __all__ = [
     "DARK",
+    "HIGH_DARK",
+    "HIGH_LIGHT",
     "LIGHT",
     "AdapterChoice",
     "AdapterLine",
@@ -109,6 +116,7 @@ __all__ = [
     "BackendChoice",
     "Backup",
     "BeamRules",
+    "Bits",
     "BranchDiff",
     "BranchRow",
     "CacheCheck",
@@ -121,6 +129,7 @@ __all__ = [
     "ColumnsChanged",
     "Composition",
     "ContextPart",
+    "Contrast",
     "DataFacts",
     "DiffPart",
     "DiffSide",
@@ -140,6 +149,8 @@ __all__ = [
     "HubFind",
     "ImportResult",
     "Inspector",
+    "LoadChoice",
+    "LoadPlan",
     "Made",
     "MainWindow",
     "Measure",
@@ -147,6 +158,7 @@ __all__ = [
     "ModelFacts",
     "ModelPlan",
     "ModelsChanged",
+    "Motion",
     "NoRoomRefusal",
     "Offer",
     "OnCompared",
@@ -181,6 +193,7 @@ __all__ = [
     "TextFile",
     "Theme",
     "Tier",
+    "TokenView",
     "TokensArrived",
     "ToolCard",
     "TranscriptView",
@@ -189,6 +202,7 @@ __all__ = [
     "TurnStats",
     "TurnStatus",
     "TurnView",
+    "WeightsForm",
     "WindowState",
     "WindowWanted",
     "Workbench",
@@ -201,7 +215,18 @@ _NAMES = {
     "ui.recovery": ("RecoveryPage",),
     "ui.shown": ("Spot",),
     "ui.sessions": ("SessionPanel",),
-    "ui.theme": ("DARK", "LIGHT", "Palette", "Scheme", "Theme", "apply_theme"),
+    "ui.theme": (
+        "DARK",
+        "HIGH_DARK",
+        "HIGH_LIGHT",
+        "LIGHT",
+        "Contrast",
+        "Motion",
+        "Palette",
+        "Scheme",
+        "Theme",
+        "apply_theme",
+    ),
     "ui.transcript": ("Measure", "TranscriptView"),
     "ui.window": ("MainWindow", "WindowState"),
 }

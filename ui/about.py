@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from PySide6.QtCore import Qt
 from PySide6.QtGui import QFont
-from PySide6.QtWidgets import QDialog, QDialogButtonBox, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QDialog, QVBoxLayout, QWidget
 
 from runtime import __version__
+from ui.parts import button, row
 from ui.theme.fonts import interface_font
 from ui.widgets import Label
 
@@ -29,6 +30,6 @@ class AboutBox(QDialog):
             "soft",
         )
         column.addWidget(words)
-        buttons = QDialogButtonBox(QDialogButtonBox.StandardButton.Close)
-        buttons.rejected.connect(self.close)
-        column.addWidget(buttons)
+        close = button(self.tr("Close"))
+        close.clicked.connect(self.close)
+        column.addLayout(row(1, close))

@@ -71,6 +71,7 @@ class Actions(QObject):
         self.compare = self._make(self.tr("Compare with Another Branch"), "Ctrl+D")
         self.second = self._make(self.tr("Compare with a Model…"), "Ctrl+Shift+D")
         self.disagreement = self._make(self.tr("Next Disagreement"), "Ctrl+Shift+J")
+        self.clear_cache = self._make(self.tr("Clear Cache"))
         self.import_file = self._make(self.tr("Import…"), "Ctrl+O")
         self.exports = {
             ExportKind.JSON: self._make(self.tr("Export as JSON…"), "Ctrl+Shift+E"),
@@ -138,7 +139,9 @@ class Actions(QObject):
 
     def _session_menu(self, *branching: QAction | None) -> QMenu:
         answers = (self.stop, self.regenerate, self.regenerate_exactly, self.continue_answer)
-        return self._menu(self.tr("Session"), *answers, None, *branching, None, self.setup, self.sampling)
+        return self._menu(
+            self.tr("Session"), *answers, None, *branching, None, self.setup, self.sampling, None, self.clear_cache
+        )
 
     def _finding(self) -> tuple[QAction, ...]:
         return self.find, self.find_next, self.find_previous, self.search

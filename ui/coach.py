@@ -47,7 +47,8 @@ class CoachMark(QFrame):
 
     def open(self) -> None:
         """Shows it."""
-        self._parent.installEventFilter(self)
+        for watched in (self._parent, self._anchor):
+            watched.installEventFilter(self)
         self.show()
         self._place()
         self.raise_()
@@ -55,12 +56,13 @@ class CoachMark(QFrame):
     def dismiss(self) -> None:
         """For good."""
         if not self.isHidden():
-            self._parent.removeEventFilter(self)
+            for watched in (self._parent, self._anchor):
+                watched.removeEventFilter(self)
             self.hide()
             self.dismissed.emit()
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:
-        if watched is self._parent and event.type() == QEvent.Type.Resize:
+        if watched in (self._parent, self._anchor) and event.type() in (QEvent.Type.Resize, QEvent.Type.Move):
             self._place()
         return False
 
@@ -72,7 +74,8 @@ class CoachMark(QFrame):
 
     def _place(self) -> None:
         room = self._parent.rect().adjusted(EDGE, 0, -EDGE, 0)
-        under = self._anchor.mapTo(self._parent, QPoint(self._anchor.width(), self._anchor.height() + GAP))
+        corner = QPoint(self._anchor.width(), self._anchor.height() + GAP)
+        under = self._parent.mapFromGlobal(self._anchor.mapToGlobal(corner))  # the bar is not in the parent
         width = min(panel_width(WIDTH), room.width())
         layout = self.layout()
         assert layout is not None

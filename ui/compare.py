@@ -15,6 +15,7 @@ from ui.widgets import ElidedLabel, Hairline, IconButton, Label
 
 KEPT = 240  # characters of a shared stretch that are shown at either end of it
 LEFT, RIGHT = "A", "B"
+MARGIN = 44  # until it is told where the conversation stood
 
 
 class ComparePane(QWidget):
@@ -49,6 +50,10 @@ class ComparePane(QWidget):
         self._write()
         self.show()
         self.text.setFocus()
+
+    def align(self, left: int, right: int) -> None:
+        """Stands where the conversation stood: its margins, pixels."""
+        self._rows.setContentsMargins(left, 18, right, 12)
 
     def dismiss(self) -> None:
         """Back to the conversation."""
@@ -140,8 +145,8 @@ class ComparePane(QWidget):
             column.addWidget(total)
             top.addLayout(column, 1)
         top.addWidget(close, 0, Qt.AlignmentFlag.AlignTop)
-        rows = QVBoxLayout(self)
-        rows.setContentsMargins(44, 18, 32, 12)
+        rows = self._rows = QVBoxLayout(self)
+        self.align(MARGIN, MARGIN)
         rows.setSpacing(10)
         rows.addLayout(top)
         rows.addWidget(self.stem)

@@ -35,7 +35,10 @@ LEFT, RIGHT = 104, 44  # margins of the composer until the transcript says where
 
 
 class Frame(QWidget):
-    """Bar, panels and status line. Panels fold from the right as the window narrows; a panel asked for then comes back."""
+    """Panels and status line, and the bar, which the window puts over them.
+
+    Panels fold from the right as the window narrows; a panel asked for then comes back.
+    """
 
     panels_changed = Signal()
 
@@ -148,14 +151,18 @@ class Frame(QWidget):
         rows = QVBoxLayout(self)
         rows.setContentsMargins(0, 0, 0, 0)
         rows.setSpacing(0)
-        rows.addWidget(self.top)
         rows.addLayout(panels, 1)
         rows.addWidget(self.status)
 
     def _align(self, left: int, width: int) -> None:
-        """The composer stands under the text, or under everything where the column is narrow."""
+        """The composer stands under the text, comparisons where it stands; at the edge where the column is narrow."""
         room = self.transcript.width()
         if room < panel_width(NARROW):
             self._foot.setContentsMargins(EDGE, 0, EDGE, 0)
+            self.second.align(EDGE)
+            self.compare.align(EDGE, EDGE)
             return
-        self._foot.setContentsMargins(left, 0, max(room - left - width, 0), 0)
+        right = max(room - left - width, 0)
+        self._foot.setContentsMargins(left, 0, right, 0)
+        self.second.align(left)
+        self.compare.align(left, right)

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from PySide6.QtCore import Qt, Signal
-from PySide6.QtGui import QFont, QPainter, QPaintEvent
+from PySide6.QtCore import QRectF, QSize, Qt, Signal
+from PySide6.QtGui import QColor, QFont, QPainter, QPaintEvent
 from PySide6.QtWidgets import (
     QButtonGroup,
+    QCheckBox,
     QComboBox,
     QFrame,
     QHBoxLayout,
     QPlainTextEdit,
     QPushButton,
     QSizePolicy,
+    QStyle,
+    QStyleOptionButton,
     QVBoxLayout,
     QWidget,
 )
@@ -75,6 +78,13 @@ class Page(QWidget):
         self.column.setContentsMargins(16, 14, 16, 16)
         self.column.setSpacing(8)
 
+    def minimumSizeHint(self) -> QSize:
+        """As high as it is at its width, which a scroll area asks for: not as high as it would be at its narrowest."""
+        layout = self.layout()
+        assert layout is not None
+        hint = super().minimumSizeHint()
+        return QSize(hint.width(), 0 if layout.hasHeightForWidth() else hint.height())
+
     def head(self, text: str) -> None:
         """A section begins."""
         if self.column.count():
@@ -116,6 +126,33 @@ class Combo(QComboBox):
         px = scaled(SIZE_PX)
         left, top = self.width() - px - 5, (self.height() - px) // 2
         icon("chevron-down", self._theme.palette.soft, px).paint(painter, left, top, px, px)
+        painter.end()
+
+
+class Check(QCheckBox):
+    """A box to be ticked, with words beside it; the box is the house's own, for Qt's is lost on a dark ground."""
+
+    def __init__(self, words: str = "") -> None:
+        super().__init__(words)
+        self.setFont(interface_font(LINE_PX))
+        self._theme = current_theme()
+
+    def paintEvent(self, event: QPaintEvent) -> None:
+        super().paintEvent(event)
+        option = QStyleOptionButton()
+        self.initStyleOption(option)
+        box = self.style().subElementRect(QStyle.SubElement.SE_CheckBoxIndicator, option, self).toRectF()
+        side = min(box.width(), box.height()) - 1
+        square = QRectF(box.center().x() - side / 2, box.center().y() - side / 2, side, side)
+        palette, on = self._theme.palette, self.isChecked()
+        painter = QPainter(self)
+        painter.setRenderHint(QPainter.RenderHint.Antialiasing)
+        painter.setPen(QColor(palette.accent if on or self.hasFocus() else palette.soft if self.isEnabled() else palette.faint))
+        painter.setBrush(QColor(palette.accent if on else palette.window))
+        painter.drawRoundedRect(square, 3, 3)
+        if on:
+            inner = square.adjusted(1, 1, -1, -1).toAlignedRect()
+            icon("check", palette.on_accent, inner.width()).paint(painter, inner)
         painter.end()
 
 

@@ -261,6 +261,7 @@ class Stage(QObject):
     def _show_status(self, status: StatusView) -> None:
         self._parts.status.show_status(status)
         self._parts.inspector.show_status(status)
+        self._acts.clear_cache.setEnabled(status.engine in (EngineState.READY, EngineState.BUSY))
         if status.engine is not self._engine:
             self._engine = status.engine
             self._parts.inspector.why.look_again()

@@ -52,6 +52,7 @@ class StatusBar(QWidget):
         row.addWidget(self.downloads)
         row.addStretch(1)
         row.addWidget(self.legend)
+        current_theme().scaled.connect(self._fit)
 
     def show_status(self, status: StatusView) -> None:
         """Shows these numbers."""

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from PySide6.QtCore import QEvent, QSize, Qt, Signal
+from PySide6.QtGui import QFont
+from PySide6.QtWidgets import QButtonGroup, QHBoxLayout, QPushButton, QSizePolicy, QToolButton, QWidget
 
-from PySide6.QtCore import QEvent, QPoint, QSize, Qt, Signal
-from PySide6.QtGui import QAction, QActionGroup, QFont, QResizeEvent
-from PySide6.QtWidgets import QApplication, QButtonGroup, QHBoxLayout, QMenu, QPushButton, QSizePolicy, QToolButton, QWidget
-
-from ui.port import BackendChoice, ModelChoice
+from ui.model_chip import FEWEST, ModelChip
+from ui.model_chip import HEIGHT as CHIP_HEIGHT
+from ui.port import ModelChoice
 from ui.shown import Fork
 from ui.theme.fonts import interface_font, scaled
-from ui.theme.icons import SIZE_PX, icon
 from ui.theme.scheme import current_theme
 from ui.theme.text_size import fix_height, panel_width
 from ui.transcript import Mode
@@ -19,12 +18,12 @@ from ui.transcript.visible import one_line
 from ui.widgets import ElidedLabel, IconButton, Label, StepButton, plain_tooltip
 
 HEIGHT = 44
-CONTROL_HEIGHT = 27
+BUTTON_GAP = 4
 LEFT, SIDEBAR = 220, 248  # up to the title, which stands over the transcript; the sidebar at 100 %
-TITLE_MOST, BRANCH_MOST = 480, 240  # pixels; beyond, they give way before anything else does
-TITLE_FAIR = 300  # down to here it makes room for the model's name
-BRANCH_FAIR, FEWEST = 110, 4  # pixels of a branch's name that tell it from others; letters that still say anything
-MODEL_MOST, MODEL_FAIR, MODEL_LEAST = 240, 132, 60  # where it is fair, a name can be told from another one
+# Pixels of names: beyond the first they give way before anything else, down to the second as long as that helps.
+TITLE_MOST, TITLE_FAIR, TITLE_LEAST = 480, 160, 76
+BRANCH_MOST, BRANCH_FAIR, BRANCH_LEAST = 240, 110, 70
+MODEL_FAIR, MODEL_LEAST = 150, 104  # with its arrow
 
 
 class TopBar(QWidget):
@@ -58,6 +57,8 @@ class TopBar(QWidget):
         row = self._row = QHBoxLayout(self)
         row.setContentsMargins(14, 0, 14, 0)
         row.setSpacing(10)
+        self.title.fewest = FEWEST
+        self._spare = (self.sidebar_button, self.new_button)  # the menu has them too
         self._left_part = self._left()
         row.addWidget(self._left_part)
         row.addWidget(self.title)
@@ -79,46 +80,73 @@ class TopBar(QWidget):
         self._over_sidebar = shown
         self._share_room()
 
+    def minimumSizeHint(self) -> QSize:
+        """Any width will do: what does not fit gives way."""
+        return QSize(0, self.height())
+
     def event(self, event: QEvent) -> bool:
         if event.type() in (QEvent.Type.LayoutRequest, QEvent.Type.Resize):
             self._share_room()  # before the layout looks at the widths
         return super().event(event)
 
     def _share_room(self) -> None:
-        """What does not fit: the place over the sidebar, names as far as they can be read, then all of them; the title last."""
-        row = self._row
+        """What does not fit gives way: the place over the sidebar, the branch's name, the title's end, then the branch.
+
+        The model's name is cut after these, and buttons that the menu has too go last.
+        """
+        row, title, branch, model, left = self._row, self.title, self.branch, self.model, self._left_part
         sides, others = row.contentsMargins(), (self.modes, self.inspector_button)
-        widths: dict[QWidget, int] = {part: part.sizeHint().width() for part in (self.title, self.model)}
-        left = self._left_part.minimumSizeHint().width()
-        widths[self._left_part] = max(panel_width(SIDEBAR) - SIDEBAR + LEFT, left) if self._over_sidebar else left
-        if not self.branch.isHidden():
-            widths[self.branch] = self.branch.sizeHint().width()
-        title, branch = widths[self.title], widths.get(self.branch, 0)
+        tight, bare = self._buttons_width(self.menu_button, *self._spare), self._buttons_width(self.menu_button)
+        widths: dict[QWidget, int] = {part: part.sizeHint().width() for part in (title, model)}
+        widths[left] = max(panel_width(SIDEBAR) - SIDEBAR + LEFT, tight) if self._over_sidebar else tight
+        if branch.wanted:
+            widths[branch] = branch.sizeHint().width()
         lack = sum(widths.values()) + sum(part.sizeHint().width() for part in others) - self.width()
         lack += sides.left() + sides.right() + row.spacing() * (len(widths) + len(others) - 1)
+        arrows = branch.least_width()
         for part, least in (
-            (self.title, min(title, TITLE_MOST)),
-            (self.branch, min(branch, BRANCH_MOST)),
-            (self._left_part, left),
-            (self.branch, min(branch, self.branch.least_width() + BRANCH_FAIR)),
-            (self.model, MODEL_FAIR),
-            (self.title, min(title, TITLE_FAIR)),
-            (self.branch, self.branch.least_width()),
-            (self.model, MODEL_LEAST),
-            (self.title, self.title.minimumSizeHint().width()),
+            (title, scaled(TITLE_MOST)),
+            (branch, scaled(BRANCH_MOST)),
+            (left, tight),
+            (branch, arrows + scaled(BRANCH_FAIR)),
+            (title, scaled(TITLE_FAIR)),
+            (branch, arrows),
+            (title, scaled(TITLE_LEAST)),
+            (model, scaled(MODEL_FAIR)),
+            (branch, -row.spacing()),  # it goes
+            (model, scaled(MODEL_LEAST)),
+            (left, bare),  # without buttons that the menu has too
+            (title, title.minimumSizeHint().width()),
+            (model, 0),
         ):
             if part in widths and lack > 0:
-                given = min(max(widths[part] - least, 0), lack)
+                given = max(widths[part] - least, 0)
+                whole = (part is branch and least <= arrows) or (part is left and least == bare)
+                given = given if whole else min(given, lack)  # a name is cut; buttons stand or go
                 widths[part] -= given
                 lack -= given
+        for part in (title, model):  # what the branch left over
+            more = min(max(-lack, 0), part.sizeHint().width() - widths[part])
+            widths[part] += more
+            lack += more
+        if widths.get(branch, 0) == arrows and -lack >= scaled(BRANCH_LEAST):
+            widths[branch] = min(arrows - lack, branch.sizeHint().width())
+        branch.setVisible(widths.get(branch, 0) > 0)
+        for button in self._spare:
+            button.setVisible(widths[left] >= tight)
         for part, width in widths.items():
-            part.setFixedWidth(width)
+            part.setFixedWidth(max(width, 0))
+
+    def _buttons_width(self, *buttons: QWidget) -> int:
+        """Of those of them that are wanted, side by side."""
+        wanted = [button for button in buttons if button in self._spare or not button.isHidden()]
+        return sum(button.sizeHint().width() for button in wanted) + BUTTON_GAP * max(len(wanted) - 1, 0)
 
     def _left(self) -> QWidget:
         left = QWidget()
         row = QHBoxLayout(left)
         row.setContentsMargins(0, 0, 0, 0)
-        row.setSpacing(4)
+        row.setSpacing(BUTTON_GAP)
         row.addWidget(self.menu_button)
         row.addWidget(self.sidebar_button)
         row.addStretch(1)
@@ -135,20 +163,23 @@ class BranchChip(QWidget):
         super().__init__(parent)
         self.setObjectName("chip")
         self.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
-        fix_height(self, CONTROL_HEIGHT)
+        fix_height(self, CHIP_HEIGHT)
         self.name = ElidedLabel()
         self.name.least_px, self.name.fewest = 0, FEWEST
         self.place = Label()
         self.back = self._step("‹", self.tr("Previous variant"), -1)
         self.forth = self._step("›", self.tr("Next variant"), +1)
         row = self._row = QHBoxLayout(self)
-        row.setContentsMargins(9, 0, 6, 0)
-        row.setSpacing(2)
+        row.setContentsMargins(6, 0, 6, 0)
+        row.setSpacing(0)
+        self.name.setContentsMargins(3, 0, 8, 0)  # its own: arrows alone stand in the middle
         row.addWidget(self.name)
-        row.addSpacing(4)
         row.addWidget(self.back)
+        row.addSpacing(2)
         row.addWidget(self.place)
+        row.addSpacing(2)
         row.addWidget(self.forth)
+        self.wanted = False  # there is something to say, whether there is room for it or not
         self.hide()
 
     def least_width(self) -> int:
@@ -157,7 +188,8 @@ class BranchChip(QWidget):
 
     def show_branch(self, name: str, fork: Fork | None) -> None:
         """Names the branch; the arrows go to the siblings of `fork`."""
-        self.setVisible(bool(name) or fork is not None)
+        self.wanted = bool(name) or fork is not None
+        self.setVisible(self.wanted)
         self.name.setText(name)
         self.setToolTip(plain_tooltip(one_line(name)))  # of all of it: the name may have no room
         self.name.setVisible(bool(name))
@@ -175,90 +207,6 @@ class BranchChip(QWidget):
         return button
 
 
-class ModelChip(QPushButton):
-    """The model's name; pressed, it opens what the session is set to. The shelf opens under it as a menu (never blocking)."""
-
-    chosen = Signal(str)  # source
-    backend_chosen = Signal(str)  # name
-    more_wanted = Signal()  # than are on the shelf
-
-    def __init__(self, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
-        self.setObjectName("model_chip")
-        self.setFocusPolicy(Qt.FocusPolicy.TabFocus)
-        fix_height(self, CONTROL_HEIGHT)
-        self.setLayoutDirection(Qt.LayoutDirection.RightToLeft)  # the arrow after the name
-        self._theme = current_theme()
-        for news in (self._theme.changed, self._theme.scaled):
-            news.connect(self._tint)
-        self._tint()
-        self._label = self._shown = ""
-        self.show_model(None)
-
-    def show_model(self, choice: ModelChoice | None) -> None:
-        """Names the model in use."""
-        self._label = self.tr("Choose a model") if choice is None else one_line(choice.label)
-        self._show(MODEL_MOST)
-        self.setAccessibleName(self.tr("Model: {0}").format(self._label))
-        self.updateGeometry()
-
-    def sizeHint(self) -> QSize:
-        """As wide as the name wants it, up to a limit, whatever is shown of it now."""
-        hint, metrics = super().sizeHint(), self.fontMetrics()
-        whole = min(metrics.horizontalAdvance(self._label), MODEL_MOST)
-        return QSize(hint.width() - metrics.horizontalAdvance(self._shown) + whole, hint.height())
-
-    def resizeEvent(self, event: QResizeEvent) -> None:
-        super().resizeEvent(event)
-        around = super().sizeHint().width() - self.fontMetrics().horizontalAdvance(self._shown)
-        self._show(self.width() - around)
-
-    def _show(self, room: int) -> None:
-        metrics, room = self.fontMetrics(), min(room, MODEL_MOST)
-        fits = metrics.horizontalAdvance(self._label) <= room  # whole pixels, as in the size hint
-        self._shown = self._label if fits else metrics.elidedText(self._label, Qt.TextElideMode.ElideRight, room)
-        self.setText(self._shown.replace("&", "&&"))
-        self.setToolTip(plain_tooltip(self._label) if self._shown != self._label else "")
-
-    def open_menu(self, choices: Sequence[ModelChoice], backends: Sequence[BackendChoice] = ()) -> None:
-        """Shows what is on the shelf and what can run it, under the chip."""
-        menu = QMenu(self)
-        menu.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
-        menu.setLayoutDirection(QApplication.layoutDirection())  # not the chip's own
-        menu.setAccessibleName(self.tr("Models"))
-        group = QActionGroup(menu)
-        for choice in choices:
-            label, detail = (" ".join(words.split()).replace("&", "&&") for words in (choice.label, choice.detail))
-            action = QAction(f"{label}\t{detail}", group, checkable=True, checked=choice.loaded)
-            action.triggered.connect(lambda _checked, source=choice.source: self.chosen.emit(source))
-            menu.addAction(action)
-        if not choices:
-            menu.addAction(self.tr("No model is here yet")).setEnabled(False)
-        menu.addSeparator()
-        menu.addAction(self.tr("More models…")).triggered.connect(lambda _checked=False: self.more_wanted.emit())
-        self._add_backends(menu, backends)
-        right = self.mapToGlobal(QPoint(self.width(), self.height() + 4))
-        menu.popup(QPoint(right.x() - menu.sizeHint().width(), right.y()))
-
-    def _add_backends(self, menu: QMenu, backends: Sequence[BackendChoice]) -> None:
-        if not backends:
-            return
-        menu.addSeparator()
-        group = QActionGroup(menu)
-        for backend in backends:
-            words = self.tr("run on {0}").format(backend.name).replace("&", "&&")
-            problem = backend.problem.replace("&", "&&")
-            action = QAction(f"{words}\t{problem}" if problem else words, group, checkable=True, checked=backend.chosen)
-            action.setEnabled(not backend.problem)
-            action.triggered.connect(lambda _checked, name=backend.name: self.backend_chosen.emit(name))
-            menu.addAction(action)
-
-    def _tint(self, _palette: object = None) -> None:
-        px = scaled(SIZE_PX)
-        self.setIconSize(QSize(px, px))
-        self.setIcon(icon("chevron-down", self._theme.palette.soft, px))
-
-
 class ModeSwitch(QWidget):
     """Read | Tokens as one control of two segments."""
 
@@ -268,7 +216,7 @@ class ModeSwitch(QWidget):
         super().__init__(parent)
         self.setObjectName("segments")
         self.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
-        fix_height(self, CONTROL_HEIGHT)
+        fix_height(self, CHIP_HEIGHT)
         self._group = QButtonGroup(self)
         row = QHBoxLayout(self)
         row.setContentsMargins(0, 0, 0, 0)

@@ -1,4 +1,4 @@
-"""The first start: what Tokens mode is, and a few models that fit; each until it is dismissed, then never again."""
+"""The first start: what Tokens mode is, in one window, once; and a few models that fit, until they are dismissed."""
 
 from __future__ import annotations
 
@@ -29,13 +29,14 @@ class Welcome(QObject):
         self._left: frozenset[str] | None = None  # None: nobody asked yet
         self._offers: Sequence[Offer] = ()
         self._mode = Mode.TOKENS
+        self._claiming = self._claimed = False  # tokens are explained here, and in no other window
         desk.session_shown.connect(self._show_session)
         desk.shelf.offered.connect(self._take_offers)
         desk.shelf.downloads_changed.connect(self._show_downloads)
-        parts.coach.dismissed.connect(lambda: self._dismiss(TOKENS))
+        parts.coach.dismissed.connect(lambda: self._forget(TOKENS))
         parts.transcript.token_pinned.connect(lambda place: parts.coach.dismiss() if place is not None else None)
         parts.first.wanted.connect(lambda offer: desk.shelf.download(offer.wanted))
-        parts.first.dismissed.connect(lambda: self._dismiss(MODELS))
+        parts.first.dismissed.connect(self._dismiss_models)
 
     def show_mode(self, mode: Mode) -> None:
         """Tokens are explained where they are seen."""
@@ -66,12 +67,33 @@ class Welcome(QObject):
     def _refresh(self) -> None:
         left, shown = self._left or frozenset(), self._desk.shown
         tokens = TOKENS in left and shown is not None and bool(shown.view.turns) and self._mode is Mode.TOKENS
+        if tokens and not self._claimed:
+            tokens = False
+            self._claim()
         if tokens != self._parts.coach.isVisibleTo(self._parts):
             self._parts.coach.open() if tokens else self._parts.coach.hide()
         sample = shown is not None and shown.view.is_sample
         self._parts.first.setVisible(MODELS in left and sample and bool(self._parts.first.offers.rows))
 
-    def _dismiss(self, hint: str) -> None:
+    def _claim(self) -> None:
+        if not self._claiming:
+            self._claiming = True
+            self._desk.tasks.run(self._claim_tokens())
+
+    async def _claim_tokens(self) -> None:
+        self._claimed = await self._desk.workbench.dismiss_hint(TOKENS)
+        if self._claimed:
+            self._refresh()
+        else:
+            self._forget(TOKENS)
+
+    def _forget(self, hint: str) -> None:
         self._left = (self._left or frozenset()) - {hint}
         self._refresh()
-        self._desk.tasks.run(self._desk.workbench.dismiss_hint(hint))
+
+    def _dismiss_models(self) -> None:
+        self._forget(MODELS)
+        self._desk.tasks.run(self._keep_dismissed())
+
+    async def _keep_dismissed(self) -> None:
+        await self._desk.workbench.dismiss_hint(MODELS)

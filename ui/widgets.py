@@ -38,12 +38,14 @@ class ElidedLabel(Label):
     @property
     def shown(self) -> str:
         """What can be read of it."""
-        shown = self.fontMetrics().elidedText(self.text(), Qt.TextElideMode.ElideRight, self.width())
+        shown = self.fontMetrics().elidedText(self.text(), Qt.TextElideMode.ElideRight, self.contentsRect().width())
         return "" if shown != self.text() and len(shown) <= self.fewest else shown
 
     def sizeHint(self) -> QSize:
         """The whole text, also where the label was given a fixed width (Qt's own never falls below that)."""
-        return QSize(self.fontMetrics().horizontalAdvance(self.text()) + 1, super().sizeHint().height())
+        around = self.contentsMargins()
+        width = self.fontMetrics().horizontalAdvance(self.text()) + around.left() + around.right() + 1
+        return QSize(width, super().sizeHint().height())
 
     def minimumSizeHint(self) -> QSize:
         whole = super().minimumSizeHint()
@@ -66,7 +68,7 @@ class ElidedLabel(Label):
 
     def _explain(self) -> None:
         # Tooltips guess their format: a zero-width space in front keeps "<" from ever being markup.
-        cut = self.fontMetrics().horizontalAdvance(self.text()) > self.width()
+        cut = self.fontMetrics().horizontalAdvance(self.text()) > self.contentsRect().width()
         self.setToolTip(plain_tooltip(self.text()) if cut else "")
 
 

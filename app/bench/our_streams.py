@@ -15,6 +15,8 @@ from app.bench.measure import Ids
 from app.bench.ours import open_model
 from runtime import GenerationOptions, SamplingOptions
 
+SETTLED = 80  # tokens
+
 
 class OurStreams(Watched):
     """A model in this process; a lap begins without a cache unless it says otherwise.
@@ -49,6 +51,11 @@ class OurStreams(Watched):
         if not warm:
             self._model.clear_cache()
         return self._runner.run(self._decode(prompts, n, top_k))
+
+    def settle(self, prompts: Sequence[Ids]) -> None:
+        """Decodes until the model does so as it will from then on: on hf its forwards are recorded after 64 tokens."""
+        if self._model.info.backend == "hf":
+            self.decode(prompts, SETTLED)
 
     def score(self, ids: Ids) -> Lap:
         """Records of all tokens of a text."""

@@ -16,6 +16,7 @@ from app.cli.values import (
     adapter_options,
     format_of,
     grammar_of,
+    lark_of,
     named_options,
     naming_tokens,
     offload_of,
@@ -54,6 +55,7 @@ class Flags(TypedDict):
     stop: tuple[str, ...]
     schema: str | None
     regex: str | None
+    lark: str | None
     temperature: float | None
     sample_top_k: int | None
     top_p: float | None
@@ -100,8 +102,8 @@ OPTIONS = (
         "--batch",
         metavar="FILE",
         help='Answer every line of a JSONL file ("-" for stdin), many at once. A line: {"prompt": "Hi"} or '
-        '{"messages": [...]}, and as it likes "id", "system", "tools", "seed", "max_tokens", "stop", "temperature" and the '
-        "like. One JSON line each comes back, in order.",
+        '{"messages": [...]}, and as it likes "id", "system", "tools", "schema" or "regex" or "lark", "seed", "max_tokens", '
+        '"stop", "temperature" and the like. One JSON line each comes back, in order.',
     ),
     click.option("--max-tokens", type=click.IntRange(1), **_preset("max_tokens"), help="End after so many tokens."),
     click.option("--stop", multiple=True, help="End before this text; may be given again. Example: --stop . --stop '?'"),
@@ -112,6 +114,12 @@ OPTIONS = (
         """Example: --schema '{"type": "object", "properties": {"age": {"type": "integer"}}, "required": ["age"]}'""",
     ),
     click.option("--regex", help="Answer with a text that matches. Example: --regex '(yes|no)'"),
+    click.option(
+        "--lark",
+        metavar="FILE|GRAMMAR",
+        help="Answer with a text of this Lark grammar (llguidance's). "
+        """Example: --lark 'start: "I like " /[a-z]{3,9}/ (" and " /[a-z]{3,9}/)?'""",
+    ),
     click.option(
         "--temperature", type=float, **_preset("temperature"), help="0 takes the likeliest token each time. Example: 0.2"
     ),
@@ -196,11 +204,9 @@ class Asked:
         }
         named = named_options(flags["named"], {name for name, value in call.items() if value is not None})
         naming = naming_tokens(named)
-        if naming and in_session:
-            raise click.UsageError(f"--option {next(iter(naming))}: with --session name tokens by their ids")
         call |= {name: value for name, value in named.items() if name not in naming}
         try:
-            call["grammar"] = grammar_of(schema_of(flags["schema"]), flags["regex"])
+            call["grammar"] = grammar_of(schema_of(flags["schema"]), flags["regex"], lark_of(flags["lark"]))
             resolve_options(call, preset=PRESET)
         except (InvalidRequestError, GrammarError) as fault:
             raise click.UsageError(str(fault)) from fault
@@ -238,7 +244,7 @@ class Asked:
         """
         if line is None:
             return self.resolved(model).options
-        return model.resolve_options(line, session=self._call(model), preset=PRESET).options
+        return model.resolve_options(line, session=self.call_on(model), preset=PRESET).options
 
     def resolved(self, model: LanguageModel) -> ResolvedOptions:
         """What holds for the one answer, and who said so.
@@ -246,9 +252,14 @@ class Asked:
         Raises:
             InvalidRequestError, GrammarError: They contradict each other.
         """
-        return model.resolve_options(self._call(model), preset=PRESET)
+        return model.resolve_options(self.call_on(model), preset=PRESET)
 
-    def _call(self, model: LanguageModel) -> dict[str, Any]:
+    def call_on(self, model: LanguageModel) -> dict[str, Any]:
+        """`call`, with the model's ids for the tokens that are named by what they say.
+
+        Raises:
+            InvalidRequestError: A text that is no token of the model.
+        """
         return self.call | (with_token_ids(self.naming, model.byte_vocab) if self.naming else {})
 
 

@@ -15,6 +15,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 from app.cli.asking import Asked
 from app.cli.common import console, load_model, told_precision
 from app.cli.lines import Line, read_lines, refuse
+from app.cli.values import with_token_ids
 from runtime import Finish, GenerationOptions, LanguageModel, RuntimeFault, ToolCallError, parse_tool_calls
 
 Request = tuple[list[int], GenerationOptions]
@@ -97,7 +98,8 @@ async def _requests(file: str, model: LanguageModel, lines: Sequence[Line], aske
         raise click.UsageError(f"{model.info.name} has no chat template: continue texts with --raw, or choose a --format")
     for line in lines:
         try:
-            options = asked.options(model, line.options)
+            named = with_token_ids(line.naming, model.byte_vocab) if line.naming else {}
+            options = asked.options(model, line.options | named)
             options.sampling.check(model.info.vocab_size)
             options.check_eos(model.info.vocab_size)
             ids = await _ids(model, line)

@@ -12,10 +12,11 @@ import click
 
 from app.cli.asking import PRESET, Asked
 from app.cli.common import read_text
-from app.cli.values import grammar_of
+from app.cli.values import grammar_of, naming_tokens
 from runtime import OPTION_NAMES, InvalidRequestError, RuntimeFault, resolve_options
 
-OWN = frozenset({"id", "prompt", "messages", "system", "tools", "schema", "regex"})
+FORMS = ("schema", "regex", "lark")
+OWN = frozenset({"id", "prompt", "messages", "system", "tools", *FORMS})
 RECORDING = frozenset({"alternatives", "logprobs", "top_logprobs", "stages"})  # of which a result has nothing
 KNOWN = OWN | OPTION_NAMES - RECORDING
 _SHOWN = 5  # bad lines named at once
@@ -30,6 +31,7 @@ class Line:
         id: The line's own, or its number.
         messages: A conversation; or a single text in `prompt`.
         options: What it says of how it is answered, by the names of `GenerationOptions.from_mapping`; the seed is set.
+        naming: More of them, that name tokens by what they say.
     """
 
     number: int
@@ -38,6 +40,7 @@ class Line:
     messages: list[dict[str, Any]] | None
     tools: list[dict[str, Any]] | None
     options: dict[str, Any]
+    naming: dict[str, Any]
 
 
 def read_lines(file: str, asked: Asked) -> list[Line]:
@@ -94,13 +97,15 @@ def _line(number: int, text: str, asked: Asked, place: int) -> Line:
     roles = next((name for name in ("tools", "system") if name in given), None)
     if roles is not None and asked.raw:
         raise InvalidRequestError(f'"{roles}" needs a chat: leave out --raw')
+    naming = naming_tokens(given)
     return Line(
         number=number,
         id=own_id,
         prompt=prompt if asked.raw else None,
         messages=None if asked.raw else _messages(given, asked),
         tools=given.get("tools"),
-        options=_options(given, asked, place),
+        options=_options({name: value for name, value in given.items() if name not in naming}, asked, place),
+        naming=naming,
     )
 
 
@@ -130,10 +135,10 @@ def _options(given: Mapping[str, Any], asked: Asked, place: int) -> dict[str, An
     """The line's own; a seed given with the command counts up, so that equal prompts differ."""
     options = {name: value for name, value in given.items() if name not in OWN}
     options.setdefault("seed", (asked.seed + place) % (1 << 64))
-    if "schema" in given or "regex" in given:
+    if any(form in given for form in FORMS):
         if "grammar" in options:
-            raise InvalidRequestError("a grammar beside a schema or a regex contradicts it: give one of them")
-        options["grammar"] = grammar_of(given.get("schema"), given.get("regex"))
+            raise InvalidRequestError("a grammar beside a schema, a regex or a lark contradicts it: give one of them")
+        options["grammar"] = grammar_of(*(given.get(form) for form in FORMS))
     checked = resolve_options(options, session=asked.call, preset=PRESET).options
     if checked.grammar is not None:
         checked.grammar.check()

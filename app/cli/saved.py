@@ -51,8 +51,11 @@ async def ask_saved(
         store = SessionStore.open(data.sessions)
         blocks = blocks_in(data, await disk_budget(store))
         supervisor = Supervisor(asked.model, asked.backend, start=_in_process, **asked.load, blocks=blocks)
-        workbench = AppWorkbench(store, supervisor, GenerationOptions.from_mapping(PRESET), asked.call)
+        call = dict(asked.call)
+        workbench = AppWorkbench(store, supervisor, GenerationOptions.from_mapping(PRESET), call)
         try:
+            if asked.naming:  # tokens by their text, whose ids only the model knows
+                call.update(asked.call_on(await supervisor.model()))
             seed, told = await _send(workbench, store, title, text, asked, on_run)
             return seed, told, told_precision(supervisor.running) if supervisor.running is not None else ""
         finally:

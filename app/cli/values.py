@@ -11,7 +11,7 @@ from typing import Any, Final
 import click
 
 from app.cli.common import read_text
-from runtime import CHAT_FORMATS, Grammar, InvalidRequestError
+from runtime import CHAT_FORMATS, Grammar, InvalidRequestError, LoadOptions
 
 WEIGHTS: Final = ("float32", "float16", "bfloat16", "int8", "int4")
 WEIGHTS_HELP: Final = (
@@ -20,7 +20,7 @@ WEIGHTS_HELP: Final = (
 )
 TEMPLATES = ("auto", "none", *CHAT_FORMATS)
 OWN_FLAGS: Final = {
-    "grammar": "--schema or --regex",
+    "grammar": "--schema, --regex or --lark",
     "response_format": "--schema",
     "adapters": "--adapter",
     "alternatives": "--top-k",
@@ -31,22 +31,36 @@ OWN_FLAGS: Final = {
 }
 
 
-def grammar_of(schema: Any, regex: Any) -> Grammar | None:
+def grammar_of(schema: Any, regex: Any, lark: Any) -> Grammar | None:
     """What an answer must look like; None where nothing is said.
 
     Args:
         schema: A JSON schema, as JSON text or as an object.
         regex: A regular expression.
+        lark: A Lark grammar's text.
 
     Raises:
-        InvalidRequestError: Both are given.
+        InvalidRequestError: More than one is given.
         GrammarError: llguidance does not take it; its own message says why.
     """
-    if schema is not None and regex is not None:
-        raise InvalidRequestError("a schema and a regex contradict each other: give one of the two")
+    forms = {"a schema": schema, "a regex": regex, "a Lark grammar": lark}
+    given = [name for name, form in forms.items() if form is not None]
+    if len(given) > 1:
+        raise InvalidRequestError(f"{' and '.join(given)} contradict each other: give one of them")
     if schema is not None:
         return Grammar.json_schema(schema).check()
+    if lark is not None:
+        return Grammar.lark(lark).check()
     return None if regex is None else Grammar.regex(regex).check()
+
+
+def lark_of(given: str | None) -> str | None:
+    """The grammar's text itself (it has rules, so it has colons), or a file's.
+
+    Raises:
+        click.ClickException: The file cannot be read.
+    """
+    return given if given is None or (":" in given and not Path(given).is_file()) else read_text(given)
 
 
 def schema_of(given: str | None) -> str | None:
@@ -77,6 +91,32 @@ def offload_of(given: str | None) -> dict[str, Any]:
 def weights_of(given: str | None) -> dict[str, Any]:
     """The load option for weights in fewer bits, where they are asked for."""
     return {} if given in (None, "float32") else {"weights": given}
+
+
+def load_options(flag: str, given: tuple[str, ...]) -> dict[str, Any]:
+    """How a model is loaded, by the names of `LoadOptions`.
+
+    Args:
+        flag: What it was said with.
+        given: Each as NAME=VALUE: JSON, or else a text.
+
+    Raises:
+        click.UsageError: Not written so, or given twice.
+        InvalidRequestError: An unknown name, or a value out of range.
+    """
+    found: dict[str, Any] = {}
+    for text in given:
+        name, equals, value = (part.strip() for part in text.partition("="))
+        if not equals or not name:
+            raise click.UsageError(f"{flag} {text}: write NAME=VALUE, such as kv_dtype=q8")
+        if name in found:
+            raise click.UsageError(f"{flag} {name} is given twice")
+        try:
+            found[name] = json.loads(value)
+        except ValueError:
+            found[name] = value
+    LoadOptions.from_mapping(found)
+    return found
 
 
 def named_options(given: tuple[str, ...], said: Collection[str]) -> dict[str, Any]:

@@ -45,6 +45,7 @@ class Answer:
     refused: str = ""  # that it did, in words
     overflow: bool = False  # the prompt did not fit into the context
     foreign: bool = False  # the path's tokens are another tokenizer's
+    unloaded: bool = False  # there was no model that could be loaded
     hopeless: bool = False  # the same again can only fail again
     model: LanguageModel | None = None
     recorder: Recorder | None = None

@@ -11,7 +11,7 @@ import numpy as np
 
 from app.workbench.making import CHANGED, CUT_SHORT, MADE, REPEATED
 from app.workbench.recorder import Recorder
-from app.workbench.session import FOREIGN, HOPELESS, OVERFLOW
+from app.workbench.session import FOREIGN, HOPELESS, OVERFLOW, UNLOADED
 from runtime import Finish, TokenRun
 from storage import SessionStore
 
@@ -74,6 +74,8 @@ def stats_of(answer: Answer, run: TokenRun) -> dict[str, Any]:
         stats[OVERFLOW] = True
     if answer.foreign:
         stats[FOREIGN] = True
+    if answer.unloaded:
+        stats[UNLOADED] = True
     if answer.hopeless:
         stats[HOPELESS] = True
     if answer.message:

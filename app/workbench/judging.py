@@ -13,6 +13,7 @@ from runtime import (
     ContextOverflowError,
     EngineDiedError,
     GrammarError,
+    ModelLoadError,
     RuntimeFault,
     UnknownBackendError,
 )
@@ -33,6 +34,7 @@ def judge(answer: Answer) -> None:
     if error is None:
         return
     answer.finish, answer.message = "error", str(error)
+    answer.unloaded = isinstance(error, ModelLoadError | UnknownBackendError | BackendUnavailableError)
     if isinstance(error, EngineDiedError):
         answer.finish = "engine_died"
         log.warning("the engine died: %s", error)

@@ -92,6 +92,8 @@ class LoadingMembers(ABC):
 
     async def grow_context(self) -> None:
         """All the context that the model has."""
+        source = self.supervisor.source
+        await self._settings.own.keep(source, replace(self._settings.own.of(source), context=None))
         await self._settings.change("context_length", None)
         await self._change(options={"context_length": None})
 
@@ -109,7 +111,8 @@ class LoadingMembers(ABC):
 
     async def choose_model(self, source: str) -> None:
         """From the next request on."""
-        await self._change(source=source)
+        await self._settings.load()
+        await self._change(source=source, options=self._settings.options_for(source))
 
     def backends(self) -> Sequence[BackendChoice]:
         """The engines that are known, without the toys."""
@@ -154,10 +157,13 @@ class LoadingMembers(ABC):
         held = await stored(self._store.setting(HINTS_SETTING))
         return HINTS - {name for name in held if isinstance(name, str)} if isinstance(held, list) else HINTS
 
-    async def dismiss_hint(self, name: str) -> None:
-        """It is not shown again."""
-        left = await self.hints() - {name}
-        await stored(self._store.set_setting(HINTS_SETTING, sorted(HINTS - left)))
+    async def dismiss_hint(self, name: str) -> bool:
+        """It is not shown again; whether this call was the first to say so."""
+        async with self._settings.hints:  # several windows may open at once
+            left = await self.hints()
+            if name in left:
+                await stored(self._store.set_setting(HINTS_SETTING, sorted((HINTS - left) | {name})))
+            return name in left
 
     async def back_up(self) -> Backup:
         """Copies all sessions and checks the copy."""

@@ -28,6 +28,7 @@ AT_ONCE = 100  # turns of a path that are shown at first, and with each step bac
 WHOLE = 4 * AT_ONCE  # turns of a path that is shown whole
 OVERFLOW = "overflow"  # in a stored answer's stats: its prompt did not fit into the context
 FOREIGN = "foreign"  # there too: another tokenizer cut what it was to go on from
+UNLOADED = "unloaded"  # there too: its model could not be loaded
 HOPELESS = "hopeless"  # there too: the same again can only fail again
 
 
@@ -218,6 +219,7 @@ class OpenSession(PathTokens):
             can_retry=self.has_hope or not node.stats.get(HOPELESS, False),
             overflowed=self.overflowed(node.id),
             is_foreign=bool(node.stats.get(FOREIGN)) and self.failed_to_begin(node.id),
+            needs_model=bool(node.stats.get(UNLOADED)) and self.failed_to_begin(node.id),
             calls=self._calls(turn),
             may_call=node.role == "assistant" and node.id in self.states and bool(self.tools()),
             can_repeat=node.role == "assistant" and node.id not in self.states and not refusal(node),

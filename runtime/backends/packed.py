@@ -7,14 +7,14 @@ Three ways to push tokens, chosen per call:
   library as they are, no mask of ours, the library's normal use of a cache;
 - *tree*: everything else, in one forward, with a mask that lets each token see its ancestors and itself;
 - *chains*: recurrent models, and any model whose tree numbers failed the self-test: chains of new tokens as rows of
-  one forward (`runtime.backends.chains`), each over a gathered copy of its path.
+  one forward (`runtime.backends.chains`). Attention layers beside recurrent ones are shown the pack's own buffers, with a
+  mask as a tree has it, or a gathered copy of each row's path where that is cheaper or the first way failed the self-test.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -191,21 +191,31 @@ class PackedBackend(ChainedBackend[P]):
         undo = pack.tree.append(parents)
 
         def start() -> Callable[[], Float32]:
-            step = self._step(pack, undo.size, tokens, want, stacks, in_place=in_place or chains)
+            step = self._step(pack, undo.size, tokens, want, stacks, in_place=in_place or chains, hidden=hidden)
             if chains:
-                logits = self._chains(pack, replace(step, hidden=hidden), parents, undo.size)
+                logits = self._chains(pack, step, parents, undo.size)
                 return lambda: logits
-            return self.launch(pack, replace(step, hidden=hidden))
+            return self.launch(pack, step)
 
         waiting = self._guarded(pack, undo, start)
         return np.arange(undo.size, undo.size + len(tokens)), lambda: self._guarded(pack, undo, waiting)
 
-    def _step(self, pack: P, base: int, tokens: Int64, want: Int64, stacks: TokenStacks | None, *, in_place: bool) -> Step:
+    def _step(
+        self,
+        pack: P,
+        base: int,
+        tokens: Int64,
+        want: Int64,
+        stacks: TokenStacks | None,
+        *,
+        in_place: bool,
+        hidden: bool = False,
+    ) -> Step:
         """A forward over the newest slots of the tree, from `base` on."""
         positions = pack.tree.depths[base:].copy()
         self._check_context(positions)
         mask = None if in_place else pack.tree.visible(base)
-        return Step(tokens, np.arange(base, base + len(tokens)), positions, want, mask=mask, stacks=stacks)
+        return Step(tokens, np.arange(base, base + len(tokens)), positions, want, mask=mask, hidden=hidden, stacks=stacks)
 
     def _guarded(self, pack: P, undo: Undo, act: Callable[[], T]) -> T:
         """What fails leaves the pack as it was."""

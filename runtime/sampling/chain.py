@@ -176,16 +176,17 @@ class Sampler:
             if name in EDITS:
                 stage.apply(pool, said)
                 changed = True
-            elif name == "xtc":
-                probability, threshold = stage
-                u = number(XTC_STAGE)
-                if u < probability:
-                    xtc(pool, threshold)
             else:
                 if changed:
                     _alive(pool, allowed)
                     changed = False
-                stage(pool)
+                if name == "xtc":
+                    probability, threshold = stage
+                    u = number(XTC_STAGE)
+                    if u < probability:
+                        xtc(pool, threshold)
+                else:
+                    stage(pool)
             if steps is not None:
                 _alive(pool, allowed)
                 steps.append(Step(name, pool.view, u))

@@ -5,9 +5,11 @@ Top-k, top-p, min-p and typical keep what transformers' warpers of these names k
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable
 
 import numpy as np
+import numpy.typing as npt
 
 from runtime.sampling.pool import Pool
 from runtime.sampling.select import Place, mass_where, place_of_mass
@@ -64,28 +66,55 @@ def typical(pool: Pool, p: float) -> None:
 def _typical_of_whole_row(pool: Pool, p: float) -> bool:
     """Where nothing was cut before, without a look at what is very unlikely; False where that is not enough.
 
-    Where the last of what top-p leaves is further from the entropy than the likeliest of all, nothing is left out at the other
-    end, and typical leaves the same. Else all it leaves lies as near as the likeliest, which is a border that others stand
-    beyond.
+    What is as near to the entropy as the likeliest of all is looked at, and as much more as has the mass: whatever is further
+    away than the likeliest is nearer than what lies below it.
     """
     order = pool.order
     entropy = order.entropy
-    log_mass, target = np.log(order.total), p * order.total
-    likeliest = entropy - log_mass  # how far it is away: its surprisal is the logarithm of the mass
-    last = order.at_mass(target, left=True)
-    if order.surprisal(last.token) - entropy > likeliest:
-        pool.last = order.last_equal(last)
-        return True
-    known = order.down_to_surprisal(entropy + likeliest)
-    if known is None:
+    log_mass, target = float(np.log(order.total)), p * order.total
+    known = order.down_to_surprisal(2 * entropy - log_mass, target)  # the likeliest's is the logarithm of the mass
+    if known is None or known.edges[-1] < target:
         return False
     surprisal = log_mass - (known.scores.astype(np.float64) - order.top) / order.temperature
-    far = np.abs(surprisal - entropy)
-    by_distance = np.argsort(far, kind="stable")
-    at = int(np.searchsorted(known.weights[by_distance].cumsum(), target, side="left"))
-    near = np.flatnonzero(far <= far[by_distance[min(at, len(far) - 1)]])
-    pool.first, pool.last = order.at_known(known, int(near[0])), order.at_known(known, int(near[-1]))
+    start, stop = _nearest(surprisal, known.edges, entropy, target)
+    if start > 0:
+        pool.first = order.at_known(known, start)
+    pool.last = order.at_known(known, stop - 1)
     return True
+
+
+def _nearest(
+    surprisal: npt.NDArray[np.float64], edges: npt.NDArray[np.float64], entropy: float, target: float
+) -> tuple[int, int]:
+    """Those nearest to the entropy that reach a mass together, and whoever is as near as the last: from where, to before where.
+
+    Both ends of the range move away from the entropy, so that the border is found by halving, without a sort by distance.
+
+    Args:
+        surprisal: ``(n,)`` rising.
+        edges: ``(n,)`` the mass up to each entry, itself included.
+        entropy: In nats, as the surprisals.
+        target: The mass; where all together have less, all are left.
+    """
+    whole = int(edges.searchsorted(target))  # with nothing left out at the upper end
+    if whole < len(edges) and surprisal[whole] - entropy > entropy - surprisal[0]:
+        return 0, int(surprisal.searchsorted(surprisal[whole], "right"))
+    middle = int(surprisal.searchsorted(entropy))
+    above, below = entropy - surprisal[:middle][::-1], surprisal[middle:] - entropy  # distances, the nearest first
+    sums = np.concatenate([[0.0], edges])
+
+    def within(distance: np.float64) -> tuple[int, int]:
+        return middle - int(above.searchsorted(distance, "right")), middle + int(below.searchsorted(distance, "right"))
+
+    def reached(i: int) -> bool:
+        start, stop = within(below[i])
+        return bool(sums[stop] - sums[start] >= target)
+
+    furthest = bisect_left(range(len(below)), True, key=reached)  # of the lower side
+    start = int(sums[: middle + 1].searchsorted(sums[middle + furthest] - target, "right")) - 1  # with all nearer ones of it
+    if 0 <= start < middle and (furthest == len(below) or above[middle - start - 1] < below[furthest]):
+        return within(above[middle - start - 1])
+    return within(below[furthest]) if furthest < len(below) else (0, len(surprisal))
 
 
 def _typical_in_head(pool: Pool, p: float) -> None:
@@ -97,13 +126,10 @@ def _typical_in_head(pool: Pool, p: float) -> None:
     with np.errstate(divide="ignore"):
         surprisal = -np.log(probs)
     entropy = float(np.dot(probs, np.where(probs > 0, surprisal, 0.0)))
-    far = np.abs(surprisal - entropy)
-    by_distance = np.argsort(far, kind="stable")
-    last = min(int(np.searchsorted(np.cumsum(probs[by_distance]), p, side="left")), len(far) - 1)
-    near = np.flatnonzero(far <= far[by_distance[last]])
-    if near[0] > 0:
-        pool.first = order.at_rank(start + int(near[0]))
-    pool.last = order.at_rank(start + int(near[-1]))
+    near, beyond = _nearest(surprisal, probs.cumsum(), entropy, p)
+    if near > 0:
+        pool.first = order.at_rank(start + near)
+    pool.last = order.at_rank(start + beyond - 1)
 
 
 def _typical_of_all(pool: Pool, p: float) -> None:

@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from runtime.ranking import STRIPES, Ranked, rectangle
+from runtime.ranking import Ranked
 from runtime.records import Float32
 from runtime.sampling.select import Place, mass_where, place_of_mass, spread_mass
 from runtime.scratch import scratch
 
 LONG_HEAD = 256  # that are sorted where a stage looks at more than one place
 HEAD = 64  # most distributions are settled among this many
-_DEEP = 8  # a part of so much of the row is sorted by value; what lies deeper is searched
+_DEEP = 4  # a part of so much of the row is sorted by value; what lies deeper is searched
+_SAMPLE = 4096  # entries of a row, where its mass lies everywhere
+_BELOW = 0.5  # nats
+_SPARSE, _DENSE = 1 / 16, 0.1  # shares of a mask; between them numpy's search for what is set mispredicts every branch
 LIGHTEST = np.float32(-1000.0)  # nats below the likeliest; long before, a weight is 0
 COLDEST = 1e-30  # below it float32 knows no temperature; the likeliest has all of the weight long before
 
 
 class _Deep(NamedTuple):
-    """Entries by falling score; their ids ascending, beside the scores as they stand in the row."""
+    """Entries by falling score; their ids ascending, where they are equals, beside the scores as they stand in the row."""
 
     least: np.float32  # all that reach it are there
     ids: npt.NDArray[np.int64]
@@ -30,14 +32,6 @@ class _Deep(NamedTuple):
     scores: Float32  # the same, falling
     weights: npt.NDArray[np.float64]
     edges: npt.NDArray[np.float64]
-
-
-@functools.lru_cache(maxsize=16)
-def _uncovered(parts: int) -> Float32:
-    """``(parts,)``: which share of the parts the sample's entry of rank i does not stand in front of."""
-    shares: Float32 = 1 - (np.arange(parts, dtype=np.float32) / np.float32(parts))
-    shares.flags.writeable = False
-    return shares
 
 
 class Falling:
@@ -53,12 +47,11 @@ class Falling:
         head: How many are sorted at first.
     """
 
-    __slots__ = ("_deep", "_ranked", "_samples", "_tail", "_total", "complete", "edges", "ids", "temperature", "weights")
+    __slots__ = ("_deep", "_ranked", "_tail", "_total", "complete", "edges", "ids", "temperature", "weights")
 
     def __init__(self, ranked: Ranked, temperature: float, head: int = HEAD) -> None:
         self.temperature = temperature
         self._ranked = ranked
-        self._samples: dict[int, tuple[Float32, npt.NDArray[np.float64]]] = {}
         self._deep: _Deep | None = None
         self.reach(len(ranked.ids) if len(ranked.ids) * 2 > head else head)  # about so many will do
         self._total: float | None = None
@@ -73,7 +66,6 @@ class Falling:
     def reach(self, count: int) -> None:
         """Makes the head so long, or as long as there are entries."""
         self._tail: Float32 | None = None
-        self._samples.clear()
         self._ranked.reach(count)
         self.ids, self.complete = self._ranked.ids, self._ranked.complete
         self.weights = self._weigh(self._ranked.values)
@@ -96,9 +88,14 @@ class Falling:
         """The highest score."""
         return float(self._ranked.values[0])
 
-    def all_weights(self) -> Float32:
+    @property
+    def alive(self) -> int:
+        """How many entries have a score."""
+        return self._ranked.alive
+
+    def all_weights(self, out: Float32 | None = None) -> Float32:
         """The weights of all entries ``(vocab,)``, in float32."""
-        scaled = self._cooled(self.row - np.float32(self.top))
+        scaled = self._cooled(np.subtract(self.row, np.float32(self.top), out=out))
         weights: Float32 = np.exp(scaled, out=scaled)
         return weights
 
@@ -116,20 +113,29 @@ class Falling:
     def tail(self) -> Float32:
         """`all_weights` without the head's."""
         if self._tail is None:
-            self._tail = self.all_weights()
-            self._tail[self.ids] = 0
+            self._tail = self._without_head()
         return self._tail
+
+    def _without_head(self, out: Float32 | None = None) -> Float32:
+        weights = self.all_weights(out)
+        weights[self.ids] = 0
+        return weights
 
     @property
     def total(self) -> float:
         """The sum of all weights."""
         if self._total is None:
-            self._total = float(self.edges[-1]) + (0.0 if self.complete else mass_where(self.tail))
+            self._total = float(self.edges[-1])
+            if not self.complete:
+                tail = self._tail
+                self._total += mass_where(self._without_head(scratch("total", len(self.row))) if tail is None else tail)
         return self._total
 
     @property
     def entropy(self) -> float:
         """Of the distribution, in nats."""
+        if self.temperature == 1.0 and self._ranked.entropy is not None:
+            return self._ranked.entropy
         scaled = np.subtract(self.row, np.float32(self.top), out=scratch("entropy", len(self.row)))
         self._cooled(scaled)
         if self._tail is None:
@@ -143,10 +149,6 @@ class Falling:
             logs = np.maximum(np.log(self.weights), LIGHTEST)
         return float(np.log(self.total) - (spread + float(np.dot(self.weights, logs))) / self.total)
 
-    def surprisal(self, token: int) -> float:
-        """Of one entry, in nats."""
-        return math.log(self.total) - (float(self.row[token]) - self.top) / self.temperature
-
     def at_mass(self, target: float, *, left: bool = False) -> Place:
         """The first entry at which the mass so far exceeds `target` (`left`: reaches it)."""
         if self.complete or (target <= self.edges[-1] if left else target < self.edges[-1]):
@@ -154,40 +156,73 @@ class Falling:
             if i >= len(self.ids):  # the target is the whole mass, but for rounding
                 i = int(np.flatnonzero(self.weights)[-1])
             return self.at_rank(i)
-        if self._deep is not None and (place := self._in_deep(self._deep, target, left=left)) is not None:
-            return place
-        guesses: list[np.float32] = []
-        for stripes in (STRIPES, STRIPES // _DEEP):
-            high, low = self._guesses(target, stripes)
-            guesses = [guess for guess in (high, low) if guess is not None]
-            if low is None:  # it lies beyond what the sample reaches
-                continue
-            deep = self._down_to(low)
-            if deep is None:
-                break
-            if (place := self._in_deep(deep, target, left=left)) is not None:
-                return place
+        deep = self._reaching(target, left=left)
+        if deep is not None:
+            return self.at_known(deep, int(deep.edges.searchsorted(target, side="left" if left else "right")))
+        guesses = [guess for guess in self._guesses(target) if guess is not None]
         return place_of_mass(
             self.row, self.tail, target, left=left, known=float(self.edges[-1]), total=self.total, guesses=guesses
         )
 
+    def _reaching(self, target: float, *, left: bool, least: np.float32 | None = None) -> _Deep | None:
+        """So many of the first entries that they exceed (`left`: reach) a mass, and all that reach the score `least`.
+
+        None where they are too many to be sorted, or every guess of where they end is wrong.
+        """
+        for attempt in range(4):
+            deep = self._deep
+            if deep is not None and (least is None or deep.least <= least):
+                mass = deep.edges[-1]
+                if mass > target or (left and mass == target):
+                    return deep
+            low = self._guesses(target)[1] if attempt else self._first_depth(least)
+            if low is None or attempt == 3 or self._down_to(low if least is None else min(low, least)) is None:
+                break
+        return None
+
+    def _first_depth(self, least: np.float32 | None) -> np.float32:
+        """A score that more entries reach than the row has parts, of each of which the largest entry is known.
+
+        Where `least` lies deeper, a little below it: one longer search costs less than a short one and another behind it.
+        """
+        peaks = self._ranked.sample
+        at = len(peaks) // 4
+        depth: np.float32 = np.partition(peaks, at)[at]
+        return depth if least is None or least > depth else np.float32(least - _BELOW * self.temperature)
+
     def _down_to(self, score: np.float32) -> _Deep | None:
         """All entries that reach a score; None where they are too many to be sorted."""
         deep = self._deep
-        if deep is None or deep.least > score:
-            mask = self.row >= score
-            if np.count_nonzero(mask) * _DEEP > len(self.row):
-                return None
-            ids = mask.nonzero()[0]
-            found = self.row[ids]
-            scores = np.sort(found)[::-1]
-            deep = self._deep = _Deep(score, ids, found, scores, weights := self._weigh(scores), weights.cumsum())
-        return deep
-
-    def _in_deep(self, deep: _Deep, target: float, *, left: bool) -> Place | None:
-        """`at_mass`, where those entries reach as far."""
-        i = int(deep.edges.searchsorted(target, side="left" if left else "right"))
-        return self.at_known(deep, i) if i < len(deep.scores) else None
+        if deep is not None and deep.least <= score:
+            return deep
+        mask = self.row >= score
+        if deep is not None:
+            mask &= self.row < deep.least
+        count = int(np.count_nonzero(mask))
+        if (count + (0 if deep is None else len(deep.scores))) * _DEEP > len(self.row):
+            return None
+        dense = _SPARSE < count / len(self.row) <= _DENSE
+        if dense:  # enough for its quick way, once some others are added
+            mask[:: int(1 / _DENSE) - 1] = True
+        ids = mask.nonzero()[0]
+        found = self.row[ids]
+        if dense:
+            wanted = found >= score if deep is None else (found >= score) & (found < deep.least)
+            ids, found = ids[wanted], found[wanted]
+        scores = np.sort(found)[::-1]
+        weights = self._weigh(scores)
+        if deep is None:
+            self._deep = _Deep(score, ids, found, scores, weights, weights.cumsum())
+        else:
+            self._deep = _Deep(
+                score,
+                np.concatenate([deep.ids, ids]),
+                np.concatenate([deep.found, found]),
+                np.concatenate([deep.scores, scores]),
+                np.concatenate([deep.weights, weights]),
+                np.concatenate([deep.edges, weights.cumsum() + deep.edges[-1]]),
+            )
+        return self._deep
 
     def at_known(self, deep: _Deep, i: int) -> Place:
         """The entry of rank `i` among those that were sorted."""
@@ -196,37 +231,30 @@ class Falling:
         token = equals[i - int(np.searchsorted(-deep.scores, -own))] if len(equals) > 1 else equals[0]
         return Place(i, int(token), float(deep.edges[i - 1]) if i else 0.0, float(deep.weights[i]))
 
-    def down_to_surprisal(self, surprisal: float) -> _Deep | None:
-        """All entries that are not more surprising, in nats; None where they are too many to be sorted."""
+    def down_to_surprisal(self, surprisal: float, target: float) -> _Deep | None:
+        """All entries that are not more surprising, in nats, and more if it takes more to reach a mass; or None."""
         score = self.top + self.temperature * (math.log(self.total) - surprisal)
-        return self._down_to(np.float32(score - 1e-5 * (1 + abs(score))))  # what rounding may take
+        border = np.float32(score - 1e-5 * (1 + abs(score)))  # what rounding may take
+        head = self._ranked.values
+        if head[-1] < border and self.edges[-1] >= target:
+            return _Deep(np.nextafter(head[-1], head[0]), self.ids, head, head, self.weights, self.edges)
+        return self._reaching(target, left=True, least=border)
 
-    def last_equal(self, place: Place) -> Place:
-        """The last of the entries that have the same score."""
-        own, deep = self.row[place.token], self._deep
-        known = deep is not None and own >= deep.least
-        equals = deep.ids[deep.found == own] if deep is not None and known else (self.row == own).nonzero()[0]
-        more = len(equals) - int(np.searchsorted(equals, place.token)) - 1
-        return Place(place.rank + more, int(equals[-1]), place.before + more * place.mass, place.mass) if more else place
-
-    def _guesses(self, target: float, stripes: int) -> tuple[np.float32 | None, np.float32 | None]:
+    def _guesses(self, target: float) -> tuple[np.float32 | None, np.float32 | None]:
         """A higher and a lower score between which the place of a mass probably lies; None where the sample has none.
 
-        The largest entries of many small parts of the row are a sample that is dense where the mass is: an entry of rank r is
-        the largest of its part with the probability exp(-r / parts). Fewer stripes are more parts, a sample that goes deeper.
+        Every n-th entry is the sample: where the mass lies deep it lies everywhere.
         """
-        if stripes not in self._samples:
-            peaks = np.sort(self._ranked.sample if stripes == STRIPES else rectangle(self.row, stripes).max(axis=0))[::-1]
-            weights = self._cooled(peaks - np.float32(self.top))
-            np.exp(weights, out=weights)
-            weights[: np.count_nonzero(peaks >= self._ranked.values[-1])] = 0
-            weights /= _uncovered(len(peaks))  # each stands for those it covers
-            self._samples[stripes] = peaks, self.edges[-1] + weights.astype(np.float64).cumsum()
-        peaks, edges = self._samples[stripes]
-        at = int(edges.searchsorted(target))
+        deep, every = self._deep, max(len(self.row) // _SAMPLE, 1)
+        least, mass = (self._ranked.values[-1], self.edges[-1]) if deep is None else (deep.least, deep.edges[-1])
+        scores = np.sort(self.row[::every])[::-1]
+        weights = self._cooled(scores - np.float32(self.top))
+        np.exp(weights, out=weights)
+        weights[: np.count_nonzero(scores >= least)] = 0  # what is known needs no guess
+        at = int((mass + every * weights.cumsum(dtype=np.float64)).searchsorted(target))
         spread = 6 + at // 12
-        high = peaks[at - spread] if 0 <= at - spread < len(peaks) else None
-        return high, peaks[at + spread] if at + spread < len(peaks) else None
+        high = scores[at - spread] if 0 <= at - spread < len(scores) else None
+        return high, scores[at + spread] if at + spread < len(scores) else None
 
     def at_rank(self, rank: int) -> Place:
         """The entry that so many stand before; the last one where there are fewer."""
@@ -256,7 +284,7 @@ class Falling:
 
     def before(self, ids: npt.NDArray[np.int64], token: int) -> npt.NDArray[np.bool_]:
         """Which of `ids` stand before `token`."""
-        own = self.row[token]
-        scores = self.row[ids]
+        row = self.row
+        own, scores = row[token], row[ids]
         found: npt.NDArray[np.bool_] = (scores > own) | ((scores == own) & (ids < token))
         return found

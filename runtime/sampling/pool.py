@@ -36,12 +36,13 @@ class View:
     @property
     def count(self) -> int:
         """How many are left."""
-        alive = self.last.rank + 1 if self.last else int(np.count_nonzero(self.order.row > -np.inf))
+        alive = self.last.rank + 1 if self.last else self.order.alive
         return alive - (self.first.rank if self.first else 0)
 
     def holds(self, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
         """Which of `ids` are left."""
-        left: npt.NDArray[np.bool_] = self.order.row[ids] > -np.inf
+        row = self.order.row
+        left = np.ones(len(ids), np.bool_) if self.order.alive == len(row) else row[ids] > -np.inf
         if self.first is not None:
             left &= ~self.order.before(ids, self.first.token)
         if self.last is not None:

@@ -116,7 +116,7 @@ class SamplingOptions:
             InvalidRequestError: A value out of range, an id outside the vocabulary, an order with an unknown or repeated
                 stage or without one that is set, or nothing left to draw; the message names it.
         """
-        in_range("temperature", self.temperature, 0.0, math.inf)
+        in_range("temperature", self.temperature, 0.0, LARGEST)
         in_range("top_p", self.top_p, 0.0, 1.0, open_low=True)
         in_range("min_p", self.min_p, 0.0, 1.0)
         in_range("typical_p", self.typical_p, 0.0, 1.0, open_low=True)

@@ -44,12 +44,12 @@ def draw_step(
         raise InvalidRequestError(
             f"{n} rows, {len(samplers)} samplers, {len(positions)} positions, {len(said)} histories: give one each"
         )
-    entropy, finite, shift = np.empty(n, np.float32), np.empty(n, np.bool_), np.empty(n, np.float32)
-    mass = np.empty(n)
+    finite, shift = np.empty(n, np.bool_), np.empty(n, np.float32)
+    mass, entropy = np.empty(n), np.empty(n)
     logprobs = normalised(logits, entropy=entropy, finite=finite, shift=shift, mass=mass)
     if not finite.all():
         raise InvalidRequestError(f"row {int((~finite).argmax())} of the logits holds NaN or infinity")
-    ranked = [Ranked(row, each) for row, each in zip(logprobs, mass.tolist(), strict=True)]
+    ranked = list(map(Ranked, logprobs, mass.tolist(), entropy.tolist()))
     tokens = np.empty(n, np.int32)
     for i, (sampler, row, position, history) in enumerate(zip(samplers, ranked, positions, said, strict=True)):
         if stages is None:

@@ -92,7 +92,7 @@ class BeamSearch:
         self.done = False
         self.steps = 0
 
-    def advance(self, logprobs: Float32, entropy: Float32 | None) -> BeamStep:
+    def advance(self, logprobs: Float32, entropy: npt.NDArray[np.float64] | None) -> BeamStep:
         """Chooses the next tokens.
 
         Args:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from runtime.records import Finish, Float32, Int32, Scores
 from runtime.scheduler.beam_rules import BeamRules
@@ -187,7 +188,7 @@ class Beams:
             if not place.workspace.resumable(place.slot):
                 place.slot = bring_back(self._cache, place, one.path(link.before))
 
-    def _choose(self, one: Running, logprobs: Float32, entropy: Float32 | None) -> None:
+    def _choose(self, one: Running, logprobs: Float32, entropy: npt.NDArray[np.float64] | None) -> None:
         """Forks and prunes; at the end, answers. `logprobs` ``(beams, vocab)`` belong to where the beams stand."""
         step = one.search.advance(logprobs, entropy)
         for complete in one.search.fresh:

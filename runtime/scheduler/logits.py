@@ -20,7 +20,7 @@ class Distributions:
 
     logprobs: Float32  # (n, vocab); uniform where the logits are no numbers
     finite: npt.NDArray[np.bool_]  # (n,) which rows held numbers only
-    entropy: Float32 | None  # (n,) nats, where it was asked for
+    entropy: npt.NDArray[np.float64] | None  # (n,) nats, where it was asked for
     shift: Float32  # (n,) normalisers: raw logits less log-probabilities
     ranked: list[Ranked]  # n: the same rows, with what the draws learn of their order, for the records
 
@@ -125,14 +125,14 @@ def normalise(logits: Float32, *, entropy: bool) -> Distributions:
     """Log-probabilities of raw logits ``(n, vocab)``."""
     n = len(logits)
     finite = np.empty(n, np.bool_)
-    spread: Float32 | None = np.empty(n, np.float32) if entropy else None
+    spread = np.empty(n) if entropy else None
     shift: Float32 = np.empty(n, np.float32)
     mass = np.empty(n)
     logprobs = normalised(logits, entropy=spread, finite=finite, shift=shift, mass=mass)
     if not finite.all():
         sound = normalise(np.where(finite[:, None], logits, np.float32(0)), entropy=entropy)
         return replace(sound, finite=finite)
-    ranked = [Ranked(row, each) for row, each in zip(logprobs, mass.tolist(), strict=True)]
+    ranked = list(map(Ranked, logprobs, mass.tolist(), [None] * n if spread is None else spread.tolist()))
     return Distributions(logprobs, finite, spread, shift, ranked)
 
 

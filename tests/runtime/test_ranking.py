@@ -82,7 +82,7 @@ def test_what_cannot_be_comes_only_where_all_is_asked_for() -> None:
 @pytest.mark.parametrize("vocab", [7, 1000, 49_152])
 def test_records_are_the_same_whatever_is_known(vocab: int) -> None:
     logits = (np.random.default_rng(1).normal(size=(3, vocab)) * 3).astype(np.float32)
-    entropy, mass = np.empty(3, np.float32), np.empty(3)
+    entropy, mass = np.empty(3), np.empty(3)
     logprobs = normalised(logits, entropy=entropy, mass=mass)
     np.testing.assert_allclose(mass, np.exp(logprobs, dtype=np.float64).sum(-1), rtol=1e-6)
     targets = np.array([0, vocab // 2, vocab - 1], np.int32)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 from runtime.errors import GrammarError, InvalidRequestError
@@ -151,6 +152,8 @@ def test_whole_floats_in_a_models_file_are_whole_numbers() -> None:
         ({"repeat_penalty": 1.1}, GenerationOptions(sampling=SamplingOptions(repetition_penalty=1.1))),
         ({"repeat_last_n": 64}, GenerationOptions(sampling=SamplingOptions(penalty_window=64))),
         ({"frequency_penalty": None, "seed": 4}, GenerationOptions(seed=4)),
+        ({"temperature": np.float32(0.5), "top_k": np.int64(3), "seed": np.uint64(7)},
+         GenerationOptions(seed=7, sampling=SamplingOptions(temperature=0.5, top_k=3))),
         ({"eos_token_id": 2}, GenerationOptions(eos_token_ids=(2,))),
         ({"stop_token_ids": [2, 5], "eos_token_ids": (2, 5)}, GenerationOptions(eos_token_ids=(2, 5))),
         ({"response_format": {"type": "text"}}, GenerationOptions()),

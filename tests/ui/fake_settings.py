@@ -9,7 +9,7 @@ from dataclasses import fields, replace
 from tests.ui.fake_base import FakeBase
 from ui import AppSettings, Backup, DataFacts, SettingsView
 
-NOW = ("kv_cache_bytes", "preset", "scheme", "text_percent")
+NOW = ("kv_cache_bytes", "preset", "contrast", "motion", "scheme", "text_percent")
 
 
 class FakeSettings(FakeBase):

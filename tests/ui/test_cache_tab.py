@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 
-from PySide6.QtCore import Qt
+from PySide6.QtCore import QPoint, Qt
 from PySide6.QtTest import QTest
-from PySide6.QtWidgets import QPushButton
+from PySide6.QtWidgets import QMenu, QPushButton
 
 from tests.ui.conftest import Scene, until
 from tests.ui.fakes import TRIP, FakeWorkbench
@@ -76,6 +76,7 @@ def test_it_is_emptied_and_a_path_is_pinned(in_window: Play, bench: FakeWorkbenc
         await until(lambda: cache.trie.texts["tokens"] == "0")
         assert cache.edges.isHidden()
         assert not cache.ended.isVisible()
+        await until(lambda: cache.said.text().startswith("the cache is empty: 14 MB let go"))
         # what is refused is said there, and goes with what is done next
         bench.refusal = "nothing of this path is in memory yet"
         press(cache.keep_button)
@@ -116,5 +117,29 @@ def test_without_an_engine_it_says_so_with_one_thing_to_do(in_window: Play, benc
         asked = len(bench.asked("models"))
         press(cache.choose_button)
         await until(lambda: len(bench.asked("models")) > asked)
+
+    in_window(scene)
+
+
+def test_the_menu_empties_it_and_says_what_came_of_it(in_window: Play, bench: FakeWorkbench) -> None:
+    async def scene(window: MainWindow) -> None:
+        action, notice = window.acts.clear_cache, window.parts.composer.notice
+        (menu,) = (each for each in action.associatedObjects() if isinstance(each, QMenu))
+
+        async def choose() -> None:
+            menu.popup(window.mapToGlobal(QPoint(40, 40)))
+            await until(menu.isVisible)
+            QTest.mouseClick(menu, Qt.MouseButton.LeftButton, pos=menu.actionGeometry(action).center())
+
+        await choose()
+        await until(lambda: notice.words.startswith("the cache is empty: 14 MB let go. Texts stay"))
+        assert bench.trie is not None
+        assert bench.trie.tokens == 0
+        bench.refusal = "the engine is busy with another model"
+        await choose()
+        await until(lambda: notice.words == "the engine is busy with another model")
+        # where no model runs there is nothing to empty
+        bench.emit(StatusChanged(StatusView(EngineState.NONE)))
+        await until(lambda: not action.isEnabled())
 
     in_window(scene)

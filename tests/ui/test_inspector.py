@@ -42,7 +42,7 @@ def test_a_token_and_its_numbers(inspector: Inspector, vocabulary: Vocabulary) -
     assert tab.facts.texts == {
         "probability": ".098",
         "rank": "3",
-        "logprob": "−2.323",
+        "logprob": "−2.323 nats",
         "surprise": "3.35 bits",
         "entropy": "2.99 bits",
         "top-10 mass": "94.2 %",

@@ -9,7 +9,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from PySide6.QtCore import Qt
+from PySide6.QtGui import QFont, QFontMetrics
 from PySide6.QtTest import QTest
+from PySide6.QtWidgets import QApplication
 
 from tests.ui.conftest import Scene, frames, until
 from tests.ui.fakes import TRIP, FakeWorkbench
@@ -17,6 +19,9 @@ from tests.ui.test_conversation import finish
 from ui import MainWindow
 from ui.inspector.empty import Empty
 from ui.inspector.path import numbers_of
+from ui.inspector.words import token
+from ui.theme.fonts import mono_font
+from ui.theme.text_size import resize_text
 
 Play = Callable[[Scene], None]
 
@@ -35,6 +40,24 @@ def test_the_mass_so_far_is_a_line_over_the_bars(in_window: Play, bench: FakeWor
         assert [mass[0] for mass in masses] == pytest.approx([0.0, *sums[:-1].tolist()], rel=1e-4)
         second = window.parts.inspector.token.alternatives.buttons[1]
         assert second.accessibleDescription() == f"{sums[1] * 100:.1f} % up to here"
+
+    in_window(scene)
+
+
+def test_alternatives_have_room_for_their_words_at_any_text_size(
+    in_window: Play, bench: FakeWorkbench, app: QApplication
+) -> None:
+    finish(bench)
+
+    async def scene(window: MainWindow) -> None:
+        window.stage.pin(bench.views[TRIP].turns[1].node_id, 3)
+        for scale in (1.0, 2.0, 1.0):  # while it is shown
+            resize_text(app, scale)
+            await frames()
+            metrics = QFontMetrics(mono_font(weight=QFont.Weight.DemiBold))
+            button = window.parts.inspector.token.alternatives.buttons[2]
+            assert button.alternative is not None
+            assert button.token_px >= metrics.horizontalAdvance(token(button.alternative.data)), scale
 
     in_window(scene)
 

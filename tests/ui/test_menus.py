@@ -10,7 +10,7 @@ from PySide6.QtCore import Qt
 from PySide6.QtGui import QAction
 from PySide6.QtGui import Qt as RichText
 from PySide6.QtTest import QTest
-from PySide6.QtWidgets import QApplication, QDialog, QLabel, QMenu, QWidget
+from PySide6.QtWidgets import QApplication, QDialog, QLabel, QMenu, QToolBar, QWidget
 
 from tests.ui.conftest import Scene, frames, until
 from tests.ui.fakes import TRIP, FakeWorkbench
@@ -157,5 +157,33 @@ def test_everything_that_takes_the_keyboard_has_a_name(in_window: Play) -> None:
             and not (widget.accessibleName() or getattr(widget, "text", lambda: "")() or widget.focusProxy())
         ]
         assert nameless == []
+
+    in_window(scene)
+
+
+def test_the_bar_is_the_windows_toolbar_and_cannot_be_hidden_or_moved(in_window: Play) -> None:
+    async def scene(window: MainWindow) -> None:
+        (toolbar,) = window.findChildren(QToolBar)
+        assert toolbar.isAncestorOf(window.parts.top)
+        assert (toolbar.isMovable(), toolbar.isFloatable()) == (False, False)
+        assert window.createPopupMenu() is None or window.contextMenuPolicy() is Qt.ContextMenuPolicy.NoContextMenu
+        assert window.parts.top.width() == window.width()
+        # whatever the width, nothing of it goes into an overflow menu of Qt's
+        for width in (1360, 560):
+            window.resize(width, 640)
+            await frames()
+            extension = toolbar.findChild(QWidget, "qt_toolbar_ext_button")
+            assert extension is None or not extension.isVisible()
+            assert window.parts.top.width() == width
+
+    in_window(scene)
+
+
+def test_macos_finds_the_entries_that_belong_into_its_own_menu(in_window: Play) -> None:
+    async def scene(window: MainWindow) -> None:
+        acts, role = window.acts, QAction.MenuRole
+        roles = {action: action.menuRole() for menu in acts.menus() for action in entries(menu)}
+        own = {action: found for action, found in roles.items() if found is not role.NoRole}
+        assert own == {acts.settings: role.PreferencesRole, acts.quit: role.QuitRole, acts.about: role.AboutRole}
 
     in_window(scene)

@@ -82,22 +82,49 @@ def test_a_panel_that_gave_way_comes_back_with_the_room(in_window: Play) -> None
     in_window(scene)
 
 
-def test_the_models_name_gives_way_before_the_title(in_window: Play, bench: FakeWorkbench) -> None:
+def test_the_title_and_the_branch_give_way_before_the_models_name(in_window: Play, bench: FakeWorkbench) -> None:
+    title = "What the lighthouse keeper wrote about cats and the sea"
+
     async def scene(window: MainWindow) -> None:
         top, label = window.parts.top, "SmolLM2 135M Instruct"
         await until(lambda: top.model.text() == label)
-        window.resize(700, 640)
-        await until(lambda: top.model.text().endswith("…"))
-        assert top.title.width() >= top.title.sizeHint().width()
+        bench.emit(SessionChanged(replace(bench.views[TRIP], title=title)))
+        window.resize(900, 640)
+        await until(lambda: top.title.width() < top.title.sizeHint().width())
+        assert top.model.text() == label
+        assert top.branch.isVisible()
+        assert title in top.title.toolTip()
+        # in a smaller window the branch goes, then the model's name is cut, with an ellipsis and a tooltip
+        window.resize(560, 640)
+        await until(lambda: not top.branch.isVisible() and top.model.text().endswith("…"))
+        assert top.model.text().startswith("SmolLM2 1")
         assert label in top.model.toolTip()
-        # a longer title takes the branch's room next, and is cut with an ellipsis itself only then
-        bench.emit(SessionChanged(replace(bench.views[TRIP], title="A title that is quite a bit longer than it was")))
-        await until(lambda: top.branch.width() == top.branch.least_width())
-        assert top.title.width() < top.title.sizeHint().width()
-        assert top.title.toolTip() != ""
         # and with the room everything is back
         window.resize(1360, 860)
         await until(lambda: top.model.text() == label and top.title.width() >= top.title.sizeHint().width())
+        assert top.branch.isVisible()
+
+    in_window(scene)
+
+
+def test_the_bar_fits_at_any_text_size(in_window: Play, bench: FakeWorkbench, app: QApplication) -> None:
+    title = "What the lighthouse keeper wrote about cats and the sea"
+    bench.views[TRIP] = replace(bench.views[TRIP], title=title, branch_name="the ending in which it rains all the time")
+
+    async def scene(window: MainWindow) -> None:
+        top, status = window.parts.top, window.parts.status
+        for width, percent in ((900, 200), (560, 200), (700, 150), (1100, 200), (900, 100)):
+            window.resize(width, 640)
+            resize_text(app, percent / 100)
+            await frames()
+            bar = [top.menu_button, top.sidebar_button, top.new_button, top.title, top.branch, top.model, top.modes]
+            assert_in_place(window, [*bar, top.inspector_button])
+            assert top.model.text().startswith("SmolLM"), (width, percent)
+            assert all(b.width() >= b.sizeHint().width() for b in top.modes.buttons.values()), (width, percent)
+            assert top.title.shown == "" or len(top.title.shown) > 4, (width, percent)
+            assert top.menu_button.isVisible()
+            assert status.engine.shown == status.engine.text(), (width, percent)  # facts beside it are left out first
+        assert top.new_button.isVisible()
 
     in_window(scene)
 
@@ -113,21 +140,6 @@ def test_the_recordings_hint_is_cut_with_an_ellipsis(in_window: Play) -> None:
             hint = composer.field.placeholderText()
             assert composer.field.fontMetrics().horizontalAdvance(hint) <= composer.field.viewport().width()
             assert hint.endswith(("…", "goes into a copy"))
-
-    in_window(scene)
-
-
-def test_at_900_pixels_the_models_name_can_be_read_beside_a_long_title(in_window: Play, bench: FakeWorkbench) -> None:
-    title = "What the lighthouse keeper wrote about cats and the sea"
-    bench.summaries[TRIP] = replace(bench.summaries[TRIP], title=title)
-    bench.views[TRIP] = replace(bench.views[TRIP], title=title, branch_name="the ending in which it rains all the time")
-
-    async def scene(window: MainWindow) -> None:
-        top = window.parts.top
-        window.resize(900, 640)
-        await until(lambda: window.width() == 900 and not window.parts.inspector.isVisible())
-        await until(lambda: top.model.text().startswith("SmolLM2"))
-        assert top.title.width() >= 300
 
     in_window(scene)
 

@@ -54,6 +54,8 @@ def test_a_path_is_compared_with_a_model_of_the_shelf(in_window: Play, bench: Fa
         assert bar.words.text().startswith("A SmolLM2 135M Instruct: perplexity ")
         assert "\nB Qwen3 <b>0.6B</b>: perplexity " in bar.words.text()
         assert bar.words.textFormat() is Qt.TextFormat.PlainText
+        left = window.parts.transcript.tokens.column()[0]  # its words stand over the text
+        assert bar.words.mapTo(window, bar.words.rect().topLeft()).x() == bar.mapTo(window, bar.rect().topLeft()).x() + left
         assert bar.more.text() == "15 of 44 places disagree about the likeliest token"
         # and nothing of it went into the session
         assert bench.views[TRIP].turns is turns

@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 from PySide6.QtCore import Qt
 from PySide6.QtTest import QTest
-from PySide6.QtWidgets import QApplication, QComboBox, QFileDialog
+from PySide6.QtWidgets import QApplication, QComboBox, QFileDialog, QScrollArea
 
 from tests.ui.conftest import Scene, frames, until
 from tests.ui.fakes import FakeWorkbench
-from ui import DARK, LIGHT, AppSettings, MainWindow, Scheme, apply_theme
+from ui import DARK, HIGH_LIGHT, LIGHT, AppSettings, Contrast, MainWindow, Motion, Scheme, apply_theme
+from ui.parts import Page
 from ui.settings import APPEARANCE, DATA, MEMORY, SettingsWindow
 from ui.theme import current_theme
 from ui.transcript import Measure, Mode
@@ -68,7 +69,7 @@ def test_it_is_non_modal_and_each_row_says_when_it_holds(in_window: Play) -> Non
         }
         assert {name for name, when in said.items() if when == "after reload"} == later
         assert {name for name, when in said.items() if when == "now"} == {
-            "kv_cache_bytes", "preset", "scheme", "text_percent", "colours",
+            "kv_cache_bytes", "preset", "scheme", "contrast", "motion", "text_percent", "colours",
         }  # fmt: skip
         # the window behind it goes on, and Escape closes it
         QTest.keyClicks(window.parts.composer.field, "still here")
@@ -101,6 +102,22 @@ def test_what_holds_after_a_reload_offers_one(in_window: Play, bench: FakeWorkbe
     in_window(scene)
 
 
+def test_a_page_that_fits_has_no_scroll_bar_and_one_that_does_not_can_be_scrolled(in_window: Play) -> None:
+    async def scene(window: MainWindow) -> None:
+        settings = await opened(window)
+        for head in settings.tabs[1:]:  # that of the models is as long as there are models
+            QTest.mouseClick(head, LEFT)
+            await frames(2)
+            area = next(a for a in settings.findChildren(QScrollArea) if a.isVisible() and isinstance(a.widget(), Page))
+            assert area.verticalScrollBar().maximum() == 0, head.text()
+        QTest.mouseClick(settings.tabs[1], LEFT)
+        settings.resize(440, 320)
+        area = next(a for a in settings.findChildren(QScrollArea) if a.isVisible() and isinstance(a.widget(), Page))
+        await until(lambda: area.verticalScrollBar().maximum() > 200)
+
+    in_window(scene)
+
+
 def test_memory_is_in_megabytes_and_refusals_are_inline(in_window: Play, bench: FakeWorkbench) -> None:
     async def scene(window: MainWindow) -> None:
         settings = await opened(window)
@@ -127,10 +144,15 @@ def test_appearance_holds_at_once(in_window: Play, bench: FakeWorkbench) -> None
             await until(lambda: current_theme().palette is DARK)
             choose(settings.appearance.combos["scheme"], -1)
             await until(lambda: current_theme().palette is LIGHT)
+            choose(settings.appearance.combos["contrast"], +2)
+            await until(lambda: current_theme().palette is HIGH_LIGHT)
+            choose(settings.appearance.combos["motion"], +1)
+            await until(lambda: current_theme().fade_ms == 0)
+            assert bench.asked("change_setting")[-2:] == [("contrast", "high"), ("motion", "reduced")]
         finally:
             application = QApplication.instance()
             assert isinstance(application, QApplication)
-            apply_theme(application, Scheme.LIGHT)
+            apply_theme(application, Scheme.LIGHT, Contrast.SYSTEM, Motion.SYSTEM)
         field, before = settings.appearance.numbers["text_percent"], window.parts.transcript.tokens.page.faces.scale
         field.setFocus()
         for _ in range(5):

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 from PySide6.QtCore import Qt
 from PySide6.QtTest import QTest
-from PySide6.QtWidgets import QApplication, QLineEdit, QPushButton, QWidget
+from PySide6.QtWidgets import QApplication, QCheckBox, QLineEdit, QPushButton, QWidget
 
 from tests.ui.conftest import Scene, frames, until
 from tests.ui.fakes import TRIP, FakeWorkbench
@@ -97,7 +97,7 @@ def test_every_part_can_be_reached_by_tab_and_has_a_name(in_window: Play) -> Non
             unreached = [w for w in wanted if w not in seen and w is not popover.tabs[page]]
             assert not unreached, unreached
             nameless = [w for w in wanted if not (w.accessibleName() or (isinstance(w, QPushButton) and w.text()))]
-            assert not [w for w in nameless if type(w).__name__ != "QCheckBox"], nameless
+            assert not [w for w in nameless if not isinstance(w, QCheckBox)], nameless
 
     in_window(scene)
 

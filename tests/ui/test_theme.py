@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from importlib import resources
 
 import pytest
 from PySide6.QtGui import QFont, QFontDatabase, QFontInfo, QFontMetricsF
 from PySide6.QtWidgets import QApplication
 
-from ui import DARK, LIGHT, Palette, Scheme, apply_theme
-from ui.parts import Combo
+from ui import DARK, HIGH_DARK, HIGH_LIGHT, LIGHT, Palette, Scheme, apply_theme
+from ui.model_chip import ModelChip
+from ui.parts import Check, Combo
 from ui.status import EngineDot
 from ui.theme import current_theme
 from ui.theme.fonts import faces_for_scripts, interface_font, mono_font, scaled
 from ui.theme.icons import icon
 from ui.theme.style import style_sheet
 from ui.theme.text_size import resize_text
-from ui.topbar import ModelChip
 
 
 def test_the_shipped_faces_are_used_with_tabular_figures(app: QApplication) -> None:
@@ -61,7 +63,10 @@ def test_every_icon_draws_in_the_colour_asked_for(app: QApplication, file: str) 
     assert off <= 3  # premultiplied colours are rounded
 
 
-@pytest.mark.parametrize("palette", [LIGHT, DARK])
+PALETTES = [LIGHT, DARK, HIGH_LIGHT, HIGH_DARK]
+
+
+@pytest.mark.parametrize("palette", PALETTES)
 def test_the_style_sheet_uses_the_palettes_colours_only(palette: Palette) -> None:
     sheet = style_sheet(palette)
     known = {getattr(palette, name) for name in Palette.__slots__ if name not in ("dark", "surprise")} | set(palette.surprise)
@@ -80,6 +85,16 @@ def test_there_is_one_theme_and_it_changes_only_when_it_must(app: QApplication) 
     apply_theme(app, Scheme.LIGHT)
     theme.changed.disconnect(seen.append)
     assert seen == [DARK, LIGHT]
+
+
+def test_numbers_run_as_they_are_written_wherever_the_app_starts() -> None:
+    # in a process of its own, where the system writes from right to left (Qt's -reverse)
+    code = (
+        "import sys; from PySide6.QtCore import Qt; from PySide6.QtWidgets import QApplication; from ui import apply_theme\n"
+        "app = QApplication(['elsewise', '-reverse']); before = app.layoutDirection(); apply_theme(app)\n"
+        "sys.exit(not (before is Qt.LayoutDirection.RightToLeft and app.layoutDirection() is Qt.LayoutDirection.LeftToRight))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0
 
 
 def test_it_follows_the_system(app: QApplication) -> None:
@@ -108,3 +123,20 @@ def test_what_is_drawn_grows_with_the_text(app: QApplication) -> None:
     assert large[2] >= 1.6 * small[2] > 0
     for part in (dot, chip, combo):
         part.deleteLater()
+
+
+@pytest.mark.parametrize("scheme", [Scheme.LIGHT, Scheme.DARK])
+def test_a_box_to_be_ticked_is_seen_on_its_ground(app: QApplication, scheme: Scheme) -> None:
+    palette = apply_theme(app, scheme).palette
+    box = Check("Keep loaded")
+    box.resize(box.sizeHint())
+
+    def colours() -> set[str]:
+        image = box.grab().toImage()
+        return {image.pixelColor(x, y).name() for x in range(16) for y in range(image.height())}
+
+    assert palette.soft in colours()
+    box.setChecked(True)
+    assert palette.accent in colours()
+    box.deleteLater()
+    apply_theme(app, Scheme.LIGHT)

@@ -159,6 +159,7 @@ def test_two_branches_are_compared_from_the_keyboard_and_closed_by_esc(in_window
         branches(window, bench)
         await until(lambda: len(tree.rows.rows) == 3)
         await until(window.acts.compare.isEnabled)
+        left = window.parts.transcript.tokens.column()[0]
         QTest.keyClick(window, Qt.Key.Key_D, Qt.KeyboardModifier.ControlModifier)
         await until(pane.isVisible)
         tip = bench.views[TRIP].turns[-1].node_id
@@ -169,6 +170,7 @@ def test_two_branches_are_compared_from_the_keyboard_and_closed_by_esc(in_window
         text = pane.text.toPlainText()
         for words in ("We could visit", "A  Lisbon  −3.2", "B  Paris  −0.8", "in the rain", "上海 🌧 עברית"):
             assert words in text, text
+        await until(lambda: pane.text.x() == left)  # where the conversation stood
         await until(pane.text.hasFocus)
         QTest.keyClick(pane.text, Qt.Key.Key_Escape)
         await until(lambda: not pane.isVisible())

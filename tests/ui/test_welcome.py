@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+import pytest
 from PySide6.QtCore import Qt
 from PySide6.QtTest import QTest
 
@@ -23,6 +24,7 @@ def test_tokens_are_explained_once(in_window: Play, bench: FakeWorkbench) -> Non
     async def scene(window: MainWindow) -> None:
         coach = window.parts.coach
         await until(coach.isVisible)
+        assert bench.asked("dismiss_hint") == [("tokens",)]  # no other window shows it, nor does the next start
         assert window.parts.composer.field.hasFocus()  # it takes no keyboard
         for width in (1400, 900, 560):
             window.resize(width, 640)
@@ -34,7 +36,7 @@ def test_tokens_are_explained_once(in_window: Play, bench: FakeWorkbench) -> Non
         window.stage.set_mode(Mode.TOKENS)
         assert coach.isVisible()
         QTest.mouseClick(coach.done_button, LEFT)
-        await until(lambda: bench.asked("dismiss_hint") == [("tokens",)])
+        assert not coach.isVisible()
         window.stage.set_mode(Mode.READ)
         window.stage.set_mode(Mode.TOKENS)
         assert not coach.isVisible()
@@ -53,8 +55,32 @@ def test_who_clicks_a_token_needs_no_explanation(in_window: Play, bench: FakeWor
         box = tokens.token_box(turn.node_id, 0)
         assert box is not None
         QTest.mouseClick(tokens.viewport(), LEFT, pos=box.center())
-        await until(lambda: bench.asked("dismiss_hint") == [("tokens",)])
         assert not window.parts.coach.isVisible()
+
+    in_window(scene)
+
+
+def test_of_two_windows_that_open_at_once_one_explains(
+    in_window: Play, bench: FakeWorkbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.left_hints = frozenset({"tokens"})
+
+    async def hints() -> frozenset[str]:
+        return frozenset({"tokens"})  # both asked before either showed it
+
+    monkeypatch.setattr(bench, "hints", hints)
+
+    async def scene(window: MainWindow) -> None:
+        other = MainWindow(bench, beside=window)
+        other.show()
+        other.start()
+        await until(lambda: other.desk.shown is not None and len(bench.asked("dismiss_hint")) == 2)
+        await frames()
+        assert window.parts.coach.isVisible() != other.parts.coach.isVisible()
+        other.close()
+        await until(lambda: not other.isVisible())
+        bench.closed = False  # it is shared: the scene closes the first one itself
+        other.deleteLater()
 
     in_window(scene)
 

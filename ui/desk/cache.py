@@ -15,6 +15,7 @@ class CacheDesk(QObject):
     """
 
     seen = Signal(object)  # CacheView | None
+    cleared = Signal(int)  # bytes that were let go
     checked = Signal(object)  # CacheCheck of the path shown
     refused = Signal(str)
 
@@ -30,7 +31,7 @@ class CacheDesk(QObject):
 
     def clear(self) -> None:
         """Drops it."""
-        self._showing.ask_latest("cache", lambda _session: self._clear(), self.refused.emit)
+        self._showing.ask_latest("cache", self._clear, self.refused.emit)
 
     def keep(self, keep: bool) -> None:  # a state, not an option
         """Pins the path shown, or lets it go."""
@@ -40,9 +41,13 @@ class CacheDesk(QObject):
         """Compares what it answers with what the model answers without it."""
         self._showing.ask_latest("cache check", self._check, self.refused.emit)
 
-    async def _clear(self) -> None:
+    async def _clear(self, session_id: int) -> None:
+        held = self._workbench.cache(session_id)
         await self._workbench.clear_cache()
         self.look()
+        left = self._workbench.cache(session_id)
+        if held is not None and left is not None:
+            self.cleared.emit(max(held.bytes - left.bytes, 0))
 
     async def _keep(self, session_id: int, *, keep: bool) -> None:
         await self._workbench.keep_path(session_id, keep)

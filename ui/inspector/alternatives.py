@@ -46,7 +46,9 @@ class Alternatives(QWidget):
         self._column.setContentsMargins(0, 0, 0, 0)
         self._column.setSpacing(0)
         self._open = False
+        self._shown: Sequence[Alternative] = ()
         self.buttons: list[AlternativeButton] = []
+        current_theme().scaled.connect(self._measure)
 
     def show_alternatives(self, alternatives: Sequence[Alternative], *, can_choose: bool) -> None:
         """Shows these; pressing one is possible where a branch can be made."""
@@ -57,13 +59,20 @@ class Alternatives(QWidget):
             button.previewed.connect(self.previewed)
             self.buttons.append(button)
             self._column.addWidget(button)
-        metrics = QFontMetrics(mono_font(weight=QFont.Weight.DemiBold))
-        widest = max((metrics.horizontalAdvance(token(alternative.data)) for alternative in alternatives), default=0)
+        self._shown = alternatives
+        self._measure()
         for button, alternative in zip(self.buttons, alternatives, strict=False):
-            button.token_px = min(max(widest, scaled(TOKEN_PX)), panel_width(MOST_TOKEN_PX))
             button.show_alternative(alternative, can_choose=can_choose and not alternative.chosen)
         for button in self.buttons[len(alternatives) :]:
             button.hide()
+
+    def _measure(self) -> None:
+        """The column of tokens takes what they need at this text size."""
+        metrics = QFontMetrics(mono_font(weight=QFont.Weight.DemiBold))
+        widest = max((metrics.horizontalAdvance(token(alternative.data)) for alternative in self._shown), default=0)
+        for button in self.buttons:
+            button.token_px = min(max(widest, scaled(TOKEN_PX)), panel_width(MOST_TOKEN_PX))
+            button.update()
 
     def press(self, place: int) -> None:
         """The number key `place` (1-9) was struck."""
@@ -135,7 +144,7 @@ class AlternativeButton(QAbstractButton):
         height, width = self.height(), self.width()
         painter.setFont(self._number)
         painter.setPen(QColor(palette.faint))
-        painter.drawText(QRectF(0, 0, 20, height), middle, str(shown.place))
+        painter.drawText(QRectF(0, 0, scaled(_TOKEN_LEFT) - 2, height), middle, str(shown.place))
         font = self._token_chosen if shown.chosen else self._token
         painter.setFont(font)
         hovered = self.isEnabled() and (self.underMouse() or self.hasFocus())

@@ -99,6 +99,10 @@ class CacheTab(QWidget):
             )
         )
 
+    def cleared(self, freed: int) -> str:
+        """What is said after it was emptied of so many bytes."""
+        return self.tr("the cache is empty: {0} let go. Texts stay; what is read again is computed again").format(size(freed))
+
     def say(self, text: str) -> None:
         """What came of what was asked."""
         self.said.setText(text)

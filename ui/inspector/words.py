@@ -30,8 +30,8 @@ def likely(logprob: float | None) -> str:
 
 
 def in_nats(value: float | None) -> str:
-    """Nats without their unit: "−2.323"."""
-    return UNKNOWN if value is None else signed(value, 3)
+    """A token's log-probability: "−2.323 nats"."""
+    return UNKNOWN if value is None else f"{signed(value, 3)} nats"
 
 
 def in_bits(value_nats: float | None) -> str:

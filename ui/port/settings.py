@@ -25,6 +25,8 @@ class AppSettings:
     disk_bytes: int | None = None  # of KV blocks
     preset: str = ""  # of sessions that chose none; "" is Elsewise's own
     scheme: str = "system"  # system, light, dark
+    contrast: str = "system"  # system, normal, high
+    motion: str = "system"  # system, reduced
     text_percent: int = 100  # 80 to 200
 
 
@@ -77,5 +79,5 @@ class SettingsCommands(Protocol):
     async def hints(self) -> frozenset[str]:
         """What is explained once and was not dismissed yet: "tokens", "models"."""
 
-    async def dismiss_hint(self, name: str) -> None:
-        """It is not shown again."""
+    async def dismiss_hint(self, name: str) -> bool:
+        """It is not shown again, by any window; whether this call was the first to say so."""

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from PySide6.QtCore import Qt, Signal
 from PySide6.QtGui import QKeyEvent
-from PySide6.QtWidgets import QCheckBox, QFrame, QHBoxLayout, QSizePolicy, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QFrame, QHBoxLayout, QSizePolicy, QVBoxLayout, QWidget
 
-from ui.parts import button, row
+from ui.parts import Check, button, row
 from ui.port import PathComparison
 from ui.second.words import summary
 from ui.theme.fonts import interface_font
 from ui.widgets import IconButton, Label
+
+MARGIN = 16  # until it is told where the text stands
 
 
 class SecondBar(QFrame):
@@ -32,8 +34,7 @@ class SecondBar(QFrame):
         self.next_button.clicked.connect(self.next_wanted)
         self.again_button = button("", "link")
         self.again_button.clicked.connect(lambda: self.again_wanted.emit(self._anyway))
-        self.keep = QCheckBox(self.tr("Keep loaded"))
-        self.keep.setFont(interface_font(12))
+        self.keep = Check(self.tr("Keep loaded"))
         self.keep.setFocusPolicy(Qt.FocusPolicy.TabFocus)
         self.keep.setToolTip(self.tr("The second model stays in memory for the next comparison"))
         self.keep.clicked.connect(self.keep_wanted)
@@ -41,16 +42,20 @@ class SecondBar(QFrame):
         self.close_button.clicked.connect(self.dismiss)
         ways = row(self.next_button, self.again_button, self.keep, 1, spacing=16)
         texts = QVBoxLayout()
-        texts.setSpacing(2)
+        texts.setSpacing(4)
         texts.addWidget(self.words)
         texts.addWidget(self.more)
         texts.addLayout(ways)
-        line = QHBoxLayout(self)
-        line.setContentsMargins(16, 6, 12, 6)
+        line = self._row = QHBoxLayout(self)
+        self.align(MARGIN)
         line.setSpacing(12)
         line.addLayout(texts, 1)
         line.addWidget(self.close_button, 0, Qt.AlignmentFlag.AlignTop)
         self.hide()
+
+    def align(self, left: int) -> None:
+        """Its words begin `left` pixels in, as the text under it does."""
+        self._row.setContentsMargins(left, 10, 12, 8)
 
     def begin(self, label: str) -> None:
         """A comparison with that model is under way."""

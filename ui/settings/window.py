@@ -60,7 +60,6 @@ class SettingsWindow(QWidget):
         self.reload = Notice()
         self.reload.acted.connect(lambda: self._run(self._reload()))
         self.models = ModelsPage(desk.shelf)
-        self.models.setting_wanted.connect(lambda tokens: self._change("context_length", tokens))
         self.engine, self.memory, self.generation = self._engine(), self._memory(), self._generation()
         self.appearance = self._appearance()
         self.data = DataPage(workbench, self._run)
@@ -102,14 +101,19 @@ class SettingsWindow(QWidget):
         self.engine.show_choice("offload", choices.get("offload", ()), values.offload, lambda name: places.get(name, name))
         self.engine.show_number("context_length", values.context_length or 0)
         self.engine.show_number("threads", values.threads or 0)
-        self.models.show_setting(values.context_length)
         self.memory.show_number("kv_cache_bytes", round((values.kv_cache_bytes or 0) / MEGABYTE))
         self.memory.show_number("disk_bytes", round((values.disk_bytes or 0) / MEGABYTE))
         self.generation.show_choice(
             "preset", choices.get("preset", ()), values.preset, lambda name: name or self.tr("Elsewise's own")
         )
         names = {"system": self.tr("as the system"), "light": self.tr("light"), "dark": self.tr("dark")}
-        self.appearance.show_choice("scheme", tuple(names), values.scheme, lambda name: names.get(name, name))
+        names |= {"normal": self.tr("normal"), "high": self.tr("high"), "reduced": self.tr("reduced")}
+        for row, looks in (
+            ("scheme", ("system", "light", "dark")),
+            ("contrast", ("system", "normal", "high")),
+            ("motion", ("system", "reduced")),
+        ):
+            self.appearance.show_choice(row, looks, getattr(values, row), lambda name: names.get(name, name))
         self.appearance.show_number("text_percent", values.text_percent)
         if view.data is not None:
             self.data.show_data(view.data)
@@ -189,6 +193,8 @@ class SettingsWindow(QWidget):
     def _appearance(self) -> Rows:
         rows = self._rows()
         rows.add_choice("scheme", self.tr("Colours"), now=True)
+        rows.add_choice("contrast", self.tr("Contrast"), now=True)
+        rows.add_choice("motion", self.tr("Motion"), now=True, hint=self.tr("Reduced: nothing fades."))
         rows.add_number("text_percent", self.tr("Text size"), least=80, most=200, unit="%", now=True, step=10)
         rows.add_choice("colours", self.tr("Colour tokens by"), now=True)
         return rows

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from PySide6.QtCore import Qt, QTimer, Signal
-from PySide6.QtWidgets import QCheckBox, QDoubleSpinBox, QSlider, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QDoubleSpinBox, QSlider, QVBoxLayout, QWidget
 
-from ui.parts import LINE_PX, row
+from ui.parts import LINE_PX, Check, row
 from ui.port import AdapterChoice, AdapterLine
 from ui.theme.fonts import interface_font
 from ui.theme.text_size import fix_width
@@ -95,7 +95,7 @@ class AdapterRow(QWidget):
         super().__init__()
         self._choice, self._moved = choice, False
         name = one_line(choice.name)
-        self.on = QCheckBox(name.replace("&", "&&"))
+        self.on = Check(name.replace("&", "&&"))
         self.on.setFont(interface_font(13))
         self.on.setToolTip(plain_tooltip(choice.folder))
         self.on.setAccessibleName(self.tr("Adapter {0}").format(name))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from PySide6.QtCore import QEvent, QObject, Qt, Signal
+from PySide6.QtCore import QCoreApplication, QEvent, QObject, Qt, Signal
 from PySide6.QtGui import QKeyEvent
 from PySide6.QtWidgets import QGridLayout, QLineEdit, QVBoxLayout, QWidget
 
@@ -103,7 +103,7 @@ class OptionRows(QWidget):
         return super().eventFilter(watched, event)
 
     def _add(self, name: str) -> None:
-        label, hint = LABELS.get(name) or MORE.get(name, (name, ""))
+        label, hint = (QCoreApplication.translate("Options", words) for words in LABELS.get(name) or MORE.get(name, (name, "")))
         line = len(self.fields)
         caption = Label(label, "soft", interface_font(LINE_PX))
         field = QLineEdit()

@@ -30,6 +30,7 @@ from ui.widgets import Notice
 
 WIDTH, HEIGHT = 400, 600
 EDGE = 8  # pixels that stay free around it
+GAP = 6  # under the bar
 
 
 class SetupPopover(QFrame):
@@ -91,7 +92,9 @@ class SetupPopover(QFrame):
     def place(self) -> None:
         """Under the anchor, inside the window."""
         room = self._parent.rect().adjusted(EDGE, EDGE, -EDGE, -EDGE)
-        under = self._anchor.mapTo(self._parent, QPoint(self._anchor.width(), self._anchor.height() + 6))
+        corner = QPoint(self._anchor.width(), self._anchor.height() + GAP)
+        under = self._parent.mapFromGlobal(self._anchor.mapToGlobal(corner))  # the bar is not in the parent
+        under.setY(max(under.y(), GAP))
         width = min(panel_width(WIDTH), room.width())
         height = max(min(scaled(HEIGHT), room.bottom() - under.y()), 160)
         left = max(min(under.x() - width, room.right() - width), room.left())
@@ -132,7 +135,7 @@ class SetupPopover(QFrame):
             beside = watched.window() is self.window() and watched is not self and not self.isAncestorOf(watched)
             if beside and watched is not self._anchor:
                 self.close_again()
-        elif watched is self._parent and event.type() == QEvent.Type.Resize:
+        elif watched in (self._parent, self._anchor) and event.type() in (QEvent.Type.Resize, QEvent.Type.Move):
             self.place()
         return False
 

@@ -1,6 +1,19 @@
 """How the window looks: colours, type, style sheet, icons."""
 
-from ui.theme.palette import DARK, LIGHT, Palette
-from ui.theme.scheme import Scheme, Theme, apply_theme, current_theme
+from ui.theme.motion import Motion
+from ui.theme.palette import DARK, HIGH_DARK, HIGH_LIGHT, LIGHT, Palette
+from ui.theme.scheme import Contrast, Scheme, Theme, apply_theme, current_theme
 
-__all__ = ["DARK", "LIGHT", "Palette", "Scheme", "Theme", "apply_theme", "current_theme"]
+__all__ = [
+    "DARK",
+    "HIGH_DARK",
+    "HIGH_LIGHT",
+    "LIGHT",
+    "Contrast",
+    "Motion",
+    "Palette",
+    "Scheme",
+    "Theme",
+    "apply_theme",
+    "current_theme",
+]

@@ -1,4 +1,4 @@
-"""Dark and light: follows the system unless told otherwise, and tells the widgets that paint themselves."""
+"""Dark and light, contrast, motion: follow the system unless told otherwise, and tell the widgets that paint themselves."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from PySide6.QtCore import QObject, Qt, Signal
 from PySide6.QtWidgets import QApplication
 
 from ui.theme.fonts import interface_font, register_fonts
-from ui.theme.palette import DARK, LIGHT, Palette
+from ui.theme.motion import FADE_MS, Motion, system_reduces
+from ui.theme.palette import DARK, HIGH_DARK, HIGH_LIGHT, LIGHT, Palette
 from ui.theme.style import qt_palette, style_sheet
 
 
@@ -20,6 +21,14 @@ class Scheme(StrEnum):
     DARK = "dark"
 
 
+class Contrast(StrEnum):
+    """How far text stands out."""
+
+    SYSTEM = "system"
+    NORMAL = "normal"
+    HIGH = "high"
+
+
 class Theme(QObject):
     """The look of one QApplication, whose child it is. Get it with `apply_theme` or `current_theme`."""
 
@@ -29,23 +38,36 @@ class Theme(QObject):
     def __init__(self, app: QApplication, scheme: Scheme) -> None:
         super().__init__(app)
         self._app = app
-        self._scheme = scheme
+        self._scheme, self._contrast, self.motion = scheme, Contrast.SYSTEM, Motion.SYSTEM
+        self._hints = app.styleHints()  # kept: PySide lets go of what it has together with it
         self.palette = self._wanted()
         register_fonts()
         app.setStyle("Fusion")  # the one style that draws the same everywhere
         app.setFont(interface_font())
+        app.setLayoutDirection(Qt.LayoutDirection.LeftToRight)  # its words are English; what people write runs as it runs
         self._dress()
-        app.styleHints().colorSchemeChanged.connect(self._follow)
+        self._hints.colorSchemeChanged.connect(self._follow)
+        self._hints.accessibility().contrastPreferenceChanged.connect(self._follow)
 
-    def use(self, scheme: Scheme) -> None:
-        """Takes another scheme from now on."""
-        self._scheme = scheme
+    def use(self, scheme: Scheme, contrast: Contrast | None = None, motion: Motion | None = None) -> None:
+        """Takes another scheme from now on, and another contrast and motion where they are given."""
+        self._scheme, self._contrast = scheme, contrast or self._contrast
+        self.motion = motion or self.motion
         self._follow()
 
+    @property
+    def fade_ms(self) -> int:
+        """How long a card or another branch takes to come; 0: it is there at once."""
+        return 0 if self.motion is Motion.REDUCED or system_reduces() else FADE_MS
+
     def _wanted(self) -> Palette:
+        dark = self._scheme is Scheme.DARK
         if self._scheme is Scheme.SYSTEM:
-            return DARK if self._app.styleHints().colorScheme() is Qt.ColorScheme.Dark else LIGHT
-        return DARK if self._scheme is Scheme.DARK else LIGHT
+            dark = self._hints.colorScheme() is Qt.ColorScheme.Dark
+        high = self._contrast is Contrast.HIGH
+        if self._contrast is Contrast.SYSTEM:
+            high = self._hints.accessibility().contrastPreference() is Qt.ContrastPreference.HighContrast
+        return (HIGH_DARK if dark else HIGH_LIGHT) if high else DARK if dark else LIGHT
 
     def _follow(self) -> None:
         wanted = self._wanted()
@@ -59,12 +81,12 @@ class Theme(QObject):
         self._app.setStyleSheet(style_sheet(self.palette))
 
 
-def apply_theme(app: QApplication, scheme: Scheme = Scheme.SYSTEM) -> Theme:
-    """Gives the app its fonts, style and colours; called again, it changes the scheme."""
-    theme = app.findChild(Theme)
-    if theme is None:
-        return Theme(app, scheme)
-    theme.use(scheme)
+def apply_theme(
+    app: QApplication, scheme: Scheme = Scheme.SYSTEM, contrast: Contrast | None = None, motion: Motion | None = None
+) -> Theme:
+    """Gives the app its fonts, style and colours; called again, it changes the scheme, and what else is given."""
+    theme = app.findChild(Theme) or Theme(app, scheme)
+    theme.use(scheme, contrast, motion)
     return theme
 
 

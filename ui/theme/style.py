@@ -15,6 +15,7 @@ from ui.theme.palette import Palette
 _SHEET = Template("""
 QMainWindow, QWidget#column { background: $window; }
 QWidget#bar { background: $sidebar; border: none; border-bottom: 1px solid $hairline; }
+QToolBar#unified { background: $sidebar; border: none; padding: 0; spacing: 0; margin: 0; }
 QFrame#find { background: $panel; border: none; border-bottom: 1px solid $hairline; }
 QWidget#status { background: $sidebar; border: none; border-top: 1px solid $hairline; }
 QWidget#sidebar { background: $sidebar; border: none; border-right: 1px solid $hairline; }
@@ -76,7 +77,7 @@ QFrame#composer QPlainTextEdit { background: transparent; border: none; color: $
 QPushButton#send { background: $accent; color: $on_accent; border: 1px solid $accent; border-radius: 7px; padding: 4px 13px; }
 QPushButton#send:hover { background: $accent_hover; }
 QPushButton#send:focus { border-color: $text; }
-QPushButton#send:disabled { background: $hairline; border-color: $hairline; color: $faint; }
+QPushButton#send:disabled { background: $code; border-color: $hairline; color: $faint; }
 QPushButton[kind="quiet"] { background: $window; border: 1px solid $hairline; border-radius: 7px;
   padding: 4px 11px; color: $text; }
 QPushButton[kind="quiet"]:hover { border-color: $faint; }
@@ -150,7 +151,7 @@ def style_sheet(palette: Palette) -> str:
     weakest = palette.surprise[1]
     colours = {name: getattr(palette, name) for name in Palette.__slots__ if name not in ("dark", "surprise")}
     accent_hover = QColor(palette.accent).lighter(112).name()
-    return _SHEET.substitute(colours, accent_hover=accent_hover, notice=weakest, warm=palette.surprise[5])
+    return _SHEET.substitute(colours, accent_hover=accent_hover, notice=weakest)
 
 
 def qt_palette(palette: Palette) -> QPalette:

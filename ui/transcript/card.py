@@ -7,17 +7,18 @@ from dataclasses import dataclass
 
 from PySide6.QtCore import Property, QEasingCurve, QPointF, QPropertyAnimation, QRect, QRectF, QSize, Qt
 from PySide6.QtGui import QColor, QFont, QFontMetricsF, QPainter, QPaintEvent, QPen
-from PySide6.QtWidgets import QStyle, QWidget
+from PySide6.QtWidgets import QWidget
 
 from runtime import TokenRecord
 from ui import numbers
 from ui.theme.fonts import interface_font, mono_font, text_scale
 from ui.theme.palette import Palette
+from ui.theme.scheme import current_theme
 from ui.transcript.faces import tracked
+from ui.transcript.phrases import said
 from ui.transcript.shadow import SHADOW_PX, paint_shadow
 
 ALTERNATIVES = 4
-FADE_MS = 120
 _WIDTH, _PAD_X, _PAD_Y, _ROW, _GAP = 218, 12, 10, 23, 8
 _WORD_LEAST, _WORD_MOST, _BAR, _BAR_HEIGHT, _RADIUS = 62, 130, 74, 5, 10
 _BELOW_PX = 8  # between the token's span and the card
@@ -46,9 +47,10 @@ class CardContent:
     @property
     def spoken(self) -> str:
         """The same in one sentence, for a screen reader."""
-        rows = ", ".join(f"{r.word} {numbers.probability(r.probability)}{' (chosen)' if r.chosen else ''}" for r in self.rows)
+        chosen = said(" (chosen)")
+        rows = ", ".join(f"{r.word} {numbers.probability(r.probability)}{chosen if r.chosen else ''}" for r in self.rows)
         more = "".join(f"; {left} {right}" for left, right in self.lines)
-        return f"after {self.before}, {self.entropy}: {rows}{more}"
+        return said("after {0}, {1}: {2}").format(self.before, self.entropy, rows + more)
 
 
 def card_content(record: TokenRecord, before: str, words: Sequence[str], own: str) -> CardContent | None:
@@ -80,7 +82,6 @@ class Card(QWidget):
         self._content: CardContent | None = None
         self._fade = 1.0
         self._animation = QPropertyAnimation(self, b"fade", self)
-        self._animation.setDuration(FADE_MS)
         self._animation.setEasingCurve(QEasingCurve.Type.OutCubic)
         self._animation.finished.connect(self._faded)
         self._lean = False  # on its way out
@@ -141,10 +142,12 @@ class Card(QWidget):
 
     def _run(self, to: float) -> None:
         self._animation.stop()
-        if self.style().styleHint(QStyle.StyleHint.SH_Widget_Animation_Duration, None, self) <= 0:
+        duration = current_theme().fade_ms
+        if not duration:
             self._fade = to
             self._faded()
             return
+        self._animation.setDuration(duration)
         self._animation.setStartValue(self._fade if to == 0.0 or self._fade < 1.0 else 0.0)
         self._animation.setEndValue(to)
         self._animation.start()
@@ -203,7 +206,7 @@ class Card(QWidget):
         metrics = QFontMetricsF(self._text)
         right = metrics.horizontalAdvance(content.entropy)
         _write(painter, row, content.entropy, Qt.AlignmentFlag.AlignRight)
-        lead = "after" if content.before else "at the start"
+        lead = said("after") if content.before else said("at the start")
         _write(painter, row, lead)
         x = metrics.horizontalAdvance(lead) + _GAP * self._scale
         room = row.width() - x - right - _GAP * self._scale

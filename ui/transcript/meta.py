@@ -12,6 +12,7 @@ from ui import numbers
 from ui.port import TurnStatus, TurnView
 from ui.transcript.faces import TURN_GAP_PX, Faces
 from ui.transcript.ink import Ink
+from ui.transcript.phrases import said
 from ui.transcript.turn import has_own_words
 
 _GAP_PX = 14
@@ -162,18 +163,20 @@ def _standing(view: TurnView) -> list[_Wanted]:
         if stats.tokens_per_second is not None:
             wanted.append(_Wanted(numbers.rate(stats.tokens_per_second), gives_way=True))
         if stats.reused is not None and stats.computed is not None and stats.reused + stats.computed:
-            made = f"reused {numbers.count(stats.reused)}, computed {numbers.count(stats.computed)}"
+            made = said("reused {0}, computed {1}").format(numbers.count(stats.reused), numbers.count(stats.computed))
             wanted.append(_Wanted(made, gives_way=True))
         if stats.logprob is not None:
             wanted.append(_Wanted(numbers.nats(stats.logprob), gives_way=True))
     if failed_to_begin(view):
-        wanted += [_Wanted("retry", Tone.ACCENT, Action.REGENERATE)] if view.can_retry else []
+        wanted += [_Wanted(said("retry"), Tone.ACCENT, Action.REGENERATE)] if view.can_retry else []
         if view.is_foreign:
-            wanted.append(_Wanted("open as text", Tone.ACCENT, Action.AS_TEXT))
-            wanted.append(_Wanted("choose the model", Tone.ACCENT, Action.MODEL))
+            wanted.append(_Wanted(said("open as text"), Tone.ACCENT, Action.AS_TEXT))
+            wanted.append(_Wanted(said("choose the model"), Tone.ACCENT, Action.MODEL))
+        elif view.needs_model:
+            wanted.append(_Wanted(said("choose a model"), Tone.ACCENT, Action.MODEL))
     elif failed_to_go_on(view) and view.can_retry:
-        wanted.append(_Wanted("retry", Tone.ACCENT, Action.CONTINUE))
-    note = view.note or (READING if view.status is TurnStatus.WAITING else "")
+        wanted.append(_Wanted(said("retry"), Tone.ACCENT, Action.CONTINUE))
+    note = view.note or (said(READING) if view.status is TurnStatus.WAITING else "")
     if note:
         words = note.split()
         wanted += [_Wanted(word, Tone.SOFT, gap=_GAP_PX if i == 0 else 3) for i, word in enumerate(words)]
@@ -189,4 +192,4 @@ def _actions(view: TurnView) -> list[_Wanted]:
         wanted += [Action.COPY, Action.REGENERATE]
         wanted += [Action.REPEAT] if view.can_repeat else []
         wanted += [Action.CONTINUE] if view.status is TurnStatus.PARTIAL else []
-    return [_Wanted(action.value, Tone.SOFT, action, _ACTION_GAP_PX) for action in wanted]
+    return [_Wanted(said(action.value), Tone.SOFT, action, _ACTION_GAP_PX) for action in wanted]

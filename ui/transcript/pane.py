@@ -13,6 +13,7 @@ from ui.transcript.faces import TURN_GAP_PX
 from ui.transcript.ink import Ink
 from ui.transcript.meta import Action
 from ui.transcript.page import BodyT, Box, Page
+from ui.transcript.phrases import said
 from ui.transcript.scroller import Scroller
 from ui.transcript.spoken import speak
 from ui.transcript.turn import Turn
@@ -163,7 +164,7 @@ class Pane(Scroller[BodyT]):
         painter.setFont(self._page.faces.text)
         painter.setPen(self._ink.faint)
         area = self.viewport().rect().adjusted(40, 0, -40, 0)
-        painter.drawText(area, Qt.AlignmentFlag.AlignCenter | Qt.TextFlag.TextWordWrap, _EMPTY_HINT)
+        painter.drawText(area, Qt.AlignmentFlag.AlignCenter | Qt.TextFlag.TextWordWrap, said(_EMPTY_HINT))
 
     # ---- the meta line under the mouse ----------------------------------------------------------------------------
 

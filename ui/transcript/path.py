@@ -54,6 +54,12 @@ class Path:
         """Whether the session is the one whose path this is."""
         return self.view is not None and self.view.session_id == view.session_id
 
+    def parts_from(self, view: SessionView) -> bool:
+        """Whether that is another branch: either has turns that the other lacks."""
+        here = {turn.node_id for turn in self.view.turns} if self.view is not None else set[int]()
+        there = {turn.node_id for turn in view.turns}
+        return bool(here - there) and bool(there - here)
+
     def colour_by(self, measure: Measure) -> None:
         """Colours tokens by another number."""
         self.measure = measure

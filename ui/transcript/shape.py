@@ -55,25 +55,26 @@ class ShapedLine:
         self.line.setLineWidth(table.width)  # what right-to-left lines are aligned in; nothing is wrapped
         self.layout.endLayout()
         self._starts: list[float] = []
+        self._width, self._leftwards = table.width, rtl
         self._reversed = rtl or is_right_to_left(self.composed.text)
+        self._slot = _SLOT_PX * faces.scale
         soft_wrapped = not self.composed.newline and line + 1 < len(table)
         self.spans = self._cut(tokens, table, start, soft_wrapped=soft_wrapped, last=line + 1 >= len(table))
-        slot = _SLOT_PX * faces.scale
-        for span in self.spans:
-            if span.x1 - span.x0 < _THIN_PX:
-                span.x1 = span.x0 + (slot if span.start == span.stop else _THIN_PX)
-        self.end_x = (  # where the text goes on
-            min((s.x0 for s in self.spans), default=table.width) if rtl else max((s.x1 for s in self.spans), default=0.0)
-        )
+        self.end_x = self._tail(self.spans)
 
     def span_at(self, x: float) -> Span | None:
-        """The span under x."""
+        """The span under x; the narrower one where something without width of its own stands over its neighbour."""
         if self._reversed:
-            return next((s for s in self.spans if s.x0 <= x < s.x1), None)
+            return min((s for s in self.spans if s.x0 <= x < s.x1), key=lambda s: s.x1 - s.x0, default=None)
         if not self._starts:
             self._starts = [s.x0 for s in self.spans]
         index = bisect_right(self._starts, x) - 1
-        return self.spans[index] if index >= 0 and x < self.spans[index].x1 else None
+        if index < 0:
+            return None
+        found, before = self.spans[index], self.spans[index - 1] if index else None
+        if before is not None and before.x0 <= x < before.x1 and before.x1 - before.x0 < found.x1 - found.x0:
+            return before
+        return found if x < found.x1 else None
 
     def spans_of(self, token: int) -> list[Span]:
         """The spans of a token: one, or several where the direction of writing changes inside it."""
@@ -101,26 +102,47 @@ class ShapedLine:
     def _cut(self, tokens: Tokens, table: LineTable, start: Place, *, soft_wrapped: bool, last: bool) -> list[Span]:
         composed, marks = self.composed, tokens.marks
         length = len_qchars(composed, self.line)
-        right = self._text_end(length) if soft_wrapped and not self._reversed else table.width + _OVERHANG_PX
+        left, right = self._slot - _OVERHANG_PX, table.width + _OVERHANG_PX - self._slot  # beyond them, one slot for all
+        if soft_wrapped and not self._reversed:
+            right = self._text_end(length)
         spans: list[Span] = []
+        newline: Span | None = None
+        hung = False  # the last of them stands for what hangs
         for piece, (x0, x1, begin, stop) in self._extents(length):
-            token = composed.tokens[piece]
-            if x1 > right:
-                if soft_wrapped and x0 >= right - 0.01 and token == table.start(self._number + 1).token:
+            token, hangs = composed.tokens[piece], False
+            if x0 < left or x1 > right or begin == stop:
+                if x1 > right and soft_wrapped and x0 >= right - 0.01 and token == table.start(self._number + 1).token:
                     continue  # the space in front of a word that went to the next line
-                x0, x1 = min(x0, right), right
-            if x0 < -_OVERHANG_PX:  # right-to-left paragraphs end at the left
-                x0, x1 = -_OVERHANG_PX, max(x1, -_OVERHANG_PX)
+                x0, x1 = min(max(x0, left), right), min(max(x1, left), right)  # right-to-left paragraphs end at the left
+                hangs = x0 == x1 and x0 in (left, right)
             mark = marks[token]
-            spans.append(Span(token, token, x0, x1, begin, stop, mark & STEP, mark & RARE > 0, mark & TEMPLATE > 0))
+            span = Span(token, token, x0, x1, begin, stop, mark & STEP, mark & RARE > 0, mark & TEMPLATE > 0)
+            if hung and hangs:
+                _join(spans[-1], span)
+            elif begin == stop:
+                newline = span
+            else:
+                spans.append(span)
+            hung = hangs
         if not composed.text.isascii():
             spans = _join_graphemes(spans, composed.text)
+        _widen(spans, self._slot, leftwards=self._leftwards)
+        if newline is not None:
+            newline.x0 = newline.x1 = min(max(self._tail(spans), left), right)
+            spans.append(newline)
         _take_fragments(spans, tokens, composed, template=table.template)
         if last and not composed.newline:
             held = composed.tokens
             first = held[-1] + 1 if held else _first_fragment(tokens, start.token, template=table.template)
-            _add_fragments(spans, tokens, first, x_of(self.line, length), length, template=table.template)
+            _add_fragments(spans, tokens, first, self._tail(spans), length, template=table.template)
+        _widen(spans[-1:], self._slot, leftwards=self._leftwards)
         return spans
+
+    def _tail(self, spans: list[Span]) -> float:
+        """Where the text goes on: behind all of it, whichever way the last of it runs."""
+        if self._leftwards:
+            return min((s.x0 for s in spans), default=self._width)
+        return max((s.x1 for s in spans), default=0.0)
 
     def _extents(self, length: int) -> Iterator[tuple[int, tuple[float, float, int, int]]]:
         """For each piece, where it stands: left, right, first and last QChar; several parts where the direction changes."""
@@ -141,6 +163,8 @@ class ShapedLine:
             return [(x_of(self.line, begin), x_of(self.line, begin), begin, stop)]
         parts: list[tuple[float, float, int, int]] = []
         for position in range(begin, stop):
+            if position > begin and not self.layout.isValidCursorPosition(position):
+                continue  # inside a character, where Qt knows no edges
             x0, x1 = sorted((x_of(self.line, position), x_of(self.line, position, QTextLine.Edge.Trailing)))
             if parts:
                 left, right, first, _ = parts[-1]
@@ -154,9 +178,9 @@ class ShapedLine:
         return self._parts(begin, stop) if self._reversed else [(x_of(self.line, begin), x_of(self.line, stop), begin, stop)]
 
     def _text_end(self, length: int) -> float:
-        """Where the text ends without the spaces that hang at a wrapped line's end: nothing is drawn for them."""
+        """Where the text ends without the spaces and tabs that hang at a wrapped line's end: nothing is drawn for them."""
         text = self.composed.text
-        return x_of(self.line, length - len(text) + len(text.rstrip(" ")))
+        return x_of(self.line, length - len(text) + len(text.rstrip(" \t")))
 
 
 def len_qchars(composed: Composed, line: QTextLine) -> int:
@@ -171,13 +195,26 @@ def _join_graphemes(spans: list[Span], text: str) -> list[Span]:
     for span in spans:
         finder.setPosition(span.start)
         if joined and span.start < span.stop and not finder.isAtBoundary():
-            held = joined[-1]
-            held.last, held.stop = span.last, span.stop
-            held.step, held.rare = max(held.step, span.step), held.rare or span.rare
-            held.x0, held.x1 = min(held.x0, span.x0), max(held.x1, span.x1)
+            _join(joined[-1], span)
         else:
             joined.append(span)
     return joined
+
+
+def _join(held: Span, span: Span) -> None:
+    """The first stands for the second too, which follows it."""
+    held.last, held.stop = span.last, span.stop
+    held.step, held.rare = max(held.step, span.step), held.rare or span.rare
+    if span.x0 < span.x1:  # what has no width stands where its neighbour does, wherever Qt puts it in mixed directions
+        held.x0, held.x1 = min(held.x0, span.x0), max(held.x1, span.x1)
+
+
+def _widen(spans: list[Span], slot: float, *, leftwards: bool) -> None:
+    """What has no width is to be seen and pointed at all the same; text that runs leftwards goes on at the left."""
+    for span in spans:
+        if span.x1 - span.x0 < _THIN_PX:
+            width = slot if span.start == span.stop or span.last > span.first else _THIN_PX
+            span.x0, span.x1 = (span.x1 - width, span.x1) if leftwards else (span.x0, span.x0 + width)
 
 
 def _take_fragments(spans: list[Span], tokens: Tokens, composed: Composed, *, template: bool) -> None:

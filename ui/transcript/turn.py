@@ -11,6 +11,7 @@ from ui.port import TurnStatus, TurnView
 from ui.transcript.calling import open_call
 from ui.transcript.compose import is_hidden
 from ui.transcript.measure import Measure
+from ui.transcript.phrases import said
 from ui.transcript.tokens import Over, Tokens
 
 ROLES = {"user": "you", "assistant": "model", "system": "system", "tool": "tool"}
@@ -40,7 +41,7 @@ class Turn:
     @property
     def role(self) -> str:
         """What the rail says."""
-        return ROLES.get(self.view.role, self.view.role)
+        return said(ROLES.get(self.view.role, self.view.role))
 
     @property
     def is_answer(self) -> bool:

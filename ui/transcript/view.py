@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from enum import StrEnum
 
 from PySide6.QtCore import Signal
 from PySide6.QtWidgets import QApplication, QStackedWidget, QVBoxLayout, QWidget
@@ -17,18 +16,13 @@ from ui.transcript.faces import Faces
 from ui.transcript.find import Finder, Match
 from ui.transcript.ink import Ink
 from ui.transcript.measure import Measure
+from ui.transcript.mode import Mode
 from ui.transcript.path import Path
 from ui.transcript.pointing import Pointing, Resolver
 from ui.transcript.read_pane import ReadPane
 from ui.transcript.strip import EntropyStrip
 from ui.transcript.tokens_pane import TokensPane
-
-
-class Mode(StrEnum):
-    """How the conversation is rendered."""
-
-    TOKENS = "tokens"
-    READ = "read"
+from ui.transcript.veil import Veil
 
 
 class TranscriptView(QWidget):
@@ -73,6 +67,7 @@ class TranscriptView(QWidget):
         self._stack, self._below = QStackedWidget(self), QWidget(self)
         self._stack.addWidget(self.tokens)
         self._stack.addWidget(self.read)
+        self.veil = Veil(self._stack)
         self._lay_out()
         self._connect()
         self.read.retire()
@@ -124,6 +119,8 @@ class TranscriptView(QWidget):
     def set_session(self, view: SessionView) -> None:
         """Shows a session, or another path of it; turns that did not change keep their layout."""
         other = not self._path.is_of(view)
+        if not other and self._path.parts_from(view):
+            self.veil.fall(self._pane().viewport())
         changed = self._path.take(view)
         for pane in self._panes():
             pane.set_turns(self._path.turns, changed, to_end=other or pane.is_at_end)

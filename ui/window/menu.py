@@ -54,6 +54,7 @@ def wire_answers(acts: Actions, desk: Desk, commands: Commands, show_setup: Call
     connect(acts.sampling, partial(show_setup, SAMPLING))
     for count, action in acts.ways.items():
         connect(action, partial(commands.find_columns, count, beams=False))
+    connect(acts.clear_cache, desk.cache.clear)
     connect(acts.beams, lambda: commands.find_columns(BEAMS, beams=True))
 
 

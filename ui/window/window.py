@@ -20,7 +20,8 @@ from ui.port import AppSettings, Workbench
 from ui.setup.desk import SetupDesk
 from ui.setup.pages import SAMPLING
 from ui.stage import Stage
-from ui.theme.scheme import Scheme, apply_theme
+from ui.theme.motion import Motion
+from ui.theme.scheme import Contrast, Scheme, apply_theme
 from ui.theme.text_size import resize_text
 from ui.transcript import Measure, Mode
 from ui.transferring import Transfers
@@ -30,6 +31,7 @@ from ui.window.menu import install_menu, wire_answers, wire_session, wire_view
 from ui.window.open_windows import come_forward, wire_window_menu
 from ui.window.recent import known_paths, wire_recent
 from ui.window.second import wire_second
+from ui.window.unified import unify
 from ui.window.wiring import wire_parts
 
 if TYPE_CHECKING:  # both are loaded when they are first opened
@@ -89,6 +91,7 @@ class MainWindow(QMainWindow):
         else:
             self.parts.composer.share(beside.parts.composer)
         self.setCentralWidget(self.parts)
+        unify(self, self.parts.top)
         self.acts = Actions(self)
         self.stage = Stage(self, self.desk, self.parts, self.acts)
         self.transfers = Transfers(workbench, self.desk, self.parts.status, self.parts.composer.notice, self)
@@ -171,6 +174,7 @@ class MainWindow(QMainWindow):
     def _wire_models(self) -> None:
         for wanted in (self.desk.models.none_here, self.parts.top.model.more_wanted, self.parts.first.more_wanted):
             wanted.connect(self._open_models)
+        self.desk.models.does_not_fit.connect(self._show_load)
         self.parts.status.downloads.clicked.connect(lambda _checked=False: self.settings.open_models())
         self.desk.shelf.downloads_changed.connect(self.parts.status.show_downloads)
         self.stage.mode_changed.connect(self.welcome.show_mode)
@@ -199,7 +203,7 @@ class MainWindow(QMainWindow):
         """Looks as the settings say."""
         application = QApplication.instance()
         assert isinstance(application, QApplication)
-        apply_theme(application, Scheme(values.scheme))
+        apply_theme(application, Scheme(values.scheme), Contrast(values.contrast), Motion(values.motion))
         resize_text(application, values.text_percent / 100)
 
     def _open_settings(self) -> None:
@@ -208,6 +212,11 @@ class MainWindow(QMainWindow):
 
     def _open_models(self) -> None:
         self.settings.open_models(get=True)
+
+    def _show_load(self, name: str) -> None:
+        """What loading a model takes, and the ways to load it."""
+        self.settings.open_models()
+        self.desk.shelf.plan_load(name)
 
     def _open_about(self) -> None:
         from ui.about import AboutBox

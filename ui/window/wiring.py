@@ -10,7 +10,6 @@ from PySide6.QtWidgets import QWidget
 
 from ui.desk import Desk
 from ui.frame import Frame
-from ui.inspector.cache import CacheTab
 from ui.stage import Stage
 from ui.window.commands import Commands
 
@@ -119,14 +118,20 @@ def _wire_inspector(window: QWidget, desk: Desk, parts: Frame, stage: Stage, com
     desk.draws.drawing_found.connect(why.show_drawing)
     desk.draws.row_found.connect(why.show_row)
     desk.draws.row_refused.connect(why.say)
-    _wire_cache(desk, inspector.cache)
+    _wire_cache(desk, parts)
     for number in range(1, 10):
         # Text fields keep their digits: they claim printable keys before shortcuts do.
         key = QShortcut(QKeySequence(str(number)), window)
         key.activated.connect(lambda number=number: inspector.token.alternatives.press(number))
 
 
-def _wire_cache(desk: Desk, tab: CacheTab) -> None:
+def _wire_cache(desk: Desk, parts: Frame) -> None:
+    tab = parts.inspector.cache
+
+    def tell(words: str) -> None:
+        """Where it was asked for: in the tab, or, by the menu, over the composer."""
+        (tab if tab.isVisible() else parts.composer.notice).say(words)
+
     tab.look_wanted.connect(desk.cache.look)
     tab.clear_wanted.connect(desk.cache.clear)
     tab.keep_wanted.connect(desk.cache.keep)
@@ -134,7 +139,8 @@ def _wire_cache(desk: Desk, tab: CacheTab) -> None:
     tab.model_wanted.connect(desk.models.ask_menu)
     desk.cache.seen.connect(tab.show_cache)
     desk.cache.checked.connect(tab.show_check)
-    desk.cache.refused.connect(tab.say)
+    desk.cache.cleared.connect(lambda freed: tell(tab.cleared(freed)))
+    desk.cache.refused.connect(tell)
     desk.other_shown.connect(tab.forget)
 
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from app.bench.clock import Lap, Stopwatch, Told, speed, take_turns, wall
 from app.bench.findings import EMBEDDED, Case, Findings, Limit, Timing, Verdict, timing
+from app.bench.forwards import FORWARDS
 from app.bench.our_streams import OurStreams
 from app.bench.parts.decode import GENERATE, LOOP, LOOP_RECORDS, OURS, one_stream, peer_streams
 from app.bench.sizes import Sizes
@@ -50,7 +51,10 @@ def _measured(case: Case, sizes: Sizes, tell: Told) -> Findings:
     weights = {form: streams.weight_bytes for form, streams in forms.items()}
     prompt: list[int] = np.random.default_rng(5).integers(min(case.vocabulary, 1000), size=sizes.decode_prompt).tolist()
     n = sizes.cpu_tokens
+    for streams in forms.values():
+        streams.settle([prompt])
     contenders: dict[str, Callable[[], Lap]] = {form: partial(s.decode, [prompt], n) for form, s in forms.items()}
+    contenders[FORWARDS] = partial(forms[OURS].forwards, contenders[OURS])
     contenders[GENERATE] = partial(peer.generate, prompt, n, records=False)
     contenders[LOOP] = partial(peer.loop, [prompt], n, records=False)
     contenders[LOOP_RECORDS] = partial(peer.loop, [prompt], n, records=True)

@@ -32,6 +32,7 @@ def overhead(case: Case, sizes: Sizes, tell: Told) -> Findings:
     n = sizes.overhead_tokens
     tell("overhead: loading")
     ours, peer = our_streams(case), peer_streams(case)
+    ours.settle([rng.integers(case.vocabulary, size=sizes.contexts[0]).tolist()])
     for context in sizes.contexts:
         prompt: list[int] = rng.integers(case.vocabulary, size=context).tolist()
         decode = partial(ours.decode, [prompt], n, warm=True)

@@ -1,10 +1,12 @@
 """Sampler and records: from a step's raw logits to drawn tokens and their numbers, beside torch's three calls.
 
-A row that misses its bar is printed with the least that the same numbers take: numpy's bare passes over the rows, with no
-draw and no record made of them (`_passes`). A row's log-probabilities, normaliser and entropy are six passes, one of them exp,
-its likeliest entries one more; a cut beyond the first few compares every entry once. None can be left out, since records hold
-what each gives. What is above it is some eighty numpy calls on a few entries each (a hundred with penalties): they cost the
-same however large the vocabulary is, so that small vocabularies, one row at a time, come nearest to the bar.
+A row that misses its bar is printed with the least that the same numbers take in numpy, all measured in the same run: the same
+steps with next to no entries (the first 1,024), which is what the calls themselves cost, and what numpy's bare passes over the
+whole rows take more than over so few, with no draw and no record made of them (`_passes`). A row's log-probabilities,
+normaliser and entropy are six passes, one of them exp, its likeliest entries one more; a cut beyond the first few compares
+every entry once; stages that are told have the normaliser of each temperature, which is an exp of every entry. None can be left
+out, since records hold what each gives. The calls are some eighty (twice as many with stages): they cost the same however large
+the vocabulary is, so that small vocabularies, one row at a time, come nearest to the bar.
 """
 
 from __future__ import annotations
@@ -41,8 +43,10 @@ SETTINGS = {
 USUAL = ("chat", "open", "preset", "top-p", "penalties")
 FEW_ROWS = 8  # up to which the others are measured too
 OURS, TORCH, PASSES = "elsewise", "log_softmax, topk, entropy", "numpy's passes alone"
+CALLS, FEW_PASSES = "elsewise, 1,024 entries", "numpy's passes, 1,024 entries"
+FEW_ENTRIES = 1024
 STRIPES = 64  # a row laid out as a rectangle has its largest entries found in one pass
-LIMIT = "numpy's passes over the rows alone; above it are calls on a few entries each, as many for every vocabulary"
+LIMIT = "the same calls with 1,024 entries, and what numpy's bare passes over whole rows take more than over those"
 
 
 def sampler(nowhere: Case, sizes: Sizes, tell: Told) -> Findings:
@@ -59,15 +63,20 @@ def sampler(nowhere: Case, sizes: Sizes, tell: Told) -> Findings:
             case = Case("numpy", f"{vocabulary:,} x {rows}", nowhere.folder, vocabulary)
             for name in SETTINGS if rows <= FEW_ROWS else USUAL:
                 settings = SETTINGS[name]
+                few, stages = np.ascontiguousarray(logits[:, :FEW_ENTRIES]), name == "stages"
                 contenders = {
-                    OURS: partial(_ours, logits, settings, steps, stages=name == "stages"),
+                    OURS: partial(_ours, logits, settings, steps, stages=stages),
                     TORCH: partial(_torch, logits, steps),
-                    PASSES: partial(_passes, logits, settings, steps),
+                    PASSES: partial(_passes, logits, settings, steps, stages=stages),
+                    CALLS: partial(_ours, few, settings, steps, stages=stages),
+                    FEW_PASSES: partial(_passes, few, settings, steps, stages=stages),
                 }
                 title = f"{ROW}, {name}"
                 laps = take_turns(contenders, sizes.rounds, partial(_tell, tell, title), warm_up=True)
                 timings += [timing(title, case, who, each) for who, each in laps.items()]
-                share, least = (1 / speed(laps[who], laps[TORCH], cpu) for who in (OURS, PASSES))
+                share, calls, passes, few_passes = (
+                    1 / speed(laps[who], laps[TORCH], cpu) for who in (OURS, CALLS, PASSES, FEW_PASSES)
+                )
                 verdicts.append(
                     Verdict(
                         title,
@@ -77,7 +86,7 @@ def sampler(nowhere: Case, sizes: Sizes, tell: Told) -> Findings:
                         share,
                         BAR,
                         at_least=False,
-                        limit=Limit(least, LIMIT),
+                        limit=Limit(calls + passes - few_passes, LIMIT),
                     )
                 )
     return Findings(timings=tuple(timings), verdicts=tuple(verdicts))
@@ -121,11 +130,13 @@ def _torch(logits: npt.NDArray[np.float32], steps: int) -> Lap:
         torch.set_num_threads(threads)
 
 
-def _passes(logits: npt.NDArray[np.float32], settings: SamplingOptions, steps: int) -> Lap:
+def _passes(logits: npt.NDArray[np.float32], settings: SamplingOptions, steps: int, *, stages: bool) -> Lap:
     """What every entry must be read for, in as few calls as numpy can do it."""
     width = logits.shape[1] // STRIPES
-    deep = settings.top_p is not None and settings.top_k is None and settings.min_p is None  # nothing cuts before it
+    deep = (settings.typical_p or settings.top_p) is not None and settings.top_k is None
+    deep = deep and (stages or settings.min_p is None)  # nothing cuts before it
     cut = np.partition(logits, -width // 2, axis=-1)[:, -width // 2] if deep else None  # one for each row
+    temperature = np.float32(settings.temperature or 1.0)
 
     def passes(_: int) -> None:
         for row in logits:
@@ -135,9 +146,11 @@ def _passes(logits: npt.NDArray[np.float32], settings: SamplingOptions, steps: i
             np.vecdot(weights, logprobs)
             logprobs -= np.log(total)
             logprobs[: width * STRIPES].reshape(STRIPES, width).max(axis=0)
+            if stages and temperature != 1.0:
+                np.exp(np.divide(logprobs, temperature, out=logprobs), out=logprobs).sum()
         if cut is not None:
             for row, border in zip(logits, cut, strict=True):
-                np.flatnonzero(row >= border)
+                np.count_nonzero(row >= border)
 
     return _lap(passes, len(logits), steps)
 

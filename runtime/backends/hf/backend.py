@@ -7,6 +7,7 @@ import time
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,13 +16,15 @@ import torch
 from runtime.adapters.adapter import Adapter, ModuleShape
 from runtime.adapters.stacks import TokenStacks
 from runtime.backends import facts
-from runtime.backends.buckets import Bucket
+from runtime.backends.buckets import Bucket, reach_of
 from runtime.backends.hf import payload as payloads
 from runtime.backends.hf.adapters import TorchAdapters
+from runtime.backends.hf.attention import OWN, attention_of
 from runtime.backends.hf.cache import Shape, SlotLayer, Tensors, TorchPack, make_layers
 from runtime.backends.hf.codec import codec_of
-from runtime.backends.hf.loading import LoadedModel, attention_of, load_model
+from runtime.backends.hf.loading import LoadedModel, load_model
 from runtime.backends.hf.payload import TorchPayload
+from runtime.backends.hf.replay import Replay
 from runtime.backends.hf.threads import CHOICE
 from runtime.backends.hf.weights import weight_bytes
 from runtime.backends.packed import Float32, PackedBackend, State, Step, as_ids, chain_parents
@@ -33,6 +36,8 @@ from runtime.errors import MemoryBudgetError, UnsupportedFeatureError
 from runtime.info import ModelInfo
 from runtime.loading.folder import ModelFolder
 from runtime.options import LoadOptions
+
+FULL, SLIDING = ("full_attention", "hybrid"), ("sliding_attention", "hybrid_sliding")  # what transformers calls layers
 
 
 def load(source: ModelFolder | tuple[Any, Any], options: LoadOptions) -> HfBackend:
@@ -54,6 +59,8 @@ def load(source: ModelFolder | tuple[Any, Any], options: LoadOptions) -> HfBacke
 class HfBackend(PackedBackend[TorchPack]):
     """A torch model and its packs. Owner thread only."""
 
+    vain = 8.0  # rows that share keys are one product with them, which reads them once: measured on a CPU, 1 to 8 rows
+
     def __init__(self, loaded: LoadedModel, options: LoadOptions) -> None:
         self._loaded = loaded
         self._model = loaded.model
@@ -72,7 +79,11 @@ class HfBackend(PackedBackend[TorchPack]):
         layers = make_layers(loaded.config)
         self.recurrent = any(hasattr(layer, "recurrent_states") for layer in layers)
         self._windows = {layer.window for layer in layers if isinstance(layer, SlotLayer)}
+        self.reach = reach_of(self._windows)
         self.tree = not self.recurrent and "position_ids" in self._takes
+        self.shares = self.recurrent and attention_of(self._model) == OWN
+        ours = loaded.folder and loaded.offload is None and self._device.type == "cpu"  # nobody else's hooks, one fast device
+        self._replay = Replay(self._model, self._takes) if ours and not self.recurrent else None
         self.info = self._describe(options, warnings=())
         warnings = self_test(self) + kv_warning(self, self._kv) + self._weights_warning()
         if loaded.offload is not None:
@@ -112,8 +123,11 @@ class HfBackend(PackedBackend[TorchPack]):
             self.count(len(step.tokens))
             if step.hidden:
                 logits = self._model.base_model(**self._arguments(pack, step)).last_hidden_state[0]  # (n, hidden)
+            elif self._replay is not None and step.decodes:
+                masks, forward = partial(self._tree_masks, pack, step), partial(self._logits, pack, step)
+                logits = self._replay.logits(pack, step, masks, forward)
             else:
-                logits = self._model(**self._arguments(pack, step)).logits[0]  # (rows, vocab)
+                logits = self._logits(pack, step)  # (rows, vocab)
             if step.hidden or "logits_to_keep" not in self._takes:
                 logits = logits[torch.from_numpy(step.want).to(self._device)]
             if self._shapes == ():
@@ -242,7 +256,7 @@ class HfBackend(PackedBackend[TorchPack]):
         if self._loaded.offload is not None:
             self._loaded.offload.close()
         self._adapters.close()
-        del self._model, self._loaded, self._adapters
+        del self._model, self._loaded, self._adapters, self._replay
         self.reclaim()
 
     def reclaim(self) -> None:
@@ -250,6 +264,10 @@ class HfBackend(PackedBackend[TorchPack]):
             torch.cuda.empty_cache()
         elif self._device.type == "mps":
             torch.mps.empty_cache()
+
+    def _logits(self, pack: TorchPack, step: Step) -> torch.Tensor:
+        logits: torch.Tensor = self._model(**self._arguments(pack, step)).logits[0]
+        return logits
 
     def _arguments(self, pack: TorchPack, step: Step) -> dict[str, Any]:
         """What the model's forward is called with."""
@@ -259,12 +277,15 @@ class HfBackend(PackedBackend[TorchPack]):
             arguments["position_ids"] = torch.from_numpy(step.positions).to(self._device)[None]
         if "logits_to_keep" in self._takes and not step.hidden:
             arguments["logits_to_keep"] = self._kept(step.want, len(step.tokens))
-        if step.mask is not None:
-            visible, first = step.mask, step.mask.shape[1] - step.mask.shape[0]
-            arguments["attention_mask"] = self._masks(
-                {w: visible if w is None else pack.tree.within(visible, first, w) for w in self._windows}
-            )
+        if (masks := self._tree_masks(pack, step)) is not None:
+            arguments["attention_mask"] = masks
         return arguments
+
+    def _tree_masks(self, pack: TorchPack, step: Step) -> torch.Tensor | dict[str, torch.Tensor] | None:
+        if step.mask is None:
+            return None
+        visible, first = step.mask, step.mask.shape[1] - step.mask.shape[0]
+        return self._masks({w: visible if w is None else pack.tree.within(visible, first, w) for w in self._windows})
 
     def _row_arguments(self, pack: TorchPack, bucket: Bucket) -> dict[str, Any]:
         """The same for chains side by side; the library's own causal mask serves where they are equally long."""
@@ -274,8 +295,8 @@ class HfBackend(PackedBackend[TorchPack]):
             arguments["position_ids"] = torch.from_numpy(bucket.positions).to(self._device)
         if "logits_to_keep" in self._takes:
             arguments["logits_to_keep"] = self._kept(bucket.columns, bucket.tokens.shape[1])
-        if bucket.missing is not None:
-            arguments["attention_mask"] = self._masks({w: bucket.visible(w) for w in self._windows})
+        if bucket.masked:
+            arguments["attention_mask"] = self._masks({w: bucket.visible(w)[..., bucket.first(w) :] for w in self._windows})
         return arguments
 
     def _kept(self, want: Int64, n: int) -> int | torch.Tensor:
@@ -293,7 +314,7 @@ class HfBackend(PackedBackend[TorchPack]):
         tensors = {w: self._mask(mask) for w, mask in by_window.items()}
         if len(tensors) == 1:
             return next(iter(tensors.values()))
-        return {"full_attention" if w is None else "sliding_attention": mask for w, mask in tensors.items()}
+        return {kind: mask for w, mask in tensors.items() for kind in (SLIDING if w else FULL)}
 
     def _mask(self, mask: Bool) -> torch.Tensor:
         rows = mask if mask.ndim == 3 else mask[None]

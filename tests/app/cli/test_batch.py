@@ -100,6 +100,22 @@ def test_lines_are_spelt_as_other_libraries_spell_them(
     assert (last.sampling.top_p, last.sampling.temperature, last.max_tokens, last.sampling.top_k) == (0.5, 0.8, 128, 33)
 
 
+def test_lines_name_tokens_by_what_they_say(elsewise: Elsewise, file: Path, options: list[GenerationOptions]) -> None:
+    lines: list[dict[str, Any]] = [
+        {"banned_tokens": ["P", 124]},
+        {"banned_tokens": "P"},
+        {"logit_bias": {"P": -100, "97": 3.5}},
+        {},
+    ]
+    write(file, *({"prompt": "a", "seed": seed, **line} for seed, line in enumerate(lines)))
+    done = elsewise("ask", "--batch", str(file), "--backend", "fake", "--option", 'banned_tokens=["e"]')
+    assert done.code == 0
+    # then each line has its own ids, before those of the command
+    found = {each.seed: each.sampling for each in options}
+    assert [found[seed].banned_tokens for seed in range(4)] == [(80, 124), (80,), (101,), (101,)]
+    assert found[2].logit_bias == {80: -100, 97: 3.5}
+
+
 def test_lines_choose_among_loaded_adapters(elsewise: Elsewise, file: Path) -> None:
     write(file, {"prompt": "a", "adapters": [["pirate", 0.5]]}, {"prompt": "a", "adapters": []})
     first, second = results(elsewise("ask", "--batch", str(file), *FAKE).out)
@@ -190,14 +206,16 @@ def test_lines_have_forms_of_their_own_and_cut_ones_are_marked(elsewise: Elsewis
         {"prompt": "b", "regex": "[xy]{2}"},
         {"prompt": "c", "schema": json.dumps(schema), "max_tokens": 3},
         {"prompt": "d"},
+        {"prompt": "e", "lark": 'start: "v"~5'},
     )
     done = elsewise("ask", "--batch", str(file), *FAKE, "--regex", "z{4}")
     assert done.code == 1
-    first, second, third, fourth = results(done.out)
+    first, second, third, fourth, fifth = results(done.out)
     assert json.loads(first["text"])["a"] in (1, 2)
     assert set(second["text"]) <= {"x", "y"}
     assert len(second["text"]) == 2
     assert fourth["text"] == "zzzz"
-    assert [r["incomplete"] for r in (first, second, third, fourth)] == [False, False, True, False]
+    assert fifth["text"] == "vvvvv"
+    assert [r["incomplete"] for r in (first, second, third, fourth, fifth)] == [False, False, True, False, False]
     assert third["finish_reason"] == "length"
     assert "1 of them incomplete" in done.err

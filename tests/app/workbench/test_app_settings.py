@@ -61,7 +61,8 @@ def test_they_are_stored_and_given_to_the_next_engine(play: Play) -> None:
     ("name", "value"),
     [
         ("context_length", 0), ("context_length", "many"), ("threads", -1), ("threads", True), ("dtype", "float8"),
-        ("scheme", "pink"), ("text_percent", 79), ("text_percent", 1e9), ("kv_cache_bytes", 5), ("disk_bytes", -1),
+        ("scheme", "pink"), ("contrast", "loud"), ("motion", True),
+        ("text_percent", 79), ("text_percent", 1e9), ("kv_cache_bytes", 5), ("disk_bytes", -1),
         ("chat_template_file", 7), ("chat_template_file", "/nowhere/x.jinja"),
         ("preset", "nobody's"), ("nothing", 1), ("backend", None),
     ],

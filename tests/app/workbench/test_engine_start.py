@@ -57,6 +57,7 @@ def test_an_engine_that_cannot_load(play: Play, fault: RuntimeFault, note: str, 
         await s.workbench.send(session_id, "hello")
         view = await s.view(session_id)
         assert view.turns[-1].note == note
+        assert view.turns[-1].needs_model == (state is EngineState.NONE)
         assert view.turns[-1].can_retry == (state is EngineState.DIED or isinstance(fault, ModelLoadError))
         assert view.turns[-1].stats is not None
         assert (view.turns[-1].stats.reused, view.turns[-1].stats.computed) == (None, None)

@@ -151,7 +151,7 @@ def test_size_and_memory_are_what_they_are_said_to_be(
     assert isinstance(arrays, dict)
     held = sum(array.nbytes for array in arrays.values())
     assert {array.dtype for array in arrays.values()} == {mx.uint32, mx.float32}
-    for gpu in (False, True):
+    for gpu in (False, True):  # float32 all through: nothing grows, and nothing of the file's is rounded
         monkeypatch.setattr("runtime.loading.fit._on_gpu", lambda *_, gpu=gpu: gpu)
         fit = estimate_fit(ModelShelf().config("qwen3-mlx"), entry.weights, dtype=entry.dtype, backend="mlx", context=100)
         assert fit.weights == entry.weights == held

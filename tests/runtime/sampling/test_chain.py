@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -149,6 +150,20 @@ def test_nothing_left_is_an_error() -> None:
             everything.draw(logprobs, 0)
         with pytest.raises(InvalidRequestError, match="banned"):
             everything.trace(logprobs, 0)
+
+
+@pytest.mark.parametrize("probability", [0.0, 1.0])
+def test_nothing_left_before_xtc_is_the_same_error(probability: float) -> None:
+    # given bans of all that a grammar allows, or that an earlier stage left, and XTC behind them
+    logprobs = row(4, 500, 1.0)
+    best = int(logprobs.argmax())
+    bans = SamplingOptions(xtc_probability=probability, banned_tokens=(best,))
+    # then
+    with pytest.raises(GrammarError, match="all 1 tokens that the grammar allows here are banned"):
+        Sampler(bans, 1).draw(logprobs, 0, allowed=np.arange(500) == best)
+    late = replace(bans, min_p=0.999, order=("min_p", "bias", "xtc"))
+    with pytest.raises(InvalidRequestError, match="every token that the model could say is banned"):
+        Sampler(late, 1).draw(logprobs, 0)
 
 
 def test_rows_are_never_written() -> None:

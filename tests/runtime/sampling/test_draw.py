@@ -13,6 +13,7 @@ from runtime.records import Float32
 from runtime.sampling.chain import Sampler
 from runtime.sampling.draw import fresh_seed, uniform
 from runtime.sampling.falling import HEAD
+from runtime.sampling.settings import LARGEST
 from runtime.scoring import log_softmax
 
 MASK = (1 << 64) - 1
@@ -112,6 +113,17 @@ def test_next_to_no_temperature_is_greedy(temperature: float) -> None:
     logprobs = row(3)
     got = drawn(sampler_of(temperature=temperature), logprobs, 50)
     assert got[int(logprobs.argmax())] == 50
+
+
+@pytest.mark.parametrize("stages", [{}, {"top_p": 0.5}, {"min_p": 0.5}, {"typical_p": 0.5}], ids=str)
+def test_at_the_highest_temperature_all_are_alike(stages: dict[str, Any]) -> None:
+    # then float32 overflows nowhere, which would be a warning
+    logprobs = row(3)
+    sampler = sampler_of(temperature=LARGEST, **stages)
+    traced = sampler.trace(logprobs, 0)
+    heated = next(step.view for step in traced.steps if step.stage == "temperature")
+    assert heated.mass == pytest.approx(len(logprobs), rel=1e-6)
+    assert sampler.draw(logprobs, 0)[0] == traced.token
 
 
 # ---- the stages -----------------------------------------------------------------------------------------------------

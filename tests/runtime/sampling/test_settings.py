@@ -17,6 +17,7 @@ from runtime.options import GenerationOptions, SamplingOptions
     ("settings", "says"),
     [
         ({"typical_p": 0.0}, "typical_p must lie within (0, 1], not 0.0"),
+        ({"temperature": 1e308}, "temperature must lie within [0, 1e+30], not 1e+308"),
         ({"typical_p": math.nan}, "not nan"),
         ({"xtc_probability": 1.1}, "xtc_probability must lie within [0, 1]"),
         ({"xtc_threshold": 0.6}, "xtc_threshold must lie within (0, 0.5]"),

@@ -110,6 +110,16 @@ def test_a_turn_that_another_tokenizer_keeps_from_beginning_says_the_ways_on(qtb
     assert not actions & {Action.AS_TEXT, Action.MODEL}
 
 
+def test_a_turn_whose_model_cannot_be_loaded_offers_the_choice_of_another(qtbot: QtBot, show: Show) -> None:
+    asked: list[str] = []
+    failed = turn(9, "assistant", template("<model>"), status=TurnStatus.PARTIAL, note="not here")
+    transcript = show(session(drawn().turns[0], replace(failed, needs_model=True)))
+    transcript.model_requested.connect(lambda: asked.append("model"))
+    assert "choose a model" in [part.text for part in transcript.tokens.page.boxes[1].meta.parts(hovered=False)]
+    press_action(qtbot, transcript, 1, Action.MODEL)
+    assert asked == ["model"]
+
+
 def test_the_actions_of_ones_own_turn_keep_clear_of_the_next(show: Show) -> None:
     for scale in (1.0, 2.0):
         transcript = show(drawn())

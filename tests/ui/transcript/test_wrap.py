@@ -36,6 +36,7 @@ PIECES = [
     "x" * 90,
     "\t",
 ]
+CLEAR = [p for p in PIECES if p not in ("e\u0301", "\u200d")]  # marks over two directions: Qt puts them where it likes
 
 
 @pytest.fixture
@@ -74,6 +75,8 @@ def test_streaming_wraps_as_if_all_had_been_there(qapp: QApplication, texts: lis
 
 @given(st.lists(st.sampled_from(PIECES), min_size=1, max_size=60))
 @example([" مرحبا", *[" the"] * 6, *[" tram"] * 2, *["   "] * 9])  # the spaces at its end stand out at the left
+@example([" the", "x" * 90, " the", " the", " the", "\t", "\n"])  # a tab that has no room hangs from its line
+@example([" the", "x" * 90, "\t", " the"])
 @settings(max_examples=60, deadline=None)
 def test_no_character_is_lost_and_no_line_is_too_long(qapp: QApplication, texts: list[str]) -> None:
     faces = Faces()
@@ -96,10 +99,25 @@ def test_every_token_that_is_drawn_is_found_where_it_is_drawn(qapp: QApplication
     for line in range(len(table)):
         shaped = ShapedLine(tokens, table, line, faces)
         for span in shaped.spans:
-            found = shaped.span_at((span.x0 + span.x1) / 2)
-            assert found is not None
+            assert shaped.span_at((span.x0 + span.x1) / 2) is not None
             drawn |= set(range(span.first, span.last + 1))
     assert drawn == set(range(len(texts)))
+
+
+@given(st.lists(st.sampled_from(CLEAR), min_size=1, max_size=40))
+@example([" the"] * 9 + ["   "] * 9)  # spaces hang at a paragraph's end
+@example([" the"] * 9 + ["   "] * 5 + ["x" * 30])  # and at a line's
+@example([" مرحبا", "\n"])  # a newline stands where the text goes on: at the left
+@settings(max_examples=60, deadline=None)
+def test_no_token_hides_another_from_the_mouse(qapp: QApplication, texts: list[str]) -> None:
+    faces = Faces()
+    tokens = tokens_of(texts)
+    table = table_of(tokens, faces)
+    for line in range(len(table)):
+        shaped = ShapedLine(tokens, table, line, faces)
+        for span in shaped.spans:
+            places = (span.x0 + 0.2, (span.x0 + span.x1) / 2, span.x1 - 0.2)
+            assert any(shaped.span_at(x) is span for x in places), span
 
 
 def test_words_are_kept_whole_and_spaces_are_kept(faces: Faces) -> None:

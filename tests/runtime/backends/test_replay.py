@@ -1,0 +1,270 @@
+"""Decoding through recordings of the model's forward: the same numbers to the bit, or none of them."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from runtime.adapters.stacks import TokenStacks
+from runtime.backends.base import ROOT
+from runtime.backends.hf import replay
+from runtime.backends.hf.backend import HfBackend, load
+from runtime.backends.hf.cache import TorchPack
+from runtime.backends.hf.weights import has_float16
+from runtime.backends.packed import Step
+from runtime.options import LoadOptions
+from tests.runtime.backends.reference import TOLERANCE, Float32, append, expected, log_softmax, random_ids
+from tests.tiny_models import tiny_folder, tiny_path, tiny_tokenizer
+
+ALONE, ALONE_IN_A_TREE, TREE = (False, True), (True, True), (True, False)
+RECORDED = [("llama", "auto"), ("gpt2", "auto"), ("gemma3", "auto")]
+SLOWLY = [("qwen3", "auto"), ("mistral", "auto"), ("llama", "eager"), ("gemma3", "eager")]
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replay, "AFTER", 2)
+
+
+@pytest.fixture
+def backend() -> Iterator[HfBackend]:
+    made = load(tiny_folder("llama"), LoadOptions())
+    yield made
+    made.unload()
+
+
+def without(name: str, **options: Any) -> HfBackend:
+    """A backend that records nothing."""
+    plain = load(tiny_folder(name), LoadOptions(**options))
+    plain._replay = None
+    return plain
+
+
+def decoded(backend: HfBackend, pack: TorchPack, seed: int, n: int) -> Float32:
+    """The logits of `n` random tokens, pushed one at a time at the end of a chain."""
+
+    def one(token: int) -> Float32:
+        _, logits = backend.forward(pack, np.array([token]), np.array([pack.tree.size - 1]), np.array([0]))
+        return logits.squeeze(0)  # (vocab,)
+
+    return np.stack([one(token) for token in random_ids(seed, n).tolist()])
+
+
+def branched(backend: HfBackend, pack: TorchPack, seed: int, n: int, rows: int) -> Float32:
+    """`rows` branches from the pack's last slot, which grow by a token each in `n` forwards."""
+    parents, answers = np.full(rows, pack.tree.size - 1), []
+    for ids in random_ids(seed, n * rows).reshape(n, rows):
+        parents, logits = backend.forward(pack, ids, parents, np.arange(rows))
+        answers.append(logits)
+    return np.stack(answers)
+
+
+def in_force(backend: HfBackend) -> set[tuple[bool, bool]]:
+    assert backend._replay is not None
+    return {kind for kind, recording in backend._replay.kinds.items() if recording.in_force}
+
+
+@pytest.mark.parametrize(("name", "attention"), [*RECORDED, *(pytest.param(*each, marks=pytest.mark.slow) for each in SLOWLY)])
+def test_what_is_recorded_gives_the_models_own_numbers(name: str, attention: Any) -> None:
+    # given one backend that records and one that does not
+    ours, plain = load(tiny_folder(name), LoadOptions(attention=attention)), without(name, attention=attention)
+    packs = [each.open_pack() for each in (ours, plain)]
+    for each, pack in zip((ours, plain), packs, strict=True):
+        append(each, pack, random_ids(1, 50))  # with what follows more than gemma3's window
+    # when both decode a stream, and then branches: three, two, three, one
+    for seed, rows in enumerate((0, 3, 2, 3, 1), 2):
+        got, known = (
+            branched(each, pack, seed, 8, rows) if rows else decoded(each, pack, seed, 40)
+            for each, pack in zip((ours, plain), packs, strict=True)
+        )
+        # then nobody can tell which is which
+        assert np.array_equal(got, known)
+    looks_for_padding = name == "gpt2"  # at the token itself, where no mask is given
+    assert in_force(ours) == ({ALONE_IN_A_TREE, TREE} if looks_for_padding else {ALONE, ALONE_IN_A_TREE, TREE})
+    slots = np.arange(50, 90)
+    taken = [each.export(each.take(pack, slots)) for each, pack in zip((ours, plain), packs, strict=True)]
+    assert all(np.array_equal(taken[0][key], taken[1][key]) for key in taken[1])
+
+
+def test_a_recording_serves_every_pack_whatever_its_length(backend: HfBackend) -> None:
+    # given a recording that was made in one pack
+    first = backend.open_pack()
+    append(backend, first, random_ids(1, 5))
+    decoded(backend, first, 2, 10)
+    assert in_force(backend) == {ALONE}
+    # when another one is decoded, cut back, grown, thinned out and decoded again
+    pack, ids = backend.open_pack(), random_ids(3, 40)
+    append(backend, pack, ids)
+    decoded(backend, pack, 4, 7)
+    backend.truncate(pack, 30)
+    backend.resize(pack, 200)
+    backend.retain(pack, np.arange(25), np.array([24]))
+    got = decoded(backend, pack, 5, 3)
+    # then the numbers are those of the path
+    path = [*ids[:25].tolist(), *random_ids(5, 3).tolist()]
+    np.testing.assert_allclose(log_softmax(got[-1]), expected("llama", path)[-1], atol=TOLERANCE)
+
+
+def test_a_model_that_decides_by_its_numbers_is_not_recorded(backend: HfBackend) -> None:
+    # given a layer that computes something else where its input is large, as a mixture of experts does
+    norm = backend._model.model.norm
+    own: Callable[[torch.Tensor], torch.Tensor] = norm.forward
+    norm.forward = lambda x: own(x) * 2 if float(x.sum()) > 0 else own(x)
+    pack = backend.open_pack()
+    append(backend, pack, random_ids(1, 5))
+    decoded(backend, pack, 2, 20)
+    assert in_force(backend) == set()
+
+
+@pytest.mark.parametrize("fault", ["cannot record", "cannot replay", "other numbers"])
+def test_a_wrong_recording_is_never_heard(backend: HfBackend, monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
+    # given a torch that cannot record, or whose recordings fail, or give other numbers
+    def trace(model: torch.nn.Module, inputs: tuple[torch.Tensor, ...], **_: Any) -> Any:
+        if fault == "cannot record":
+            raise RuntimeError(fault)
+        return lambda *given: model(*given[: 0 if fault == "cannot replay" else None]) + 1
+
+    monkeypatch.setattr(torch.jit, "trace", trace)
+    monkeypatch.setattr(torch.jit, "freeze", lambda made, **_: made)
+    plain = without("llama")
+    packs = [each.open_pack() for each in (backend, plain)]
+    for each, pack in zip((backend, plain), packs, strict=True):
+        append(each, pack, random_ids(1, 5))
+    got, known = (decoded(each, pack, 2, 12) for each, pack in zip((backend, plain), packs, strict=True))
+    assert np.array_equal(got, known)
+    assert in_force(backend) == set()
+
+
+def test_longer_paths_than_were_compared_are_compared_first(backend: HfBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    # given a recording that is wrong from 40 tokens on
+    real = torch.jit.trace
+
+    def trace(model: torch.nn.Module, inputs: tuple[torch.Tensor, ...], **options: Any) -> Any:
+        made = real(model, inputs, **options)
+        return lambda *given: made(*given) + float(given[4].shape[2] > 40)
+
+    monkeypatch.setattr(torch.jit, "trace", trace)
+    monkeypatch.setattr(torch.jit, "freeze", lambda made, **_: made)
+    pack, ids = backend.open_pack(), random_ids(1, 10)
+    append(backend, pack, ids)
+    # when a stream comes to 30 tokens, and goes on to 60
+    decoded(backend, pack, 2, 20)
+    assert in_force(backend) == {ALONE}
+    got = decoded(backend, pack, 3, 30)
+    # then it is relied on for the shorter paths only
+    path = [*ids.tolist(), *random_ids(2, 20).tolist(), *random_ids(3, 30).tolist()]
+    np.testing.assert_allclose(log_softmax(got), expected("llama", path)[30:], atol=TOLERANCE)
+    assert in_force(backend) == {ALONE}
+
+
+def test_another_number_of_rows_is_compared_first(backend: HfBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    # given a recording of trees that is wrong for other than two rows
+    real = torch.jit.trace
+
+    def trace(model: torch.nn.Module, inputs: tuple[torch.Tensor, ...], **options: Any) -> Any:
+        made = real(model, inputs, **options)
+        return lambda *given: made(*given) + float(given[0].shape[1] > 2)
+
+    monkeypatch.setattr(torch.jit, "trace", trace)
+    monkeypatch.setattr(torch.jit, "freeze", lambda made, **_: made)
+    plain = without("llama")
+    packs = [each.open_pack() for each in (backend, plain)]
+    for each, pack in zip((backend, plain), packs, strict=True):
+        append(each, pack, random_ids(1, 10))
+        branched(each, pack, 2, 10, 2)
+    assert in_force(backend) == {TREE}
+    got, known = (branched(each, pack, 3, 5, 4) for each, pack in zip((backend, plain), packs, strict=True))
+    assert np.array_equal(got, known)
+    assert in_force(backend) == {TREE}  # for two
+
+
+@pytest.mark.parametrize(
+    "weights", ["int8", *(pytest.param(each, marks=pytest.mark.slow) for each in ("float16", "bfloat16", "int4"))]
+)
+def test_weights_in_fewer_bits_are_recorded_too(weights: Any) -> None:
+    if weights == "float16" and not has_float16():
+        pytest.skip("torch has no FBGEMM here")
+    ours, plain = load(tiny_folder("llama"), LoadOptions(weights=weights)), without("llama", weights=weights)
+    packs = [each.open_pack() for each in (ours, plain)]
+    for each, pack in zip((ours, plain), packs, strict=True):
+        append(each, pack, random_ids(1, 5))
+    for rows in (0, 3, 40):  # of so many int8 makes bfloat16 first
+        got, known = (
+            branched(each, pack, 2, 8, rows) if rows else decoded(each, pack, 2, 10)
+            for each, pack in zip((ours, plain), packs, strict=True)
+        )
+        assert np.array_equal(got, known)
+    assert in_force(ours) == {ALONE, TREE}
+
+
+def test_only_what_decoding_pushes_is_recorded() -> None:
+    one, two = np.zeros(1, np.int64), np.zeros(2, np.int64)
+    mask = np.ones((2, 2), np.bool_)
+    stacks = TokenStacks.uniform((("digest", 1.0),), 1)
+    assert Step(one, one, one, one).decodes
+    assert Step(two, two, two, two, mask=mask).decodes
+    assert not Step(two, two, two, two).decodes  # a part of a prompt
+    assert not Step(two, two, two, one, mask=mask).decodes
+    assert not Step(one, one, one, one, path=one).decodes
+    assert not Step(one, one, one, one, hidden=True).decodes
+    assert not Step(one, one, one, one, stacks=stacks).decodes
+
+
+def test_nothing_is_recorded_of_a_callers_model_or_one_that_reads_its_weights_from_disk() -> None:
+    # given models whose modules somebody else may change, or has put hooks on
+    model = AutoModelForCausalLM.from_pretrained(tiny_path("llama"), dtype=torch.float32)
+    theirs = load((model, tiny_tokenizer()), LoadOptions())
+    recurrent = load(tiny_folder("mamba"), LoadOptions())
+    assert theirs._replay is None
+    assert recurrent._replay is None
+
+
+def test_recording_copies_no_long_path(backend: HfBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+    real = torch.jit.trace
+
+    def trace(model: torch.nn.Module, inputs: tuple[torch.Tensor, ...], **options: Any) -> Any:
+        sizes.extend(each.shape[-2] if each.ndim == 4 else 0 for each in inputs)
+        return real(model, inputs, **options)
+
+    monkeypatch.setattr(torch.jit, "trace", trace)
+    pack = backend.open_pack()
+    append(backend, pack, random_ids(1, 300))
+    decoded(backend, pack, 2, 10)
+    branched(backend, pack, 3, 10, 2)
+    assert in_force(backend) == {ALONE, TREE}
+    assert max(sizes) <= 4
+
+
+def test_a_short_answer_pays_for_no_recording(monkeypatch: pytest.MonkeyPatch, backend: HfBackend) -> None:
+    monkeypatch.setattr(replay, "AFTER", 30)
+
+    def never(*_: Any, **__: Any) -> Any:
+        raise AssertionError
+
+    monkeypatch.setattr(torch.jit, "trace", never)
+    pack = backend.open_pack()
+    append(backend, pack, random_ids(1, 5), ROOT)
+    decoded(backend, pack, 2, 29)
+    assert backend._replay is not None
+    assert not backend._replay.kinds[ALONE].in_force
+
+
+def test_an_unloaded_model_is_not_kept_by_its_recordings() -> None:
+    backend = load(tiny_folder("llama"), LoadOptions())
+    pack = backend.open_pack()
+    append(backend, pack, random_ids(1, 5))
+    decoded(backend, pack, 2, 10)
+    assert in_force(backend) == {ALONE}
+    gone = [weakref.ref(backend._model), *(weakref.ref(each) for each in backend._model.parameters())]
+    backend.close(pack)
+    backend.unload()
+    gc.collect()
+    assert [each() for each in gone] == [None] * len(gone)

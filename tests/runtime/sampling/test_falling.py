@@ -1,0 +1,50 @@
+"""Places in the falling order of a large row, found without sorting it, against a full sort in float64."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from runtime.ranking import Ranked
+from runtime.sampling.chain import Sampler
+from runtime.sampling.falling import Falling
+from runtime.sampling.settings import SamplingOptions
+from runtime.scoring import normalised
+
+VOCAB = 20_000
+SHARES = (0.05, 0.3, 0.5, 0.7, 0.8, 0.9, 0.95, 0.98, 0.999)  # from the sorted head to most of the row
+
+
+@pytest.mark.parametrize("spread", [0.05, 0.5, 1.5, 2.5, 4.0])  # from a flat row to a steep one
+@pytest.mark.parametrize("digits", [7, 1])  # few equals, and many
+@pytest.mark.parametrize("shares", [SHARES, SHARES[::-1], (0.8, 0.3, 0.95)], ids=str)  # what is known helps the next
+def test_the_place_of_a_mass_is_that_of_a_full_sort(spread: float, digits: int, shares: tuple[float, ...]) -> None:
+    logits = np.round(np.random.default_rng(7).normal(size=(1, VOCAB)) * spread, digits).astype(np.float32)
+    entropy, mass = np.empty(1), np.empty(1)
+    logprobs = normalised(logits, entropy=entropy, mass=mass)[0]
+    order = np.lexsort((np.arange(VOCAB), -logprobs))
+    weights = np.exp(logprobs[order].astype(np.float64) - float(logprobs.max()))
+    edges = weights.cumsum()
+    falling = Falling(Ranked(logprobs, float(mass[0]), float(entropy[0])), 1.0)
+    assert falling.entropy == pytest.approx(-(weights * np.log(weights / edges[-1])).sum() / edges[-1], abs=2e-6)
+    for share in shares:
+        place = falling.at_mass(share * edges[-1])
+        # then it is the entry itself, or one beside it where the mass lies within rounding of a border
+        assert place.token == order[place.rank]
+        wanted = int(edges.searchsorted(share * edges[-1], side="right"))
+        assert place.rank == wanted or abs(edges[min(place.rank, wanted)] / edges[-1] - share) < 1e-6
+        assert place.before == pytest.approx(edges[place.rank] - weights[place.rank], rel=1e-6, abs=1e-9)
+
+
+@pytest.mark.parametrize("spread", [0.5, 2.0, 4.0])
+@pytest.mark.parametrize("stages", [{"typical_p": 0.9}, {"typical_p": 0.3}, {"top_p": 0.95}, {"typical_p": 0.9, "top_p": 0.9}])
+def test_what_is_known_of_a_row_changes_no_draw(spread: float, stages: dict[str, Any]) -> None:
+    logits = (np.random.default_rng(3).normal(size=(1, VOCAB)) * spread).astype(np.float32)
+    entropy, mass = np.empty(1), np.empty(1)
+    logprobs = normalised(logits, entropy=entropy, mass=mass)[0]
+    sampler = Sampler(SamplingOptions(**stages), seed=5)
+    for position in range(40):
+        known = Ranked(logprobs, float(mass[0]), float(entropy[0]))
+        assert sampler.draw(known, position) == sampler.draw(logprobs, position)
