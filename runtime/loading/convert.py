@@ -1,8 +1,8 @@
 """GGUF to a model folder, run as a child process: ``python -m runtime.loading.convert FILE FOLDER [--keep-quantised]``.
 
 Weights are dequantised to float32, or brought into MLX's form of quantised ones, one tensor at a time. On standard output: one
-JSON object a line, ``{"done", "total"}`` while it works, ``{"parameters"}`` at the end, ``{"error"}`` where it cannot. Ends when
-its standard input closes, so it never outlives the process that asked for it.
+JSON object a line, ``{"done", "total"}`` while it works, ``{"parameters"}`` at the end, ``{"error"}`` where it cannot. Ends
+when its standard input closes, so it never outlives the process that asked for it.
 """
 
 from __future__ import annotations

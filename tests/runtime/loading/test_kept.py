@@ -19,7 +19,8 @@ from runtime.loading.convert import convert
 from runtime.loading.fit import estimate_fit
 from runtime.loading.folder import ModelFolder
 from runtime.loading.gguf.convertible import check
-from runtime.loading.importer import import_model
+from runtime.loading.importer import SOURCE, import_model
+from runtime.loading.paths import models_dir
 from runtime.loading.shelf import ModelShelf, list_models
 from runtime.loading.source import resolve
 from runtime.model.load import load
@@ -235,6 +236,55 @@ def test_rows_that_are_no_multiple_of_32_are_refused_before_anything_is_read(she
     path = file.with_tensor(tensor.name, kind=2).write(tmp_path / "bad.gguf")
     with pytest.raises(ModelLoadError, match=r"blk\.0\.attn_q\.weight"):
         import_model(path, keep_quantised=True)
+
+
+def test_k_quants_are_kept_as_far_as_mlx_has_their_form(tmp_path: Path) -> None:
+    """As Q4_K_M files are: half of some matrices in Q6_K, whose scales are for 16 numbers each."""
+    from transformers import AutoModelForCausalLM, LlamaConfig
+
+    # given rows as wide as a block of theirs
+    sizes = {"hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = LlamaConfig(**sizes, vocab_size=1000, tie_word_embeddings=False)
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "original")
+    (tmp_path / "original" / "tokenizer.json").write_bytes((tiny_path("llama") / "tokenizer.json").read_bytes())
+    better = ("output.weight", "blk.0.ffn_down.weight", "blk.0.attn_v.weight")
+    file = packed(tmp_path / "original", lambda name: "Q6_K" if name in better else "Q4_K").write(tmp_path / "k.gguf")
+    folders = []
+    for quantised in (False, True):
+        (tmp_path / str(quantised)).mkdir()
+        convert(check(file), tmp_path / str(quantised), lambda done, total: None, quantised=quantised)
+        folders.append(open_folder(tmp_path / str(quantised), backend="mlx"))
+    # then these are float32, the others as they are packed, and all the same by value
+    plain, kept = folders
+    layers = ("lm_head", "model.layers.0.mlp.down_proj", "model.layers.0.self_attn.v_proj")
+    assert kept.config["quantization"] == {"group_size": 32, "bits": 4, **dict.fromkeys(layers, False)}
+    theirs, ours = load_file(plain.path / "model.safetensors"), unpacked(kept)
+    assert theirs.keys() == ours.keys()
+    for key, value in theirs.items():
+        np.testing.assert_array_equal(ours[key], value, err_msg=key)
+    rows = []
+    for folder in folders:
+        with load(folder.path, "mlx", device="cpu") as model:
+            rows.append(model.next_token_logprobs_sync(IDS))
+    np.testing.assert_allclose(rows[1], rows[0], rtol=0, atol=CLOSE)
+
+
+@pytest.mark.slow
+def test_the_embedded_models_own_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tell: Callable[[str], None]) -> None:
+    # given
+    source = models_dir() / "smollm2" / SOURCE
+    monkeypatch.setenv("ELSEWISE_MODELS", str(tmp_path))
+    # when
+    rows, sizes = [], []
+    for folder in (import_model(source, keep_quantised=False), import_model(source, keep_quantised=True)):
+        sizes.append(sum(file.stat().st_size for file in folder.weights))
+        with load(folder.path, "mlx", device="cpu") as model:
+            ids = model.tokenize("The quick brown fox jumps over the lazy dog. The capital of France is")
+            rows.append(np.array([model.next_token_logprobs_sync(ids[:n]) for n in (1, 5, len(ids))]))
+    # then
+    tell(f"smollm2: {np.abs(rows[0] - rows[1]).max():.1e}, {sizes[1] / 1e6:,.0f} of {sizes[0] / 1e6:,.0f} MB")
+    np.testing.assert_allclose(rows[1], rows[0], rtol=0, atol=1e-3)
+    assert sizes[1] < sizes[0] / 4.5  # its embedding, a fifth of it, has 8 bits
 
 
 def test_a_fused_matrix_has_one_form(both: Both) -> None:
