@@ -59,27 +59,21 @@ def both(tmp_path: Path) -> Both:
     """A tiny model's GGUF, converted to float32 and kept quantised."""
 
     def make(name: str, choice: Choice = mixed) -> tuple[ModelFolder, ModelFolder]:
-        checked = check(suitable(packed(tiny_path(name), choice)).write(tmp_path / f"{name}.gguf"))
-        folders = []
-        for quantised in (False, True):
-            target = tmp_path / f"{name} {quantised}"
-            target.mkdir()
-            convert(checked, target, lambda done, total: None, quantised=quantised)
-            folders.append(open_folder(target, backend="mlx"))
-        return folders[0], folders[1]
+        return converted(suitable(packed(tiny_path(name), choice)), tmp_path / name)
 
     return make
 
 
-@pytest.fixture
-def imported(shelf: Path, tmp_path: Path) -> Both:
-    """The same on the shelf."""
-
-    def make(name: str, choice: Choice = mixed) -> tuple[ModelFolder, ModelFolder]:
-        file = packed(tiny_path(name), choice).write(tmp_path / f"{name}.gguf")
-        return import_model(file, keep_quantised=False), import_model(file, keep_quantised=True)
-
-    return make
+def converted(file: GgufFile, place: Path) -> tuple[ModelFolder, ModelFolder]:
+    """A file in both forms, in folders of their own."""
+    checked = check(file.write(place.with_suffix(".gguf")))
+    folders = []
+    for quantised, form in ((False, "plain"), (True, "kept")):
+        target = place.with_name(f"{place.name}-{form}")
+        target.mkdir()
+        convert(checked, target, lambda done, total: None, quantised=quantised)
+        folders.append(open_folder(target, backend="mlx"))
+    return folders[0], folders[1]
 
 
 def unpacked(folder: ModelFolder) -> dict[str, npt.NDArray[np.float32]]:
@@ -132,21 +126,23 @@ def test_the_quantised_model_answers_as_the_float32_one(name: str, both: Both, t
     [("Q4_0", 6), *(pytest.param(*each, marks=pytest.mark.slow) for each in (("Q5_0", 7), ("Q8_0", 10)))],
 )
 def test_size_and_memory_are_what_they_are_said_to_be(
-    form: str, bits: int, imported: Both, monkeypatch: pytest.MonkeyPatch
+    form: str, bits: int, shelf: Path, both: Both, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # given
     import mlx.core as mx
 
-    plain, kept = imported("qwen3", lambda name: form)
+    plain, kept = both("qwen3", lambda name: form)
+    for name, folder in (("plain", plain), ("kept", kept)):
+        ModelShelf().add(folder.path, name)
     # when
     shapes = [array.shape for array in load_file(plain.path / "model.safetensors").values()]
     matrices = sum(int(np.prod(shape)) for shape in shapes if len(shape) == 2)
     norms = sum(shape[0] for shape in shapes if len(shape) == 1)
-    entry = ModelShelf().find("qwen3-mlx")
+    entry = ModelShelf().find("kept")
     # then: a number's own bits, and a scale and a bias of 32 bits each for 32 of them
     assert entry.weights == matrices * bits // 8 + norms * 4
     assert entry.weights < (kept.path / "model.safetensors").stat().st_size < entry.weights + 20_000  # names and shapes
-    assert entry.parameters == ModelShelf().find("qwen3").parameters
+    assert entry.parameters == ModelShelf().find("plain").parameters
     # and an engine holds just these bytes, on a processor as on a GPU
     arrays = mx.load(str(kept.path / "model.safetensors"))
     assert isinstance(arrays, dict)
@@ -154,13 +150,14 @@ def test_size_and_memory_are_what_they_are_said_to_be(
     assert {array.dtype for array in arrays.values()} == {mx.uint32, mx.float32}
     for gpu in (False, True):  # float32 all through: nothing grows, and nothing of the file's is rounded
         monkeypatch.setattr("runtime.loading.fit._on_gpu", lambda *_, gpu=gpu: gpu)
-        fit = estimate_fit(ModelShelf().config("qwen3-mlx"), entry.weights, dtype=entry.dtype, backend="mlx", context=100)
+        fit = estimate_fit(ModelShelf().config("kept"), entry.weights, dtype=entry.dtype, backend="mlx", context=100)
         assert fit.weights == entry.weights == held
         assert fit.kv_per_token == 3 * 2 * 2 * 16 * 4
 
 
-def test_the_shelf_says_what_it_is(imported: Both) -> None:
-    plain, kept = imported("llama")
+def test_the_shelf_says_what_it_is(shelf: Path, tmp_path: Path) -> None:
+    file = packed(tiny_path("llama"), mixed).write(tmp_path / "llama.gguf")
+    plain, kept = (import_model(file, keep_quantised=quantised) for quantised in (False, True))
     one, other = list_models()
     assert (one.name, one.format, one.quantisation, one.backends) == ("llama", "float32, from GGUF", None, ("hf", "mlx"))
     assert (other.name, other.format, other.backends) == ("llama-mlx", "from GGUF", ("mlx",))
@@ -248,12 +245,8 @@ def test_k_quants_are_kept_as_far_as_mlx_has_their_form(tmp_path: Path) -> None:
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "original")
     (tmp_path / "original" / "tokenizer.json").write_bytes((tiny_path("llama") / "tokenizer.json").read_bytes())
     better = ("output.weight", "blk.0.ffn_down.weight", "blk.0.attn_v.weight")
-    file = packed(tmp_path / "original", lambda name: "Q6_K" if name in better else "Q4_K").write(tmp_path / "k.gguf")
-    folders = []
-    for quantised in (False, True):
-        (tmp_path / str(quantised)).mkdir()
-        convert(check(file), tmp_path / str(quantised), lambda done, total: None, quantised=quantised)
-        folders.append(open_folder(tmp_path / str(quantised), backend="mlx"))
+    file = packed(tmp_path / "original", lambda name: "Q6_K" if name in better else "Q4_K")
+    folders = converted(file, tmp_path / "k")
     # then these are float32, the others as they are packed, and all the same by value
     plain, kept = folders
     layers = ("lm_head", "model.layers.0.mlp.down_proj", "model.layers.0.self_attn.v_proj")
@@ -295,11 +288,10 @@ def test_a_fused_matrix_has_one_form(both: Both) -> None:
     assert said["model.layers.0.self_attn.qkv_proj"] == {"group_size": 32, "bits": 5}
 
 
-def test_norms_in_blocks_become_float32(shelf: Path, tmp_path: Path) -> None:
+def test_norms_in_blocks_become_float32(tmp_path: Path) -> None:
     file = packed(tiny_path("gemma3"), mixed)
     norm = next(each for each in file.tensors if each.name == "output_norm.weight")
-    path = file.with_tensor(norm.name, kind=8, data=in_blocks(norm, "Q8_0").data).write(tmp_path / "norm.gguf")
-    plain, kept = import_model(path, keep_quantised=False), import_model(path, keep_quantised=True)
-    rows = [load_file(folder.path / "model.safetensors")["model.norm.weight"] for folder in (plain, kept)]
+    folders = converted(file.with_tensor(norm.name, kind=8, data=in_blocks(norm, "Q8_0").data), tmp_path / "norm")
+    rows = [load_file(folder.path / "model.safetensors")["model.norm.weight"] for folder in folders]
     np.testing.assert_array_equal(rows[1], rows[0])
     assert rows[1].dtype == np.float32
