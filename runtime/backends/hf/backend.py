@@ -76,7 +76,7 @@ class HfBackend(PackedBackend[TorchPack]):
         self._windows = {layer.window for layer in layers if isinstance(layer, SlotLayer)}
         self.tree = not self.recurrent and "position_ids" in self._takes
         ours = loaded.folder and loaded.offload is None and self._device.type == "cpu"  # nobody else's hooks, one fast device
-        self._replay = Replay(self._model, self._takes) if ours and not self.recurrent else None
+        self._replay = Replay(self._model, self._takes, self.count) if ours and not self.recurrent else None
         self.info = self._describe(options, warnings=())
         warnings = self_test(self) + kv_warning(self, self._kv) + self._weights_warning()
         if loaded.offload is not None:

@@ -8,8 +8,9 @@ What makes that safe for any architecture:
   to call, which frequencies to use) fails there, and is not recorded;
 - the recording is told no lengths: it is given what each layer's attention sees, and a mask where there is one;
 - before it is relied on, both ways compute the same tokens: the first ones, again for every other number of rows, and again
-  whenever a path is twice as long as any before. Logits, keys and values have to be equal to the bit. What is computed to
-  compare is a check of the model, as the self-test at load is, and not counted among the tokens of requests.
+  whenever a path is twice as long as any before. Logits, keys and values have to be equal to the bit.
+
+What is computed to record and to compare is counted as what else goes through the model.
 
 A recording holds no weights of its own, but some 2 MB of operations for each layer.
 """
@@ -44,10 +45,12 @@ class Replay:
     Args:
         model: Of transformers, with a cache of attention layers alone; nobody else changes its modules.
         takes: The names of its forward's arguments.
+        count: Told how many tokens are about to be computed beside those that were asked for.
     """
 
-    def __init__(self, model: Any, takes: frozenset[str]) -> None:
+    def __init__(self, model: Any, takes: frozenset[str], count: Callable[[int], None]) -> None:
         self._model = model
+        self._count = count
         self._suits = {"past_key_values", "position_ids"} <= takes
         self._more = {"logits_to_keep": 0} if "logits_to_keep" in takes else {}
         self.kinds: dict[tuple[bool, bool], Recording] = {}  # masked, one token alone
@@ -63,12 +66,12 @@ class Replay:
             masks: What the model is given as its attention mask.
             forward: The same by the model itself.
         """
-        if not self._suits or not pack.attention or not pack.attention[-1].is_initialized:
+        if not self._suits or not pack.attention or not all(layer.is_initialized for layer in pack.attention):
             return forward()
         kind = step.mask is not None, len(step.tokens) == 1
         recording = self.kinds.get(kind)
         if recording is None:
-            recording = self.kinds[kind] = Recording(self._model, self._more)
+            recording = self.kinds[kind] = Recording(self._model, self._more, self._count)
         return recording.logits(pack, step, masks, forward)
 
 
@@ -78,10 +81,11 @@ class Recording:
     Args:
         model: Of transformers.
         more: Further arguments of its forward.
+        count: See `Replay`.
     """
 
-    def __init__(self, model: Any, more: dict[str, Any]) -> None:
-        self._model, self._more = model, more
+    def __init__(self, model: Any, more: dict[str, Any], count: Callable[[int], None]) -> None:
+        self._model, self._more, self._count = model, more, count
         self._forward: Forward | None = None
         self._left = AFTER  # forwards until it is made; -1: never, or it was
         self._agreed = 0  # comparisons
@@ -104,6 +108,7 @@ class Recording:
             self._left -= self._left > 0
             if self._left == 0:
                 self._left = -1
+                self._count(len(step.tokens))
                 self._forward = self._made(_arguments(pack, step, masks()), masks())
             return logits
         beyond = self._ceiling is not None and step.past >= self._ceiling
@@ -112,6 +117,7 @@ class Recording:
         arguments = _arguments(pack, step, masks())
         if self._agreed >= COMPARED and step.past < self._known and len(step.tokens) in self._rows:
             return _run(self._forward, arguments)
+        self._count(len(step.tokens))
         try:
             got = _run(self._forward, arguments)
         except Exception as error:  # noqa: BLE001  # it is not relied on yet: the model itself says what is wrong
@@ -148,6 +154,8 @@ class Recording:
         places = [place for layer in pack.attention for place in layer.new()]
         written = [place.clone() for place in places]
         logits = forward()
+        if not bool(torch.isfinite(logits).all()):
+            return logits  # NaN equals nothing: it says nothing of the recording
         if got is not None and torch.equal(got, logits) and all(map(torch.equal, written, places)):
             self._agreed += 1
             self._rows.add(len(step.tokens))
