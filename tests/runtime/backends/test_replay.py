@@ -31,6 +31,7 @@ SLOWLY = [("qwen3", "auto"), ("mistral", "auto"), ("llama", "eager"), ("gemma3",
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replay, "AFTER", 2)
+    monkeypatch.setattr(replay, "SHARE", 1.0)
 
 
 @pytest.fixture
@@ -216,6 +217,20 @@ def test_what_is_computed_to_compare_is_counted(backend: HfBackend, monkeypatch:
     # then all of it was counted, and not only what was asked for
     assert (backend.forwards - forwards, backend.pushed - pushed) == (len(computed), sum(computed))
     assert sum(computed) > 20 + 10 * 3
+
+
+def test_little_is_computed_to_compare(backend: HfBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    # given the share of it that a user pays for
+    monkeypatch.setattr(replay, "SHARE", 0.1)
+    pack = backend.open_pack()
+    append(backend, pack, random_ids(1, 5))
+    pushed = backend.pushed
+    # when branches are decoded, of ever other numbers, each of which would have to be compared
+    for rows in range(12, 2, -1):
+        branched(backend, pack, rows, 5, rows)
+    # then no more than the share is, but some of it
+    asked = 5 * sum(range(3, 13))
+    assert 0 < backend.pushed - pushed - asked <= replay._AT_ONCE + asked / 10
 
 
 def test_a_token_without_numbers_says_nothing_of_a_recording(monkeypatch: pytest.MonkeyPatch, backend: HfBackend) -> None:
