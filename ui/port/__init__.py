@@ -25,6 +25,7 @@ from ui.port.events import (
     TurnChanged,
     WindowWanted,
 )
+from ui.port.loads import Bits, LoadChoice, LoadCommands, LoadPlan, TokenView, WeightsForm
 from ui.port.models import (
     Download,
     DownloadsChanged,
@@ -69,6 +70,7 @@ __all__ = [
     "BackendChoice",
     "Backup",
     "BeamRules",
+    "Bits",
     "BranchDiff",
     "BranchRow",
     "CacheCheck",
@@ -102,6 +104,9 @@ __all__ = [
     "Holds",
     "HubFind",
     "ImportResult",
+    "LoadChoice",
+    "LoadCommands",
+    "LoadPlan",
     "Made",
     "ModelChoice",
     "ModelCommands",
@@ -137,6 +142,7 @@ __all__ = [
     "StatusView",
     "TextFile",
     "Tier",
+    "TokenView",
     "TokensArrived",
     "ToolCard",
     "TransferCommands",
@@ -145,6 +151,7 @@ __all__ = [
     "TurnStats",
     "TurnStatus",
     "TurnView",
+    "WeightsForm",
     "WindowWanted",
     "Workbench",
 ]

@@ -250,7 +250,12 @@ def test_a_token_without_numbers_says_nothing_of_a_recording(monkeypatch: pytest
     # when it is gone, and others come to that place
     own: list[Step] = []
     model = backend._logits
-    monkeypatch.setattr(backend, "_logits", lambda pack, step: own.append(step) or model(pack, step))
+
+    def watched(pack: TorchPack, step: Step) -> torch.Tensor:
+        own.append(step)
+        return model(pack, step)
+
+    monkeypatch.setattr(backend, "_logits", watched)
     for size in range(50, 55):
         append(backend, pack, ids[size : size + 1], size - 1)
     # then the first is compared, and the recording is relied on from there
