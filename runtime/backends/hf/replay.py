@@ -13,7 +13,8 @@ What makes that safe for any architecture:
 What is computed to record and to compare is counted as what else goes through the model, and is little beside it: where it
 would be more, the model itself is called.
 
-A recording holds no weights of its own, but some 2 MB of operations for each layer.
+A recording, of which there are up to three kinds, holds no weights of its own, but some 2 MB of operations for each layer.
+Of SmolLM2 each takes 1.1 s to make, once, in which torch keeps the interpreter to itself for up to 0.2 s.
 """
 
 from __future__ import annotations
