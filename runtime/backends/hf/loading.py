@@ -86,6 +86,7 @@ def load_model(source: ModelFolder | tuple[Any, Any], options: LoadOptions) -> L
         parameters = offload.parameters if offload else sum(p.numel() for p in model.parameters())
         packed = options.weights not in ("auto", PLAIN)
         perplexities = pack_and_measure(model, source, options.weights) if packed else None
+        model.requires_grad_(False)  # weights are numbers here, also to what records the forward
     return LoadedModel(
         model=model,
         config=model.config.get_text_config(decoder=True),

@@ -153,8 +153,7 @@ class Recording:
             try:
                 named = (*model.named_parameters(), *model.named_buffers())
                 functional_call(model, {name: each.to("meta") for name, each in named}, tuple(x.to("meta") for x in copies))
-                traced = torch.jit.trace(model, copies, check_trace=False)
-                made: Forward = torch.jit.freeze(traced, optimize_numerics=False)  # weights without looking them up by name
+                made = traced(model, copies)
             except Exception as error:  # noqa: BLE001  # whatever the library cannot record stays as it is
                 log.info("forwards are not recorded: %s", error)
                 return None
@@ -180,6 +179,16 @@ class Recording:
         else:
             self._ceiling = step.past
         return logits
+
+
+def traced(model: torch.nn.Module, arguments: tuple[torch.Tensor, ...]) -> Forward:
+    """What `torch.jit.trace` makes of a module, with the weights as constants, and nowhere but here.
+
+    `torch.jit.trace` itself enters what it makes into a table of the process, for good: the weights would outlive the model.
+    """
+    graph, _ = torch._C._create_graph_by_tracing(model, arguments, lambda _: "", True, False)  # noqa: SLF001, FBT003
+    made: Forward = torch._C._create_function_from_graph("forward", graph)  # noqa: SLF001
+    return made
 
 
 def _run(recorded: Forward, arguments: tuple[torch.Tensor, ...]) -> torch.Tensor:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 from transformers import AutoModelForCausalLM
 
 from runtime.adapters.stacks import TokenStacks
@@ -17,7 +18,6 @@ from runtime.backends.base import ROOT
 from runtime.backends.hf import replay
 from runtime.backends.hf.backend import HfBackend, load
 from runtime.backends.hf.cache import SlotLayer, TorchPack
-from runtime.backends.hf.weights import has_float16
 from runtime.backends.packed import Step
 from runtime.options import LoadOptions
 from tests.runtime.backends.reference import TOLERANCE, Float32, append, expected, log_softmax, random_ids
@@ -127,13 +127,12 @@ def test_a_model_that_decides_by_its_numbers_is_not_recorded(backend: HfBackend)
 @pytest.mark.parametrize("fault", ["cannot record", "cannot replay", "other numbers"])
 def test_a_wrong_recording_is_never_heard(backend: HfBackend, monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
     # given a torch that cannot record, or whose recordings fail, or give other numbers
-    def trace(model: torch.nn.Module, inputs: tuple[torch.Tensor, ...], **_: Any) -> Any:
+    def trace(model: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> Any:
         if fault == "cannot record":
             raise RuntimeError(fault)
         return lambda *given: model(*given[: 0 if fault == "cannot replay" else None]) + 1
 
-    monkeypatch.setattr(torch.jit, "trace", trace)
-    monkeypatch.setattr(torch.jit, "freeze", lambda made, **_: made)
+    monkeypatch.setattr(replay, "traced", trace)
     plain = without("llama")
     packs = [each.open_pack() for each in (backend, plain)]
     for each, pack in zip((backend, plain), packs, strict=True):
@@ -145,14 +144,13 @@ def test_a_wrong_recording_is_never_heard(backend: HfBackend, monkeypatch: pytes
 
 def test_longer_paths_than_were_compared_are_compared_first(backend: HfBackend, monkeypatch: pytest.MonkeyPatch) -> None:
     # given a recording that is wrong from 40 tokens on
-    real = torch.jit.trace
+    real = replay.traced
 
-    def trace(model: torch.nn.Module, inputs: tuple[torch.Tensor, ...], **options: Any) -> Any:
-        made = real(model, inputs, **options)
+    def trace(model: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> Any:
+        made = real(model, inputs)
         return lambda *given: made(*given) + float(given[4].shape[2] > 40)
 
-    monkeypatch.setattr(torch.jit, "trace", trace)
-    monkeypatch.setattr(torch.jit, "freeze", lambda made, **_: made)
+    monkeypatch.setattr(replay, "traced", trace)
     pack, ids = backend.open_pack(), random_ids(1, 10)
     append(backend, pack, ids)
     # when a stream comes to 30 tokens, and goes on to 60
@@ -167,14 +165,13 @@ def test_longer_paths_than_were_compared_are_compared_first(backend: HfBackend, 
 
 def test_another_number_of_rows_is_compared_first(backend: HfBackend, monkeypatch: pytest.MonkeyPatch) -> None:
     # given a recording of trees that is wrong for other than two rows
-    real = torch.jit.trace
+    real = replay.traced
 
-    def trace(model: torch.nn.Module, inputs: tuple[torch.Tensor, ...], **options: Any) -> Any:
-        made = real(model, inputs, **options)
+    def trace(model: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> Any:
+        made = real(model, inputs)
         return lambda *given: made(*given) + float(given[0].shape[1] > 2)
 
-    monkeypatch.setattr(torch.jit, "trace", trace)
-    monkeypatch.setattr(torch.jit, "freeze", lambda made, **_: made)
+    monkeypatch.setattr(replay, "traced", trace)
     plain = without("llama")
     packs = [each.open_pack() for each in (backend, plain)]
     for each, pack in zip((backend, plain), packs, strict=True):
@@ -189,7 +186,7 @@ def test_another_number_of_rows_is_compared_first(backend: HfBackend, monkeypatc
 def test_what_is_computed_to_compare_is_counted(backend: HfBackend, monkeypatch: pytest.MonkeyPatch) -> None:
     # given a watch over what goes through the model, and through what was recorded of it
     computed: list[int] = []
-    own, run, real = backend._logits, replay._run, torch.jit.trace
+    own, run, real = backend._logits, replay._run, replay.traced
 
     def by_model(pack: TorchPack, step: Step) -> torch.Tensor:
         computed.append(len(step.tokens))
@@ -199,13 +196,13 @@ def test_what_is_computed_to_compare_is_counted(backend: HfBackend, monkeypatch:
         computed.append(arguments[0].numel())
         return run(recorded, arguments)
 
-    def trace(model: torch.nn.Module, inputs: tuple[torch.Tensor, ...], **options: Any) -> Any:
+    def trace(model: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> Any:
         computed.append(inputs[0].numel())
-        return real(model, inputs, **options)
+        return real(model, inputs)
 
     monkeypatch.setattr(backend, "_logits", by_model)
     monkeypatch.setattr(replay, "_run", by_recording)
-    monkeypatch.setattr(torch.jit, "trace", trace)
+    monkeypatch.setattr(replay, "traced", trace)
     pack = backend.open_pack()
     append(backend, pack, random_ids(1, 5))
     computed.clear()
@@ -270,25 +267,6 @@ def test_a_layer_that_has_computed_nothing_yet_is_left_to_the_model(backend: HfB
     assert np.isfinite(decoded(backend, pack, 2, 5)).all()
 
 
-@pytest.mark.parametrize(
-    "weights", ["int8", *(pytest.param(each, marks=pytest.mark.slow) for each in ("float16", "bfloat16", "int4"))]
-)
-def test_weights_in_fewer_bits_are_recorded_too(weights: Any) -> None:
-    if weights == "float16" and not has_float16():
-        pytest.skip("torch has no FBGEMM here")
-    ours, plain = load(tiny_folder("llama"), LoadOptions(weights=weights)), without("llama", weights=weights)
-    packs = [each.open_pack() for each in (ours, plain)]
-    for each, pack in zip((ours, plain), packs, strict=True):
-        append(each, pack, random_ids(1, 5))
-    for rows in (0, 3, 40):  # of so many int8 makes bfloat16 first
-        got, known = (
-            branched(each, pack, 2, 8, rows) if rows else decoded(each, pack, 2, 10)
-            for each, pack in zip((ours, plain), packs, strict=True)
-        )
-        assert np.array_equal(got, known)
-    assert in_force(ours) == {ALONE, TREE}
-
-
 def test_only_what_decoding_pushes_is_recorded() -> None:
     one, two = np.zeros(1, np.int64), np.zeros(2, np.int64)
     mask = np.ones((2, 2), np.bool_)
@@ -302,24 +280,26 @@ def test_only_what_decoding_pushes_is_recorded() -> None:
     assert not Step(one, one, one, one, stacks=stacks).decodes
 
 
-def test_nothing_is_recorded_of_a_callers_model_or_one_that_reads_its_weights_from_disk() -> None:
-    # given models whose modules somebody else may change, or has put hooks on
+def test_nothing_is_recorded_of_a_callers_model_a_recurrent_one_or_packed_weights() -> None:
+    # given models whose modules somebody else may change, whose cache is another one, whose weights are no tensors
     model = AutoModelForCausalLM.from_pretrained(tiny_path("llama"), dtype=torch.float32)
     theirs = load((model, tiny_tokenizer()), LoadOptions())
     recurrent = load(tiny_folder("mamba"), LoadOptions())
+    packed = load(tiny_folder("llama"), LoadOptions(weights="int8"))
     assert theirs._replay is None
     assert recurrent._replay is None
+    assert packed._replay is None
 
 
 def test_recording_copies_no_long_path(backend: HfBackend, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[int] = []
-    real = torch.jit.trace
+    real = replay.traced
 
-    def trace(model: torch.nn.Module, inputs: tuple[torch.Tensor, ...], **options: Any) -> Any:
+    def trace(model: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> Any:
         sizes.extend(each.shape[-2] if each.ndim == 4 else 0 for each in inputs)
-        return real(model, inputs, **options)
+        return real(model, inputs)
 
-    monkeypatch.setattr(torch.jit, "trace", trace)
+    monkeypatch.setattr(replay, "traced", trace)
     pack = backend.open_pack()
     append(backend, pack, random_ids(1, 300))
     decoded(backend, pack, 2, 10)
@@ -334,7 +314,7 @@ def test_a_short_answer_pays_for_no_recording(monkeypatch: pytest.MonkeyPatch, b
     def never(*_: Any, **__: Any) -> Any:
         raise AssertionError
 
-    monkeypatch.setattr(torch.jit, "trace", never)
+    monkeypatch.setattr(replay, "traced", never)
     pack = backend.open_pack()
     append(backend, pack, random_ids(1, 5), ROOT)
     decoded(backend, pack, 2, 29)
@@ -349,7 +329,9 @@ def test_an_unloaded_model_is_not_kept_by_its_recordings() -> None:
     decoded(backend, pack, 2, 10)
     assert in_force(backend) == {ALONE}
     gone = [weakref.ref(backend._model), *(weakref.ref(each) for each in backend._model.parameters())]
+    weights = [StorageWeakRef(each.untyped_storage()) for each in backend._model.parameters()]
     backend.close(pack)
     backend.unload()
     gc.collect()
     assert [each() for each in gone] == [None] * len(gone)
+    assert all(weight.expired() for weight in weights)
