@@ -1,6 +1,6 @@
 """A process of its own that opens the whole window without a screen and says, as one JSON line, how long its loop was away.
 
-`python -m app.bench.window MODEL BACKEND TURNS PROMPT SECONDS`: real store, real engine process, real window; a 5 ms timer ticks
+`python -m app.bench.window MODEL BACKEND TURNS PROMPT SECONDS`: real store, real engine, real window; a 5 ms timer ticks
 while nothing happens, while a session of so many turns opens, while a prompt of so many tokens prefills, while answers stream,
 and while the long session is exported as JSON.
 """

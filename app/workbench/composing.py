@@ -191,6 +191,7 @@ class Composing:
         parent, at = session.place(replaces)
         if at is not None:
             return None
+        session.check_read(parent)
         held = session.path_ids(session.tree.path(parent))
         text = clean_text(text)
         if not text.strip():

@@ -14,6 +14,8 @@ from runtime import Finish, Origin, TokenRun, texts_of
 from storage import NodeColumns, NodeRow, StoredChunk
 from ui import Refusal, TurnStatus
 
+UNREAD = "the beginning of this session is still being read; try again in a moment"
+
 
 class PathTokens:
     """Tokens of the nodes that were read.
@@ -92,9 +94,19 @@ class PathTokens:
         ids: list[int] = []
         for segment in segments:
             if segment.node.id not in self.runs and segment.node.token_count and segment.node.id not in self.states:
-                raise Refusal("the beginning of this session is still being read; try again in a moment")
+                raise Refusal(UNREAD)
             ids.extend(self.runs.get(segment.node.id, EMPTY).ids.tolist()[: segment.stop])
         return ids
+
+    def check_read(self, tip: int | None) -> None:
+        """Refuses a path of which tokens were not read yet, as `path_ids` does, before anything is made of it.
+
+        Raises:
+            Refusal: See there.
+        """
+        for step in self.tree.steps(tip):
+            if step.node_id not in self.runs and step.tokens and step.node_id not in self.states:
+                raise Refusal(UNREAD)
 
     def check_sound(self, segments: Iterable[Segment], *, after: int = 0) -> None:
         """Refuses a path on which tokens are damaged or lost: the model would go on from what was never said.

@@ -190,6 +190,7 @@ async def _cpu_ms(work: Callable[[], Awaitable[object]], rounds: int) -> float:
 
 
 async def save_long(path: Path, turns: int) -> None:
+    """One session of so many turns, saved in a new file; every second one is an answer with its numbers."""
     store = SessionStore.open(path)
     session, parent = await store.create_session("long"), None
     for turn in range(turns):
