@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
-from runtime import BackendUnavailableError, ContextOverflowError, EngineDiedError, UnknownBackendError
+from runtime import BackendUnavailableError, ContextOverflowError, EngineDiedError, ModelMissingError, UnknownBackendError
 
 STOPPED = "engine stopped; your text is kept. Send again to restart it"
 LONGEST_REASON = 60  # characters
@@ -19,6 +20,8 @@ def not_loaded(error: BaseException) -> str:
         return f"{str(error).partition(': ')[0]}; {_another_engine()}"
     if isinstance(error, BackendUnavailableError):
         return f"{error}; or {_another_engine()}"
+    if isinstance(error, ModelMissingError):  # its message names commands; the window has an action beside this
+        return f"{Path(error.source).name or error.source} is not on this computer"
     return str(error)
 
 
