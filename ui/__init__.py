@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from ui.port import (
+    QT_TRANSLATE_NOOP,
     AdapterChoice,
     AdapterLine,
     AnswerFormat,
@@ -87,6 +88,8 @@ from ui.port import (
     TurnView,
     WindowWanted,
     Workbench,
+    translate,
+    translate_with,
 )
 
 if TYPE_CHECKING:
@@ -104,6 +107,7 @@ __all__ = [
     "HIGH_DARK",
     "HIGH_LIGHT",
     "LIGHT",
+    "QT_TRANSLATE_NOOP",
     "AdapterChoice",
     "AdapterLine",
     "AnswerFormat",
@@ -197,6 +201,8 @@ __all__ = [
     "WindowWanted",
     "Workbench",
     "apply_theme",
+    "translate",
+    "translate_with",
 ]
 
 _NAMES = {

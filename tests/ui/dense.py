@@ -35,8 +35,8 @@ def draw(folder: Path) -> None:
     rows = [Alternative(i, b" word", -1.0 - i, i + 1, share, i == 1) for i, share in enumerate(shares)]
     bars.show_alternatives(rows, can_choose=True)
     bars.resize(300, 26 * len(rows))
-    for part in (icon, bars):
-        part.show()
+    icon.show()
+    bars.show()
     parts: dict[str, QWidget] = {"tokens": view.tokens.viewport(), "icon": icon, "bars": bars}
     for name, part in parts.items():
         QApplication.processEvents()

@@ -62,7 +62,7 @@ class ColumnsPanel(QWidget):
         head.addWidget(self.note, 1)
         head.addWidget(self.stop_button)
         head.addWidget(self.close_button)
-        column = QVBoxLayout(self)
+        self._column = column = QVBoxLayout(self)
         column.setContentsMargins(0, 0, 0, 4)
         column.setSpacing(0)
         column.addWidget(Hairline())
@@ -130,7 +130,7 @@ class ColumnsPanel(QWidget):
         wide = max(seen, least.width())
         inside = max(self._row.heightForWidth(wide), least.height())
         bar = self.area.horizontalScrollBar().sizeHint().height() if wide > seen else 0
-        around = self._head.sizeHint().height() + 1 + self.layout().contentsMargins().bottom()
+        around = self._head.sizeHint().height() + 1 + self._column.contentsMargins().bottom()
         self.setMaximumHeight(max(LEAST_HEIGHT, around + inside + bar))
 
     def _keep_cards(self, count: int) -> None:
